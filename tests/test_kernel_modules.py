@@ -33,10 +33,10 @@ def drawn(*shape: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(*shape).normal_(generator=torch.Generator().manual_seed(len(shape))).to(dtype)
 
 
-def layer(kind: str, dtype: torch.dtype, width: int = 50) -> nn.Module:
+def layer(kind: str, dtype: torch.dtype, width: int = 50) -> Any:
     if kind == "norm":
-        module: nn.Module = LlamaRMSNorm(width, 1e-5)
-        nn.init.normal_(module.weight)  # type: ignore[arg-type]
+        module: Any = LlamaRMSNorm(width, 1e-5)
+        nn.init.normal_(module.weight)
     else:
         config = fresh("llama").config
         config.hidden_size, config.intermediate_size = width, 71
@@ -50,7 +50,12 @@ def test_a_layer_gives_what_its_own_gives_in_any_company(kind: str, dtype: torch
     own = layer(kind, dtype)
     ours = replaced(own)
     rows = drawn(1, 40, 50, dtype=dtype) * 3
-    torch.testing.assert_close(ours(rows), own(rows), rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
+    wanted, eps = own(rows), torch.finfo(dtype).eps
+    allowed = 2 * eps * wanted.abs().float() + 1e-6
+    if kind == "gate":  # each number that is summed up may be rounded to a neighbour
+        inner = own.act_fn(own.gate_proj(rows)) * own.up_proj(rows)
+        allowed += eps * (inner.float().abs() @ own.down_proj.weight.float().abs().T)
+    assert bool(((ours(rows) - wanted).float().abs() <= allowed).all())
     if kind == "norm":  # products round otherwise by width; these do not
         for n in WIDTHS:
             assert torch.equal(ours(rows[:, 3 : 3 + n]), ours(rows)[:, 3 : 3 + n])

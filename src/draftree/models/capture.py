@@ -202,9 +202,14 @@ class Weights:
         self._tensors = [held for held in every if held]
 
     @property
+    def structure(self) -> Hashable:
+        """Return what changes where a module is replaced."""
+        return tuple(map(id, itertools.chain.from_iterable(held.values() for held in self._parts)))
+
+    @property
     def version(self) -> Hashable:
         """Return what changes where a tensor is replaced, moved or written to, or a module is replaced."""
-        parts = tuple(map(id, itertools.chain.from_iterable(held.values() for held in self._parts)))
+        parts = self.structure
         tensors = [t for held in self._tensors for t in held.values() if t is not None]
         try:
             return parts, tuple(map(Tensor.data_ptr, tensors)), tuple(map(_VERSION, tensors))

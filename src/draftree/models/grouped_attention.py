@@ -1,8 +1,8 @@
 """Attention in which the heads that share keys and values are rows of one product, by the name `grouped` in transformers.
 
-transformers' own `sdpa` copies keys and values for each such head wherever several tokens are given with a mask, as a tree's
-are: for the heads of Llama 3 it writes and reads four times what the cache holds. Here the queries of a group stand one
-after the other, and only their mask, which is small for trees, is repeated. It is torch's scaled dot product in either case.
+transformers' own `sdpa` copies keys and values for each such head wherever a mask is given, as for the tokens of a tree: for
+the heads of Llama 3 it writes and reads four times what the cache holds. Here the queries of a group stand one after the
+other, and only their mask, which is small for trees, is repeated. It is torch's scaled dot product in either case.
 
 Shapes: B rows, H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a value.
 """
@@ -51,7 +51,7 @@ def grouped_attention(
     """
     (rows, heads, n, _), (_, groups, slots, wide) = query.shape, value.shape
     each, mask = heads // groups, attention_mask
-    if mask is None or position_bias is not None or others.get("softcap") is not None or each == 1 or not 1 < n <= WIDEST:
+    if mask is None or position_bias is not None or others.get("softcap") is not None or each == 1 or n > WIDEST:
         return sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, position_bias=position_bias, **others)
     mask = mask[..., :slots]
     mask = mask.repeat(1, 1, each, 1) if mask.shape[1] == 1 else mask.reshape(-1, groups, each * n, slots)

@@ -8,7 +8,7 @@ size, V vocabulary, L layers.
 """
 
 import inspect
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from functools import cached_property
 from typing import Any, final
@@ -23,6 +23,7 @@ from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, 
 from draftree.models.cache import SlotCache, Writer
 from draftree.models.capture import Capture, Eager, Given, Made, Then, Weights
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
+from draftree.models.llama_layers import LlamaLayers
 from draftree.models.recurrent.dispatch import Answers, answering, dispatching
 from draftree.models.recurrent.recorder import Kept, Recorder
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
@@ -39,6 +40,8 @@ class HFRunner(ModelRunner):
 
     Args:
         model: a causal language model.
+        few_operations: whether passes of Llama-like models run in few operations, see `LlamaLayers`;
+            by default on a GPU.
 
     Attributes:
         model: the same, or one over its weights whose state layers can be asked along a tree.
@@ -47,8 +50,9 @@ class HFRunner(ModelRunner):
         window: the positions that its sliding layers see; None where there are none.
     """
 
-    def __init__(self, model: PreTrainedModel) -> None:
-        self.model = dispatching(model)
+    def __init__(self, model: PreTrainedModel, few_operations: bool | None = None) -> None:
+        self.model, self._wanted = dispatching(model), few_operations
+        self._found: tuple[Hashable, LlamaLayers | None] | None = None
         self.config: PreTrainedConfig = self.model.config.get_text_config(decoder=True)
         self.layer_types: tuple[str, ...] = tuple(entry(self.config, "layer_types") or ())
         self._takes = inspect.signature(type(model).forward).parameters
@@ -94,6 +98,18 @@ class HFRunner(ModelRunner):
     @cached_property
     def _weights(self) -> Weights:
         return Weights(self.model)
+
+    def few_operations(self) -> LlamaLayers | None:
+        """Return the pass in few operations, looked for anew where a module was replaced; None where there is none."""
+        wanted = self.device.type == "cuda" if self._wanted is None else self._wanted
+        if not wanted or torch.is_grad_enabled():
+            return None
+        structure = self._weights.structure, self.config._attn_implementation
+        if self._found is None or self._found[0] != structure:
+            kinds = self.layer_types or (FULL if self.window is None else SLIDING,) * len(self.layers)
+            known = self.rope_boundary is None and not set(kinds) - {FULL, SLIDING}
+            self._found = structure, LlamaLayers.of(self.model, self.stack, kinds) if known else None
+        return self._found[1]
 
     @cached_property
     def changing_rope(self) -> dict[str, Any] | None:
@@ -192,12 +208,19 @@ class HFRunner(ModelRunner):
         if cache.states is not None and isinstance(batch, ForwardBatch):
             at = cache.states.begin(batch, cache.lengths)
 
+        layered = self.few_operations()
+        entries = [self.hidden_index(layer) for layer in layers]
+
         def network(laid: Given, past: Writer) -> Made:
+            if layered is not None:
+                masks = {FULL: laid["full"], SLIDING: laid.get("sliding", laid["full"])}
+                logits, caught = layered(laid["tokens"], laid["positions"], masks, past, keep, entries)
+                return logits, *(caught[entry] for entry in entries)
             mask = self.by_type(laid["full"], laid.get("sliding"))
             placed = self._placed(laid["positions"], mask) | self.cached(past)
             with self.tapped(layers) as caught:
-                logits: Tensor = self.model(input_ids=laid["tokens"], logits_to_keep=keep, **placed).logits
-            return brought(logits, self.device), *(brought(caught[layer], self.device) for layer in layers)
+                own: Tensor = self.model(input_ids=laid["tokens"], logits_to_keep=keep, **placed).logits
+            return brought(own, self.device), *(brought(caught[layer], self.device) for layer in layers)
 
         kind = None
         if captured:

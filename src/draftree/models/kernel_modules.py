@@ -18,15 +18,14 @@ from transformers import Cache
 
 from draftree.models.cache import Within, Writer
 from draftree.models.kernel_linear import use_kernels
+from draftree.models.llama_structure import GATED, epsilon
 from draftree.models.native_layers import (
     FIRST_PART,
-    GATED,
     SECOND_PART,
     Angles,
     NativeLayer,
     PreparedLayer,
     agrees,
-    epsilon,
     fits,
     run_layers,
 )

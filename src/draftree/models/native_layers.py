@@ -21,6 +21,7 @@ from draftree.models.cache import Within
 from draftree.models.exact_attention import additive
 from draftree.models.four_bits import FourBits
 from draftree.models.kernel_linear import let_go
+from draftree.models.llama_structure import CHILDREN, child_names, epsilon, first_linears, linears
 from draftree.models.native_linear import can_pack
 from draftree.native import dense
 from draftree.native.dense import address
@@ -30,14 +31,6 @@ FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
 """Of a layer: up to what it stores, and from its attention on."""
 UNIT = 32
 """The outputs of the gate and of the up projection alternate in units of it."""
-CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
-"""The parts of a layer that the kernels know."""
-ATTENTION = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
-"""The first linear layers of an attention: apart, or fused as Phi-3 has them."""
-GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
-"""The parts of a gated feed-forward layer."""
-FUSED = {"gate_up_proj", "down_proj", "activation_fn"}
-"""Those of one whose first two linear layers are fused."""
 CLOSE, SUMS = 4.0, 64.0
 """How far a layer's output may be from the model's own, as a share of its size: in units of its
 precision, and, as sums of thousands are taken in another order, of float32's."""
@@ -142,7 +135,7 @@ class NativeLayer:
     def __init__(self, module: Any) -> None:
         attention, mlp = module.self_attn, module.mlp
         width, heads = int(attention.head_dim), attention.o_proj.in_features
-        first, gates = _first_linears(attention), _first_linears(mlp)
+        first, gates = first_linears(attention), first_linears(mlp)
         groups = (sum(linear.out_features for linear in first) - heads) // 2 // width
         self.sizes = Sizes(
             width=width,
@@ -277,11 +270,6 @@ def norm_record(norm: Any) -> Any:
     return dense.core.Norm(address(norm.weight), epsilon(norm))
 
 
-def epsilon(norm: Any) -> float:
-    """Return what a norm adds to a mean square."""
-    return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))
-
-
 def _joined(dim: int, *parts: Tensor) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts, dim)
 
@@ -299,35 +287,19 @@ def _packable(linear: Any) -> bool:
     return isinstance(linear, nn.Linear) and can_pack(linear.weight, linear.bias)
 
 
-def _first_linears(part: Any) -> list[Any]:
-    """Return the linear layers that an attention or a feed-forward layer begins with."""
-    known = (*ATTENTION, ("gate_proj", "up_proj"), ("gate_up_proj",))
-    return next(([getattr(part, n) for n in names] for names in known if hasattr(part, names[0])), [])
-
-
-def _parts(module: nn.Module) -> set[str]:
-    """Return the names of a module's parts but for dropout, which does nothing in decoding."""
-    return {name for name, part in module.named_children() if not isinstance(part, nn.Dropout)}
-
-
 def fits(module: Any) -> bool:
     """Return whether a module looks like a layer that the kernels can run."""
-    if not isinstance(module, PreparedLayer) and _parts(module) != CHILDREN:
+    if not isinstance(module, PreparedLayer) and child_names(module) != CHILDREN:
+        return False
+    found = linears(module)
+    if found is None or len({type(x) for x in found}) > 1 or not all(map(_packable, found)):
         return False
     attention, mlp = module.self_attn, module.mlp
-    inner = _parts(attention) - {"q_norm", "k_norm"}
-    known = [{*names, "o_proj"} for names in ATTENTION]
-    if inner not in known or _parts(mlp) not in (GATED, FUSED):
-        return False
-    first, gates = _first_linears(attention), _first_linears(mlp)
-    linears = [*first, attention.o_proj, *gates, mlp.down_proj]
-    if len({type(x) for x in linears}) > 1 or not all(map(_packable, linears)):
-        return False
     dtypes = {p.dtype for p in module.parameters() if p.is_floating_point()}
     if len(dtypes) != 1 or [*attention.parameters(recurse=False)]:
         return False
     widths = [getattr(attention, "head_dim", None), mlp.down_proj.in_features]
-    widths += (x.out_features for x in linears)
+    widths += (x.out_features for x in found)
     return all(isinstance(w, int) and w % UNIT == 0 for w in widths)
 
 

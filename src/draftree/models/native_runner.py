@@ -18,6 +18,7 @@ from draftree.models.cache import SlotCache, Within
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kernel_linear import KernelLinear
+from draftree.models.llama_structure import STACK
 from draftree.models.native_layers import (
     BOTH,
     FIRST_PART,
@@ -35,8 +36,6 @@ from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 from draftree.native import dense
 from draftree.tree import Ints
 
-PARTS = {"embed_tokens", "layers", "norm", "rotary_emb"}
-"""The parts of a transformer that are known here."""
 TRIAL = 5
 """Tokens of the pass by which a model is compared with its own."""
 APART = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.02}
@@ -71,7 +70,7 @@ class NativeRunner(ModelRunner):
         if dense.core is None or after_head is None or set(hf.layer_types) - {FULL, SLIDING}:
             return None
         parts = {name for name, _ in stack.named_children()}
-        if parts != PARTS or not all(map(fits, stack.layers)):
+        if parts != STACK or not all(map(fits, stack.layers)):
             return None
         layers, kinds = [], set[str]()
         for module in stack.layers:

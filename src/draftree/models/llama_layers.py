@@ -1,0 +1,273 @@
+"""Passes of Llama-like models in few torch operations, for GPUs.
+
+A layer of transformers takes some forty operations, most of them on a few numbers. On a GPU each is a kernel of at least two
+microseconds, so that a pass over one token of 32 layers spends a third of its time on them. Here a layer takes half as many:
+norms are one operation, queries and keys are rotated together, and sums are part of the products before them. The weights
+are the model's own, and its modules stay as they are.
+
+Shapes: R sequences, n tokens of each, S slots, D hidden size, H query heads, G key-value heads, W width of a head, V
+vocabulary.
+"""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, Self, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention
+from transformers import Cache
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from draftree.models.grouped_attention import WIDEST
+from draftree.models.llama_structure import CHILDREN, STACK, child_names, epsilon, first_linears, linears
+from draftree.models.sources import GROUPED
+
+TRIED = 5
+"""Tokens of the passes that are compared with the model's own."""
+CLOSE, SUMS = 4.0, 64.0
+"""How far a layer's output may be from the model's own, as a share of what it adds: in units of its precision, and, as sums
+of thousands are taken in another order, of float32's."""
+
+
+@final
+class LlamaLayers:
+    """The pass of a model whose layers are all of the Llama kind.
+
+    Args:
+        model: a causal language model; see `of`.
+        stack: its transformer.
+        kinds: the type of attention of each layer, by which its mask is chosen.
+    """
+
+    def __init__(self, model: Any, stack: Any, kinds: tuple[str, ...]) -> None:
+        self._model, self._stack = model, stack
+        self._layers = [_Layer(module, i, kind) for i, (module, kind) in enumerate(zip(stack.layers, kinds, strict=True))]
+
+    @classmethod
+    def of(cls, model: Any, stack: Any, kinds: tuple[str, ...]) -> Self | None:
+        """Return the pass of a model, if it differs from the model's own by rounding alone.
+
+        Args:
+            model: a causal language model.
+            stack: its transformer.
+            kinds: the type of attention of each layer.
+        """
+        if {name for name, _ in stack.named_children()} != STACK or not all(map(_fits, stack.layers)):
+            return None
+        attention = stack.config._attn_implementation  # `eager` differs between models
+        if len(stack.layers) != len(kinds) or attention not in ALL_ATTENTION_FUNCTIONS or _is_hooked(model.modules()):
+            return None
+        made = cls(model, stack, kinds)
+        with torch.inference_mode():
+            return made if made._agrees() else None
+
+    def __call__(
+        self,
+        tokens: Tensor,
+        positions: Tensor,
+        masks: Mapping[str, Tensor],
+        cache: Cache,
+        keep: int | Tensor = 0,
+        entries: Iterable[int] = (),
+    ) -> tuple[Tensor, dict[int, Tensor]]:
+        """Run a pass.
+
+        Args:
+            tokens: [R, n] ids.
+            positions: [R, n].
+            masks: [R, 1, n, S] added to the scores, by the type of attention.
+            cache: stores keys and values, and returns all that the tokens see.
+            keep: as transformers' `logits_to_keep`: 0 for all columns, or a tensor of columns.
+            entries: which hidden states are wanted: of layer i the input, i + 1 from the last layer on the norm's output, and
+                i + 2 what that reads.
+
+        Returns:
+            [R, n or fewer, V] logits, and hidden states [R, n, D] by entry.
+        """
+        x: Tensor = self._stack.embed_tokens(tokens)
+        wanted, caught, last = set(entries), dict[int, Tensor](), len(self._layers)
+        cosines, sines = self._stack.rotary_emb(x, positions)
+        turned = cosines[:, :, None], _signed(sines)[:, :, None]
+        seen = {kind: _Seen(mask, self._layers[0].each) for kind, mask in masks.items()}
+        x = x.clone()  # sums are written into it
+        for i, layer in enumerate(self._layers):
+            if i in wanted:
+                caught[i] = x.clone()
+            layer.add_to(x, turned, seen[layer.kind], cache)
+        normed = _normed(x, self._stack.norm)
+        caught |= {last: normed, last + 1: x}
+        read = normed if isinstance(keep, int) else normed[:, keep]
+        logits: Tensor = self._model.get_output_embeddings()(read)
+        return logits, {entry: caught[entry] for entry in wanted}
+
+    def _agrees(self) -> bool:
+        """Return whether each kind of layer, and a whole pass, give what the model's own give."""
+        kinds = {repr(layer.module): layer for layer in self._layers}
+        device = self._stack.norm.weight.device
+        if not all(layer.agrees(self._stack.rotary_emb, device) for layer in kinds.values()):
+            return False
+        ids = torch.arange(TRIED, device=device)[None] % self._stack.embed_tokens.num_embeddings
+        mask = _causal(TRIED, self._stack.norm.weight)
+        logits, hidden = self(ids, ids, dict.fromkeys({layer.kind for layer in self._layers}, mask), _Nothing(), entries=(0,))
+        wanted = self._model(input_ids=ids, position_ids=ids, use_cache=False, output_hidden_states=True)
+        # Rounding that one layer leaves is enlarged by all later ones: what this must notice, a factor or a cap, is larger.
+        return _apart(logits, wanted.logits) < 0.2 and _apart(hidden[0], wanted.hidden_states[0]) == 0
+
+
+@final
+class _Layer:
+    """One layer.
+
+    Args:
+        module: transformers' own.
+        index: its place.
+        kind: the type of its attention.
+
+    Attributes:
+        module: the same.
+        kind: likewise.
+        each: query heads that share a key-value head.
+    """
+
+    def __init__(self, module: Any, index: int, kind: str) -> None:
+        self.module, self.kind, self._index = module, kind, index
+        self._width = int(module.self_attn.head_dim)
+        self._heads = module.self_attn.o_proj.in_features // self._width
+        outputs = sum(each.out_features for each in first_linears(module.self_attn))
+        self._groups = (outputs // self._width - self._heads) // 2
+        self.each = self._heads // self._groups
+
+    def add_to(self, x: Tensor, turned: tuple[Tensor, Tensor], seen: "_Seen", cache: Cache) -> None:
+        """Add to hidden states [R, n, D] what the layer gives for them.
+
+        Args:
+            x: is written to.
+            turned: [R or 1, n, 1, W] cosines, and sines of which the first half is negative.
+            seen: the mask.
+            cache: stores keys and values.
+        """
+        module, heads, groups = self.module, self._heads, self._groups
+        attention, mlp, (rows, n, _) = module.self_attn, module.mlp, x.shape
+        read = _normed(x, module.input_layernorm)
+        first = [each(read).view(rows, n, -1, self._width) for each in first_linears(attention)]
+        q, k, v = first if len(first) == 3 else first[0].split((heads, groups, groups), dim=2)
+        if hasattr(attention, "q_norm"):
+            q, k = _normed(q, attention.q_norm), _normed(k, attention.k_norm)
+        both = torch.cat((q, k), dim=2)
+        both = torch.addcmul(both * turned[0], both.roll(self._width // 2, -1), turned[1])
+        q, k = both[:, :, :heads].transpose(1, 2), both[:, :, heads:].transpose(1, 2)
+        keys, values = cache.update(k, v.transpose(1, 2), self._index)
+        _add_product(x, self._attended(q, keys, values, seen), attention.o_proj)
+        read = _normed(x, module.post_attention_layernorm)
+        inner = [each(read) for each in first_linears(mlp)]
+        gate, up = inner if len(inner) == 2 else inner[0].chunk(2, dim=-1)
+        activated = (mlp.act_fn if hasattr(mlp, "act_fn") else mlp.activation_fn)(gate)
+        _add_product(x, activated * up, mlp.down_proj)
+
+    def _attended(self, q: Tensor, keys: Tensor, values: Tensor, seen: "_Seen") -> Tensor:
+        """Return [R, n, H·W], attention of queries [R, H, n, W] as the model computes it."""
+        attention, (rows, _, n, _) = self.module.self_attn, q.shape
+        implementation = attention.config._attn_implementation
+        if implementation == GROUPED and n <= WIDEST and self.each > 1:
+            together = q.reshape(rows, self._groups, self.each * n, self._width)
+            out = scaled_dot_product_attention(together, keys, values, seen.grouped, scale=attention.scaling)
+            return out.reshape(rows, self._heads, n, self._width).transpose(1, 2).reshape(rows, n, -1)
+        interface = ALL_ATTENTION_FUNCTIONS[implementation]
+        others: Tensor = interface(attention, q, keys, values, seen.mask, dropout=0.0, scaling=attention.scaling)[0]
+        return others.reshape(rows, n, -1)
+
+    def agrees(self, rotary: Any, device: torch.device) -> bool:
+        """Return whether this gives what the module gives, but for rounding, for random states."""
+        weight, draw = self.module.post_attention_layernorm.weight, torch.Generator().manual_seed(0)
+        dtype = weight.dtype
+        x = torch.empty(2, TRIED, len(weight)).normal_(generator=draw).to(device, dtype)
+        turned = rotary(x, torch.arange(TRIED, device=device)[None])
+        if turned[0].shape[-1] != self._width:
+            return False
+        mask = _causal(TRIED, weight)
+        try:
+            wanted = self.module(x, attention_mask=mask, position_embeddings=turned)
+        except Exception:  # a layer of that look that takes something else is another one
+            return False
+        if not isinstance(wanted, Tensor):
+            return False
+        found = x.clone()
+        self.add_to(found, (turned[0][:, :, None], _signed(turned[1])[:, :, None]), _Seen(mask, self.each), _Nothing())
+        allowed = CLOSE * torch.finfo(dtype).eps + SUMS * torch.finfo(torch.float32).eps
+        return bool((found.float() - wanted.float()).norm() <= allowed * (wanted - x).float().norm())
+
+
+@final
+class _Seen:
+    """A mask [R or 1, 1, n, S], and the same for the query heads of a group, one after the other, [R or 1, 1, each·n, S]."""
+
+    def __init__(self, mask: Tensor, each: int) -> None:
+        self.mask = mask
+        self.grouped = mask if each == 1 or mask.shape[2] > WIDEST else mask.repeat(1, 1, each, 1)
+
+
+class _Nothing(Cache):
+    """A cache of a pass that stands alone."""
+
+    def __init__(self) -> None:
+        super().__init__(layers=[])
+
+    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        return key_states, value_states
+
+
+def _normed(x: Tensor, norm: Any) -> Tensor:
+    return rms_norm(x, norm.weight.shape, norm.weight, epsilon(norm))
+
+
+def _signed(sines: Tensor) -> Tensor:
+    """Return sines [R, n, W] by which halves that have changed places are multiplied."""
+    first, second = sines.chunk(2, dim=-1)
+    return torch.cat((-first, second), dim=-1)
+
+
+def _add_product(x: Tensor, states: Tensor, layer: nn.Linear) -> None:
+    """Add a linear layer's output for states [R, n, …] to x [R, n, D]."""
+    if layer.bias is None:
+        x.view(-1, x.shape[-1]).addmm_(states.reshape(-1, states.shape[-1]), layer.weight.t())
+    else:
+        x += linear(states, layer.weight, layer.bias)
+
+
+def _causal(n: int, like: Tensor) -> Tensor:
+    """Return the additive mask [1, 1, n, n] of a text."""
+    lowest = torch.finfo(like.dtype).min
+    return torch.full((1, 1, n, n), lowest, dtype=like.dtype, device=like.device).triu(1)
+
+
+def _apart(found: Tensor, wanted: Tensor) -> float:
+    """Return the distance of two tensors as a share of the second."""
+    return float((found.float() - wanted.float()).norm() / wanted.float().norm().clamp_min(1e-9))
+
+
+def _fits(module: Any) -> bool:
+    """Return whether a module looks like a layer of the Llama kind, with stock linear layers on one device."""
+    if child_names(module) != CHILDREN:
+        return False
+    found = linears(module)
+    if found is None or any(type(each) is not nn.Linear for each in found):
+        return False
+    attention = module.self_attn
+    norms = [module.input_layernorm, module.post_attention_layernorm]
+    norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
+    if any(epsilon(norm) == 0 or [name for name, _ in norm.named_parameters()] != ["weight"] for norm in norms):
+        return False
+    placed = {(p.dtype, p.device) for p in module.parameters()}
+    known = isinstance(getattr(attention, "head_dim", None), int) and isinstance(getattr(attention, "scaling", None), float)
+    return known and len(placed) == 1 and not [*attention.parameters(recurse=False)] and _rotates(attention)
+
+
+def _rotates(attention: Any) -> bool:
+    width: int = attention.head_dim
+    inputs: int = attention.o_proj.in_features
+    return width % 2 == 0 and inputs % width == 0
+
+
+def _is_hooked(modules: Iterable[nn.Module]) -> bool:
+    """Return whether a module's calls are changed from outside, as accelerate and users do."""
+    return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)

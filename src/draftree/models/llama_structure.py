@@ -1,0 +1,46 @@
+"""What decoder layers of the Llama kind are made of, by the names that transformers gives the parts."""
+
+from typing import Any
+
+from torch import nn
+
+CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
+"""The parts of a layer."""
+ATTENTION = (("q_proj", "k_proj", "v_proj"), ("qkv_proj",))
+"""The first linear layers of an attention: apart, or fused as Phi-3 has them."""
+GATED = {"gate_proj", "up_proj", "down_proj", "act_fn"}
+"""The parts of a gated feed-forward layer."""
+FUSED = {"gate_up_proj", "down_proj", "activation_fn"}
+"""Those of one whose first two linear layers are fused."""
+STACK = {"embed_tokens", "layers", "norm", "rotary_emb"}
+"""The parts of a transformer around its layers."""
+
+
+def child_names(module: nn.Module) -> set[str]:
+    """Return the names of a module's parts but for dropout, which does nothing in decoding."""
+    return {name for name, part in module.named_children() if not isinstance(part, nn.Dropout)}
+
+
+def first_linears(part: Any) -> list[Any]:
+    """Return the linear layers that an attention or a feed-forward layer begins with."""
+    known = (*ATTENTION, ("gate_proj", "up_proj"), ("gate_up_proj",))
+    return next(([getattr(part, n) for n in names] for names in known if hasattr(part, names[0])), [])
+
+
+def linears(layer: Any) -> list[Any] | None:
+    """Return the linear layers of a layer of the Llama kind; None for another one.
+
+    Args:
+        layer: whose attention and feed-forward layer are `self_attn` and `mlp`.
+    """
+    attention, mlp = layer.self_attn, layer.mlp
+    inner = child_names(attention) - {"q_norm", "k_norm"}
+    known = [{*names, "o_proj"} for names in ATTENTION]
+    if inner not in known or child_names(mlp) not in (GATED, FUSED):
+        return None
+    return [*first_linears(attention), attention.o_proj, *first_linears(mlp), mlp.down_proj]
+
+
+def epsilon(norm: Any) -> float:
+    """Return what a norm adds to a mean square."""
+    return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))
