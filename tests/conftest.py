@@ -12,6 +12,7 @@ import torch
 from hypothesis import settings
 from transformers.utils.logging import disable_progress_bar
 
+from draftree import native
 from draftree.cli import terminal
 from draftree.cli.app import main
 
@@ -46,6 +47,19 @@ def in_a_moment() -> Iterator[None]:
         patch.setattr("draftree.models.kernel_linear.LONGEST", 0.01)
         patch.setattr("draftree.boundary.machine.ROUNDS", (1, 2))
         yield
+
+
+VARIANTS = [native.wanted] if native.wanted in native.available() else native.available()
+"""Variants of the native kernels that tests force: the one of DRAFTREE_NATIVE, or all that this processor can run."""
+
+
+@pytest.fixture(params=VARIANTS)
+def variant(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Force a variant of the native kernels during a test."""
+    before = native.variant()
+    native.core.use_variant(request.param)
+    yield request.param
+    native.core.use_variant(before)
 
 
 @pytest.fixture(scope="module")

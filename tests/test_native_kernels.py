@@ -4,7 +4,6 @@ Bounds come from the operations: a float32 sum of k products, each rounded, errs
 sizes; a rounded result by half a unit of itself.
 """
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,16 +17,6 @@ from draftree.native import dense
 pytestmark = pytest.mark.skipif(dense.core is None, reason="the native kernels were not built")
 DTYPES = dense.DTYPES
 UNIT = torch.finfo(torch.float32).eps / 2
-VARIANTS = dense.core.variants() if dense.core is not None else []
-
-
-@pytest.fixture(params=VARIANTS)
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    """Force a variant."""
-    before = dense.core.variant()
-    dense.core.use_variant(request.param)
-    yield request.param
-    dense.core.use_variant(before)
 
 
 def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:

@@ -1,6 +1,6 @@
 """Each loop in C++ gives the bits of the Python function that it replaces, also for NaN, infinities, ties and empty arrays."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -305,14 +305,6 @@ def same(one: Any, other: Any) -> bool:
     return bool(np.array_equal(nothing, np.isnan(b) if b.dtype.kind == "f" else nothing)) and (
         np.where(nothing, 0, a).tobytes() == np.where(nothing, 0, b).tobytes()
     )
-
-
-@pytest.fixture(params=native.available())
-def variant(request: pytest.FixtureRequest) -> Iterator[str]:
-    before = native.variant()
-    native.core.use_variant(request.param)
-    yield request.param
-    native.core.use_variant(before)
 
 
 def check(name: str, seed: int) -> None:

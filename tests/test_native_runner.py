@@ -4,7 +4,7 @@ import copy
 import json
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from torch.nn.functional import linear
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import CROSSING, MIXED, WINDOW
-from draftree import Request, Target
+from draftree import Request, Target, native
 from draftree.cli.app import main
 from draftree.engine import load, plain
 from draftree.errors import UserError
@@ -394,13 +394,10 @@ def suite() -> Suite:
     return Suite(tiny_target(compiled=True))
 
 
-def some() -> list[Case]:
-    """A case of each check for drafters that have passes of their own."""
-    wanted = ("edd", "eagle", "eagle3", "lm", "mtp")
-    return list({(c.check, c.drafter): c for c in cases() if c.drafter in wanted and c.policy in ("eagle2", "yield")}.values())
-
-
-SOME = some()
+ALL = cases()
+DRAFTERS = ("edd", "eagle", "eagle3", "lm", "mtp")
+SOME = list({(c.check, c.drafter): c for c in ALL if c.drafter in DRAFTERS and c.policy in ("eagle2", "yield")}.values())
+"""A case of each check for drafters that have passes of their own."""
 
 
 @pytest.mark.parametrize("case", SOME, ids=str)
@@ -409,7 +406,24 @@ def test_texts_are_plain_ones(suite: Suite, case: Case) -> None:
     suite.run(case)
 
 
-@pytest.mark.parametrize("case", [c for c in cases() if c not in SOME], ids=str)
+@pytest.fixture(scope="module", params=range(len(native.available())), ids=native.available())
+def suite_of_variant(request: pytest.FixtureRequest) -> Iterator[tuple[int, Suite]]:
+    """The suite whose target was packed by a variant of the kernels, which is forced; and the variant's number."""
+    before = native.variant()
+    native.core.use_variant(native.available()[request.param])
+    yield request.param, Suite(tiny_target(compiled=True))
+    native.core.use_variant(before)
+
+
+def test_a_slice_conforms_with_each_variant(suite_of_variant: tuple[int, Suite]) -> None:
+    """Run other cases with each variant; `make test-variants` runs a third of the whole product with each."""
+    number, suite = suite_of_variant
+    assert native.variant() == native.available()[number]
+    for case in ALL[number::83]:
+        suite.run(case)
+
+
+@pytest.mark.parametrize("case", [c for c in ALL if c not in SOME], ids=str)
 @pytest.mark.long
 def test_texts_are_plain_ones_with_all_parts(suite: Suite, case: Case) -> None:
     suite.run(case)

@@ -30,6 +30,7 @@ def main() -> int:
     batched = "instead: every pairing under continuous batching of so many sequences, as 1 3 8"
     parser.add_argument("--batches", type=int, nargs="+", default=[], metavar="N", help=batched)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th case")
+    parser.add_argument("--start", type=int, default=0, metavar="N", help="leave out the first N cases")
     parser.add_argument("--captured", action="store_true", help="passes of few sizes, recorded once and repeated")
     parser.add_argument("--compiled", action="store_true", help="layers as machine code, in float32")
     parser.add_argument("--device", default="cpu", help="where the target computes; cpu by default")
@@ -41,10 +42,10 @@ def main() -> int:
         device = usable(asked["device"])
     except DraftreeError as error:
         parser.error(str(error))
-    if min([*asked["batches"], asked["every"]]) < 1:
-        parser.error("--batches and --every take whole numbers of at least 1")
+    if min([*asked["batches"], asked["every"], asked["start"] + 1]) < 1:
+        parser.error("--batches and --every take whole numbers of at least 1, --start of at least 0")
     chosen = batch_cases(asked["batches"], only) if asked["batches"] else cases(asked["full"], only)
-    chosen = chosen[:: asked["every"]]
+    chosen = chosen[asked["start"] :: asked["every"]]
     warnings.simplefilter("error", DraftreeWarning)  # as of a drafter that raises an exception
     torch.set_num_threads(1)  # the models are tiny, and threads would only wait for each other
     recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
