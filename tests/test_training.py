@@ -24,6 +24,7 @@ from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Target
+from draftree.training import trainer
 from draftree.training.features import Shards
 from draftree.training.measures import DEPTHS, acceptance_by_depth, evaluate
 from draftree.training.processes import Processes
@@ -450,3 +451,56 @@ def test_other_data_do_not_resume(target, samples, tmp_path) -> None:
     other = [Sample(s.tokens[::-1].copy(), s.learn) for s in samples]
     with pytest.raises(UserError, match="interrupted run with data="):
         train(target, fresh("vdm", target), other, plan(), tmp_path)
+
+
+def test_a_run_of_so_many_seconds_ends_with_its_rate_at_the_floor(target, samples, tmp_path, monkeypatch) -> None:
+    """With a clock of a tenth of a second a look; a run that was not saved begins anew, its clock too."""
+    now = [0.0]
+
+    def monotonic() -> float:
+        now[0] += 0.1
+        return now[0]
+
+    rates: list[float] = []
+    adam = torch.optim.AdamW.step
+    spy = lambda self, *of, **how: (rates.append(self.param_groups[0]["lr"]), adam(self, *of, **how))[1]
+    monkeypatch.setattr(torch.optim.AdamW, "step", spy)
+    monkeypatch.setattr(trainer.time, "monotonic", monotonic)
+    bounded, seen = plan(epochs=6, schedule="linear", floor=0.1, max_seconds=1.0), list[Progress]()
+
+    def listen(progress: Progress) -> None:
+        seen.append(progress)
+        if progress.step == 3 and len(seen) == 3:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        train(target, fresh("edd", target), samples, bounded, tmp_path, listen)
+    assert not (tmp_path / "config.json").is_file()
+    begun_with = rates[:3]
+    assert begun_with == pytest.approx([1e-2, 9.1e-3, 8.2e-3])  # a tenth of the time is a tenth of the way to the floor
+    now[0], seen[:] = 0.0, [Progress(0, 0, math.nan)]
+    end = train(target, fresh("edd", target), samples, bounded, tmp_path, seen.append)
+    assert end.step == end.steps < 32
+    assert end.held_out_loss is not None
+    assert end.acceptance_length is not None
+    assert 0.999e-3 <= rates[-1] <= 1.901e-3
+    assert (tmp_path / "config.json").is_file()
+    free = train(target, fresh("edd", target), samples, plan(epochs=6), tmp_path / "free")
+    assert free.step == free.steps == 32
+
+
+def test_the_seconds_before_an_interruption_count(target, samples, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(trainer.time, "monotonic", iter(np.arange(0, 100, 0.1).tolist()).__next__)
+    bounded, stop = plan(epochs=6, max_seconds=1.0, save_every=1), [4]
+
+    def listen(progress: Progress) -> None:
+        if progress.step == stop[0]:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        train(target, fresh("edd", target), samples, bounded, tmp_path, listen)
+    spent = torch.load(tmp_path / STATE, weights_only=True)["seconds"]
+    assert spent >= 0.4
+    stop[0] = 0
+    end = train(target, fresh("edd", target), samples, bounded, tmp_path, listen)
+    assert 4 < end.step <= 10

@@ -14,6 +14,7 @@ import subprocess
 import sys
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -493,6 +494,29 @@ def test_regeneration_goes_on_where_it_stopped(folder: Path, asked: list[Path], 
     assert (again, list((tmp_path / "out").glob("*.partial"))) == ([], [])
     asked[0].write_text(json.dumps(ASKED[3]))
     assert regenerated(folder, asked, tmp_path / "out") == straight[3:]  # other data are answered anew
+
+
+def test_a_share_of_the_answers_is_sampled(folder: Path, tmp_path: Path) -> None:
+    """Each answer depends on the seed and its number alone; the others stay greedy ones."""
+    path = tmp_path / "asked.jsonl"
+    path.write_text("".join(json.dumps({"prompt": "go on", "completion": "x"}) + "\n" for _ in range(12)))
+
+    def answers(name: str, **how: Any) -> list[str]:
+        target = Target.load(str(folder), device="cpu")
+        asked, here = replace(HOW, **how), Processes.on(torch.device("cpu"))
+        written = regenerate(target, [path], tmp_path / name, asked, here)
+        return [json.loads(line)["completion"] for line in written.read_text().splitlines()]
+
+    (greedy,) = set(answers("greedy"))
+    half = answers("half", temperature=1.0, sampled=0.5, seed=3)
+    drawn = [Regeneration(temperature=1.0, sampled=0.5, seed=3).sampling(i).temperature > 0 for i in range(12)]
+    assert 2 < sum(drawn) < 10
+    assert [text == greedy for text in half] == [not sampled for sampled in drawn]
+    assert len(set(half)) > 3
+    assert answers("again", temperature=1.0, sampled=0.5, seed=3, batch=5) == half
+    assert answers("none", temperature=1.0, sampled=0.0) == [greedy] * 12
+    assert "temperature" not in json.loads((tmp_path / "none" / ABOUT).read_text())  # as files of before have it
+    assert json.loads((tmp_path / "half" / ABOUT).read_text())["temperature"] == 1.0
 
 
 def test_two_processes_share_the_answers(folder: Path, asked: list[Path], tmp_path: Path) -> None:

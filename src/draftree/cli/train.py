@@ -48,6 +48,8 @@ class TrainOptions:
     regenerate: bool = knob(False, panel=DATA, help="Learn from the model's own answers to these prompts.")
     regenerate_tokens: int = knob(256, least=1, panel=DATA, help="The most tokens of such an answer.")
     regenerate_batch: int = knob(32, least=1, panel=DATA, help="Answers written at a time.")
+    regenerate_temperature: float = knob(0.0, least=0, panel=DATA, help="Temperature of sampled answers.")
+    regenerate_sampled: float = knob(1.0, least=0, most=1, panel=DATA, help="Share of answers sampled at it.")
     synthesize: int | None = knob(None, least=1, panel=DATA, help="Let the model write N questions, and answer them.")
     synthesize_temperature: float = knob(1.0, above=0, panel=DATA, help="Temperature of these questions.")
     synthesize_top_p: float = knob(0.99, above=0, most=1, panel=DATA, help="Top-p of these questions.")
@@ -64,7 +66,9 @@ class TrainOptions:
     )
     epochs: float | None = knob(None, above=0, panel=STEPS, help="Passes over the data.")
     batch_size: int | None = knob(None, least=1, panel=STEPS, help="Samples in a step, over all processes.")
-    accumulate: int | None = knob(None, least=1, panel=STEPS, help="Parts of a step; by default of 4096 tokens.")
+    accumulate: int | None = knob(
+        None, least=1, panel=STEPS, help="Parts of a step; by default of 4096 tokens, on a GPU 16384."
+    )
     lr: float | None = knob(None, above=0, panel=STEPS, help="Learning rate of AdamW.")
     schedule: Literal["constant", "cosine", "linear"] | None = knob(
         None, metavar="NAME", panel=STEPS, help="Its schedule: constant, cosine, linear."
@@ -75,6 +79,7 @@ class TrainOptions:
     weight_decay: float | None = knob(None, least=0, panel=STEPS, help="Weight decay of AdamW.")
     clip: float | None = knob(None, above=0, panel=STEPS, help="Largest norm or value of the gradient.")
     clip_by: Literal["norm", "value"] | None = knob(None, panel=STEPS, help="Clip the norm of the gradient, or each value.")
+    max_seconds: float = knob(0.0, least=0, panel=STEPS, help="End after so many seconds of steps; 0 for no bound.")
     max_tokens: int | None = knob(None, least=2, panel=STEPS, help="The most tokens of a sample.")
     skip_bad_rows: bool = knob(False, panel=DATA, help="Leave out rows that cannot be read.")
     held_out: float = knob(0.02, least=0, below=1, panel=SAVING, help="Share of samples held out to measure, at most 64.")

@@ -189,8 +189,9 @@ class EDDDrafter(OneLayerDrafter):
         (layer,) = self.needs.hidden
         soft = DynamicCache()
         soft.update(*self.decoder.keys_and_values(batch.hidden[layer].to(self.decoder.dtype), positions), 0)
-        visible = [dual_block(count, block, phase, self.decoder.hf.window) for phase in phases]
-        mask = additive(torch.stack(visible)[:, None].to(batch.tokens.device), self.decoder.dtype)
+        with batch.tokens.device:  # masks are made where they are read: on a GPU's host they would take longer than the step
+            visible = torch.stack([dual_block(count, block, phase, self.decoder.hf.window) for phase in phases])
+        mask = additive(visible[:, None].to(batch.tokens.device), self.decoder.dtype)
         states: Tensor = self.decoder.stack(
             input_ids=batch.tokens,
             position_ids=positions,

@@ -2,7 +2,7 @@
 
 A drafter is judged by what the target writes, so it learns most from text the target wrote. Of a chat every response is
 written anew, one after the other, each behind those written before it. A plain text is cut into windows, of which the first
-quarter is the prompt of what the target writes on. Decoding is greedy.
+quarter is the prompt of what the target writes on. Decoding is greedy, or a share of the answers is sampled.
 """
 
 import hashlib
@@ -27,6 +27,7 @@ from draftree.data.rows import CUT, Messages, Row, Skipped, completes, messages,
 from draftree.data.samples import check_tokens
 from draftree.errors import UserError
 from draftree.models.target import Target
+from draftree.sampling.settings import GREEDY, Sampling
 from draftree.training.authors import Asked, Author, Local, Written, announce
 from draftree.training.processes import Processes
 
@@ -41,14 +42,32 @@ class Regeneration:
         tokens: the longest answer.
         batch: how many are written at a time.
         max_tokens: what is behind so many tokens of a chat is not learnt, and not written; texts are cut into such windows.
+        temperature: at which answers are sampled; 0 for greedy ones.
+        sampled: the share of prompts whose answers are sampled, if the temperature is above 0.
+        seed: prompt number i is among them, and its answer what it is, by this and by i.
     """
 
     tokens: int = knob(256, least=1)
     batch: int = knob(32, least=1)
     max_tokens: int = knob(512, least=2)
+    temperature: float = knob(0.0, least=0)
+    sampled: float = knob(1.0, least=0, most=1)
+    seed: int = knob(0, least=0)
 
     def __post_init__(self) -> None:
         check(self, "regenerate ")
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """The values that answers depend on, for the record; where all are greedy, those of temperatures are left out."""
+        drawn = () if self.temperature and self.sampled else ("temperature", "sampled", "seed")
+        return {name: value for name, value in asdict(self).items() if name not in drawn}
+
+    def sampling(self, number: int) -> Sampling:
+        """The way in which the answer to a prompt is chosen."""
+        if not self.temperature or np.random.default_rng([self.seed, 5, number]).random() >= self.sampled:
+            return GREEDY
+        return Sampling(self.temperature, seed=self.seed)
 
 
 def regenerate(
@@ -88,7 +107,7 @@ def regenerate(
     with processes.agreed():
         asked = list(prompts(paths, target.tokenizer, how.max_tokens, excluded, skipped, target.decoder.vocab))
     author = author or Local(target, how.batch)
-    about = {**asdict(how), "target": target.name, "prompts": digest(asked)} | ({"author": author.name} if author.name else {})
+    about = {**how.said, "target": target.name, "prompts": digest(asked)} | ({"author": author.name} if author.name else {})
     finished = False
     with suppress(UserError):
         finished = read_object(out / ABOUT, "of a finished regeneration") == about and (out / FILE).is_file()
@@ -209,7 +228,7 @@ def answered(target: Target, asked: Mapping[int, Content], how: Regeneration, au
         except StopIteration as end:
             row: Row = end.value
             return row
-        put(Asked(number, content, ids, min(how.tokens, longest - len(ids))))
+        put(Asked(number, content, ids, min(how.tokens, longest - len(ids)), how.sampling(number)))
         return None
 
     for number in asked:

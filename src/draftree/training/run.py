@@ -74,7 +74,7 @@ def remark(progress: trainer.Progress, measured: trainer.Progress) -> str:
 
 SHOWN_DEPTHS = 5
 WRITING: Mapping[str, Sequence[str]] = {
-    "regenerate": ("tokens", "batch"),
+    "regenerate": ("tokens", "batch", "temperature", "sampled"),
     "synthesize": ("temperature", "top_p", "tokens", "system"),
     "server": ("model", "parallel", "check", "agreement"),
 }
@@ -190,7 +190,7 @@ class Training(Job):
                 LOG.info("%s is %s, measured on what is learnt from", knob, number)
             with processes.agreed():
                 trainer.split(samples, plan)  # refuses too few of them before the target reads them
-            plan = plan.parted(samples, processes.world)
+            plan = plan.parted(samples, processes.world, model.decoder.device)
             tokens = sum(len(s.tokens) for s in samples)
             seconds = training_seconds(model, drafter, tokens, plan.epochs, plan.cache_features) / processes.world
             told = f"{len(samples):,} samples of {tokens:,} tokens, {plan.epochs:g} epochs"
@@ -215,7 +215,7 @@ class Training(Job):
     def _samples(
         self, target: Target, data: Sequence[Path], out: Path, plan: trainer.Plan, processes: Processes, tell: Tell
     ) -> list[Sample]:
-        how = replace(self.answers, max_tokens=plan.max_tokens)
+        how = replace(self.answers, max_tokens=plan.max_tokens, seed=plan.seed)
         unread: Callable[[], Skipped | None] = Skipped if self.skip_bad_rows else lambda: None
         with processes.agreed():
             excluded = Excluded.of(self.exclude)

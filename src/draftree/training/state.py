@@ -5,6 +5,7 @@ position in the data, the objective's draws and dropout are the same again.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +25,9 @@ FREE = frozenset({"accumulate", "cache_features", "features", "evaluate_every", 
 """Numbers of the plan that may change when a run goes on: they do not change what is learnt."""
 
 
-SINCE: Mapping[str, Any] = {"stage": "", "betas": [0.9, 0.999], "weight_decay": 0.01, "clip_by": "norm", "floor": 0.05}
+SINCE: Mapping[str, Any] = {
+    "stage": "", "betas": [0.9, 0.999], "weight_decay": 0.01, "clip_by": "norm", "floor": 0.05, "max_seconds": 0.0,
+}  # fmt: skip
 """Values of runs that were begun before these were written down."""
 
 
@@ -104,14 +107,15 @@ def own(model: nn.Module) -> dict[str, Tensor]:
     return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
-def save(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, step: int) -> None:
-    """Writes the state after a number of steps; an earlier one stays until this one is whole."""
+def save(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, step: int, seconds: float = 0.0) -> None:
+    """Writes the state after a number of steps, and seconds; an earlier one stays until this one is whole."""
+    kept = {"model": own(drafter.model), "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds}
     with whole(out / STATE) as partial:
-        torch.save({"model": own(drafter.model), "optimizer": optimizer.state_dict(), "step": step}, partial)
+        torch.save(kept, partial)
 
 
-def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, steps: int) -> int:
-    """Loads the state; returns how many steps are done.
+def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, steps: int) -> tuple[int, float]:
+    """Loads the state; returns how many steps are done, and how many seconds they took.
 
     Args:
         out: the run's folder.
@@ -128,6 +132,9 @@ def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer,
         found = torch.load(path, map_location=device, weights_only=True)
         if type(found["step"]) is not int or not 0 <= found["step"] <= steps:
             raise ValueError(f"step is {found['step']!r}, allowed is a whole number in 0 … {steps}")
+        seconds = found.get("seconds", 0.0)  # runs begun before the time was bounded say nothing of it
+        if type(seconds) is not float or not 0 <= seconds < math.inf:
+            raise ValueError(f"seconds is {seconds!r}, allowed is a number of at least 0")
         shapes = [{name: tuple(t.shape) for name, t in tensors.items()} for tensors in (found["model"], mine)]
         if different := sorted(name for name, _ in shapes[0].items() ^ shapes[1].items()):
             raise ValueError(f"its weights are another model's: {', '.join(different[:4])}")
@@ -138,4 +145,4 @@ def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer,
             size = tuple(parameter.shape)
             if {name: tuple(m.shape) for name, m in moments.items()} != {"step": (), "exp_avg": size, "exp_avg_sq": size}:
                 raise ValueError("its moments are another model's")
-    return int(found["step"])
+    return int(found["step"]), seconds

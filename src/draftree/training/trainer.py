@@ -6,6 +6,7 @@ a step is the same sum over the same samples however it is cut: among processes,
 
 import json
 import math
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -37,8 +38,9 @@ from draftree.training.processes import Processes, accelerator_of, check_tracker
 from draftree.training.teacher import Teacher
 from draftree.tree import Ints
 
-TOGETHER = 4096
-"""Tokens, padding among them, that a micro-batch holds at most where nobody says in how many parts a step is worked on."""
+TOGETHER, ON_GPU = 4096, 16384
+"""Tokens, padding among them, that a micro-batch holds at most where nobody says in how many parts a step is worked on; and
+on a GPU, which small parts do not fill."""
 
 
 @dataclass(frozen=True)
@@ -57,6 +59,9 @@ class Plan(Recipe):
         bf16: whether forwards run in bfloat16 autocast.
         cache_features: whether the target's internals are computed once and kept in `features`.
         features: the folder of the kept ones; `features` in the checkpoint's folder by default.
+        max_seconds: how long steps may take in all; then the run ends. The rate falls with that time where it runs out before
+            the steps do, so that a run of few seconds ends as one of all epochs does. 0 for no bound. What is learnt then
+            depends on the machine.
         seed: of everything that is drawn.
     """
 
@@ -70,6 +75,7 @@ class Plan(Recipe):
     bf16: bool = False
     cache_features: bool = False
     features: str = ""
+    max_seconds: float = knob(0.0, least=0)
     seed: int = knob(0, least=0, most=2**64 - 1)
 
     @property
@@ -77,11 +83,12 @@ class Plan(Recipe):
         """The number of parts in which a process works on its share of a step."""
         return self.accumulate or 1
 
-    def parted(self, samples: Sequence[Sample], world: int) -> Self:
-        """The same plan with a number of parts, for `world` processes."""
+    def parted(self, samples: Sequence[Sample], world: int, on: torch.device = torch.device("cpu")) -> Self:
+        """The same plan with a number of parts, for `world` processes on a kind of device."""
         if self.accumulate is not None:
             return self
-        share, fit = self.batch_size // world, TOGETHER // max(len(s.tokens) for s in samples)
+        most = ON_GPU if on.type == "cuda" else TOGETHER
+        share, fit = self.batch_size // world, most // max(len(s.tokens) for s in samples)
         return replace(self, accumulate=next(n for n in range(1, share + 1) if share % n == 0 and share // n <= max(fit, 1)))
 
     def together(self, world: int) -> int:
@@ -162,13 +169,16 @@ def train(
         progress = Progress(run.first, run.steps, math.nan)
         with postponed() as signals, torch.random.fork_rng(devices), run.tracked():
             for step in range(run.first, run.steps):
-                progress = run.measured(Progress(step + 1, run.steps, run.learn(step)))
+                loss = run.learn(step)
+                progress = run.measured(Progress(step + 1, step + 1 if run.clock.over else run.steps, loss))
                 run.log(progress)
                 listen(progress)
                 stopped = run.processes.any(bool(signals))
-                if plan.keep_every and progress.step < run.steps and progress.step % plan.keep_every == 0:
+                if progress.step == progress.steps:
+                    break
+                if plan.keep_every and progress.step % plan.keep_every == 0:
                     run.keep(progress.step)
-                if progress.step < run.steps and (stopped or progress.step % plan.save_every == 0):
+                if stopped or progress.step % plan.save_every == 0:
                     run.save(progress.step)
                     if stopped:
                         signals[:] = [max(run.processes.gathered(max(signals, default=0)))]
@@ -176,6 +186,35 @@ def train(
             run.finish()
             signals.clear()  # nothing is left that they could end
     return progress
+
+
+class Clock:
+    """The share of a run's time that is over; the same in all of its processes.
+
+    Args:
+        bound: seconds that the run may take; 0 for any number.
+        spent: those that were taken before it was interrupted.
+        processes: of the run.
+    """
+
+    def __init__(self, bound: float, spent: float, processes: Processes) -> None:
+        self._bound, self._spent, self._processes, self._begun = bound, spent, processes, time.monotonic()
+        self.share = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Seconds that the run has taken."""
+        return self._spent + time.monotonic() - self._begun
+
+    @property
+    def over(self) -> bool:
+        """True where the time was over at the last look."""
+        return self.share >= 1
+
+    def look(self) -> None:
+        """Sees how much of the time is over."""
+        if self._bound:
+            self.share = max(self._processes.gathered(self.seconds)) / self._bound
 
 
 @dataclass(frozen=True)
@@ -198,6 +237,7 @@ class Run:
         said: what the run was asked for.
         policy: whose trees' acceptance is measured.
         costs: of this pairing, for a policy that reads them.
+        clock: of the run.
     """
 
     plan: Plan
@@ -215,6 +255,7 @@ class Run:
     said: Mapping[str, Any]
     policy: Policy
     costs: Costs | CostTable
+    clock: Clock
 
     @classmethod
     def begun(
@@ -236,7 +277,7 @@ class Run:
         with processes.agreed():
             check_tracker(track)
             plan.together(processes.world)
-            plan = plan.parted(samples, processes.world)
+            plan = plan.parted(samples, processes.world, device)
             learnt, held = split(samples, plan)
             said = asdict(plan) | dict(about)
             going_on = state.check(out, said)
@@ -250,14 +291,14 @@ class Run:
         adam = torch.optim.AdamW(parameters, plan.lr, plan.betas, weight_decay=plan.weight_decay)
         objective, optimizer = accelerator.prepare(Objective(drafter), adam)
         with processes.agreed():
-            first = state.resume(out, drafter, optimizer, steps) if going_on else 0
+            first, spent = state.resume(out, drafter, optimizer, steps) if going_on else (0, 0.0)
             if processes.main:
                 state.note(out, said, first)
         processes.same(first, "the states to go on from")
         teacher, policy = Teacher(target, drafter.needs, samples, plan.seed, shards), build("policy", plan.policy)
         costs = settled_costs(target, drafter) if policy.reads_costs else UNIT  # in float32: they are of this run alone
         return cls(plan, out, drafter, teacher, accelerator, processes, objective, optimizer, learnt, held, first, steps, said,
-                   policy, costs)  # fmt: skip
+                   policy, costs, Clock(plan.max_seconds, spent, processes))  # fmt: skip
 
     def learn(self, step: int) -> float:
         """One step of the optimiser; returns the loss of all processes' samples.
@@ -267,7 +308,7 @@ class Run:
         """
         self.drafter.model.train()
         for group in self.optimizer.param_groups:
-            group["lr"] = self.plan.lr * scale(self.plan, step, self.steps)
+            group["lr"] = self.plan.lr * scale(self.plan, step, self.steps, self.clock.share)
         own = torch.tensor(self._gradients(step), dtype=torch.float64)
         loss = float(self.processes.summed(own)) / self.processes.world
         if not math.isfinite(loss):
@@ -276,6 +317,7 @@ class Run:
         clip(self.drafter.model.parameters(), self.plan.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
+        self.clock.look()
         return loss
 
     def _gradients(self, step: int) -> float:
@@ -305,7 +347,7 @@ class Run:
 
     def measured(self, progress: Progress) -> Progress:
         """The same with held-out figures, at the steps where they are taken."""
-        if progress.step % self.plan.evaluate_every and progress.step < self.steps:
+        if progress.step % self.plan.evaluate_every and progress.step < progress.steps:
             return progress
         together = self.plan.together(self.processes.world)
         with self._precision():
@@ -319,9 +361,9 @@ class Run:
         """Tells the trackers of every step, and the log of every measurement."""
         figures = {k: v for k, v in asdict(progress).items() if isinstance(v, float)}
         depths = {f"acceptance_at_depth/{i}": rate for i, rate in enumerate(progress.acceptance_by_depth or (), 1)}
-        lr = {"lr": self.plan.lr * scale(self.plan, progress.step - 1, self.steps)}
+        lr = {"lr": self.optimizer.param_groups[0]["lr"]}
         self.accelerator.log(figures | depths | lr, step=progress.step)
-        if progress.step % self.plan.evaluate_every == 0 or progress.step == self.steps:
+        if progress.step % self.plan.evaluate_every == 0 or progress.step == progress.steps:
             with self.processes.agreed():
                 if self.processes.main:
                     append(self.out / state.LOG, json.dumps(asdict(progress)) + "\n")
@@ -340,7 +382,7 @@ class Run:
         """Writes the state to go on from."""
         with self.processes.agreed():
             if self.processes.main:
-                state.save(self.out, self.drafter, self.optimizer, step)
+                state.save(self.out, self.drafter, self.optimizer, step, self.clock.seconds)
 
     def keep(self, step: int) -> None:
         """Writes a checkpoint of its own for the weights of this step."""
@@ -378,10 +420,11 @@ def _order(seed: int, epoch: int, count: int) -> Ints:
     return np.random.default_rng([seed, 1, epoch]).permutation(count)
 
 
-def scale(plan: Plan, step: int, steps: int) -> float:
-    """The factor of the learning rate at a step."""
+def scale(plan: Plan, step: int, steps: int, over: float = 0.0) -> float:
+    """The factor of the learning rate at a step, where a share of the run's time is over."""
     warmup = plan.warmup if plan.warmup >= 1 else plan.warmup * steps
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
-    left = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * step / steps)), "linear": 1 - step / steps}
+    past = min(max(step / steps, over), 1.0)
+    left = {"constant": 1.0, "cosine": 0.5 * (1 + math.cos(math.pi * past)), "linear": 1 - past}
     decay = plan.floor + (1 - plan.floor) * left[plan.schedule]
     return warm * decay
