@@ -24,7 +24,7 @@ from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
 from draftree.models.target import Needs, Target
-from draftree.training import trainer
+from draftree.training import clock
 from draftree.training.features import Shards
 from draftree.training.measures import DEPTHS, acceptance_by_depth, evaluate
 from draftree.training.processes import Processes
@@ -465,7 +465,7 @@ def test_a_run_of_so_many_seconds_ends_with_its_rate_at_the_floor(target, sample
     adam = torch.optim.AdamW.step
     spy = lambda self, *of, **how: (rates.append(self.param_groups[0]["lr"]), adam(self, *of, **how))[1]
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
-    monkeypatch.setattr(trainer.time, "monotonic", monotonic)
+    monkeypatch.setattr(clock.time, "monotonic", monotonic)
     bounded, seen = plan(epochs=6, schedule="linear", floor=0.1, max_seconds=1.0), list[Progress]()
 
     def listen(progress: Progress) -> None:
@@ -490,7 +490,7 @@ def test_a_run_of_so_many_seconds_ends_with_its_rate_at_the_floor(target, sample
 
 
 def test_the_seconds_before_an_interruption_count(target, samples, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(trainer.time, "monotonic", iter(np.arange(0, 100, 0.1).tolist()).__next__)
+    monkeypatch.setattr(clock.time, "monotonic", iter(np.arange(0, 100, 0.1).tolist()).__next__)
     bounded, stop = plan(epochs=6, max_seconds=1.0, save_every=1), [4]
 
     def listen(progress: Progress) -> None:

@@ -6,7 +6,6 @@ a step is the same sum over the same samples however it is cut: among processes,
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import asdict, dataclass, replace
@@ -32,6 +31,7 @@ from draftree.models.target import Target
 from draftree.policies.base import Policy
 from draftree.registry import build
 from draftree.training import state
+from draftree.training.clock import Clock
 from draftree.training.features import Shards
 from draftree.training.measures import evaluate, tree_length
 from draftree.training.processes import Processes, accelerator_of, check_tracker
@@ -59,9 +59,8 @@ class Plan(Recipe):
         bf16: whether forwards run in bfloat16 autocast.
         cache_features: whether the target's internals are computed once and kept in `features`.
         features: the folder of the kept ones; `features` in the checkpoint's folder by default.
-        max_seconds: how long steps may take in all; then the run ends. The rate falls with that time where it runs out before
-            the steps do, so that a run of few seconds ends as one of all epochs does. 0 for no bound. What is learnt then
-            depends on the machine.
+        max_seconds: how long all steps may take; 0 for no bound. The rate falls with that time where it runs out before the
+            steps do, so that a run of few seconds ends as one of all epochs does; what is learnt depends on the machine.
         seed: of everything that is drawn.
     """
 
@@ -186,35 +185,6 @@ def train(
             run.finish()
             signals.clear()  # nothing is left that they could end
     return progress
-
-
-class Clock:
-    """The share of a run's time that is over; the same in all of its processes.
-
-    Args:
-        bound: seconds that the run may take; 0 for any number.
-        spent: those that were taken before it was interrupted.
-        processes: of the run.
-    """
-
-    def __init__(self, bound: float, spent: float, processes: Processes) -> None:
-        self._bound, self._spent, self._processes, self._begun = bound, spent, processes, time.monotonic()
-        self.share = 0.0
-
-    @property
-    def seconds(self) -> float:
-        """Seconds that the run has taken."""
-        return self._spent + time.monotonic() - self._begun
-
-    @property
-    def over(self) -> bool:
-        """True where the time was over at the last look."""
-        return self.share >= 1
-
-    def look(self) -> None:
-        """Sees how much of the time is over."""
-        if self._bound:
-            self.share = max(self._processes.gathered(self.seconds)) / self._bound
 
 
 @dataclass(frozen=True)

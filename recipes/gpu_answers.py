@@ -1,0 +1,278 @@
+"""Write a Llama-like target's answers on a GPU, some ten times as fast as the engine: for the data of a recipe alone.
+
+The engine serves requests and keeps books for each sequence in each step. Here hundreds of sequences share a step that is
+recorded as a CUDA graph, and the host looks at their tokens once in `LOOK` steps. A sequence that has ended makes room for the
+next one. Greedy tokens are the likeliest ones; others are drawn by the inverse of the cumulated distribution, from numbers that
+depend on the seed and the prompt's number alone. Logits are rounded as the precision has it, so that near ties may fall
+otherwise than in the engine; the distribution is the target's.
+
+Shapes: B sequences, L prompt tokens, S slots of the cache, H heads, G key-value heads, D hidden size, W width of a head,
+V vocabulary.
+"""
+
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import embedding, linear, rms_norm, scaled_dot_product_attention, silu
+
+LOOK = 8
+"""Steps between two looks of the host at what was written."""
+WIDTHS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1536, 2048)
+"""Slots of the cache that a recorded step may read."""
+NUCLEUS = 512
+"""The likeliest tokens that a draw with `top_p` below 1 is made from."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """A prompt that waits for its answer.
+
+    Attributes:
+        number: with the seed it decides what is drawn.
+        ids: the prompt.
+        most: the most tokens of an answer.
+        temperature: 0 for the likeliest tokens.
+    """
+
+    number: int
+    ids: Sequence[int]
+    most: int
+    temperature: float = 0.0
+
+
+class Layers:
+    """A Llama's layers in few operations.
+
+    Args:
+        model: of transformers, on its device.
+        slots: positions that are needed at most.
+    """
+
+    def __init__(self, model: Any, slots: int) -> None:
+        config, self.device = model.config, model.device
+        self.heads, self.groups = config.num_attention_heads, config.num_key_value_heads
+        self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
+        self.epsilon, self.slots = config.rms_norm_eps, slots
+        self._layers = [_weights(layer) for layer in model.model.layers]
+        self._embed, self._norm, self._head = model.model.embed_tokens.weight, model.model.norm.weight, model.lm_head.weight
+        like = torch.zeros(1, 1, config.hidden_size, dtype=self._embed.dtype, device=self.device)
+        cos, sin = model.model.rotary_emb(like, torch.arange(slots, device=self.device)[None])
+        self._cos, self._sin = cos[0], sin[0]  # [S, W]
+
+    @torch.no_grad()
+    def read(self, ids: Tensor, entries: Sequence[int]) -> dict[int, Tensor]:
+        """[B, L, D] entries of `hidden_states` of texts [B, L] that are padded at their ends: 0 … the number of layers."""
+        found, x = dict[int, Tensor](), embedding(ids, self._embed)
+        for index in range(len(self._layers)):
+            found[index] = x
+            x = self._causal(index, x)[0]
+        found[len(self._layers)] = rms_norm(x, x.shape[-1:], self._norm, self.epsilon)
+        return {entry: found[entry] for entry in entries}
+
+    def _causal(self, index: int, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """The output [B, L, D] of a layer for whole texts, its keys and its values [B, L, G, W]."""
+        layer, count = self._layers[index], x.shape[1]
+        q, k, v = self._turned(layer, x, self._cos[:count, None], self._sin[:count, None])
+        wide = [t.repeat_interleave(self.heads // self.groups, dim=-2) for t in (k, v)]
+        out = scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, *wide)), is_causal=True)
+        return self._finished(layer, x, out.transpose(1, 2).flatten(-2)), k, v
+
+    def _turned(self, layer: dict[str, Tensor], x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Queries […, H, W], keys and values […, G, W] of inputs […, D] at positions' angles […, 1, W]."""
+        made = linear(rms_norm(x, x.shape[-1:], layer["first"], self.epsilon), layer["qkv"]).unflatten(-1, (-1, self.width))
+        both, v = made.split((self.heads + self.groups, self.groups), dim=-2)
+        a, b = both.chunk(2, dim=-1)
+        q, k = (both * cos + torch.cat((-b, a), dim=-1) * sin).split((self.heads, self.groups), dim=-2)
+        return q, k, v
+
+    def _finished(self, layer: dict[str, Tensor], x: Tensor, attended: Tensor) -> Tensor:
+        """The output […, D] of a layer, of its input and what its heads attended to."""
+        x = x + linear(attended, layer["out"])
+        gate, up = linear(rms_norm(x, x.shape[-1:], layer["second"], self.epsilon), layer["gate_up"]).chunk(2, dim=-1)
+        return x + linear(silu(gate) * up, layer["down"])
+
+
+class Writer(Layers):
+    """Writes answers in batches.
+
+    Args:
+        model: a Llama of transformers, on its device.
+        rows: B, sequences written at a time.
+        slots: S, the longest prompt with its answer.
+        ends: ids that end an answer; it keeps them.
+        seed: of what is drawn.
+        top_p: mass of the likeliest tokens that are drawn from.
+    """
+
+    def __init__(self, model: Any, rows: int, slots: int, ends: Sequence[int], seed: int = 0, top_p: float = 1.0) -> None:
+        super().__init__(model, slots)
+        self.rows, self.ends, self.seed, self.top_p = rows, np.array(sorted(ends)), seed, top_p
+        made: dict[str, Any] = {"device": self.device}
+        shape = (len(self._layers), rows, slots, self.groups, self.width)
+        self._keys, self._values = (torch.zeros(shape, dtype=self._embed.dtype, **made) for _ in range(2))
+        self._tokens, self._at, self._begin = (torch.zeros(rows, dtype=torch.long, **made) for _ in range(3))
+        self._warmth = torch.zeros(rows, **made)
+        self._draws = torch.zeros(rows, slots, **made)
+        self._seen, self._all = torch.zeros(LOOK, rows, dtype=torch.long, **made), torch.arange(rows, **made)
+        self._recorded: dict[int, Callable[[], None]] = {}
+        self._pool: Any = None
+
+    @torch.inference_mode()
+    def write(
+        self, questions: Sequence[Question], stop: Callable[[], bool] = lambda: False
+    ) -> Iterator[tuple[Question, list[int]]]:
+        """Gives each question with its answer's ids, as soon as it has ended; after `stop` no further one begins.
+
+        Args:
+            questions: best in the order of their lengths, so that steps read no more of the cache than they need.
+            stop: is asked at each look.
+        """
+        waiting, asked = deque(questions), dict[int, Question]()
+        written, count = np.zeros((self.rows, self.slots + LOOK), np.int64), np.zeros(self.rows, np.int64)
+        prompt, most = np.zeros(self.rows, np.int64), np.zeros(self.rows, np.int64)
+        while waiting or asked:
+            if stop():
+                waiting.clear()
+            free = [row for row in range(self.rows) if row not in asked]
+            if waiting and (len(free) >= max(self.rows // 8, 1) or not asked):
+                begun = {row: waiting.popleft() for row in free[: len(waiting)]}
+                asked |= begun
+                looked = np.array(list(begun))
+                prompt[looked] = [len(q.ids) for q in begun.values()]
+                most[looked] = [min(q.most, self.slots - len(q.ids)) for q in begun.values()]
+                written[looked, 0], count[looked] = self._begin_rows(begun), 1
+                new = written[looked, :1]
+            elif not asked:
+                return
+            else:
+                looked = np.array(list(asked))
+                new = self._steps(int((prompt + count)[looked].max()) + LOOK)[:, looked].T
+                written[looked[:, None], count[looked, None] + np.arange(LOOK)] = new
+                count[looked] += LOOK
+            ended = np.isin(new, self.ends)
+            for i in np.flatnonzero(ended.any(1) | (count[looked] >= most[looked])).tolist():
+                row = int(looked[i])
+                length = count[row] - new.shape[1] + int(ended[i].argmax()) + 1 if ended[i].any() else count[row]
+                yield asked.pop(row), written[row, : min(length, most[row])].tolist()
+
+    def forget(self) -> None:
+        """Drops recorded steps, after a change of `top_p`."""
+        self._recorded.clear()
+
+    def _begin_rows(self, begun: dict[int, Question]) -> list[int]:
+        """Reads prompts into rows; returns the first token of each answer."""
+        rows, firsts = list(begun), []
+        for at in range(0, len(rows), 128):  # bounds the memory of a pass
+            part = rows[at : at + 128]
+            asked = [begun[row] for row in part]
+            lengths = torch.tensor([len(q.ids) for q in asked])
+            ids = torch.zeros(len(part), int(lengths.max()), dtype=torch.long)
+            for i, q in enumerate(asked):
+                ids[i, : len(q.ids)] = torch.tensor(q.ids)
+            draws = np.zeros((len(part), self.slots), np.float32)
+            for i, q in enumerate(asked):
+                draws[i, : q.most] = np.random.default_rng([self.seed, q.number]).random(q.most, np.float32)
+            where, last = torch.tensor(part, device=self.device), (lengths - 1).to(self.device)
+            self._at[where], self._begin[where] = last, last
+            self._warmth[where] = torch.tensor([q.temperature for q in asked], device=self.device)
+            self._draws[where] = torch.from_numpy(draws).to(self.device)
+            states = self._prefill(ids.to(self.device), where)
+            chosen = self._choose(states[torch.arange(len(part), device=self.device), last], where)
+            self._tokens[where], self._at[where] = chosen, last + 1
+            firsts += chosen.tolist()
+        return firsts
+
+    def _prefill(self, ids: Tensor, where: Tensor) -> Tensor:
+        """[B, L, D] the outputs of a pass over prompts [B, L], whose keys and values go to rows `where`."""
+        x, count = embedding(ids, self._embed), ids.shape[1]
+        for index in range(len(self._layers)):
+            x, self._keys[index, where, :count], self._values[index, where, :count] = self._causal(index, x)
+        return x
+
+    def _steps(self, width: int) -> np.ndarray:
+        """`LOOK` steps of all rows, which read so many slots; [steps, B] the tokens."""
+        width = min(next((w for w in WIDTHS if w >= width), self.slots), self.slots)
+        if width not in self._recorded:
+            self._recorded[width] = self._record(width)
+        for i in range(LOOK):
+            self._recorded[width]()
+            self._seen[i].copy_(self._tokens)
+        seen: np.ndarray = self._seen.cpu().numpy()
+        return seen
+
+    def _record(self, width: int) -> Callable[[], None]:
+        """A step as a function without arguments, on a GPU a recorded one."""
+        if self.device.type != "cuda" or self._pool is False:
+            return lambda: self._step(width)
+        kept = [t.clone() for t in (self._tokens, self._at)]
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            self._step(width)
+            self._tokens.copy_(kept[0])
+            self._at.copy_(kept[1])
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        try:
+            self._pool = self._pool or torch.cuda.graph_pool_handle()  # steps run one after the other: they may share memory
+            with torch.cuda.graph(graph, pool=self._pool):
+                self._step(width)
+        except RuntimeError as error:
+            print(f"steps are not recorded: {error}", flush=True)
+            torch.cuda.synchronize()
+            self._pool = False
+            return self._record(width)
+        finally:
+            self._tokens.copy_(kept[0])
+            self._at.copy_(kept[1])
+        return graph.replay
+
+    def _step(self, width: int) -> None:
+        """Feeds each row its last token, and puts the next one in its place."""
+        x, at = embedding(self._tokens, self._embed), self._at
+        cos, sin = self._cos[at, None], self._sin[at, None]
+        hidden = torch.arange(width, device=self.device) > at[:, None]
+        mask = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(hidden, torch.finfo(x.dtype).min)[:, None, None]
+        each = self.heads // self.groups
+        mask = mask.expand(-1, self.groups, each, -1)
+        for index, layer in enumerate(self._layers):
+            q, k, v = self._turned(layer, x, cos, sin)
+            self._keys[index].index_put_((self._all, at), k)
+            self._values[index].index_put_((self._all, at), v)
+            keys, values = (t[index, :, :width].transpose(1, 2) for t in (self._keys, self._values))
+            out = scaled_dot_product_attention(q.reshape(self.rows, self.groups, each, self.width), keys, values, mask)
+            x = self._finished(layer, x, out.flatten(1))
+        self._tokens.copy_(self._choose(x, self._all))
+        self._at.copy_((at + 1).clamp(max=self.slots - 1))
+
+    def _choose(self, states: Tensor, where: Tensor) -> Tensor:
+        """[B] the next tokens of rows, after outputs [B, D]."""
+        logits = linear(rms_norm(states, states.shape[-1:], self._norm, self.epsilon), self._head).float()
+        warmth = self._warmth[where, None]
+        p = torch.softmax(logits / warmth.clamp(min=1e-3), dim=-1)
+        drawn = self._draws[where, (self._at[where] - self._begin[where]).clamp(max=self.slots - 1)][:, None]
+        if self.top_p < 1:
+            p, order = p.topk(min(NUCLEUS, p.shape[-1]), dim=-1)
+            p = p.masked_fill(p.cumsum(-1) - p >= self.top_p, 0)
+        total = p.cumsum(-1)
+        at = (total <= drawn * total[:, -1:]).sum(-1, keepdim=True).clamp(max=p.shape[-1] - 1)
+        tokens = at if self.top_p == 1 else order.gather(1, at)
+        return torch.where(warmth[:, 0] > 0, tokens[:, 0], logits.argmax(-1))
+
+
+def _weights(layer: Any) -> dict[str, Tensor]:
+    """A layer's weights, those that read the same joined."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return {
+        "first": layer.input_layernorm.weight,
+        "second": layer.post_attention_layernorm.weight,
+        "qkv": torch.cat([part.weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)]),
+        "out": attention.o_proj.weight,
+        "gate_up": torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)),
+        "down": mlp.down_proj.weight,
+    }

@@ -1,0 +1,368 @@
+"""Write SmolLM2's answers to `smollm2_prompts.jsonl.gz` and train drafters on them, on one GPU, within a bounded time.
+
+    python recipes/smollm2_on_gpu.py write --gsm8k gsm8k_train.jsonl --exclude spec_bench.jsonl --seconds 120 --out data
+    python recipes/smollm2_on_gpu.py train eagle3 --data data/samples.npz --seconds 240 --out drafters/eagle3
+
+`write` lets the target make up questions, answers them and the prompts, and keeps the answers as text (`answers.jsonl.gz`)
+and as the ids that were written (`samples.npz`). Half of the answers are sampled at temperature 0.7, the others are greedy,
+and so are all that are measured on. `train` is `draftree train` over these ids, bounded in time; then it measures on the
+held-out prompts of each kind. Several may share the GPU. The answers of the repository were written by this script on an H100
+in bfloat16: they are the target's, but for near ties, which another precision may break otherwise.
+"""
+
+import argparse
+import dataclasses
+import gzip
+import json
+import pathlib
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from gpu_answers import Layers, Question, Writer
+
+from draftree.data.overlap import Excluded
+from draftree.data.samples import Sample
+from draftree.engine import target_of
+from draftree.models.target import LAST, Needs, Target
+from draftree.registry import build
+from draftree.training import teacher, trainer
+from draftree.training.features import Features
+from draftree.training.measures import evaluate
+from draftree.training.processes import Processes
+from draftree.training.synthesize import Opening, judged
+from draftree.training.teacher import Teacher
+
+HERE = pathlib.Path(__file__).parent
+ROWS, SLOTS, MOST, LONGEST = 512, 1280, 288, 900
+"""Sequences at a time; the longest prompt with its answer; the longest answer; the longest prompt."""
+WARM = 0.7
+"""The temperature of every second answer."""
+MADE_UP, QUESTION = 3500, 160
+"""Questions that the target makes up, and the most tokens of one."""
+PASSAGE = 1300
+"""Characters of the target's own passage that are asked about, at most."""
+SPECS = {
+    "eagle3": ("eagle3:preset=fast,draft_vocab=8192,steps=3", 2e-3),
+    "edd": ("edd:preset=fast,draft_vocab=8192", 3e-3),
+    "dspark": ("dspark:draft_vocab=8192,rank=32", 2e-3),
+}
+"""Each drafter and its rate."""
+NUMBERS: dict[str, Any] = {
+    "batch_size": 32, "accumulate": 2, "schedule": "cosine", "floor": 0.02, "warmup": 100, "betas": (0.9, 0.95),
+    "weight_decay": 0.01, "clip": 1.0, "max_tokens": SLOTS, "held_out": 0.0, "bf16": True,
+    "evaluate_every": 10**9, "save_every": 10**9,
+}  # fmt: skip
+"""The same for all drafters."""
+Row = dict[str, Any]
+
+
+@dataclasses.dataclass
+class Talk:
+    """A prompt on its way: its row, the ids so far, which of them were written, and the answers.
+
+    Attributes:
+        number: of the prompt; made-up questions follow behind the others.
+        row: of the prompts file.
+        turns: texts of the user.
+        temperature: of its answers.
+    """
+
+    number: int
+    row: Row
+    turns: list[str]
+    temperature: float
+    ids: list[int] = dataclasses.field(default_factory=list)
+    learn: list[bool] = dataclasses.field(default_factory=list)
+    answers: list[str] = dataclasses.field(default_factory=list)
+    cut: list[int] = dataclasses.field(default_factory=list)
+
+
+def loaded(device: str | None, name: str = "smollm2") -> Target:
+    """The target, in bfloat16 and with torch's own attention."""
+    return target_of(name, device=device, dtype="bfloat16", attn_implementation="sdpa", exactness="ties", compile=False)
+
+
+class Writing:
+    """Writes the answers to prompts.
+
+    Args:
+        target: answers.
+        rows: sequences at a time.
+        deadline: when no further answer is begun, by `time.monotonic`.
+        seed: of what is drawn.
+    """
+
+    def __init__(self, target: Target, rows: int, deadline: float, seed: int = 0) -> None:
+        self.target, self.rows, self.deadline, self.seed = target, rows, deadline, seed
+        self.slots = min(SLOTS, target.decoder.context)
+        self.writer = Writer(target.decoder.model, rows, self.slots, sorted(target.eos), seed)
+        self.done = list[Talk]()
+
+    def late(self) -> bool:
+        """Whether the time is over."""
+        return time.monotonic() > self.deadline
+
+    def make_up(self, count: int, excluded: Excluded) -> list[str]:
+        """Questions that the target makes up."""
+        opening, tokenizer = Opening.of(self.target.tokenizer), self.target.tokenizer
+        writer, self.writer.top_p = self.writer, 0.99
+        asked = [Question(i, opening.ids, QUESTION, 1.0) for i in range(int(1.25 * count))]
+        texts = []
+        for q, ids in writer.write(asked, self.late):
+            text, ended = str(tokenizer.decode(ids[:-1] if ids[-1] in self.target.eos else ids)), ids[-1] in self.target.eos
+            texts.append({"number": q.number, "text": text, "ended": ended})
+        writer.top_p = 1.0
+        writer.forget()
+        return judged(sorted(texts, key=lambda t: t["number"]), count, tokenizer, excluded=excluded)[0]
+
+    def talk(self, number: int, row: Row, turns: Sequence[str]) -> Talk:
+        """A prompt that nothing was answered to."""
+        warm = row["kind"] == "passage" or np.random.default_rng([self.seed, 5, number]).random() < 0.5
+        return Talk(number, row, list(turns), WARM if warm and not row.get("held") else 0.0)
+
+    def answer(self, talks: Sequence[Talk]) -> list[Talk]:
+        """Answers the next turn of each; returns those that have another one."""
+        asked = dict[int, Talk]()
+        for talk, ids in zip(talks, self._next(talks), strict=True):
+            if len(ids) <= min(LONGEST, self.slots - MOST):
+                talk.learn += [False] * (len(ids) - len(talk.learn))
+                talk.ids, asked[talk.number] = ids, talk
+            elif talk.answers:
+                self.done.append(talk)
+        order = sorted(asked.values(), key=lambda talk: (len(talk.ids), talk.number))
+        further = list[Talk]()
+        questions = [Question(t.number + (len(t.answers) << 20), t.ids, MOST, t.temperature) for t in order]
+        for q, ids in self.writer.write(questions, self.late):
+            talk = asked.pop(q.number % (1 << 20))
+            ended = ids[-1] in self.target.eos
+            talk.ids, talk.learn = [*talk.ids, *ids], [*talk.learn, *[True] * len(ids)]
+            talk.cut += [] if ended else [2 * len(talk.answers) + 1]
+            talk.answers.append(str(self.target.tokenizer.decode(ids[:-1] if ended else ids)))
+            if len(talk.answers) < len(talk.turns) and ended:
+                further.append(talk)
+            else:
+                self.done.append(talk)
+        self.done += [talk for talk in asked.values() if talk.answers]  # it was too late for their next turn
+        return further
+
+    def _next(self, talks: Sequence[Talk]) -> list[list[int]]:
+        """The ids up to the next answer of each; behind an earlier answer stand those that were written."""
+        tokenizer, marks = self.target.tokenizer, ("draftree5question", "draftree5answer")
+        chat = [{"role": "user", "content": marks[0]}]
+        further = [*chat, {"role": "assistant", "content": marks[1]}, *chat]
+        first, second = (
+            str(tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True)) for each in (chat, further)
+        )
+        frames = [first.split(marks[0]), second.partition(marks[1])[2].split(marks[0])]
+        texts = [turn.join(frames[bool(t.answers)]) for t in talks for turn in t.turns[len(t.answers) :][:1]]
+        found = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
+        return [[*t.ids, *(ids[1:] if ids[:1] == t.ids[-1:] else ids)] for t, ids in zip(talks, found, strict=True)]
+
+
+def passages(talks: Sequence[Talk]) -> dict[int, str]:
+    """The beginnings of the passages that were written, up to the end of a sentence, by their ids."""
+    found = {}
+    for talk in talks:
+        if talk.row["kind"] == "passage" and talk.answers:
+            text = talk.answers[0][:PASSAGE]
+            found[talk.row["id"]] = text[: text.rfind(".") + 1] or text
+    return found
+
+
+def write(target: Target, rows: Sequence[Row], gsm8k: Sequence[str], excluded: Excluded, seconds: float,
+          rows_at_once: int = ROWS, made_up: int = MADE_UP, tell: Callable[[str], None] = print) -> list[Talk]:  # fmt: skip
+    """All prompts with their answers, as many as the time allows; passages come first, as others wait for them."""
+    begun = time.monotonic()
+    writing = Writing(target, rows_at_once, begun + seconds)
+
+    def said(what: str) -> None:
+        count = sum(sum(talk.learn) for talk in writing.done)
+        tell(f"{time.monotonic() - begun:.1f} s: {what}, {len(writing.done)} done, {count} tokens written")
+
+    asked = [(i, row, [gsm8k[row["gsm8k"]]] if row["kind"] == "math" else row["turns"]) for i, row in enumerate(rows)]
+    free = [writing.talk(i, row, turns) for i, row, turns in asked if "passages" not in row]
+    first = [talk for talk in free if talk.row["kind"] == "passage"]
+    others = [talk for talk in free if talk.row["kind"] != "passage"]
+    third = -(-len(others) // 3)
+    questions = writing.make_up(made_up, excluded)
+    said(f"{len(questions)} questions made up")
+    further = writing.answer([*first, *others[:third]])
+    said("first part")
+    told, bound = passages(writing.done), list[Talk]()
+    for i, row, turns in asked:
+        if "passages" in row and all(number in told for number in row["passages"]):
+            texts = [told[number] for number in row["passages"]]
+            bound.append(writing.talk(i, row, [_placed(turns[0], texts)]))
+    own = [writing.talk(len(rows) + i, {"kind": "made up"}, [text]) for i, text in enumerate(questions)]
+    further = writing.answer([*bound, *others[third : 2 * third], *own[: len(own) // 2], *further])
+    said("second part")
+    further = writing.answer([*others[2 * third :], *own[len(own) // 2 :], *further])
+    said("third part")
+    while further and not writing.late():
+        further = writing.answer(further)
+    writing.done += [talk for talk in further if talk.answers]
+    said("end")
+    return sorted(writing.done, key=lambda talk: talk.number)
+
+
+def _placed(text: str, texts: Sequence[str]) -> str:
+    """A turn with passages in the places {0}, {1}, …."""
+    for i, each in enumerate(texts):
+        text = text.replace(f"{{{i}}}", each)
+    return text
+
+
+def keep(talks: Sequence[Talk], out: pathlib.Path) -> None:
+    """Writes answers as text and as ids."""
+    out.mkdir(parents=True, exist_ok=True)
+    kinds = sorted({talk.row["kind"] for talk in talks})
+    partial = out / "partial.npz"  # others may be waiting for the file
+    np.savez(
+        partial, tokens=np.concatenate([talk.ids for talk in talks]).astype(np.int32),
+        learn=np.concatenate([talk.learn for talk in talks]).astype(np.bool_),
+        length=np.array([len(talk.ids) for talk in talks]),
+        kind=np.array([kinds.index(talk.row["kind"]) for talk in talks]), kinds=np.array(kinds),
+        held=np.array([bool(talk.row.get("held")) for talk in talks]),
+    )  # fmt: skip
+    partial.rename(out / "samples.npz")
+    with gzip.open(out / "answers.jsonl.gz", "wt", 6, encoding="utf-8") as file:
+        for talk in talks:
+            said: Row = {"prompt": talk.number, "answers": talk.answers}
+            said |= {"question": talk.turns[0]} if talk.row["kind"] == "made up" else {}
+            said |= {"cut": talk.cut} if talk.cut else {}
+            said |= {"temperature": talk.temperature} if talk.temperature else {}
+            file.write(json.dumps(said, ensure_ascii=False) + "\n")
+
+
+def read(path: pathlib.Path, share: float = 1.0) -> tuple[list[Sample], dict[str, list[Sample]]]:
+    """The samples to learn from, a share of them, and those to measure on by kind."""
+    with np.load(path) as found:
+        stored = {name: found[name] for name in found.files}
+    ends = np.cumsum(stored["length"])
+    held: dict[str, list[Sample]] = {}
+    learnt = []
+    for end, count, kind, apart in zip(ends, stored["length"], stored["kind"], stored["held"], strict=True):
+        part = slice(int(end - count), int(end))
+        sample = Sample(stored["tokens"][part].astype(np.int64), stored["learn"][part])
+        if apart:
+            held.setdefault(str(stored["kinds"][kind]), []).append(sample)
+        else:
+            learnt.append(sample)
+    order = np.random.default_rng(7).permutation(len(learnt))[: max(int(share * len(learnt)), 1)]  # prompts stand by number
+    return [learnt[i] for i in sorted(order.tolist())], {kind: some for kind, some in held.items() if kind != "passage"}
+
+
+def read_fast(target: Target) -> None:
+    """Lets batches be read by `Layers`, which takes a third of the operations; it gives the same but for rounding."""
+    layers = Layers(target.decoder.model, SLOTS)
+
+    def read(of: Target, ids: torch.Tensor, needs: Needs) -> Features:
+        entries = {layer: of.decoder.hidden_index(layer) for layer in (*needs.hidden, LAST)}
+        with torch.autocast(ids.device.type, enabled=False):
+            found = layers.read(ids, list(entries.values()))
+        return Features({layer: found[entry] for layer, entry in entries.items()}, {})
+
+    teacher.read = read
+
+
+def measured(target: Target, drafter: Any, held: dict[str, list[Sample]], together: int = 10) -> Row:
+    """Held-out figures by kind, and their mean."""
+    found = {}
+    for kind, samples in sorted(held.items()):
+        of = Teacher(target, drafter.needs, samples)
+        with torch.autocast(target.decoder.device.type, torch.bfloat16):
+            figures = evaluate(of, drafter, range(len(samples)), together, Processes.on(target.decoder.device))
+        assert figures is not None
+        found[kind] = dataclasses.asdict(figures)
+    lengths = [figures["acceptance_length"] for figures in found.values()]
+    return {"mean_acceptance_length": float(np.mean(lengths)), "kinds": found}
+
+
+def train(target: Target, name: str, data: pathlib.Path, out: pathlib.Path, share: float, seconds: float, epochs: float,
+          **numbers: Any) -> Row:  # fmt: skip
+    """Trains a drafter on a share of the data for so long at most, measures it, and writes both down."""
+    spec, rate = SPECS[name]
+    learnt, held = read(data, share)
+    torch.manual_seed(0)
+    drafter: Any = build("drafter", spec).fresh(target)
+    drafter.study(np.bincount(np.concatenate([s.tokens[s.learn] for s in learnt]), minlength=target.decoder.vocab))
+    drafter.settle([s.tokens for s in learnt[:64]])
+    if target.decoder.device.type == "cuda":
+        read_fast(target)
+    plan = trainer.Plan(**{**NUMBERS, "lr": rate, "epochs": epochs, "max_seconds": seconds, **numbers})
+    losses, begun = list[float](), time.monotonic()
+
+    def listen(progress: trainer.Progress) -> None:
+        losses.append(progress.loss)
+        if progress.step % 100 == 0:
+            print(f"{time.monotonic() - begun:.1f} s: {name} {share:g}, {progress.step} of {progress.steps} steps, "
+                  f"loss {np.mean(losses[-100:]):.4f}", flush=True)  # fmt: skip
+
+    end = trainer.train(target, drafter, learnt, plan, out, listen)
+    spent, tokens = time.monotonic() - begun, sum(len(s.tokens) for s in learnt)
+    figures = {
+        "drafter": spec, "share": share, "samples": len(learnt), "tokens": tokens,
+        "learnt": sum(int(s.learn.sum()) for s in learnt),
+        "steps": end.steps, "epochs": end.steps * plan.batch_size / len(learnt), "seconds": spent, "lr": plan.lr,
+        "batch_size": plan.batch_size, "loss": float(np.mean(losses[-50:])),
+        "losses": [float(np.mean(losses[i : i + 50])) for i in range(0, len(losses), 50)],
+    } | measured(target, drafter, held)  # fmt: skip
+    (out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
+    print(json.dumps({k: v for k, v in figures.items() if k not in ("kinds", "losses")}), flush=True)
+    return figures
+
+
+def lines(path: pathlib.Path) -> Iterator[Row]:
+    """The rows of a file of JSON lines, compressed or not."""
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+        yield from map(json.loads, file)
+
+
+def main() -> None:
+    ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    ap.add_argument("what", choices=("write", "train"))
+    ap.add_argument("name", nargs="?", choices=SPECS)
+    ap.add_argument("--target", default="smollm2")
+    ap.add_argument("--device")
+    ap.add_argument("--prompts", type=pathlib.Path, default=HERE / "smollm2_prompts.jsonl.gz")
+    ap.add_argument("--gsm8k", type=pathlib.Path)
+    ap.add_argument("--exclude", type=pathlib.Path, action="append", default=[])
+    ap.add_argument("--rows", type=int, default=ROWS)
+    ap.add_argument("--made-up", type=int, default=MADE_UP)
+    ap.add_argument("--limit", type=int, default=10**9, help="prompts at most, for a try")
+    ap.add_argument("--data", type=pathlib.Path)
+    ap.add_argument("--share", type=float, default=1.0)
+    ap.add_argument("--epochs", type=float, default=6.0)
+    ap.add_argument("--batch-size", type=int, default=NUMBERS["batch_size"])
+    ap.add_argument("--accumulate", type=int, default=NUMBERS["accumulate"])
+    ap.add_argument("--lr", type=float)
+    ap.add_argument("--keep-every", type=int, default=0)
+    ap.add_argument("--seconds", type=float, default=600.0)
+    ap.add_argument("--out", type=pathlib.Path, required=True)
+    args = ap.parse_args()
+    target = loaded(args.device, args.target)
+    if args.what == "write":
+        asked = [row["question"] for row in lines(args.gsm8k)]
+        talks = write(
+            target,
+            list(lines(args.prompts))[: args.limit],
+            asked,
+            Excluded.of(args.exclude),
+            args.seconds,
+            args.rows,
+            args.made_up,
+        )
+        keep(talks, args.out)
+    else:
+        while not args.data.is_file():  # it is being written: begin at once when it is there
+            time.sleep(0.2)
+        numbers = {"batch_size": args.batch_size, "accumulate": args.accumulate, "keep_every": args.keep_every}
+        numbers |= {"lr": args.lr} if args.lr else {}
+        train(target, args.name, args.data, args.out, args.share, args.seconds, args.epochs, **numbers)
+
+
+if __name__ == "__main__":
+    main()
