@@ -104,7 +104,7 @@ def serve(batch: Served) -> list[tuple[str, tuple[int, ...]]]:
     engine = Engine(one.target, drafter, build("policy", batch.policy), costs=cast(Costs, RandomCosts(batch.seed)))
     needed = [min(len(r.prompt) + r.max_new_tokens, one.target.decoder.context + 1) for r in batch.requests]
     limits = {"max_sequences": batch.sequences, "max_batch_tokens": batch.tokens, "max_cache_tokens": max(needed) + batch.cache}
-    engine.set_limits(**limits)
+    engine.set_limits(**limits, share_passes=bool(batch.seed % 2))
     scheduler, waiting, handles, tick = engine.scheduler, list(batch.requests), list[Handle](), 0
     while waiting or scheduler.unfinished:
         count, cancelled = batch.events[min(tick, len(batch.events) - 1)]

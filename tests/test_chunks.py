@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.scheduling.chunks import ALONE, LEAST, SHORT, STEPS, UNKNOWN, ChunkSizes, shares
+from draftree.scheduling.chunks import ALONE, LEAST, LEAST_BESIDE, SHORT, STEPS, UNKNOWN, ChunkSizes, shares
 from draftree.scheduling.options import SchedulerOptions
 
 
@@ -31,6 +31,20 @@ def test_no_chunk_is_smaller_or_larger_than_allowed() -> None:
     assert sizes_of(1.0, 0.01).budget(True) == LEAST
     assert sizes_of(1e-9).budget(False) == 512
     assert sizes_of(1.0, max_batch_tokens=5).budget(False) == 5
+
+
+def test_what_a_shared_pass_takes_more_is_the_chunk_s() -> None:
+    sizes = sizes_of(1e-3, 0.04)
+    for _ in range(8):
+        sizes.read(100, 0.04 + 0.05, beside=True)
+    assert sizes.budget(True, beside=True) == pytest.approx(STEPS * 80, rel=0.05)
+    for _ in range(8):
+        sizes.read(100, 0.03, beside=True)  # faster than a step without it, as another program has ended
+    assert sizes.budget(True, beside=True) <= 512
+    for _ in range(8):
+        sizes.read(10, 3.0, beside=True)
+    assert sizes.budget(True, beside=True) == LEAST_BESIDE
+    assert sizes.budget(False, beside=True) == LEAST
 
 
 def test_a_machine_that_becomes_slower_is_followed() -> None:

@@ -394,9 +394,9 @@ def test_every_drafter_goes_on_where_rows_are_moved(drafter: str) -> None:
         for step in range(60):
             engine.step()
             batch = engine.scheduler.batch
-            if moves and batch is not None and engine.scheduler._running:
-                engine.scheduler._resize(len(engine.scheduler._running) + step % 2)
-        assert engine.scheduler._movable, "the drafter has no select"
+            if moves and batch is not None and engine.scheduler._batch.running:
+                engine.scheduler._batch.resize(len(engine.scheduler._batch.running) + step % 2)
+        assert engine.scheduler._batch.movable, "the drafter has no select"
         return [(h.stats.steps, h.stats.drafted, h.stats.accepted) for h in handles if h.result()]
 
     assert figures(moves=True) == figures(moves=False)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 
 from draftree.acceptors.base import Acceptor
 from draftree.boundary.phases import phase
@@ -18,7 +19,8 @@ from draftree.costs.curves import CostSource
 from draftree.drafters.base import Drafter
 from draftree.drafting.states import released, selected, started
 from draftree.drafting.step import Drafting
-from draftree.models.target import Needs, Taps, Target
+from draftree.models.forward_batch import Chunk
+from draftree.models.target import Needs, Read, Taps, Target, Verified
 from draftree.policies.base import Policy
 from draftree.request import Emitted, Request
 from draftree.rows import Rows
@@ -84,8 +86,17 @@ def start(parts: Parts, rows: Rows, begun: Ints, taps: Taps, state: State) -> St
 
 def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     """Drafts, verifies and commits a tree for every row that still writes; at least one must."""
+    events, state, _ = step_and_read(parts, rows, state, ())
+    return events, state
+
+
+def step_and_read(parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk]) -> tuple[list[Emitted], State, Read | None]:
+    """Does what `step` does, and reads chunks of the prompts of seated rows in the target's pass."""
     target, drafter, policy, acceptor = parts.target, parts.drafter, parts.policy, parts.acceptor
     prices, start = parts.costs.at(rows.context, rows.live.size), time.perf_counter()
+    beside = sum(len(chunk.tokens) for chunk in chunks)
+    if beside:
+        prices = prices.beside(beside / rows.live.size)
     target.read_anew(rows.cache, rows.committed, rows.live)
     drawing = rows.drawing(acceptor.draw)
     draft = Drafting(drafter, state.drafter, rows, target.decoder.vocab, drawing, target.decoder.capture)
@@ -94,7 +105,7 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
         grown = draft.grow(policy, roots, prices, rows.room(target), state.policy)
     drafted = time.perf_counter()
     probes = draft.probes()
-    tree, verified = draft.verify(target, grown, probes)
+    tree, verified = draft.verify(target, grown, probes, chunks)
     drafted = drafted if draft.drafted is None else draft.drafted
     p = rows.distributions(tree, verified, acceptor.keeps_text)
     with phase("accept"):
@@ -108,8 +119,34 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
         memory = policy.observe(state.policy, tree, verdict, work, prices)
     ended = time.perf_counter()
     rows.clock(draft=ended - checked + drafted - start, verify=checked - drafted)
-    parts.costs.observe(draft.times(work, verdict, checked - drafted, committed - checked, ended - start))
-    return rows.emit(target, tree, p, verdict, probes), State(draft.state, memory)
+    parts.costs.observe(draft.times(work, verdict, checked - drafted, committed - checked, ended - start, beside))
+    for chunk in chunks:
+        rows.follow(chunk.sequence)
+    return rows.emit(target, tree, p, verdict, probes), State(draft.state, memory), verified.read
+
+
+def read(parts: Parts, rows: Rows, chunks: Sequence[Chunk]) -> Read:
+    """Reads chunks of the prompts of seated rows, while no row writes."""
+    found = parts.target.read(rows.cache, parts.drafter.needs, chunks)
+    for chunk in chunks:
+        rows.follow(chunk.sequence)
+    return found
+
+
+def begin(parts: Parts, rows: Rows, begun: Ints, logits: Tensor, taps: Taps, state: State) -> tuple[list[Emitted], State]:
+    """Chooses the token after prompts that have been read, and lets the drafter read them.
+
+    Args:
+        parts: what writes.
+        rows: the prompts are in seated ones.
+        begun: [B] these, in rising order.
+        logits: [B, V] after each prompt.
+        taps: of all their tokens, row by row.
+        state: after the last step.
+    """
+    rows.begin(begun, own_noise=not parts.acceptor.keeps_text)
+    events = _first_tokens(parts.target, parts.acceptor, rows, begun, Verified(logits, taps))
+    return events, start(parts, rows, begun, taps, state)
 
 
 def release(parts: Parts, rows: Rows, row: int, state: State) -> State:
@@ -157,7 +194,12 @@ def prefill(
 ) -> tuple[Ints, list[Emitted], Taps]:
     """Reads prompts and chooses the token after each, as if its last token were a tree without drafts; which rows, and taps."""
     begun = rows.admit(requests, own_noise=not acceptor.keeps_text)
-    roots = Tree.planted(begun, rows.last[begun].copy())
     verified = target.prefill(rows.cache, [np.array(r.prompt, np.int64) for r in requests], needs, begun)
+    return begun, _first_tokens(target, acceptor, rows, begun, verified), verified.taps
+
+
+def _first_tokens(target: Target, acceptor: Acceptor, rows: Rows, begun: Ints, verified: Verified) -> list[Emitted]:
+    """Choose the token after each prompt, of which [B, V] logits are known."""
+    roots = Tree.planted(begun, rows.last[begun].copy())
     p = rows.distributions(roots, verified, acceptor.keeps_text)
-    return begun, rows.emit(target, roots, p, acceptor.accept(roots, p, rows.chance), step=False), verified.taps
+    return rows.emit(target, roots, p, acceptor.accept(roots, p, rows.chance), step=False)

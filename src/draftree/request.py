@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
+import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
@@ -14,6 +15,8 @@ from draftree.boundary.arguments import row_of_ids
 from draftree.boundary.knobs import Knobs, Rule, knob, optional, several
 from draftree.errors import UserError, shown
 from draftree.models.target import Target
+from draftree.sampling.distributions import Distributions
+from draftree.sampling.drawing import top_k
 from draftree.sampling.settings import GREEDY, Sampling
 from draftree.stats import Step
 from draftree.tree import Ints, Tree
@@ -157,3 +160,13 @@ def check(requests: Sequence[Request], target: Target) -> None:
             raise UserError(f"the prompt has {n} tokens, allowed are at most the target's context of {context}")
         if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:
             raise UserError(f"the prompt has token id {max(request.prompt, key=abs)}, allowed are 0 … {vocab - 1}")
+
+
+def logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> list[Logprob]:
+    """Log-probabilities of the tokens, each after the node before it, and of the likeliest ones there."""
+    found = []
+    for node, token in zip(kept.tolist(), tokens, strict=False):
+        log_p = torch.log_softmax(p.raw(node).cpu().double(), dim=-1)
+        best = () if not top else tuple(zip(*(x[0].tolist() for x in top_k(log_p[None], min(top, len(log_p)))), strict=True))
+        found.append(Logprob(token, float(log_p[token]), best))
+    return found

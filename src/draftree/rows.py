@@ -18,10 +18,10 @@ from draftree.boundary.phases import in_phase
 from draftree.errors import DraftreeWarning, UserError
 from draftree.models.cache import SlotCache
 from draftree.models.target import Probes, Target, Verified
-from draftree.request import Emitted, Ending, Logprob, Origin, Request, Scores, all_greedy
+from draftree.request import Emitted, Ending, Origin, Request, Scores, all_greedy, logprobs
 from draftree.sampling import devices
-from draftree.sampling.distributions import Distributions, processed
-from draftree.sampling.drawing import Drawing, top_k
+from draftree.sampling.distributions import Distributions, guided
+from draftree.sampling.drawing import Drawing
 from draftree.sampling.noise import Chance, Keyed
 from draftree.sampling.recorded import LIKELIEST, Recorded
 from draftree.sampling.settings import Sampling
@@ -49,6 +49,7 @@ class Rows:
         last: [R] each row's root, the newest token chosen.
         written: [R] output.
         live: the rows that still write, in order.
+        seated: the rows whose prompts are read, and of which the drafter knows nothing yet.
         undrafted: the rows that are written without drafts, as the drafter raised an exception.
         growth: the depth that a tree may have at most, so that a step does not exceed a bound of the cache; None for no bound.
     """
@@ -67,7 +68,7 @@ class Rows:
         self.last, self.live, self._calls = (np.zeros(n, np.int64) for n in (cache.rows, 0, cache.rows))
         self._numbers, self._begun = np.zeros(cache.rows, np.int64), 0  # of the sequence in each row; how many have begun
         self.growth: int | None = None
-        self.undrafted = set[int]()
+        self.seated, self.undrafted = set[int](), set[int]()
 
     @property
     def free(self) -> Ints:
@@ -91,16 +92,38 @@ class Rows:
         if len(rows) < len(requests):
             raise UserError(f"{len(requests)} requests came, allowed are as many as rows are free: {len(rows)}")
         for row, request in zip(rows.tolist(), requests, strict=True):
-            self.requests[row], self.written[row] = request, []
+            self.seat(row, request)
+        self.begin(rows, own_noise)
+        return rows
+
+    def seat(self, row: int, request: Request) -> None:
+        """Give a request a free row, in which its prompt is read; `begin` lets it be written."""
+        self.requests[row], self.written[row] = request, []
+        self.seated.add(row)
+        self.follow(row)
+
+    def follow(self, row: int) -> None:
+        """Note how much of its prompt the cache holds of a row that is seated."""
+        self.committed[row] = np.array(self.requests[row].prompt[: self.cache.lengths[row]], np.int64)
+
+    def begin(self, rows: Ints, own_noise: bool = False) -> None:
+        """Let seated requests be written, whose prompts are read now or have been; see `admit`."""
+        for row in rows.tolist():
+            prompt = self.requests[row].prompt
             # Until the prefill has spoken, a prompt's last token is its root: the token after it is chosen as any bonus is.
-            self.committed[row], self.last[row] = np.array(request.prompt[:-1], np.int64), request.prompt[-1]
+            self.committed[row], self.last[row] = np.array(prompt[:-1], np.int64), prompt[-1]
         self._numbers[rows] = self._begun + np.arange(len(rows))
         self._begun += len(rows)
         self._calls[rows], self._admitted = own_noise and self._admitted, self._admitted + 1
         self.live = np.union1d(self.live, rows)
         self._unread.update(rows.tolist())
-        self.undrafted.difference_update(rows.tolist())
-        return rows
+        for those in (self.seated, self.undrafted):
+            those.difference_update(rows.tolist())
+
+    @property
+    def texts(self) -> list[Ints]:
+        """[R] the committed tokens of the rows that the drafter knows; none of the others."""
+        return [text[:0] if row in self.seated else text for row, text in enumerate(self.committed)]
 
     def read_by_drafter(self) -> bool:
         """Note that the drafter has read all sequences; return whether the prompt of one was among what it read."""
@@ -115,22 +138,19 @@ class Rows:
     def selected(self, rows: Ints) -> "Rows":
         """The same sequences in other rows: [R'] the old row of each new one, −1 for a free one; the cache is copied."""
         new = Rows(self.cache.taken(rows, MAX_NODES), self._source, self._admitted, self.stats)
-        for row, old in enumerate(rows.tolist()):
-            if old >= 0:
-                new.requests[row], new.written[row], new.committed[row] = (
-                    self.requests[old],
-                    self.written[old],
-                    self.committed[old],
-                )
-                new.last[row], new._calls[row] = self.last[old], self._calls[old]
+        moves = list(enumerate(rows.tolist()))
+        for row, old in moves:
+            for name in ("requests", "written", "committed", "last", "_calls") if old >= 0 else ():
+                getattr(new, name)[row] = getattr(self, name)[old]
         new.live, new._warned = np.flatnonzero(np.isin(rows, self.live)), self._warned
-        new._unread = {row for row, old in enumerate(rows.tolist()) if old in self._unread}
-        new.undrafted = {row for row, old in enumerate(rows.tolist()) if old in self.undrafted}
+        for name in ("_unread", "undrafted", "seated"):
+            getattr(new, name).update(row for row, old in moves if old in getattr(self, name))
         return new
 
     def leave(self, row: int) -> list[int]:
         """Frees a row, whether its text has ended or not; returns what was written there."""
         self.live = self.live[self.live != row]
+        self.seated.discard(row)
         self.requests[row], self.committed[row] = IDLE, np.zeros(0, np.int64)
         self.cache.truncate(self.lengths)
         return self.written[row]
@@ -190,8 +210,7 @@ class Rows:
 
     def shown(self, tree: Tree, node: int) -> list[int]:
         """The ids of a node's text up to and including it, as processors and criteria see them."""
-        row = int(tree.row[node])
-        path = tree.tokens[tree.path(node)].tolist()
+        row, path = int(tree.row[node]), tree.tokens[tree.path(node)].tolist()
         return [*self.requests[row].before, *self.committed[row].tolist(), *path]
 
     def forced(self, tree: Tree, frontier: Ints) -> Ints:
@@ -212,7 +231,7 @@ class Rows:
 
         def shaped(logits: Tensor) -> Tensor:
             rows = zip(logits, guides, frontier.tolist(), strict=True)
-            return torch.stack([_guided(one, own, self.shown(tree, node)) for one, own, node in rows])
+            return torch.stack([guided(one, own, self.shown(tree, node)) for one, own, node in rows])
 
         return shaped
 
@@ -293,7 +312,7 @@ class Rows:
             p.vouch(kept[:count])
             origins = self._origins(tree, kept[:-1])
             origins.append("bonus" if step else "prefill")
-            told = [] if request.logprobs is None else _logprobs(p, kept, tokens[:count], request.logprobs)
+            told = [] if request.logprobs is None else logprobs(p, kept, tokens[:count], request.logprobs)
             chosen_at = kept[:count].tolist() if request.keep_scores else []
             scores = [Scores(*(each.clone() for each in p.scores(n))) for n in chosen_at]
             self.committed[row] = np.concatenate((self.committed[row], tree.tokens[kept]))
@@ -337,9 +356,8 @@ class Rows:
     def work(self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None, finds: int = 0) -> Work:
         """Writes down what a step asked of the models, before it is emitted."""
         fed = len(tree) + (0 if probes is None else len(probes.row))
-        done = Work(tuple(frontiers), fed, tree.roots, self.context, finds)
-        self.stats.work.append(done)
-        return done
+        self.stats.work.append(Work(tuple(frontiers), fed, tree.roots, self.context, finds))
+        return self.stats.work[-1]
 
     def warn(self, told: str) -> None:
         """Warns of something, once however many steps meet it."""
@@ -351,24 +369,6 @@ class Rows:
         """Adds to the seconds spent drafting and verifying."""
         self.stats.draft_seconds += draft
         self.stats.verify_seconds += verify
-
-
-def _guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
-    """[V] draft logits after a row's guides; all −∞ where a guide rejects the drafted prefix, which the target cannot write."""
-    try:
-        return processed(logits, guides, ids)
-    except UserError:
-        return torch.full_like(logits, -torch.inf, dtype=torch.float64 if logits.dtype is torch.float64 else torch.float32)
-
-
-def _logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> list[Logprob]:
-    """Log-probabilities of the tokens, each after the node before it, and of the likeliest ones there."""
-    found = []
-    for node, token in zip(kept.tolist(), tokens, strict=False):
-        log_p = torch.log_softmax(p.raw(node).cpu().double(), dim=-1)
-        best = () if not top else tuple(zip(*(x[0].tolist() for x in top_k(log_p[None], min(top, len(log_p)))), strict=True))
-        found.append(Logprob(token, float(log_p[token]), best))
-    return found
 
 
 @dataclass(frozen=True)

@@ -102,6 +102,16 @@ class Costs(Part):
         drafted = self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()
         return float(drafted) + work.finds * self.find + self.commit + (self.catch_up if work.frontiers else 0.0)
 
+    def beside(self, tokens: float) -> "Costs":
+        """Return the costs of a step whose pass also reads so many prompt tokens of each row, which prompts are charged for.
+
+        A pass over the roots costs what it does without, and each node what it adds to the wider pass.
+        """
+        widths, least = np.array(sorted(self.target), np.float64), min(self.target.values())
+        more = self.targets(widths + tokens) - self.target_seconds(1 + tokens)
+        seconds = np.maximum(self.token + more, least)
+        return replace(self, target=dict(zip(map(int, widths), seconds.tolist(), strict=True)))
+
     def at(self, context: int, rows: int) -> "Costs":
         """These, wherever they were measured; a `CostTable` chooses."""
         return self

@@ -166,16 +166,16 @@ class OnlineCosts:
         self._undrafted = 0 if learnt else self._undrafted + 1
 
     def _learn(self, step: StepTimes) -> None:
-        self._account(step)
         self._steps += 1
         context = -(-step.context // CONTEXT_STEP) * CONTEXT_STEP
-        place = Place(step.tokens, context, step.sequences)
-        model = self.target.models["target"]
-        if model.correction.timings > SETTLED and self._steps % SELDOM:
-            expected = self._costs(context, step.sequences).target_seconds(step.tokens / step.sequences)
-            if abs(np.log(step.target / expected)) < UNEXPECTED:
-                return
-        self.target.learn("target", place, step.target)
+        if not step.beside:
+            self._account(step)
+            model = self.target.models["target"]
+            if model.correction.timings > SETTLED and self._steps % SELDOM:
+                expected = self._costs(context, step.sequences).target_seconds(step.tokens / step.sequences)
+                if abs(np.log(step.target / expected)) < UNEXPECTED:
+                    return
+            self.target.learn("target", Place(step.tokens, context, step.sequences), step.target)
         learn = self.drafter.learn
         for i, draft in enumerate(step.drafts):
             if i or not step.prompt_read:

@@ -33,6 +33,7 @@ class StepTimes:
         gained: tokens that were written.
         prompt_read: whether the first draft step also read a prompt, so that its seconds say nothing.
         recorded: whether passes were recorded in it, which is done once, so that no seconds say anything.
+        beside: tokens of prompts that the target's pass read, too, so that its seconds are not those of the nodes.
     """
 
     context: int
@@ -47,3 +48,4 @@ class StepTimes:
     gained: int = 1
     prompt_read: bool = False
     recorded: bool = False
+    beside: int = 0

@@ -31,7 +31,7 @@ def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: In
     """Return a drafter's state once rows begin a text; one for which it raises an exception is written without drafts."""
 
     def start(state: Any, taps: Taps, begun: Ints) -> Any:
-        return drafter.start(rows.committed, rows.last.copy(), taps, state, begun)
+        return drafter.start(rows.texts, rows.last.copy(), taps, state, begun)
 
     try:
         return start(state, taps, begun)

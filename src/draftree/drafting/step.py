@@ -4,7 +4,7 @@ Shapes: F frontier nodes, K candidates, V vocabulary.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -20,6 +20,7 @@ from draftree.drafters.base import Drafter
 from draftree.drafting.states import DrafterFault, give_up, raises
 from draftree.errors import UserError
 from draftree.models.capture import Capture, Eager
+from draftree.models.forward_batch import Chunk
 from draftree.models.target import Probes, Taps, Target, Verified
 from draftree.models.unseen import Layers, Told, Unseen, verified
 from draftree.policies._unseen import Outlook, Plan, grow
@@ -156,11 +157,21 @@ class Drafting(Search):
             rows = [row for row in np.unique(owners).tolist() if raises(partial(call, frontier[owners == row]))]
             raise DrafterFault(rows, error) from error
 
-    def verify(self, target: Target, grown: Tree | Unseen, probes: Probes | None) -> tuple[Tree, Verified]:
-        """Return a tree and the target's pass over it; if the host has not seen the tree, it reads both at once."""
+    def verify(
+        self, target: Target, grown: Tree | Unseen, probes: Probes | None, chunks: Sequence[Chunk] = ()
+    ) -> tuple[Tree, Verified]:
+        """Return a tree and the target's pass over it; if the host has not seen the tree, it reads both at once.
+
+        Args:
+            target: the model.
+            grown: the tree.
+            probes: rows that ride along.
+            chunks: parts of prompts that the pass reads, too.
+        """
         if isinstance(grown, Tree):
-            return grown, target.verify(self.rows.cache, grown, self.drafter.needs, probes)
+            return grown, target.verify(self.rows.cache, grown, self.drafter.needs, probes, chunks)
         assert probes is None, "a drafter of layers sends no probes"
+        assert not chunks, "passes that are recorded read no prompts"
         assert self.layers is not None
         told, found = verified(target, self.rows.cache, grown, self.drafter.needs, self._mark)
         self._clocked(told, self.layers.each_node)
@@ -303,7 +314,7 @@ class Drafting(Search):
             give_up(self.rows, self.drafter, DrafterFault(rows, error))
             return None
 
-    def times(self, work: Work, verdict: Verdict, target: float, commit: float, seconds: float) -> StepTimes:
+    def times(self, work: Work, verdict: Verdict, target: float, commit: float, seconds: float, beside: int = 0) -> StepTimes:
         """Return the timings of the step, once it is over.
 
         Args:
@@ -312,6 +323,7 @@ class Drafting(Search):
             target: seconds of the target's pass and of the acceptance.
             commit: seconds of the drafter's commit.
             seconds: of the whole step.
+            beside: tokens of prompts that the target's pass read, too.
         """
         return StepTimes(
             context=work.context,
@@ -326,6 +338,7 @@ class Drafting(Search):
             gained=sum(map(len, verdict.paths)) + work.rows,
             prompt_read=bool(self.frontiers) and self.rows.read_by_drafter(),
             recorded=self.capture.recordings > self._recordings,
+            beside=beside,
         )
 
 

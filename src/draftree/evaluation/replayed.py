@@ -16,6 +16,7 @@ from torch import Tensor
 from draftree.errors import UserError
 from draftree.evaluation.recording import Recording, Text
 from draftree.models.cache import SlotCache
+from draftree.models.forward_batch import Chunk
 from draftree.models.target import Needs, Probes, Target, Verified
 from draftree.tree import Ints, Tree, Verdict
 
@@ -56,7 +57,10 @@ class Replayed(Target):
         found = self._recording.prefill(cache, prompts, needs)
         return replace(found, packed=self._after(np.array([len(prompts[0]) - 1])))
 
-    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+    def verify(
+        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None, chunks: Sequence[Chunk] = ()
+    ) -> Verified:
+        assert not chunks, "one recorded text is written at a time"
         if probes is not None:
             raise UserError("the drafter sends probes, which need a pass of the target: its texts cannot be replayed")
         if needs.top:

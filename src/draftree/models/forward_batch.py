@@ -16,6 +16,21 @@ from draftree.tree import Bools, Ints
 
 
 @dataclass(frozen=True)
+class Chunk:
+    """A part of a prompt that is read in a pass beside the nodes of other sequences.
+
+    Attributes:
+        sequence: its place in the batch.
+        tokens: [n] ids, which follow the committed tokens of that sequence.
+        ends: whether the prompt ends with it, so that logits after its last token are needed.
+    """
+
+    sequence: int
+    tokens: Ints
+    ends: bool
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """The tokens of one forward pass: those of all sequences, one after the other, without padding.
 
@@ -84,6 +99,32 @@ class ForwardBatch:
         visible = [np.tri(len(t), dtype=np.bool_) for t in ids]
         batch = cls.packed(ids, positions, starts, visible, positions, device)
         return replace(batch, whole=True)
+
+    def beside(self, chunks: Sequence[Chunk]) -> tuple[Self, Ints]:
+        """Return the batch with chunks of prompts, and the place [N] there of each token of this one.
+
+        Args:
+            chunks: of sequences without tokens in this batch. Each token sees those before it in
+                its own sequence.
+        """
+        counts, visible = self.counts.copy(), list(self.visible)
+        scratch = list(self.scratch_positions)
+        for chunk in chunks:
+            sequence, count = chunk.sequence, len(chunk.tokens)
+            counts[sequence] = count
+            visible[sequence] = np.tri(count, dtype=np.bool_)
+            scratch[sequence] = self.starts[sequence] + np.arange(count)
+        sequences, inside = self.places
+        firsts = np.concatenate((np.zeros(1, np.int64), counts.cumsum()))
+        own = firsts[sequences] + inside
+        tokens, positions = np.empty((2, int(firsts[-1])), np.int64)
+        tokens[own], positions[own] = self.tokens.cpu().numpy(), self.positions
+        for chunk in chunks:
+            at = slice(firsts[chunk.sequence], firsts[chunk.sequence + 1])
+            tokens[at], positions[at] = chunk.tokens, scratch[chunk.sequence]
+        placed = to_device(tokens, self.tokens.device)
+        batch = type(self)(placed, positions, counts, self.starts, visible, scratch)
+        return batch, own
 
     @property
     def width(self) -> int:

@@ -52,6 +52,8 @@ class NativeRunner(ModelRunner):
         after_head: what the model does with the output of its head.
     """
 
+    packs = True
+
     def __init__(self, hf: HFRunner, layers: Sequence[NativeLayer], after_head: Callable[[Tensor], Tensor]) -> None:
         self._hf, self._layers, self._after_head = hf, list(layers), after_head
         self._stack: Any = hf.stack

@@ -6,6 +6,7 @@ A runner is chosen once, when a model is loaded. It never changes the modules of
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import ClassVar
 
 from torch import Tensor
 
@@ -20,7 +21,8 @@ class Outputs:
 
     Attributes:
         layers: entries of transformers' `hidden_states`, negative ones counted from the end.
-        tokens: [K] the tokens after which logits are wanted, ascending; all by default.
+        tokens: [K] the tokens after which logits are wanted, ascending in a batch of one sequence;
+            all by default.
     """
 
     layers: tuple[int, ...] = ()
@@ -41,7 +43,14 @@ class ModelOutput:
 
 
 class ModelRunner(ABC):
-    """Runs the forward passes of one model."""
+    """Runs the forward passes of one model.
+
+    Attributes:
+        packs: whether a pass computes no padding, so that a long chunk of one sequence costs the
+            others nothing.
+    """
+
+    packs: ClassVar[bool] = False
 
     @abstractmethod
     def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:

@@ -34,7 +34,7 @@ from draftree.models.cache import SlotCache
 from draftree.models.capture import usual_capture
 from draftree.models.decoder import Decoder, pretrained
 from draftree.models.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
-from draftree.models.forward_batch import ForwardBatch
+from draftree.models.forward_batch import Chunk, ForwardBatch
 from draftree.models.four_bits import round_to_four_bits
 from draftree.models.grouped_attention import use_grouped_attention
 from draftree.models.hub import located
@@ -151,6 +151,19 @@ class Probes:
 
 
 @dataclass(frozen=True)
+class Read:
+    """What a pass gave for the chunks of prompts that it read.
+
+    Attributes:
+        taps: of their tokens, chunk by chunk.
+        logits: [E, V] after each chunk that ends its prompt.
+    """
+
+    taps: Taps
+    logits: Tensor
+
+
+@dataclass(frozen=True)
 class Verified:
     """The result of one pass over a forest.
 
@@ -160,12 +173,14 @@ class Verified:
         told: [N] the token of each node's largest logit, −1 where that is no finite number, and the token that is drawn
             there, −1 where none is; None where nobody looked yet.
         at: [N] where each node's logits are among the packed ones; None where they are in the nodes' order.
+        read: what it gave for chunks of prompts; None where it read none.
     """
 
     packed: Tensor
     taps: Taps
     told: tuple[Sequence[int], Sequence[int]] | None = None
     at: Ints | None = None
+    read: Read | None = None
 
     @cached_property
     def logits(self) -> Tensor:
@@ -414,22 +429,77 @@ class Target:
             cache.truncate(lengths)
             self.prefill(cache, [texts[row] for row in late.tolist()], Needs(), late, more=1)
 
+    @property
+    def reads_beside(self) -> bool:
+        """Whether one pass can read chunks of prompts and verify the trees of other sequences.
+
+        A state follows whole texts, recorded passes come in few sizes, and where rotary frequencies change with the length,
+        a prompt is read with those of the whole.
+        """
+        recorded = self.decoder.capture.ladder.few
+        return not (recorded or self.decoder.kept.states) and self.reuses_prefixes
+
+    @property
+    def packs(self) -> bool:
+        """Whether its passes compute no padding."""
+        return self.decoder.runner.packs
+
+    @torch.inference_mode()
+    @in_phase("prompt")
+    def read(self, cache: SlotCache, needs: Needs, chunks: Sequence[Chunk]) -> Read:
+        """Run a pass over chunks of prompts, one of each sequence, and commit them."""
+        nothing = [np.zeros(0, np.int64)] * cache.rows
+        batch = ForwardBatch.chains(nothing, cache.lengths.copy(), self.decoder.device)
+        _, read = self._passed(batch, cache, needs, chunks)
+        assert read is not None, "there are chunks"
+        self._keep_read(cache, chunks)
+        return read
+
+    def _keep_read(self, cache: SlotCache, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            cache.keep(chunk.sequence, cache.lengths[chunk.sequence] + np.arange(len(chunk.tokens)))
+
+    def _passed(
+        self, batch: ForwardBatch, cache: SlotCache, needs: Needs, chunks: Sequence[Chunk]
+    ) -> tuple[ModelOutput, Read | None]:
+        """Return what a pass over a batch, and over chunks beside it, gave for each of them."""
+        if not chunks:
+            return self.decoder.forward(batch, cache, Outputs(needs.hidden)), None
+        whole, own = batch.beside(chunks)
+        ends = [whole.firsts[chunk.sequence + 1] - 1 for chunk in chunks if chunk.ends]
+        wanted = np.concatenate((own, np.array(ends, np.int64)))
+        out = self.decoder.forward(whole, cache, Outputs(needs.hidden, wanted))
+        mine = to_device(own, self.decoder.device)
+        places = [np.arange(*whole.firsts[chunk.sequence :][:2]) for chunk in chunks]
+        theirs = to_device(np.concatenate(places), self.decoder.device)
+        rows = np.repeat([chunk.sequence for chunk in chunks], [len(chunk.tokens) for chunk in chunks])
+        ids = np.concatenate([chunk.tokens for chunk in chunks])
+        hidden = {layer: h.index_select(0, theirs) for layer, h in out.hidden.items()}
+        read = Read(Taps(hidden, rows, whole.positions[np.concatenate(places)], ids, cache), out.logits[len(own) :])
+        kept = {layer: h.index_select(0, mine) for layer, h in out.hidden.items()}
+        return ModelOutput(out.logits[: len(own)], kept), read
+
     @torch.inference_mode()
     @in_phase("verify")
-    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
-        """One pass over root and nodes of every row, and over the probes.
+    def verify(
+        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None, chunks: Sequence[Chunk] = ()
+    ) -> Verified:
+        """One pass over root and nodes of every row, over the probes, and over chunks of the prompts of other rows.
 
-        Tokens lie in scratch slots behind each row's committed ones, in node order; `commit` needs them there.
+        Tokens lie in scratch slots behind each row's committed ones, in node order; `commit` needs them there. Chunks are
+        committed at once.
         """
         if probes is not None:
-            return self._verified_with(cache, tree, needs, probes)
+            return self._verified_with(cache, tree, needs, probes, chunks)
         place, ids, positions, counts, seen = packed(tree.row, tree.tokens, tree.depth, tree.parents, cache.lengths)
         batch = ForwardBatch.forest(ids, positions, counts, cache.lengths.copy(), seen, self.decoder.device)
-        out = self.decoder.forward(batch, cache, Outputs(needs.hidden))
+        out, read = self._passed(batch, cache, needs, chunks)
         taps = Taps({}, tree.row, positions[place], tree.tokens, cache)
-        return _in_order(out, taps, needs, None if np.array_equal(place, np.arange(len(place))) else place)
+        verified = _in_order(out, taps, needs, None if np.array_equal(place, np.arange(len(place))) else place)
+        self._keep_read(cache, chunks)
+        return replace(verified, read=read)
 
-    def _verified_with(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes) -> Verified:
+    def _verified_with(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes, chunks: Sequence[Chunk]) -> Verified:
         """Run the pass of `verify` with probes."""
         last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
         last = np.minimum(last, self.decoder.context - 1)  # a text that is full has no root, but may still have probes
@@ -441,11 +511,12 @@ class Target:
         places = [positions[i] for i in rows]
         visible, ids = [seen[np.ix_(i, i)] for i in rows], [tokens[i] for i in rows]
         batch = ForwardBatch.packed(ids, places, cache.lengths.copy(), visible, places, self.decoder.device)
-        out = self.decoder.forward(batch, cache, Outputs(needs.hidden))
+        out, read = self._passed(batch, cache, needs, chunks)
         at = np.argsort(np.concatenate(rows))
         probe_logits = out.logits.index_select(0, to_device(at[n:], out.logits.device))
         verified = _in_order(out, Taps({}, tree.row, positions[:n], tree.tokens, cache), needs, at[:n])
-        return replace(verified, taps=replace(verified.taps, probe_logits=probe_logits))
+        self._keep_read(cache, chunks)
+        return replace(verified, taps=replace(verified.taps, probe_logits=probe_logits), read=read)
 
     @torch.inference_mode()
     @in_phase("commit")

@@ -14,7 +14,7 @@ from torch import Tensor
 from transformers import LogitsProcessor
 
 from draftree.boundary.machine import to_device
-from draftree.errors import NotANumber
+from draftree.errors import NotANumber, UserError
 from draftree.kernels.largest import largest
 from draftree.sampling.processors import TENSORS, named
 from draftree.sampling.warpers import WARPERS, warped
@@ -42,6 +42,14 @@ def stages(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[
     for step in processors:
         scores = step(shown, scores)
         yield scores[0]
+
+
+def guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
+    """[V] draft logits after a row's guides; all −∞ where a guide rejects the drafted prefix, which the target cannot write."""
+    try:
+        return processed(logits, guides, ids)
+    except UserError:
+        return torch.full_like(logits, -torch.inf, dtype=torch.float64 if logits.dtype is torch.float64 else torch.float32)
 
 
 @final

@@ -11,12 +11,16 @@ from draftree.scheduling.options import SchedulerOptions
 LEAST, SHORT = 48, 32
 """Tokens that are read however long they take, as smaller passes take hardly less time; and those of a prompt that is not cut,
 whatever else is read."""
+LEAST_BESIDE = 16
+"""Tokens that are read at least in the pass of running sequences, which takes less time with fewer."""
 UNKNOWN = 64
 """Tokens that are read before any reading was timed."""
 STEPS = 1.5
 """Decoding steps of the running sequences that a reading may last where the options set no bound."""
 ALONE = 0.05
 """Seconds that a reading may last while nothing else runs: a request that comes meanwhile waits for its end."""
+LEAST_SHARE = 0.1
+"""Of a step that also decodes, the share that the reading of a chunk is taken to have at least."""
 MEMORY = 256
 """Tokens over which timings fade to 1/e."""
 
@@ -38,18 +42,29 @@ class ChunkSizes:
         """Note how long a decoding step took."""
         self._decoding.append(seconds)
 
-    def read(self, tokens: int, seconds: float) -> None:
-        """Note how long the reading of a chunk took."""
+    def read(self, tokens: int, seconds: float, beside: bool = False) -> None:
+        """Note how long the reading of a chunk took.
+
+        Args:
+            tokens: of the chunk.
+            seconds: of the pass.
+            beside: whether the pass was that of a decoding step, too. What it took more than others is the chunk's, and a
+                tenth of it in any case.
+        """
+        if beside and self._decoding:
+            seconds = max(seconds - statistics.median(self._decoding), LEAST_SHARE * seconds)
         kept = math.exp(-tokens / MEMORY)
         self._tokens, self._seconds = kept * self._tokens + tokens, kept * self._seconds + seconds
 
-    def budget(self, running: bool) -> int:
+    def budget(self, running: bool, beside: bool = False) -> int:
         """Return how many prompt tokens the step at hand may read.
 
         Args:
             running: whether it decodes sequences, too.
+            beside: whether it does so in the same pass.
         """
-        most, least = self._options.max_batch_tokens, min(LEAST, self._options.max_batch_tokens)
+        most = self._options.max_batch_tokens
+        least = min(LEAST_BESIDE if running and beside else LEAST, most)
         if not self._seconds:
             return min(UNKNOWN, most)
         decoding = statistics.median(self._decoding) if running and self._decoding else 0.0

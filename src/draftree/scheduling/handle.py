@@ -54,19 +54,23 @@ class RequestStats:
 
 @dataclass
 class PartialPrompt:
-    """A prompt that is read in chunks.
+    """What has been read of a prompt.
 
     Attributes:
-        cache: of one sequence, with what has been read.
-        taps: what the drafter needs to know of that.
+        cache: of one sequence, that holds it; None where a row of the batch does.
+        taps: what the drafter needs to know of it.
+        read: how many tokens that is.
+        row: of the batch, where it is read; −1 for none.
     """
 
-    cache: SlotCache
+    cache: SlotCache | None = None
     taps: list[Taps] = field(default_factory=list)
+    read: int = 0
+    row: int = -1
 
     @property
     def rest(self) -> float:
-        """The number of tokens that may be read in the step that joins it to the batch.
+        """The number of tokens that may be read in the step that joins its cache to the batch.
 
         Joining copies what was read. A long prompt has few tokens left for that step, so that it takes no longer than others.
         """
@@ -86,7 +90,7 @@ class Entry:
         cancelled: whether it is to be cancelled.
         suspect: whether a step with it has failed, so that it has to run alone.
         row: its place in the batch; −1 where it has none.
-        partial: what has been read of its prompt.
+        prompt: what has been read of its prompt.
         error: what a step raised that it took part in alone.
         written: its tokens.
         steps: its verifications.
@@ -103,7 +107,7 @@ class Entry:
     cancelled: bool = False
     suspect: bool = False
     row: int = -1
-    partial: PartialPrompt | None = None
+    prompt: PartialPrompt = field(default_factory=PartialPrompt)
     error: BaseException | None = None
     written: list[int] = field(default_factory=list)
     steps: list[Step] = field(default_factory=list)
@@ -119,7 +123,11 @@ class Entry:
     @property
     def read(self) -> int:
         """The number of tokens that have been read of a prompt that is read in chunks."""
-        return 0 if self.partial is None else int(self.partial.cache.lengths[0])
+        return self.prompt.read
+
+    def forget_prompt(self) -> None:
+        """Let what has been read of its prompt go: the batch has it, or nobody needs it."""
+        self.prompt = PartialPrompt()
 
     def mark(self, moment: str) -> None:
         """Note the time of a moment, unless it has been before."""
@@ -128,14 +136,15 @@ class Entry:
     def end(self, status: Status) -> None:
         """Note that nothing more comes."""
         self.mark("ended")
-        self.row, self.partial = -1, None
-        self.status = status
+        self.row, self.status = -1, status
+        self.forget_prompt()
 
     def wait_again(self) -> None:
         """Note that its row was taken away; what was written becomes part of the prompt."""
         new, first = self.written, self.submitted
         self.request = replace(first, prompt=(*first.prompt, *new), max_new_tokens=first.max_new_tokens - len(new))
-        self.row, self.partial, self.status = -1, None, "waiting"
+        self.row, self.status = -1, "waiting"
+        self.forget_prompt()
 
     def take(self, event: Emitted) -> list[Token]:
         """Return the tokens of a step, and note them and what the step has cost."""

@@ -23,6 +23,8 @@ class SchedulerOptions(Knobs):
         max_prefix_tokens: tokens of prompts that were read, kept for requests that begin with the same ones, as far as the
             running sequences leave room for them in `max_cache_tokens`; 0 keeps none.
         prefix_block: tokens in a block; prompts share whole blocks.
+        share_passes: whether chunks of prompts are read in the passes of running sequences, if the target can do that. None
+            stands for yes where passes are packed, as those of native kernels.
 
     Raises:
         UserError: a limit is not a whole number of at least 1.
@@ -34,6 +36,7 @@ class SchedulerOptions(Knobs):
     max_step_seconds: float | None = knob(None, above=0)
     max_prefix_tokens: int = knob(4096, least=0)
     prefix_block: int = knob(32, least=1)
+    share_passes: bool | None = knob(None)
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:

@@ -71,17 +71,18 @@ class PrefixStore:
             parent = block
         return found
 
-    def begin(self, prompt: Sequence[int], target: Target) -> PartialPrompt | None:
-        """Return the beginning of a prompt, read in a cache of its own; None where no block holds it."""
+    def begin(self, prompt: Sequence[int], target: Target) -> PartialPrompt:
+        """Return the beginning of a prompt, read in a cache of its own; nothing where no block holds it."""
         blocks = self.find(prompt)
         if not blocks:
-            return None
+            return PartialPrompt()
         cache = target.new_cache(1, len(prompt))
         for place, block in enumerate(blocks):
             cache.paste(0, place * self._size, block.pages)
         tokens = np.array(prompt[: len(blocks) * self._size], np.int64)
         hidden = {layer: torch.cat([block.hidden[layer] for block in blocks]) for layer in blocks[0].hidden}
-        return PartialPrompt(cache, [Taps(hidden, np.zeros_like(tokens), np.arange(len(tokens)), tokens, cache)])
+        taps = Taps(hidden, np.zeros_like(tokens), np.arange(len(tokens)), tokens, cache)
+        return PartialPrompt(cache, [taps], len(tokens))
 
     def store(self, prompt: Sequence[int], cache: SlotCache, row: int, taps: Taps) -> None:
         """Hold the whole blocks of a prompt that has been read.

@@ -1,41 +1,35 @@
 """The scheduler: requests wait, are read, run together in one batch, and leave it, at any step.
 
-A step decodes all running sequences with `loop.step`, frees the slots of those that have ended, and gives free slots to
-waiting requests, first come first served. Prompts are read in chunks, so that running sequences are not held up. Where the
-bound of the KV cache is reached, the youngest sequence makes room: it waits again, and what it has written becomes part of
-its prompt. As every token follows from the text before it (and, sampled, from the noise of its position), the text goes on
-as it would have done.
+A step decodes all running sequences, frees the slots of those that have ended, and gives free slots to waiting requests,
+first come first served. Prompts are read in chunks, so that running sequences are not held up, and in the same pass where the
+target can do that (`reading`). Where the bound of the KV cache is reached, the youngest sequence makes room: it waits again,
+and what it has written becomes part of its prompt. As every token follows from the text before it (and, sampled, from the
+noise of its position), the text goes on as it would have done.
 """
 
 import time
 from bisect import insort
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
-from dataclasses import replace
 from threading import Lock
 from typing import Any, final
 
-import numpy as np
-
 from draftree import loop
-from draftree.boundary.machine import timed
 from draftree.errors import UserError
 from draftree.loop import Parts, State
-from draftree.models.target import Taps
 from draftree.request import Emitted, Request
 from draftree.rows import Rows
-from draftree.scheduling.chunks import ChunkSizes, shares
-from draftree.scheduling.handle import Entry, Handle, PartialPrompt, Status, Update
+from draftree.scheduling.batch import Batch
+from draftree.scheduling.handle import Entry, Handle, Status, Update
 from draftree.scheduling.host import Host
 from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.prefixes import PrefixStore
+from draftree.scheduling.reading import PromptReader
 from draftree.text.completion import Reading
 
 HEADROOM, SHARE = 16, 64
 """Cache tokens of each running sequence, at most this share of the bound, that stay free when another one is admitted, so that
 none is preempted at once."""
-PATIENCE = 4
-"""Steps with free rows and nothing that waits after which the batch becomes smaller."""
 
 
 @final
@@ -48,26 +42,34 @@ class Scheduler:
         host: the engine.
         lock: held during each step.
         options: the limits.
-
-    Attributes:
-        batch: the parts and the rows that run; None while nothing does.
-        state: of drafter and policy after the last step.
     """
 
     def __init__(self, host: Host, lock: AbstractContextManager[Any], options: SchedulerOptions = SchedulerOptions()) -> None:
         self.options = options
         self._host, self._lock, self._mutex = host, lock, Lock()
         self._bound = options.cache_tokens(host.target.decoder.context)
-        self._count, self._admitted = 0, 0
+        self._count = 0
         self._handles: dict[int, Handle] = {}  # of unfinished requests, by id; guarded by the mutex, as is the next one
         self._waiting: list[Entry] = []  # by id
-        self._partial: list[Entry] = []
-        self._running: dict[int, Entry] = {}  # by row
         self._acting: list[Entry] = []
-        self.batch: tuple[Parts, Rows] | None = None
-        self.state = State()
-        self._spare_steps, self._movable = 0, True
-        self._prefixes, self._chunks = PrefixStore(options.prefix_block), ChunkSizes(options)
+        self._updates: list[Update] = []
+        self._batch, self._prefixes = Batch(host, options, self._preempt), PrefixStore(options.prefix_block)
+        self._reader = PromptReader(self._batch, options, self._prefixes, self._act, self._take)
+
+    @property
+    def batch(self) -> tuple[Parts, Rows] | None:
+        """The parts and the rows that run; None while nothing does."""
+        return self._batch.opened
+
+    @property
+    def state(self) -> State:
+        """Of drafter and policy after the last step."""
+        return self._batch.state
+
+    @property
+    def shared_passes(self) -> int:
+        """The number of passes so far that verified nodes of running sequences and read chunks of prompts."""
+        return self._reader.shared
 
     @property
     def unfinished(self) -> int:
@@ -82,12 +84,12 @@ class Scheduler:
     @property
     def running(self) -> int:
         """The number of sequences that are read or written."""
-        return len(self._running) + len(self._partial)
+        return len(self._batch.entries)
 
     @property
     def cache_tokens(self) -> int:
         """Tokens in the KV cache; a prompt that is read in chunks counts in full."""
-        return sum(map(self._held, [*self._running.values(), *self._partial]))
+        return sum(map(self._held, self._batch.entries))
 
     def submit(self, request: Request, reading: Reading) -> Handle:
         """Let a request wait for its turn.
@@ -122,68 +124,101 @@ class Scheduler:
                 self._end(entry, "cancelled")
 
     def step(self) -> list[Update]:
-        """Run one step: decode all running sequences, then read from prompts of waiting ones.
+        """Run one step: decode all running sequences, and read from prompts of waiting ones.
 
         A processor or criterion that raises an exception ends its own request. The others are read again and go on.
 
         Returns:
             What each request has got; a request that ended without new tokens is among them.
         """
-        updates: list[Update] = []
         if not self._handles:
-            return updates
+            return []
         with self._lock:
-            self._acting = list(self._running.values())
+            updates = self._updates = []
+            self._act(list(self._batch.running.values()))
             try:
-                self._drop_cancelled(updates)
+                self._drop_cancelled()
                 self._make_room()
-                if self._running:
-                    self._shrink()
-                    self._decode(updates)
-                self._admit()
-                if self._partial:
-                    self._read(updates)
+                if self._batch.running:
+                    self._batch.shrink(bool(self._waiting))
+                if self._batch.shares_passes:
+                    self._admit()
+                    self._advance()
+                else:
+                    self._decode()
+                    self._admit()
+                    if self._batch.reading:
+                        self._reader.read_apart(whole=not self._recomputes)
                 self._prefixes.shrink(min(self.options.max_prefix_tokens, max(self._bound - self.cache_tokens, 0)))
             except BaseException as error:
-                self._recover(error, updates)
+                self._recover(error)
                 if not isinstance(error, Exception):
                     raise
-            self._acting = []
-            if not self._running and not self._partial:
-                self._close()
+            self._updates = []
+            self._act(())
+            if not self._batch.entries:
+                self._batch.close()
         return updates
 
-    def _decode(self, updates: list[Update]) -> None:
-        """Write tokens of all running sequences."""
-        assert self.batch is not None
-        parts, rows = self.batch
-        self._acting = list(self._running.values())
-        if self._recomputes:
-            rows.growth = max((self._bound - self.cache_tokens) // len(self._running) - 1, 0)
-        start = time.perf_counter()
-        events, self.state = loop.step(parts, rows, self.state)
-        self._take(events, updates)
-        self._chunks.decoded(time.perf_counter() - start)
-        for entry in self._acting:
+    def _act(self, entries: Sequence[Entry]) -> None:
+        """Note which requests take part in what is done next."""
+        self._acting = list(entries)
+
+    def _advance(self) -> None:
+        """Write tokens of all running sequences, and read from prompts in the same pass."""
+        if not self._batch.reading:
+            self._decode()
+            return
+        opened = self._batch.seat()  # may move sequences to other rows, or let them be read again
+        decoded = list(self._batch.running.values())
+        self._bound_growth()
+        self._reader.advance(*opened)
+        for entry in decoded:
             entry.suspect = False
+
+    def _decode(self) -> None:
+        """Write tokens of all running sequences."""
+        if self.batch is None or not self._batch.running:
+            return
+        parts, rows = self.batch
+        acting = list(self._batch.running.values())
+        self._act(acting)
+        self._bound_growth()
+        start = time.perf_counter()
+        events, self._batch.state = loop.step(parts, rows, self._batch.state)
+        self._take(events)
+        self._reader.sizes.decoded(time.perf_counter() - start)
+        for entry in acting:
+            entry.suspect = False
+
+    def _bound_growth(self) -> None:
+        """Keep the trees of a step as small as the bound of the cache asks for."""
+        if self._recomputes and self.batch is not None and self._batch.running:
+            free = self._bound - self.cache_tokens
+            self.batch[1].growth = max(free // len(self._batch.running) - 1, 0)
 
     def _admit(self) -> None:
         """Take waiting requests in the order of their arrival, as many as the limits allow."""
         with self._mutex:
             suspects = [entry for entry in self._waiting if entry.suspect]
         if suspects:  # they run alone until a step of theirs has succeeded
-            if any(entry.suspect for entry in [*self._running.values(), *self._partial]):
+            if any(entry.suspect for entry in self._batch.entries):
                 return
-            for entry in [*self._running.values(), *self._partial]:
+            for entry in self._batch.entries:
                 self._preempt(entry)
             self._begin(suspects[0])
             return
         while self._waiting and self.running < self.options.max_sequences:
             entry = self._waiting[0]
-            headroom = min(HEADROOM, self._bound // SHARE) * (self.running + 1) if self._recomputes else 0
+            headroom = self._headroom if self._recomputes else 0
             if self.cache_tokens + self._held(entry) + headroom > self._bound and self.running:
                 return
             self._begin(entry)
+
+    @property
+    def _headroom(self) -> int:
+        """Cache tokens that stay free when another sequence is admitted; every running one writes a token in the same step."""
+        return max(min(HEADROOM, self._bound // SHARE) * (self.running + 1), len(self._batch.running))
 
     def _begin(self, entry: Entry) -> None:
         with self._mutex:
@@ -191,70 +226,20 @@ class Scheduler:
                 return
             self._waiting.remove(entry)
             entry.status = "reading"
-            self._partial.append(entry)
-        entry.partial = self._prefixes.begin(entry.request.prompt, self._host.target)
+            self._batch.reading.append(entry)
+        entry.prompt = self._prefixes.begin(entry.request.prompt, self._host.target)
         if not entry.written:
             entry.cached = entry.read
 
-    def _read(self, updates: list[Update]) -> None:
-        """Read from prompts, as many tokens as a step has time for."""
-        left = {entry.id: len(entry.request.prompt) - entry.read for entry in self._partial}
-        share = shares(left, self._chunks.budget(bool(self._running))) if self._recomputes else left
-        whole = [e for e in self._partial if e.partial is None and share[e.id] == left[e.id]]
-        if whole:
-            self._join(whole, updates)
-        for entry in list(self._partial):
-            if entry.partial is not None and share[entry.id] == left[entry.id] <= entry.partial.rest:
-                self._join([entry], updates)
-            elif share[entry.id]:
-                self._read_chunk(entry, min(share[entry.id], left[entry.id] - 1))
-
-    def _read_chunk(self, entry: Entry, count: int) -> None:
-        """Read so many tokens of a prompt, its last one not among them, into a cache of its own."""
-        self._acting = [entry]
-        entry.mark("begun")
-        parts, _ = self._opened(1)
-        if entry.partial is None:
-            entry.partial = PartialPrompt(parts.target.new_cache(1, len(entry.request.prompt)))
-        text = [np.array(entry.request.prompt[: entry.read + count], np.int64)]
-        cache, taps, needs = entry.partial.cache, entry.partial.taps, parts.drafter.needs
-        work = lambda: taps.append(parts.target.prefill(cache, text, needs).taps)
-        self._chunks.read(count, timed(work, parts.target.decoder.device))
-
-    def _join(self, entries: Sequence[Entry], updates: list[Update]) -> None:
-        """Read the rest of prompts into free slots and choose the first token of each; several must be unread."""
-        self._acting = list(entries)
-        parts, rows = self._opened(len(self._running) + len(entries))
-        read = []
-        for entry in entries:
-            entry.mark("begun")
-            if entry.partial is not None:
-                row = rows.free[:1]
-                rows.cache.put(row, entry.partial.cache)
-                read = [replace(t, rows=np.full(len(t.rows), row[0]), cache=rows.cache) for t in entry.partial.taps]
-        requests = [entry.request for entry in entries]
-        begun, events, taps = loop.prefill(parts.target, parts.acceptor, parts.drafter.needs, rows, requests)
-        taps = Taps.joined([*read, taps])
-        self.state = loop.start(parts, rows, begun, taps, self.state)
-        self._admitted = rows.admitted
-        for entry, event in zip(entries, events, strict=True):
-            self._partial.remove(entry)
-            entry.row, entry.partial, entry.status = event.row, None, "running"
-            self._running[event.row] = entry
-            if self._recomputes and rows.cache.states is None:  # a state would be needed for each block
-                prompt = entry.request.prompt[: self.options.max_prefix_tokens]
-                self._prefixes.store(prompt, rows.cache, event.row, taps)
-        self._take(events, updates)
-
-    def _take(self, events: Sequence[Emitted], updates: list[Update]) -> None:
+    def _take(self, events: Sequence[Emitted]) -> None:
         """Note the tokens of a step, and free the slots of texts that have ended."""
         for event in events:
-            entry = self._running[event.row]
-            updates.append(Update(self._handles[entry.id], entry.take(event), event))
+            entry = self._batch.running[event.row]
+            self._updates.append(Update(self._handles[entry.id], entry.take(event), event))
         for event in events:
             if event.ending is not None:
-                entry = self._running[event.row]
-                self._leave(entry)
+                entry = self._batch.running[event.row]
+                self._batch.leave(entry)
                 with self._mutex:
                     self._end(entry, "finished")
         assert self.batch is not None
@@ -262,22 +247,22 @@ class Scheduler:
         stats.steps.clear()  # they would fill the memory
         stats.work.clear()
 
-    def _drop_cancelled(self, updates: list[Update]) -> None:
-        for entry in [*self._running.values(), *self._partial]:
+    def _drop_cancelled(self) -> None:
+        for entry in self._batch.entries:
             if entry.cancelled:
                 handle = self._handles[entry.id]
-                self._leave(entry)
+                self._batch.leave(entry)
                 with self._mutex:
                     self._end(entry, "cancelled")
-                updates.append(Update(handle, []))
+                self._updates.append(Update(handle, []))
 
     def _make_room(self) -> None:
         """Preempt the youngest sequences until the cache has room for a token of every other one."""
-        while self._recomputes and self.running > 1 and self.cache_tokens + len(self._running) > self._bound:
-            self._preempt(max([*self._running.values(), *self._partial], key=lambda entry: entry.id))
+        while self._recomputes and self.running > 1 and self.cache_tokens + len(self._batch.running) > self._bound:
+            self._preempt(max(self._batch.entries, key=lambda entry: entry.id))
 
     def _preempt(self, entry: Entry) -> None:
-        self._leave(entry)
+        self._batch.leave(entry)
         entry.preemptions += 1
         self._requeue(entry)
 
@@ -289,91 +274,27 @@ class Scheduler:
             else:
                 insort(self._waiting, entry, key=lambda each: each.id)
 
-    def _leave(self, entry: Entry) -> None:
-        """Take a request out of the batch, or what has been read of its prompt away."""
-        if entry in self._partial:
-            self._partial.remove(entry)
-            return
-        assert self.batch is not None
-        del self._running[entry.row]
-        self.state = loop.release(*self.batch, entry.row, self.state)
-
     def _end(self, entry: Entry, status: Status) -> None:
         """Note that nothing more comes for a request; the mutex is held."""
         entry.end(status)
         del self._handles[entry.id]
 
-    def _recover(self, error: BaseException, updates: list[Update]) -> None:
+    def _recover(self, error: BaseException) -> None:
         """Give up a batch whose step was broken off, and let its requests wait to be read again.
 
         If one request alone took part in what raised the exception, it is the one that fails. Several take their turns alone
         until the culprit is known.
         """
         acting, self._acting = self._acting, []
-        entries = sorted([*self._running.values(), *self._partial], key=lambda entry: entry.id)
-        self.batch, self._running, self._partial = None, {}, []
-        for entry in entries:
+        for entry in self._batch.drop():
             if acting == [entry] and isinstance(error, Exception):
                 entry.error, handle = error, self._handles[entry.id]
                 with self._mutex:
                     self._end(entry, "failed")
-                updates.append(Update(handle, []))
+                self._updates.append(Update(handle, []))
             else:
                 entry.suspect = entry.suspect or (entry in acting and isinstance(error, Exception))
                 self._requeue(entry)
-
-    def _opened(self, count: int) -> tuple[Parts, Rows]:
-        """Return the parts and the rows of the batch, with at least `count` rows; it is begun where there is none.
-
-        Passes compute free rows, too, so that a batch has no more of them than it needs, unless passes are recorded.
-        """
-        if self.batch is None:
-            parts, self.state = self._host.scheduled_parts()
-            cache = parts.target.new_cache(count, 64)
-            if cache.ladder.few or not self._movable:
-                cache = parts.target.new_cache(self.options.max_sequences, 64)
-            self.batch = parts, Rows(cache, calls=self._admitted)
-        if self.batch[1].cache.rows < count:
-            self._resize(count)
-        assert self.batch is not None
-        return self.batch
-
-    def _resize(self, count: int) -> None:
-        """Move the running sequences to a batch with `count` rows; where the drafter cannot move them, they are read again."""
-        assert self.batch is not None
-        (parts, rows), old = self.batch, sorted(self._running)
-        self._spare_steps = 0
-        chosen = np.array(old + [-1] * (count - len(old)), np.int64)
-        moved = loop.select(parts, rows, chosen, self.state)
-        if moved is None:
-            for entry in list(self._running.values()):
-                self._preempt(entry)
-            self._host.remember(self.state)
-            self.batch, self._movable = None, False
-            self._opened(count)
-            return
-        new, self.state = moved
-        self.batch = parts, new
-        self._running = {row: self._running[before] for row, before in enumerate(old)}
-        for row, entry in self._running.items():
-            entry.row = row
-
-    def _shrink(self) -> None:
-        """Make the batch smaller once it has had free rows for some steps."""
-        assert self.batch is not None
-        rows = self.batch[1]
-        spare = len(self._running) < rows.cache.rows and not (self._waiting or self._partial)
-        self._spare_steps = self._spare_steps + 1 if spare else 0
-        if self._spare_steps >= PATIENCE and self._movable and not rows.cache.ladder.few:
-            self._resize(len(self._running))
-
-    def _close(self) -> None:
-        """Give the batch up while nothing runs; the drafter and the policy keep what they have learnt."""
-        if self.batch is None:
-            return
-        self._host.remember(self.state)
-        if not self.batch[1].cache.ladder.few:  # recorded passes belong to the cache
-            self.batch, self.state = None, State()
 
     @property
     def _recomputes(self) -> bool:

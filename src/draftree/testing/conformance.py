@@ -94,6 +94,7 @@ class Coverage:
         inside: texts that ended in the middle of an accepted path.
         preempted: how often a sequence made room for others.
         shared: requests whose prompt was read in part with an earlier one's.
+        beside: passes over nodes that also read chunks of other sequences' prompts.
         ties: differences from plain decoding, each at logits closer than the numerical noise.
     """
 
@@ -105,6 +106,7 @@ class Coverage:
     inside: int = 0
     preempted: int = 0
     shared: int = 0
+    beside: int = 0
     ties: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -121,6 +123,7 @@ class Coverage:
             f"inside    texts that ended in the middle of an accepted path: {self.inside}",
             f"preempted sequences that made room for others: {self.preempted}",
             f"shared    requests whose prompt was read in part with another's: {self.shared}",
+            f"beside    passes over nodes that also read chunks of prompts: {self.beside}",
             f"ties      {', '.join(self.ties) or 'none'}",
         ])  # fmt: skip
 
@@ -497,7 +500,10 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
 
 
 def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Submitted requests join, leave, are cancelled and preempted at random steps; every text is the one it is alone."""
+    """Submitted requests join, leave, are cancelled and preempted at random steps; every text is the one it is alone.
+
+    In two of three cases chunks of prompts are read in the passes of running sequences.
+    """
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
     waiting = [
@@ -507,7 +513,8 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
     drafter, costs = suite.drafter(case.drafter, waiting, coach=Always), RandomCosts(crc32(str(case).encode()))
     engine, handles = Engine(suite.target, drafter, policy, costs=cast(Costs, costs)), list[Handle]()
     bound = max(10 * count, 25)
-    engine.set_limits(max_sequences=count, max_cache_tokens=bound, max_batch_tokens=5, prefix_block=2)
+    limits = {"max_sequences": count, "max_cache_tokens": bound, "max_batch_tokens": 5, "prefix_block": 2}
+    engine.set_limits(**limits, share_passes=bool(rng.integers(3)))
     scheduler = engine.scheduler
 
     def room() -> Room:
@@ -531,6 +538,7 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
             suite.judge(acceptor, request, request.sampling, got, str(case))
         elif acceptor.keeps_text and got:
             suite.same(replace(request, max_new_tokens=len(got)), request.sampling, got, str(case))
+    suite.coverage.beside += scheduler.shared_passes
     suite.coverage.preempted += sum(handle.stats.preemptions for handle in handles)
     suite.coverage.shared += sum(handle.cached_tokens > 0 for handle in handles)
 
