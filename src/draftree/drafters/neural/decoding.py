@@ -76,16 +76,11 @@ class Layout:
             return out[0, self.columns[0] : self.columns[-1] + 1]
         return out[to_device(self.rows, out.device), to_device(self.columns, out.device)]
 
-    @property
-    def places(self) -> Ints:
-        """[F] where the frontier's nodes are in a packed pass."""
-        return self.feed.firsts[self.rows] + self.columns
-
     def pick_packed(self, out: Tensor) -> Tensor:
         """Return [F, …] of the output of a packed pass, [N, …]; a view where that has the frontier's order."""
         if len(self.feed.counts) == 1:
             return out[self.columns[0] : self.columns[-1] + 1]
-        places = self.places
+        places = self.feed.firsts[self.rows] + self.columns
         first = int(places[0])
         if np.array_equal(places, np.arange(first, first + len(places))):
             return out[first : first + len(places)]

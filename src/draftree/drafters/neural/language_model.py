@@ -35,7 +35,6 @@ from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
 from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer, pretrained
 from draftree.models.kernel_choice import choose_kernels
-from draftree.models.runner import Outputs
 from draftree.models.target import Needs, Taps, Target
 from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Bools, Candidates, Drafted, Ints, Tree, Verdict
@@ -241,10 +240,7 @@ class CachingDrafter(Drafter[Decoding]):
         feed = layout.feed
         if self.shared is not None:
             feed = replace(feed, tokens=self.shared.reads[feed.tokens])
-        if self.decoder.runner.packs and len(layout.rows) < len(feed.positions):  # pending tokens need no logits
-            logits = self.decoder.forward(feed, state.cache, Outputs(tokens=layout.places)).logits
-        else:
-            logits = layout.pick_packed(self.decoder.forward(feed, state.cache).logits)
+        logits = layout.pick_packed(self.decoder.forward(feed, state.cache).logits)
         if self.shared is not None:
             logits = logits[:, self.shared.columns]
         candidates = known_alone(logits, known, k, drawing, tree, frontier, self.drafted)
