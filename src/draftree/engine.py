@@ -138,10 +138,12 @@ class Engine(Hinting, metaclass=_Loads):
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Refuse a target that the drafter cannot read, and size the policy by the target."""
         self.target.refuse_needs(self.drafter.needs)
         self.policy = self.policy.sized(count_parameters(self.target.decoder.model))
 
     def __repr__(self) -> str:
+        """Return its parts."""
         rule = "" if self.acceptor is None else f", acceptor={self.acceptor!r}"
         return f"Engine(target={self.target.name!r}, drafter={self.drafter!r}, policy={self.policy!r}{rule})"
 
@@ -162,12 +164,15 @@ class Engine(Hinting, metaclass=_Loads):
         yield from (self, self.tokenizer)
 
     def __enter__(self) -> Self:
+        """Return the engine itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Forget the texts that were written."""
         self.forget()
 
     def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied."""
         told = "it holds a model, its caches and a lock; load one in each process, or share one among threads"
         raise UserError(f"an Engine cannot be pickled or copied: {told}")
 
@@ -188,7 +193,7 @@ class Engine(Hinting, metaclass=_Loads):
         on_tokens: Callable[[list[Emitted]], None] | None = None,
         reuse: bool = True,
     ) -> Generation:
-        """Writes what the target would write, in fewer passes.
+        """Write what the target would write, in fewer passes.
 
         A call that is interrupted (Ctrl-C), at whatever point, leaves an engine that can be used again.
 
@@ -353,7 +358,9 @@ class Engine(Hinting, metaclass=_Loads):
         reuse: bool = True,
         source: Callable[[Rows], Chance] | None = None,
     ) -> tuple[Rows, Iterator[list[Emitted]]]:
-        """The rows that will be written, and an iterator whose every step writes some tokens; `write` runs it to the end.
+        """Return the rows that will be written, and an iterator whose every step writes some tokens.
+
+        `write` runs it to the end.
 
         Args:
             requests: one for each row.
@@ -478,16 +485,16 @@ class Engine(Hinting, metaclass=_Loads):
         sampling: Sampling | None = None,
         on_tokens: Callable[[list[Emitted]], None] | None = None,
     ) -> Generation:
-        """Writes one token a pass: the baseline, and what `generate` must equal."""
+        """Write one token a pass: the baseline, and what `generate` must equal."""
         return plain(self.target, requests, on_tokens, sampling, self._lock)
 
     def keeps_text(self, sampling: Sampling = GREEDY) -> bool:
-        """True where texts are the very ones that plain decoding writes, and not only of the same distribution."""
+        """Return True where texts are the very ones that plain decoding writes, and not only of the same distribution."""
         acceptor = self.acceptor or usual(sampling.greedy)
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
 
     def timed(self, steps: Iterator[list[Emitted]], rows: Rows) -> Generator[list[Emitted], None, None]:
-        """Steps that were begun, timed, and each of them alone with the models."""
+        """Step that were begun, timed, and each of them alone with the models."""
         return timed(steps, rows, self._lock)
 
     @takes_hook_calls
@@ -501,7 +508,7 @@ class Engine(Hinting, metaclass=_Loads):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> Any:
-        """Returns what the target's own `generate` returns, in fewer passes (`draftree.speculate` says more).
+        """Return what the target's own `generate` returns, in fewer passes (`draftree.speculate` says more).
 
         Given a text, or a list of texts, as in vLLM, it is `complete`.
 
@@ -550,7 +557,10 @@ class Engine(Hinting, metaclass=_Loads):
         return Stats(acceptor=type(acceptor).__name__.lower(), draw=draw.value, deepest=self.policy.deepest)
 
     def _beginning(self, requests: Sequence[Request], held: Held | None) -> tuple[SlotCache, Any]:
-        """The target's cache and the drafter's state that a call begins with, as much of the last one's as can be used."""
+        """Return the target's cache and the drafter's state that a call begins with.
+
+        As much of the last call's is used as can be.
+        """
         if held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
             return cache_of(self.target, requests), self.carried
         read = [r.prompt[:-1] for r in requests]  # a prompt's last token must be read again
@@ -570,7 +580,7 @@ def plain(
     lock: AbstractContextManager[Any] = nullcontext(),
     cache: SlotCache | None = None,
 ) -> Generation:
-    """Writes one token a pass with a target alone, as no drafter is needed for it.
+    """Write one token a pass with a target alone, as no drafter is needed for it.
 
     Args:
         target: the model that writes.
@@ -592,7 +602,7 @@ def plain(
 
 
 def plain_stream(target: Target, requests: Iterable[Request | None], rows: int = 32) -> Iterator[tuple[Request, list[int]]]:
-    """Writes any number of texts with a target alone, some at a time; where one has ended, the next begins.
+    """Write any number of texts with a target alone, some at a time; where one has ended, the next begins.
 
     Requests begin an eighth of the rows at a time, so that their prompts are read in one pass: those that follow one another
     should be of like length. A text is the one that its request gets alone, up to rounding: the last bits of a row's logits
@@ -631,7 +641,7 @@ def plain_stream(target: Target, requests: Iterable[Request | None], rows: int =
 
 
 def rest(target: Target) -> bool:
-    """Puts a target into evaluation mode; true, with a warning, where it was not: its weights may have changed."""
+    """Put a target into evaluation mode; true, with a warning, where it was not: its weights may have changed."""
     if training := warn_of_training(target.decoder.model):
         target.decoder.model.train(False)
     return training
@@ -643,24 +653,24 @@ def held_of(rows: Rows, state: State) -> Held | None:
 
 
 def cache_of(target: Target, requests: Sequence[Request]) -> SlotCache:
-    """A cache with room for requests, as far as the target's context reaches."""
+    """Return a cache with room for requests, as far as the target's context reaches."""
     longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
     return target.new_cache(len(requests), min(longest, target.decoder.context) + 64)
 
 
 def usual(greedy: bool) -> Acceptor:
-    """The acceptor where none is named, and that of plain decoding; `greedy` says that no token is drawn."""
+    """Return the acceptor where none is named, and that of plain decoding; `greedy` says that no token is drawn."""
     return Greedy() if greedy else Match()
 
 
 def check_listener(on_tokens: Any) -> None:
-    """Raises a `UserError` for a listener that cannot be told anything."""
+    """Raise a `UserError` for a listener that cannot be told anything."""
     if on_tokens is not None and not callable(on_tokens):
         raise UserError(f"on_tokens is {shown(on_tokens)}, allowed is what can be called, or None")
 
 
 def common(a: Ints | Sequence[int], b: Ints | Sequence[int]) -> int:
-    """The number of first tokens that two texts share."""
+    """Return the number of first tokens that two texts share."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.array(a[:n], np.int64) != np.array(b[:n], np.int64))
     return int(differ[0]) if differ.size else n
@@ -681,7 +691,7 @@ def run(
 def timed(
     steps: Iterator[list[Emitted]], rows: Rows, lock: AbstractContextManager[Any]
 ) -> Generator[list[Emitted], None, None]:
-    """A loop's steps, each under a lock; their time, without waiting and without the reader's, is the texts'."""
+    """Yield a loop's steps, each under a lock; their time, without waiting and without the reader's, is the texts'."""
     while True:
         with lock, recorded(rows.stats.phases):
             start = time.perf_counter()
@@ -811,7 +821,9 @@ def parts_of(drafter: Any, policy: Any, acceptor: Any) -> tuple[Method | None, P
 
 
 def part_of(kind: str, given: Any, optional: bool = False) -> Any:
-    """The part that a spec, a folder or the part itself stands for; None for none where that is allowed.
+    """Return the part that a spec, a folder or the part itself stands for.
+
+    Return None for none where that is allowed.
 
     Raises:
         UserError: it stands for none.
@@ -838,7 +850,7 @@ def target_of(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **how: Any,
 ) -> Target:
-    """The target that a name, a folder, a loaded model or the target itself stands for.
+    """Return the target that a name, a folder, a loaded model or the target itself stands for.
 
     Raises:
         UserError: it stands for none, or it is loaded and yet is said how to load it; or `DRAFTREE_NATIVE` names no variant.
@@ -910,6 +922,7 @@ def speculate(
     **prepared: Any,
 ) -> Any:
     """Make transformers' `generate` speculate: `model.generate(**inputs, custom_generate=draftree.speculate(…))`.
+
     Without arguments the parentheses may be left out: `custom_generate=draftree.speculate`.
 
     Prompts with padding on the left and hidden ids, `GenerationConfig`, logits processors, stopping criteria, `stop_strings`,
@@ -947,6 +960,7 @@ def speculate(
         streamer: given the prompt, the tokens of each accepted run one by one, and the end; by default that of `generate`.
         tokenizer: for stop strings; the model's own by default.
         exactness: `bits` where logits shall have the same bits in a tree as in a step; outside the call nothing changes.
+        **prepared: other tools' names of these arguments, and what transformers passes to a hook.
 
     Raises:
         UserError: a part does not exist or does not fit the model, or an option cannot be honoured.
@@ -975,9 +989,11 @@ class Engines(dict[Any, Engine]):
     """The engines of one model; a copy of the model begins without any."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return an empty one: engines are not copied."""
         return type(self)()
 
     def __reduce__(self) -> Any:
+        """Return how to make an empty one: engines are not pickled."""
         return type(self), ()
 
 
@@ -989,7 +1005,7 @@ def opened(
     costs: Costs | CostTable | None,
     exactness: Literal["bits", "ties"] = "ties",
 ) -> Engine:
-    """The engine of these parts around a model, made once; anew where the model has moved or changed its dtype."""
+    """Return the engine of these parts around a model, made once; anew where the model has moved or changed its dtype."""
     kept: Engines = vars(model).setdefault(ENGINES, Engines())
     # A shallow copy of a model shares the dict, and costs need not be hashable; the engine keeps both alive.
     key = (id(model), drafter, policy, acceptor, None if costs is None else id(costs), model.device, model.dtype, exactness)

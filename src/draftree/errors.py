@@ -14,6 +14,8 @@ UserWarning
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from draftree import aliases
 
 LONGEST, SHOWN = 600, 60
@@ -21,13 +23,13 @@ LONGEST, SHOWN = 600, 60
 
 
 def cut(text: str, most: int = LONGEST) -> str:
-    """The text on one line, of so many characters at most: its middle is left out where it is longer."""
+    """Return the text on one line, of so many characters at most: its middle is left out where it is longer."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most * 2 // 3]} … {line[len(line) - most // 3 :]}"
 
 
 def shown(value: Any, most: int = SHOWN) -> str:
-    """A faulty value as a message repeats it."""
+    """Return a faulty value as a message repeats it."""
     try:
         text = repr(value)
     except Exception:  # a foreign object's own repr may fail; so does that of what is nested too deep
@@ -36,7 +38,7 @@ def shown(value: Any, most: int = SHOWN) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text; its type's name where it has none."""
+    """Return the first line of an error's text; its type's name where it has none."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
@@ -136,7 +138,10 @@ class Hinting:
             raise UserError(self.no_items)
 
     def _held_by_a_part(self, name: str) -> str | None:
-        """Return what to write for an attribute that a part of it has, and no table names; None where none has it."""
+        """Return what to write for an attribute that a part of it has, and no table names.
+
+        Return None where none has it.
+        """
         parts = {} if aliases.instead(self.kind_of_name, name) else self._parts()
         return next((f"{where}.{name}" for where, part in parts.items() if hasattr(part, name)), None)
 
@@ -153,11 +158,13 @@ class HintingText(Hinting):
 
     if not TYPE_CHECKING:
 
+        @override
         def __getattr__(self, name: str) -> Any:
             if name not in aliases.READERS[self.kind_of_name] and hasattr(str, name):
                 return getattr(str(self), name)
             return super().__getattr__(name)
 
+        @override
         def __getitem__(self, key: Any) -> Any:
             if isinstance(key, int):
                 if key in (0, -1):
@@ -166,12 +173,15 @@ class HintingText(Hinting):
             return super().__getitem__(key)
 
     def __contains__(self, part: Any) -> bool:
+        """Return whether a text is part of this one."""
         return isinstance(part, str) and part in str(self)
 
     def __add__(self, text: Any) -> Any:
+        """Return this text followed by another."""
         return str(self) + str(text) if isinstance(text, str | HintingText) else NotImplemented
 
     def __radd__(self, text: Any) -> Any:
+        """Return another text followed by this one."""
         return text + str(self) if isinstance(text, str) else NotImplemented
 
 

@@ -88,13 +88,13 @@ KINDS: dict[str, tuple[types.ModuleType, type]] = {
 
 
 def files(package: types.ModuleType) -> tuple[str, ...]:
-    """The parts of a package of parts: one for each file that is not shared or the contract."""
+    """Return the parts of a package of parts: one for each file that is not shared or the contract."""
     found = (m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
     return tuple(sorted(n.removesuffix("_") for n in found if n != "base" and not n.startswith("_")))
 
 
 def in_file(package: types.ModuleType, name: str, base: type) -> type:
-    """The dataclass derived from `base` that the file of a part holds."""
+    """Return the dataclass derived from `base` that the file of a part holds."""
     module = importlib.import_module(f"{package.__name__}.{name}{'_' * keyword.iskeyword(name)}")
     own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
     assert [is_dataclass(c) for c in own] == [True], f"{module.__name__} must hold one dataclass of a {base.__name__}"
@@ -103,31 +103,31 @@ def in_file(package: types.ModuleType, name: str, base: type) -> type:
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """The parts of a kind (`drafter`, `policy`, `acceptor`), those of other packages among them."""
+    """Return the parts of a kind (`drafter`, `policy`, `acceptor`), those of other packages among them."""
     return tuple(sorted({*own_names(kind), *plugins(kind)}))
 
 
 @cache
 def own_names(kind: str) -> tuple[str, ...]:
-    """The parts that ship with draftree."""
+    """Return the parts that ship with draftree."""
     return files(KINDS[kind][0])
 
 
 @cache
 def plugins(kind: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """The entry points of other packages for parts of a kind, by name; more than one where packages clash."""
+    """Return the entry points of other packages for parts of a kind, by name; more than one where packages clash."""
     found = list(entry_points(group=KINDS[kind][0].__name__))
     return {entry.name: tuple(e for e in found if e.name == entry.name) for entry in found}
 
 
 def packages(kind: str, name: str) -> list[str]:
-    """The packages beside draftree that bring a part of this name."""
+    """Return the packages beside draftree that bring a part of this name."""
     return [entry.dist.name if entry.dist else "unknown" for entry in plugins(kind).get(name, ())]
 
 
 @cache
 def part(kind: str, name: str) -> type:
-    """The dataclass of knobs of that name.
+    """Return the dataclass of knobs of that name.
 
     Raises:
         UnknownName: there is none.
@@ -164,7 +164,7 @@ def parts(kind: str) -> dict[str, type]:
 
 
 def build(kind: str, spec: str) -> Any:
-    """The part a spec names.
+    """Return the part a spec names.
 
     Raises:
         UserError: the name, a key or a value is not one that is known.
@@ -212,7 +212,7 @@ def is_language_model(folder: Path) -> bool:
 
 
 def fused(spec: str) -> list[str]:
-    """The specs of the drafters between which there is a `+`; one that belongs to a path that exists is none of these.
+    """Return the specs of the drafters between which there is a `+`; one that belongs to a path that exists is none of these.
 
     Raises:
         UserError: there is none on one side of it.
@@ -228,7 +228,7 @@ def fused(spec: str) -> list[str]:
 
 
 def _is_path(spec: str) -> bool:
-    """True where a spec with a `+` in it names one drafter: by its folder, or with the `+` in nothing but paths."""
+    """Return True where a spec with a `+` in it names one drafter: by its folder, or with the `+` in nothing but paths."""
     if isdir(spec):
         return True
     items = [item.partition("=") for item in spec.split(",") if "+" in item]
@@ -236,7 +236,7 @@ def _is_path(spec: str) -> bool:
 
 
 def method_of(folder: Path) -> str:
-    """The drafter whose checkpoint a folder holds: by what its config says, or by what a published one consists of.
+    """Return the drafter whose checkpoint a folder holds: by what its config says, or by what a published one consists of.
 
     Raises:
         UserError: no method, or no single one, recognises it.
@@ -255,18 +255,21 @@ def method_of(folder: Path) -> str:
 
 
 def knobs(kind: str, name: str) -> dict[str, Any]:
-    """A part's knobs and their defaults."""
+    """Return a part's knobs and their defaults."""
     cls = part(kind, name)
     return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.compare}
 
 
 def stages(name: str) -> tuple[Stage, ...]:
-    """The stages of training a drafter where nothing else is asked for; none where it is not trained."""
+    """Return the stages of training a drafter where nothing else is asked for.
+
+    Return none where it is not trained.
+    """
     cls = part("drafter", name)
     return cls.stages if issubclass(cls, TrainableMethod) else ()
 
 
 def summary(kind: str, name: str) -> str:
-    """The first line of the part's file, or of its class where the file says nothing."""
+    """Return the first line of the part's file, or of its class where the file says nothing."""
     cls = part(kind, name)
     return (importlib.import_module(cls.__module__).__doc__ or cls.__doc__ or "").strip().partition("\n")[0]

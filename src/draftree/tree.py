@@ -76,7 +76,7 @@ class Drafted:
         return found
 
     def columns(self, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns [m] of those of the tokens [M] that can be drafted, and their logits [m, V′] of [M, V′]."""
+        """Return the columns [m] of those of the tokens [M] that can be drafted, and their logits [m, V′] of [M, V′]."""
         column = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
         there = self.ids[column] == tokens
         return column[there], logits[there]
@@ -225,12 +225,13 @@ class Tree:
 
     @classmethod
     def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
-        """A forest of bare roots: `tokens[i]` is the last token the target chose in sequence `rows[i]`."""
+        """Return a forest of bare roots: `tokens[i]` is the last token the target chose in sequence `rows[i]`."""
         n = len(rows)
         minus, zero, nothing = np.full(n, -1), np.zeros(n, np.int64), np.zeros(n)
         return cls(tokens, minus, zero, rows, nothing, nothing, minus, nothing, np.arange(n), minus)
 
     def __len__(self) -> int:
+        """Return the number of nodes."""
         return len(self.tokens)
 
     @cached_property
@@ -255,7 +256,7 @@ class Tree:
         entropy: Floats | None = None,
         source: Ints | None = None,
     ) -> "Tree":
-        """The tree with further nodes behind the present ones, in the order given.
+        """Return the tree with further nodes behind the present ones, in the order given.
 
         Args:
             parents: [M] node numbers of this tree.
@@ -285,7 +286,7 @@ class Tree:
         )
 
     def select(self, keep: Bools) -> "Tree":
-        """The tree of the nodes kept [N]: every root, and the parent of every kept node, must be among them."""
+        """Return the tree of the nodes kept [N]: every root, and the parent of every kept node, must be among them."""
         whole, real, connected = kept(
             self.tokens, self.parents, self.depth, self.row, self.log_q, self.score, self.source, self.entropy, self.number,
             self.q_row, keep,
@@ -340,7 +341,7 @@ class Verdict:
         return np.array(found, np.int64)
 
     def kept(self, root: int) -> Ints:
-        """The root and the nodes accepted below it: what is committed."""
+        """Return the root and the nodes accepted below it: what is committed."""
         return np.append(root, self.paths[root])
 
 

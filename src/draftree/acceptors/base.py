@@ -47,7 +47,7 @@ class Acceptor(Part, ABC):
 
     @abstractmethod
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        """Accepts a path below each root and chooses the token after it.
+        """Accept a path below each root and choose the token after it.
 
         Args:
             tree: the verified tree.
@@ -122,7 +122,7 @@ def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
 def judged(
     tree: Tree, siblings: Ints, node: int, p: Tensor, chance: Chance, replacement: bool = True
 ) -> tuple[int | None, int]:
-    """A step by rejection: the first sibling that is kept and its token, or None and a token of what is left of p.
+    """Return a step by rejection: the first sibling that is kept and its token, or None and a token of what is left of p.
 
     Args:
         tree: the verified tree.

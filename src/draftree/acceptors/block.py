@@ -10,6 +10,7 @@ from typing import ClassVar, final
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.acceptors.base import UNCOUPLED, Acceptor, proposal, ratio, residual
 from draftree.sampling.distributions import Distributions
@@ -31,6 +32,7 @@ class Block(Acceptor):
     draw: ClassVar[Draw] = Draw.WITH_REPLACEMENT
     looks_ahead: ClassVar[bool] = True
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         found = [self._chain(tree, root, p, chance) for root in range(tree.roots)]
         return Verdict(tuple(path for path, _ in found), np.array([token for _, token in found], np.int64))

@@ -10,6 +10,7 @@ from typing import ClassVar, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.acceptors.base import UNCOUPLED, Acceptor, proposal, ratio, residual
 from draftree.sampling.distributions import Distributions
@@ -30,6 +31,7 @@ class Traversal(Acceptor):
     draw: ClassVar[Draw] = Draw.WITHOUT_REPLACEMENT
     looks_ahead: ClassVar[bool] = True
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         found = [_kept(tree, root, 1.0, p, chance) for root in range(tree.roots)]
         paths = tuple(np.array(nodes[1:], np.int64) for nodes, _ in found)
@@ -37,7 +39,7 @@ class Traversal(Acceptor):
 
 
 def _kept(tree: Tree, node: int, weight: float, p: Distributions, chance: Chance) -> tuple[list[int], int]:
-    """The path from a node on that is kept and the token behind it; no path where not even the node is.
+    """Return the path from a node on that is kept and the token behind it; no path where not even the node is.
 
     Of the paths below it the first is asked first. With w the probability that the node is kept, p what comes behind it and q
     what a child was drawn from, the child is kept with min(1, w p(x) / q(x)). Where it is not, p becomes norm(max(0, w p − q)),
@@ -80,6 +82,6 @@ def _drawn_from(tree: Tree, child: int, vocab: int, gone: list[int]) -> Tensor |
 
 
 def _place(tree: Tree, node: int) -> int:
-    """The number of a node among those of its row and depth: each has a coin of its own."""
+    """Return the number of a node among those of its row and depth: each has a coin of its own."""
     same: Ints = np.flatnonzero((tree.row == tree.row[node]) & (tree.depth == tree.depth[node]))
     return int(np.searchsorted(same, node))

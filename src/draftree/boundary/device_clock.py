@@ -21,9 +21,11 @@ class HostClock:
     """The clock of work that is done when a call returns."""
 
     def mark(self) -> float:
+        """Return the time now, in seconds."""
         return time.perf_counter()
 
     def seconds(self, first: float, last: float) -> float:
+        """Return the seconds between two marks."""
         return last - first
 
 
@@ -32,6 +34,7 @@ class EventClock:
     """The clock of a GPU's present stream, by CUDA events."""
 
     def mark(self) -> Any:
+        """Return an event that the device passes when it has done what was asked before."""
         cuda: Any = torch.cuda
         event = cuda.Event(enable_timing=True)
         event.record()

@@ -27,7 +27,7 @@ STATUSES = frozenset(Interrupted(number).status for number in ENDING)
 
 @contextmanager
 def raised() -> Iterator[list[int]]:
-    """Raises `Interrupted` wherever the program is when a signal asks for its end; the list holds the signals that came."""
+    """Raise `Interrupted` wherever the program is when a signal asks for its end; the list holds the signals that came."""
     came: list[int] = []
 
     def end(number: int, _: Any) -> None:
@@ -40,7 +40,7 @@ def raised() -> Iterator[list[int]]:
 
 @contextmanager
 def postponed() -> Iterator[list[int]]:
-    """Holds back signals that ask for the end: inside they are noted in a list, and those left in it take effect afterwards."""
+    """Hold back signals that ask for the end: inside they are noted in a list, and those left in it take effect afterwards."""
     came: list[int] = []
     try:
         with _handled(lambda number, _: came.append(number)):
@@ -52,7 +52,7 @@ def postponed() -> Iterator[list[int]]:
 
 @contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Sets a handler for the signals; those that are ignored, as by `nohup`, stay so, and so do all in other threads."""
+    """Set a handler for the signals; those that are ignored, as by `nohup`, stay so, and so do all in other threads."""
     here = threading.current_thread() is threading.main_thread()
     before = {s: signal.getsignal(s) for s in ENDING if here and signal.getsignal(s) not in (signal.SIG_IGN, None)}
     try:

@@ -106,7 +106,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """The figures of the machine that a pass's speed depends on."""
+    """Return the figures of the machine that a pass's speed depends on."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     figures = {"device": chip, "threads": str(torch.get_num_threads()), "torch": str(torch.__version__)}
     return figures if device.type == "cuda" else {**figures, "kernels": variant()}
@@ -150,6 +150,6 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
 
 
 def kept(kind: str, about: Mapping[str, str]) -> Path:
-    """The file, in the cache folder, of a kind of findings about some things on a machine."""
+    """Return the file, in the cache folder, of a kind of findings about some things on a machine."""
     key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
     return cache_folder() / kind / f"{key}.json"

@@ -86,7 +86,10 @@ def placed(hint: str, own: Mapping[str, Any], others: Mapping[str, Options]) -> 
 
 
 def _elsewhere(name: str, word: str, others: Mapping[str, Options]) -> str | None:
-    """Return which commands have an option, under this name or under draftree's; None where none has it."""
+    """Return which commands have an option, under this name or under draftree's.
+
+    Return None where none has it.
+    """
     having: dict[str, list[str]] = {}
     for told, (own, flags) in others.items():
         ours = next((found for kind in KINDS if (found := accepted(kind, word, flags)) in flags), None)

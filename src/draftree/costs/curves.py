@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.files import Entries, read_object, write_text
 from draftree.boundary.knobs import Part, knob, real, whole
@@ -60,6 +61,7 @@ class Costs(Part):
     find: float = knob(0.0, least=0)
     catch_up: float = knob(0.0, least=0)
 
+    @override
     def __post_init__(self) -> None:
         for name, curve in (("draft", self.draft), ("target", self.target)):
             fine = isinstance(curve, Mapping) and all(whole(w, 1, WIDEST) and real(s) and s > 0 for w, s in curve.items())
@@ -98,12 +100,12 @@ class Costs(Part):
         return self.drafting(work) + self.target_seconds(work.fed / work.rows)
 
     def drafting(self, work: Work) -> float:
-        """The drafter's part of a step's seconds."""
+        """Return the drafter's part of a step's seconds."""
         drafted = self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()
         return float(drafted) + work.finds * self.find + self.commit + (self.catch_up if work.frontiers else 0.0)
 
     def at(self, context: int, rows: int) -> "Costs":
-        """These, wherever they were measured; a `CostTable` chooses."""
+        """Return these, wherever they were measured; a `CostTable` chooses."""
         return self
 
     def observe(self, step: StepTimes) -> None:
@@ -151,6 +153,7 @@ class CostTable:
     about: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Refuse a table without entries, and entries that do not fit together."""
         if not self.entries:
             raise UserError("costs: there are no entries, at least one is needed")
 
@@ -165,7 +168,7 @@ class CostTable:
         return min(self.entries, key=lambda e: (e.rows, e.context)).ratio
 
     def at(self, context: int, rows: int) -> Costs:
-        """The costs of a step: of the nearest measured number of rows, linear between the measured contexts.
+        """Return the costs of a step: of the nearest measured number of rows, linear between the measured contexts.
 
         Before the shortest context and behind the longest they are those of that context.
         """
@@ -190,7 +193,7 @@ class CostTable:
         return {}
 
     def has(self, rows: int) -> bool:
-        """True where it was measured for the `bracket` of so many rows."""
+        """Return True where it was measured for the `bracket` of so many rows."""
         return bracket(rows) in self.by_rows
 
     @cached_property
@@ -202,12 +205,12 @@ class CostTable:
         return found
 
     def save(self, path: Path) -> None:
-        """Writes the curves as JSON, whole or not at all."""
+        """Write the curves as JSON, whole or not at all."""
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads what `save` wrote, or a file by hand.
+        """Read what `save` wrote, or a file by hand.
 
         The least is `{"entries": [{"draft": {"1": 0.001}, "target": {"1": 0.03}}]}`: one row, any context, a commit
         that costs nothing.
@@ -252,7 +255,7 @@ def monotone(seconds: Sequence[float]) -> list[float]:
 
 
 def bracket(rows: int) -> int:
-    """The number of rows at which a batch's costs are measured: the next power of two, up to 64."""
+    """Return the number of rows at which a batch's costs are measured: the next power of two, up to 64."""
     return min(1 << (rows - 1).bit_length(), ROWS_AT_MOST)
 
 
@@ -263,7 +266,7 @@ def _read(entry: Entries) -> Costs:
 
 
 def _width(text: str) -> int:
-    """A width, which JSON can only name as text."""
+    """Return a width, which JSON can only name as text."""
     if not text.isdecimal() or len(text) > 9:
         raise UserError(f"a width is {shown(text)}, allowed is a whole number of at least 1")
     return int(text)

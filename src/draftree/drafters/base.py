@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, final, ge
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import Knobs, Part, knob, real, several
@@ -76,6 +77,7 @@ class Drafter(ABC, Generic[State]):
         return repr(self.knobs) if self.knobs else type(self).__name__
 
     def __repr__(self) -> str:
+        """Return the drafter's spec, without options that have their defaults."""
         described = self.described
         knobs: Any = self.knobs
         if knobs is not None:  # in short: without the knobs that have their defaults
@@ -92,7 +94,7 @@ class Drafter(ABC, Generic[State]):
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None, rows: Ints | None = None
     ) -> State:
-        """The state once rows begin a text; other rows go on as they are.
+        """Return the state once rows begin a text; other rows go on as they are.
 
         Args:
             prompts: [R] each row's committed token ids; none in a row that is free.
@@ -116,10 +118,17 @@ class Drafter(ABC, Generic[State]):
     def below(
         self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
     ) -> tuple[Below | None, State]:
-        """What is found below the frontier [F] layer by layer, without a pass, told at once; None where it is asked by layers.
+        """Return what is found below the frontier [F] layer by layer, without a pass, told at once.
+
+        Return None where it is asked by layers.
 
         Args:
-            deepest: [R] the depth that a node of each row may have; and the others, see `find`.
+            state: see `find`.
+            tree: likewise.
+            frontier: [F] likewise.
+            k: likewise.
+            drawing: likewise.
+            deepest: [R] the depth that a node of each row may have.
         """
         return None, state
 
@@ -132,7 +141,9 @@ class Drafter(ABC, Generic[State]):
         return len(frontier)
 
     def layers(self, state: State, roots: Tree, depth: Ints) -> Layers | None:
-        """Passes of the step that `expand` would do, for nodes that the device alone knows; None where that cannot be.
+        """Return the passes that `expand` would do, for nodes that only the device knows.
+
+        Return None where that cannot be.
 
         Args:
             state: before the step.
@@ -143,16 +154,19 @@ class Drafter(ABC, Generic[State]):
 
     @abstractmethod
     def commit(self, state: State, tree: Tree, verdict: Verdict, taps: Taps) -> State:
-        """The state after a verdict.
+        """Return the state after a verdict.
 
         Args:
+            state: before the step's draft was verified.
             tree: the verified tree.
             verdict: what of it was accepted.
             taps: of root and accepted nodes, row by row, after the target's cache was compacted; `taps.top` is of all nodes.
         """
 
     def caught_up(self, state: State) -> State:
-        """The state with all done that `start` and commits have put off, which `expand` does first; by default nothing is.
+        """Return the state with all done that `start` and commits have put off.
+
+        `expand` does it first. By default nothing is put off.
 
         What a network has to make of committed tokens waits until something is drafted, as one pass over those of several
         steps takes no longer than one over those of one. So a step that drafts nothing costs none, nor does a prompt.
@@ -161,7 +175,7 @@ class Drafter(ABC, Generic[State]):
 
     @abstractmethod
     def truncate(self, state: State, lengths: Ints, rows: Ints | None = None) -> State:
-        """The state as it was when rows had `lengths[r]` committed tokens, to be gone on from with `start`.
+        """Return the state as it was when rows had `lengths[r]` committed tokens, to be gone on from with `start`.
 
         Args:
             state: after the last step.
@@ -170,7 +184,9 @@ class Drafter(ABC, Generic[State]):
         """
 
     def select(self, state: State, rows: Ints, cache: SlotCache) -> State | None:
-        """Return the state of other rows, between two steps; None where that cannot be done, as by default.
+        """Return the state of other rows, between two steps.
+
+        Return None where that cannot be done, as by default.
 
         The texts are then read anew where a batch grows or shrinks.
 
@@ -182,7 +198,7 @@ class Drafter(ABC, Generic[State]):
         return None
 
     def carry(self, state: State) -> State | None:
-        """The part of a finished call's state that later calls with other texts begin with; nothing by default.
+        """Return the part of a finished call's state that later calls with other texts begin with; nothing by default.
 
         It knows no rows: `start` is given it as it is, with any number of prompts. Whatever a drafter learns over a session
         passes through here, so that while rows are written none of them depends on its neighbours.
@@ -195,7 +211,7 @@ class Drafter(ABC, Generic[State]):
 
 
 def every(rows: Ints | None, count: int) -> Ints:
-    """The rows that are named, or all R of them."""
+    """Return the rows that are named, or all R of them."""
     return np.arange(count) if rows is None else rows
 
 
@@ -223,7 +239,7 @@ class Method(Part, ABC):
 
     @abstractmethod
     def open(self, target: Target) -> Drafter[Any]:
-        """The drafter for a target.
+        """Return the drafter for a target.
 
         Raises:
             UserError: the checkpoint is missing or does not fit the target.
@@ -231,7 +247,7 @@ class Method(Part, ABC):
 
     @abstractmethod
     def example(self, target: Target) -> Drafter[Any]:
-        """A small drafter of random or no weights that fits the target, for the conformance suite."""
+        """Return a small drafter of random or no weights that fits the target, for the conformance suite."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +282,9 @@ class Batch:
 class Logits(Protocol):
     """The target's logits at marked positions."""
 
-    def __call__(self, at: Tensor, ids: Tensor | None = None, /) -> Tensor: ...
+    def __call__(self, at: Tensor, ids: Tensor | None = None, /) -> Tensor:
+        """Return logits after states, of some tokens or of all."""
+        ...
 
 
 class Trainable(Drafter[State]):
@@ -306,6 +324,7 @@ class Trainable(Drafter[State]):
         return next(self.model.parameters())
 
     @property
+    @override
     def described(self) -> str:
         size = sum(p.numel() for p in self.model.parameters())
         other = f" in {self.knobs.dtype}" if self.knobs.dtype else ""
@@ -317,10 +336,10 @@ class Trainable(Drafter[State]):
         return ""
 
     def study(self, counts: Ints) -> None:
-        """Takes what it has to know of the data before training: how often each token is learnt, [V]. Nothing by default."""
+        """Take what it has to know of the data before training: how often each token is learnt, [V]. Nothing by default."""
 
     def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
-        """Puts numbers to the knobs that are left to a measurement of the target, before it is trained; none by default.
+        """Put numbers to the knobs that are left to a measurement of the target, before it is trained; none by default.
 
         Args:
             texts: those it will learn from, token ids of each; the same ones give the same numbers.
@@ -336,7 +355,7 @@ class Trainable(Drafter[State]):
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
-        """The training objective of a batch: a sum over its learnt tokens, divided by `batch.count`."""
+        """Return the training objective of a batch: a sum over its learnt tokens, divided by `batch.count`."""
 
     @property
     def settled(self) -> "TrainableMethod":
@@ -345,13 +364,13 @@ class Trainable(Drafter[State]):
 
     @final
     def save(self, folder: Path) -> None:
-        """Writes a checkpoint: `config.json` and weights, in the layout its kind of weights is published in."""
+        """Write a checkpoint: `config.json` and weights, in the layout its kind of weights is published in."""
         made_for = {"target": self._target.name, "target_hash": fingerprint(self._target.decoder.config)}
         made_for["embedding_hash"] = embedding_hash(self._target)
         self.write(folder, {ABOUT: {"drafter": self.knobs.kind()} | made_for | self.settled.fixed})
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:
-        """Writes what `published` gives, and `about` into the config."""
+        """Write what `published` gives, and `about` into the config."""
         tensors = {self._stored.name(key): value for key, value in self.model.state_dict().items()}
         config, tensors = self.published(self._stored.config, tensors)
         self._stored.write(folder, config | about, tensors)
@@ -414,7 +433,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
 
 
 def number_text(value: Any) -> str:
-    """A number, or several, as an option takes them."""
+    """Return a number, or several, as an option takes them."""
     if isinstance(value, tuple | list):
         return " ".join(map(number_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -481,7 +500,7 @@ class TrainableMethod(Method):
 
     @final
     def open(self, target: Target) -> "Trainable[Any]":
-        """The drafter of the checkpoint; none of the knobs that were set is passed over.
+        """Return the drafter of the checkpoint; none of the knobs that were set is passed over.
 
         Raises:
             UserError: the checkpoint is missing, does not fit the target, or fixes a knob to another value.
@@ -497,7 +516,7 @@ class TrainableMethod(Method):
 
     @final
     def restored(self, target: Target) -> "Trainable[Any]":
-        """The drafter of the checkpoint, its knobs what the checkpoint says where they are fixed by it.
+        """Return the drafter of the checkpoint, its knobs what the checkpoint says where they are fixed by it.
 
         Raises:
             UserError: the checkpoint is missing or does not fit the target.
@@ -515,7 +534,7 @@ class TrainableMethod(Method):
 
     @final
     def fresh(self, target: Target) -> "Trainable[Any]":
-        """A drafter to be trained for a target, in float32.
+        """Return a drafter to be trained for a target, in float32.
 
         Raises:
             UserError: the target lacks something the method reads.
@@ -525,6 +544,7 @@ class TrainableMethod(Method):
         return drafter
 
     @final
+    @override
     def example(self, target: Target) -> "Trainable[Any]":
         drafter = self.fresh(target)
         _as_precise(drafter.model, named(self.dtype) or target.decoder.dtype)
@@ -532,7 +552,7 @@ class TrainableMethod(Method):
 
     @abstractmethod
     def read(self, stored: Checkpoint, target: Target) -> "Trainable[Any]":
-        """The drafter in a checkpoint, of these knobs where its weights or a published config do not fix others.
+        """Return the drafter in a checkpoint, of these knobs where its weights or a published config do not fix others.
 
         Args:
             stored: with its config; its tensors are yet to be loaded.
@@ -544,7 +564,7 @@ class TrainableMethod(Method):
 
     @abstractmethod
     def new(self, target: Target) -> "Trainable[Any]":
-        """A float32 drafter to be trained; it is brought to the target's device afterwards.
+        """Return a float32 drafter to be trained; it is brought to the target's device afterwards.
 
         Raises:
             UserError: the target lacks something the method reads.
@@ -552,6 +572,6 @@ class TrainableMethod(Method):
 
 
 def _as_precise(model: nn.Module, dtype: torch.dtype) -> None:
-    """Gives weights a dtype; `to` would also round rotary frequencies."""
+    """Give weights a dtype; `to` would also round rotary frequencies."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -42,7 +42,7 @@ def samples(prompts: int, seed: int, count: int = SAMPLES) -> Ints:
 
 
 def bounds(values: Floats) -> list[float]:
-    """A 95 % interval."""
+    """Return a 95 % interval."""
     return [float(x) for x in np.quantile(values, (LEVEL / 2, 1 - LEVEL / 2))]
 
 
@@ -78,7 +78,7 @@ class Ratio:
 
 
 def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> Ratio:
-    """A product of sums over prompts divided by such a product, by bootstrap-t on its logarithm.
+    """Return a product of sums over prompts divided by such a product, by bootstrap-t on its logarithm.
 
     Its coverage at 20 prompts is 94 %, where that of BCa is 91 % and that of the samples' quantiles 90 %
     (tests/test_statistics.py); the error of each sample is linearised (Efron and Tibshirani 1993, chapters 12 and 13). Below
@@ -92,7 +92,7 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
     signs, columns = np.repeat((1.0, -1.0), (len(over), len(under))), np.array([*over, *under], np.float64)
 
     def fitted(taken: Floats) -> tuple[Floats, Floats]:
-        """The logarithm, and its standard error, of figures [C, …, P]."""
+        """Return the logarithm, and its standard error, of figures [C, …, P]."""
         means = np.maximum(taken.mean(-1), 1e-12)
         influence = np.tensordot(signs, taken / means[..., None], 1)
         spread = np.sqrt((influence**2).sum(-1) / max(count * (count - 1), 1))
@@ -112,7 +112,7 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
 
 
 def ratio_bounds(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> list[float]:
-    """The 95 % interval of `ratio`."""
+    """Return the 95 % interval of `ratio`."""
     found = ratio(over, under, chosen)
     return [found.low, found.high]
 
@@ -164,7 +164,7 @@ class Compared:
 
 
 def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Compared]:
-    """The rows of one name beside each other row that differs from one of them in nothing else.
+    """Return the rows of one name beside each other row that differs from one of them in nothing else.
 
     Args:
         result: a saved one.

@@ -89,7 +89,10 @@ class SlotCache:
         self._stored = self._on_host()
 
     def _on_host(self) -> list[NDArray[np.uint8]]:
-        """Return keys and values as bytes that NumPy shares, of one group after another; none of them on another device."""
+        """Return keys and values as bytes that NumPy shares, of one group after another.
+
+        Return none of them on another device.
+        """
         tensors = list(itertools.chain.from_iterable(self._groups))
         if any(t.device.type != "cpu" for t in tensors):
             return []
@@ -116,7 +119,7 @@ class SlotCache:
         return 0 if self.states is None else self.states.bytes
 
     def reserve(self, slots: int) -> None:
-        """Makes room for `slots` slots a row, keeping what is there; grows by at least half, so seldom."""
+        """Make room for `slots` slots a row, keeping what is there; grow by at least half, so seldom."""
         if slots <= self.capacity:
             return
         grown = self.ladder.capacity(max(slots, self.capacity * 3 // 2))
@@ -140,7 +143,10 @@ class SlotCache:
         return sum(1 for _ in behind)
 
     def lifted(self, by: int) -> "SlotCache":
-        """The same slots with every layer's keys and values those of the layer so much deeper, if one of its shape is there."""
+        """Return the same slots, where each layer has the keys and values of one so much deeper.
+
+        A layer keeps its own where no layer of its shape is there.
+        """
         view, top = copy.copy(self), len(self.shapes) - 1
         others = [min(max(layer + by, 0), top) for layer in range(top + 1)]
         same = [self.shapes[other] == shape for other, shape in zip(others, self.shapes, strict=True)]
@@ -148,7 +154,10 @@ class SlotCache:
         return view
 
     def writer(self, starts: Ints, n: int, at: Pass | None = None) -> "Writer":
-        """The cache of a forward pass of n tokens a row; row r is written from slot `starts[r]` on, states as the pass says."""
+        """Return the cache of a forward pass of n tokens a row.
+
+        Row r is written from slot `starts[r]` on, states as the pass says.
+        """
         return Writer(self, starts, n, self._end(int(starts.max()) + n), at)
 
     def mask(self, batch: ForwardBatch, window: int | None = None) -> Tensor:
@@ -201,12 +210,12 @@ class SlotCache:
         return memory[:size]
 
     def _end(self, used: int) -> int:
-        """The slots that a pass sees which uses so many: those, or all there are."""
+        """Return the slots that a pass sees which uses so many: those, or all there are."""
         self.reserve(used)
         return self.capacity if self.ladder.few else used
 
     def keep(self, row: int, slots: Ints) -> None:
-        """Commits what lies in `slots`, in that order, behind the committed tokens of a row."""
+        """Commit what lies in `slots`, in that order, behind the committed tokens of a row."""
         self.keep_all(np.full(len(slots), row), np.ascontiguousarray(slots, np.int64))
 
     def keep_all(self, rows: Ints, slots: Ints) -> None:
@@ -242,7 +251,7 @@ class SlotCache:
             t[:, i, :, k] = t[:, i, :, j]
 
     def insert(self, layer: int, rows: Ints, slots: Ints, keys: Tensor, values: Tensor) -> None:
-        """Commits keys and values [H, T, width] computed elsewhere, token t into `slots[t]` of `rows[t]`.
+        """Commit keys and values [H, T, width] computed elsewhere, token t into `slots[t]` of `rows[t]`.
 
         Each row's slots go on where its committed tokens end.
         """
@@ -256,7 +265,7 @@ class SlotCache:
         np.maximum.at(self.lengths, rows, slots + 1)
 
     def taken(self, rows: Ints, spare: int = 0) -> "SlotCache":
-        """A copy of some rows' committed tokens, with room for `spare` more; −1 stands for an empty row."""
+        """Return a copy of some rows' committed tokens, with room for `spare` more; −1 stands for an empty row."""
         states = None if self.states is None else self.states.taken(rows)
         part = SlotCache(self.shapes, len(rows), self.dtype, self.device, states, self.ladder)
         there = np.flatnonzero(rows >= 0)
@@ -267,7 +276,7 @@ class SlotCache:
         return part
 
     def put(self, rows: Ints, part: "SlotCache") -> None:
-        """Puts a cache of some rows in the place of those rows; the others are left as they are."""
+        """Put a cache of some rows in the place of those rows; the others are left as they are."""
         self.reserve(int(part.lengths.max()))
         self._copy(part, rows, np.arange(len(rows)))
         if self.states is not None and part.states is not None:
@@ -316,7 +325,7 @@ class SlotCache:
         return left.copy()
 
     def mark(self) -> None:
-        """Makes the present lengths ones that `truncate` can go back to; of keys and values alone all are."""
+        """Make the present lengths ones that `truncate` can go back to; of keys and values alone all are."""
         if self.states is not None:
             self.states.mark(self.lengths)
 
@@ -368,7 +377,7 @@ class Writer(Cache):
             self._uniform, self._rows = False, torch.arange(cache.rows, device=cache.device)[:, None]
 
     def at(self, slots: Tensor) -> Self:
-        """The same that writes to slots [R, n] of another tensor."""
+        """Return the same that writes to slots [R, n] of another tensor."""
         self._slots = slots
         self._rows = torch.arange(len(slots), device=slots.device)[:, None]  # a recording reads no memory but its own
         return self
@@ -392,7 +401,7 @@ class Writer(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores [R, H, n, width] and returns everything up to the last slot written, or that there is."""
+        """Store [R, H, n, width] and return everything up to the last slot written, or that there is."""
         keys, values = self._cache.layer(layer_idx)
         if self._uniform:
             keys[:, :, self._start : self._stop] = key_states
@@ -414,20 +423,20 @@ class Writer(Cache):
         """Likewise."""
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:
-        """True: so no model takes the pass for the beginning of a text."""
+        """Return True: so no model takes the pass for the beginning of a text."""
         return True
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """True: nothing of what convolutions read is forgotten before a commit."""
+        """Return True: nothing of what convolutions read is forgotten before a commit."""
         return True
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
-        """Stores what a convolution reads, [R, C, n]; returns it behind what committed tokens and earlier passes left."""
+        """Store what a convolution reads, [R, C, n]; returns it behind what committed tokens and earlier passes left."""
         assert self._pass is not None
         return self._pass.enter((layer_idx, state_idx), conv_states)
 
     def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
-        """Stores what one of our functions would do to a layer's state."""
+        """Store what one of our functions would do to a layer's state."""
         assert self._pass is not None
         assert isinstance(recurrent_states, Stash | Final)
         self._pass.leave((layer_idx, state_idx), recurrent_states)

@@ -15,6 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
 
 from draftree.errors import first_line
 from draftree.models.ladder import Ladder
@@ -61,11 +62,12 @@ class Capture(ABC):
 
     @property
     def recordings(self) -> int:
+        """Return how many passes were recorded so far."""
         return 0
 
     @abstractmethod
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
-        """The results of a pass.
+        """Return the results of a pass.
 
         Args:
             kind: passes of one kind differ in nothing but what is given; the shapes of that are part of it.
@@ -84,9 +86,11 @@ class Eager(Capture):
 
     ladder = Ladder()
 
+    @override
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
         return unrecorded(given, body)
 
+    @override
     def of(self, network: nn.Module) -> Capture:
         return self
 
@@ -119,6 +123,7 @@ class Graphs(Capture):
         self._name, self._failed = name, False
         self._known: dict[Hashable, tuple[dict[str, Tensor], Callable[[], None], Made]] = {}
 
+    @override
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
         if not self._failed and kind not in self._known:
             if len(self._known) >= MOST:  # of caches that have grown, or are gone
@@ -141,6 +146,7 @@ class Graphs(Capture):
         return kept
 
     @property
+    @override
     def recordings(self) -> int:
         return self._tally.count
 
@@ -150,6 +156,7 @@ class Graphs(Capture):
         why = f"{type(error).__name__}: {first_line(error)}"
         LOG.warning("passes of %s run without CUDA graphs, as one cannot be recorded: %s", self._name, why)
 
+    @override
     def of(self, network: nn.Module) -> Capture:
         return Graphs(self._record, type(network).__name__, self._tally)
 

@@ -235,7 +235,7 @@ class Decoder:
         return self._behind_head(self._raw_logits(states))
 
     def head_for(self, ids: Tensor | None, raw: bool = False) -> Callable[[Tensor], Tensor]:
-        """A function that gives the logits […, V′] of some tokens alone, of states […, D].
+        """Return a function that gives the logits […, V′] of some tokens alone, of states […, D].
 
         Args:
             ids: [V′] the tokens; none for all of them.
@@ -297,7 +297,7 @@ class Decoder:
         return brought(logits[0], self.device)
 
     def keys_and_values(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The first layer's keys and values [R, H, n, width] for given inputs [R, n, D] at positions [R, n].
+        """Return the first layer's keys and values [R, H, n, width] for given inputs [R, n, D] at positions [R, n].
 
         The pass is cut where the layer hands them to its cache, so that nothing behind them is computed.
         """
@@ -323,7 +323,7 @@ def refuse_attention(model: PreTrainedModel) -> None:
 
 
 def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """A model loaded by transformers from a folder or a hub id, and its report of the tensors there.
+    """Return a model loaded by transformers from a folder or a hub id, and its report of the tensors there.
 
     Args:
         folder: or hub id.
@@ -349,7 +349,7 @@ def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how:
 
 
 def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:
-    """A fresh float32 model of the same architecture with few layers, all with full attention where types are mixed."""
+    """Return a fresh float32 model of the same architecture with few layers, all with full attention where types are mixed."""
     values = config.to_dict() | {"num_hidden_layers": layers, "dtype": "float32"} | changes
     for name in ("layer_types", "layers_block_type"):
         if values.get(name):

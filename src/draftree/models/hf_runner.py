@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, cache_argument, entry
@@ -100,7 +101,10 @@ class HFRunner(ModelRunner):
         return Weights(self.model)
 
     def few_operations(self) -> LlamaLayers | None:
-        """Return the pass in few operations, looked for anew where a module was replaced; None where there is none."""
+        """Return the pass in few operations, looked for anew where a module was replaced.
+
+        Return None where there is none.
+        """
         wanted = self.device.type == "cuda" if self._wanted is None else self._wanted
         if not wanted or torch.is_grad_enabled():
             return None
@@ -165,6 +169,7 @@ class HFRunner(ModelRunner):
         placed = self._placed(at.expand(sequences, count), mask)
         return placed | ({} if cache is None else self.cached(cache))
 
+    @override
     def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
         keep: int | Tensor = 0
         wanted = outputs.tokens

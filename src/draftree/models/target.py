@@ -93,7 +93,7 @@ class Taps:
     top: Tensor | None = None
 
     def take(self, index: Ints) -> Self:
-        """The taps of some of the tokens; what was asked of probes and of the whole tree stays as it is."""
+        """Return the taps of some of the tokens; what was asked of probes and of the whole tree stays as it is."""
         if np.array_equal(index, np.arange(len(index))):  # the first ones, as of a chain that is accepted: none is copied
             hidden = {layer: h[: len(index)] for layer, h in self.hidden.items()}
         else:
@@ -103,7 +103,7 @@ class Taps:
         return type(self)(hidden, *columns, self.cache, self.probe_logits, self.top)
 
     def of_rows(self, tree: Tree, rows: Sequence[int]) -> Self:
-        """The taps with `top` as of a verified tree that has some rows alone."""
+        """Return the taps with `top` as of a verified tree that has some rows alone."""
         if self.top is None:
             return self
         nodes = to_device(np.flatnonzero(np.isin(tree.row, rows)), self.top.device)
@@ -114,7 +114,7 @@ class Taps:
         return self.take(np.flatnonzero(self.positions < lengths[self.rows]))
 
     def select(self, rows: Ints, cache: SlotCache) -> Self:
-        """The taps of selected rows: [R'] the old row of each new one, −1 for none; `cache` holds the new rows."""
+        """Return the taps of selected rows: [R'] the old row of each new one, −1 for none; `cache` holds the new rows."""
         index = [np.flatnonzero(self.rows == row) for row in rows.tolist()]
         taken = self.take(np.concatenate(index))
         owner = np.repeat(np.arange(len(rows)), [len(each) for each in index])
@@ -122,7 +122,7 @@ class Taps:
 
     @classmethod
     def joined(cls, several: Sequence[Self]) -> Self:
-        """The taps of several steps, at least one, in their order."""
+        """Return the taps of several steps, at least one, in their order."""
         last = several[-1]
         if len(several) == 1:
             return last
@@ -195,6 +195,7 @@ class Target:
             self.tokenizer = tokenizer
 
     def __repr__(self) -> str:
+        """Return its name, class, dtype and device."""
         decoder = self.decoder
         return f"<target {self.name}, {type(decoder.model).__name__}, {decoder.dtype} on {decoder.device}>"
 
@@ -205,7 +206,7 @@ class Target:
         tokenizer: PreTrainedTokenizerBase | None = None,
         exactness: Word = None,
     ) -> Self:
-        """A model that was loaded before, as it is and where it is.
+        """Return a model that was loaded before, as it is and where it is.
 
         It is put into evaluation mode, with a warning where it was not: with dropout, no two passes would agree.
 
@@ -234,7 +235,7 @@ class Target:
     def load(
         cls, name: str, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None, **how: Any
     ) -> Self:
-        """Loads `demo`, `smollm2`, a folder, a GGUF file (dequantised), or a hub id.
+        """Load `demo`, `smollm2`, a folder, a GGUF file (dequantised), or a hub id.
 
         Args:
             name: what to load.
@@ -314,11 +315,11 @@ class Target:
         return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
-        """An empty cache for `rows` sequences."""
+        """Return an empty cache for `rows` sequences."""
         return self.decoder.new_cache(rows, slots)
 
     def depth_room(self, position: int) -> int:
-        """The depth that a tree below a root at `position` may have: it ends with the context and at a change of rope.
+        """Return the depth that a tree below a root at `position` may have: it ends with the context and at a change of rope.
 
         Where rotary frequencies change with the length of the text, a node beyond the change would be rotated
         otherwise than plain decoding rotates it.
@@ -353,7 +354,7 @@ class Target:
     def prefill(
         self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None, more: int = 0
     ) -> Verified:
-        """Feeds what the cache does not hold of some rows' prompts, and commits it.
+        """Feed what the cache does not hold of some rows' prompts, and commit it.
 
         Args:
             cache: its committed tokens must be a proper beginning of each prompt.
@@ -450,12 +451,12 @@ class Target:
     @torch.inference_mode()
     @in_phase("commit")
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
-        """Moves root and accepted nodes behind the committed tokens and forgets the rest."""
+        """Move root and accepted nodes behind the committed tokens and forget the rest."""
         cache.keep_all(*path_slots(tree.row, verdict.nodes, cache.lengths))
 
 
 def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
-    """What a cache does not hold of prompts, in parts [R] that are read one after the other.
+    """Yield what a cache does not hold of prompts, in parts [R] that are read one after the other.
 
     Where there are states, a prompt's last tokens are a part of their own: a chat's next prompt often goes another way from
     there on, as the text that opens an answer is rendered otherwise, and the same prompt once more is read from there.
@@ -511,6 +512,7 @@ class Packing:
             self._row, self._column = to_device(row, device), to_device(column, device)
 
     def __call__(self, padded: Tensor) -> Tensor:
+        """Return the nodes [N, …] of padded ones [R, n, …]."""
         return padded[0, : self._n] if self._single else padded[self._row, self._column]
 
 
@@ -524,7 +526,7 @@ def _seen(tree: Tree, probes: Probes) -> Bools:
 
 
 def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> bool:
-    """True where a CPU's target is bfloat16 unasked: stored so, left as it is, and computed fast, and bit for bit."""
+    """Return True where a CPU's target is bfloat16 unasked: stored so, left as it is, and computed fast, and bit for bit."""
     # SmolLM2's own checkpoint is; the file in its package was quantised from it.
     stored = getattr(config, "dtype", None) is torch.bfloat16 or known(name) == SMOLLM2
     left = loading.exactness != "ties" and not (loading.attn_implementation or loading.adapter or loading.quantize)
@@ -533,7 +535,7 @@ def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> b
 
 
 def _class(config: PreTrainedConfig) -> Any:
-    """transformers' causal language model for a config, None where it has none."""
+    """Return transformers' causal language model for a config, None where it has none."""
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     return classes.get(type(config), None)
 
@@ -559,7 +561,7 @@ LONGEST_REASON = 80
 
 
 def usable(device: str | torch.device | None) -> torch.device:
-    """A device that torch can compute on here; a GPU where there is one by default.
+    """Return a device that torch can compute on here; a GPU where there is one by default.
 
     Raises:
         UserError: it cannot, or there is no such device.
@@ -580,7 +582,10 @@ def usable(device: str | torch.device | None) -> torch.device:
 
 
 def name_of(model: PreTrainedModel) -> str:
-    """The name a model was loaded by: `demo`, a folder or a hub id; one that is none of them for a model made in memory."""
+    """Return the name a model was loaded by: `demo`, a folder or a hub id.
+
+    One that is none of them for a model made in memory.
+    """
     return known_as(str(model.name_or_path or "")) or f"{type(model).__name__} in memory"
 
 
@@ -593,7 +598,7 @@ def warn_of_training(model: PreTrainedModel) -> bool:
 
 
 def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerBase:
-    """A target's tokenizer, without its weights.
+    """Return a target's tokenizer, without its weights.
 
     Raises:
         UserError: it has none that can be read.

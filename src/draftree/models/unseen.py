@@ -68,7 +68,7 @@ class Nodes:
 
     @classmethod
     def of(cls, given: Given) -> Self:
-        """The forest that a pass was given."""
+        """Return the forest that a pass was given."""
         return cls(*(given[f"nodes {f.name}"] for f in fields(cls)))
 
     @property
@@ -77,7 +77,7 @@ class Nodes:
         return tuple(getattr(self, f.name) for f in fields(self)[:-GIVEN])
 
     def after(self, made: Made) -> Self:
-        """The forest as a pass has made it."""
+        """Return the forest as a pass has made it."""
         return replace(self, **dict(zip([f.name for f in fields(self)[:-GIVEN]], made, strict=True)))
 
     @property
@@ -140,15 +140,15 @@ class Layers(ABC):
 
     @abstractmethod
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:
-        """The forest of bare roots with the first layer."""
+        """Return the forest of bare roots with the first layer."""
 
     @abstractmethod
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
-        """The forest with the layer below the `count` nodes that are to be fed next."""
+        """Return the forest with the layer below the `count` nodes that are to be fed next."""
 
     @abstractmethod
     def state(self, fed: Sequence[Ints]) -> Any:
-        """The drafter's state once it is known which nodes were fed: of each pass the numbers [R, F], −1 for padding."""
+        """Return the drafter's state once it is known which nodes were fed: of each pass the numbers [R, F], −1 for padding."""
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from draftree.boundary.knobs import Part
 from draftree.costs.curves import Costs
@@ -38,7 +39,10 @@ class Search(ABC):
         """Of these candidates those that take no pass; None where passes give all, or nothing does."""
 
     def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
-        """What is found below the frontier in all layers, down to a depth [R], without a pass; None where it goes by layers."""
+        """Return what is found below the frontier in all layers, down to a depth [R], without a pass.
+
+        Return None where it goes by layers.
+        """
         return None
 
     @property
@@ -79,7 +83,9 @@ class Policy(Part, ABC):
         return None
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
-        """Return how trees grow on a device without the host, which are those of `draft`; None where they cannot.
+        """Return how trees grow on a device without the host, which are those of `draft`.
+
+        Return None where they cannot.
 
         Args:
             outlook: what is known of the step.
@@ -113,11 +119,11 @@ class Policy(Part, ABC):
         return self
 
     def start(self) -> Any:
-        """The memory before anything was seen; None for policies that learn nothing."""
+        """Return the memory before anything was seen; None for policies that learn nothing."""
         return None
 
     def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Any:
-        """The memory after a verdict.
+        """Return the memory after a verdict.
 
         Args:
             memory: the one before.
@@ -142,16 +148,17 @@ class Layered(Policy):
 
     @abstractmethod
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
-        """Appends the nodes to keep of one layer's candidates."""
+        """Append the nodes to keep of one layer's candidates."""
 
     def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
         """Those of the roots, or of a layer's new nodes, that are drafted below; by default all."""
         return nodes
 
     def finish(self, tree: Tree) -> Tree:
-        """Selects the nodes to verify; by default all."""
+        """Select the nodes to verify; by default all."""
         return tree
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         new = np.arange(tree.roots)
         while (frontier := self.expandable(tree, self._with_room(tree, new, room), costs)).size:
@@ -176,7 +183,7 @@ def append(
     score: Floats | None = None,
     entropy: Floats | None = None,
 ) -> Tree:
-    """The tree with the frontier's candidates as children.
+    """Return the tree with the frontier's candidates as children.
 
     Args:
         tree: what was drafted so far.
@@ -209,7 +216,7 @@ def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:
 
 
 def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
-    """The k best of each row, best first; the lower number wins ties.
+    """Return the k best of each row, best first; the lower number wins ties.
 
     The frontier's order is that of its children's numbers, by which ties in the next layer and at the end are decided.
 
@@ -236,12 +243,12 @@ def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
 
 
 def log(x: float) -> float:
-    """The natural logarithm; −∞ of 0, which every node is worth."""
+    """Return the natural logarithm; −∞ of 0, which every node is worth."""
     return math.log(x) if x > 0 else -math.inf
 
 
 def fit(tree: Tree, nodes: int, by: Floats | None = None) -> Tree:
-    """The tree with at most `nodes` drafted nodes a row: the best by score, the lower number winning ties.
+    """Return the tree with at most `nodes` drafted nodes a row: the best by score, the lower number winning ties.
 
     No score exceeds its parent's, and a parent's number is the lower one, so what is kept is connected.
 

@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -31,13 +32,16 @@ class Pruned(Plan):
 
     least: Floats = field(default_factory=lambda: np.full(3, -np.inf), compare=False)
 
+    @override
     def known(self, layers: Layers) -> Floats:
         return self.least
 
+    @override
     def values(self, own: Tensor, frontier: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
         worth, entropy = super().values(own, frontier, nodes)
         return worth.masked_fill((worth < nodes.known[0]) | (own < nodes.known[1]), -torch.inf), entropy
 
+    @override
     def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
         assert self.frontier is not None
         assert self.nodes is not None
@@ -76,10 +80,12 @@ class PCT(Layered):
     own: float = knob(0.0, least=0, most=1)
 
     @property
+    @override
     def reads_costs(self) -> bool:
         return self.ratio is None
 
     @property
+    @override
     def candidates(self) -> int:
         return self.width
 
@@ -94,6 +100,7 @@ class PCT(Layered):
             frontier=min(doubled(int(1 / ratio) + 1), outlook.wide), nodes=outlook.large, least=least,
         )  # fmt: skip
 
+    @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         # A value never exceeds its parent's, so a node below the leaf threshold has only such nodes below it: leaving
         # it out now is the same as removing its leaves, and theirs, at the end.

@@ -8,6 +8,7 @@ from typing import final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.boundary.machine import to_device
 from draftree.kernels import philox
@@ -28,16 +29,16 @@ class Chance(ABC):
 
     @abstractmethod
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
-        """A token of distribution p [V], drawn for the place `depth` tokens behind sequence `row`'s root."""
+        """Return a token of distribution p [V], drawn for the place `depth` tokens behind sequence `row`'s root."""
 
     def choose(self, scores: Tensor, row: int, depth: int) -> int:
-        """A token of the distribution softmax(scores [V]), drawn for a place; −1 where that is none."""
+        """Return a token of the distribution softmax(scores [V]), drawn for a place; −1 where that is none."""
         p = torch.softmax(scores.cpu().double(), dim=-1)
         return self.categorical(p, row, depth) if bool(p.isfinite().all()) else -1
 
     @abstractmethod
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
-        """True with probability p, for the same place; `index` tells apart several questions about it."""
+        """Return True with probability p, for the same place; `index` tells apart several questions about it."""
 
 
 @final
@@ -90,6 +91,7 @@ class Keyed(Chance):
         table = philox.gumbel_on_device(sent[: 5 * len(words)].view(-1, 5), n)
         return table if len(words) == len(rows) == 1 else table[sent[5 * len(words) :]]
 
+    @override
     def choose(self, scores: Tensor, row: int, depth: int) -> int:
         if not devices.on_host(scores.device):
             noise = self.gumbel_of(np.array([row]), np.array([depth]), len(scores), scores.device)
@@ -99,10 +101,12 @@ class Keyed(Chance):
         token = int(chosen.argmax())
         return token if np.isfinite(chosen[token]) else -1
 
+    @override
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         with np.errstate(divide="ignore"):
             return int(np.argmax(np.log(p.numpy()) + self.gumbel(row, depth, len(p))))
 
+    @override
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
         first, second, *others = self._place(row, depth, 1)
         low, high, *_ = philox.philox((index, *others), (first, second))
@@ -111,7 +115,7 @@ class Keyed(Chance):
 
 @lru_cache(REQUESTS)
 def _stream(seed: int, request: int, kind: int, call: int) -> tuple[int, int, int]:
-    """The words of a place that are the same for all places of one use: random ones, as far as they can be told."""
+    """Return the words of a place that are the same for all places of one use: random ones, as far as they can be told."""
     words = philox.philox((request & philox.WORD, request >> 32 & philox.WORD, kind, call), (seed & philox.WORD, seed >> 32))
     return words[0], words[1], words[2]
 
@@ -122,7 +126,7 @@ def _gumbel(place: Place, n: int) -> Floats:
 
 @lru_cache(KEPT)
 def _kept(place: Place, n: int) -> Floats:
-    """The target's noise for a place; one array serves all that ask, so nobody may change it."""
+    """Return the target's noise for a place; one array serves all that ask, so nobody may change it."""
     noise = _gumbel(place, n)
     noise.flags.writeable = False
     return noise

@@ -72,7 +72,10 @@ class PrefixStore:
         return found
 
     def begin(self, prompt: Sequence[int], target: Target) -> PartialPrompt | None:
-        """Return the beginning of a prompt, read in a cache of its own; None where no block holds it."""
+        """Return the beginning of a prompt, read in a cache of its own.
+
+        Return None where no block holds it.
+        """
         blocks = self.find(prompt)
         if not blocks:
             return None

@@ -27,6 +27,7 @@ class Delta:
     logprobs: tuple[Logprob, ...] = ()
 
     def __bool__(self) -> bool:
+        """Return whether there is anything to send."""
         return bool(self.reasoning or self.content or self.calls or self.logprobs)
 
 

@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
+from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor
 from draftree.costs.curves import Costs
@@ -78,6 +79,7 @@ class Case:
     acceptor: str
 
     def __str__(self) -> str:
+        """Return the case's name."""
         return f"{self.check}-{self.drafter}-{self.policy}-{self.acceptor}"
 
 
@@ -108,6 +110,8 @@ class Coverage:
     ties: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        """Return the counts in words."""
+
         def counts(of: Counter[Any]) -> str:
             return ", ".join(f"{k}: {n}" for k, n in sorted(of.items())) or "none"
 
@@ -135,13 +139,16 @@ class Watched(Acceptor):
         self._rule, self._room, self._coverage = rule, room, coverage
 
     @property
+    @override
     def keeps_text(self) -> bool:  # type: ignore[override]
         return self._rule.keeps_text
 
     @property
+    @override
     def draw(self) -> Draw:
         return self._rule.draw
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         room = self._room()
         assert (tree.parents < np.arange(len(tree))).all(), "a node comes before its parent"
@@ -172,7 +179,7 @@ class Suite:
         self._examples: dict[str, Drafter[Any]] = {}
 
     def run(self, case: Case) -> None:
-        """Raises AssertionError where the case does not hold."""
+        """Raise AssertionError where the case does not hold."""
         policy: Policy = part("policy", case.policy)()
         acceptor: Acceptor = part("acceptor", case.acceptor)()
         try:
@@ -186,13 +193,13 @@ class Suite:
             ran.add(getattr(case, kind))
 
     def prompt(self, length: int) -> list[int]:
-        """A prompt that repeats itself after five tokens, so that retrieval finds something."""
+        """Return a prompt that repeats itself after five tokens, so that retrieval finds something."""
         return [(7 + 11 * (i % 5)) % self.target.decoder.vocab for i in range(length)]
 
     def drafter(
         self, name: str, requests: Sequence[Request], sampling: Sampling | None = None, coach: type[Scripted] = Sometimes
     ) -> Drafter[Any]:
-        """A scripted drafter that knows these requests' plain output, or a method's example coached by one."""
+        """Return a scripted drafter that knows these requests' plain output, or a method's example coached by one."""
         plans = [[*r.prompt, *self.reference(r, sampling or r.sampling)] for r in requests]
         if name in SCRIPTED:
             return SCRIPTED[name](plans, self.target.decoder.vocab)
@@ -206,7 +213,7 @@ class Suite:
         return Coached(self._examples[name], coach(plans, self.target.decoder.vocab))
 
     def reference(self, request: Request, sampling: Sampling) -> list[int]:
-        """The plain decoding of a request alone, to the end of the context or far beyond any limit asked for."""
+        """Return the plain decoding of a request alone, to the end of the context or far beyond any limit asked for."""
         key = (tuple(request.prompt), request.number, request.processors, sampling)
         if key not in self._references:
             unending = replace(request, max_new_tokens=LONG, eos=frozenset(), criteria=())
@@ -230,7 +237,7 @@ class Suite:
         self.coverage.cases["plain"] += 1
 
     def wanted(self, request: Request, sampling: Sampling) -> list[int]:
-        """The reference, cut at the request's limit, after its first EOS, and where a criterion ends it."""
+        """Return the reference, cut at the request's limit, after its first EOS, and where a criterion ends it."""
         tokens = self.reference(request, sampling)[: request.max_new_tokens]
         return tokens[: min(_ends(request, tokens), default=len(tokens)) + 1]
 
@@ -243,9 +250,13 @@ class Suite:
         each_step: Callable[[Rows, Drafter[Any], State], None] | None = None,
         coach: type[Scripted] = Sometimes,
     ) -> None:
-        """Writes the requests and compares them with the reference.
+        """Write the requests and compare them with the reference.
 
         Args:
+            case: names the drafter.
+            policy: grows the trees.
+            acceptor: the rule.
+            requests: that are written.
             each_step: called after the prefill and after every step.
             coach: of a method's drafter.
         """
@@ -268,7 +279,10 @@ class Suite:
             self.coverage.inside += len(committed) > len(request.prompt) + len(got) - 1  # more accepted than written
 
     def judge(self, acceptor: Acceptor, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
-        """The reference where the rule must write it; of one exact in distribution only, a text that ends where it must."""
+        """Return the reference where the rule must write it.
+
+        Of one exact in distribution only, a text that ends where it must.
+        """
         if acceptor.keeps_text:
             return self.same(request, sampling, got, where)
         limit = min(request.max_new_tokens, self.target.decoder.context - len(request.prompt) + 1)
@@ -290,7 +304,7 @@ class Suite:
         self.coverage.ties.append(where)
 
     def margin(self, request: Request, sampling: Sampling, before: Sequence[int]) -> float:
-        """The distance of the two best tokens after a text: by logits, or log p plus the request's noise."""
+        """Return the distance of the two best tokens after a text: by logits, or log p plus the request's noise."""
         text = [*request.prompt, *before]
         verified = self.target.prefill(self.target.new_cache(1, len(text)), [np.array(text)], Needs())
         shown = [*request.before, *text]
@@ -306,13 +320,13 @@ class Suite:
 
 
 def _ends(request: Request, response: Sequence[int]) -> list[int]:
-    """The places in a response at which its request ends it: at an EOS id, or where a criterion says yes."""
+    """Return the places in a response at which its request ends it: at an EOS id, or where a criterion says yes."""
     texts = [torch.tensor([[*request.before, *request.prompt, *response[: i + 1]]]) for i in range(len(response))]
     return [i for i, t in enumerate(response) if t in request.eos or any(c(texts[i], None) for c in request.criteria)]
 
 
 def sampling_for(acceptor: str) -> Sampling:
-    """A temperature and a cut that leave the target some choice; 0 for a rule that serves no other."""
+    """Return a temperature and a cut that leave the target some choice; 0 for a rule that serves no other."""
     rule: type[Acceptor] = part("acceptor", acceptor)
     return Sampling(temperature=1.5, top_p=0.95, seed=11) if rule.sampling else Sampling()
 
@@ -336,7 +350,7 @@ def _limit(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
 
 
 def _eos(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """The text ends with the first EOS: at once, after the first step, or in the middle of an accepted path."""
+    """Check that the text ends with the first EOS: at once, after the first step, or in the middle of an accepted path."""
     sampling, requests = sampling_for(case.acceptor), []
     for number, at in enumerate((0, 2, 4)):
         request = Request(suite.prompt(5 + number), 9, number=number)
@@ -363,13 +377,15 @@ def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> Non
 
 
 def _look(target: Target, where: str, rows: Rows, drafter: Drafter[Any], state: State) -> None:
-    """Caches and state of a batch at work are as if fresh."""
+    """Cache and state of a batch at work are as if fresh."""
     held = Held(rows.committed, rows.cache, state.drafter)
     _as_if_fresh(target, drafter, held, rows.last, rows.live, where)
 
 
 def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, live: Ints, where: str) -> None:
-    """The target's cache is that of a fresh prefill, and the drafter drafts for live rows as if it had just read them.
+    """Check that the target's cache is that of a fresh prefill, and the drafter's state is, too.
+
+    The drafter drafts for live rows as if it had just read them.
 
     That is, q after root and children is what a drafter says that has read this row alone, and drafted this child alone.
     Drafters without a whole q are left out: one that retrieves may know more than the text.
@@ -416,9 +432,10 @@ class Ruled(LogitsProcessor):
         self._vocab = vocab
 
     def forced(self, ids: Sequence[int]) -> int | None:
-        """The only token that can come, if there is only one."""
+        """Return the only token that can come, if there is only one."""
         return (5 * ids[-1] + 7) % self._vocab if ids[-1] % 3 == 0 else None
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         token = self.forced(input_ids[0].tolist())
         if token is None:
@@ -446,7 +463,10 @@ def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> 
 
 
 def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """A prompt that goes on from the last text, or leaves it early, is written as if nothing had been there before."""
+    """Check that a prompt that continues the last text, or leaves it early, is written afresh.
+
+    The text is as if nothing had been there before.
+    """
     sampling = sampling_for(case.acceptor)
     first = Request(suite.prompt(6), 5)
     on = [*first.prompt, *suite.reference(first, sampling)[:4], 1, 2]
@@ -460,7 +480,10 @@ def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
 
 
 def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Requests join and leave at random steps, in any free row, under random costs; every text is the one it is alone."""
+    """Let requests join and leave at random steps, in any free row, under random costs.
+
+    Check that every text is the one it is alone.
+    """
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
     draw = np.random.default_rng(count)  # the same requests in every case, so that plain decoding writes them once
@@ -497,7 +520,10 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
 
 
 def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Submitted requests join, leave, are cancelled and preempted at random steps; every text is the one it is alone."""
+    """Submit requests that join, leave, are cancelled and preempted at random steps.
+
+    Check that every text is the one it is alone.
+    """
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
     waiting = [
@@ -570,12 +596,12 @@ def batch_cases(sizes: Sequence[int], only: Mapping[str, Sequence[str]] = Mappin
 
 
 def _size_of(check: Check) -> int | None:
-    """The number of sequences that a check schedules."""
+    """Return the number of sequences that a check schedules."""
     return int(check.args[0]) if isinstance(check, partial) and check.func is _scheduled else None
 
 
 def _named(only: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-    """The names of drafters, policies and acceptors: all of them, or those of a kind that are named."""
+    """Return the names of drafters, policies and acceptors: all of them, or those of a kind that are named."""
     found = {kind: tuple(parts(kind)) for kind in KINDS}
     found["drafter"] = (*SCRIPTED, *found["drafter"])
     return [tuple(only.get(kind) or found[kind]) for kind in ("drafter", "policy", "acceptor")]

@@ -63,6 +63,7 @@ class Token(HintingText):
     ending: Ending | None = None
 
     def __str__(self) -> str:
+        """Return the text."""
         return self.text
 
 
@@ -98,9 +99,11 @@ class Completion(HintingText):
     prompt: str = ""
 
     def __str__(self) -> str:
+        """Return the text."""
         return self.text
 
     def __repr__(self) -> str:
+        """Return the text in short, and the main figures."""
         told = f"{len(self.tokens)} tokens, ending={self.ending!r}, {figures(self.stats)}"
         return f"Completion({shown(self.text)}, {told})"
 
@@ -120,7 +123,10 @@ class Completion(HintingText):
         )
 
     def logprobs_as_json(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-        """The log-probabilities by the names of the command line; None for a token that cannot come."""
+        """Return the log-probabilities by the names of the command line.
+
+        Return None for a token that cannot come.
+        """
 
         def one(token: int, logprob: float) -> dict[str, Any]:
             text = str(tokenizer.decode([token]))
@@ -158,7 +164,7 @@ class Reading:
         self.tokens: list[Token] = []
 
     def __call__(self, events: Sequence[Emitted]) -> list[Token]:
-        """The tokens of a step."""
+        """Return the tokens of a step."""
         new = []
         for event in events:
             last = len(event.tokens) - 1
@@ -172,7 +178,7 @@ class Reading:
         return new
 
     def completion(self, stats: Stats) -> Completion:
-        """The completion, when nothing more comes; a text that was left unfinished counts as cut by its length."""
+        """Return the completion, when nothing more comes; a text that was left unfinished counts as cut by its length."""
         ending: Ending = next((t.ending for t in self.tokens if t.ending is not None), "length")
         rest = "" if self._pieces is None else self._pieces.rest()
         return Completion(
@@ -219,7 +225,7 @@ class Writing:
         self._steps = engine.timed(steps, self._rows)
 
     def step(self) -> list[Token] | None:
-        """The next tokens; None when there are no more."""
+        """Return the next tokens; None when there are no more."""
         if (events := next(self._steps, None)) is None:
             return None
         return [token for event in events for token in self._readings[event.row]([event])]
@@ -231,7 +237,7 @@ class Writing:
                 yield from new
 
     def finish(self, streamer: BaseStreamer | None = None) -> Any:
-        """Writes the rest and returns `result`; a streamer of transformers is given the prompt, each token and the end.
+        """Write the rest and return `result`; a streamer of transformers is given the prompt, each token and the end.
 
         Raises:
             UserError: it is no streamer.
@@ -257,12 +263,12 @@ class Writing:
         return of_prompts if self._batch else of_prompts[0]
 
     def close(self) -> None:
-        """Ends the writing; the caches keep the text for a later call that begins with it."""
+        """End the writing; the caches keep the text for a later call that begins with it."""
         self._steps.close()
 
 
 async def complete(engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False) -> Any:
-    """A completion, each step in a worker thread; a task that is cancelled ends the writing after the step at hand."""
+    """Return a completion, each step in a worker thread; a task that is cancelled ends the writing after the step at hand."""
     writing = await in_thread(lambda: Writing(engine, prompt, options, alone))
     with closing(writing):
         while await in_thread(writing.step) is not None:
@@ -271,7 +277,7 @@ async def complete(engine: Writer, prompt: Prompt | Prompts, options: Options, a
 
 
 async def stream(engine: Writer, prompt: Prompt, options: Options) -> AsyncGenerator[Token, None]:
-    """The tokens of a text, each step in a worker thread."""
+    """Yield the tokens of a text, each step in a worker thread."""
     writing = await in_thread(lambda: Writing(engine, prompt, options, alone=True))
     with closing(writing):
         while (new := await in_thread(writing.step)) is not None:
@@ -280,7 +286,7 @@ async def stream(engine: Writer, prompt: Prompt, options: Options) -> AsyncGener
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Runs work in a worker thread; a task that is cancelled meanwhile waits for it, as a step cannot be broken off."""
+    """Run work in a worker thread; a task that is cancelled meanwhile waits for it, as a step cannot be broken off."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

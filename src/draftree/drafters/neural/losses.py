@@ -19,7 +19,7 @@ def before(learn: Tensor, distance: int = 1) -> Tensor:
 
 
 def said(batch: Batch, at: Tensor, drafted: Drafted | None) -> Tensor:
-    """The target's logits [M, V′] after the tokens marked in [B, T], for the tokens that can be drafted."""
+    """Return the target's logits [M, V′] after the tokens marked in [B, T], for the tokens that can be drafted."""
     return batch.target(at) if drafted is None else batch.target(at, drafted.ids)
 
 
@@ -39,7 +39,7 @@ def draft_loss(
     at: Tensor | None = None,
     drafted: Drafted | None = None,
 ) -> Tensor:
-    """The loss of a draft model that predicts the next token: `kl` against the target, or `ce` against the text.
+    """Return the loss of a draft model that predicts the next token: `kl` against the target, or `ce` against the text.
 
     Over a draft vocabulary the target's distribution is taken over its tokens alone, and of the text those that can be drafted
     are learnt.
