@@ -51,7 +51,10 @@ class Branching(Chance):
 
 
 def outcomes(run: Callable[[Branching], Outcome]) -> dict[Outcome, float]:
-    """Return the exact distribution of what `run` returns, by replaying it once for every sequence of branches."""
+    """Return the exact distribution of the results of `run`.
+
+    `run` is called once for every sequence of branches.
+    """
     found: dict[Outcome, float] = defaultdict(float)
     script: tuple[int, ...] | None = ()
     while script is not None:

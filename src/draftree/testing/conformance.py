@@ -43,7 +43,10 @@ from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, 
 from draftree.tree import Candidates, Draw, Ints, Room, Tree, Verdict
 
 NOISE = 1e-6
-"""The numerical noise between forwards of different width: float64 models still carry float32 norms and softmax."""
+"""Numerical noise between forward passes of different widths.
+
+Float64 models still compute norms and softmax in float32.
+"""
 SCRIPTED: dict[str, type[Scripted]] = {"always": Always, "never": Never, "sometimes": Sometimes}
 COSTS = Costs({1: 0.1}, {1: 1.0})
 
@@ -66,7 +69,7 @@ class RandomCosts:
 
 
 LONG = 14
-"""Tokens that the reference writes behind every prompt; requests ask for fewer."""
+"""Number of tokens that the reference writes after every prompt; requests ask for fewer."""
 
 
 @dataclass(frozen=True)
@@ -130,7 +133,7 @@ class Coverage:
 
 
 class Watched(Acceptor):
-    """An acceptor that checks the tree before another one accepts, and counts what that one accepted."""
+    """Wrap an acceptor: check the tree before it accepts, and count the accepted nodes."""
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
@@ -193,13 +196,16 @@ class Suite:
             ran.add(getattr(case, kind))
 
     def prompt(self, length: int) -> list[int]:
-        """Return a prompt that repeats itself after five tokens, so that retrieval finds something."""
+        """Return a prompt that repeats itself after five tokens, so that retrieval has hits."""
         return [(7 + 11 * (i % 5)) % self.target.decoder.vocab for i in range(length)]
 
     def drafter(
         self, name: str, requests: Sequence[Request], sampling: Sampling | None = None, coach: type[Scripted] = Sometimes
     ) -> Drafter[Any]:
-        """Return a scripted drafter that knows these requests' plain output, or a method's example coached by one."""
+        """Return a scripted drafter that knows the plain output of these requests.
+
+        For the name of a method, return its example drafter, coached by such a script.
+        """
         plans = [[*r.prompt, *self.reference(r, sampling or r.sampling)] for r in requests]
         if name in SCRIPTED:
             return SCRIPTED[name](plans, self.target.decoder.vocab)
@@ -213,7 +219,10 @@ class Suite:
         return Coached(self._examples[name], coach(plans, self.target.decoder.vocab))
 
     def reference(self, request: Request, sampling: Sampling) -> list[int]:
-        """Return the plain decoding of a request alone, to the end of the context or far beyond any limit asked for."""
+        """Return the plain decoding of a request alone, without EOS and stopping criteria.
+
+        It goes on to `LONG` tokens or the end of the context.
+        """
         key = (tuple(request.prompt), request.number, request.processors, sampling)
         if key not in self._references:
             unending = replace(request, max_new_tokens=LONG, eos=frozenset(), criteria=())
@@ -237,7 +246,7 @@ class Suite:
         self.coverage.cases["plain"] += 1
 
     def wanted(self, request: Request, sampling: Sampling) -> list[int]:
-        """Return the reference, cut at the request's limit, after its first EOS, and where a criterion ends it."""
+        """Return the reference, cut at the request's limit, first EOS and stopping criteria."""
         tokens = self.reference(request, sampling)[: request.max_new_tokens]
         return tokens[: min(_ends(request, tokens), default=len(tokens)) + 1]
 
@@ -293,7 +302,10 @@ class Suite:
             assert scores[token] > -torch.inf, f"{where}: {got} has a token at {i} that the processors forbid"
 
     def same(self, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
-        """Token for token the reference, unless the two best tokens are closer than the numerical noise."""
+        """Check that the tokens equal the reference, token by token.
+
+        A difference is allowed where the two best tokens are closer than the numerical noise.
+        """
         want = self.wanted(request, sampling)
         if got == want:
             return
@@ -304,7 +316,10 @@ class Suite:
         self.coverage.ties.append(where)
 
     def margin(self, request: Request, sampling: Sampling, before: Sequence[int]) -> float:
-        """Return the distance of the two best tokens after a text: by logits, or log p plus the request's noise."""
+        """Return the distance of the two best tokens after a text.
+
+        The distance is one of logits, or of log p plus the request's noise if tokens are drawn.
+        """
         text = [*request.prompt, *before]
         verified = self.target.prefill(self.target.new_cache(1, len(text)), [np.array(text)], Needs())
         shown = [*request.before, *text]
@@ -320,13 +335,16 @@ class Suite:
 
 
 def _ends(request: Request, response: Sequence[int]) -> list[int]:
-    """Return the places in a response at which its request ends it: at an EOS id, or where a criterion says yes."""
+    """Return the positions in a response at which an EOS id or a stopping criterion ends it."""
     texts = [torch.tensor([[*request.before, *request.prompt, *response[: i + 1]]]) for i in range(len(response))]
     return [i for i, t in enumerate(response) if t in request.eos or any(c(texts[i], None) for c in request.criteria)]
 
 
 def sampling_for(acceptor: str) -> Sampling:
-    """Return a temperature and a cut that leave the target some choice; 0 for a rule that serves no other."""
+    """Return sampling settings that leave the target some choice.
+
+    The temperature is 0 for an acceptance rule that does not sample.
+    """
     rule: type[Acceptor] = part("acceptor", acceptor)
     return Sampling(temperature=1.5, top_p=0.95, seed=11) if rule.sampling else Sampling()
 
@@ -350,7 +368,10 @@ def _limit(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
 
 
 def _eos(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Check that the text ends with the first EOS: at once, after the first step, or in the middle of an accepted path."""
+    """Check that the text ends with the first EOS.
+
+    It comes at once, after the first step, or in the middle of an accepted path.
+    """
     sampling, requests = sampling_for(case.acceptor), []
     for number, at in enumerate((0, 2, 4)):
         request = Request(suite.prompt(5 + number), 9, number=number)
@@ -370,7 +391,11 @@ def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> No
 
 
 def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """After every step the target's cache is that of a fresh prefill, and the drafter's state that of a fresh start."""
+    """Compare the caches with fresh ones after every step.
+
+    The target's cache must equal that of a fresh prefill, and the drafter's state that of a fresh
+    start.
+    """
     look = partial(_look, suite.target, str(case))
     for coach in (Always, Sometimes):
         suite.write(case, policy, acceptor, [Request(suite.prompt(n), 10, number=n) for n in (3, 8)], look, coach)
@@ -413,7 +438,10 @@ def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, 
 
 
 def _two_layers(drafter: Drafter[Any], state: Any, roots: Tree, token: int | None) -> tuple[Tree, list[Tensor]]:
-    """Roots with a given child, or with two that the drafter proposes; and q [V] after every node, where there is one."""
+    """Return roots with a given child, or with the two that the drafter proposes.
+
+    Also return q [V] after every node that has it.
+    """
     first, state = drafter.expand(state, roots, np.arange(roots.roots), 2, Drawing())
     children = first if token is None else Candidates(np.array([[token]]), np.zeros((1, 1)))
     tree = append(roots, np.arange(roots.roots), children)
@@ -426,7 +454,7 @@ def _two_layers(drafter: Drafter[Any], state: Any, roots: Tree, token: int | Non
 
 @final
 class Ruled(LogitsProcessor):
-    """After a token divisible by three one token alone can come, and after every other one even tokens are less likely."""
+    """Force the token after one divisible by three; elsewhere make even tokens less likely."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
@@ -446,7 +474,10 @@ class Ruled(LogitsProcessor):
 
 
 def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Processors that depend on the path, some of them guiding the drafts, one token forced, and criteria that end texts."""
+    """Check processors and stopping criteria.
+
+    Processors depend on the path, some guide the drafts, and one forces a token. Criteria end texts.
+    """
     sampling, requests = sampling_for(case.acceptor), []
     for number, length in enumerate((6, 1, 9)):
         ruled = Ruled(suite.target.decoder.vocab)
@@ -581,7 +612,9 @@ CHECKS = EVERYWHERE | PAIRWISE
 
 
 def batch_cases(sizes: Sequence[int], only: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
-    """Return every drafter × policy × acceptor in batches whose sequences join, leave, are preempted and share prefixes.
+    """Return every drafter × policy × acceptor under continuous batching.
+
+    Sequences join, leave, are preempted and share prefixes.
 
     Args:
         sizes: the most sequences that run together, each a batch of its own cases.
@@ -601,14 +634,17 @@ def _size_of(check: Check) -> int | None:
 
 
 def _named(only: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the names of drafters, policies and acceptors: all of them, or those of a kind that are named."""
+    """Return the names of drafters, policies and acceptors: all of a kind, or those in `only`."""
     found = {kind: tuple(parts(kind)) for kind in KINDS}
     found["drafter"] = (*SCRIPTED, *found["drafter"])
     return [tuple(only.get(kind) or found[kind]) for kind in ("drafter", "policy", "acceptor")]
 
 
 def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
-    """Every drafter × policy under the checks that all go through, with a third of the acceptors in turns; the others pairwise.
+    """Return the cases of the conformance suite, pairwise by default.
+
+    Checks that all pairs go through run for every drafter × policy, with a third of the acceptors in
+    turn. The other checks run pairwise.
 
     So each acceptor meets each drafter and each policy; all three with one another, and under every check, in full. One row is
     looked at by itself with the rules for which its text is known beforehand; of all others three rows at a time show as much.
@@ -635,7 +671,7 @@ def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyTy
 
 
 def pairwise(factors: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Few rows of one value a factor, such that any two values of different factors meet in one of them."""
+    """Return few combinations of values such that any two values of different factors meet."""
     places = [[(i, value) for value in values] for i, values in enumerate(factors)]
     missing = dict.fromkeys(frozenset(p) for u, v in itertools.combinations(places, 2) for p in itertools.product(u, v))
     rows = []

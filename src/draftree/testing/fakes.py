@@ -39,7 +39,9 @@ def tiny_target(
     compiled: bool = False,
     device: torch.device = CPU,
 ) -> Target:
-    """Return a Llama of random weights: 4 layers, 61 tokens, its logits far enough apart that ties do not occur.
+    """Return a Llama with random weights, 4 layers and a vocabulary of 61 tokens.
+
+    Its logits are far enough apart that ties do not occur.
 
     Args:
         context: positions that it knows.
@@ -73,7 +75,9 @@ def tiny_target(
 
 
 class Recorder:
-    """Records passes as a GPU would: repeating one runs what was recorded, with nothing of what the host has learnt since.
+    """Record passes as CUDA graphs do.
+
+    Repeating a pass runs what was recorded, without values that the host learnt since.
 
     Attributes:
         recorded: passes recorded.
@@ -209,7 +213,9 @@ class TableDrafter(Drafter[None]):
 
 
 class Scripted(Drafter[Texts]):
-    """A drafter that knows the target's text, and has the right token at a scripted place among the siblings, or nowhere.
+    """Draft from the known text of the target.
+
+    A script places the right token among the siblings, or leaves it out.
 
     Args:
         plans: each row's prompt and what plain decoding writes after it.
@@ -292,7 +298,7 @@ class Never(Scripted):
 
 @final
 class Sometimes(Scripted):
-    """The right token comes first, second, third or not at all, by a seeded draw for each position."""
+    """Place the right token first, second, third or nowhere, by a seeded draw per position."""
 
     @override
     def place(self, row: int, position: int) -> int | None:
@@ -409,7 +415,7 @@ class CoachedLayers(Layers):
         return self._layers.below(nodes, count, self._coached(choose))
 
     def _coached(self, choose: Choose) -> Choose:
-        """Return what chooses among coached logits; it is another one in every step, and so recorded anew."""
+        """Return a new `Choose` over coached logits, so that passes are recorded again."""
 
         def coached(logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
             logits, frontier = logits.clone(), nodes.fed[:, -logits.shape[1] :]
