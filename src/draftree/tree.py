@@ -145,7 +145,7 @@ class Candidates:
         return self if nodes == len(self.tokens) else self._each(lambda column: column[-nodes:])
 
     def shared(self, which: Ints) -> "Candidates":
-        """Return candidates for nodes that share lists; `which` [F] is the index of each one's list."""
+        """Return candidates for nodes that share lists: list `which[i]` for node i of [F]."""
 
         def spread(column: Any) -> Any:
             if isinstance(column, Tensor):  # one list for all costs no memory, and that is how layered policies ask

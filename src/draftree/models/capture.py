@@ -220,7 +220,7 @@ class Weights:
 
     @property
     def version(self) -> Hashable:
-        """A key that changes when a tensor or module is replaced, or a tensor moved or written to."""
+        """A key that changes when a tensor or module is replaced, or a tensor is modified."""
         parts = self.structure
         tensors = [t for held in self._tensors for t in held.values() if t is not None]
         try:

@@ -39,7 +39,7 @@ class Search(ABC):
 
     @abstractmethod
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
-        """Return the candidates that need no forward pass; None if there are none or all need it."""
+        """Return candidates that need no forward pass; None if there are none or all need it."""
 
     def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
         """Return the retrieval hits of all layers below the frontier, down to depths [R].
