@@ -175,7 +175,7 @@ class _Remarked(Bar):
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Tell]:
-    """Show a bar on standard error, or lines where that is no terminal; it is told how much is done."""
+    """Show a progress bar on standard error, or lines if it is no terminal."""
     console, clock = errors(), CLOCK
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     shown = console.is_terminal
@@ -200,7 +200,7 @@ LONG = 600.0
 
 
 def _standing(task: Task) -> str:
-    """Return the state of work in a line: how much is done, of how many, and the time left where that can be estimated."""
+    """Return one line with the work done, the total, and the time left if it is known."""
     of = "" if task.total is None else f" of {task.total:,.0f}"
     left = [f"about {duration(task.time_remaining)} left"] if task.time_remaining else []
     return ", ".join([f"{task.description}: {task.completed:,.0f}{of}", *left, *filter(None, [task.fields["remark"]])])

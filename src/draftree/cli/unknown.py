@@ -26,7 +26,10 @@ Options = tuple[dict[str, TyperOption], dict[str, str]]
 
 
 def options_of(command: Any) -> Options:
-    """Return a command's options by every spelling, and the long spelling of each by its Python name."""
+    """Return a command's options by every spelling.
+
+    Also return the long spelling of each by its Python name.
+    """
     ctx = typer.Context(command, **command.context_settings)
     params = [p for p in command.get_params(ctx) if isinstance(p, TyperOption)]
     own = {flag: p for p in params for flag in (*p.opts, *p.secondary_opts)}

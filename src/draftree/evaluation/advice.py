@@ -62,7 +62,10 @@ class Verdict:
 
 
 def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
-    """Two halves of some requests by the hash of their prompts, whatever their order; the same ones always."""
+    """Return two halves of some requests, split by the hash of their prompts.
+
+    The split does not depend on the order of the requests.
+    """
     by_hash = sorted(requests, key=lambda r: hashlib.sha256(str(r.prompt).encode()).digest())
     return by_hash[::2], by_hash[1::2]
 

@@ -78,7 +78,10 @@ class Looked:
 
     @property
     def calibration_error(self) -> float | None:
-        """Expected calibration error: how far confidence and acceptance are apart, by the bins' sizes."""
+        """Return the expected calibration error.
+
+        It is the mean distance of confidence and acceptance, weighted by the bins' sizes.
+        """
         bins = self.reliability()
         count = sum(b["count"] for b in bins)
         return sum(abs(b["confidence"] - b["accepted"]) * b["count"] for b in bins) / count if count else None

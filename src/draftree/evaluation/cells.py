@@ -26,7 +26,10 @@ from draftree.tree import Ints
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination to be measured; plain decoding has neither drafter nor policy, and no acceptor is the usual one."""
+    """One combination to measure.
+
+    Plain decoding has neither drafter nor policy. Without an acceptor the default one is used.
+    """
 
     drafter: str | None
     policy: str | None

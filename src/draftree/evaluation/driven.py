@@ -225,7 +225,7 @@ TEXTS, TOKENS, PROMPT = 12, 48, 16
 
 
 def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
-    """Return the target's own greedy answers to shipped prompts, spread evenly: text as it will be drafted.
+    """Return the target's greedy answers to shipped prompts, spread evenly.
 
     Raises:
         UserError: no prompt fits the target's context, or every answer is shorter than 2 tokens.
@@ -237,7 +237,7 @@ def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Te
 
 
 def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[list[int]]:
-    """Return the prompts of token ids behind which the target's context has room for so many new tokens.
+    """Return the prompts that leave room in the target's context for `tokens` new tokens.
 
     Raises:
         UserError: there is none.
@@ -250,7 +250,10 @@ def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[l
 
 
 def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOKENS) -> list[Text]:
-    """Return the target's greedy answers of at least 2 tokens to prompts of token ids, written in one batch."""
+    """Return the target's greedy answers of at least 2 tokens to prompts of token ids.
+
+    All answers are written in one batch.
+    """
     written = plain(target, [Request(list(p), tokens, target.eos) for p in prompts]).tokens
     return [Text(np.array([*p, *w], np.int64), len(p)) for p, w in zip(prompts, written, strict=True) if len(w) > 1]
 

@@ -31,7 +31,10 @@ ResultRow = dict[str, Any]
 
 
 def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
-    """[B] tokens per second of samples of prompts [B, P], of each prompt's tokens and seconds [P]."""
+    """Return the tokens per second [B] of bootstrap samples of prompts [B, P].
+
+    Tokens and seconds are those of each prompt [P].
+    """
     rate: Floats = tokens[chosen].sum(-1) / np.maximum(seconds[chosen].sum(-1), 1e-12)
     return rate
 
@@ -118,7 +121,9 @@ def ratio_bounds(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], 
 
 
 def holm(several: Sequence[Ratio]) -> list[Ratio]:
-    """Comparisons with p-values adjusted by Holm (1979), so that the level holds for all of them together.
+    """Return comparisons with p-values adjusted by Holm's method (1979).
+
+    The level then holds for all of them together.
 
     The k-th smallest of m p-values is multiplied by m − k + 1. Those of too few prompts are not among the m.
     """

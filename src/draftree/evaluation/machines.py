@@ -112,7 +112,10 @@ class Roofline(Part):
         return self.overhead + self.launch + reading + n * 2 * self.parameters / self.rate
 
     def drafted(self, layers: float, heads: float, f: int) -> float:
-        """Seconds of a drafter's pass over f tokens; it is launched as often as so many of the target's layers."""
+        """Return the seconds of a drafter's pass over f tokens.
+
+        Launch time counts in proportion to the target's layers.
+        """
         parameters = layers * self.layer + heads * self.head
         launches = self.launch * layers / self.layers
         return launches + parameters * self.draft_bytes / self.bandwidth + f * 2 * parameters / self.rate

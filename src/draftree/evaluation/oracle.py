@@ -185,5 +185,8 @@ def leviathan(overlap: float, cost_ratio: float, most: int = 64) -> float:
 
 
 def free_passes(acceptance_length: float, drafts: float, cost_ratio: float) -> float:
-    """τ / (1 + drafts · sₐ/sₜ): the speed-up if a pass over a whole tree cost what one over a token costs."""
+    """Return τ / (1 + drafts · sₐ/sₜ), the speed-up with free tree passes.
+
+    A pass over a whole tree is taken to cost as much as one over a single token.
+    """
     return acceptance_length / (1 + drafts * cost_ratio)

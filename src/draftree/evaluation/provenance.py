@@ -78,7 +78,10 @@ def _git(folder: Path, *command: str) -> str | None:
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """Return a hash of the shapes and a sample of all weights, cheap for large models: another training gives another one."""
+    """Return a hash of the shapes and a sample of all weights.
+
+    It is cheap for large models, and differs after further training.
+    """
     digest = hashlib.sha256()
     for name, p in sorted(model.state_dict().items()):
         numbers = p if type(p) is torch.Tensor else p.dequantize()  # torchao's tensors

@@ -98,7 +98,7 @@ def order_changes(rows: Sequence[ResultRow]) -> bool:
 
 
 def reads_costs(row: ResultRow) -> bool:
-    """Return True where the row's policy asks what drafting and verifying cost, so that its trees depend on it."""
+    """Return whether the row's policy reads costs, so that its trees depend on them."""
     return row["policy"] is not None and bool(build("policy", row["policy"]).reads_costs)
 
 

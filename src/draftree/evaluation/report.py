@@ -152,7 +152,10 @@ def row(
 
 
 def counted_figures(mine: Totals, base: Totals, drafting: float) -> ResultRow:
-    """Return the figures by the cost model, beside the baseline's; `drafting` is the drafter's part of the seconds."""
+    """Return the figures by the cost model, compared with the baseline's.
+
+    `drafting` is the drafter's part of the counted seconds.
+    """
     spent = float(mine.counted.sum())
     return {
         "counted_seconds": spent if spent else None,
@@ -195,7 +198,10 @@ NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
 
 
 def promises_text(acceptor: str | None) -> bool:
-    """Return True for a rule that writes plain decoding's own text for a seed; plain decoding itself does."""
+    """Return whether a rule writes plain decoding's text for a seed.
+
+    It is true for plain decoding itself.
+    """
     rule: type[Acceptor] | None = None if acceptor is None else part("acceptor", acceptor)
     return rule is None or rule.keeps_text
 

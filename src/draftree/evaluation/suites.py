@@ -86,7 +86,9 @@ def names() -> tuple[str, ...]:
 
 
 def joined(several: Sequence[str], whole: bool = False, wording: Wording = "plain") -> Suite:
-    """Return the prompts of several suites as one; a prompt without a category is of its suite's name.
+    """Return the prompts of several suites as one suite.
+
+    A prompt without a category gets the name of its suite.
 
     Args:
         several: names as `load` takes them, at least one.
