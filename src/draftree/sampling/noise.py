@@ -31,7 +31,7 @@ They are two words of the generator's key and the last three of its counter.
 
 
 class Chance(ABC):
-    """The source of an acceptor's randomness; few methods, so that tests can branch on each outcome."""
+    """The source of an acceptor's randomness; with few methods, tests can branch on outcomes."""
 
     @abstractmethod
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
