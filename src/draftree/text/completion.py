@@ -36,7 +36,7 @@ WORDS: dict[Origin, str] = {"drafted": "drafted and accepted", "forced": "the on
 
 
 def figures(stats: Stats) -> str:
-    """Return the two figures of a run in words: its speed, and tokens per target pass, which is τ."""
+    """Return the two figures of a run as text: tokens per second, and tokens per pass (τ)."""
     return f"{stats.tokens_per_second:.1f} tokens/s, {stats.acceptance_length:.2f} tokens per pass (τ)"
 
 
@@ -69,7 +69,9 @@ class Token(HintingText):
 
 @dataclass(frozen=True, repr=False)
 class Completion(HintingText):
-    """A finished text. It prints as that text, and a notebook shows it coloured by origin, with its speed.
+    """A finished text.
+
+    It prints as that text. A notebook shows it coloured by origin, with its speed.
 
     Attributes:
         text: the response, without special tokens and without the stop text that ended it.
@@ -108,7 +110,7 @@ class Completion(HintingText):
         return f"Completion({shown(self.text)}, {told})"
 
     def _repr_html_(self) -> str:
-        """Return the text for a notebook: what was drafted is coloured, and the speed stands below it."""
+        """Return the text as HTML for a notebook, with coloured drafted tokens and the speed."""
         pieces = [*self.pieces, self.text[sum(map(len, self.pieces)) :]] if self.pieces else [self.text]
         styles = [*(MARKS.get(origin) for origin in self.origins), None]
         spans = []
@@ -136,7 +138,7 @@ class Completion(HintingText):
 
 
 def whole_text(written: Any, echo: bool, stop: bool) -> Any:
-    """Return completions whose text begins with the prompt, or ends with the stop text, where that is asked for."""
+    """Return completions whose text includes the prompt or the stop text, if requested."""
     if not echo and not stop:
         return written
     if isinstance(written, list):
@@ -178,7 +180,10 @@ class Reading:
         return new
 
     def completion(self, stats: Stats) -> Completion:
-        """Return the completion, when nothing more comes; a text that was left unfinished counts as cut by its length."""
+        """Return the completion after the last token.
+
+        A text that was left unfinished ends by `length`.
+        """
         ending: Ending = next((t.ending for t in self.tokens if t.ending is not None), "length")
         rest = "" if self._pieces is None else self._pieces.rest()
         return Completion(
@@ -237,7 +242,9 @@ class Writing:
                 yield from new
 
     def finish(self, streamer: BaseStreamer | None = None) -> Any:
-        """Write the rest and return `result`; a streamer of transformers is given the prompt, each token and the end.
+        """Write the rest and return `result`.
+
+        A streamer of transformers is given the prompt, each token and the end.
 
         Raises:
             UserError: it is no streamer.
