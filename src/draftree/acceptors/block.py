@@ -55,7 +55,7 @@ class Block(Acceptor):
 
 
 def _kept(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> float:
-    """h_i, the probability that a chain's first i drafts are kept (Algorithm 2, line 6; equation 4)."""
+    """Return h_i, the probability that a chain's first i drafts are kept (Algorithm 2, eq. 4)."""
     if i == len(chain) - 1:
         return weight
     here = p(chain[i])
@@ -64,6 +64,6 @@ def _kept(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float)
 
 
 def _left(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> Tensor:
-    """[V] the distribution of the token after the first i drafts (Algorithm 2, line 12; equation 3)."""
+    """Return the distribution [V] of the token after the first i drafts (Algorithm 2, eq. 3)."""
     here = p(chain[i])
     return here if i == len(chain) - 1 else residual(here, proposal(tree, chain[i + 1], len(here)), weight)

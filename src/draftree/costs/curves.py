@@ -68,7 +68,7 @@ class Costs(Part):
 
     @cached_property
     def ratio(self) -> float:
-        """sₐ/sₜ for one token each, used by PCT (EDD + PCT, section 4.1: 1.1 ms / 29.8 ms for a 7B)."""
+        """sₐ/sₜ for one token each, as in EDD + PCT, section 4.1 (1.1 ms / 29.8 ms for a 7B)."""
         return self.draft_seconds(1) / self.token
 
     @cached_property
@@ -156,7 +156,7 @@ class CostTable:
 
     @property
     def simulated(self) -> bool:
-        """True if the costs come from elsewhere (published or derived), so results are simulated."""
+        """True if the costs were published or derived elsewhere, so that results are simulated."""
         return "kind" in self.about
 
     @property

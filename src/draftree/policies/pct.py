@@ -90,7 +90,10 @@ class PCT(Layered):
         return self.width
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
-        """Return the same trees, within bounds; as a layer's values add up to 1 at most, few nodes are worth a threshold."""
+        """Return the same trees with fixed bounds for a device.
+
+        A layer's values add up to 1 at most, so that few nodes reach a threshold.
+        """
         ratio = outlook.costs.ratio if self.ratio is None else self.ratio
         if not self.gain or not 0 < ratio <= 1 or not self.leaf_threshold:
             return None
@@ -108,7 +111,10 @@ class PCT(Layered):
         return append(tree, frontier, candidates, keep & (candidates.log_q >= log(self.own)))
 
     def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
-        """Those of the nodes whose value, or without `gain` whose confidence, is at least sₐ/sₜ (eq. 5); a root's is 1."""
+        """Return the nodes whose value is at least sₐ/sₜ (eq. 5); a root's value is 1.
+
+        Without `gain`, their confidence is compared instead.
+        """
         ratio = costs.ratio if self.ratio is None else self.ratio
         sure = tree.score if self.gain else tree.log_q
         return nodes[sure[nodes] >= log(ratio)]
