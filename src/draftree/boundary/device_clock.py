@@ -13,7 +13,10 @@ class DeviceClock(Protocol):
         """Return a mark of the moment at which the device has done what it was asked for so far."""
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Return the seconds between two marks; the host must know already that the device has passed both."""
+        """Return the seconds between two marks.
+
+        The host must already know that the device has passed both.
+        """
 
 
 @final
@@ -41,7 +44,7 @@ class EventClock:
         return event
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Return the seconds between two events; CUDA raises an error if one is not complete, and does not wait."""
+        """Return the seconds between two events; CUDA raises an error if one is not complete."""
         return float(first.elapsed_time(last)) / 1e3
 
 

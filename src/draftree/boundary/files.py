@@ -194,7 +194,9 @@ def existing(path: Path) -> Path:
 
 @contextmanager
 def _partial(path: Path, out: Path) -> Iterator[Path]:
-    """Open the place where `path` is written first: beside it, hidden, and a process's own; it is removed in the end.
+    """Yield a hidden path next to `path` to write to, and remove it at the end.
+
+    Its name contains the process id.
 
     Args:
         path: what is written.
@@ -209,7 +211,7 @@ def _partial(path: Path, out: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk take a file, or all files of a folder: some disks say only then that they are full."""
+    """Flush a file, or a folder of files: some disks report only then that they are full."""
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         with file.open("rb+") as opened:
             os.fsync(opened.fileno())
@@ -224,7 +226,10 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _parents(path: Path) -> Iterator[None]:
-    """Make the folders above a path; those that were missing and are empty are removed if what is done inside fails."""
+    """Make the parent folders of a path.
+
+    If the body fails, those that were made and are empty are removed.
+    """
     made = [p for p in path.absolute().parents if not p.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +241,7 @@ def _parents(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Open a place to write a file that takes the place of `path` once it is whole; if writing fails, nothing is left of it.
+    """Write a file that replaces `path` once it is complete; if writing fails, it is removed.
 
     Raises:
         OSError: the disk is full, or cannot be written to.
@@ -270,7 +275,7 @@ def filled(folder: Path, last: str) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
-    """Open a folder to write in that becomes `out` once it is whole; if writing fails, nothing is left of it.
+    """Write a folder that becomes `out` once it is complete; if writing fails, it is removed.
 
     Args:
         out: the folder.
@@ -374,7 +379,7 @@ def inside(folder: Path) -> Path:
 
 
 def cache_folder() -> Path:
-    """Return the folder of what is kept from run to run: `DRAFTREE_CACHE`, by default `~/.cache/draftree`."""
+    """Return the cache folder: `DRAFTREE_CACHE`, by default `~/.cache/draftree`."""
     return Path(os.environ.get("DRAFTREE_CACHE") or Path.home() / ".cache" / "draftree")
 
 

@@ -27,7 +27,10 @@ STATUSES = frozenset(Interrupted(number).status for number in ENDING)
 
 @contextmanager
 def raised() -> Iterator[list[int]]:
-    """Raise `Interrupted` wherever the program is when a signal asks for its end; the list holds the signals that came."""
+    """Raise `Interrupted` at the current point of the program when a signal asks it to end.
+
+    The yielded list holds the signals received.
+    """
     came: list[int] = []
 
     def end(number: int, _: Any) -> None:
@@ -40,7 +43,10 @@ def raised() -> Iterator[list[int]]:
 
 @contextmanager
 def postponed() -> Iterator[list[int]]:
-    """Hold back signals that ask for the end: inside they are noted in a list, and those left in it take effect afterwards."""
+    """Hold back signals that ask the program to end.
+
+    Inside, they are added to the yielded list. Those left in it are raised afterwards.
+    """
     came: list[int] = []
     try:
         with _handled(lambda number, _: came.append(number)):

@@ -265,7 +265,7 @@ def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> d
 
 
 def read(given: str, hint: Any) -> Any:
-    """Return the value of a type that a text stands for; the text itself where it stands for none."""
+    """Return the value of a type that a text represents, or else the text itself."""
     kinds = get_args(hint) or (hint,)
     if NoneType in kinds and given.lower() == "none":
         return None

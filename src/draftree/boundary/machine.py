@@ -36,7 +36,10 @@ ARENA_MAX, ARENAS = -8, 2
 
 
 def busy() -> str:
-    """Return in words that other programs compete for the processors; nothing where none do, or where it is not known."""
+    """Return a message if other programs compete for the processors.
+
+    It is empty if none do, or where this is not known.
+    """
     try:
         load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not all systems have them
@@ -93,7 +96,7 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array on a device; the host waits neither for the copy nor for what the device was asked before."""
+    """Return an array on a device without waiting for the copy or for earlier work."""
     given = torch.from_numpy(values)
     if device.type == "cuda":
         given = given.pin_memory()
