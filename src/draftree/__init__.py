@@ -89,7 +89,10 @@ def __getattr__(name: str) -> Any:
 
 
 def _of_transformers(name: str) -> str | None:
-    """Return what to write for a class of transformers that no table names; None for any other name."""
+    """Return what to write for a class of transformers that no table names.
+
+    Return None for any other name.
+    """
     if not name[:1].isupper() or aliases.instead(MODULE, name):
         return None
     return f"from transformers import {name}" if name in dir(import_module("transformers")) else None

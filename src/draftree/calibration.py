@@ -43,6 +43,6 @@ class Logistic:
         return probability
 
     def learn(self, x: Floats, true: Bools) -> Self:
-        """The regression after the examples [M, X] of a step, true or not [M]."""
+        """Return the regression after the examples [M, X] of a step, true or not [M]."""
         found = newton(self.weights, self.information, self.prior, np.ascontiguousarray(x), true, FORGETTING, CURVATURE)
         return type(self)(found[0], found[1], self.prior)

@@ -66,23 +66,26 @@ from draftree.tree import Draw, Ints
 SETTING = Lock()
 """Guards the creation of schedulers."""
 USUAL = {DEMO: ("edd", "pct"), SMOLLM2: ("eagle3+suffix", "yield")}
-"""Drafter and policy where no drafter is named: the fastest shipped for a target (docs/reference/benchmarks/)."""
+"""The fastest shipped drafter and policy of a target, used if no drafter is named.
+
+Measurements are in `docs/reference/benchmarks/`.
+"""
 UNTRAINED = ("suffix", "yield")
-"""For other targets: they need no training."""
+"""Drafter and policy for other targets: they need no training."""
 PUBLISHED = "published"
-"""Stands for the published drafter that is known for the target."""
+"""Name of the drafter spec for the published drafter that is known for the target."""
 NAMED = "pct"
-"""The policy with a drafter that is named, where it has none of its own."""
+"""The policy of a named drafter that does not define its own."""
 
 
 PARTS = ("drafter", "policy", "acceptor")
 LOADED = (*(f.name for f in fields(Loading)), "target", *PARTS)
-"""What is taken under other tools' names."""
+"""The arguments that are also accepted under other tools' names."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """The prefix cache: each row's text, and the caches of target and drafter that hold it."""
+    """The prefix cache: texts, and the caches of target and drafter that hold them."""
 
     texts: list[Ints]
     cache: SlotCache
@@ -90,7 +93,11 @@ class Held:
 
 
 class _Loads(type):
-    """The class of `Engine`: called with a model that is not opened it is `load`, as are `from_pretrained` and `load` of it."""
+    """Metaclass of `Engine` that forwards to `load`.
+
+    `Engine(…)` with anything other than an opened `Target` calls `load`. `Engine.load` and
+    `Engine.from_pretrained` are `load` as well.
+    """
 
     if not TYPE_CHECKING:
 
@@ -138,10 +145,12 @@ class Engine(Hinting, metaclass=_Loads):
     _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
+        """Refuse a target that the drafter cannot read, and size the policy by the target."""
         self.target.refuse_needs(self.drafter.needs)
         self.policy = self.policy.sized(count_parameters(self.target.decoder.model))
 
     def __repr__(self) -> str:
+        """Return its parts."""
         rule = "" if self.acceptor is None else f", acceptor={self.acceptor!r}"
         return f"Engine(target={self.target.name!r}, drafter={self.drafter!r}, policy={self.policy!r}{rule})"
 
@@ -162,12 +171,15 @@ class Engine(Hinting, metaclass=_Loads):
         yield from (self, self.tokenizer)
 
     def __enter__(self) -> Self:
+        """Return the engine itself."""
         return self
 
     def __exit__(self, *_: object) -> None:
+        """Forget the texts that were written."""
         self.forget()
 
     def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled or copied."""
         told = "it holds a model, its caches and a lock; load one in each process, or share one among threads"
         raise UserError(f"an Engine cannot be pickled or copied: {told}")
 
@@ -188,7 +200,7 @@ class Engine(Hinting, metaclass=_Loads):
         on_tokens: Callable[[list[Emitted]], None] | None = None,
         reuse: bool = True,
     ) -> Generation:
-        """Writes what the target would write, in fewer passes.
+        """Write what the target would write, in fewer passes.
 
         A call that is interrupted (Ctrl-C), at whatever point, leaves an engine that can be used again.
 
@@ -217,7 +229,9 @@ class Engine(Hinting, metaclass=_Loads):
     def complete(self, prompt: Any, *, stream: bool, **options: Any) -> Any: ...
     @takes_prompt
     def complete(self, prompt: Prompt | Prompts, *, stream: bool = False, **options: Any) -> Any:
-        """Continue a text as it is, token ids, or a chat (a list of messages, through the template); or a list of these.
+        """Continue a text, token ids or a chat, or each prompt of a list.
+
+        A text is continued as it is. A chat is a list of messages and goes through the chat template.
 
         A question to a chat model goes to `chat`, which applies the chat template: without it such a model often ends at once.
 
@@ -244,7 +258,9 @@ class Engine(Hinting, metaclass=_Loads):
 
     @takes_prompt
     def stream(self, prompt: Any, **options: Any) -> Iterator[Token]:
-        """Yield the tokens of `complete`, each with the text that has become certain; closing it early ends the writing.
+        """Yield the tokens of `complete`, each with the text that has become certain.
+
+        Closing the iterator early ends the generation.
 
         Raises:
             UserError: as `complete`, or there are several prompts.
@@ -261,7 +277,10 @@ class Engine(Hinting, metaclass=_Loads):
     async def acomplete(self, prompt: Any, *, stream: bool, **options: Any) -> Any: ...
     @takes_prompt
     async def acomplete(self, prompt: Prompt | Prompts, *, stream: bool = False, **options: Any) -> Any:
-        """Run `complete` for asyncio: steps run in worker threads, tasks take turns, and cancelling ends the writing."""
+        """Run `complete` for asyncio.
+
+        Steps run in worker threads, and tasks take turns. Cancelling the task ends the generation.
+        """
         if stream:
             return self.astream(prompt, **options)
         written = await completion.complete(self, prompt, Options.of(None, options))
@@ -269,7 +288,7 @@ class Engine(Hinting, metaclass=_Loads):
         return written
 
     def _recommend_chat(self, prompt: Any, written: Any) -> None:
-        """Warn, once, of a text that looks like a question to a chat model and was not put into its chat template."""
+        """Warn once if a text looks like a question to a chat model without its chat template."""
         if not isinstance(prompt, str) or self._recommended or not getattr(self.tokenizer, "chat_template", None):
             return
         first = written[0] if isinstance(written, list) else written
@@ -333,7 +352,7 @@ class Engine(Hinting, metaclass=_Loads):
         return await self.acomplete(rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options)
 
     def conversation(self, system: str | None = None, messages: Messages | None = None, **options: Any) -> Conversation:
-        """Start a conversation that keeps its messages, and their part of the caches, from turn to turn.
+        """Start a conversation that keeps its messages and their part of the caches between turns.
 
         Args:
             system: the system message.
@@ -353,7 +372,11 @@ class Engine(Hinting, metaclass=_Loads):
         reuse: bool = True,
         source: Callable[[Rows], Chance] | None = None,
     ) -> tuple[Rows, Iterator[list[Emitted]]]:
-        """The rows that will be written, and an iterator whose every step writes some tokens; `write` runs it to the end.
+        """Return the sequences to generate, and an iterator that runs one step at a time.
+
+        Each step yields the tokens it wrote.
+
+        `write` runs it to the end.
 
         Args:
             requests: one for each row.
@@ -429,16 +452,24 @@ class Engine(Hinting, metaclass=_Loads):
         return self.scheduler.submit(request, Reading(self.target.tokenizer_or_none, stops))
 
     def step(self) -> list[Update]:
-        """Run one step of all submitted requests, and return what each has got; nothing where none is unfinished."""
+        """Run one step of all submitted requests and return the new tokens of each.
+
+        The list is empty if no request is unfinished.
+        """
         return [] if self._scheduler is None else self._scheduler.step()
 
     def cancel(self, handle: Handle) -> None:
-        """End a submitted request; the next step frees its slot. What it has written stays readable."""
+        """End a submitted request; the next step frees its slot.
+
+        The tokens written so far stay readable.
+        """
         if self._scheduler is not None:
             self._scheduler.cancel(handle)
 
     def set_limits(self, **options: Any) -> None:
-        """Set the limits of submitted requests, the attributes of `SchedulerOptions`; those not named get their defaults.
+        """Set the limits of submitted requests: the attributes of `SchedulerOptions`.
+
+        Limits that are not named get their defaults.
 
         Raises:
             UserError: a limit does not exist or is out of its range, or requests are unfinished.
@@ -458,7 +489,7 @@ class Engine(Hinting, metaclass=_Loads):
             return self._scheduler
 
     def scheduled_parts(self) -> tuple[Parts, State]:
-        """Return the parts by which submitted requests are written, and what drafter and policy have learnt."""
+        """Return the parts that run submitted requests, and their learnt state."""
         rest(self.target)
         acceptor = self.acceptor or Match()
         parts = Parts(self.target, self.drafter, self.policy, acceptor, self.step_costs)
@@ -478,16 +509,16 @@ class Engine(Hinting, metaclass=_Loads):
         sampling: Sampling | None = None,
         on_tokens: Callable[[list[Emitted]], None] | None = None,
     ) -> Generation:
-        """Writes one token a pass: the baseline, and what `generate` must equal."""
+        """Write one token a pass: the baseline, and what `generate` must equal."""
         return plain(self.target, requests, on_tokens, sampling, self._lock)
 
     def keeps_text(self, sampling: Sampling = GREEDY) -> bool:
-        """True where texts are the very ones that plain decoding writes, and not only of the same distribution."""
+        """Return whether texts equal those of plain decoding, not only in distribution."""
         acceptor = self.acceptor or usual(sampling.greedy)
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
 
     def timed(self, steps: Iterator[list[Emitted]], rows: Rows) -> Generator[list[Emitted], None, None]:
-        """Steps that were begun, timed, and each of them alone with the models."""
+        """Step that were begun, timed, and each of them alone with the models."""
         return timed(steps, rows, self._lock)
 
     @takes_hook_calls
@@ -501,7 +532,7 @@ class Engine(Hinting, metaclass=_Loads):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> Any:
-        """Returns what the target's own `generate` returns, in fewer passes (`draftree.speculate` says more).
+        """Return what the target's own `generate` returns, in fewer passes; see `speculate`.
 
         Given a text, or a list of texts, as in vLLM, it is `complete`.
 
@@ -538,7 +569,10 @@ class Engine(Hinting, metaclass=_Loads):
 
     @property
     def step_costs(self) -> CostSource:
-        """The costs of its steps: those it was given, or what this machine has learnt, where the policy reads any."""
+        """Return the costs of a step: the given ones, or those learnt on this machine.
+
+        A policy that reads no costs gets `UNIT` unless costs are given.
+        """
         if self.costs is not None or not self.policy.reads_costs:
             return self.costs or UNIT
         if self._learnt is None:
@@ -550,7 +584,10 @@ class Engine(Hinting, metaclass=_Loads):
         return Stats(acceptor=type(acceptor).__name__.lower(), draw=draw.value, deepest=self.policy.deepest)
 
     def _beginning(self, requests: Sequence[Request], held: Held | None) -> tuple[SlotCache, Any]:
-        """The target's cache and the drafter's state that a call begins with, as much of the last one's as can be used."""
+        """Return the target's cache and the drafter's state that a call begins with.
+
+        As much of the last call's is used as can be.
+        """
         if held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
             return cache_of(self.target, requests), self.carried
         read = [r.prompt[:-1] for r in requests]  # a prompt's last token must be read again
@@ -570,7 +607,7 @@ def plain(
     lock: AbstractContextManager[Any] = nullcontext(),
     cache: SlotCache | None = None,
 ) -> Generation:
-    """Writes one token a pass with a target alone, as no drafter is needed for it.
+    """Write one token a pass with a target alone, as no drafter is needed for it.
 
     Args:
         target: the model that writes.
@@ -592,7 +629,9 @@ def plain(
 
 
 def plain_stream(target: Target, requests: Iterable[Request | None], rows: int = 32) -> Iterator[tuple[Request, list[int]]]:
-    """Writes any number of texts with a target alone, some at a time; where one has ended, the next begins.
+    """Write any number of texts with a target alone, `rows` of them at a time.
+
+    When a text ends, the next request takes its place.
 
     Requests begin an eighth of the rows at a time, so that their prompts are read in one pass: those that follow one another
     should be of like length. A text is the one that its request gets alone, up to rounding: the last bits of a row's logits
@@ -631,36 +670,42 @@ def plain_stream(target: Target, requests: Iterable[Request | None], rows: int =
 
 
 def rest(target: Target) -> bool:
-    """Puts a target into evaluation mode; true, with a warning, where it was not: its weights may have changed."""
+    """Put a target into evaluation mode and return whether it was in training mode.
+
+    In that case it warns, and the weights may have changed since the last call.
+    """
     if training := warn_of_training(target.decoder.model):
         target.decoder.model.train(False)
     return training
 
 
 def held_of(rows: Rows, state: State) -> Held | None:
-    """Return what the next call may begin with; nothing where the drafter has not read all of it."""
+    """Return the prefix cache for the next call, or None if the drafter has not read all of it."""
     return None if rows.undrafted else Held(rows.committed, rows.cache, state.drafter)
 
 
 def cache_of(target: Target, requests: Sequence[Request]) -> SlotCache:
-    """A cache with room for requests, as far as the target's context reaches."""
+    """Return a cache with room for requests, as far as the target's context reaches."""
     longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
     return target.new_cache(len(requests), min(longest, target.decoder.context) + 64)
 
 
 def usual(greedy: bool) -> Acceptor:
-    """The acceptor where none is named, and that of plain decoding; `greedy` says that no token is drawn."""
+    """Return the default acceptor, which is also that of plain decoding.
+
+    It is `Greedy` if `greedy` (no token is drawn), and `Match` otherwise.
+    """
     return Greedy() if greedy else Match()
 
 
 def check_listener(on_tokens: Any) -> None:
-    """Raises a `UserError` for a listener that cannot be told anything."""
+    """Raise a `UserError` for a listener that cannot be told anything."""
     if on_tokens is not None and not callable(on_tokens):
         raise UserError(f"on_tokens is {shown(on_tokens)}, allowed is what can be called, or None")
 
 
 def common(a: Ints | Sequence[int], b: Ints | Sequence[int]) -> int:
-    """The number of first tokens that two texts share."""
+    """Return the number of first tokens that two texts share."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.array(a[:n], np.int64) != np.array(b[:n], np.int64))
     return int(differ[0]) if differ.size else n
@@ -681,7 +726,10 @@ def run(
 def timed(
     steps: Iterator[list[Emitted]], rows: Rows, lock: AbstractContextManager[Any]
 ) -> Generator[list[Emitted], None, None]:
-    """A loop's steps, each under a lock; their time, without waiting and without the reader's, is the texts'."""
+    """Yield the steps of a loop, each run under a lock, and add up their seconds.
+
+    Neither waiting for the lock nor the time of the reader counts.
+    """
     while True:
         with lock, recorded(rows.stats.phases):
             start = time.perf_counter()
@@ -755,7 +803,9 @@ def load(
 
 
 def with_threads(how: dict[str, Any]) -> dict[str, Any]:
-    """Set torch's threads, and so those of native kernels, where an argument names their number; return the other arguments.
+    """Set torch's number of threads if an argument names it, and return the other arguments.
+
+    Native kernels use the same number.
 
     Raises:
         UserError: it is no number.
@@ -768,7 +818,10 @@ def with_threads(how: dict[str, Any]) -> dict[str, Any]:
 
 
 def device_named(device: Any) -> Any:
-    """Return a device by torch's name: `auto` is the default, and `-1` of transformers' pipelines the CPU."""
+    """Return a device by torch's name.
+
+    `auto` becomes None, the default, and -1 (as in transformers' pipelines) becomes `cpu`.
+    """
     if isinstance(device, str):
         return None if device == "auto" else accepted(DEVICE, device, ["cpu", "cuda"])
     return "cpu" if device == -1 and not isinstance(device, torch.device) else device
@@ -782,7 +835,7 @@ def named(target: Any) -> str:
 
 
 def given_once(what: str, given: Any, named: dict[str, Any], default: Any = None) -> Any:
-    """Return what is given in its own place or under another tool's name, and take it out of the named arguments.
+    """Return an argument given under its own name or another tool's, and remove it from `named`.
 
     Raises:
         UserError: it is given twice.
@@ -796,7 +849,7 @@ def given_once(what: str, given: Any, named: dict[str, Any], default: Any = None
 
 
 def given_parts(named: dict[str, Any], drafter: Any, policy: Any, acceptor: Any) -> Iterator[Any]:
-    """Yield drafter, policy and acceptor, each as it is given in its own place or under another tool's name."""
+    """Yield drafter, policy and acceptor, each given under its own name or another tool's."""
     for what, given in (("drafter", drafter), ("policy", policy), ("acceptor", acceptor)):
         yield given_once(what, given, named)
 
@@ -811,7 +864,9 @@ def parts_of(drafter: Any, policy: Any, acceptor: Any) -> tuple[Method | None, P
 
 
 def part_of(kind: str, given: Any, optional: bool = False) -> Any:
-    """The part that a spec, a folder or the part itself stands for; None for none where that is allowed.
+    """Return the part that a spec, a folder or the part itself stands for.
+
+    Return None for none where that is allowed.
 
     Raises:
         UserError: it stands for none.
@@ -838,7 +893,7 @@ def target_of(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **how: Any,
 ) -> Target:
-    """The target that a name, a folder, a loaded model or the target itself stands for.
+    """Return the target that a name, a folder, a loaded model or the target itself stands for.
 
     Raises:
         UserError: it stands for none, or it is loaded and yet is said how to load it; or `DRAFTREE_NATIVE` names no variant.
@@ -860,7 +915,9 @@ def target_of(
 
 
 def usual_drafter(target: str) -> tuple[str, str]:
-    """Return the drafter where none is named, and what its user has to know where it is not trained for the target.
+    """Return the default drafter of a target, and a warning if it is not trained for the target.
+
+    The warning is empty for a drafter that is shipped for the target.
 
     Raises:
         UserError: the target is the demo, which is not installed.
@@ -909,7 +966,8 @@ def speculate(
     exactness: Literal["bits", "ties"] = "ties",
     **prepared: Any,
 ) -> Any:
-    """Make transformers' `generate` speculate: `model.generate(**inputs, custom_generate=draftree.speculate(…))`.
+    """Make `generate` speculate: `model.generate(**inputs, custom_generate=draftree.speculate(…))`.
+
     Without arguments the parentheses may be left out: `custom_generate=draftree.speculate`.
 
     Prompts with padding on the left and hidden ids, `GenerationConfig`, logits processors, stopping criteria, `stop_strings`,
@@ -947,6 +1005,7 @@ def speculate(
         streamer: given the prompt, the tokens of each accepted run one by one, and the end; by default that of `generate`.
         tokenizer: for stop strings; the model's own by default.
         exactness: `bits` where logits shall have the same bits in a tree as in a step; outside the call nothing changes.
+        **prepared: other tools' names of these arguments, and what transformers passes to a hook.
 
     Raises:
         UserError: a part does not exist or does not fit the model, or an option cannot be honoured.
@@ -961,7 +1020,7 @@ def speculate(
 
 
 def hooked(model: PreTrainedModel, assistant: PreTrainedModel | None, drafter: Method | None, *more: Any) -> Engine:
-    """Return the engine around a model, with the assistant model of `generate` as drafter where it has one.
+    """Return the engine around a model, with the assistant model of `generate` as drafter if given.
 
     Raises:
         UserError: there is a drafter, too.
@@ -975,9 +1034,11 @@ class Engines(dict[Any, Engine]):
     """The engines of one model; a copy of the model begins without any."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
+        """Return an empty one: engines are not copied."""
         return type(self)()
 
     def __reduce__(self) -> Any:
+        """Return how to make an empty one: engines are not pickled."""
         return type(self), ()
 
 
@@ -989,7 +1050,10 @@ def opened(
     costs: Costs | CostTable | None,
     exactness: Literal["bits", "ties"] = "ties",
 ) -> Engine:
-    """The engine of these parts around a model, made once; anew where the model has moved or changed its dtype."""
+    """Return the engine of these parts around a model, and keep it with the model.
+
+    A new engine is made when the model has moved to another device or changed its dtype.
+    """
     kept: Engines = vars(model).setdefault(ENGINES, Engines())
     # A shallow copy of a model shares the dict, and costs need not be hashable; the engine keeps both alive.
     key = (id(model), drafter, policy, acceptor, None if costs is None else id(costs), model.device, model.dtype, exactness)

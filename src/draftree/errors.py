@@ -14,20 +14,22 @@ UserWarning
 from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from typing_extensions import override
+
 from draftree import aliases
 
 LONGEST, SHOWN = 600, 60
-"""Characters of a message, and of a value that it repeats."""
+"""Largest number of characters of a message, and of a value that it repeats."""
 
 
 def cut(text: str, most: int = LONGEST) -> str:
-    """The text on one line, of so many characters at most: its middle is left out where it is longer."""
+    """Return the text on one line of at most `most` characters; a longer one loses its middle."""
     line = " ".join(text.split())
     return line if len(line) <= most else f"{line[: most * 2 // 3]} … {line[len(line) - most // 3 :]}"
 
 
 def shown(value: Any, most: int = SHOWN) -> str:
-    """A faulty value as a message repeats it."""
+    """Return a faulty value as a message repeats it."""
     try:
         text = repr(value)
     except Exception:  # a foreign object's own repr may fail; so does that of what is nested too deep
@@ -36,13 +38,13 @@ def shown(value: Any, most: int = SHOWN) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """The first line of an error's text; its type's name where it has none."""
+    """Return the first line of an error's text; its type's name where it has none."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 class DraftreeError(Exception):
-    """Base of all errors that draftree raises on purpose; its text is one line, and cut where it would be a long one."""
+    """Base of all errors that draftree raises on purpose; its text is one line, cut if long."""
 
     def __init__(self, text: str) -> None:
         super().__init__(cut(text))
@@ -80,7 +82,10 @@ class UnknownName(UserError):
 
 
 class UnknownAttribute(UserError, AttributeError):
-    """An attribute that does not exist; the message says what to write instead of another tool's name for it."""
+    """An attribute that does not exist.
+
+    The message says what to write instead of another tool's name for it.
+    """
 
     def __init__(self, kind: str, name: str, of: Any, told: str | None = None) -> None:
         """Write the message.
@@ -100,11 +105,12 @@ class UnknownAttribute(UserError, AttributeError):
 
 
 class Hinting:
-    """Base of classes that answer to the words of other tools: those that mean the same are read, others say what to write.
+    """Base of classes that accept other tools' names of their attributes.
 
-    Attributes:
-        kind_of_name: of the attributes (`draftree.aliases`).
-        no_items: what to say of an item that is no attribute by its name, and so of unpacking.
+    Names with the same meaning are read; for others the error says what to write.
+
+    Attributes: kind_of_name: kind of the attributes (`draftree.aliases`). no_items: the error
+    message for an item that is no attribute name, and so for unpacking.
     """
 
     kind_of_name: ClassVar[str]
@@ -113,7 +119,7 @@ class Hinting:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return what the word of another tool stands for.
+            """Return the attribute that another tool's name stands for.
 
             Raises:
                 UnknownAttribute: it stands for nothing that an instance has.
@@ -126,38 +132,43 @@ class Hinting:
             raise UnknownAttribute(self.kind_of_name, name, self, None if name.startswith("_") else self._held_by_a_part(name))
 
         def __getitem__(self, key: Any) -> Any:
-            """Return the attribute of a name, as other tools return dicts.
+            """Return the attribute of that name, as other tools return dicts.
 
             Raises:
-                UserError: the key is no name.
+                UserError: the key is not a string.
             """
             if isinstance(key, str):
                 return getattr(self, key)
             raise UserError(self.no_items)
 
     def _held_by_a_part(self, name: str) -> str | None:
-        """Return what to write for an attribute that a part of it has, and no table names; None where none has it."""
+        """Return what to write for an attribute that one of the parts has.
+
+        Return None if a table names it or no part has it.
+        """
         parts = {} if aliases.instead(self.kind_of_name, name) else self._parts()
         return next((f"{where}.{name}" for where, part in parts.items() if hasattr(part, name)), None)
 
     def _parts(self) -> dict[str, Any]:
-        """Return the parts whose attributes may be looked for in it, by what is written for them."""
+        """Return the parts in which attributes are looked for, by the expression to write."""
         return {}
 
 
 class HintingText(Hinting):
-    """Base of classes whose instances stand for a text, as other tools return a text itself, or a list of texts.
+    """Base of classes whose instances stand for a text, where other tools return a text.
 
     An instance has the methods of its text, and is its own only item.
     """
 
     if not TYPE_CHECKING:
 
+        @override
         def __getattr__(self, name: str) -> Any:
             if name not in aliases.READERS[self.kind_of_name] and hasattr(str, name):
                 return getattr(str(self), name)
             return super().__getattr__(name)
 
+        @override
         def __getitem__(self, key: Any) -> Any:
             if isinstance(key, int):
                 if key in (0, -1):
@@ -166,12 +177,15 @@ class HintingText(Hinting):
             return super().__getitem__(key)
 
     def __contains__(self, part: Any) -> bool:
+        """Return whether a text is part of this one."""
         return isinstance(part, str) and part in str(self)
 
     def __add__(self, text: Any) -> Any:
+        """Return this text followed by another."""
         return str(self) + str(text) if isinstance(text, str | HintingText) else NotImplemented
 
     def __radd__(self, text: Any) -> Any:
+        """Return another text followed by this one."""
         return text + str(self) if isinstance(text, str) else NotImplemented
 
 
@@ -180,4 +194,4 @@ class NotANumber(DraftreeError):
 
 
 class DraftreeWarning(UserWarning):
-    """A notice that does not concern the text, but should be known; commands print it in a line."""
+    """A notice that does not concern the generated text; commands print it in one line."""

@@ -57,7 +57,7 @@ class State:
 def decode(
     parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()
 ) -> Iterator[tuple[list[Emitted], State]]:
-    """Writes what the target would write, several tokens a pass; yields each step's new tokens and the state after it."""
+    """Write what the target would write, several tokens a pass; yield each step's new tokens and the state after it."""
     events, state = admit(parts, rows, requests, state)
     yield events, state
     while rows.live.size:
@@ -66,7 +66,7 @@ def decode(
 
 
 def admit(parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()) -> tuple[list[Emitted], State]:
-    """Reads the prompts of requests into free rows and chooses the token after each; other rows are left as they are.
+    """Read the prompts of requests into free rows and choose the token after each; other rows are left as they are.
 
     Args:
         parts: what writes.
@@ -156,7 +156,7 @@ def release(parts: Parts, rows: Rows, row: int, state: State) -> State:
 
 
 def select(parts: Parts, rows: Rows, chosen: Ints, state: State) -> tuple[Rows, State] | None:
-    """The same sequences in a batch of another size: [R'] the old row of each new one, −1 for a free one.
+    """Return the same sequences in a batch of another size: [R'] the old row of each new one, −1 for a free one.
 
     Returns:
         None where the drafter cannot do that.
@@ -167,7 +167,7 @@ def select(parts: Parts, rows: Rows, chosen: Ints, state: State) -> tuple[Rows, 
 
 
 def plain(target: Target, acceptor: Acceptor, rows: Rows, requests: Sequence[Request]) -> Iterator[list[Emitted]]:
-    """The baseline: one token a pass, with the same target, cache and choice of tokens."""
+    """Yield the baseline: one token a pass, with the same target, cache and choice of tokens."""
     _, events, _ = prefill(target, acceptor, Needs(), rows, requests)
     yield events
     while rows.live.size:
@@ -175,7 +175,7 @@ def plain(target: Target, acceptor: Acceptor, rows: Rows, requests: Sequence[Req
 
 
 def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
-    """Writes one token without drafts for every row that still writes; at least one must."""
+    """Write one token without drafts for every row that still writes; at least one must."""
     start = time.perf_counter()
     target.read_anew(rows.cache, rows.committed, rows.live)
     tree = Tree.planted(rows.live, rows.last[rows.live])
@@ -192,7 +192,10 @@ def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
 def prefill(
     target: Target, acceptor: Acceptor, needs: Needs, rows: Rows, requests: Sequence[Request]
 ) -> tuple[Ints, list[Emitted], Taps]:
-    """Reads prompts and chooses the token after each, as if its last token were a tree without drafts; which rows, and taps."""
+    """Read prompts and choose the token after each; return the rows and their hidden states.
+
+    The last token of each is treated as a tree without drafts.
+    """
     begun = rows.admit(requests, own_noise=not acceptor.keeps_text)
     verified = target.prefill(rows.cache, [np.array(r.prompt, np.int64) for r in requests], needs, begun)
     return begun, _first_tokens(target, acceptor, rows, begun, verified), verified.taps

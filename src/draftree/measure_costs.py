@@ -59,7 +59,7 @@ def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
 
 
 def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = silent) -> tuple[Costs, ...]:
-    """Times target passes, draft steps and commits behind rows of several lengths, all of them in turns.
+    """Time target passes, draft steps and commits behind rows of several lengths, all of them in turns.
 
     Commits are timed right behind a pass, as they are done when a text is written: it leaves other things in the caches. So is
     the first draft step of a tree, and what it takes more than a further one, behind another, is part of the catching up.
@@ -125,11 +125,11 @@ class _Setting:
         return cls(target, drafter, context, cache, planted, begun, state)
 
     def target_pass(self, n: int) -> Callable[[], Any]:
-        """A pass over n tokens of each row."""
+        """Return a pass over n tokens of each row."""
         return partial(self.target.verify, self.cache, self._star(n), self.drafter.needs)
 
     def draft_step(self, f: int) -> Callable[[], Any]:
-        """A draft step over f nodes of each row, behind roots already fed; its candidates become nodes.
+        """Return a draft step over f nodes of each row, behind roots already fed; its candidates become nodes.
 
         Of a drafter whose pass over the roots tells what comes after those nodes too, it is that pass.
         """
@@ -145,12 +145,14 @@ class _Setting:
         return step
 
     def find(self) -> Callable[[], Any]:
-        """A look for what the drafter finds behind a node of each row without a pass."""
+        """Return a look for what the drafter finds behind a node of each row without a pass."""
         tree, rows = self._star(2), self.planted.roots
         return partial(self.drafter.find, self.state, tree, np.arange(rows, 2 * rows), CANDIDATES, Drawing())
 
     def commit(self) -> tuple[tuple[Callable[[], Any], Callable[[], Any]], ...]:
-        """The drafter's commit of a root and a chain accepted below it in each row, after the target's, and what it puts off.
+        """Return the drafter's commit of a root and an accepted chain in each row, and what it puts off.
+
+        The target's commit comes first.
 
         Each with what undoes it.
         """
@@ -173,6 +175,6 @@ class _Setting:
         return self._below(self.planted, np.tile(np.arange(self.planted.roots), nodes - 1))
 
     def _below(self, tree: Tree, parents: Ints) -> Tree:
-        """A tree with a further node behind each of some."""
+        """Return a tree with a further node behind each of some."""
         tokens, zero = np.arange(len(parents)) % self.target.decoder.vocab, np.zeros(len(parents))
         return tree.append(parents, tokens, zero, zero, Candidates(tokens[None], zero[None]))

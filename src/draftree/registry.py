@@ -49,16 +49,17 @@ from draftree.sampling.processors import named
 
 
 def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] = ()) -> None:
-    """Refuses a pairing whose output would not have the target's distribution, unless its rule is lossy and says so.
+    """Refuse a pairing that changes the target's distribution, unless its rule is lossy.
 
     Args:
         policy: grows the trees.
         acceptor: accepts paths of them.
-        requests: that are to be written, where they are known.
+        requests: the requests to run, if they are known.
 
     Raises:
-        UserError: the acceptor is not exact for its draws, for the policy's pruning on them (DESIGN, Exactness), or for a
-            request's temperature; or it asks for p where the text does not go, of a processor that may count its calls.
+        UserError: the acceptor is not exact for its draws, for the policy's pruning on them, or for
+            a request's temperature; or it reads p after nodes that it rejects, while a request has
+            a processor that may count its calls.
     """
     name, rule = type(policy).__name__.lower(), type(acceptor).__name__.lower()
     if acceptor.draw not in acceptor.exact_for and not acceptor.lossy:
@@ -79,7 +80,7 @@ def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] 
 
 
 PLUS = re.compile(r"(?<![\d.]e)\+|\+(?!\d)", re.IGNORECASE)
-"""Between two drafters; the one of a number, as in 1e+2, is not."""
+"""The sign between two drafters; the sign of a number, as in 1e+2, does not match."""
 KINDS: dict[str, tuple[types.ModuleType, type]] = {
     "drafter": (drafters, Method),
     "policy": (policies, Policy),
@@ -88,13 +89,13 @@ KINDS: dict[str, tuple[types.ModuleType, type]] = {
 
 
 def files(package: types.ModuleType) -> tuple[str, ...]:
-    """The parts of a package of parts: one for each file that is not shared or the contract."""
+    """Return the names of a package's parts: its files without `base` and shared ones."""
     found = (m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
     return tuple(sorted(n.removesuffix("_") for n in found if n != "base" and not n.startswith("_")))
 
 
 def in_file(package: types.ModuleType, name: str, base: type) -> type:
-    """The dataclass derived from `base` that the file of a part holds."""
+    """Return the dataclass derived from `base` in the file of a part."""
     module = importlib.import_module(f"{package.__name__}.{name}{'_' * keyword.iskeyword(name)}")
     own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
     assert [is_dataclass(c) for c in own] == [True], f"{module.__name__} must hold one dataclass of a {base.__name__}"
@@ -103,31 +104,31 @@ def in_file(package: types.ModuleType, name: str, base: type) -> type:
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """The parts of a kind (`drafter`, `policy`, `acceptor`), those of other packages among them."""
+    """Return the parts of a kind (`drafter`, `policy`, `acceptor`), plug-ins included."""
     return tuple(sorted({*own_names(kind), *plugins(kind)}))
 
 
 @cache
 def own_names(kind: str) -> tuple[str, ...]:
-    """The parts that ship with draftree."""
+    """Return the parts that ship with draftree."""
     return files(KINDS[kind][0])
 
 
 @cache
 def plugins(kind: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """The entry points of other packages for parts of a kind, by name; more than one where packages clash."""
+    """Return other packages' entry points for a kind, by name; several where packages clash."""
     found = list(entry_points(group=KINDS[kind][0].__name__))
     return {entry.name: tuple(e for e in found if e.name == entry.name) for entry in found}
 
 
 def packages(kind: str, name: str) -> list[str]:
-    """The packages beside draftree that bring a part of this name."""
+    """Return the names of the other packages that provide a part of this name."""
     return [entry.dist.name if entry.dist else "unknown" for entry in plugins(kind).get(name, ())]
 
 
 @cache
 def part(kind: str, name: str) -> type:
-    """The dataclass of knobs of that name.
+    """Return the dataclass of knobs of that name.
 
     Raises:
         UnknownName: there is none.
@@ -155,7 +156,7 @@ def _plugged(kind: str, name: str, base: type) -> type:
 
 
 def parts(kind: str) -> dict[str, type]:
-    """Every part of a kind by name, without plug-ins that cannot be used."""
+    """Return all parts of a kind by name, without plug-ins that cannot be used."""
     found = {}
     for name in names(kind):
         with suppress(UserError):
@@ -164,7 +165,7 @@ def parts(kind: str) -> dict[str, type]:
 
 
 def build(kind: str, spec: str) -> Any:
-    """The part a spec names.
+    """Return the part a spec names.
 
     Raises:
         UserError: the name, a key or a value is not one that is known.
@@ -186,10 +187,10 @@ def build(kind: str, spec: str) -> Any:
 
 
 def in_folder(folder: str) -> Method:
-    """Return the drafter that a folder holds: a trained drafter, a datastore, or a plain language model, which is an `lm`.
+    """Return the drafter in a folder: a trained one, a datastore, or a language model (`lm`).
 
     Raises:
-        UserError: it holds none of these.
+        UserError: the folder holds none of these.
     """
     try:
         name = method_of(Path(folder))
@@ -204,7 +205,10 @@ def in_folder(folder: str) -> Method:
 
 
 def is_language_model(folder: Path) -> bool:
-    """Return whether a folder holds a causal language model of transformers, with a tokenizer or without."""
+    """Return whether a folder holds a causal language model of transformers.
+
+    A tokenizer is not required.
+    """
     config = Checkpoint.at(folder).config
     known: set[str] = set(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.values())
     architectures = config.get("architectures")
@@ -212,10 +216,12 @@ def is_language_model(folder: Path) -> bool:
 
 
 def fused(spec: str) -> list[str]:
-    """The specs of the drafters between which there is a `+`; one that belongs to a path that exists is none of these.
+    """Split a spec at each `+` into the specs of its drafters.
+
+    A `+` in a path that exists does not split.
 
     Raises:
-        UserError: there is none on one side of it.
+        UserError: one side of a `+` is empty.
     """
     found, pieces = [], PLUS.split(spec)
     if len(pieces) > 1 and "" in pieces and not exists(spec):
@@ -228,7 +234,10 @@ def fused(spec: str) -> list[str]:
 
 
 def _is_path(spec: str) -> bool:
-    """True where a spec with a `+` in it names one drafter: by its folder, or with the `+` in nothing but paths."""
+    """Return whether a spec with a `+` names one drafter.
+
+    It does if it is a folder, or if the `+` occurs only in values that are existing paths.
+    """
     if isdir(spec):
         return True
     items = [item.partition("=") for item in spec.split(",") if "+" in item]
@@ -236,10 +245,12 @@ def _is_path(spec: str) -> bool:
 
 
 def method_of(folder: Path) -> str:
-    """The drafter whose checkpoint a folder holds: by what its config says, or by what a published one consists of.
+    """Return the name of the drafter whose checkpoint a folder holds.
+
+    Its config names the drafter; a published checkpoint is recognised by its contents.
 
     Raises:
-        UserError: no method, or no single one, recognises it.
+        UserError: no method, or more than one, recognises it.
     """
     stored = Checkpoint.at(folder)
     if stored.about:
@@ -255,18 +266,18 @@ def method_of(folder: Path) -> str:
 
 
 def knobs(kind: str, name: str) -> dict[str, Any]:
-    """A part's knobs and their defaults."""
+    """Return a part's knobs and their defaults."""
     cls = part(kind, name)
     return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.compare}
 
 
 def stages(name: str) -> tuple[Stage, ...]:
-    """The stages of training a drafter where nothing else is asked for; none where it is not trained."""
+    """Return the default training stages of a drafter, or none if it is not trained."""
     cls = part("drafter", name)
     return cls.stages if issubclass(cls, TrainableMethod) else ()
 
 
 def summary(kind: str, name: str) -> str:
-    """The first line of the part's file, or of its class where the file says nothing."""
+    """Return the first line of the part's module docstring, or else of its class docstring."""
     cls = part(kind, name)
     return (importlib.import_module(cls.__module__).__doc__ or cls.__doc__ or "").strip().partition("\n")[0]

@@ -10,6 +10,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor
+from typing_extensions import override
 
 from draftree.boundary.arguments import row_of_ids
 from draftree.boundary.knobs import Knobs, Rule, knob, optional, several
@@ -69,6 +70,7 @@ class Request(Knobs):
     keep_scores: bool = False
     sampling: Sampling = knob(GREEDY, rule=("a Sampling", lambda value: isinstance(value, Sampling)))
 
+    @override
     def __post_init__(self) -> None:
         for name, kind in (("prompt", tuple), ("before", tuple), ("eos", frozenset)):
             value = getattr(self, name)
@@ -79,12 +81,12 @@ class Request(Knobs):
 
 
 def all_greedy(requests: Sequence[Request]) -> bool:
-    """True where none of the requests draws its tokens."""
+    """Return True where none of the requests draws its tokens."""
     return all(request.sampling.greedy for request in requests)
 
 
 def under(requests: Sequence[Request], sampling: Sampling | None) -> list[Request]:
-    """The requests with one sampling instead of their own, if one is given.
+    """Return the requests with one sampling instead of their own, if one is given.
 
     Raises:
         UserError: it is no sampling.
@@ -146,7 +148,7 @@ class Emitted:
 
 
 def check(requests: Sequence[Request], target: Target) -> None:
-    """Raises a `UserError` for a request that cannot be served."""
+    """Raise a `UserError` for a request that cannot be served."""
     context, vocab = target.decoder.context, target.decoder.vocab
     if not several(requests, lambda r: isinstance(r, Request)):
         raise UserError(f"the requests are {shown(requests)}, allowed is a list of Request; texts are for `complete`")

@@ -76,7 +76,7 @@ class Rows:
         return np.array([row for row, request in enumerate(self.requests) if request is IDLE], np.int64)
 
     def admit(self, requests: Sequence[Request], own_noise: bool = False) -> Ints:
-        """Gives each request a free row; the next step writes it along with the others.
+        """Give each request a free row; the next step writes it along with the others.
 
         Args:
             requests: no more than rows are free.
@@ -136,7 +136,7 @@ class Rows:
         return self._admitted
 
     def selected(self, rows: Ints) -> "Rows":
-        """The same sequences in other rows: [R'] the old row of each new one, −1 for a free one; the cache is copied."""
+        """Return the same sequences in other rows: [R'] the old row of each new one, −1 for a free one; the cache is copied."""
         new = Rows(self.cache.taken(rows, MAX_NODES), self._source, self._admitted, self.stats)
         moves = list(enumerate(rows.tolist()))
         for row, old in moves:
@@ -177,7 +177,7 @@ class Rows:
         return self.noise if self._source is None else self._source(self)
 
     def drawing(self, kind: Draw) -> Drawing:
-        """The draft sampling parameters of this step; where all rows are greedy there is nothing to draw."""
+        """Return the draft sampling parameters of this step; where all rows are greedy there is nothing to draw."""
         if all_greedy(self.requests):
             return Drawing()
         settings = [request.sampling for request in self.requests]
@@ -224,7 +224,10 @@ class Rows:
         return found
 
     def guided(self, tree: Tree, frontier: Ints) -> Callable[[Tensor], Tensor] | None:
-        """A function that applies the rows' guides to draft logits [F, V] after a frontier; None where there are none."""
+        """Return a function that applies the rows' guides to draft logits [F, V] after a frontier.
+
+        Return None where there are none.
+        """
         guides = [self.requests[row].guides for row in tree.row[frontier].tolist()]
         if not any(guides):
             return None
@@ -241,7 +244,7 @@ class Rows:
         verified: Verified,
         drawn: bool = False,
     ) -> Distributions:
-        """p after every node of a verified tree.
+        """Return p after every node of a verified tree.
 
         Args:
             tree: that was verified.
@@ -263,7 +266,10 @@ class Rows:
         return Distributions(logits, processors, partial(self.shown, tree), greedy, verified.told, noise, at, likeliest)
 
     def _noise_after(self, tree: Tree, logits: Tensor) -> Callable[[Ints], Tensor] | None:
-        """The noise of the tokens after nodes, on the logits' device; None where these are chosen from on the host."""
+        """Return the noise of the tokens after nodes, on the logits' device.
+
+        Return None where these are chosen from on the host.
+        """
         here = devices.on_host(logits.device) and not self.cache.ladder.few
         if here or self._source is not None or all_greedy([self.requests[row] for row in tree.row[: tree.roots].tolist()]):
             return None
@@ -284,7 +290,7 @@ class Rows:
     def emit(
         self, target: Target, tree: Tree, p: Distributions, verdict: Verdict, probes: Probes | None = None, step: bool = True
     ) -> list[Emitted]:
-        """Writes down what was accepted, cut exactly where plain decoding stops.
+        """Write down what was accepted, cut exactly where plain decoding stops.
 
         Args:
             target: decides where a row's context ends.
@@ -331,7 +337,7 @@ class Rows:
         return ["forced" if token >= 0 else "drafted" for token in self.forced(tree, parents)]
 
     def _cut(self, row: int, tokens: list[int], full: bool) -> tuple[int, Ending | None]:
-        """The number of a step's tokens that a row emits, and the reason why it ends with them, if it does.
+        """Return the number of a step's tokens that a row emits, and the reason why it ends with them, if it does.
 
         Args:
             row: which.
@@ -354,7 +360,7 @@ class Rows:
         return len(tokens), "context" if full else None
 
     def work(self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None, finds: int = 0) -> Work:
-        """Writes down what a step asked of the models, before it is emitted."""
+        """Write down what a step asked of the models, before it is emitted."""
         fed = len(tree) + (0 if probes is None else len(probes.row))
         self.stats.work.append(Work(tuple(frontiers), fed, tree.roots, self.context, finds))
         return self.stats.work[-1]
@@ -366,7 +372,7 @@ class Rows:
             warnings.warn(told, DraftreeWarning, stacklevel=2)
 
     def clock(self, draft: float = 0.0, verify: float = 0.0) -> None:
-        """Adds to the seconds spent drafting and verifying."""
+        """Add to the seconds spent drafting and verifying."""
         self.stats.draft_seconds += draft
         self.stats.verify_seconds += verify
 
@@ -383,18 +389,35 @@ class Writer(Protocol):
     """An engine, as far as those need it who hand it requests."""
 
     @property
-    def target(self) -> Target: ...
+    def target(self) -> Target:
+        """Return the model."""
+        ...
+
     @property
-    def tokenizer(self) -> PreTrainedTokenizerBase: ...
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the model's tokenizer."""
+        ...
+
     def begin(
         self, requests: Sequence[Request], sampling: Sampling | None = ..., reuse: bool = ...
-    ) -> tuple[Rows, Iterator[list[Emitted]]]: ...
-    def timed(self, steps: Iterator[list[Emitted]], rows: Rows) -> Generator[list[Emitted], None, None]: ...
+    ) -> tuple[Rows, Iterator[list[Emitted]]]:
+        """Return the rows that will be written, and the steps, see `Engine.begin`."""
+        ...
+
+    def timed(self, steps: Iterator[list[Emitted]], rows: Rows) -> Generator[list[Emitted], None, None]:
+        """Yield steps while their seconds are counted."""
+        ...
+
     def write(
         self,
         requests: Sequence[Request],
         sampling: Sampling | None = ...,
         on_tokens: Callable[[list[Emitted]], None] | None = ...,
         reuse: bool = ...,
-    ) -> Generation: ...
-    def forget(self) -> None: ...
+    ) -> Generation:
+        """Write requests to their ends, see `Engine.write`."""
+        ...
+
+    def forget(self) -> None:
+        """Forget the texts that were written."""
+        ...

@@ -82,6 +82,7 @@ class Stats(Hinting):
     state_bytes: int = 0
 
     def __repr__(self) -> str:
+        """Return the main figures."""
         told = (
             f"{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, acceptance_length={self.acceptance_length:.2f}"
         )
@@ -138,7 +139,7 @@ class Stats(Hinting):
         return self.new_tokens / self.seconds if self.seconds else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """The figures by the names of the command line."""
+        """Return the figures by the names of the command line."""
         names = ("new_tokens", "acceptance_length", "alpha", "alpha_bound", "nodes_per_step", "depth_per_step",
                  "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy",
                  "state_bytes")  # fmt: skip
@@ -146,7 +147,7 @@ class Stats(Hinting):
 
 
 def total(parts: Sequence[Stats]) -> Stats:
-    """The figures of several generations together."""
+    """Return the figures of several generations together."""
     summed = ("new_tokens", "draft_seconds", "verify_seconds", "seconds")
     return replace(
         parts[0] if parts else Stats(),
@@ -160,7 +161,7 @@ def total(parts: Sequence[Stats]) -> Stats:
 
 
 def repeated_ngrams(tokens: Sequence[int], n: int = 8) -> float:
-    """The share of a text's n-grams that stand in it before: near 0 for prose, near 1 for a model caught in a loop."""
+    """Return the share of a text's n-grams that stand in it before: near 0 for prose, near 1 for a model caught in a loop."""
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 

@@ -23,7 +23,7 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 MAX_NODES = 512
-"""Drafted nodes a row and step at most, whatever the policy."""
+"""Largest number of drafted nodes of a sequence in one step, whatever the policy."""
 ENTROPY_TOP = 1000
 """M, the likeliest tokens of a distribution that its entropy is taken over (C2T, section 4.1: M = 1,000)."""
 
@@ -38,28 +38,30 @@ class Draw(Enum):
     WITHOUT_REPLACEMENT = "without-replacement"
     """Samples of q that exclude the earlier siblings (EAGLE-1)."""
     COUPLED = "coupled"
-    """The likeliest by q and the noise that the target's token will be drawn with: where q = p, the first is that token."""
+    """The likeliest tokens by q combined with the noise of the target's own draw.
+
+    If q = p, the first one is the token that the target will choose.
+    """
 
     @property
     def sampled(self) -> bool:
-        """True where candidates are draws of their own, which an acceptor has to set against the q they come from."""
+        """True if candidates are draws of their own, which an acceptor compares with their q."""
         return self in (Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT)
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """The tokens that logits are of: a draft vocabulary within the target's.
+    """A draft vocabulary within the target's.
 
-    Attributes:
-        ids: [V′] the target's ids, in ascending order.
-        vocab: V, the size of the target's vocabulary.
+    Attributes: ids: [V′] the target's ids, in ascending order. vocab: V, the size of the target's
+    vocabulary.
     """
 
     ids: Tensor
     vocab: int
 
     def whole(self, logits: Tensor) -> Tensor:
-        """[…, V] of logits or logarithms […, V′]; −∞ for tokens that cannot be drafted."""
+        """Return […, V] of logits or log probabilities […, V′]; −∞ for tokens outside."""
         return logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf).index_copy(-1, self.ids, logits)
 
     @cached_property
@@ -76,7 +78,10 @@ class Drafted:
         return found
 
     def columns(self, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """The columns [m] of those of the tokens [M] that can be drafted, and their logits [m, V′] of [M, V′]."""
+        """Return which tokens [M] can be drafted, as columns [m], and their logits.
+
+        The logits [m, V′] are the corresponding ones of `logits` [M, V′].
+        """
         column = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
         there = self.ids[column] == tokens
         return column[there], logits[there]
@@ -116,7 +121,7 @@ class Candidates:
         return self.logs if self.logs is None or self.drafted is None else self.drafted.whole(self.logs)
 
     def log_of(self, tokens: Ints) -> Floats:
-        """[F, K] log q of some tokens after each node, of a drafter with a whole one."""
+        """Return log q [F, K] of given tokens after each node; needs a drafter with a whole q."""
         assert self.logs is not None
         at = tokens if self.drafted is None else self.drafted.places[tokens]
         index = torch.from_numpy(np.maximum(at, 0)).to(self.logs.device)
@@ -124,7 +129,7 @@ class Candidates:
 
     @property
     def raw(self) -> "Candidates":
-        """The same tokens with q as it is without the target's noise."""
+        """The same tokens with log q as it was before it was conditioned on the target's noise."""
         if self.unconditioned is None:
             return self
         own = replace(self, logs=self.unconditioned, unconditioned=None)
@@ -136,11 +141,11 @@ class Candidates:
         return np.full(self.tokens.shape, self.source) if self.sources is None else self.sources
 
     def last(self, nodes: int) -> "Candidates":
-        """Those of the last nodes of the frontier."""
+        """Return the candidates of the last `nodes` frontier nodes."""
         return self if nodes == len(self.tokens) else self._each(lambda column: column[-nodes:])
 
     def shared(self, which: Ints) -> "Candidates":
-        """Those of nodes of which several share a list; `which` [F] is each one's."""
+        """Return candidates for nodes that share lists: list `which[i]` for node i of [F]."""
 
         def spread(column: Any) -> Any:
             if isinstance(column, Tensor):  # one list for all costs no memory, and that is how layered policies ask
@@ -154,7 +159,10 @@ class Candidates:
         return replace(self, **{name: change(c) for name, c in columns.items() if isinstance(c, np.ndarray | Tensor)})
 
     def entropy(self, top: int = ENTROPY_TOP) -> Floats:
-        """[F] entropy of q in nats over its likeliest tokens (C2T, section 4.1, eq. 3); 0 without a distribution."""
+        """Return the entropy [F] of q in nats over its `top` likeliest tokens.
+
+        It is 0 without a distribution (C2T, section 4.1, eq. 3).
+        """
         if self.logs is None:
             return np.zeros(len(self.tokens))
         likeliest = self.logs
@@ -169,11 +177,9 @@ class Candidates:
 class Below:
     """Candidates of all layers below some nodes of a tree.
 
-    Attributes:
-        nodes: [F] those that they come after, by their numbers in the tree that has all candidates behind it, node after node.
-        rows: [F] of these nodes.
-        candidates: [F, K].
-        alone: whether that is all that the drafter could say of them, and no model was spared.
+    Attributes: nodes: [F] the parents, by their numbers in the tree that all candidates are
+    appended to, node after node. rows: [F] the sequences of these nodes. candidates: [F, K]. alone:
+    whether the drafter has no other candidates, so that no model pass was saved.
     """
 
     nodes: Ints
@@ -225,12 +231,13 @@ class Tree:
 
     @classmethod
     def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
-        """A forest of bare roots: `tokens[i]` is the last token the target chose in sequence `rows[i]`."""
+        """Return bare roots: `tokens[i]` is the last token chosen in sequence `rows[i]`."""
         n = len(rows)
         minus, zero, nothing = np.full(n, -1), np.zeros(n, np.int64), np.zeros(n)
         return cls(tokens, minus, zero, rows, nothing, nothing, minus, nothing, np.arange(n), minus)
 
     def __len__(self) -> int:
+        """Return the number of nodes."""
         return len(self.tokens)
 
     @cached_property
@@ -255,13 +262,13 @@ class Tree:
         entropy: Floats | None = None,
         source: Ints | None = None,
     ) -> "Tree":
-        """The tree with further nodes behind the present ones, in the order given.
+        """Return the tree with further nodes after the present ones, in the order given.
 
         Args:
             parents: [M] node numbers of this tree.
             tokens: [M] token ids.
             log_q: [M] log q(token | path of the parent).
-            score: [M] the policy's rank of each.
+            score: [M] the policy's ranking.
             candidates: where they come from (draw, source).
             q_row: [M] for sampled draws, the row of `q` each was drawn from.
             q: [E, V] all draft distributions so far, for sampled draws.
@@ -285,7 +292,10 @@ class Tree:
         )
 
     def select(self, keep: Bools) -> "Tree":
-        """The tree of the nodes kept [N]: every root, and the parent of every kept node, must be among them."""
+        """Return the tree of the nodes marked in `keep` [N].
+
+        Every root, and the parent of every kept node, must be among them.
+        """
         whole, real, connected = kept(
             self.tokens, self.parents, self.depth, self.row, self.log_q, self.score, self.source, self.entropy, self.number,
             self.q_row, keep,
@@ -304,26 +314,25 @@ class Tree:
         return paths(self.parents)
 
     def children(self, node: int) -> Ints:
-        """Node numbers of a node's children in sibling order, which is draw order."""
+        """Return the numbers of a node's children in sibling order, which is draw order."""
         return np.flatnonzero(self.parents == node)
 
     def path(self, node: int) -> Ints:
-        """Node numbers from the root to `node`, both included."""
+        """Return the node numbers from the root to `node`, both included."""
         return np.flatnonzero(self.ancestors[node])
 
     def of_row(self, row: int) -> Ints:
-        """Node numbers of one sequence, the root first."""
+        """Return the node numbers of one sequence, the root first."""
         return np.flatnonzero(self.row == row)
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """The accepted path below each root of a tree, and the token after it.
+    """The accept result: the path accepted below each root, and the bonus token after it.
 
-    Attributes:
-        paths: for each root the accepted drafted nodes in order, the root not among them.
-        bonus: [roots] the token that the target chooses after each path.
-        lossy: whether the rule that made it may change the output distribution.
+    Attributes: paths: for each root the accepted drafted nodes in order, without the root. bonus:
+    [roots] the token that the target chooses after each path. lossy: whether the acceptance rule
+    may change the output distribution.
     """
 
     paths: tuple[Ints, ...]
@@ -340,29 +349,28 @@ class Verdict:
         return np.array(found, np.int64)
 
     def kept(self, root: int) -> Ints:
-        """The root and the nodes accepted below it: what is committed."""
+        """Return the nodes that are committed: the root and those accepted below it."""
         return np.append(root, self.paths[root])
 
 
 @dataclass(frozen=True)
 class Room:
-    """The bounds of a step's trees.
+    """The budget of a step's trees.
 
-    Attributes:
-        depth: [R] the deepest a node of each row may lie (new tokens left, end of the context, change of rope).
-        nodes: drafted nodes a row.
+    Attributes: depth: [R] the largest depth of a node of each sequence (new tokens left, end of the
+    context, change of rope). nodes: largest number of drafted nodes of a sequence.
     """
 
     depth: Ints
     nodes: int
 
     def expandable(self, tree: Tree, nodes: Ints, deepest: float = np.inf) -> Ints:
-        """Those of the nodes that may have children; `deepest` bounds every row's depth further."""
+        """Return the nodes that may have children; `deepest` is a further bound of depth."""
         return shallow(nodes, tree.depth, tree.row, self.depth, float(deepest))
 
 
 def of_rows(tree: Tree, verdict: Verdict, rows: list[int]) -> tuple[Tree, Verdict]:
-    """Return a verified tree without other sequences, and the verdict on it."""
+    """Return a verified tree with the given sequences only, and its accept result."""
     nodes, place = np.flatnonzero(np.isin(tree.row, rows)), np.full(len(tree) + 1, -1)
     place[nodes] = np.arange(len(nodes))
     columns = {f.name: getattr(tree, f.name) for f in fields(tree)}

@@ -15,7 +15,10 @@ INSTALL = "pip install ./weights in a clone of draftree"
 
 @cache
 def weights_folder(target: str) -> Path | None:
-    """Return the folder with the weights for a target, `demo` or `smollm2`; None if they are not installed."""
+    """Return the folder with the weights for a target, `demo` or `smollm2`.
+
+    Return None if they are not installed.
+    """
     for point in entry_points(group=GROUP, name=target):
         with suppress(ModuleNotFoundError):
             spec = find_spec(point.value)

@@ -1,0 +1,1 @@
+"""Rules that keep what the target itself would have written."""

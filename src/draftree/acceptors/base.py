@@ -42,12 +42,15 @@ class Acceptor(Part, ABC):
 
     @property
     def draw(self) -> Draw:
-        """The kind of draw it asks for; drafters that search have none but `point` ones, which are exact with every rule."""
+        """The kind of draw it requests. Retrieval drafters give only `point` draws.
+
+        These are exact with every rule.
+        """
         return Draw.POINT
 
     @abstractmethod
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        """Accepts a path below each root and chooses the token after it.
+        """Accept a path below each root and choose the token after it.
 
         Args:
             tree: the verified tree.
@@ -57,11 +60,11 @@ class Acceptor(Part, ABC):
 
 
 def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
-    """From each root, follows the chosen token while it is a child; the first that is not is the bonus.
+    """Follow the chosen token from each root while it is a child; the first other is the bonus.
 
     Args:
         tree: the verified tree.
-        choose: the target's token after a node.
+        choose: returns the target's token after a node.
     """
     pairs = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
     children = {pairs[child]: child for child in range(len(tree) - 1, tree.roots - 1, -1)}  # of equal siblings the first stays
@@ -74,7 +77,7 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
 
 
 def follow(tree: Tree, chosen: Ints) -> Verdict:
-    """Return what `walk` does where the target's token [N] after every node is known."""
+    """Return the result of `walk` where the target's token [N] after every node is known."""
     nodes, ends, bonus = followed(tree.parents, tree.tokens, chosen)
     paths, start = [], 1  # after the first root
     for end in ends.tolist():
@@ -84,11 +87,12 @@ def follow(tree: Tree, chosen: Ints) -> Verdict:
 
 
 def descend(tree: Tree, step: Callable[[int], tuple[int | None, int]]) -> Verdict:
-    """From each root, goes from a node to the child that is accepted, until none is.
+    """Go from each root to accepted children until none is accepted.
 
     Args:
         tree: the verified tree.
-        step: a node → the child accepted below it and its token, or None and the bonus.
+        step: maps a node to the child accepted below it and its token, or to None and the bonus
+            token.
     """
     paths: list[Ints] = []
     bonus: list[int] = []
@@ -103,14 +107,14 @@ def descend(tree: Tree, step: Callable[[int], tuple[int | None, int]]) -> Verdic
 
 
 UNCOUPLED = frozenset(Draw) - {Draw.COUPLED}
-"""The draws that rules by rejection are exact for: those that know nothing of the noise that judges them."""
+"""The draws that rejection rules are exact for: those independent of the noise that judges them."""
 
 
 def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
-    """[V] the q that a node was drawn from, float64 on the host; all of it on its own token where it is no draw.
+    """Return the q [V] that a node was drawn from, float64 on the host.
 
-    A token that is the same whatever is drawn comes with probability 1: so with every rule the `point` candidates of a drafter
-    that searches are exact, too.
+    For a node that is no draw, its own token has probability 1. So the `point` candidates of
+    retrieval drafters are exact with every rule.
     """
     if tree.q is not None and tree.q_row[node] >= 0:
         return tree.q[int(tree.q_row[node])].cpu().double()
@@ -122,14 +126,16 @@ def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
 def judged(
     tree: Tree, siblings: Ints, node: int, p: Tensor, chance: Chance, replacement: bool = True
 ) -> tuple[int | None, int]:
-    """A step by rejection: the first sibling that is kept and its token, or None and a token of what is left of p.
+    """Judge siblings by rejection; return the first accepted one and its token.
+
+    If none is accepted, return None and a token drawn from the residual of p.
 
     Args:
         tree: the verified tree.
         siblings: the children that are judged, in draw order.
         node: their parent.
         p: [V] the target's distribution after it.
-        chance: of each judgement, and of the bonus.
+        chance: the randomness of each judgement and of the bonus.
         replacement: whether the siblings were drawn with replacement.
     """
     gone, place = list[int](), (int(tree.row[node]), int(tree.depth[node]))
@@ -148,16 +154,16 @@ def judged(
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> float:
-    """p(x)/q(x), 0 where p(x) is; a q(x) so small that it is rounded to 0 counts as less than any p(x)."""
+    """Return p(x)/q(x): 0 if p(x) is 0, infinite if only q(x) was rounded to 0."""
     if p[token] == 0:
         return 0.0
     return float(p[token] / q[token]) if q[token] > 0 else float("inf")
 
 
 def residual(p: Tensor, q: Tensor, keep: float = 1.0) -> Tensor:
-    """[V] norm(max(0, keep · p − q)): what is left of p once as much of it as possible has come from q.
+    """Return norm(max(0, keep · p − q)) [V], the residual distribution of rejection sampling.
 
-    p itself where nothing is left, which has probability 0 and comes up by rounding alone.
+    If its mass is 0, which only rounding causes, return p itself.
     """
     rest = (keep * p - q).clamp(min=0)
     mass = rest.sum()

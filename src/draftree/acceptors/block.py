@@ -10,6 +10,7 @@ from typing import ClassVar, final
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.acceptors.base import UNCOUPLED, Acceptor, proposal, ratio, residual
 from draftree.sampling.distributions import Distributions
@@ -31,6 +32,7 @@ class Block(Acceptor):
     draw: ClassVar[Draw] = Draw.WITH_REPLACEMENT
     looks_ahead: ClassVar[bool] = True
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         found = [self._chain(tree, root, p, chance) for root in range(tree.roots)]
         return Verdict(tuple(path for path, _ in found), np.array([token for _, token in found], np.int64))
@@ -53,7 +55,7 @@ class Block(Acceptor):
 
 
 def _kept(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> float:
-    """h_i, the probability that a chain's first i drafts are kept (Algorithm 2, line 6; equation 4)."""
+    """Return h_i, the probability that a chain's first i drafts are kept (Algorithm 2, eq. 4)."""
     if i == len(chain) - 1:
         return weight
     here = p(chain[i])
@@ -62,6 +64,6 @@ def _kept(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float)
 
 
 def _left(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> Tensor:
-    """[V] the distribution of the token after the first i drafts (Algorithm 2, line 12; equation 3)."""
+    """Return the distribution [V] of the token after the first i drafts (Algorithm 2, eq. 3)."""
     here = p(chain[i])
     return here if i == len(chain) - 1 else residual(here, proposal(tree, chain[i + 1], len(here)), weight)

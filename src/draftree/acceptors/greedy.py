@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from typing_extensions import override
+
 from draftree.acceptors.base import Acceptor, follow, walk
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
@@ -19,5 +21,6 @@ class Greedy(Acceptor):
     keeps_text: ClassVar[bool] = True
     sampling: ClassVar[bool] = False
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         return walk(tree, p.argmax) if p.known is None else follow(tree, p.known)

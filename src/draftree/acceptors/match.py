@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import ClassVar, final
 
+from typing_extensions import override
+
 from draftree.acceptors.base import Acceptor, follow, walk
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
@@ -35,9 +37,11 @@ class Match(Acceptor):
     coupled: bool = True
 
     @property
+    @override
     def draw(self) -> Draw:
         return Draw.COUPLED if self.coupled else Draw.POINT
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         if p.known is not None:
             return follow(tree, p.known)

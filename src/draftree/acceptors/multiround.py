@@ -9,6 +9,8 @@ so. What p has become when all are rejected is what the bonus is drawn from.
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from typing_extensions import override
+
 from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, judged
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
@@ -32,8 +34,10 @@ class MultiRound(Acceptor):
     replacement: bool = False
 
     @property
+    @override
     def draw(self) -> Draw:
         return Draw.WITH_REPLACEMENT if self.replacement else Draw.WITHOUT_REPLACEMENT
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         return descend(tree, lambda node: judged(tree, tree.children(node), node, p(node), chance, self.replacement))

@@ -7,6 +7,8 @@ norm(max(0, p − q)), which is exactly what p has and the kept drafts lack.
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from typing_extensions import override
+
 from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, judged
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.noise import Chance
@@ -26,5 +28,6 @@ class Rejection(Acceptor):
     chains: ClassVar[bool] = True
     draw: ClassVar[Draw] = Draw.WITH_REPLACEMENT
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         return descend(tree, lambda node: judged(tree, tree.children(node)[:1], node, p(node), chance))

@@ -10,6 +10,7 @@ from typing import ClassVar, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.acceptors.base import UNCOUPLED, Acceptor, proposal, ratio, residual
 from draftree.sampling.distributions import Distributions
@@ -30,6 +31,7 @@ class Traversal(Acceptor):
     draw: ClassVar[Draw] = Draw.WITHOUT_REPLACEMENT
     looks_ahead: ClassVar[bool] = True
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         found = [_kept(tree, root, 1.0, p, chance) for root in range(tree.roots)]
         paths = tuple(np.array(nodes[1:], np.int64) for nodes, _ in found)
@@ -37,18 +39,20 @@ class Traversal(Acceptor):
 
 
 def _kept(tree: Tree, node: int, weight: float, p: Distributions, chance: Chance) -> tuple[list[int], int]:
-    """The path from a node on that is kept and the token behind it; no path where not even the node is.
+    """Return the accepted path that starts at a node, and the token after it.
 
-    Of the paths below it the first is asked first. With w the probability that the node is kept, p what comes behind it and q
-    what a child was drawn from, the child is kept with min(1, w p(x) / q(x)). Where it is not, p becomes norm(max(0, w p − q)),
-    and w, with R the mass of that, R / (R + 1 − w).
+    The path is empty if not even the node is accepted. Paths below the node are judged first, in
+    sibling order. Let w be the probability that the node is accepted, p the distribution after it,
+    and q the one that a child was drawn from. The child is accepted with probability min(1, w p(x)
+    / q(x)). If it is not, p becomes norm(max(0, w p − q)) and w becomes R / (R + 1 − w), where R is
+    the mass of max(0, w p − q).
 
     Args:
         tree: the verified tree.
-        node: whose path so far may be kept.
+        node: the node to judge.
         weight: w.
         p: the target's distributions.
-        chance: of each judgement, and of the token.
+        chance: the randomness of each judgement and of the token.
     """
     if weight == 0:  # then nothing below it can be kept either
         return [], -1
@@ -70,7 +74,10 @@ def _kept(tree: Tree, node: int, weight: float, p: Distributions, chance: Chance
 
 
 def _drawn_from(tree: Tree, child: int, vocab: int, gone: list[int]) -> Tensor | None:
-    """[V] what a child was drawn from once its earlier siblings were; None where, by rounding alone, nothing was left."""
+    """Return the q [V] of a child after its earlier siblings are excluded, or None.
+
+    None means that rounding left no mass.
+    """
     q = proposal(tree, child, vocab)
     if not gone:
         return q
@@ -80,6 +87,6 @@ def _drawn_from(tree: Tree, child: int, vocab: int, gone: list[int]) -> Tensor |
 
 
 def _place(tree: Tree, node: int) -> int:
-    """The number of a node among those of its row and depth: each has a coin of its own."""
+    """Return a node's index among those of its sequence and depth; each has its own random draw."""
     same: Ints = np.flatnonzero((tree.row == tree.row[node]) & (tree.depth == tree.depth[node]))
     return int(np.searchsorted(same, node))

@@ -12,6 +12,7 @@ from typing import ClassVar, final
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor
 from draftree.boundary.knobs import knob
@@ -41,6 +42,7 @@ class Typical(Acceptor):
     epsilon: float = knob(0.09, above=0, most=1)
     delta: float = knob(0.3, above=0)
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         paths, bonus = [], []
         for root in range(tree.roots):

@@ -180,7 +180,9 @@ def asks_for_nothing(kind: str, name: str, value: Any) -> bool:
 
 
 def nearest(kind: str, got: str, known: Iterable[str]) -> str | None:
-    """Return draftree's name that another one misspells, by way of other tools' names too; None where nothing is near.
+    """Return draftree's name that another one misspells, by way of other tools' names too.
+
+    Return None where nothing is near.
 
     The beginning of a single name stands for it.
 

@@ -27,6 +27,7 @@ class Usage:
         return self.prompt_tokens + self.completion_tokens
 
     def __getitem__(self, name: str) -> Any:
+        """Return an attribute by its name, as other tools' dictionaries do."""
         return getattr(self, name)
 
 
@@ -42,6 +43,7 @@ class Resource:
         update_wrapper(self, call)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
+        """Call the method itself."""
         return self._call(*given, **options)
 
     def create(self, **options: Any) -> Any:

@@ -57,7 +57,10 @@ _METHODS = {"ngram": "pld", "prompt_lookup": "pld", "suffix": "suffix", "draft_m
 
 
 def held_options(value: Any) -> dict[str, Any] | None:
-    """Return the options in a dict, in `Options`, or in a generation config of transformers; None for any other object."""
+    """Return the options in a dict, in `Options`, or in a generation config of transformers.
+
+    Return None for any other object.
+    """
     if isinstance(value, Mapping):
         return dict(value)
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "max_new_tokens"):
@@ -122,7 +125,10 @@ def _sampled(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def speculation(given: Any) -> dict[str, Any] | None:
-    """Return the drafter and the policy that a speculative config of vLLM stands for; None where it is not understood."""
+    """Return the drafter and the policy that a speculative config of vLLM stands for.
+
+    Return None where it is not understood.
+    """
     if not isinstance(given, Mapping):
         return None
     method, model, length = (given.get(name) for name in ("method", "model", "num_speculative_tokens"))
@@ -170,7 +176,10 @@ def rewritten_loading(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _form(name: str, value: Any) -> dict[str, Any] | None:
-    """Return the options that constrain a text as an argument does; None where it is not understood."""
+    """Return the options that constrain a text as an argument does.
+
+    Return None where it is not understood.
+    """
     if (name, value) == ("format", "json") or (name, value) == ("json_mode", True):
         return {"json_schema": _OBJECT}
     if name in ("guided_choice", "choices", "choice"):

@@ -1,0 +1,1 @@
+"""What lies between draftree and its surroundings: files, options, machines, progress."""

@@ -11,7 +11,10 @@ from draftree.boundary.knobs import several
 
 
 def row_of_ids(value: Any) -> list[int] | None:
-    """The ids in a list, or in an array or tensor of one dimension; None if they are not whole numbers in one row."""
+    """Return the ids in a list, or in an array or tensor of one dimension.
+
+    Return None if they are not whole numbers in one row.
+    """
     with suppress(RuntimeError, TypeError):  # of a tensor without values; of what is no whole number
         items = value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
         return list(map(_id, items)) if several(items, lambda _: True) else None

@@ -13,7 +13,10 @@ class DeviceClock(Protocol):
         """Return a mark of the moment at which the device has done what it was asked for so far."""
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Return the seconds between two marks; the host must know already that the device has passed both."""
+        """Return the seconds between two marks.
+
+        The host must already know that the device has passed both.
+        """
 
 
 @final
@@ -21,9 +24,11 @@ class HostClock:
     """The clock of work that is done when a call returns."""
 
     def mark(self) -> float:
+        """Return the time now, in seconds."""
         return time.perf_counter()
 
     def seconds(self, first: float, last: float) -> float:
+        """Return the seconds between two marks."""
         return last - first
 
 
@@ -32,13 +37,14 @@ class EventClock:
     """The clock of a GPU's present stream, by CUDA events."""
 
     def mark(self) -> Any:
+        """Return an event that the device passes when it has done what was asked before."""
         cuda: Any = torch.cuda
         event = cuda.Event(enable_timing=True)
         event.record()
         return event
 
     def seconds(self, first: Any, last: Any) -> float:
-        """Return the seconds between two events; CUDA raises an error if one is not complete, and does not wait."""
+        """Return the seconds between two events; CUDA raises an error if one is not complete."""
         return float(first.elapsed_time(last)) / 1e3
 
 

@@ -24,7 +24,7 @@ from draftree.errors import DraftreeError, UnknownName, UserError, first_line, s
 
 @contextmanager
 def understood(told: str) -> Iterator[None]:
-    """Turns any failure inside into one line.
+    """Turn any failure inside into one line.
 
     Args:
         told: how the line begins; what went wrong comes behind a colon.
@@ -50,7 +50,7 @@ def _reason(error: BaseException) -> str:
 
 
 def tensor_names(path: Path) -> set[str]:
-    """The names in a file of safetensors, none of the tensors loaded.
+    """Return the names in a file of safetensors, none of the tensors loaded.
 
     Raises:
         UserError: it cannot be read.
@@ -60,7 +60,7 @@ def tensor_names(path: Path) -> set[str]:
 
 
 def tensor_shapes(path: Path) -> dict[str, list[int]]:
-    """The shapes in a file of safetensors by name, none of the tensors loaded.
+    """Return the shapes in a file of safetensors by name, none of the tensors loaded.
 
     Raises:
         UserError: it cannot be read.
@@ -70,7 +70,7 @@ def tensor_shapes(path: Path) -> dict[str, list[int]]:
 
 
 def read_json(path: Path, what: str) -> Any:
-    """The value in a JSON file.
+    """Return the value in a JSON file.
 
     Args:
         path: of the file.
@@ -84,7 +84,7 @@ def read_json(path: Path, what: str) -> Any:
 
 
 def read_object(path: Path, what: str) -> dict[str, Any]:
-    """The JSON object in a file.
+    """Return the JSON object in a file.
 
     Raises:
         UserError: it cannot be read, or holds something else.
@@ -113,7 +113,7 @@ class Entries:
     where: Path | str
 
     def get(self, name: str, hint: Any, default: Any = REQUIRED, least: float | None = None) -> Any:
-        """An entry's value.
+        """Return an entry's value.
 
         Args:
             name: of the entry.
@@ -134,7 +134,7 @@ class Entries:
 
 
 def checked(value: Any, hint: Any, where: str, least: float | None = None) -> Any:
-    """A value of a file or a spec, checked against a type hint.
+    """Return a value of a file or a spec, checked against a type hint.
 
     Args:
         value: what was got.
@@ -158,7 +158,7 @@ def _rule(hint: Any, least: float | None) -> Rule:
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[None]:
-    """Turns an error inside into an OSError that names the disk's failure, whichever library wrote.
+    """Turn an error inside into an OSError that names the disk's failure, whichever library wrote.
 
     Where a disk is full, torch raises RuntimeError, safetensors an error of its own and numpy an OSError without a reason:
     the disk is asked for it.
@@ -178,7 +178,7 @@ def on_disk(path: Path) -> Iterator[None]:
 
 
 def _refusal(folder: Path) -> OSError | None:
-    """The error of a disk that takes nothing more; None of one that does."""
+    """Return the error of a disk that takes nothing more; None of one that does."""
     try:
         with TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 20))
@@ -188,13 +188,15 @@ def _refusal(folder: Path) -> OSError | None:
 
 
 def existing(path: Path) -> Path:
-    """A path, or the nearest folder above it that is there."""
+    """Return a path, or the nearest folder above it that is there."""
     return next(p for p in (path, *path.absolute().parents) if p.exists())
 
 
 @contextmanager
 def _partial(path: Path, out: Path) -> Iterator[Path]:
-    """The place where `path` is written first: beside it, hidden, and a process's own; it is removed in the end.
+    """Yield a hidden path next to `path` to write to, and remove it at the end.
+
+    Its name contains the process id.
 
     Args:
         path: what is written.
@@ -209,7 +211,7 @@ def _partial(path: Path, out: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Have the disk take a file, or all files of a folder: some disks say only then that they are full."""
+    """Flush a file, or a folder of files: some disks report only then that they are full."""
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         with file.open("rb+") as opened:
             os.fsync(opened.fileno())
@@ -224,7 +226,10 @@ def _remove(path: Path) -> None:
 
 @contextmanager
 def _parents(path: Path) -> Iterator[None]:
-    """Make the folders above a path; those that were missing and are empty are removed if what is done inside fails."""
+    """Make the parent folders of a path.
+
+    If the body fails, those that were made and are empty are removed.
+    """
     made = [p for p in path.absolute().parents if not p.exists()]
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -236,7 +241,7 @@ def _parents(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """A place to write a file that takes the place of `path` once it is whole; if writing fails, nothing is left of it.
+    """Write a file that replaces `path` once it is complete; if writing fails, it is removed.
 
     Raises:
         OSError: the disk is full, or cannot be written to.
@@ -249,7 +254,9 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def filled(folder: Path, last: str) -> Iterator[Path]:
-    """A place to write files that come into `folder` once all are whole; the one that shows that they are there comes last.
+    """Open a place to write files that come into `folder` once all are whole.
+
+    The one that shows that they are there comes last.
 
     Args:
         folder: may hold others.
@@ -268,7 +275,7 @@ def filled(folder: Path, last: str) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
-    """A folder to write in that becomes `out` once it is whole; if writing fails, nothing is left of it.
+    """Write a folder that becomes `out` once it is complete; if writing fails, it is removed.
 
     Args:
         out: the folder.
@@ -305,13 +312,13 @@ def _restore(aside: Path, home: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Writes a text file, whole or not at all."""
+    """Write a text file, whole or not at all."""
     with whole(path) as partial:
         partial.write_text(text, "utf-8")
 
 
 def append(path: Path, text: str) -> None:
-    """Adds lines to a text file; the last of them is broken off where that fails."""
+    """Add lines to a text file; the last of them is broken off where that fails."""
     with on_disk(path), path.open("a", encoding="utf-8") as file:
         file.write(text)
 
@@ -367,12 +374,12 @@ def _remove_empty(folders: Iterable[Path]) -> None:
 
 
 def inside(folder: Path) -> Path:
-    """The file to lock in a folder that is written bit by bit."""
+    """Return the file to lock in a folder that is written bit by bit."""
     return folder / ".lock"
 
 
 def cache_folder() -> Path:
-    """The folder of what is kept from run to run: `DRAFTREE_CACHE`, by default `~/.cache/draftree`."""
+    """Return the cache folder: `DRAFTREE_CACHE`, by default `~/.cache/draftree`."""
     return Path(os.environ.get("DRAFTREE_CACHE") or Path.home() / ".cache" / "draftree")
 
 

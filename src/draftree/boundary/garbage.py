@@ -16,7 +16,7 @@ _ENTERED: list[tuple[int, int, int]] = []
 
 @contextmanager
 def seldom() -> Iterator[None]:
-    """Searches for garbage a thousand times less often inside: among what is being loaded it takes a third of the time.
+    """Search for garbage a thousand times less often inside: among what is being loaded it takes a third of the time.
 
     What was loaded counts as old from then on, as if it had been searched three times; only a search among all objects looks at
     it again. (To freeze all objects and to thaw them puts them there; what somebody else froze would thaw, and is left alone.)

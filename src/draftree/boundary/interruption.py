@@ -27,7 +27,10 @@ STATUSES = frozenset(Interrupted(number).status for number in ENDING)
 
 @contextmanager
 def raised() -> Iterator[list[int]]:
-    """Raises `Interrupted` wherever the program is when a signal asks for its end; the list holds the signals that came."""
+    """Raise `Interrupted` at the current point of the program when a signal asks it to end.
+
+    The yielded list holds the signals received.
+    """
     came: list[int] = []
 
     def end(number: int, _: Any) -> None:
@@ -40,7 +43,10 @@ def raised() -> Iterator[list[int]]:
 
 @contextmanager
 def postponed() -> Iterator[list[int]]:
-    """Holds back signals that ask for the end: inside they are noted in a list, and those left in it take effect afterwards."""
+    """Hold back signals that ask the program to end.
+
+    Inside, they are added to the yielded list. Those left in it are raised afterwards.
+    """
     came: list[int] = []
     try:
         with _handled(lambda number, _: came.append(number)):
@@ -52,7 +58,7 @@ def postponed() -> Iterator[list[int]]:
 
 @contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Sets a handler for the signals; those that are ignored, as by `nohup`, stay so, and so do all in other threads."""
+    """Set a handler for the signals; those that are ignored, as by `nohup`, stay so, and so do all in other threads."""
     here = threading.current_thread() is threading.main_thread()
     before = {s: signal.getsignal(s) for s in ENDING if here and signal.getsignal(s) not in (signal.SIG_IGN, None)}
     try:

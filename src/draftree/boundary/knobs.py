@@ -20,12 +20,12 @@ Rule = tuple[str, Callable[[Any], bool]]
 
 
 def whole(value: Any, least: float = 0, most: float = inf) -> bool:
-    """True for a whole number in a range; true and false are none."""
+    """Return True for a whole number in a range; true and false are none."""
     return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
 
 
 def real(value: Any) -> bool:
-    """True for a finite number; true and false are none."""
+    """Return True for a finite number; true and false are none."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     with suppress(OverflowError):  # a whole number beyond all floats
@@ -34,24 +34,24 @@ def real(value: Any) -> bool:
 
 
 def unicode(value: Any) -> bool:
-    """True for a text that can be encoded: half a surrogate pair cannot."""
+    """Return True for a text that can be encoded: half a surrogate pair cannot."""
     with suppress(UnicodeEncodeError):
         return isinstance(value, str) and bool(value.encode() or True)
     return False
 
 
 def text(value: Any) -> bool:
-    """True for a text of at least one character."""
+    """Return True for a text of at least one character."""
     return unicode(value) and bool(value)
 
 
 def several(values: Any, fine: Callable[[Any], bool]) -> bool:
-    """True for a list of what is fine; a text, or bytes, is no list."""
+    """Return True for a list of what is fine; a text, or bytes, is no list."""
     return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray) and all(map(fine, values))
 
 
 def optional(fine: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """The test that lets None pass, too."""
+    """Return the test that lets None pass, too."""
     return lambda value: value is None or fine(value)
 
 
@@ -65,11 +65,11 @@ class Range:
     below: float = inf
 
     def holds(self, number: Any) -> bool:
-        """True for a number in it."""
+        """Return True for a number in it."""
         return bool(self.least <= number <= self.most and self.above < number < self.below)
 
     def told(self, number: str) -> str:
-        """The numbers in it, in words."""
+        """Return the numbers in it, in words."""
         low, high = max(self.least, self.above), min(self.most, self.below)
         if high < inf and number == WHOLE:
             return f"{number} in {low} … {high}"
@@ -91,12 +91,14 @@ def knob(
     rule: Rule | None = None,
     **more: Any,
 ) -> Any:
-    """A field of a dataclass, with the range of its number.
+    """Return a field of a dataclass, with the range of its number.
 
     Args:
         default: its value where none is given.
-        least, most: bounds that a number may reach.
-        above, below: bounds that it may not reach.
+        least: bounds that a number may reach.
+        most: likewise.
+        above: bounds that it may not reach.
+        below: likewise.
         rule: the values allowed where type and bounds do not say it.
         more: whatever else is to be known of the field, by name: it is the field's metadata.
     """
@@ -104,7 +106,10 @@ def knob(
 
 
 def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
-    """The values that a type and a range allow, the range for numbers in a list or dict, too; None for types not checked."""
+    """Return the values that a type and a range allow.
+
+    The range holds for numbers in a list or dict, too. Types that are not checked give None.
+    """
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
         return " or ".join(map(str, options)), lambda value: any(type(value) is type(o) and value == o for o in options)
@@ -160,6 +165,7 @@ class Knobs:
     """Base of dataclasses that check their values."""
 
     def __post_init__(self) -> None:
+        """Refuse values that are not allowed."""
         check(self)
 
 
@@ -181,6 +187,7 @@ class Part:
     spec_name: ClassVar[str] = ""
 
     def __post_init__(self) -> None:
+        """Refuse values that are not allowed."""
         check(self, f"{self.spec_name or type(self).__name__.lower()}: ")  # a part may have a knob `kind`
 
     @classmethod
@@ -190,7 +197,9 @@ class Part:
 
 
 def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
-    """The values that key=value texts set, each by its field's type; the dataclass itself refuses those it does not allow.
+    """Return the values that key=value texts set, each by its field's type.
+
+    The dataclass itself refuses those it does not allow.
 
     A preset sets the knobs that no other text sets, wherever it stands.
 
@@ -256,7 +265,7 @@ def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> d
 
 
 def read(given: str, hint: Any) -> Any:
-    """The value of a type that a text stands for; the text itself where it stands for none."""
+    """Return the value of a type that a text represents, or else the text itself."""
     kinds = get_args(hint) or (hint,)
     if NoneType in kinds and given.lower() == "none":
         return None

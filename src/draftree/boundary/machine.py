@@ -36,7 +36,10 @@ ARENA_MAX, ARENAS = -8, 2
 
 
 def busy() -> str:
-    """Return in words that other programs compete for the processors; nothing where none do, or where it is not known."""
+    """Return a message if other programs compete for the processors.
+
+    It is empty if none do, or where this is not known.
+    """
     try:
         load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not all systems have them
@@ -93,7 +96,7 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array on a device; the host waits neither for the copy nor for what the device was asked before."""
+    """Return an array on a device without waiting for the copy or for earlier work."""
     given = torch.from_numpy(values)
     if device.type == "cuda":
         given = given.pin_memory()
@@ -106,7 +109,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """The figures of the machine that a pass's speed depends on."""
+    """Return the figures of the machine that a pass's speed depends on."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     figures = {"device": chip, "threads": str(torch.get_num_threads()), "torch": str(torch.__version__)}
     return figures if device.type == "cuda" else {**figures, "kernels": variant()}
@@ -150,6 +153,6 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
 
 
 def kept(kind: str, about: Mapping[str, str]) -> Path:
-    """The file, in the cache folder, of a kind of findings about some things on a machine."""
+    """Return the file, in the cache folder, of a kind of findings about some things on a machine."""
     key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
     return cache_folder() / kind / f"{key}.json"

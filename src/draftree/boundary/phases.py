@@ -24,7 +24,7 @@ class Record:
         self._seconds, self._open, self._since = seconds, list[str](), time.perf_counter()
 
     def turn(self) -> None:
-        """Gives the time that has passed to the phase that is open, if one is."""
+        """Give the time that has passed to the phase that is open, if one is."""
         now = time.perf_counter()
         if self._open:
             name = self._open[-1]
@@ -37,7 +37,7 @@ class Record:
         self._open.append(f"{self._open[-1]}/{name}" if self._open else name)
 
     def end(self) -> None:
-        """Ends the phase that was begun last."""
+        """End the phase that was begun last."""
         self.turn()
         self._open.pop()
 
@@ -54,7 +54,7 @@ def recorded(seconds: MutableMapping[str, float]) -> Iterator[None]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """What is done inside belongs to a phase; where nobody records, next to nothing is done for it."""
+    """Count what is done inside as part of a phase; where nobody records, next to nothing is done for it."""
     if (record := _RECORD.get()) is None:
         yield
         return
@@ -66,7 +66,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def in_phase(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Makes every call of a function a phase."""
+    """Make every call of a function a phase."""
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)

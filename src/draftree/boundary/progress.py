@@ -24,7 +24,9 @@ def duration(seconds: float) -> str:
 class Tell(Protocol):
     """A callback that takes the amount done, a remark, and the total where that becomes known during the work."""
 
-    def __call__(self, done: int, remark: str = "", of: int | None = None) -> None: ...
+    def __call__(self, done: int, remark: str = "", of: int | None = None) -> None:
+        """Take how much is done, a remark, and of how much."""
+        ...
 
 
 def silent(done: int, remark: str = "", of: int | None = None) -> None:

@@ -83,7 +83,7 @@ shelf.command(name="show", cls=Command, short_help="Show what a datastore was bu
 
 
 @app.callback(invoke_without_command=True)
-def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:
+def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:  # noqa: D103
     if version:
         from draftree import __version__
 
@@ -101,7 +101,7 @@ def mistake(error: typer.TyperException) -> str:
 
 
 def main(args: Sequence[str] | None = None) -> NoReturn:
-    """Runs one command and ends the program.
+    """Run one command and end the program.
 
     Args:
         args: what stands behind the program's name; the process's own by default.

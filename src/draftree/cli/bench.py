@@ -227,7 +227,7 @@ class Prepared:
     skipped: dict[str, int]
 
     def load(self) -> "dict[tuple[str, str], Engine]":
-        """The engines of all pairs."""
+        """Return the engines of all pairs."""
         from draftree.cli import inputs, terminal
         from draftree.evaluation.cells import assemble
         from draftree.models.target import Target
@@ -237,7 +237,7 @@ class Prepared:
             return assemble(lambda: Target.load(self.asked.target, **self.asked.loading), self.pairs, self.fixed)
 
     def requests(self, engines: "Mapping[tuple[str, str], Engine]") -> "list[Request]":
-        """The prompts that fit."""
+        """Return the prompts that fit."""
         from draftree.cli import terminal
         from draftree.evaluation.cells import chosen, conversations
 
@@ -255,7 +255,7 @@ class Prepared:
         return requests
 
     def about(self, work: "Bench") -> dict[str, Any]:
-        """The provenance of what is run."""
+        """Return the provenance of what is run."""
         from draftree.evaluation.provenance import provenance
 
         asked, suite = self.asked, self.suite
@@ -266,7 +266,7 @@ class Prepared:
         return {"suite": told, "max_new_tokens": asked.max_new_tokens} | provenance(work.target, work.seed)
 
     def categories(self, requests: "list[Request]") -> list[str]:
-        """That of each request."""
+        """Return that of each request."""
         from draftree.evaluation.cells import FOLLOWING
 
         of = {p.number: p.category for p in self.suite.prompts}
@@ -274,7 +274,7 @@ class Prepared:
 
 
 def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
-    """Reads and checks what is asked for; the file of the result is locked.
+    """Read and check what is asked for; the file of the result is locked.
 
     Raises:
         UserError: something of it does not exist, does not fit, or cannot be written.
@@ -307,7 +307,7 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
 def journalled(
     work: "Bench", about: Mapping[str, Any], fixed: "Mapping[str, CostTable]", out: Path, what: str = "bench"
 ) -> Iterator["list[dict[Cell, PromptResult]]"]:
-    """Runs a benchmark, or the rest of an interrupted one; its journal is removed once the result is saved.
+    """Run a benchmark, or the rest of an interrupted one; its journal is removed once the result is saved.
 
     Args:
         work: to be run.
@@ -332,7 +332,7 @@ def journalled(
 
 
 def saved(result: dict[str, Any], asked: CellsOptions, requests: "list[Request]", as_json: bool = False) -> None:
-    """Saves a result and shows it."""
+    """Save a result and show it."""
     from draftree.cli import terminal
     from draftree.evaluation import report, tables
 

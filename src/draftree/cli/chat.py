@@ -68,7 +68,7 @@ def chat(ctx: typer.Context, asked: ChatCommand) -> None:
 
 @contextmanager
 def stoppable() -> Iterator[None]:
-    """Let Ctrl-C raise `KeyboardInterrupt` alone, so that it stops an answer and not the program."""
+    """Let Ctrl-C raise `KeyboardInterrupt`, so that it stops an answer and not the program."""
     before = signal.getsignal(signal.SIGINT)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     try:

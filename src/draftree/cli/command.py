@@ -10,6 +10,7 @@ from typing import Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
+from typing_extensions import override
 
 from draftree.aliases import COMMAND, DTYPE, QUANTIZE, SAME, accepted, instead
 from draftree.cli.early import part_names
@@ -76,12 +77,14 @@ class Command(TyperCommand):
 class Group(TyperGroup):
     """Commands; for one that does not exist, the message says what to type."""
 
+    @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         name = accepted(COMMAND, cmd_name, self.commands)
         if not name.startswith("-") and name not in self.commands:
             raise UnknownName(COMMAND, cmd_name, self.commands)
         return super().get_command(ctx, name)
 
+    @override
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:  # completion parses without arguments
             known = ", ".join(sorted(self.commands))

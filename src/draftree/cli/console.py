@@ -19,13 +19,13 @@ STARTED = time.monotonic()
 
 
 def given(ctx: typer.Context, option: str) -> bool:
-    """True for an option that was set, be it to its default."""
+    """Return True for an option that was set, be it to its default."""
     source = ctx.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
 
 
 def emit(values: Mapping[str, Any]) -> None:
-    """Prints one JSON object."""
+    """Print one JSON object."""
     print(json.dumps(values, allow_nan=False))
 
 
@@ -34,7 +34,7 @@ NOTHING_KEPT = "nothing was written; the same command begins anew"
 
 @contextmanager
 def interruptible(again: str) -> Iterator[None]:
-    """Prints how to go on if Ctrl-C or another signal comes inside."""
+    """Print how to go on if Ctrl-C or another signal comes inside."""
     try:
         yield
     except KeyboardInterrupt:
@@ -43,13 +43,13 @@ def interruptible(again: str) -> Iterator[None]:
 
 
 def remark(message: str) -> None:
-    """A line on standard error, as long as there is one: a terminal that was closed takes nothing."""
+    """Write a line on standard error, and ignore a terminal that was closed."""
     with suppress(OSError):
         print(f"draftree: {cut(message)}", file=sys.stderr, flush=True)
 
 
 def fail(message: str, status: int) -> NoReturn:
-    """End the program with one line; of several processes that a launcher has started, the main one writes it."""
+    """End the program with one line; only the main process of a launcher writes it."""
     if speaks():
         remark(message)
     sys.exit(status)
@@ -60,7 +60,7 @@ GRACE = 2.0
 
 
 def speaks() -> bool:
-    """True in the process that speaks, of those that a launcher may have started together."""
+    """Return whether this is the process of a launcher that writes messages."""
     together = int(os.environ.get("WORLD_SIZE", "1")) > 1 and "LOCAL_RANK" in os.environ
     return not together or os.environ.get("RANK", "0") == "0"
 

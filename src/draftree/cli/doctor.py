@@ -157,7 +157,7 @@ def examine_speed(asked: DoctorOptions) -> None:
 
 
 def examine_output(asked: DoctorOptions) -> None:
-    """Compares the output with plain decoding's; ends the program with exit status 1 where it is not the target's own."""
+    """Compare the output with plain decoding's; end the program with exit status 1 where it is not the target's own."""
     from draftree.cli import examined, inputs, terminal
     from draftree.costs.curves import UNIT
     from draftree.doctor import lossless

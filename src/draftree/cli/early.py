@@ -327,7 +327,10 @@ def _is_no_key(default: ast.expr | None) -> bool:
 
 
 def _evaluated(source: ast.expr | None) -> Any:
-    """Return the value of an annotation or a default that consists of literals and `knob`; None for any other."""
+    """Return the value of an annotation or a default that consists of literals and `knob`.
+
+    Return None for any other.
+    """
     if source is None:
         return None
     names = {"__builtins__": {}, "knob": knob, "Literal": Literal, "int": int, "float": float, "bool": bool, "str": str}

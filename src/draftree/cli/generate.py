@@ -111,7 +111,7 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
 
 
 def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateOptions, about: Mapping[str, str]) -> None:
-    """Writes the text, draws its trees and compares it with plain decoding's, as far as that was asked for.
+    """Write the text, draw its trees and compare it with plain decoding's, as far as that was asked for.
 
     Args:
         engine: is warm.

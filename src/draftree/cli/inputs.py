@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from transformers.utils.logging import disable_progress_bar
+from typing_extensions import override
 
 from draftree.boundary.progress import Tell
 from draftree.cli import terminal
@@ -30,12 +31,13 @@ T = TypeVar("T")
 class Remarks(logging.Handler):
     """Prints the library's log as remarks."""
 
+    @override
     def emit(self, record: logging.LogRecord) -> None:
         remark(record.getMessage())
 
 
 def quiet() -> None:
-    """Turns off the logs and progress bars of transformers, whose failures become errors of ours; our own remarks stay."""
+    """Turn off the logs and progress bars of transformers, whose failures become errors of ours; our own remarks stay."""
     for library in ("transformers", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.ERROR)
     disable_progress_bar()
@@ -64,7 +66,7 @@ def prompt_text(prompt: str | None) -> str:
 
 
 def options(given: Mapping[str, Any]) -> Options:
-    """The options of a completion, by the values that the command line has.
+    """Return the options of a completion, by the values that the command line has.
 
     Raises:
         UserError: a value is out of its range, or cannot be read.
@@ -79,7 +81,7 @@ def options(given: Mapping[str, Any]) -> Options:
 
 
 def file_text(option: str, path: str | Path, allowed: str) -> str:
-    """The text of a file that an option names.
+    """Return the text of a file that an option names.
 
     Raises:
         UserError: it cannot be read; the message says what is `allowed`.
@@ -91,7 +93,7 @@ def file_text(option: str, path: str | Path, allowed: str) -> str:
 
 
 def schema_text(given: str) -> str:
-    """A JSON schema given as text, or as a file that holds it."""
+    """Return a JSON schema given as text, or as a file that holds it."""
     if is_json(given):
         return given
     return file_text("--json-schema", given, "JSON, or a file of it")
@@ -105,7 +107,7 @@ def repeatable(options: Options, tokens: int) -> Options:
 
 
 def fixed_costs(path: Path | None) -> CostTable | None:
-    """The costs in a file, if one was named; they may be another machine's."""
+    """Return the costs in a file, if one was named; they may be another machine's."""
     return None if path is None else CostTable.load(path)
 
 
@@ -147,7 +149,10 @@ def elsewhere(
 
 
 def drafter(spec: str | None, target: str) -> str:
-    """The spec of a drafter, by default the usual one for the target; a remark says so if that one is not trained for it."""
+    """Return the spec of a drafter, by default the usual one for the target.
+
+    A remark says so if that one is not trained for it.
+    """
     if spec == PUBLISHED:
         return best_for(target)
     usual, told = usual_drafter(target)
@@ -157,7 +162,7 @@ def drafter(spec: str | None, target: str) -> str:
 
 
 def opened(spec: str | None, target: str, **how: Any) -> tuple[str, Target, Drafter[Any]]:
-    """The spec of a drafter (of the usual one where none is given), the target that it is for, and the drafter.
+    """Return the spec of a drafter (of the usual one where none is given), the target that it is for, and the drafter.
 
     Raises:
         UserError: one of them does not exist, or they do not fit.

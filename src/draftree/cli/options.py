@@ -56,7 +56,7 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 
 
 def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]:
-    """Makes a typer command of a function of a context and a dataclass `asked`: each of the dataclass's fields is an option.
+    """Make a typer command of a function of a context and a dataclass `asked`: each of the dataclass's fields is an option.
 
     A field is annotated as typer has it, or its metadata (see `knob`) say the option's `help`, `metavar` and `min`, and its
     `flag`, `kind` and `panel` where they are not `--` with the field's name, the field's type, and the general one. A field
@@ -83,7 +83,7 @@ def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]
 
 
 def _fields(of: type) -> Iterator[tuple[Field[Any], Any, type | None]]:
-    """The fields of a dataclass, each with its type and the dataclass whose options it stands for, if any."""
+    """Yield the fields of a dataclass, each with its type and the dataclass whose options it stands for, if any."""
     hints = get_type_hints(of, include_extras=True)
     for f in fields(of):
         *_, last = get_args(hints[f.name]) or [None]

@@ -107,7 +107,10 @@ def check_name(target: str) -> None:
 
 
 def _described(kind: str, name: str) -> dict[str, Any]:
-    """A part's summary and knobs; of one that cannot be used the error, and whose it is where it is not draftree's own."""
+    """Return a part's summary and knobs.
+
+    Of one that cannot be used the error, and whose it is where it is not draftree's own.
+    """
     from draftree import registry
 
     brought = ", ".join(registry.packages(kind, name))

@@ -138,7 +138,7 @@ def speed(bars: Sequence[Mapping[str, Any]], label: str, title: str) -> "Figure"
 
 
 def svg(figure: "Figure") -> str:
-    """The picture as text that can stand in a page."""
+    """Return the picture as text that can stand in a page."""
     from matplotlib import rc_context
 
     text = StringIO()

@@ -25,7 +25,7 @@ def check() -> None:
 
 
 def draw_costs(table: CostTable, title: str, path: Path) -> None:
-    """Writes sₜ(n) and sₐ(f) against tokens, for each context in another colour; beside it both over those of one token.
+    """Write sₜ(n) and sₐ(f) against tokens, for each context in another colour; beside it both over those of one token.
 
     There is a line of panels for each number of rows.
 
@@ -46,7 +46,7 @@ def draw_costs(table: CostTable, title: str, path: Path) -> None:
 
 
 def draw_profile(bars: Mapping[str, Mapping[str, float]], title: str, path: Path) -> None:
-    """Writes the picture of `profile`.
+    """Write the picture of `profile`.
 
     Raises:
         UserError: the file cannot be written.
@@ -55,7 +55,7 @@ def draw_profile(bars: Mapping[str, Mapping[str, float]], title: str, path: Path
 
 
 def profile(bars: Mapping[str, Mapping[str, float]], title: str) -> "Figure":
-    """A bar for each way to decode, its parts stacked: milliseconds a token by what they were spent on.
+    """Return a bar for each way to decode, its parts stacked: milliseconds a token by what they were spent on.
 
     Args:
         bars: by way, the milliseconds of each part.

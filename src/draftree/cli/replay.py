@@ -45,7 +45,7 @@ def replay(ctx: typer.Context, asked: ReplayOptions) -> None:
 
 
 def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any], Bench]":
-    """The result of a replay, and what was run.
+    """Return the result of a replay, and what was run.
 
     Raises:
         UserError: something that is asked for does not exist, does not fit, or cannot be replayed.
@@ -82,14 +82,16 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
 
 
 def tables(work: "Bench") -> "dict[str, CostTable]":
-    """The costs of each drafter, which trees depend on."""
+    """Return the costs of each drafter, which trees depend on."""
     from draftree.costs.curves import CostTable
 
     return {d: c for d, c in work.prices.items() if isinstance(c, CostTable)}
 
 
 def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str, "Bench"]]:
-    """The work with the costs of each machine, by its name; cells whose trees do not hang on costs are run on the first alone.
+    """Yield the work with the costs of each machine, by its name.
+
+    Cells whose trees do not hang on costs are run on the first alone.
 
     Without any machine it is the one at hand, by no name.
     """
@@ -111,7 +113,7 @@ def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str,
 
 
 def replayable(ready: Prepared) -> "dict[tuple[str, str], Engine]":
-    """The engines that are asked for; refuses what cannot be replayed.
+    """Return the engines that are asked for; refuses what cannot be replayed.
 
     Raises:
         UserError: it names the acceptor, or the drafter.
@@ -139,7 +141,7 @@ def check_replayable(name: str, drafter: "Drafter[Any]") -> None:
 
 
 def record(work: "Bench") -> None:
-    """Records what is missing, and says beforehand how much that is."""
+    """Record what is missing, and say beforehand how much that is."""
     from draftree.cli import terminal
     from draftree.evaluation.forecast import plain_seconds
 

@@ -48,7 +48,7 @@ def report(ctx: typer.Context, asked: ReportOptions) -> None:
 
 
 def rendered(result: "dict[str, object]", source: str) -> str:
-    """The page; pictures are left out where matplotlib is not installed."""
+    """Return the page; pictures are left out where matplotlib is not installed."""
     from typing import Any, cast
 
     from jinja2 import Environment

@@ -200,7 +200,7 @@ def _filled(name: str, told: str, value: str | None) -> list[str]:
 
 
 def _literal(text: str) -> Any:
-    """Return the value that a text is in JSON or in Python's spelling; the text itself where it is none."""
+    """Return the value of a text in JSON or Python's spelling, or else the text itself."""
     try:
         return json.loads({"True": "true", "False": "false", "None": "null"}.get(text, text))
     except ValueError:

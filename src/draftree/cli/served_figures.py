@@ -63,7 +63,10 @@ def _tell_more(tell: "Tell", done: int, more: int) -> None:
 
 
 def shown_served(row: Mapping[str, Any]) -> dict[str, str]:
-    """Return a row of the table of served requests; times are in milliseconds, median and 99th percentile."""
+    """Return a row of the table of served requests.
+
+    Times are in milliseconds: median and 99th percentile.
+    """
 
     def times(name: str) -> str:
         return "none" if row[name] is None else " / ".join(f"{1000 * row[name][each]:.0f}" for each in ("median", "p99"))

@@ -83,7 +83,7 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
 
 
 def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
-    """The groups of candidates of some of a replay's drafters, along its texts."""
+    """Return the groups of candidates of some of a replay's drafters, along its texts."""
     from draftree.cli import terminal
     from draftree.evaluation.analyses import Looked, grouped
 

@@ -59,7 +59,7 @@ def colours(console: Console) -> bool:
 
 
 def line(text: str) -> None:
-    """Prints a line on standard output, as it is."""
+    """Print a line on standard output, as it is."""
     output().print(text, soft_wrap=True, markup=False)
 
 
@@ -74,7 +74,7 @@ FIGURE = re.compile(r"[\d.]+( \[[\d., ]+\])?")
 
 
 def show_tokens(console: Console, tokens: Iterable[Token]) -> None:
-    """Prints what tokens add to a text, coloured by how they came."""
+    """Print what tokens add to a text, coloured by how they came."""
     for origin, run in groupby(tokens, key=attrgetter("origin")):
         console.out("".join(token.text for token in run), style=STYLES[origin], end="", highlight=False)
 
@@ -101,7 +101,7 @@ def narrowed(rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str
 
 
 def heading(name: str) -> str:
-    """A column's head broken into short lines: a rate's unit stands on a line of its own."""
+    """Return a column's head broken into short lines: a rate's unit stands on a line of its own."""
     return name.replace("/", "\n/").replace(" [", "\n[").replace(" output", "\noutput")
 
 
@@ -148,7 +148,7 @@ CLOCK = Clock()
 
 @contextmanager
 def busy(what: str) -> Iterator[Tell]:
-    """Shows a label and a spinner during work; the callback changes the label. Without a terminal, lines come in long work."""
+    """Show a label and a spinner during work; the callback changes the label. Without a terminal, lines come in long work."""
     console, clock, doing = errors(), CLOCK, [what]
     if console.is_terminal:
         with progress_shown(), console.status(escape(what)) as status:
@@ -175,7 +175,7 @@ class _Remarked(Bar):
 
 @contextmanager
 def progress(what: str, total: int | None) -> Iterator[Tell]:
-    """A bar on standard error, or lines where that is no terminal; it is told how much is done."""
+    """Show a progress bar on standard error, or lines if it is no terminal."""
     console, clock = errors(), CLOCK
     columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
     shown = console.is_terminal
@@ -200,14 +200,14 @@ LONG = 600.0
 
 
 def _standing(task: Task) -> str:
-    """The state of work in a line: how much is done, of how many, and the time left where that can be estimated."""
+    """Return one line with the work done, the total, and the time left if it is known."""
     of = "" if task.total is None else f" of {task.total:,.0f}"
     left = [f"about {duration(task.time_remaining)} left"] if task.time_remaining else []
     return ", ".join([f"{task.description}: {task.completed:,.0f}{of}", *left, *filter(None, [task.fields["remark"]])])
 
 
 def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool) -> None:
-    """Prints the figures of one text, under it.
+    """Print the figures of one text, under it.
 
     Args:
         console: to print on.
@@ -241,7 +241,7 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
 
 
 def show_footprint(console: Console) -> None:
-    """Prints how long this program has run, all loading and measuring included, and the most memory it has held."""
+    """Print how long this program has run, all loading and measuring included, and the most memory it has held."""
     try:
         import resource
     except ModuleNotFoundError:  # not all systems have it
@@ -251,7 +251,7 @@ def show_footprint(console: Console) -> None:
 
 
 def verdict(result: Comparison, keeps_text: bool) -> str:
-    """The comparison with plain decoding in words: the same output or bits, or what another one means."""
+    """Return the comparison with plain decoding in words: the same output or bits, or what another one means."""
     if result.same_output:
         return {None: "the same output", True: "the same bits", False: "the same output, but OTHER BITS"}[result.same_bits]
     if keeps_text:
@@ -265,7 +265,11 @@ BESIDE = 2
 
 
 def show_costs(console: Console, title: str, measured: CostTable, kept: Path | None = None) -> None:
-    """The measured curves: a table for each number of rows, a line for each width, a block of columns for each context."""
+    """Print the measured curves.
+
+    There is a table for each number of rows, a line for each width, and a block of columns for each
+    context.
+    """
     for rows, entries in measured.by_rows.items():
         for i in range(0, len(entries), BESIDE):
             console.print(_curves(f"{title}, {rows} row{'s' * (rows > 1)}", entries[i : i + BESIDE]))
@@ -303,7 +307,7 @@ def knobs_text(knobs: Mapping[str, Any]) -> str:
 
 
 def stage_row(drafter: str, stage: Stage) -> dict[str, str]:
-    """A drafter's default numbers of training, as a row of a table."""
+    """Return a drafter's default numbers of training, as a row of a table."""
     numbers = plan_text({f.name: getattr(stage, f.name) for f in fields(Recipe)})
     by_us = f"; ours: {', '.join(stage.ours)}" if stage.ours else ""
     told = {"loss": f"{stage.loss}, on {stage.data}", "source": stage.source + by_us}

@@ -154,7 +154,7 @@ COMMON = frozenset({"name", "data", "out", "force", "target", "knobs", "as_json"
 
 
 def job(name: str) -> "type[Job]":
-    """The class of jobs that train the drafter, or tune the policy, of a name.
+    """Return the class of jobs that train the drafter, or tune the policy, of a name.
 
     Raises:
         UserError: there is nothing of that name to train, or a package is not installed.
@@ -200,12 +200,12 @@ def check(name: str, sort: "type[Job]", asked: Mapping[str, Any], data: Sequence
 
 
 def flag(option: str) -> str:
-    """An option as it stands on the command line."""
+    """Return an option as it stands on the command line."""
     return "--set" if option == "knobs" else f"--{option.replace('_', '-')}"
 
 
 def show(end: "Fitted", out: Path) -> None:
-    """Prints the outcome of a run: its tables, and the rest in lines."""
+    """Print the outcome of a run: its tables, and the rest in lines."""
     from draftree.cli import terminal
 
     for title, rows in end.tables.items():

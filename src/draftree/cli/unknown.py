@@ -26,7 +26,10 @@ Options = tuple[dict[str, TyperOption], dict[str, str]]
 
 
 def options_of(command: Any) -> Options:
-    """Return a command's options by every spelling, and the long spelling of each by its Python name."""
+    """Return a command's options by every spelling.
+
+    Also return the long spelling of each by its Python name.
+    """
     ctx = typer.Context(command, **command.context_settings)
     params = [p for p in command.get_params(ctx) if isinstance(p, TyperOption)]
     own = {flag: p for p in params for flag in (*p.opts, *p.secondary_opts)}
@@ -86,7 +89,10 @@ def placed(hint: str, own: Mapping[str, Any], others: Mapping[str, Options]) -> 
 
 
 def _elsewhere(name: str, word: str, others: Mapping[str, Options]) -> str | None:
-    """Return which commands have an option, under this name or under draftree's; None where none has it."""
+    """Return which commands have an option, under this name or under draftree's.
+
+    Return None where none has it.
+    """
     having: dict[str, list[str]] = {}
     for told, (own, flags) in others.items():
         ours = next((found for kind in KINDS if (found := accepted(kind, word, flags)) in flags), None)

@@ -1,0 +1,1 @@
+"""Costs of passes and draft steps: measured curves, and how running steps correct them."""

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol, Self
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.files import Entries, read_object, write_text
 from draftree.boundary.knobs import Part, knob, real, whole
@@ -28,7 +29,7 @@ from draftree.tree import Floats
 WIDEST = 2**53
 """Tokens: beyond it, floats do not hold all whole numbers."""
 ROWS_AT_MOST = 64
-"""Larger batches are taken to cost what these do."""
+"""Largest measured batch size; larger batches get the costs of this one."""
 
 Curve = tuple[Floats, Floats]
 """[W] widths in order, and [W] seconds."""
@@ -36,20 +37,17 @@ Curve = tuple[Floats, Floats]
 
 @dataclass(frozen=True)
 class Costs(Part):
-    """Seconds by how many tokens a row is fed, linear between the measured widths and beyond them.
+    """Seconds by number of tokens for each sequence, linear between measured widths and beyond.
 
-    Attributes:
-        draft: {f: sₐ(f)}, a draft step over f frontier nodes of each row, behind another one.
-        target: {n: sₜ(n)}, a target pass over n = 1 + γ tokens of each row.
-        commit: seconds of the drafter's commit after a step.
-        context: committed tokens of each row.
-        rows: how many there are.
-        find: seconds in which a fusion finds what takes no pass, for a layer.
-        catch_up: seconds of what commits put off until something is drafted, and of what a draft step right behind a pass
-            takes more than one behind another, in a step that drafts.
+    Attributes: draft: {f: sₐ(f)}, a draft step over f frontier nodes of each sequence, after
+    another draft step. target: {n: sₜ(n)}, a target pass over n = 1 + γ tokens of each sequence.
+    commit: seconds of the drafter's commit after a step. context: committed tokens of each
+    sequence. rows: number of sequences. find: seconds in which a fused drafter finds the retrieval
+    hits of one layer. catch_up: seconds of postponed commits, and of what the first draft step
+    after a target pass takes more than a later one, in a step that drafts.
 
     Raises:
-        UserError: a width, a figure, the context or the rows are not what they can be.
+        UserError: a width, a figure, the context or the number of sequences is out of range.
     """
 
     draft: Mapping[int, float]
@@ -60,6 +58,7 @@ class Costs(Part):
     find: float = knob(0.0, least=0)
     catch_up: float = knob(0.0, least=0)
 
+    @override
     def __post_init__(self) -> None:
         for name, curve in (("draft", self.draft), ("target", self.target)):
             fine = isinstance(curve, Mapping) and all(whole(w, 1, WIDEST) and real(s) and s > 0 for w, s in curve.items())
@@ -69,36 +68,36 @@ class Costs(Part):
 
     @cached_property
     def ratio(self) -> float:
-        """sₐ/sₜ for one token each, as PCT reads it (EDD + PCT, section 4.1: 1.1 ms / 29.8 ms for a 7B)."""
+        """sₐ/sₜ for one token each, as in EDD + PCT, section 4.1 (1.1 ms / 29.8 ms for a 7B)."""
         return self.draft_seconds(1) / self.token
 
     @cached_property
     def token(self) -> float:
-        """sₜ(1), what plain decoding takes for a token of each row."""
+        """sₜ(1), the seconds of plain decoding for one token of each sequence."""
         return self.target_seconds(1)
 
     def draft_seconds(self, tokens: float) -> float:
-        """sₐ(tokens), tokens of each row; 0 for none."""
+        """Return sₐ for that many tokens of each sequence; 0 for none."""
         return float(self.drafts(np.array([tokens]))[0])
 
     def target_seconds(self, tokens: float) -> float:
-        """sₜ(tokens), tokens of each row, where the root is one of them."""
+        """Return sₜ for that many tokens of each sequence, the root included."""
         return float(self.targets(np.array([tokens]))[0])
 
     def drafts(self, tokens: Floats) -> Floats:
-        """sₐ of several numbers of tokens."""
+        """Return sₐ for several numbers of tokens."""
         return np.where(tokens > 0, _between(*self.draft_curve, tokens), 0.0)
 
     def targets(self, tokens: Floats) -> Floats:
-        """sₜ of several numbers of tokens."""
+        """Return sₜ for several numbers of tokens."""
         return _between(*self.target_curve, tokens)
 
     def step(self, work: Work) -> float:
-        """Seconds of one step of the loop by these curves: draft steps, target pass and the drafter's commit."""
+        """Return the estimated seconds of one step: draft steps, target pass and commit."""
         return self.drafting(work) + self.target_seconds(work.fed / work.rows)
 
     def drafting(self, work: Work) -> float:
-        """The drafter's part of a step's seconds."""
+        """Return the drafter's part of a step's seconds."""
         drafted = self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()
         return float(drafted) + work.finds * self.find + self.commit + (self.catch_up if work.frontiers else 0.0)
 
@@ -113,7 +112,7 @@ class Costs(Part):
         return replace(self, target=dict(zip(map(int, widths), seconds.tolist(), strict=True)))
 
     def at(self, context: int, rows: int) -> "Costs":
-        """These, wherever they were measured; a `CostTable` chooses."""
+        """Return these costs, whatever the context and batch; a `CostTable` selects by them."""
         return self
 
     def observe(self, step: StepTimes) -> None:
@@ -131,7 +130,7 @@ class Costs(Part):
 
 
 class CostSource(Protocol):
-    """Gives the costs of a step: fixed costs, a table of them, or costs that are learnt from the steps that run."""
+    """Gives the costs of a step: fixed costs, a table, or costs learnt from steps that run."""
 
     def at(self, context: int, rows: int) -> Costs:
         """Return the costs of a step.
@@ -161,12 +160,13 @@ class CostTable:
     about: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
+        """Refuse a table without entries, and entries that do not fit together."""
         if not self.entries:
             raise UserError("costs: there are no entries, at least one is needed")
 
     @property
     def simulated(self) -> bool:
-        """True where they were measured elsewhere, published or derived: what is counted by them is a simulation."""
+        """True if the costs were published or derived elsewhere, so that results are simulated."""
         return "kind" in self.about
 
     @property
@@ -175,9 +175,10 @@ class CostTable:
         return min(self.entries, key=lambda e: (e.rows, e.context)).ratio
 
     def at(self, context: int, rows: int) -> Costs:
-        """The costs of a step: of the nearest measured number of rows, linear between the measured contexts.
+        """Return the costs of a step.
 
-        Before the shortest context and behind the longest they are those of that context.
+        They are those of the nearest measured number of sequences, linear between measured
+        contexts. Outside the measured contexts they are those of the nearest one.
         """
         if (context, rows) not in self._found:  # asked at every step, so remembered
             self._found[context, rows] = self._between(context, rows)
@@ -200,7 +201,7 @@ class CostTable:
         return {}
 
     def has(self, rows: int) -> bool:
-        """True where it was measured for the `bracket` of so many rows."""
+        """Return whether the `bracket` of that many sequences was measured."""
         return bracket(rows) in self.by_rows
 
     @cached_property
@@ -212,12 +213,12 @@ class CostTable:
         return found
 
     def save(self, path: Path) -> None:
-        """Writes the curves as JSON, whole or not at all."""
+        """Write the curves as JSON, whole or not at all."""
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Reads what `save` wrote, or a file by hand.
+        """Read what `save` wrote, or a file by hand.
 
         The least is `{"entries": [{"draft": {"1": 0.001}, "target": {"1": 0.03}}]}`: one row, any context, a commit
         that costs nothing.
@@ -235,23 +236,26 @@ class CostTable:
 
 
 UNIT = Costs({1: 1.0}, {1: 1.0})
-"""Stands for the costs where the policy does not read any."""
+"""Costs for policies that do not read any."""
 
 
 def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, float]:
-    """Seconds of some steps by a cost model, whatever they took: all of them, and the drafter's part."""
+    """Return the estimated seconds of some steps: all of them, and the drafter's part."""
     work = list(work)
     drafting = sum(costs.at(w.context, w.rows).drafting(w) for w in work)
     return drafting + counted_plain(costs, work), drafting
 
 
 def counted_plain(costs: Costs | CostTable, work: Iterable[Work]) -> float:
-    """Seconds of the target's passes alone by a cost model, which is all that plain decoding does."""
+    """Return the estimated seconds of the target's passes alone, as in plain decoding."""
     return sum(costs.at(w.context, w.rows).target_seconds(w.fed / w.rows) for w in work)
 
 
 def monotone(seconds: Sequence[float]) -> list[float]:
-    """Return the nearest nondecreasing figures: neighbours that fall share their mean (pool adjacent violators)."""
+    """Return the nearest nondecreasing values by pooling adjacent violators.
+
+    Neighbours that fall are replaced by their mean.
+    """
     pools: list[tuple[float, int]] = []
     for value in seconds:
         pools.append((value, 1))
@@ -262,7 +266,7 @@ def monotone(seconds: Sequence[float]) -> list[float]:
 
 
 def bracket(rows: int) -> int:
-    """The number of rows at which a batch's costs are measured: the next power of two, up to 64."""
+    """Return the batch size at which costs are measured: the next power of two, up to 64."""
     return min(1 << (rows - 1).bit_length(), ROWS_AT_MOST)
 
 
@@ -273,14 +277,14 @@ def _read(entry: Entries) -> Costs:
 
 
 def _width(text: str) -> int:
-    """A width, which JSON can only name as text."""
+    """Return a width, which JSON can only name as text."""
     if not text.isdecimal() or len(text) > 9:
         raise UserError(f"a width is {shown(text)}, allowed is a whole number of at least 1")
     return int(text)
 
 
 def _mixed(a: Costs, b: Costs, share: float) -> Costs:
-    """Between two entries: `share` of the second; their widths may differ."""
+    """Interpolate two entries, with weight `share` of the second; their widths may differ."""
 
     def between(one: Curve, other: Curve) -> dict[int, float]:
         widths = np.union1d(one[0], other[0])
@@ -300,12 +304,15 @@ def _sorted(curve: Mapping[int, float]) -> Curve:
 
 
 def _between(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
-    """Linear between the widths; the last slope goes on."""
+    """Interpolate linearly between the widths; the last slope continues."""
     return between(widths, seconds, np.asarray(tokens, np.float64))
 
 
 def least(a: Costs, b: Costs) -> Costs:
-    """Return the least of two measurements of the same costs, at the widths of the second: other programs only add to them."""
+    """Return the minimum of two measurements of the same costs, at the widths of the second.
+
+    Other programs on the machine only add to a measurement.
+    """
     return replace(
         b,
         draft={w: min(a.draft_seconds(w), seconds) for w, seconds in b.draft.items()},
@@ -317,6 +324,6 @@ def least(a: Costs, b: Costs) -> Costs:
 
 
 def gains_of_chains(lengths: Sequence[float], costs: Costs) -> list[float]:
-    """Return the speed-up of greedy chains of 1, 2, … tokens, by their τ and the costs of a step."""
+    """Return the speed-ups of greedy chains of 1, 2, … tokens, from their τ and step costs."""
     steps = [costs.step(Work((1,) * n, 1 + n, 1, costs.context)) for n in range(1, len(lengths) + 1)]
     return [tau * costs.token / step for tau, step in zip(lengths, steps, strict=True)]

@@ -110,7 +110,10 @@ class Learner:
             self._stamp = self.path.stat().st_mtime_ns
 
     def _read(self) -> tuple[int, tuple[Speed, dict[str, Correction]] | None]:
-        """Return when the file was written, and its speed and corrections; none where it cannot be read."""
+        """Return when the file was written, and its speed and corrections.
+
+        Return none where it cannot be read.
+        """
         if self.path is None or not self.path.is_file():
             return 0, None
         with suppress(UserError), understood(f"'{self.path}' is not a file of costs"):

@@ -1,0 +1,1 @@
+"""Data for training and evaluation: rows, prompts, samples, overlap with evaluation suites."""

@@ -51,7 +51,7 @@ class File:
 
 
 def files(paths: Sequence[Path]) -> list[File]:
-    """The files of a corpus, those of a folder in the order of their names.
+    """Return the files of a corpus, those of a folder in the order of their names.
 
     Raises:
         UserError: a path does not exist, or a folder has nothing to read.
@@ -132,7 +132,10 @@ class Documents:
 
 
 def decoded(path: Path) -> str | None:
-    """A file's text; None where it is not UTF-8, or has a zero byte, which makes it binary to git too."""
+    """Return a file's text.
+
+    Return None where it is not UTF-8, or has a zero byte, which makes it binary to git too.
+    """
     whole = path.read_bytes()
     try:
         return None if b"\0" in whole[:8192] else whole.decode()
@@ -141,7 +144,7 @@ def decoded(path: Path) -> str | None:
 
 
 def texts(row: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """The documents of a row: a text, or a chat as the template renders it; without one, each of its messages.
+    """Return the documents of a row: a text, or a chat as the template renders it; without one, each of its messages.
 
     Raises:
         UserError: the row is of no known form, or the template refuses its chat.

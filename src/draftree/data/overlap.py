@@ -12,7 +12,7 @@ WORDS = 13
 
 
 def normalised(text: str) -> str:
-    """The words of a text in lower case, without what stands between them."""
+    """Return the words of a text in lower case, without what stands between them."""
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
@@ -31,7 +31,9 @@ def questions(paths: Iterable[Path], skipped: Skipped | None = None) -> Iterator
 
 
 def asked(row: Row, where: str) -> list[str]:
-    """The texts of a row that are no answers: its turns, its question, what users say in its chat, its prompt or its text.
+    """Return the texts of a row that are no answers.
+
+    They are its turns, its question, what users say in its chat, its prompt or its text.
 
     Raises:
         UserError: the row is of no known form.
@@ -56,7 +58,7 @@ class Excluded:
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> "Excluded":
-        """The prompts in files of data, or of an evaluation.
+        """Return the prompts in files of data, or of an evaluation.
 
         Raises:
             UserError: a file cannot be read.
@@ -64,7 +66,10 @@ class Excluded:
         return cls(questions(paths))
 
     def holds(self, text: str) -> bool:
-        """True for one of the prompts, but for case and punctuation, and for a text that shares 13 words in a row with one."""
+        """Return whether a text is one of the prompts, or shares 13 words in a row with one.
+
+        Case and punctuation are ignored.
+        """
         return bool(self.runs) and any(run in self.runs for run in _runs(text))
 
     def left_out(self, paths: Iterable[Path], skipped: Skipped | None = None) -> int:
@@ -76,7 +81,7 @@ class Excluded:
         return count
 
     def keeps(self, row: Row, where: str) -> bool:
-        """True for a row of data that asks none of the prompts."""
+        """Return True for a row of data that asks none of the prompts."""
         return not self.runs or not any(map(self.holds, asked(row, where)))
 
 

@@ -23,7 +23,9 @@ Prompts = list[str] | list[list[int]] | list[Messages]
 
 
 def prompts_of(prompt: Any) -> list[Any] | None:
-    """The prompts in a list of them, or in an array of two dimensions; None where it is one by itself, or none at all.
+    """Return the prompts in a list of them, or in an array of two dimensions.
+
+    Return None where it is one by itself, or none at all.
 
     Raises:
         UserError: a tokenizer has padded them.
@@ -47,7 +49,7 @@ def _hides(mask: Any) -> bool:
 
 
 def _rows(value: Any) -> bool:
-    """True for what may be a prompt in a list of several; it is looked at closely later."""
+    """Return True for what may be a prompt in a list of several; it is looked at closely later."""
     value = _unwrapped(value)
     return isinstance(value, str | np.ndarray | torch.Tensor) or several(value, lambda _: True)
 
@@ -60,7 +62,7 @@ def _unwrapped(prompt: Any) -> Any:
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
-    """The ids of a prompt: a chat through the template, text as it is.
+    """Return the ids of a prompt: a chat through the template, text as it is.
 
     Raises:
         UserError: it is none of the three.
@@ -79,12 +81,12 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
 
 
 def is_chat(messages: Any) -> TypeGuard[Messages]:
-    """True for the messages of a chat, for whatever template: contents are texts, parts, or nothing beside a call."""
+    """Return True for the messages of a chat, for whatever template: contents are texts, parts, or nothing beside a call."""
     return several(messages, _said)
 
 
 def _said(message: Any) -> bool:
-    """True for a message of a chat, for whatever template."""
+    """Return True for a message of a chat, for whatever template."""
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         return False
     content = message["content"]
@@ -144,7 +146,7 @@ Content = str | Messages
 
 
 def question(text: str) -> Messages:
-    """A chat of one question."""
+    """Return a chat of one question."""
     return [{"role": "user", "content": text}]
 
 
@@ -177,7 +179,7 @@ def rendered(tokenizer: PreTrainedTokenizerBase, chats: Any, values: Mapping[str
 
 
 def encode(tokenizer: PreTrainedTokenizerBase, content: Content, values: Mapping[str, Any] = {}) -> list[int]:
-    """The ids of a prompt; without a chat template, a chat is the text of its messages, line by line, with a warning.
+    """Return the ids of a prompt; without a chat template, a chat is the text of its messages, line by line, with a warning.
 
     Args:
         tokenizer: the target's.

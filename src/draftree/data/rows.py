@@ -71,6 +71,7 @@ class Skipped:
             self.first.append(str(error))
 
     def __str__(self) -> str:
+        """Return a line that says how many rows are left out, and the first reasons."""
         more = f"; and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
         return f"{self.count:,} rows cannot be read and are left out: {'; '.join(self.first)}{more}"
 
@@ -100,7 +101,7 @@ def named(where: str) -> Iterator[None]:
 
 
 def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]]:
-    """The rows of a file or of all files of a folder, each with where it stands.
+    """Yield the rows of a file or of all files of a folder, each with where it stands.
 
     In a folder, only `.jsonl` and `.parquet` files hold rows, the others are texts; hidden, empty and binary ones are left out.
 
@@ -124,7 +125,7 @@ def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]
 
 
 def seen(folder: Path) -> list[Path]:
-    """The files of a folder at any depth, in the order of their names, without hidden ones."""
+    """Return the files of a folder at any depth, in the order of their names, without hidden ones."""
     files = (p for p in folder.rglob("*") if p.is_file())
     return sorted(p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts))
 
@@ -221,7 +222,7 @@ def _first(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
 
 
 def messages(row: Row, where: str) -> Messages | None:
-    """A row's chat, or None where it is plain text.
+    """Return a row's chat, or None where it is plain text.
 
     Answers in front of the first question are left out: no prompt asks for them (many of ShareGPT's chats were cut there).
 
@@ -311,5 +312,5 @@ CUT = "cut"
 
 
 def completes(row: Row) -> bool:
-    """True for a row of text of which the completion is learnt."""
+    """Return True for a row of text of which the completion is learnt."""
     return isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)

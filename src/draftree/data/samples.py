@@ -29,7 +29,7 @@ class Sample:
 
 
 def digest(samples: Sequence[Sample]) -> str:
-    """A hash of what is learnt, so that a run does not go on with other data."""
+    """Return a hash of what is learnt, so that a run does not go on with other data."""
     hashed = hashlib.sha256()
     for sample in samples:
         hashed.update(sample.tokens.tobytes() + sample.learn.tobytes())
@@ -37,7 +37,7 @@ def digest(samples: Sequence[Sample]) -> str:
 
 
 def chat_samples(tokenizer: PreTrainedTokenizerBase, chat: Messages, cut: Collection[int] = ()) -> list[Sample]:
-    """A chat as the template renders it, whose responses are learnt, each with what ends it.
+    """Return a chat as the template renders it, whose responses are learnt, each with what ends it.
 
     Which tokens these are, the template's own mask says where it has one (`{% generation %}`). Otherwise a response is
     what stands between the prompt for it and its end; where a template renders earlier responses otherwise than the last
@@ -72,7 +72,7 @@ def chat_samples(tokenizer: PreTrainedTokenizerBase, chat: Messages, cut: Collec
 
 
 def _marked(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
-    """A chat with the template's own mask."""
+    """Return a chat with the template's own mask."""
     offsets = {"return_offsets_mapping": True}
     encoded: Any = tokenizer.apply_chat_template(
         chat, return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs=offsets
@@ -83,7 +83,7 @@ def _marked(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
 
 
 def _between(tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[tuple[int, int]]) -> Sample:
-    """A text of which the tokens that begin inside some spans of characters are learnt."""
+    """Return a text of which the tokens that begin inside some spans of characters are learnt."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     starts = np.array([a for a, _ in encoded["offset_mapping"]])
     learn = np.zeros(len(starts), np.bool_)

@@ -1,0 +1,1 @@
+"""Checks of a target and a drafter: exactness, fit, faults of exports."""

@@ -43,7 +43,7 @@ def _special(target: Target) -> list[int]:
 
 
 def _with(drafter: ParallelDrafter, **changed: Any) -> Callable[[], AbstractContextManager[None]]:
-    """A context in which a drafter's layout is another one."""
+    """Yield a context in which a drafter's layout is another one."""
 
     @contextmanager
     def made() -> Iterator[None]:

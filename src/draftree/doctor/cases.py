@@ -35,6 +35,7 @@ class Case:
 
     @property
     def name(self) -> str:
+        """Return the case in words."""
         return f"{self.acceptor}, {self.policy}, T = {self.temperature:g}"
 
     @property

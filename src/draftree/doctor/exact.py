@@ -67,13 +67,13 @@ class ExactReport:
     default: str
 
     def as_json(self) -> dict[str, Any]:
-        """The report by the names of its parts."""
+        """Return the report by the names of its parts."""
         return asdict(self)
 
 
 @torch.inference_mode()
 def examine(target: Target, tell: Tell = silent) -> ExactReport:
-    """Finds out what keeps a token's bits in a target.
+    """Find out what keeps a token's bits in a target.
 
     Args:
         target: loaded with its own attention.
@@ -106,7 +106,7 @@ def layer(name: str, kind: Kind, device: torch.device) -> Layer:
 
 
 def described(widths: Widths | None) -> tuple[str, str]:
-    """The widths at which rows keep their bits, and what is done about others, in words."""
+    """Return the widths at which rows keep their bits, and what is done about others, in words."""
     if widths is None:
         return "at none that was tried", "nothing helps"
     if widths == Widths():

@@ -108,7 +108,7 @@ FEWEST_BLOCKS = 12
 
 
 def _z(gains: Floats, places: Places) -> float:
-    """A mean gain in standard errors; the places of one block are not independent, so blocks are what is counted."""
+    """Return a mean gain in standard errors; the places of one block are not independent, so blocks are what is counted."""
     sums = np.bincount(places.block, gains)
     spread = float(sums.std(ddof=1)) * np.sqrt(len(sums)) if len(sums) >= FEWEST_BLOCKS else 0.0
     return float(sums.sum()) / spread if spread > 0 else 0.0
@@ -165,15 +165,19 @@ class Lifted:
     by: int
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
+        """Return an empty cache, see `Target.new_cache`."""
         return self.target.new_cache(rows, slots)
 
     def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+        """Read prompts, see `Target.prefill`."""
         return self._lifted(self.target.prefill(cache, prompts, needs))
 
     def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+        """Verify a tree, see `Target.verify`."""
         return self._lifted(self.target.verify(cache, tree, needs, probes))
 
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        """Keep what was accepted, see `Target.commit`."""
         self.target.commit(cache, tree, verdict)
 
     def _lifted(self, verified: Verified) -> Verified:
@@ -181,7 +185,7 @@ class Lifted:
 
 
 def rotaries(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
-    """The modules that hold rotary frequencies: of a network, and what its modules and other objects hold beside it."""
+    """Return the modules that hold rotary frequencies: of a network, and what its modules and other objects hold beside it."""
     found: dict[nn.Module, str] = {}
     for name, module in model.named_modules():
         for inner, part in [(name, module), *_beside(module, name)]:
@@ -209,13 +213,16 @@ def frequencies(module: nn.Module) -> Tensor:
 
 
 def theta(frequencies: Tensor) -> float:
-    """The rotary base of frequencies [k] that are not scaled: fᵢ = θ^(−i/k)."""
+    """Return the rotary base of frequencies [k] that are not scaled: fᵢ = θ^(−i/k)."""
     k = len(frequencies)
     return float(frequencies[1].cpu().double() ** -k) if k > 1 else 1.0
 
 
 def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[Alternative]:
-    """The target's frequencies, and those of the base that configs have where they name none; of all modules, and of each."""
+    """Yield the target's frequencies, and those of the base that configs have where they name none.
+
+    Of all modules, and of each.
+    """
     theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
     own = rotaries(drafter.model, drafter)
     wanted = [] if theirs is None else [("the target's rotary base", theta(theirs), theirs)]
@@ -233,7 +240,7 @@ def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[
 
 
 def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractContextManager[None]]:
-    """A context in which a buffer of some modules has other values."""
+    """Yield a context in which a buffer of some modules has other values."""
 
     @contextmanager
     def changed() -> Iterator[None]:
@@ -284,13 +291,13 @@ class Map:
         return found
 
     def putting(self, ids: Tensor) -> Callable[[], AbstractContextManager[None]]:
-        """A context in which the draft ids stand for other ones."""
+        """Return a context in which the draft ids stand for other ones."""
         inside = ids.clamp(0, len(self.t2d) - 1)
         return _putting("d2t", {self.module: inside - torch.arange(len(ids), device=ids.device)})
 
 
 def vocabulary_map(model: nn.Module, vocab: int) -> Map | None:
-    """The vocabulary map of a model, if it has one that rows of its own can differ from.
+    """Return the vocabulary map of a model, if it has one that rows of its own can differ from.
 
     Where the head is the target's own, the map says which of its rows are computed, too.
 
@@ -308,7 +315,7 @@ def vocabulary_map(model: nn.Module, vocab: int) -> Map | None:
 
 
 def draft_vocabulary(model: nn.Module, vocab: int) -> int:
-    """The number of tokens that a model can draft of a target's V."""
+    """Return the number of tokens that a model can draft of a target's V."""
     maps = (module._buffers.get("d2t") for module in model.modules())
     return next((len(d2t) for d2t in maps if isinstance(d2t, Tensor)), vocab)
 

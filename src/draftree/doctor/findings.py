@@ -23,6 +23,6 @@ class Finding:
 
 
 def finite(report: Any) -> dict[str, Any]:
-    """A dataclass as JSON has it; a figure that is no finite number is null."""
+    """Return a dataclass as JSON has it; a figure that is no finite number is null."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(report)), parse_constant=lambda _: None)
     return found

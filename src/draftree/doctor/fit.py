@@ -205,7 +205,7 @@ def _driven(
 
 
 def _vocabulary(target: Target, drafter: Drafter[Any], chart: Map | None) -> Finding:
-    """The draft vocabulary; a drafter whose vocabulary or shapes do not fit is refused when it is opened."""
+    """Return the draft vocabulary; a drafter whose vocabulary or shapes do not fit is refused when it is opened."""
     vocab = target.decoder.vocab
     size = draft_vocabulary(drafter.model, vocab) if isinstance(drafter, Trainable) else vocab
     if chart is not None and chart.complaints:
@@ -252,7 +252,7 @@ def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
 
 
 def _tokenizer(target: Target, drafter: Drafter[Any]) -> Iterator[Suspect]:
-    """A fault where a language model's ids mean other tokens than the target's."""
+    """Yield a fault where a language model's ids mean other tokens than the target's."""
     if drafter.language_model is None:
         return
     try:
@@ -278,14 +278,21 @@ def _at_depth(places: Places, depth: int) -> Depth:
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Expected calibration error: how far mean confidence and hit rate are apart, in bins of confidence, by their size."""
+    """Return the expected calibration error.
+
+    It is the distance of mean confidence and hit rate in bins of confidence, weighted by their
+    size.
+    """
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     gaps = (abs(float((confidence - right)[bins == b].sum())) for b in np.unique(bins))
     return sum(gaps) / max(len(confidence), 1)
 
 
 def _graded(name: str, value: float, marks: tuple[float, float], text: str) -> Finding:
-    """A finding by two marks: ok from the first on, bad beyond the second; the first is the larger where more is better."""
+    """Return a finding by two marks: ok from the first on, bad beyond the second.
+
+    The first is the larger where more is better.
+    """
     better = np.sign(marks[0] - marks[1])
     verdict: Said = "ok" if better * value >= better * marks[0] else "warn" if better * value >= better * marks[1] else "bad"
     return Finding(name, value, verdict, text)
@@ -351,13 +358,16 @@ def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) ->
 
 
 def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
-    """True for a drafter with weights that hardly ever says what the target says; one that looks up text may find nothing."""
+    """Return True for a drafter with weights that hardly ever says what the target says.
+
+    One that looks up text may find nothing.
+    """
     weights = isinstance(drafter, Trainable) or drafter.language_model is not None
     return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED
 
 
 def _attention(target: Target, needs: Needs, texts: Sequence[Text]) -> tuple[tuple[Attending, ...], Finding]:
-    """The attention of the target's layers, with a warning where the drafter reads one that hardly attends.
+    """Return the attention of the target's layers, with a warning where the drafter reads one that hardly attends.
 
     Keys and values are those of a layer, a hidden state is the output of one. The last, which the target's own head reads, is
     more than the work of its layer.
@@ -381,7 +391,7 @@ def _attention(target: Target, needs: Needs, texts: Sequence[Text]) -> tuple[tup
 
 
 def _noise(target: Target, texts: Sequence[Text]) -> Finding:
-    """The change of the two best logits' margin between passes over one token and one pass over all of a text."""
+    """Return the change of the two best logits' margin between passes over one token and one pass over all of a text."""
     changes, margins = narrow_and_wide(target, texts)
     noise, smallest = float(changes.max()), float(margins.min())
     if not noise and margins.any():  # bits are kept: two equal logits are equal in every pass, and the first is chosen

@@ -47,6 +47,6 @@ def both(target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phas
 
 
 def apart(target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int) -> float:
-    """The largest difference of a draft probability between training and decoding."""
+    """Return the largest difference of a draft probability between training and decoding."""
     trained, steps = both(target, drafter, tokens, block, phase)
     return float((trained.exp() - steps.exp()).abs().max())

@@ -81,7 +81,7 @@ class Extent(Knobs):
 
 
 def prompts(target: Target, data: Path | None = None, count: int = TEXTS, tokens: int = TOKENS) -> list[list[int]]:
-    """The prompts to continue: what stands before the responses of a file, or shipped prompts.
+    """Return the prompts to continue: what stands before the responses of a file, or shipped prompts.
 
     Args:
         target: whose tokenizer it is about.
@@ -108,7 +108,7 @@ def examine(
     costs: Costs | CostTable = UNIT,
     tell: Tell = silent,
 ) -> Report:
-    """Compares what is written with what the target writes by itself.
+    """Compare what is written with what the target writes by itself.
 
     Args:
         target: the model whose output is promised.
@@ -153,7 +153,7 @@ class _Work:
         return [(c, e) for c, e in self.pairs if not c.keeps_text]
 
     def followed(self, temperature: float) -> list[tuple[Case, Engine]]:
-        """The cases that are compared at a temperature."""
+        """Return the cases that are compared at a temperature."""
         return [(c, e) for c, e in self.pairs if c.keeps_text and c.temperature == temperature]
 
     @property
@@ -163,7 +163,7 @@ class _Work:
         return [Sampling(t, seed=self.extent.seed + i) for t in temperatures for i in range(self.extent.seeds if t else 1)]
 
     def size(self, texts: int) -> int:
-        """The number of runs and batches to come."""
+        """Return the number of runs and batches to come."""
         runs = sum(1 + len(self.followed(s.temperature)) for s in self.runs)
         batches = sum(len(self.numbers(i, min(self.extent.roots, texts))) for i in range(min(self.extent.roots, texts)))
         return texts * runs + batches * (len(self.drawn) + len({c.temperature for c, _ in self.drawn}))
@@ -190,7 +190,7 @@ class _Work:
         self.roots += [] if best is None else [best]
 
     def note(self, name: str, request: Request, sampling: Sampling, base: Heard, ours: Heard) -> None:
-        """Writes down how a text stands beside plain decoding's."""
+        """Write down how a text stands beside plain decoding's."""
         before = self.compared.get(name, Compared(name, 0, 0, (), 0.0))
         at, parted = common(base.tokens, ours.tokens), before.parted
         if base.tokens != ours.tokens:
@@ -217,13 +217,13 @@ class _Work:
                     self.tests += [self.tested(case, plain, ours, look) for look in (1, LOOK)]
 
     def numbers(self, root: int, roots: int) -> list[range]:
-        """The numbers of the trials behind one of the roots, batch by batch."""
+        """Return the numbers of the trials behind one of the roots, batch by batch."""
         first, end = (self.extent.trials * i // roots for i in (root, root + 1))
         rows = math.ceil((end - first) / math.ceil((end - first) / ROWS))  # batches of one size go on in one another's caches
         return [range(n, min(n + rows, end)) for n in range(first, end, rows)]
 
     def batches(self, root: int, what: str) -> Iterator[range]:
-        """The same, telling how far it is."""
+        """Yield the same, telling how far it is."""
         for numbers in self.numbers(root, len(self.roots)):
             self.advance(f"{what}: {numbers[0]:,} of {self.extent.trials:,} trials")
             yield numbers

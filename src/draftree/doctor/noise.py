@@ -11,6 +11,7 @@ from typing import Self
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.engine import Engine, run, usual
 from draftree.evaluation.recording import Recording, Text
@@ -54,12 +55,12 @@ class Noise:
     scale: float = 0.0
 
     def joined(self, other: Self) -> Self:
-        """The larger of each."""
+        """Return the larger of each."""
         mine, theirs = asdict(self), asdict(other)
         return type(self)(**{name: max(mine[name], theirs[name]) for name in mine})
 
     def allowed(self, dtype: torch.dtype) -> float:
-        """The largest difference of logits that noise explains; differences below the dtype's precision always are."""
+        """Return the largest difference of logits that noise explains; differences below the dtype's precision always are."""
         return FACTOR * max(self.logits, torch.finfo(dtype).eps * self.scale)
 
 
@@ -88,6 +89,7 @@ class Heard:
         self.scores: list[Scores] = []
 
     def __call__(self, events: list[Emitted]) -> None:
+        """Add the tokens and scores of a step."""
         for event in events:
             self.tokens += event.tokens
             self.scores += event.scores
@@ -108,18 +110,21 @@ class Rooted(Chance):
     def __init__(self, rows: Rows, root: int) -> None:
         self._rows, self._root = rows, root
 
+    @override
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         return self._rows.noise.categorical(p, row, depth) if self._rows.written[row] else self._root
 
+    @override
     def choose(self, scores: Tensor, row: int, depth: int) -> int:
         return self._rows.noise.choose(scores, row, depth) if self._rows.written[row] else self._root
 
+    @override
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
         return self._rows.noise.bernoulli(p, row, depth, index)
 
 
 def plainly(target: Target, root: Root, sampling: Sampling, batches: Iterable[range]) -> list[tuple[int, ...]]:
-    """The `LOOK` tokens that plain decoding writes behind a root, for requests of these numbers."""
+    """Return the `LOOK` tokens that plain decoding writes behind a root, for requests of these numbers."""
     found: list[tuple[int, ...]] = []
     cache: SlotCache | None = None
     for numbers in batches:
@@ -134,7 +139,7 @@ def plainly(target: Target, root: Root, sampling: Sampling, batches: Iterable[ra
 
 
 def speculated(engine: Engine, root: Root, sampling: Sampling, batches: Iterable[range]) -> list[tuple[int, ...]]:
-    """The `LOOK` tokens that the loop writes behind a root, for requests of these numbers."""
+    """Return the `LOOK` tokens that the loop writes behind a root, for requests of these numbers."""
     found: list[tuple[int, ...]] = []
     enough = len(root.before) + 1 + LOOK
     engine.forget()
@@ -148,7 +153,7 @@ def speculated(engine: Engine, root: Root, sampling: Sampling, batches: Iterable
 
 
 def shifts(a: Tensor, b: Tensor) -> float:
-    """The largest difference of logits [n, V] relative to each place's likeliest token, over its `LIKELIEST` tokens."""
+    """Return the largest difference of logits [n, V] relative to each place's likeliest token, over its `LIKELIEST` tokens."""
     best = a.topk(min(LIKELIEST, a.shape[-1]), dim=-1).indices
     moved = b.gather(-1, best).cpu().double() - a.gather(-1, best).cpu().double()
     apart = (moved - moved[:, :1]).abs()
@@ -156,7 +161,7 @@ def shifts(a: Tensor, b: Tensor) -> float:
 
 
 def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) -> float:
-    """The logit margin of plain decoding's own token over the other's at the first place that differs.
+    """Return the logit margin of plain decoding's own token over the other's at the first place that differs.
 
     Args:
         base: plain decoding's text.
@@ -176,7 +181,7 @@ def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) 
 
 @torch.inference_mode()
 def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
-    """The difference of plain decoding's logits from those of one pass of the stock model over the whole text.
+    """Return the difference of plain decoding's logits from those of one pass of the stock model over the whole text.
 
     Where the rope changes with the length of the text, no pass over all of it is what plain decoding does; there, only the
     part before the change is looked at.
@@ -196,7 +201,7 @@ def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
 
 
 def opened(text: int, prompt: list[int], base: Heard) -> Root | None:
-    """The token of a text behind which the next one is most nearly as open as it should be."""
+    """Return the token of a text behind which the next one is most nearly as open as it should be."""
     if len(base.tokens) < 2:
         return None
     p = torch.softmax(base.raw(len(base.tokens))[1:].cpu().double(), dim=-1)
@@ -206,7 +211,7 @@ def opened(text: int, prompt: list[int], base: Heard) -> Root | None:
 
 
 def distances(a: Floats, b: Floats) -> tuple[float, float]:
-    """The total variation between two samples' frequencies, and what it is expected to be if their distribution is one.
+    """Return the total variation between two samples' frequencies, and what it is expected to be if their distribution is one.
 
     Args:
         a: [V] counts.

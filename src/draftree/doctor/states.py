@@ -11,7 +11,10 @@ from draftree.tree import Tree
 
 
 def state_findings(target: Target) -> Iterator[Finding]:
-    """The bytes of a sequence's states and of a node's stash, of a pass over one; none where there are no states."""
+    """Yield the bytes of a sequence's states and of a node's stash, of a pass over one.
+
+    Return none where there are no states.
+    """
     cache = target.new_cache(1, 8)
     if cache.states is None:
         return

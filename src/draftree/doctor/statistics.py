@@ -58,7 +58,7 @@ def pooled(expected: Floats) -> Ints:
 
 
 def critical(dof: int, level: float) -> float:
-    """The statistic that χ² exceeds with a probability.
+    """Return the statistic that χ² exceeds with a probability.
 
     Raises:
         UserError: scipy is not installed.
@@ -67,7 +67,7 @@ def critical(dof: int, level: float) -> float:
 
 
 def power(noncentrality: float, dof: int, level: float) -> float:
-    """The probability that a test rejects at a level, of frequencies wrong by Σ (n p′ − n p)² / (n p) = `noncentrality`.
+    """Return the probability that a test rejects at a level, of frequencies wrong by Σ (n p′ − n p)² / (n p) = `noncentrality`.
 
     The statistic is then non-central χ².
     """
@@ -75,7 +75,7 @@ def power(noncentrality: float, dof: int, level: float) -> float:
 
 
 def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> float:
-    """The total variation distance that a test of n draws finds at least so surely, whatever shape the error has.
+    """Return the total variation distance that a test of n draws finds at least so surely, whatever shape the error has.
 
     By Cauchy and Schwarz an error of total variation t, measured between bins, has a non-centrality of at least 4 n t².
     """
@@ -86,7 +86,7 @@ def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> flo
 
 
 def _scipy() -> Any:
-    """The package, with the parts used here.
+    """Return the package, with the parts used here.
 
     Raises:
         UserError: it is not installed.

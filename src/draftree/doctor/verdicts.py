@@ -153,12 +153,13 @@ def plain(dtype: torch.dtype, found: Noise) -> Finding:
 
 
 def noisy(found: Noise, allowed: float) -> Finding:
+    """Return the finding on how far logits depend on the width of a pass."""
     text = f"passes of different width move logits by up to {found.logits:.1g}; differences up to {allowed:.1g} count as that"
     return Finding("noise", found.logits, "ok", text)
 
 
 def texts(found: Compared, allowed: float) -> Finding:
-    """A verdict on texts."""
+    """Return a verdict on texts."""
     same = f"{found.texts - len(found.parted)}/{found.texts}"
     wrong = [p for p in found.parted if not p.margin <= allowed]
     if wrong:
@@ -176,7 +177,7 @@ def texts(found: Compared, allowed: float) -> Finding:
 
 
 def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: Noise) -> Finding:
-    """A verdict on a rule that is tested by frequencies."""
+    """Return a verdict on a rule that is tested by frequencies."""
     if case.rule.lossy:
         return _lossy(case, tests)
     worst = min(tests, key=lambda t: t.p_value)
@@ -197,7 +198,7 @@ def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: N
 
 
 def _lossy(case: Case, tests: Sequence[Frequencies]) -> Finding:
-    """The verdict on a rule that promises nothing."""
+    """Return the verdict on a rule that promises nothing."""
     far = max(tests, key=lambda t: t.distance - t.chance)
     verb = "is" if far.look == 1 else "are"
     told = f"lossy by design: the next {_tokens(far.look)} {verb} {far.distance:.2f} (total variation) from plain sampling's"

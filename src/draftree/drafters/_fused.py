@@ -164,7 +164,10 @@ class FusedDrafter(Drafter[Fusing]):
         return Fusing(tuple(inner), put(state.trust, rows, fresh))
 
     def find(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates | None, Fusing]:
-        """What the parts that search find, valued as without a guide; `expand` does not search for the same nodes again."""
+        """Return what the parts that search find, valued as without a guide.
+
+        `expand` does not search for the same nodes again.
+        """
         if self.searches or drawing.kind.sampled:  # draws of one part leave no room for others
             return None, state
         inner, proposed = list(state.parts), dict[int, Candidates]()
@@ -179,7 +182,7 @@ class FusedDrafter(Drafter[Fusing]):
     def below(
         self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
     ) -> tuple[Below | None, Fusing]:
-        """What the one part that searches finds, where there is one, valued as `find` does it."""
+        """Return what the one part that searches finds, where there is one, valued as `find` does it."""
         searching = [i for i, part in enumerate(self.parts) if part.searches]
         if self.searches or drawing.kind.sampled or len(searching) != 1:
             return None, state
@@ -201,7 +204,7 @@ class FusedDrafter(Drafter[Fusing]):
         return max(self.parts[i].passes(state.parts[i], tree, frontier) for i in asked)
 
     def expand(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Fusing]:
-        """The merged candidates; samples stay one part's own, the first's that can draw them."""
+        """Return the merged candidates; samples stay one part's own, the first's that can draw them."""
         inner, proposed = list(state.parts), dict[int, Candidates]()
         places, found = state.searched
         at = [places.get(number, -1) for number in tree.number[frontier].tolist()]
@@ -265,7 +268,7 @@ class FusedDrafter(Drafter[Fusing]):
 
 
 def own(part: Drafter[Any], taps: Taps) -> Taps:
-    """The taps that a part asked for; one that asked for nothing looks at none of them."""
+    """Return the taps that a part asked for; one that asked for nothing looks at none of them."""
     wanted = part.needs.hidden
     if not wanted or len(wanted) == len(taps.hidden):
         return taps
@@ -273,7 +276,7 @@ def own(part: Drafter[Any], taps: Taps) -> Taps:
 
 
 def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints, trust: Sequence[Trust]) -> Find:
-    """A part's candidates with their estimated acceptance.
+    """Return a part's candidates with their estimated acceptance.
 
     Args:
         part: which one.
@@ -290,7 +293,7 @@ def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints,
 
 
 def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidates:
-    """The K best candidates of each node by falling q, equal ones in the order of parts and ranks.
+    """Return the K best candidates of each node by falling q, equal ones in the order of parts and ranks.
 
     A token proposed by several parts becomes one candidate. Where it was found, it gets the largest of the finds' values:
     parts that search the same text bring the same evidence, and are no independent causes, as a noisy-or would have them.
@@ -319,7 +322,7 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
 
 
 def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Trust:
-    """The trust in a part after a step of its row.
+    """Return the trust in a part after a step of its row.
 
     Args:
         trust: what was known.
@@ -341,7 +344,7 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
 
 
 def _together(rows: Sequence[Trust]) -> Trust:
-    """The trust of several rows in one part: their weights' mean by what is known of each."""
+    """Return the trust of several rows in one part: their weights' mean by what is known of each."""
     if len(rows) == 1:
         return rows[0]
     beside, alone = (_mean([getattr(row, name) for row in rows]) for name in ("beside", "alone"))

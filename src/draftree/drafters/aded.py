@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob, read
 from draftree.drafters.base import Drafter, every, picked, put
@@ -62,6 +63,7 @@ class ADED(Stored):
     prompt: bool = True
     session: bool = True
 
+    @override
     def open(self, target: Target) -> "ADEDDrafter":
         if (folder := self.store(target)) is None:
             return ADEDDrafter(self, Grams.none(self.n or 3, target.decoder.vocab))
@@ -74,7 +76,7 @@ class ADED(Stored):
         return drafter
 
     def searching(self, folder: Path) -> "ADEDDrafter":
-        """The drafter with what is in a folder, for whose tokenizer it is looked after elsewhere.
+        """Return the drafter with what is in a folder, for whose tokenizer it is looked after elsewhere.
 
         Raises:
             UserError: it holds n-grams of another n, or none.
@@ -84,12 +86,14 @@ class ADED(Stored):
             raise UserError(f"aded: n is {self.n}, allowed is {grams.n}: '{folder}' holds {grams.n}-grams")
         return ADEDDrafter(self, grams)
 
+    @override
     def example(self, target: Target) -> "ADEDDrafter":
         vocab = target.decoder.vocab
         steps = [np.arange(200) * step % vocab for step in (1, 3, 11)]
         return ADEDDrafter(self, grams_of(steps, GramSettings(self.n or 3, vocab)))
 
     @classmethod
+    @override
     def build(
         cls, documents: Documents, vocab: int, folder: Path, settings: Mapping[str, str], tell: Callable[[str], None]
     ) -> dict[str, Any]:
@@ -134,9 +138,11 @@ class ADEDDrafter(Drafter[ADEDState]):
         self._by = Weighting(grams.n, width_of(grams.vocab), knobs.top, float(knobs.increment), float(knobs.cap))
 
     @property
+    @override
     def described(self) -> str:
         return f"{replace(self.knobs, datastore='')}, {len(self.grams)} {self.grams.n}-grams"
 
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: ADEDState | None = None, rows: Ints | None = None
     ) -> ADEDState:
@@ -148,7 +154,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         return ADEDState(state.memory, tuple(found))
 
     def _read(self, text: Ints, shared: int) -> Adapted:
-        """A prompt and its root; what was read of it before is in the memory."""
+        """Return a prompt and its root; what was read of it before is in the memory."""
         row = Adapted.empty().plus(text, self.grams.n)
         if self.knobs.adapt and self.knobs.prompt:
             row = row.incremented(max(0, shared - self.grams.n + 1), self.grams.n)
@@ -160,6 +166,7 @@ class ADEDDrafter(Drafter[ADEDState]):
             return row
         return row.incremented(len(row.tokens) - self.knobs.window, self.grams.n)
 
+    @override
     def expand(self, state: ADEDState, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, ADEDState]:
         tokens, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
         rows = tree.row[frontier]
@@ -170,6 +177,7 @@ class ADEDDrafter(Drafter[ADEDState]):
             )
         return Candidates(tokens, log_q), state
 
+    @override
     def commit(self, state: ADEDState, tree: Tree, verdict: Verdict, taps: Taps) -> ADEDState:
         rows = list(state.rows)
         for root in range(tree.roots):  # the root is in the text already; the bonus is the next one
@@ -178,6 +186,7 @@ class ADEDDrafter(Drafter[ADEDState]):
             rows[row] = self._stepped(rows[row].plus(new, self.grams.n))
         return replace(state, rows=tuple(rows))
 
+    @override
     def truncate(self, state: ADEDState, lengths: Ints, rows: Ints | None = None) -> ADEDState:
         cut = every(rows, len(lengths))
         left = put(state.rows, cut, (Adapted.empty(),) * len(lengths))
@@ -186,13 +195,15 @@ class ADEDDrafter(Drafter[ADEDState]):
         shared = put(state.shared or (0,) * len(lengths), cut, lengths.tolist())
         return ADEDState(self._remembered(state, cut), left, shared)
 
+    @override
     def select(self, state: ADEDState, rows: Ints, cache: SlotCache) -> ADEDState:
         shared = picked(state.shared, rows, 0) if state.shared else ()
         return ADEDState(state.memory, picked(state.rows, rows, Adapted.empty()), shared)
 
+    @override
     def carry(self, state: ADEDState) -> ADEDState | None:
         return ADEDState(self._remembered(state, np.arange(len(state.rows))), ()) if self.knobs.session else None
 
     def _remembered(self, state: ADEDState, rows: Ints) -> Increments:
-        """The increments of earlier texts with those of some rows."""
+        """Return the increments of earlier texts with those of some rows."""
         return state.memory.plus([state.rows[row] for row in rows], self.grams.n, self._by.width, self._most)

@@ -16,6 +16,7 @@ from typing import Any, ClassVar, Generic, Literal, Protocol, TypeVar, final, ge
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import Knobs, Part, knob, real, several
@@ -35,7 +36,7 @@ T = TypeVar("T")
 
 
 def set_knobs(knobs: Any) -> str:
-    """Return a method's name with those knobs that differ from their defaults, as `PLD(ngram=2)`."""
+    """Return a method's name with the options that differ from the defaults: `PLD(ngram=2)`."""
     own = [f for f in fields(knobs) if f.repr and f.name != "checkpoint"]
     changed = [f"{f.name}={shown(getattr(knobs, f.name))}" for f in own if getattr(knobs, f.name) != f.default]
     return f"{type(knobs).__name__}({', '.join(changed)})" if changed else type(knobs).__name__
@@ -67,15 +68,16 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def replayable(self) -> bool:
-        """True where all it reads of the target is known along a text, without a pass over what was not accepted."""
+        """True if all it reads of the target is known along a text, without rejected tokens."""
         return not (self.sends_probes or self.needs.top)
 
     @property
     def described(self) -> str:
-        """A line that tells apart drafters that cost or learn differently."""
+        """A line that tells apart drafters of different costs or training."""
         return repr(self.knobs) if self.knobs else type(self).__name__
 
     def __repr__(self) -> str:
+        """Return the drafter's spec, without options that have their defaults."""
         described = self.described
         knobs: Any = self.knobs
         if knobs is not None:  # in short: without the knobs that have their defaults
@@ -85,92 +87,113 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def language_model(self) -> Target | None:
-        """The language model that drafts, where it was made for itself and reads text by a tokenizer of its own."""
+        """The drafter's model, if it is a language model of its own with its own tokenizer."""
         return None
 
     @abstractmethod
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None, rows: Ints | None = None
     ) -> State:
-        """The state once rows begin a text; other rows go on as they are.
+        """Return the state after some sequences begin a text; the others stay unchanged.
 
         Args:
-            prompts: [R] each row's committed token ids; none in a row that is free.
-            roots: [R] each row's root.
-            taps: of the prompt tokens the target was fed: all, or those behind a reused prefix.
-            state: after the last step, where the rows that begin are truncated to that prefix; or what `carry` left of it.
-            rows: [B] those that begin; all by default.
+            prompts: [R] committed token ids of each sequence; none for a free slot.
+            roots: [R] the root of each.
+            taps: of the prompt tokens the target was fed: all, or those after a reused prefix.
+            state: after the last step, where the sequences that begin are truncated to that prefix;
+                or what `carry` returned.
+            rows: [B] the sequences that begin; all by default.
         """
 
     @abstractmethod
     def expand(self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, State]:
-        """Up to K candidates after each node of the frontier [F]; nothing found is −∞, never an invented token."""
+        """Return up to K candidates after each node of the frontier [F], and the new state.
+
+        Missing candidates have log q = −∞; tokens are never made up.
+        """
 
     def find(self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates | None, State]:
-        """Of what `expand` would give, that which takes no pass of a model; None where passes give all, or nothing does.
+        """Return the candidates of `expand` that need no forward pass (retrieval hits), or None.
 
-        Nodes that only finds were put after have not been read by the model: nothing below them is expanded in this step.
+        A node whose children are retrieval hits only has not been read by the model: nothing below
+        it is expanded in this step.
         """
         return None, state
 
     def below(
         self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
     ) -> tuple[Below | None, State]:
-        """What is found below the frontier [F] layer by layer, without a pass, told at once; None where it is asked by layers.
+        """Return the retrieval hits of all layers below the frontier [F] at once.
+
+        Return None if they are requested layer by layer.
 
         Args:
-            deepest: [R] the depth that a node of each row may have; and the others, see `find`.
+            state: see `find`.
+            tree: see `find`.
+            frontier: [F] see `find`.
+            k: see `find`.
+            drawing: see `find`.
+            deepest: [R] the largest depth of a node of each sequence.
         """
         return None, state
 
     def passes(self, state: State, tree: Tree, frontier: Ints) -> int:
-        """How many nodes a pass of a model would be fed to `expand` the frontier [F]: by default all of them.
+        """Return how many nodes a pass would be fed to `expand` the frontier [F]; all by default.
 
-        A drafter that has told several layers in one pass says 0 where nothing is left to be computed: such an expansion is
-        no draft step and costs nothing, so that policies may ask for as many candidates as they like.
+        A drafter that computed several layers in one pass returns 0 if nothing is left to compute.
+        Such an expansion is no draft step and costs nothing, so that policies may request as many
+        candidates as they like.
         """
         return len(frontier)
 
     def layers(self, state: State, roots: Tree, depth: Ints) -> Layers | None:
-        """Passes of the step that `expand` would do, for nodes that the device alone knows; None where that cannot be.
+        """Return the passes of `expand` for nodes that only the device knows.
+
+        Return None if the drafter does not support that.
 
         Args:
             state: before the step.
-            roots: bare ones.
-            depth: [R] how deep each row's tree may be; −1 of rows without a root.
+            roots: bare roots.
+            depth: [R] the largest depth of each sequence's tree; −1 for sequences without a root.
         """
         return None
 
     @abstractmethod
     def commit(self, state: State, tree: Tree, verdict: Verdict, taps: Taps) -> State:
-        """The state after a verdict.
+        """Return the state after a verification.
 
         Args:
+            state: before the step's draft was verified.
             tree: the verified tree.
-            verdict: what of it was accepted.
-            taps: of root and accepted nodes, row by row, after the target's cache was compacted; `taps.top` is of all nodes.
+            verdict: the accept result.
+            taps: of root and accepted nodes, sequence by sequence, after the target's cache was
+                compacted; `taps.top` is of all nodes.
         """
 
     def caught_up(self, state: State) -> State:
-        """The state with all done that `start` and commits have put off, which `expand` does first; by default nothing is.
+        """Run the work that `start` and `commit` postponed, and return the state.
 
-        What a network has to make of committed tokens waits until something is drafted, as one pass over those of several
-        steps takes no longer than one over those of one. So a step that drafts nothing costs none, nor does a prompt.
+        `expand` does it first. By default nothing is postponed. The network's pass over committed
+        tokens waits until something is drafted, because one pass over the tokens of several steps
+        takes no longer than one over those of one. So a step without a draft costs nothing, nor
+        does a prompt.
         """
         return state
 
     @abstractmethod
     def truncate(self, state: State, lengths: Ints, rows: Ints | None = None) -> State:
-        """The state as it was when rows had `lengths[r]` committed tokens, to be gone on from with `start`.
+        """Return the state from when sequences had `lengths[r]` tokens; `start` goes on from it.
 
         Args:
             state: after the last step.
-            lengths: [R] of each row.
-            rows: [B] those that are cut; all by default. The others are left as they are.
+            lengths: [R] number of tokens of each sequence.
+            rows: [B] the sequences to cut; all by default. The others are left unchanged.
         """
 
     def select(self, state: State, rows: Ints, cache: SlotCache) -> State | None:
-        """Return the state of other rows, between two steps; None where that cannot be done, as by default.
+        """Return the state of other rows, between two steps.
+
+        Return None where that cannot be done, as by default.
 
         The texts are then read anew where a batch grows or shrinks.
 
@@ -182,25 +205,26 @@ class Drafter(ABC, Generic[State]):
         return None
 
     def carry(self, state: State) -> State | None:
-        """The part of a finished call's state that later calls with other texts begin with; nothing by default.
+        """Return the part of a finished call's state that later calls begin with; None by default.
 
-        It knows no rows: `start` is given it as it is, with any number of prompts. Whatever a drafter learns over a session
-        passes through here, so that while rows are written none of them depends on its neighbours.
+        It does not depend on sequences: `start` is given it with any number of prompts. Whatever a
+        drafter learns over a session passes through here, so that no sequence depends on others
+        that run with it.
         """
         return None
 
     def probes(self, state: State) -> Probes | None:
-        """Rows that should ride along in the next verification; none by default."""
+        """Return the probes to compute in the next verification; none by default."""
         return None
 
 
 def every(rows: Ints | None, count: int) -> Ints:
-    """The rows that are named, or all R of them."""
+    """Return the rows that are named, or all R of them."""
     return np.arange(count) if rows is None else rows
 
 
 def put(old: Sequence[T], rows: Ints | None, new: Sequence[T]) -> tuple[T, ...]:
-    """[R] a value for each row: the new ones [R] in the rows that are named (all by default), the old ones in the others."""
+    """Return a tuple [R] with new values for the given sequences and old ones for the others."""
     found = list(old)
     for row in every(rows, len(found)).tolist():
         found[row] = new[row]
@@ -208,7 +232,7 @@ def put(old: Sequence[T], rows: Ints | None, new: Sequence[T]) -> tuple[T, ...]:
 
 
 def picked(values: Sequence[T], rows: Ints, empty: T) -> tuple[T, ...]:
-    """[R'] the values of selected rows, and `empty` where a row is −1."""
+    """Return the values of selected sequences [R'], and `empty` where the index is −1."""
     return tuple(values[row] if row >= 0 else empty for row in rows.tolist())
 
 
@@ -223,7 +247,7 @@ class Method(Part, ABC):
 
     @abstractmethod
     def open(self, target: Target) -> Drafter[Any]:
-        """The drafter for a target.
+        """Return the drafter for a target.
 
         Raises:
             UserError: the checkpoint is missing or does not fit the target.
@@ -231,7 +255,7 @@ class Method(Part, ABC):
 
     @abstractmethod
     def example(self, target: Target) -> Drafter[Any]:
-        """A small drafter of random or no weights that fits the target, for the conformance suite."""
+        """Return a small drafter of random or no weights that fits the target, for the conformance suite."""
 
 
 @dataclass(frozen=True)
@@ -266,7 +290,9 @@ class Batch:
 class Logits(Protocol):
     """The target's logits at marked positions."""
 
-    def __call__(self, at: Tensor, ids: Tensor | None = None, /) -> Tensor: ...
+    def __call__(self, at: Tensor, ids: Tensor | None = None, /) -> Tensor:
+        """Return logits after states, of some tokens or of all."""
+        ...
 
 
 class Trainable(Drafter[State]):
@@ -297,15 +323,16 @@ class Trainable(Drafter[State]):
         return Weights(self.model, outer.get_input_embeddings(), outer.get_output_embeddings())
 
     def use_kernels(self, target: Target) -> None:
-        """Let the network be computed by kernels as the target is; it is not trained after that."""
+        """Run the network on the same kernels as the target; it cannot be trained after that."""
         accelerate(self.model, target.loading.kernels, bool(target.decoder.native_kinds))
 
     @property
     def _like(self) -> Tensor:
-        """A weight: what it computes has its dtype, and lies where it does."""
+        """A weight of the network, whose dtype and device its results have."""
         return next(self.model.parameters())
 
     @property
+    @override
     def described(self) -> str:
         size = sum(p.numel() for p in self.model.parameters())
         other = f" in {self.knobs.dtype}" if self.knobs.dtype else ""
@@ -317,10 +344,10 @@ class Trainable(Drafter[State]):
         return ""
 
     def study(self, counts: Ints) -> None:
-        """Takes what it has to know of the data before training: how often each token is learnt, [V]. Nothing by default."""
+        """Read the data's token counts [V] (learnt tokens) before training; nothing by default."""
 
     def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
-        """Puts numbers to the knobs that are left to a measurement of the target, before it is trained; none by default.
+        """Put numbers to the knobs that are left to a measurement of the target, before it is trained; none by default.
 
         Args:
             texts: those it will learn from, token ids of each; the same ones give the same numbers.
@@ -332,11 +359,14 @@ class Trainable(Drafter[State]):
 
     @abstractmethod
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        """Draft logits [B, T, V] after each token, as decoding would give them in blocks of a length and phase."""
+        """Return draft logits [B, T, V] after each token, as decoding would compute them.
+
+        Decoding drafts in blocks of that length and phase.
+        """
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
-        """The training objective of a batch: a sum over its learnt tokens, divided by `batch.count`."""
+        """Return the training objective of a batch: a sum over its learnt tokens, divided by `batch.count`."""
 
     @property
     def settled(self) -> "TrainableMethod":
@@ -345,19 +375,19 @@ class Trainable(Drafter[State]):
 
     @final
     def save(self, folder: Path) -> None:
-        """Writes a checkpoint: `config.json` and weights, in the layout its kind of weights is published in."""
+        """Write a checkpoint: `config.json` and weights, in the layout its kind of weights is published in."""
         made_for = {"target": self._target.name, "target_hash": fingerprint(self._target.decoder.config)}
         made_for["embedding_hash"] = embedding_hash(self._target)
         self.write(folder, {ABOUT: {"drafter": self.knobs.kind()} | made_for | self.settled.fixed})
 
     def write(self, folder: Path, about: dict[str, Any]) -> None:
-        """Writes what `published` gives, and `about` into the config."""
+        """Write the result of `published`, with `about` added to the config."""
         tensors = {self._stored.name(key): value for key, value in self.model.state_dict().items()}
         config, tensors = self.published(self._stored.config, tensors)
         self._stored.write(folder, config | about, tensors)
 
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Config and tensors as published checkpoints have them; by default as they are.
+        """Return config and tensors as published checkpoints have them; by default unchanged.
 
         Args:
             config: of the checkpoint it comes from.
@@ -409,12 +439,12 @@ class Recipe(Knobs):
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
-    """Numbers of a training run, by the names of the options that set them."""
+    """Return the numbers of a training run, by the names of the options that set them."""
     return ", ".join(f"{k} {number_text(v)}" for k, v in plan.items() if v not in ("", None))
 
 
 def number_text(value: Any) -> str:
-    """A number, or several, as an option takes them."""
+    """Return a number, or several, as an option takes them."""
     if isinstance(value, tuple | list):
         return " ".join(map(number_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -465,10 +495,12 @@ class TrainableMethod(Method):
 
     @classmethod
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        """Says of a folder that does not name its method whether it holds a published checkpoint of this one.
+        """Return whether a folder looks like a published checkpoint of this method.
+
+        It is called for folders that do not name their method.
 
         Args:
-            config: what its `config.json` says.
+            config: contents of its `config.json`.
             keys: the names of its tensors.
         """
         return False
@@ -481,7 +513,7 @@ class TrainableMethod(Method):
 
     @final
     def open(self, target: Target) -> "Trainable[Any]":
-        """The drafter of the checkpoint; none of the knobs that were set is passed over.
+        """Return the drafter of the checkpoint; none of the knobs that were set is passed over.
 
         Raises:
             UserError: the checkpoint is missing, does not fit the target, or fixes a knob to another value.
@@ -497,7 +529,7 @@ class TrainableMethod(Method):
 
     @final
     def restored(self, target: Target) -> "Trainable[Any]":
-        """The drafter of the checkpoint, its knobs what the checkpoint says where they are fixed by it.
+        """Return the drafter of the checkpoint, its knobs what the checkpoint says where they are fixed by it.
 
         Raises:
             UserError: the checkpoint is missing or does not fit the target.
@@ -515,7 +547,7 @@ class TrainableMethod(Method):
 
     @final
     def fresh(self, target: Target) -> "Trainable[Any]":
-        """A drafter to be trained for a target, in float32.
+        """Return a drafter to be trained for a target, in float32.
 
         Raises:
             UserError: the target lacks something the method reads.
@@ -525,6 +557,7 @@ class TrainableMethod(Method):
         return drafter
 
     @final
+    @override
     def example(self, target: Target) -> "Trainable[Any]":
         drafter = self.fresh(target)
         _as_precise(drafter.model, named(self.dtype) or target.decoder.dtype)
@@ -532,7 +565,7 @@ class TrainableMethod(Method):
 
     @abstractmethod
     def read(self, stored: Checkpoint, target: Target) -> "Trainable[Any]":
-        """The drafter in a checkpoint, of these knobs where its weights or a published config do not fix others.
+        """Return the drafter in a checkpoint, of these knobs where its weights or a published config do not fix others.
 
         Args:
             stored: with its config; its tensors are yet to be loaded.
@@ -544,7 +577,7 @@ class TrainableMethod(Method):
 
     @abstractmethod
     def new(self, target: Target) -> "Trainable[Any]":
-        """A float32 drafter to be trained; it is brought to the target's device afterwards.
+        """Return a float32 drafter to be trained; it is brought to the target's device afterwards.
 
         Raises:
             UserError: the target lacks something the method reads.
@@ -552,6 +585,6 @@ class TrainableMethod(Method):
 
 
 def _as_precise(model: nn.Module, dtype: torch.dtype) -> None:
-    """Gives weights a dtype; `to` would also round rotary frequencies."""
+    """Give weights a dtype; `to` would also round rotary frequencies."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Literal, final
 
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage
 from draftree.drafters.neural.anchors import anchored, marginal_loss
@@ -44,13 +45,16 @@ class DFlash(ParallelMethod):
     loss: Literal["ce", "kl"] = "ce"
 
     @classmethod
+    @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return parallel.kind_of(config, keys) == "dflash"
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "DFlashDrafter":
         stored, layout, net = opened(stored, target, "dflash", ParallelNet)
         return DFlashDrafter(self.known(layout), net, target, stored)
 
+    @override
     def new(self, target: Target) -> "DFlashDrafter":
         net = ParallelNet(self.layout(target, causal=False, shifted=False), target, {})
         net.begin(self.init)
@@ -65,12 +69,15 @@ class DFlashDrafter(ParallelDrafter):
     kind: ClassVar[Kind] = "dflash"
     by_path = False
 
+    @override
     def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
         return self.model.head(self.slots(outputs, tree, nodes))
 
+    @override
     def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
         return self.model.head(states)
 
+    @override
     def loss(self, batch: Batch) -> Tensor:
         places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         return marginal_loss(self.knobs.loss, batch, self.blocks(batch, places.anchors), places, self.model.drafted)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage
@@ -57,14 +58,17 @@ class DSpark(ParallelMethod):
     confidence: bool = True
 
     @classmethod
+    @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return parallel.kind_of(config, keys) == "dspark"
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "DSparkDrafter":
         stored, layout, net = opened(stored, target, "dspark", DSparkNet)
         found = replace(self.known(layout), rank=layout.rank, markov=layout.markov, confidence=layout.confidence[0])
         return DSparkDrafter(found, net, target, stored)
 
+    @override
     def new(self, target: Target) -> "DSparkDrafter":
         layout = self.layout(target, causal=False, shifted=True)
         layout = replace(layout, markov=self.markov, rank=self.rank, confidence=(self.confidence, self.confidence))
@@ -156,6 +160,7 @@ class DSparkDrafter(ParallelDrafter):
     kind: ClassVar[Kind] = "dspark"
     by_path = True
 
+    @override
     def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
         states, markov = self.slots(outputs, tree, nodes), self.model.markov_head
         found = states.new_zeros(len(nodes), markov.markov_w1.embedding_dim)
@@ -171,14 +176,17 @@ class DSparkDrafter(ParallelDrafter):
             found[torch.from_numpy(mine).to(states.device)] = markov(along, tokens)[:, -1]
         return self.marginals(outputs, tree, nodes) + markov.bias(found)
 
+    @override
     def confidence(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Floats | None:
         tokens = torch.from_numpy(tree.tokens[nodes]).to(outputs.device)
         odds = self.model.certainty(self.slots(outputs, tree, nodes), tokens)
         return None if odds is None else odds.sigmoid().cpu().double().numpy()
 
+    @override
     def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
         return self.model.head(states) + self.model.markov_head.bias(self.model.markov_head(states, tokens))
 
+    @override
     def loss(self, batch: Batch) -> Tensor:
         places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         states, before = self.along(batch, places.anchors)

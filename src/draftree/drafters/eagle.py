@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import smooth_l1_loss
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
@@ -69,12 +70,14 @@ class EAGLE(TrainableMethod):
     top_weight: float = knob(1.0, least=0)
 
     @classmethod
+    @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         if speculators.KIND in config:
             return bool(config[speculators.KIND] == "eagle")
         others = {"hidden_norm.weight", "mask_hidden"}  # of drafters of blocks
         return {"fc.weight", "layers.0.self_attn.q_proj.weight"} <= keys and not others & keys
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "EAGLEDrafter":
         stored, config = speculators.loaded(stored, "eagle")
         stored.check_sizes("eagle", config, sizes(target))
@@ -82,6 +85,7 @@ class EAGLE(TrainableMethod):
         net = stored.network(lambda: EAGLENet(of_values(config), target, bias, embedding, self.draft_vocab))
         return EAGLEDrafter(replace(self, bias=bias), net, target, stored)
 
+    @override
     def new(self, target: Target) -> "EAGLEDrafter":
         check_size("eagle", self.draft_vocab, target)
         config = like(target.decoder.config)
@@ -119,16 +123,19 @@ class EAGLENet(PairNet):
         self.embed_tokens = nn.Embedding(config.vocab_size, size).requires_grad_(False) if embedding else None
         self.head = TargetHead(target, draft_vocab)
 
+    @override
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
         x = self.fc(torch.cat((embed(tokens).to(features.dtype), features), dim=-1))
         return run(self.layers, x, self.rotary(x, positions), mask, cache)
 
+    @override
     def logits(self, out: Tensor) -> Tensor:
         logits: Tensor = self.head(out)
         return logits
 
     @property
+    @override
     def drafted(self) -> Drafted | None:
         return self.head.drafted
 
@@ -141,9 +148,11 @@ class EAGLEDrafter(PairDrafter):
     model: EAGLENet
     needs = Needs(hidden=(LAST,))
 
+    @override
     def study(self, counts: Ints) -> None:
         self.model.head.study(counts)
 
+    @override
     def loss(self, batch: Batch) -> Tensor:
         true = self._features(batch)
         at, total = before(batch.learn), torch.zeros((), device=true.device)

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
+from typing_extensions import override
 
 from draftree.boundary.knobs import Presets, knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
@@ -80,13 +81,14 @@ class EAGLE3(TrainableMethod):
     head_candidates: int = knob(256, least=1)
 
     @classmethod
+    @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         if speculators.KIND in config:
             return bool(config[speculators.KIND] == "eagle3")
         return {"fc.weight", "midlayer.hidden_norm.weight"} <= keys
 
     def layers(self, target: Target) -> tuple[int, int, int]:
-        """The three entries of `hidden_states` for a target.
+        """Return the three entries of `hidden_states` for a target.
 
         Raises:
             UserError: it does not have them, or they are not three different ones.
@@ -101,6 +103,7 @@ class EAGLE3(TrainableMethod):
             return low, middle, high
         raise UserError(f"eagle3: the layers are {wanted}, allowed are three different ones of 0 … {count} in ascending order")
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "EAGLE3Drafter":
         stored, config = speculators.loaded(stored, "eagle3")
         read = config.get("target_hidden_size") or config.get("hidden_size")
@@ -121,6 +124,7 @@ class EAGLE3(TrainableMethod):
         check_map(stored.tensors.get("d2t"), target, folder)
         return EAGLE3Drafter(knobs, net, target, stored)
 
+    @override
     def new(self, target: Target) -> "EAGLE3Drafter":
         vocab = target.decoder.vocab
         check_size("eagle3", self.draft_vocab, target)
@@ -200,7 +204,7 @@ class FusingNet(PairNet):
     _target: Target
 
     def choose(self, tokens: Ints) -> None:
-        """Makes the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
+        """Make the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
         ids = torch.from_numpy(np.asarray(tokens, np.int64))
         if self.d2t is not None and self.t2d is not None:
             self.d2t.copy_(offsets(ids))
@@ -210,11 +214,12 @@ class FusingNet(PairNet):
             self.lm_head.weight.data.copy_(head[ids.to(head.device)])
 
     @property
+    @override
     def drafted(self) -> Drafted | None:
         return drafted(self.d2t, self._target)
 
     def find_candidates(self, rank: int, count: int) -> None:
-        """Replaces the head by one of all tokens that finds candidates; those it was not trained for have the target's rows.
+        """Replace the head by one of all tokens that finds candidates; those it was not trained for have the target's rows.
 
         Raises:
             UserError: the rank is above its width, or the target's rows are of another width.
@@ -229,10 +234,12 @@ class FusingNet(PairNet):
         self.lm_head = CandidateHead(rows, rank, count, "eagle3")
         self.d2t = self.t2d = None
 
+    @override
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
         fused: Tensor = self.fc(torch.cat([hidden[layer] for layer in self.reads], dim=-1))
         return fused
 
+    @override
     def logits(self, out: Tensor) -> Tensor:
         logits: Tensor = self.lm_head(self.norm(out))
         return logits
@@ -286,9 +293,11 @@ class EAGLE3Net(FusingNet):
         self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
         self.reads = tuple(layers)
 
+    @override
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         return self._through(tokens, features, positions, mask, cache)[0]
 
+    @override
     def with_logits(
         self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
     ) -> tuple[Tensor, Tensor]:
@@ -311,18 +320,22 @@ class EAGLE3Drafter(PairDrafter):
     model: EAGLE3Net
 
     @property
+    @override
     def needs(self) -> Needs:
         return Needs(hidden=self.model.reads)
 
+    @override
     def use_kernels(self, target: Target) -> None:
         if self.knobs.head_rank:
             self.model.find_candidates(self.knobs.head_rank, self.knobs.head_candidates)
         super().use_kernels(target)
 
+    @override
     def study(self, counts: Ints) -> None:
         if self.model.d2t is not None:
             self.model.choose(frequent(counts, len(self.model.d2t)))
 
+    @override
     def loss(self, batch: Batch) -> Tensor:
         features = self._features(batch)
         at, total = before(batch.learn), features.new_zeros(())

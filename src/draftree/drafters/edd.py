@@ -15,6 +15,7 @@ from typing import Any, ClassVar, Literal, final
 import torch
 from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
+from typing_extensions import override
 
 from draftree.boundary.knobs import Presets, knob
 from draftree.boundary.machine import to_device
@@ -87,6 +88,7 @@ class EDD(TrainableMethod):
     head_rank: int = knob(0, least=0)
     head_candidates: int = knob(256, least=1)
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_block > self.max_block:
@@ -94,11 +96,13 @@ class EDD(TrainableMethod):
         if self.phase != "random" and not 0 <= self.phase < self.min_block:
             raise UserError(f"edd: phase is {self.phase}, allowed are random and 0 … {self.min_block - 1} (min_block − 1)")
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "EDDDrafter":
         self._check(target)
         model = load_model(stored, "edd", target, self.draft_vocab)
         return EDDDrafter(replace(self, shared=not has_own(stored)), model, target, stored)
 
+    @override
     def new(self, target: Target) -> "EDDDrafter":
         self._check(target)
         drafter = EDDDrafter(self, new_model("edd", target, self.shared, self.draft_vocab), target, Checkpoint())
@@ -111,7 +115,7 @@ class EDD(TrainableMethod):
 
     @staticmethod
     def living(layers: Sequence[Attending]) -> int:
-        """The entry of `hidden_states` that `auto` means; where all layers are dead, the paper's."""
+        """Return the entry of `hidden_states` that `auto` means; where all layers are dead, the paper's."""
         top = max(len(layers) - 4, 0)
         return next((i for i in range(top, -1, -1) if not layers[i].dead), top) + 1
 
@@ -128,20 +132,24 @@ class EDDDrafter(OneLayerDrafter):
         self._layer = knobs.hidden_layer
 
     @property
+    @override
     def settled(self) -> EDD:
         return replace(self.knobs, hidden_layer=self._layer)
 
     @property
+    @override
     def needs(self) -> Needs:
         if self._layer == AUTO:
             raise UserError("edd: hidden_layer is 'auto', allowed is a number outside of training, which settles it")
         return Needs(hidden=(self._layer,))
 
+    @override
     def use_kernels(self, target: Target) -> None:
         super().use_kernels(target)
         if self.knobs.head_rank:  # the kernels are chosen by comparing logits, which a few candidates do not allow
             self.find_candidates(self.knobs.head_rank, self.knobs.head_candidates)
 
+    @override
     def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
         if self.knobs.hidden_layer != AUTO:
             return {}
@@ -150,12 +158,13 @@ class EDDDrafter(OneLayerDrafter):
         return {"hidden_layer": self._layer}
 
     def begin(self) -> None:
-        """Gives a new drafter the weights that it begins with, once it is known which layer it reads."""
+        """Give a new drafter the weights that it begins with, once it is known which layer it reads."""
         if self.knobs.init == "target" and self._layer != AUTO:
             count = int(self._target.decoder.config.num_hidden_layers)
             top, layers = min(self._target.decoder.hidden_index(self._layer), count - 1), self._target.decoder.attention_layers
             begin_as(self.model, self._target, max((i for i in layers if i <= top), default=top))
 
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
     ) -> Decoding:
@@ -163,15 +172,16 @@ class EDDDrafter(OneLayerDrafter):
         return replace(state, unread=(*state.unread, taps))
 
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
-        """True encodings take the place of what was drafted."""
+        """Return True encodings take the place of what was drafted."""
         return replace(Decoding.empty(state.cache), unread=(*state.unread, taps))
 
+    @override
     def caught_up(self, state: Decoding) -> Decoding:
         return replace(self._encode(state, Taps.joined(state.unread)), unread=()) if state.unread else state
 
     @torch.inference_mode()
     def _encode(self, state: Decoding, taps: Taps) -> Decoding:
-        """Caches keys and values of the hidden states [T, D] of newly committed tokens."""
+        """Cache keys and values of the hidden states [T, D] of newly committed tokens."""
         (layer,) = self.needs.hidden
         soft = taps.hidden[layer].to(self.decoder.dtype)
         positions = to_device(taps.positions, soft.device)
@@ -179,6 +189,7 @@ class EDDDrafter(OneLayerDrafter):
         state.cache.insert(0, taps.rows, taps.positions, keys[0], values[0])
         return state
 
+    @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         return whole(self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens))), self.drafted)
 
@@ -200,6 +211,7 @@ class EDDDrafter(OneLayerDrafter):
         ).last_hidden_state
         return states
 
+    @override
     def loss(self, batch: Batch) -> Tensor:
         block, fixed = _between(self.knobs.min_block, self.knobs.max_block, batch.shared), self.knobs.phase
         phases = [_between(0, block - 1, g) if fixed == "random" else fixed for g in batch.generators]

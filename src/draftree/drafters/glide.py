@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import Cache
+from typing_extensions import override
 
 from draftree.boundary.files import Entries
 from draftree.boundary.knobs import Presets, knob
@@ -98,6 +99,7 @@ class GLIDE(TrainableMethod):
     draft_vocab: int = knob(0, least=0)
     phase: int | Literal["random"] = 0
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.phase != "random" and not 0 <= self.phase < self.block:
@@ -106,6 +108,7 @@ class GLIDE(TrainableMethod):
             told = f"allowed with init={self.init} is 0: its own head is whole"
             raise UserError(f"glide: draft_vocab is {self.draft_vocab}, {told}")
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "GLIDEDrafter":
         entries.GLIDE.check_layer(stored.config, stored.folder, "glide")
         knobs, stored = self._of(stored), stored.loaded()
@@ -117,6 +120,7 @@ class GLIDE(TrainableMethod):
         model = stored.network(lambda: knobs.network(stored.config, views, target), unused)
         return GLIDEDrafter(knobs, model, target, stored)
 
+    @override
     def new(self, target: Target) -> "GLIDEDrafter":
         views, config = self.views(target), _published(self, target)
         if self.init == "shared" and config["hidden_size"] != target.decoder.hidden:
@@ -131,7 +135,7 @@ class GLIDE(TrainableMethod):
         return GLIDEDrafter(self, model, target, Checkpoint(config))
 
     def network(self, config: dict[str, Any], views: Sequence[View | None], target: Target) -> GlimpseModel:
-        """A fresh network of a published config, with the target's embedding and head where these are shared."""
+        """Return a fresh network of a published config, with the target's embedding and head where these are shared."""
         model = GlimpseModel(of_values(config), views)
         if self.init == "shared":
             norm = model.model.norm.weight
@@ -140,7 +144,7 @@ class GLIDE(TrainableMethod):
         return model
 
     def _of(self, stored: Checkpoint) -> Self:
-        """The knobs with those that a published config fixes."""
+        """Return the knobs with those that a published config fixes."""
         if stored.about:
             return self
         said = Entries(stored.config, stored.folder / CONFIG)
@@ -148,13 +152,14 @@ class GLIDE(TrainableMethod):
         return replace(self, layers=layers, hidden=hidden, block=said.get("block_size", int, 5), variant="official")
 
     @classmethod
+    @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return OFFICIAL in (config.get("architectures") or ()) or any(
             k.removeprefix(PREFIX) == "model.layers.0.cross_attn.q_proj.weight" for k in keys
         )
 
     def views(self, target: Target) -> tuple[View | None, ...]:
-        """The part of the target that each draft layer reads; while `auto` is not settled, the paper's layers.
+        """Return the part of the target that each draft layer reads; while `auto` is not settled, the paper's layers.
 
         Raises:
             UserError: the target has no such layers.
@@ -177,7 +182,10 @@ class GLIDE(TrainableMethod):
         return tuple(View.of(target, layer, self.variant) for layer in having[at - self.layers + 1 : at + 1])
 
     def busiest(self, layers: Sequence[Attending]) -> int:
-        """The layer that `auto` means; without the limit it would be the first one, which in many targets adds most of all."""
+        """Return the layer that `auto` means.
+
+        Without the limit it would be the first one, which in many targets adds most of all.
+        """
         lowest = max(2 * len(layers) // 3, self.layers - 1)
         return max(range(lowest, len(layers)), key=lambda i: layers[i].output)
 
@@ -220,19 +228,23 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         self._settle(knobs)
 
     @property
+    @override
     def settled(self) -> GLIDE:
         return self._settled
 
     @property
+    @override
     def needs(self) -> Needs:
         if self._layers and self._settled.kv_layer == AUTO:
             raise UserError("glide: kv_layer is 'auto', allowed is a number outside of training, which settles it")
         return Needs(kv=self._layers)
 
     @property
+    @override
     def decodes_otherwise(self) -> str:
         return "GLIDE's official code decodes otherwise than it trains" if self.knobs.variant == "official" else ""
 
+    @override
     def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
         if not self._layers or self.knobs.kv_layer != AUTO:
             return {}
@@ -243,13 +255,14 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return {"kv_layer": layer}
 
     def _settle(self, knobs: GLIDE) -> None:
-        """Reads the layers that these knobs name, the drafter's own with `auto` put in numbers."""
+        """Read the layers that these knobs name, the drafter's own with `auto` put in numbers."""
         views = [view for view in knobs.views(self._target) if view is not None]
         self._settled, self._layers = knobs, tuple(view.layer for view in views)
         for layer, view in zip(self.model.model.layers, views, strict=False):  # none without cross-attention
             cast(Any, layer).cross_attn.look_at(view)
 
     @torch.inference_mode()
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Glimpsing | None = None, rows: Ints | None = None
     ) -> Glimpsing:
@@ -304,6 +317,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return Glimpse(kv, visible.to(self.decoder.device))
 
     @torch.inference_mode()
+    @override
     def expand(self, state: Glimpsing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Glimpsing]:
         known = state.roots[tree.row[frontier]] + tree.depth[frontier] < self.decoder.context  # each sequence by itself
         if not known.any():
@@ -314,6 +328,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return candidates, replace(state, own=replace(state.own, fed=layout.fed))
 
     @torch.inference_mode()
+    @override
     def commit(self, state: Glimpsing, tree: Tree, verdict: Verdict, taps: Taps) -> Glimpsing:
         official, roots = self.knobs.variant == "official", state.roots
         own = keep_path(state.own, tree, verdict, again=official)
@@ -324,13 +339,16 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
             limits[row] = np.append(limits[row], np.full(new, bound))
         return Glimpsing(own, taps.cache, tuple(limits))
 
+    @override
     def truncate(self, state: Glimpsing, lengths: Ints, rows: Ints | None = None) -> Glimpsing:
         limits = put(state.limits, rows, (NOTHING,) * len(lengths))
         return Glimpsing(rewind(state.own, lengths, rows), state.target, limits)
 
+    @override
     def select(self, state: Glimpsing, rows: Ints, cache: SlotCache) -> Glimpsing:
         return Glimpsing(selected(state.own, rows, cache), cache, picked(state.limits, rows, NOTHING))
 
+    @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         logits: Tensor = self.model.lm_head(self._trained(batch, block, [phase] * len(batch.tokens)))
         return whole(logits, self.drafted)
@@ -345,6 +363,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
             glimpse = Glimpse([batch.kv[layer] for layer in self._layers], visible.to(batch.tokens.device))
         return self._states(batch.tokens, positions, None, None, glimpse)
 
+    @override
     def loss(self, batch: Batch) -> Tensor:
         block, fixed = self.knobs.block, self.knobs.phase
         phases = [int(torch.randint(block, (), generator=g)) if fixed == "random" else fixed for g in batch.generators]
@@ -353,12 +372,12 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
 
 
 def _waiting(cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]) -> Glimpsing:
-    """The state in which tokens wait behind those in the cache."""
+    """Return the state in which tokens wait behind those in the cache."""
     return Glimpsing(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
 
 
 def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
-    """The config of a new draft model, with the fields of the official code.
+    """Return the config of a new draft model, with the fields of the official code.
 
     Raises:
         UserError: the hidden size cannot be cut into heads.
@@ -394,7 +413,7 @@ def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
 
 
 def _large(target: Target) -> dict[str, int]:
-    """The entries of the config that describe the target."""
+    """Return the entries of the config that describe the target."""
     config, shapes = target.decoder.config, target.decoder.shapes
     heads = int(config.num_attention_heads)
     return {"large_hidden_size": target.decoder.hidden, "large_num_attention_heads": heads, "large_head_dim": shapes[-1].key}

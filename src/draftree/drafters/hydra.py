@@ -20,6 +20,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.boundary.machine import to_device
@@ -78,9 +79,11 @@ class Hydra(TrainableMethod):
     draft_vocab: int = knob(0, least=0)
 
     @classmethod
+    @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return any(key.startswith("hydra_lm_head.") for key in keys)
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "HydraDrafter":
         stored = stored.loaded(self.files)
         entries.HYDRA.check(stored.config, stored.folder, "hydra")
@@ -94,6 +97,7 @@ class Hydra(TrainableMethod):
         check_map(net.d2t, target, stored.folder)
         return HydraDrafter(found, net, target, stored)
 
+    @override
     def new(self, target: Target) -> "HydraDrafter":
         embedding: Any = target.decoder.model.get_input_embeddings()
         if (width := embedding.weight.shape[1]) != target.decoder.hidden:
@@ -105,7 +109,7 @@ class Hydra(TrainableMethod):
 
 
 def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
-    """The knobs that the tensors of a file imply.
+    """Return the knobs that the tensors of a file imply.
 
     Raises:
         UserError: it holds no heads.
@@ -123,7 +127,7 @@ def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
 
 
 def _places(knobs: Hydra) -> list[int]:
-    """The places of a head's blocks in the official code's list: with dropout between them, or not."""
+    """Return the places of a head's blocks in the official code's list: with dropout between them, or not."""
     return [2 * i + 1 if knobs.arch == "prefix-mlp" else i for i in range(knobs.layers)]
 
 
@@ -185,6 +189,7 @@ class HydraNet(HeadsNet):
         self._target = target
 
     @property
+    @override
     def last(self) -> Sequence[nn.Linear]:
         heads: list[Any] = list(self.hydra_lm_head)
         return [head if isinstance(head, nn.Linear) else head[-1] for head in heads]
@@ -234,6 +239,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
     model: HydraNet
 
     @torch.inference_mode()
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Prefixed | None = None, rows: Ints | None = None
     ) -> Prefixed:
@@ -252,7 +258,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return Prefixed(cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, width))
 
     def _remember(self, state: Prefixed, taps: Taps) -> Prefixed:
-        """The state after hidden states [T, D] of newly committed tokens; what a layer has to make of them waits."""
+        """Return the state after hidden states [T, D] of newly committed tokens; what a layer has to make of them waits."""
         new = taps.hidden[LAST].to(self._like.dtype)
         if self.model.prefix_embeding_layer is None:
             return replace(state, prefix=newest(taps.rows, new, state.prefix))
@@ -260,7 +266,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return state
 
     def _read(self, state: Prefixed, rows: Ints) -> Prefixed:
-        """The state once the prefix layer has read all committed tokens of some rows, into scratch slots."""
+        """Return the state once the prefix layer has read all committed tokens of some rows, into scratch slots."""
         waiting = np.zeros(state.cache.rows, np.bool_)
         waiting[rows] = state.read[rows] < state.hidden.lengths[rows]
         if not waiting.any():
@@ -291,6 +297,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return int((tree.depth[frontier] < self.knobs.heads).sum())
 
     @torch.inference_mode()
+    @override
     def layers(self, state: Prefixed, roots: Tree, depth: Ints) -> HeadLayers:
         rows = roots.row[depth[roots.row] > 0]
         state = self._read(state, rows) if state.cache.shapes else state
@@ -327,15 +334,18 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         _keep_read(state)
         return self._remember(state, taps)
 
+    @override
     def truncate(self, state: Prefixed, lengths: Ints, rows: Ints | None = None) -> Prefixed:
         state.cache.truncate(lengths)
         state.hidden.truncate(lengths)  # the next prompt's last token is always read anew, and with it the prefix
         return replace(state, read=state.cache.lengths.copy())
 
+    @override
     def select(self, state: Prefixed, rows: Ints, cache: SlotCache) -> Prefixed:
         own, hidden = state.cache.taken(rows, SPARE), state.hidden.taken(rows, SPARE)
         return Prefixed(own, hidden, own.lengths.copy(), state.prefix[np.maximum(rows, 0)])
 
+    @override
     def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
         prefix, embedded = batch.hidden[LAST].to(self._like.dtype), self.model.embed(batch.tokens)
         if self.model.prefix_embeding_layer is not None:
@@ -349,11 +359,12 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
 
         return [partial(read, head) for head in range(self.knobs.heads)]
 
+    @override
     def weights(self, head: int) -> tuple[float, float]:
         return (0.0, 1.0) if self.knobs.loss == "kl" else (1.0, 0.0)
 
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The official layout; the target's embedding and what has no use only where the file read held it."""
+        """Return the official layout; the target's embedding and what has no use only where the file read held it."""
         names = {"base_model_name_or_path": self._target.name, "grounded_heads": True, "hidden_state_offset": 0}
         knobs = self.knobs
         counts = {"hydra_head_arch": knobs.arch, "hydra_num_heads": knobs.heads, "hydra_num_layers": knobs.layers}
@@ -361,6 +372,6 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
 
 
 def _keep_read(state: Prefixed) -> None:
-    """Commits what the prefix layer has left in scratch slots."""
+    """Commit what the prefix layer has left in scratch slots."""
     for row in np.flatnonzero(state.read > state.cache.lengths).tolist():
         state.cache.keep(row, np.arange(state.cache.lengths[row], state.read[row]))

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage
@@ -48,9 +49,11 @@ class JetSpec(ParallelMethod):
     conditioned: bool = False
 
     @classmethod
+    @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return parallel.kind_of(config, keys) == "jetspec"
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "JetSpecDrafter":
         stored, layout, net = opened(stored, target, "jetspec", ParallelNet)
         if self.conditioned and (layout.shifted or not all(sight.causal for sight in layout.sights)):
@@ -58,6 +61,7 @@ class JetSpec(ParallelMethod):
             raise UserError(f"jetspec: conditioned is True, allowed is False: {told}")
         return JetSpecDrafter(self.known(layout), net, target, stored)
 
+    @override
     def new(self, target: Target) -> "JetSpecDrafter":
         net = ParallelNet(self.layout(target, causal=True, shifted=False), target, {})
         net.begin(self.init)
@@ -73,15 +77,19 @@ class JetSpecDrafter(ParallelDrafter):
     by_path = False
 
     @property
+    @override
     def conditioned(self) -> bool:
         return self.knobs.conditioned
 
+    @override
     def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
         return self.model.head(self.slots(outputs, tree, nodes))
 
+    @override
     def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
         return self.model.head(states)
 
+    @override
     def loss(self, batch: Batch) -> Tensor:
         places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         return marginal_loss("kl", batch, self.blocks(batch, places.anchors), places, self.model.drafted)

@@ -6,6 +6,8 @@ One with another vocabulary drafts the tokens that both have (Timor et al., arXi
 from dataclasses import dataclass
 from typing import Any, final
 
+from typing_extensions import override
+
 from draftree.drafters.base import Method
 from draftree.drafters.neural.language_model import LanguageModelDrafter
 from draftree.drafters.neural.vocabulary import Shared
@@ -26,6 +28,7 @@ class LM(Method):
 
     model: str = ""
 
+    @override
     def open(self, target: Target) -> "LMDrafter":
         if not self.model:
             raise UserError("drafter 'lm' needs a model: lm:model=FOLDER or lm:model=HUB-ID")
@@ -33,6 +36,7 @@ class LM(Method):
         how = {"exactness": "ties", "compile": False if target.loading.compile is False else None}
         return language_model(Target.load(self.model, target.decoder.dtype, str(target.decoder.device), **how), target)
 
+    @override
     def example(self, target: Target) -> "LMDrafter":
         model: Any = one_layer(target.decoder.config)
         model.to(target.decoder.dtype)
@@ -75,18 +79,22 @@ class LMDrafter(LanguageModelDrafter):
         self.small, self.decoder, self._shared = model, model.decoder, shared
 
     @property
+    @override
     def drafted(self) -> Drafted | None:
         return None if self._shared is None else self._shared.drafted
 
     @property
+    @override
     def shared(self) -> Shared | None:
         return self._shared
 
     @property
+    @override
     def described(self) -> str:
         some = "" if self._shared is None else f", {len(self._shared.columns)} of {self._shared.drafted.vocab} tokens shared"
         return f"lm {self.small.name}{some}"
 
     @property
+    @override
     def language_model(self) -> Target | None:
         return self.small

@@ -14,6 +14,7 @@ from typing import final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every, picked
@@ -66,14 +67,17 @@ class Lookahead(Method):
     seed_prompt: bool = True
     chain: bool = False
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if (probes := (self.ngram - 1) * self.window) > MOST:
             raise UserError(f"lookahead: (ngram - 1) * window is {probes}, allowed is at most {MOST}")
 
+    @override
     def open(self, target: Target) -> "LookaheadDrafter":
         return LookaheadDrafter(self)
 
+    @override
     def example(self, target: Target) -> "LookaheadDrafter":
         return LookaheadDrafter(Lookahead(ngram=4, window=3, guesses=4))
 
@@ -125,6 +129,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
     def __init__(self, knobs: Lookahead) -> None:
         self.knobs = knobs
 
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Lookaheads | None = None, rows: Ints | None = None
     ) -> Lookaheads:
@@ -136,6 +141,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
             found[r] = replace(read, window=first_window(text, self.knobs))
         return Lookaheads(tuple(found), np.union1d(state.live, begun))
 
+    @override
     def expand(self, state: Lookaheads, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Lookaheads]:
         found = self._found(state, tree, frontier)
         tokens, q = ragged([nexts for nexts, _ in found], k)
@@ -159,6 +165,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
             found.append((after(row.pool, tokens[node], tuple(path)), rate))
         return found
 
+    @override
     def probes(self, state: Lookaheads) -> Probes | None:
         sent = self._sent(state)
         if not sent:
@@ -178,6 +185,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         windows = {r: state.rows[r].window for r in state.live.tolist()}
         return {r: places(tuple(map(len, window))) for r, window in windows.items() if window}
 
+    @override
     def commit(self, state: Lookaheads, tree: Tree, verdict: Verdict, taps: Taps) -> Lookaheads:
         rows, next_level = list(state.rows), self._next_level(state, taps.probe_logits)
         for root, bonus in enumerate(verdict.bonus.tolist()):
@@ -241,7 +249,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Guesses(np.zeros(0, np.int64), {}, (), none, none)
 
     def truncate(self, state: Lookaheads, lengths: Ints, rows: Ints | None = None) -> Lookaheads:
-        """Some rows' texts cut, their pools of their own n-grams alone; the window is drawn when the text goes on."""
+        """Return some rows' texts cut, their pools of their own n-grams alone; the window is drawn when the text goes on."""
         found, cut = list(state.rows), every(rows, len(lengths))
         for r in cut.tolist():
             text = found[r].text[: lengths[r]]
@@ -249,6 +257,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
             found[r] = replace(self._empty(), text=text, pool=filled({}, met, self.knobs.guesses))
         return Lookaheads(tuple(found), np.setdiff1d(state.live, cut))
 
+    @override
     def select(self, state: Lookaheads, rows: Ints, cache: SlotCache) -> Lookaheads:
         return Lookaheads(picked(state.rows, rows, self._empty()), np.flatnonzero(np.isin(rows, state.live)))
 
@@ -279,7 +288,7 @@ def sees(level: Ints, column: Ints) -> Bools:
 
 
 def advanced(window: Window, new: Ints, full: bool) -> Window:
-    """The window behind the next token: every guess keeps its place in the text, one token nearer to the root.
+    """Return the window behind the next token: every guess keeps its place in the text, one token nearer to the root.
 
     The window goes on by one token however many were accepted, as in the official code: what the target found after
     a root is then a guess at the text that is as many tokens further on.
@@ -298,18 +307,18 @@ def advanced(window: Window, new: Ints, full: bool) -> Window:
 
 
 def grams(window: Window, root: int, new: Ints) -> list[tuple[int, Gram]]:
-    """The n-gram of each column of a full window, topped by the target's choices: first token, the others."""
+    """Return the n-gram of each column of a full window, topped by the target's choices: first token, the others."""
     first = [root, *window[0].tolist()]
     return list(zip(first, zip(*(level.tolist() for level in (*window[1:], new)), strict=True), strict=True))
 
 
 def of_text(text: Sequence[int], n: int) -> Iterable[tuple[int, Gram]]:
-    """The n-grams of a text in their order: first token, the others."""
+    """Return the n-grams of a text in their order: first token, the others."""
     return ((text[i], tuple(text[i + 1 : i + n])) for i in range(len(text) - n + 1))
 
 
 def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
-    """A pool that has met further n-grams, of which it keeps the last `cap` different ones for each first token."""
+    """Return a pool that has met further n-grams, of which it keeps the last `cap` different ones for each first token."""
     new = dict(pool)
     for first, rest in met:
         kept = tuple(known for known in new.get(first, ()) if known != rest)
@@ -318,14 +327,14 @@ def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
 
 
 def after(pool: Pool, token: int, path: Gram) -> Nexts:
-    """The tokens that followed `token` and then `path` in a pool's n-grams, and their shares."""
+    """Return the tokens that followed `token` and then `path` in a pool's n-grams, and their shares."""
     known = pool.get(token)
     return NOTHING if known is None else trie(known).get(path, NOTHING)
 
 
 @lru_cache(maxsize=256)
 def trie(known: tuple[Gram, ...]) -> Mapping[Gram, Nexts]:
-    """The tokens that came next behind each beginning of a first token's n-grams; a more recent one weighs more."""
+    """Return the tokens that came next behind each beginning of a first token's n-grams; a more recent one weighs more."""
     weights: dict[Gram, dict[int, float]] = {}
     for age, gram in enumerate(reversed(known), start=1):
         for i, token in enumerate(gram):

@@ -14,6 +14,7 @@ from typing import Any, ClassVar, final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
@@ -75,10 +76,12 @@ class Medusa(TrainableMethod):
     draft_vocab: int = knob(0, least=0)
 
     @classmethod
+    @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         beginnings = ("0.0.linear.weight", f"{PREFIX}0.0.linear.weight", VLLM)
         return any(name in keys for name in beginnings)
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "MedusaDrafter":
         stored = loaded(stored)
         entries.MEDUSA.check(stored.config, stored.folder, "medusa")
@@ -93,6 +96,7 @@ class Medusa(TrainableMethod):
         check_map(model.d2t, target, stored.folder)
         return MedusaDrafter(found, model, target, stored)
 
+    @override
     def new(self, target: Target) -> "MedusaDrafter":
         check_size("medusa", self.draft_vocab, target)
         return MedusaDrafter(self, MedusaNet(target, self), target, Checkpoint(file=FILE))
@@ -112,6 +116,7 @@ class MedusaNet(HeadsNet, nn.ModuleList):
         self.map(knobs.draft_vocab)
 
     @property
+    @override
     def last(self) -> Sequence[nn.Linear]:
         heads: list[Any] = list(self)
         return [head[-1] for head in heads]
@@ -137,6 +142,7 @@ class MedusaDrafter(HeadsDrafter[Heads]):
     knobs: Medusa
     model: MedusaNet
 
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Heads | None = None, rows: Ints | None = None
     ) -> Heads:
@@ -145,13 +151,16 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         return Heads(newest(taps.rows, hidden, before))
 
     def passes(self, state: Heads, tree: Tree, frontier: Ints) -> int:
-        """A head is asked once a step, for its depth of every row."""
+        """Return a head is asked once a step, for its depth of every row."""
         depth = int(tree.depth[frontier].max(initial=0))
         return tree.roots if len(state.logits) <= depth < len(self.model) else 0
 
     @torch.inference_mode()
     def expand(self, state: Heads, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Heads]:
-        """A node at depth d is followed by head d's list; beyond the last head q is unknown (uniform) and nothing comes."""
+        """Return a node at depth d is followed by head d's list.
+
+        Beyond the last head q is unknown (uniform) and nothing comes.
+        """
         (depths, rows), which = np.unique(np.stack((tree.depth[frontier], tree.row[frontier])), axis=1, return_inverse=True)
         known = len(state.logits)
         asked = list(self.model)[known : max(known, int(depths.max()) + 1)]
@@ -165,6 +174,7 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         return offered(torch.stack(logits), heads, k, drawing, rows, depths, drafted).shared(which.ravel()), state
 
     @torch.inference_mode()
+    @override
     def layers(self, state: Heads, roots: Tree, depth: Ints) -> HeadLayers:
         def read(depth: int, given: Given, nodes: Nodes, frontier: Tensor) -> Tensor:
             logits: Tensor = self.model[depth](given["hidden"])
@@ -173,15 +183,19 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         given, heads = {"hidden": state.hidden}, len(self.model)
         return HeadLayers(read, heads, self.capture, self.recorded_weights, given, self.drafted, state, each_node=False)
 
+    @override
     def commit(self, state: Heads, tree: Tree, verdict: Verdict, taps: Taps) -> Heads:
         return Heads(newest(taps.rows, taps.hidden[LAST].to(self._like.dtype), state.hidden))
 
+    @override
     def truncate(self, state: Heads, lengths: Ints, rows: Ints | None = None) -> Heads:
         return Heads(state.hidden)  # the next prompt's last token is always read anew
 
+    @override
     def select(self, state: Heads, rows: Ints, cache: SlotCache) -> Heads:
         return Heads(state.hidden[np.maximum(rows, 0)])
 
+    @override
     def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
         states = batch.hidden[LAST].to(self._like.dtype)
 
@@ -197,7 +211,7 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         return weight * (1 - share), weight * share
 
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """The official layout, or vLLM's where it came in that; heads read from a merged model stand alone."""
+        """Return the official layout, or vLLM's where it came in that; heads read from a merged model stand alone."""
         if VLLM in self._stored.tensors:
             tensors = to_vllm(config, tensors, self._target.decoder.vocab)[1]
         else:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
@@ -83,9 +84,11 @@ class MTP(TrainableMethod):
     fed: Literal["", "raw", "normed"] = ""
 
     @classmethod
+    @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return any(CHAINED.match(k) or k.endswith(("mtp.fc.weight", ".eh_proj.weight")) for k in keys)
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "MTPDrafter":
         names = carried(tensor_names(stored.folder, FILES)) or [behind(prefix(target))]
         if self.layers > len(names):
@@ -107,7 +110,7 @@ class MTP(TrainableMethod):
         return self._best(ways, net.to(target.decoder.device), target, stored)
 
     def _best(self, ways: list[tuple[Where, Where]], net: "MTPNet", target: Target, stored: Checkpoint) -> "MTPDrafter":
-        """The drafter, in the way in which it predicts most of what the target writes."""
+        """Return the drafter, in the way in which it predicts most of what the target writes."""
         drafters = [
             MTPDrafter(replace(self, first=f, fed=g, layers=net.levels), net.reading(f, g), target, stored) for f, g in ways
         ]
@@ -116,6 +119,7 @@ class MTP(TrainableMethod):
         tokens, hidden, begin = written(target)
         return max(drafters, key=lambda drafter: drafter.predicted(tokens, hidden, begin))
 
+    @override
     def new(self, target: Target) -> "MTPDrafter":
         check_size("mtp", self.draft_vocab, target)
         net = MTPNet(target, False, self.draft_vocab, [behind(prefix(target, k)) for k in range(max(self.layers, 1))])
@@ -125,7 +129,7 @@ class MTP(TrainableMethod):
 
 
 def prefix(target: Target, level: int = 0) -> str:
-    """The beginning of the names of the tensors of a layer behind the target's last."""
+    """Return the beginning of the names of the tensors of a layer behind the target's last."""
     return f"model.layers.{int(target.decoder.config.num_hidden_layers) + level}."
 
 
@@ -159,14 +163,14 @@ def carried(keys: Set[str]) -> list[Mapping[str, str]]:
 
 
 def _layer(key: str) -> int:
-    """The number of the layer that a tensor's name begins with; −1 for one of no layer."""
+    """Return the number of the layer that a tensor's name begins with; −1 for one of no layer."""
     found = re.match(r".*?\blayers\.(\d+)\.", key)
     return int(found[1]) if found else -1
 
 
 @torch.inference_mode()
 def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
-    """A short text that the target writes: tokens [1, T], its hidden states [1, T, D], and where its own part begins."""
+    """Return a short text that the target writes: tokens [1, T], its hidden states [1, T, D], and where its own part begins."""
     text = np.random.default_rng(0).integers(0, target.decoder.vocab, 8)
     with suppress(UserError):  # some have no tokenizer
         opening = np.array(target.tokenizer(OPENING)["input_ids"], np.int64)
@@ -183,7 +187,10 @@ def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
 
 
 def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The tensors with the experts stacked, as transformers' modules hold them: gate and up [E, 2 I, D], down [E, D, I]."""
+    """Return the tensors with the experts stacked, as transformers' modules hold them.
+
+    Their shapes are gate and up [E, 2 I, D] and down [E, D, I].
+    """
     experts = sorted({int(m[2]) for k in tensors if (m := EXPERT.match(k))})
     out = {k: v for k, v in tensors.items() if not EXPERT.match(k)}
     for begin in sorted({m[1] for k in tensors if (m := EXPERT.match(k))}):
@@ -194,7 +201,7 @@ def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def split(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """The inverse of `fused`."""
+    """Return the inverse of `fused`."""
     out: dict[str, Tensor] = {}
     for key, value in tensors.items():
         for e, expert in enumerate(value) if key.endswith(("experts.gate_up_proj", "experts.down_proj")) else ():
@@ -243,7 +250,7 @@ class MTPNet(PairNet):
         self.layers, self.shape = nn.ModuleList(layers), layers[0].shape
 
     def name(self, key: str) -> str:
-        """The published name of one of this module's tensors."""
+        """Return the published name of one of this module's tensors."""
         if not key.startswith("layers."):
             return key
         _, level, key = key.split(".", 2)
@@ -252,11 +259,12 @@ class MTPNet(PairNet):
         return names[part] + key.removeprefix(part)
 
     def reading(self, first: str, fed: str) -> "MTPNet":
-        """The same network, its weights shared, that reads h and what is fed on so; see `MTP`."""
+        """Return the same network, its weights shared, that reads h and what is fed on so; see `MTP`."""
         other = copy.copy(self)
         other.tap, other._normed = UNNORMED if first == "raw" else LAST, fed == "normed"
         return other
 
+    @override
     def at(self, level: int) -> "MTPNet":
         if level == self._level:
             return self
@@ -271,20 +279,24 @@ class MTPNet(PairNet):
         layer: MTPLayer = found
         return layer
 
+    @override
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embeds = self._target.decoder.embed(tokens).to(features.dtype)
         out: Tensor = self.layer(embeds, features, positions, mask, cache)
         made: Tensor = self.layer.norm(out) if self._normed else out
         return made
 
+    @override
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
         return hidden[self.tap]
 
+    @override
     def logits(self, out: Tensor) -> Tensor:
         logits: Tensor = self.head(out if self._normed else self.layer.norm(out))
         return logits
 
     @property
+    @override
     def drafted(self) -> Drafted | None:
         return self.head.drafted
 
@@ -319,7 +331,10 @@ class MTPLayer(nn.Module):
         self._run = [inner.stack]  # in a list: its weights are `layer` and `norm`
 
     def forward(self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
-        """The layer's output [R, n, D] for embeddings and hidden states [R, n, D], before its norm; see `PairNet.forward`."""
+        """Return the layer's output [R, n, D] before its norm; see `PairNet.forward`.
+
+        Embeddings and hidden states are [R, n, D].
+        """
         pair = self.enorm(embeds), self.hnorm(features)
         x, out = self.eh_proj(torch.cat(pair[::-1] if self._hidden_first else pair, dim=-1)), list[Tensor]()
         hook = self.layer.register_forward_hook(lambda _m, _i, o: out.append(o if isinstance(o, Tensor) else o[0]))
@@ -345,12 +360,15 @@ class MTPDrafter(PairDrafter):
     model: MTPNet
 
     @property
+    @override
     def needs(self) -> Needs:
         return Needs(hidden=(self.model.tap,))
 
+    @override
     def study(self, counts: Ints) -> None:
         self.model.head.study(counts)
 
+    @override
     def loss(self, batch: Batch) -> Tensor:
         at, total = before(batch.learn), torch.zeros((), device=batch.tokens.device)
         levels, drafted = self.model.levels, self.model.drafted
@@ -369,5 +387,6 @@ class MTPDrafter(PairDrafter):
         true = tokens[0, begin:, None]
         return int((log_q.argmax(-1, keepdim=True) == true).sum()), float(log_q.gather(1, true).sum())
 
+    @override
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return config, split(tensors)

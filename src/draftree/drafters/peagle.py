@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.functional import kl_div
 from transformers import Cache, DynamicCache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
+from typing_extensions import override
 
 from draftree.boundary.files import Entries
 from draftree.boundary.knobs import knob
@@ -74,9 +75,11 @@ class PEAGLE(TrainableMethod):
     init: Literal["target", "scratch"] = "target"
 
     @classmethod
+    @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
         return bool(config[speculators.KIND] == PARALLEL) if speculators.KIND in config else MASK in keys
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "PEAGLEDrafter":
         stored = stored.loaded()
         config, where = stored.config, stored.folder / CONFIG
@@ -100,6 +103,7 @@ class PEAGLE(TrainableMethod):
         check_map(stored.tensors.get("d2t"), target, stored.folder)
         return PEAGLEDrafter(found, net, target, stored)
 
+    @override
     def new(self, target: Target) -> "PEAGLEDrafter":
         check_size(PARALLEL, self.draft_vocab, target)
         vocab, reads = target.decoder.vocab, EAGLE3().layers(target)
@@ -166,6 +170,7 @@ class PEAGLENet(FusingNet):
         found: Tensor = self.fc(self.mask_hidden[0, 0])
         return found
 
+    @override
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
         embeds = self._target.decoder.embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
         rotated = self.rotary(features, positions)
@@ -183,34 +188,40 @@ class PEAGLEDrafter(PairReader):
     expands_paths = True
 
     @property
+    @override
     def ahead(self) -> int:  # type: ignore[override]
         return self.knobs.drafts
 
     @property
+    @override
     def needs(self) -> Needs:
         return Needs(hidden=self.model.reads)
 
     @property
+    @override
     def settled(self) -> PEAGLE:
         return replace(self.knobs, mask=self.model.mask)
 
+    @override
     def study(self, counts: Ints) -> None:
         if self.model.d2t is not None:
             self.model.choose(frequent(counts, len(self.model.d2t)))
         if not self._stored.tensors and self.knobs.mask is None:
             self.model.mask = int(np.flatnonzero(counts == counts.min())[-1])
 
+    @override
     def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
         new = {} if self._stored.tensors else {speculators.MASKS[0]: self.model.mask, speculators.DEPTHS: self.ahead}
         return config | new, tensors
 
+    @override
     def passes(self, state: Pairs, tree: Tree, frontier: Ints) -> int:
         reached = (tree.depth[frontier] < self.ahead).any()
         return tree.roots if not len(state.nodes) and reached else 0
 
     @torch.inference_mode()
     def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
-        """A node's candidates come from the slot of its depth; beyond the last one nothing comes."""
+        """Return a node's candidates come from the slot of its depth; beyond the last one nothing comes."""
         if self.passes(state, tree, frontier):
             state = self._slots(self.caught_up(state), tree)
         nodes, which = by_depth(tree, frontier) if drawing.shaped is None else (frontier, None)
@@ -223,7 +234,7 @@ class PEAGLEDrafter(PairReader):
         return found if which is None else found.shared(which), state
 
     def _slots(self, state: Pairs, tree: Tree) -> Pairs:
-        """Reads each row's pairs, the root's last, and the slots behind it."""
+        """Read each row's pairs, the root's last, and the slots behind it."""
         cache, roots, more = state.decoding.cache, np.arange(tree.roots), self.ahead - 1
         tokens, fed = [np.zeros(0, np.int64)] * cache.rows, list(state.decoding.fed)
         state.features.reserve(int(state.features.lengths.max()) + more)
@@ -236,6 +247,7 @@ class PEAGLEDrafter(PairReader):
         outputs = self._read(state, tokens, tree.row[roots], self.ahead)
         return Pairs(replace(state.decoding, fed=tuple(fed)), state.features, roots, outputs.flatten(0, 1))
 
+    @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         rows, count = batch.tokens.shape
         starts = block_starts(count, block, phase)
@@ -267,6 +279,7 @@ class PEAGLEDrafter(PairReader):
         out: Tensor = self.model(tokens, torch.cat((features, unknown), 1), owner + depth, mask, DynamicCache())
         return out
 
+    @override
     def loss(self, batch: Batch) -> Tensor:
         count, drafts = batch.tokens.shape[1], self.ahead
         chains, depths, valid = chosen(batch, drafts, self.knobs.keep, self.knobs.least)

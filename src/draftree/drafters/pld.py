@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import Literal, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, picked
@@ -40,9 +41,11 @@ class PLD(Method):
     match: Literal["latest", "earliest", "all"] = "latest"
     confidence: float = knob(0.8, above=0, most=1)
 
+    @override
     def open(self, target: Target) -> "PLDDrafter":
         return PLDDrafter(self)
 
+    @override
     def example(self, target: Target) -> "PLDDrafter":
         return PLDDrafter(self)
 
@@ -57,11 +60,13 @@ class PLDDrafter(Drafter[Texts]):
     def __init__(self, knobs: PLD) -> None:
         self.knobs = knobs
 
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None, rows: Ints | None = None
     ) -> Texts:
         return tuple(prompts)
 
+    @override
     def expand(self, state: Texts, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Texts]:
         through: dict[int, Ints] = {}
         below = [shares(self._through(state, tree, node, through), int(tree.depth[node])) for node in frontier.tolist()]
@@ -70,9 +75,14 @@ class PLDDrafter(Drafter[Texts]):
             return Candidates(tokens, np.log(self.knobs.confidence * share)), state
 
     def _through(self, state: Texts, tree: Tree, node: int, known: dict[int, Ints]) -> Ints:
-        """[places, length] the continuations that begin with the path to a node; the text is searched once for each root.
+        """Return the continuations [places, length] that begin with the path to a node.
+
+        The text is searched once for each root.
 
         Args:
+            state: the texts.
+            tree: which the node is in.
+            node: its number.
             known: those of other nodes, to which the node and its ancestors are added.
         """
         if node not in known:
@@ -84,12 +94,15 @@ class PLDDrafter(Drafter[Texts]):
                 known[node] = above[above[:, depth] == tree.tokens[node]] if depth < above.shape[1] else above[:0]
         return known[node]
 
+    @override
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
         return extended(state, tree, verdict)
 
+    @override
     def truncate(self, state: Texts, lengths: Ints, rows: Ints | None = None) -> Texts:
         return cut(state, lengths, rows)
 
+    @override
     def select(self, state: Texts, rows: Ints, cache: SlotCache) -> Texts:
         return picked(state, rows, NO_TEXT)
 
@@ -113,12 +126,13 @@ def continuations(text: Ints, knobs: PLD) -> Ints:
 
 
 def shares(found: Ints, depth: int) -> tuple[Ints, Floats]:
-    """The tokens with which continuations go on after a depth, and their shares of those that do.
+    """Return the tokens with which continuations go on after a depth, and their shares of those that do.
 
     The largest share comes first, the lower token of equals.
 
     Args:
         found: [places, length] the continuations.
+        depth: tokens that they have in common.
     """
     following = found[:, depth] if depth < found.shape[1] else found[:0, 0]
     following = following[following != NONE]

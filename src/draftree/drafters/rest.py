@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import knob
@@ -59,12 +60,14 @@ class REST(Stored):
     nodes: int = knob(64, least=1)
     matches: int = knob(5000, least=1)
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.longest < self.shortest:
             raise UserError(f"rest: longest is {self.longest}, allowed is at least shortest, {self.shortest}")
 
     @classmethod
+    @override
     def build(
         cls, documents: Documents, vocab: int, folder: Path, settings: Mapping[str, str], tell: Callable[[str], None]
     ) -> dict[str, Any]:
@@ -78,6 +81,7 @@ class REST(Stored):
         np.save(folder / SUFFIXES, corpus.suffixes)
         return {}
 
+    @override
     def open(self, target: Target) -> "RESTDrafter":
         if Path(self.datastore).is_file():
             return RESTDrafter(self, read_official(Path(self.datastore), target), target.decoder.vocab)
@@ -88,6 +92,7 @@ class REST(Stored):
             )
         return RESTDrafter(self, (stored(folder),), target.decoder.vocab)
 
+    @override
     def example(self, target: Target) -> "RESTDrafter":
         few = min(target.decoder.vocab, 61)  # tokens enough to differ, and few enough that every pair is found somewhere
         drawn = np.random.default_rng(5).integers(0, few, (30, 200))
@@ -133,15 +138,18 @@ class RESTDrafter(Drafter[Retrieval]):
         self.expand(Retrieval((np.zeros(1, np.int64),)), Tree.planted(*np.zeros((2, 1), np.int64)), np.arange(1), 1, Drawing())
 
     @property
+    @override
     def described(self) -> str:
         size = sum(len(corpus.tokens) for corpus in self._corpora)
         return f"{replace(self.knobs, datastore='')}, {size} tokens"  # where its folder lies does not matter
 
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Retrieval | None = None, rows: Ints | None = None
     ) -> Retrieval:
         return Retrieval(tuple(prompts))
 
+    @override
     def expand(self, state: Retrieval, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Retrieval]:
         trie = state.trie
         at = follow(state.at, tree.tokens, tree.parents, trie)
@@ -152,7 +160,7 @@ class RESTDrafter(Drafter[Retrieval]):
         return Candidates(*best_children(trie, at[frontier], k)), replace(state, trie=trie, at=at)
 
     def retrieve(self, context: Ints) -> PrefixTree:
-        """The trie of what followed the longest end of a context; a bare root where it stands nowhere."""
+        """Return the trie of what followed the longest end of a context; a bare root where it stands nowhere."""
         knobs = self.knobs
         ranges = [search(c.tokens, c.suffixes, context, knobs.longest, knobs.shortest) for c in self._corpora]
         longest = max(n for n, _, _ in ranges)
@@ -171,12 +179,15 @@ class RESTDrafter(Drafter[Retrieval]):
     def _context(self, state: Retrieval, tree: Tree, node: int) -> Ints:
         return context_of(state.texts[int(tree.row[node])], tree.tokens, tree.parents, node, self.knobs.longest)
 
+    @override
     def commit(self, state: Retrieval, tree: Tree, verdict: Verdict, taps: Taps) -> Retrieval:
         return Retrieval(extended(state.texts, tree, verdict))
 
+    @override
     def truncate(self, state: Retrieval, lengths: Ints, rows: Ints | None = None) -> Retrieval:
         return Retrieval(cut(state.texts, lengths, rows))
 
+    @override
     def select(self, state: Retrieval, rows: Ints, cache: SlotCache) -> Retrieval:
         return Retrieval(picked(state.texts, rows, NO_TEXT))
 
@@ -195,14 +206,14 @@ def merged(rows: Sequence[Ints]) -> Ints:
 
 
 def indexed(documents: list[Any], vocab: int, tell: Callable[[str], None] = lambda _: None) -> Corpus:
-    """The corpus of some documents."""
+    """Return the corpus of some documents."""
     tokens = joined(documents)
     tell(f"sorting {len(tokens):,} suffixes")
     return Corpus(tokens, suffix_array(tokens, vocab))
 
 
 def stored(folder: Path) -> Corpus:
-    """The corpus of a datastore.
+    """Return the corpus of a datastore.
 
     Raises:
         UserError: its files are broken.
@@ -214,7 +225,7 @@ def stored(folder: Path) -> Corpus:
 
 
 def mapped(path: Path) -> Any:
-    """An array of a datastore, read from disk where it is looked at.
+    """Return an array of a datastore, read from disk where it is looked at.
 
     Raises:
         UserError: there is none.
@@ -227,7 +238,7 @@ def mapped(path: Path) -> Any:
 
 
 def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
-    """The chunks of a file that REST's code has written, read from disk where they are looked at.
+    """Return the chunks of a file that REST's code has written, read from disk where they are looked at.
 
     Each is a uint32 with the bytes of its tokens, the tokens, a uint32 with the bytes of the suffix array, and this as
     int32, all little-endian. There is a suffix for every token, so its size tells whether tokens are uint16 or, as in
@@ -258,7 +269,7 @@ def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
 
 
 def _part(whole: Any, at: int, path: Path) -> tuple[Any, int]:
-    """The bytes behind their number, and where the next part begins."""
+    """Return the bytes behind their number, and where the next part begins."""
     begin = at + 4
     end = begin + (int.from_bytes(whole[at:begin].tobytes(), "little") if begin <= len(whole) else len(whole))
     if end > len(whole):

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from typing import final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every, picked
@@ -48,9 +49,11 @@ class Suffix(Method):
     memory: int = knob(1_000_000, least=24, most=2**31 - 1)
     places: int = knob(256, least=1)
 
+    @override
     def open(self, target: Target) -> "SuffixDrafter":
         return SuffixDrafter(self)
 
+    @override
     def example(self, target: Target) -> "SuffixDrafter":
         return SuffixDrafter(self)
 
@@ -73,7 +76,7 @@ class SuffixState:
     drafts: tuple[tuple[int, Grown], ...] = ()
 
     def with_drafts(self, drafts: dict[int, Grown]) -> "SuffixState":
-        """The same with drafts by row."""
+        """Return the same with drafts by row."""
         return SuffixState(self.texts, self.begun, self.memory, tuple(drafts.items()))
 
 
@@ -89,6 +92,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         self.knobs = knobs
         self._limits = Limits(knobs.longest, knobs.length, float(knobs.factor), float(knobs.least), knobs.places)
 
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: SuffixState | None = None, rows: Ints | None = None
     ) -> SuffixState:
@@ -98,6 +102,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         begun[at] = lengths[at]
         return SuffixState(tuple(prompts), begun, Outputs.empty() if state is None else state.memory)
 
+    @override
     def expand(
         self, state: SuffixState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, SuffixState]:
@@ -114,6 +119,7 @@ class SuffixDrafter(Drafter[SuffixState]):
                 used = max(used, most)
         return Candidates(tokens[:, :used], log_q[:, :used]), state.with_drafts(drafts)
 
+    @override
     def below(
         self, state: SuffixState, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
     ) -> tuple[Below | None, SuffixState]:
@@ -128,7 +134,7 @@ class SuffixDrafter(Drafter[SuffixState]):
     def _given(
         self, state: SuffixState, tree: Tree, root: int, frontier: Ints, width: int, drafts: dict[int, Grown]
     ) -> tuple[Shorts, int, Draft, Ints, Ints, Ints, int, Outputs, Limits]:
-        """What `children` is given for nodes of one root; writes down the draft that is grown behind the text."""
+        """Return what `children` is given for nodes of one root; writes down the draft that is grown behind the text."""
         row, last = int(tree.row[root]), int(tree.tokens[root])
         text, depth = state.texts[row], int(tree.depth[frontier].max())
         end = len(text) + 1
@@ -141,25 +147,29 @@ class SuffixDrafter(Drafter[SuffixState]):
             room = np.append(room, np.empty(depth, np.int32))
         return room, end, grown, tree.parents, tree.tokens, frontier, width, state.memory, self._limits
 
+    @override
     def commit(self, state: SuffixState, tree: Tree, verdict: Verdict, taps: Taps) -> SuffixState:
         return SuffixState(extended(state.texts, tree, verdict), state.begun, state.memory)
 
+    @override
     def truncate(self, state: SuffixState, lengths: Ints, rows: Ints | None = None) -> SuffixState:
         at, begun = every(rows, len(lengths)), state.begun.copy()
         begun[at] = lengths[at]
         return SuffixState(cut(state.texts, lengths, rows), begun, self._remembered(state, at))
 
+    @override
     def select(self, state: SuffixState, rows: Ints, cache: SlotCache) -> SuffixState:
         begun = np.array(picked(state.begun.tolist(), rows, 0), np.int64)
         return SuffixState(picked(state.texts, rows, NO_TEXT), begun, state.memory)
 
+    @override
     def carry(self, state: SuffixState) -> SuffixState | None:
         if not self.knobs.session:
             return None
         return SuffixState((), np.zeros(0, np.int64), self._remembered(state, np.arange(len(state.texts))))
 
     def _remembered(self, state: SuffixState, rows: Ints) -> Outputs:
-        """The memory with what some rows have written since they were started."""
+        """Return the memory with what some rows have written since they were started."""
         if not self.knobs.session:
             return state.memory
         outputs = [state.texts[row][state.begun[row] :] for row in rows]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import ClassVar, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every, picked, put
@@ -50,9 +51,11 @@ class TokenRecycling(Method):
     prompt: bool = True
     session: bool = True
 
+    @override
     def open(self, target: Target) -> "TokenRecyclingDrafter":
         return TokenRecyclingDrafter(self, target.decoder.vocab)
 
+    @override
     def example(self, target: Target) -> "TokenRecyclingDrafter":
         return self.open(target)
 
@@ -96,9 +99,11 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         self._none = np.zeros_like(self._prior)
 
     @property
+    @override
     def needs(self) -> Needs:
         return Needs(top=self._width)
 
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Recycled | None = None, rows: Ints | None = None
     ) -> Recycled:
@@ -116,6 +121,7 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         tokens, followed = pairs_of(text, self._width)
         return self._empty.plus(tokens, merged(followed, memory.look_up(tokens)[0]))
 
+    @override
     def expand(self, state: Recycled, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Recycled]:
         width, rows = min(k, self._width), tree.row[frontier]
         tokens, log_q = np.zeros((len(frontier), width), np.int64), np.full((len(frontier), width), -np.inf)
@@ -132,6 +138,7 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         rates: Floats = np.minimum.accumulate(right / tried, axis=1)
         return rates
 
+    @override
     def commit(self, state: Recycled, tree: Tree, verdict: Verdict, taps: Taps) -> Recycled:
         tables, judged = list(state.tables), list(state.judged)
         top = None if taps.top is None else taps.top[:, : self._width].cpu().numpy()
@@ -160,10 +167,12 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         tables = put(state.tables, at, (self._empty,) * len(lengths))
         return Recycled(memory, known, tables, put(state.judged, at, (self._none,) * len(lengths)))
 
+    @override
     def select(self, state: Recycled, rows: Ints, cache: SlotCache) -> Recycled:
         tables, judged = picked(state.tables, rows, self._empty), picked(state.judged, rows, self._none)
         return replace(state, tables=tables, judged=judged)
 
+    @override
     def carry(self, state: Recycled) -> Recycled | None:
         return Recycled(*self._remembered(state, np.arange(len(state.tables)))) if self.knobs.session else None
 

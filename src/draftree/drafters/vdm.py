@@ -5,6 +5,7 @@ from typing import ClassVar, Literal, final
 
 from torch import Tensor
 from transformers import PreTrainedModel
+from typing_extensions import override
 
 from draftree.boundary.knobs import Presets, knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
@@ -54,10 +55,12 @@ class VDM(TrainableMethod):
     init: Literal["target", "scratch"] = "scratch"
     draft_vocab: int = knob(0, least=0)
 
+    @override
     def read(self, stored: Checkpoint, target: Target) -> "VDMDrafter":
         model = load_model(stored, "vdm", target, self.draft_vocab)
         return VDMDrafter(replace(self, shared=not has_own(stored)), model, target, stored)
 
+    @override
     def new(self, target: Target) -> "VDMDrafter":
         model = new_model("vdm", target, self.shared, self.draft_vocab)
         if self.init == "target":
@@ -75,6 +78,7 @@ class VDMDrafter(OneLayerDrafter, LanguageModelDrafter):
         super().__init__(knobs, model, target, stored)
         self.small = Target(self.decoder, "vdm")
 
+    @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         logits = self.decoder.head(self._states(batch))  # every token sees all before it, wherever a block begins
         return whole(logits, self.drafted)
@@ -83,6 +87,7 @@ class VDMDrafter(OneLayerDrafter, LanguageModelDrafter):
         states: Tensor = self.decoder.stack(input_ids=batch.tokens, use_cache=False).last_hidden_state
         return states
 
+    @override
     def loss(self, batch: Batch) -> Tensor:
         logits = self.decoder.head(self._states(batch)[before(batch.learn)])
         return draft_loss(self.knobs.loss, batch, logits, drafted=self.drafted)

@@ -47,7 +47,10 @@ def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: In
 
 
 def released(drafter: Drafter[Any], rows: Rows, state: Any, row: int) -> Any:
-    """Return a drafter's state once a row is free; none where it raises an exception, and nothing is drafted then."""
+    """Return a drafter's state once a row is free.
+
+    Return none where it raises an exception, and nothing is drafted then.
+    """
     if state is None:
         return None
     try:

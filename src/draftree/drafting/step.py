@@ -11,6 +11,7 @@ from itertools import pairwise
 from typing import Any, TypeVar
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.device_clock import DeviceClock, clock_of
 from draftree.boundary.phases import in_phase, phase
@@ -73,6 +74,7 @@ class Drafting(Search):
     drafted: float | None = None
 
     def __post_init__(self) -> None:
+        """Choose the clock of the device."""
         self._clock: DeviceClock = clock_of(self.rows.cache.device)
         self._marks, self._recordings = list[Any](), self.capture.recordings
 
@@ -81,7 +83,10 @@ class Drafting(Search):
         self._marks.append(self._clock.mark())
 
     def grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
-        """The tree that a policy drafts, or where it can grow without the host one that the host has yet to be told of."""
+        """Return the tree that a policy drafts.
+
+        Where it can grow without the host, it is one that the host has yet to be told of.
+        """
         before, again = self.state, False
         while not self.rows.undrafted.issuperset(roots.row.tolist()):
             if self.rows.undrafted:
@@ -189,6 +194,7 @@ class Drafting(Search):
                 self.steps.append(DraftStep(self.frontiers[-1], took))
 
     @in_phase("draft")
+    @override
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
         open_ = self.rows.forced(tree, frontier) < 0
         if not open_.any():
@@ -203,6 +209,7 @@ class Drafting(Search):
         return nothing_beside(self._allowed(found, drawing), open_)
 
     @in_phase("draft")
+    @override
     def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
         if self.rows.steered:  # node by node
             return None
@@ -219,17 +226,21 @@ class Drafting(Search):
         return found
 
     @property
+    @override
     def searches(self) -> bool:
         return self.drafter.searches
 
+    @override
     def passes(self, tree: Tree, frontier: Ints) -> int:
         return self._ask(partial(self.drafter.passes, self.state, tree), tree, frontier)
 
     @property
+    @override
     def ahead(self) -> int:
         return self.drafter.ahead
 
     @in_phase("draft")
+    @override
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         forced = self.rows.forced(tree, frontier)
         open_ = forced < 0

@@ -50,7 +50,7 @@ class Verdict:
         return True if low > 1 else False if high < 1 else None
 
     def as_json(self) -> dict[str, Any]:
-        """The figures by the names of the command line."""
+        """Return the figures by the names of the command line."""
         rows = [
             {"drafter": d, "policy": p, "interval": r["intervals"]["counted_speedup"]}
             | {name: r[name] for name in ("acceptance_length", "counted_speedup")}
@@ -62,13 +62,16 @@ class Verdict:
 
 
 def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
-    """Two halves of some requests by the hash of their prompts, whatever their order; the same ones always."""
+    """Return two halves of some requests, split by the hash of their prompts.
+
+    The split does not depend on the order of the requests.
+    """
     by_hash = sorted(requests, key=lambda r: hashlib.sha256(str(r.prompt).encode()).digest())
     return by_hash[::2], by_hash[1::2]
 
 
 def pairings(drafters: Sequence[str], usual: Pair, given: bool) -> list[Pair]:
-    """The pairings that are tried: with drafters that are named each by policies that fit most; else the usual ones.
+    """Return the pairings that are tried: with drafters that are named each by policies that fit most; else the usual ones.
 
     Args:
         drafters: specs that were named.
@@ -120,7 +123,7 @@ def advise(engines: Mapping[Pair, Engine], requests: Sequence[Request], seed: in
 
 
 def told(verdict: Verdict, target: str) -> str:
-    """The verdict in words."""
+    """Return the verdict in words."""
     row, (drafter, policy) = verdict.judged, verdict.chosen
     low, high = row["intervals"]["speedup"]
     speed = f"{row['speedup']:.2f} × [{low:.2f}, {high:.2f}] plain decoding's speed"

@@ -78,7 +78,10 @@ class Looked:
 
     @property
     def calibration_error(self) -> float | None:
-        """Expected calibration error: how far confidence and acceptance are apart, by the bins' sizes."""
+        """Return the expected calibration error.
+
+        It is the mean distance of confidence and acceptance, weighted by the bins' sizes.
+        """
         bins = self.reliability()
         count = sum(b["count"] for b in bins)
         return sum(abs(b["confidence"] - b["accepted"]) * b["count"] for b in bins) / count if count else None
@@ -88,7 +91,10 @@ class Looked:
         return self._shares(self.depth - 1, DEPTHS)
 
     def by_entropy(self) -> tuple[list[float], list[list[float]]]:
-        """The ends of bins of entropy, with as many places in each, and [bins, K] how often the text's token has each rank."""
+        """Return the ends of bins of entropy, and how often the text's token has each rank [bins, K].
+
+        Each bin has the same number of places.
+        """
         ends = np.unique(np.quantile(self.entropy, np.linspace(0, 1, BINS + 1))) if len(self.entropy) else np.zeros(2)
         which = np.clip(np.searchsorted(ends, self.entropy, side="right") - 1, 0, max(len(ends) - 2, 0))
         return ends.tolist(), self._shares(which, max(len(ends) - 1, 1))
@@ -100,7 +106,7 @@ class Looked:
         return shares
 
     def as_json(self) -> dict[str, Any]:
-        """The figures by the names of the command line."""
+        """Return the figures by the names of the command line."""
         ends, shares = self.by_entropy()
         return {
             "places": len(self.rank),
@@ -165,7 +171,9 @@ that was by q."""
 
 
 def grouped(looked: Sequence[Looked], drafter: str) -> list[ResultRow]:
-    """The groups of a drafter's candidates as rows of a result: of each text how many there are (`places`) and are right.
+    """Return the groups of a drafter's candidates as rows of a result.
+
+    Of each text they tell how many there are (`places`) and how many are right.
 
     Args:
         looked: of each text.

@@ -35,7 +35,7 @@ class Served:
 
 
 def arrival_times(count: int, rate: float, seed: int) -> Floats:
-    """Return [count] seconds at which requests arrive: a Poisson process with `rate` arrivals a second."""
+    """Return [count] arrival times in seconds: a Poisson process of `rate` requests a second."""
     gaps: Floats = np.random.default_rng(seed).exponential(1 / rate, count)
     return np.cumsum(gaps)
 

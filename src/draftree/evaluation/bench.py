@@ -104,7 +104,7 @@ class Bench:
         return written
 
     def asked(self, request: Request, temperature: float) -> Request:
-        """A request as it is put at a temperature."""
+        """Return a request as it is put at a temperature."""
         return replace(request, sampling=Sampling(temperature=temperature, seed=self.seed))
 
     def prompt(self, index: int) -> dict[Cell, PromptResult]:
@@ -172,7 +172,7 @@ class Bench:
             yield long[at : at + together], source, texts
 
     def remember(self, requests: Sequence[Request]) -> None:
-        """Writes again, for a run that goes on, what cells learn from: what a drafter or a policy keeps is not saved."""
+        """Write again, for a run that goes on, what cells learn from: what a drafter or a policy keeps is not saved."""
         for (drafter, policy), engine in self.engines.items():
             if engine.drafter.remembers or engine.policy.start() is not None:
                 for cell in (c for c in self.cells if (c.drafter, c.policy) == (drafter, policy)):
@@ -180,7 +180,7 @@ class Bench:
                         self.write(cell, request, last=True)
 
     def warm(self) -> None:
-        """Runs every cell for a moment, for the clock."""
+        """Run every cell for a moment, for the clock."""
         for cell in self.cells:
             self.write(cell, short(self.requests[0]))
 

@@ -16,7 +16,7 @@ COLUMNS = ("policy", "T", "τ [95 %]", "nodes/step", "speed-up [95 %]", "counted
 
 
 def card(folder: Path, result: Mapping[str, Any] | None = None, licence: str | None = None) -> str:
-    """The card as Markdown.
+    """Return the card as Markdown.
 
     Args:
         folder: of the drafter's checkpoint.

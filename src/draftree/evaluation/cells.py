@@ -26,7 +26,10 @@ from draftree.tree import Ints
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination to be measured; plain decoding has neither drafter nor policy, and no acceptor is the usual one."""
+    """One combination to measure.
+
+    Plain decoding has neither drafter nor policy. Without an acceptor the default one is used.
+    """
 
     drafter: str | None
     policy: str | None
@@ -99,7 +102,7 @@ def paired(
 
 
 def product(pairs: Sequence[Pairing], temperatures: Sequence[float]) -> list[Cell]:
-    """The baseline and every pairing, at each temperature.
+    """Return the baseline and every pairing, at each temperature.
 
     Raises:
         UserError: a pairing is not exact, or its acceptor does not serve a temperature.
@@ -118,7 +121,7 @@ def assemble(
     costs: Mapping[str, CostTable] | CostTable | None,
     acceptor: str | None = None,
 ) -> dict[tuple[str, str], Engine]:
-    """An engine for every pair; specs are read before the target is loaded, so mistakes come at once.
+    """Return an engine for every pair; specs are read before the target is loaded, so mistakes come at once.
 
     Args:
         load: the target.
@@ -143,7 +146,7 @@ def chosen(
     per_category: int | None = None,
     shuffled: int | None = None,
 ) -> tuple[list[Request], dict[str, int]]:
-    """The requests to run, and by category how many prompts were left out because their text would not fit the context.
+    """Return the requests to run, and by category how many prompts were left out because their text would not fit the context.
 
     Args:
         prompts: in the order of their file.
@@ -176,7 +179,9 @@ FOLLOWING = 1 << 32
 
 
 def conversations(engine: Engine, prompts: Sequence[SuitePrompt], requests: Sequence[Request]) -> list[Request]:
-    """The requests with what is asked after each, in turn, behind the target's greedy answers; what does not fit is left out.
+    """Return the requests, each followed by what is asked after it.
+
+    In between are the target's greedy answers. What does not fit is left out.
 
     Args:
         engine: whose target answers.

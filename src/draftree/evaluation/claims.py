@@ -106,7 +106,7 @@ class Judged:
 
 
 def named(pairing: str, names: Mapping[str, str]) -> str:
-    """A pairing with the specs that stand for the paper's drafter and policy, the paper's knobs added."""
+    """Return a pairing with the specs that stand for the paper's drafter and policy, the paper's knobs added."""
     return " ".join(_spec(part, names) for part in pairing.split(" "))
 
 
@@ -119,7 +119,7 @@ def _spec(part: str, names: Mapping[str, str]) -> str:
 def judged(
     claims: Sequence[Claim], results: Sequence[Mapping[str, Any]], names: Mapping[str, str], missing: Mapping[str, str]
 ) -> list[Judged]:
-    """What saved results say of claims.
+    """Return what saved results say of claims.
 
     Args:
         claims: of papers.
@@ -144,7 +144,7 @@ def judged(
 
 
 def _with(one: Judged, ratios: Sequence[Ratio]) -> Judged:
-    """A claim with what was found of its comparisons."""
+    """Return a claim with what was found of its comparisons."""
     first, *kept = ratios
     said = [verdict(one.claim, first), *(verdict(replace(one.claim, keeps=True), r) for r in kept)]
     whole = next((word for word in (FEW, "fails", "ties") if word in said), "holds")

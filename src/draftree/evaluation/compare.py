@@ -23,7 +23,7 @@ CHEAP = Costs({1: 1e-3}, {1: 1.0})
 
 
 def short(request: Request) -> Request:
-    """A request to warm up with; it does not end early."""
+    """Return a request to warm up with; it does not end early."""
     tokens = min(WARM_TOKENS, request.max_new_tokens)
     return replace(request, prompt=request.prompt[-WARM_PROMPT:], max_new_tokens=tokens, eos=frozenset())
 
@@ -67,7 +67,7 @@ class Comparison:
         return self.stats.tokens_per_second / self.plain.tokens_per_second
 
     def as_json(self) -> dict[str, Any]:
-        """The figures by the names of the command line."""
+        """Return the figures by the names of the command line."""
         if self.plain is None:
             return {"stats": self.stats.as_json()}
         seconds, speed = self.plain.seconds, self.plain.tokens_per_second
@@ -92,7 +92,7 @@ def warm(engine: Engine, request: Request, baseline: bool) -> None:
 
 
 def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
-    """A finished run beside the baseline: after it come plain, plain and another of ours; seconds are means.
+    """Return a finished run beside the baseline: after it come plain, plain and another of ours; seconds are means.
 
     In that order a machine that slowly becomes faster or slower favours neither.
     """
@@ -109,7 +109,10 @@ def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
 
 
 def bits(engine: Engine, request: Request) -> bool:
-    """True where each token has the same log-probability, to the last bit, as in plain decoding; writes the text twice more."""
+    """Return whether each token has the log-probability of plain decoding, to the last bit.
+
+    The text is written twice more for that.
+    """
     ours, plain, told = list[Emitted](), list[Emitted](), replace(request, logprobs=0)
     replace(engine, carried=None, learned={}).write([told], on_tokens=ours.extend, reuse=False)
     engine.plain([told], on_tokens=plain.extend)
@@ -117,7 +120,10 @@ def bits(engine: Engine, request: Request) -> bool:
 
 
 def difference(target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]) -> Difference:
-    """The first token at which another greedy output differs from plain decoding's, and the margin of its logits there."""
+    """Return the first token at which another greedy output differs, and its margin of logits.
+
+    It is compared with plain decoding's.
+    """
     at = common(ours, plain)
     text = np.array([*request.prompt, *plain[:at]], np.int64)
     logits = target.prefill(target.new_cache(1, len(text)), [text], Needs()).logits[0]

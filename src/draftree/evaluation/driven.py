@@ -84,10 +84,21 @@ class Places:
 class Source(Protocol):
     """A target that a drafter is driven with, or a stand-in for one."""
 
-    def new_cache(self, rows: int, slots: int) -> SlotCache: ...
-    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified: ...
-    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified: ...
-    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None: ...
+    def new_cache(self, rows: int, slots: int) -> SlotCache:
+        """Return an empty cache, see `Target.new_cache`."""
+        ...
+
+    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+        """Read prompts, see `Target.prefill`."""
+        ...
+
+    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+        """Verify a tree, see `Target.verify`."""
+        ...
+
+    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        """Keep what was accepted, see `Target.commit`."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -116,7 +127,7 @@ class Block:
 
 @torch.inference_mode()
 def replay(target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int, length: int, step: int = 0) -> Iterator[Block]:
-    """Decodes along texts: prefill, start, then for each block expand, verify and commit, as if the text were accepted.
+    """Decode along texts: prefill, start, then for each block expand, verify and commit, as if the text were accepted.
 
     Args:
         target: verifies every block, as in decoding.
@@ -153,7 +164,7 @@ def replay(target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int,
 def _chained(
     drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints], k: int
 ) -> tuple[Tree, list[tuple[Ints, Candidates]], Any]:
-    """The chains of some blocks, one for each live row, and the k candidates proposed after the nodes of each depth."""
+    """Return the chains of some blocks, one for each live row, and the k candidates proposed after the nodes of each depth."""
     tree = Tree.planted(live, np.array([b[0] for b in blocks]))
     frontier, asked = np.arange(len(live)), []
     for depth in range(max(map(len, blocks))):
@@ -170,7 +181,7 @@ def _chained(
 
 
 def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Places:
-    """Decodes along texts in blocks of `DEPTHS` tokens, with one candidate asked for after every token.
+    """Decode along texts in blocks of `DEPTHS` tokens, with one candidate asked for after every token.
 
     Args:
         target: verifies every block, as in decoding.
@@ -185,7 +196,7 @@ def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Place
 
 
 def _compared(block: Block, nodes: Ints, candidates: Candidates) -> Places:
-    """The places after the nodes of one depth."""
+    """Return the places after the nodes of one depth."""
     tree, logits = block.tree, block.logits[torch.from_numpy(nodes).to(block.logits.device)].float()
     p, choice = torch.softmax(logits, dim=-1), logits.argmax(-1)
     drafted, draft = np.isfinite(candidates.log_q[:, 0]), candidates.tokens[:, 0]
@@ -214,7 +225,7 @@ TEXTS, TOKENS, PROMPT = 12, 48, 16
 
 
 def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
-    """The target's own greedy answers to shipped prompts, spread evenly: text as it will be drafted.
+    """Return the target's greedy answers to shipped prompts, spread evenly.
 
     Raises:
         UserError: no prompt fits the target's context, or every answer is shorter than 2 tokens.
@@ -226,7 +237,7 @@ def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Te
 
 
 def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[list[int]]:
-    """The prompts of token ids behind which the target's context has room for so many new tokens.
+    """Return the prompts that leave room in the target's context for `tokens` new tokens.
 
     Raises:
         UserError: there is none.
@@ -239,7 +250,10 @@ def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[l
 
 
 def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOKENS) -> list[Text]:
-    """The target's greedy answers of at least 2 tokens to prompts of token ids, written in one batch."""
+    """Return the target's greedy answers of at least 2 tokens to prompts of token ids.
+
+    All answers are written in one batch.
+    """
     written = plain(target, [Request(list(p), tokens, target.eos) for p in prompts]).tokens
     return [Text(np.array([*p, *w], np.int64), len(p)) for p, w in zip(prompts, written, strict=True) if len(w) > 1]
 

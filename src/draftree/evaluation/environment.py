@@ -44,7 +44,7 @@ def environment() -> dict[str, Any]:
 
 
 def packages() -> dict[str, str]:
-    """Return the versions of all packages that draftree names as a dependency and that are installed, extras included."""
+    """Return the versions of the installed dependencies of draftree, extras included."""
     named = (match(r"[A-Za-z0-9_.-]+", line) for line in requires("draftree") or ())
     names = sorted({name[0] for name in named if name} - {"draftree"})
     found = {}
@@ -57,7 +57,10 @@ def packages() -> dict[str, str]:
 
 
 def instruction_sets() -> list[str]:
-    """Return the processor's instruction sets that matter for speed; empty where the system does not list them."""
+    """Return the processor's instruction sets that matter for speed.
+
+    The list is empty where the system does not report them.
+    """
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:

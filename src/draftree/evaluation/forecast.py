@@ -16,7 +16,7 @@ BACKWARD = 3.0
 
 
 def plain_seconds(target: Target, drafter: Drafter[Any], requests: Sequence[Request]) -> float:
-    """Return the seconds in which plain decoding writes texts one after another, each in its full length.
+    """Return the seconds that plain decoding takes for texts one after another, at full length.
 
     The costs are those that this machine has learnt of the target, or an estimate where it has learnt none. Texts that end
     earlier, batches and drafters take less.

@@ -57,7 +57,7 @@ class Format:
         return "" if self.fine(row) else "its values are others"
 
     def questions(self, row: Row) -> list[str]:
-        """What is asked, one after the other."""
+        """Return what is asked, one after the other."""
         return [self.ask.format_map(row).strip()] if isinstance(self.ask, str) else self.ask(row)
 
 
@@ -75,7 +75,7 @@ def _task(row: Row) -> str:
 
 
 def _deepspec(name: str) -> Format:
-    """The sets that DeepSpec and DFlash evaluate on: rows of turns, the file's name says which."""
+    """Return the sets that DeepSpec and DFlash evaluate on: rows of turns, the file's name says which."""
     page = "https://github.com/deepseek-ai/DeepSpec/blob/main/deepspec/eval/base_evaluator.py"
     return Format(page, {"turns": list}, _turns, _told, ("question_id",), lambda row: name)
 
@@ -141,7 +141,7 @@ class Asked:
 
 
 def asked(name: str, row: Row, where: str, wording: Wording = "plain") -> Asked:
-    """What a row asks.
+    """Return what a row asks.
 
     Args:
         name: of its format.

@@ -31,7 +31,10 @@ ResultRow = dict[str, Any]
 
 
 def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
-    """[B] tokens per second of samples of prompts [B, P], of each prompt's tokens and seconds [P]."""
+    """Return the tokens per second [B] of bootstrap samples of prompts [B, P].
+
+    Tokens and seconds are those of each prompt [P].
+    """
     rate: Floats = tokens[chosen].sum(-1) / np.maximum(seconds[chosen].sum(-1), 1e-12)
     return rate
 
@@ -42,7 +45,7 @@ def samples(prompts: int, seed: int, count: int = SAMPLES) -> Ints:
 
 
 def bounds(values: Floats) -> list[float]:
-    """A 95 % interval."""
+    """Return a 95 % interval."""
     return [float(x) for x in np.quantile(values, (LEVEL / 2, 1 - LEVEL / 2))]
 
 
@@ -78,7 +81,7 @@ class Ratio:
 
 
 def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> Ratio:
-    """A product of sums over prompts divided by such a product, by bootstrap-t on its logarithm.
+    """Return a product of sums over prompts divided by such a product, by bootstrap-t on its logarithm.
 
     Its coverage at 20 prompts is 94 %, where that of BCa is 91 % and that of the samples' quantiles 90 %
     (tests/test_statistics.py); the error of each sample is linearised (Efron and Tibshirani 1993, chapters 12 and 13). Below
@@ -92,7 +95,7 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
     signs, columns = np.repeat((1.0, -1.0), (len(over), len(under))), np.array([*over, *under], np.float64)
 
     def fitted(taken: Floats) -> tuple[Floats, Floats]:
-        """The logarithm, and its standard error, of figures [C, …, P]."""
+        """Return the logarithm, and its standard error, of figures [C, …, P]."""
         means = np.maximum(taken.mean(-1), 1e-12)
         influence = np.tensordot(signs, taken / means[..., None], 1)
         spread = np.sqrt((influence**2).sum(-1) / max(count * (count - 1), 1))
@@ -112,13 +115,15 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
 
 
 def ratio_bounds(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> list[float]:
-    """The 95 % interval of `ratio`."""
+    """Return the 95 % interval of `ratio`."""
     found = ratio(over, under, chosen)
     return [found.low, found.high]
 
 
 def holm(several: Sequence[Ratio]) -> list[Ratio]:
-    """Comparisons with p-values adjusted by Holm (1979), so that the level holds for all of them together.
+    """Return comparisons with p-values adjusted by Holm's method (1979).
+
+    The level then holds for all of them together.
 
     The k-th smallest of m p-values is multiplied by m − k + 1. Those of too few prompts are not among the m.
     """
@@ -164,7 +169,7 @@ class Compared:
 
 
 def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Compared]:
-    """The rows of one name beside each other row that differs from one of them in nothing else.
+    """Return the rows of one name beside each other row that differs from one of them in nothing else.
 
     Args:
         result: a saved one.

@@ -26,7 +26,7 @@ class Journal:
     key: Mapping[str, Any]
 
     def read(self, cells: Sequence[Cell]) -> list[dict[Cell, PromptResult]]:
-        """The prompts done, if the journal is of this run; a last line that was broken off is not counted."""
+        """Return the prompts done, if the journal is of this run; a last line that was broken off is not counted."""
         lines, done = list[str](), list[dict[Cell, PromptResult]]()
         with suppress(UserError), understood("what comes after it cannot be read"):
             key, *lines = self.path.read_text("utf-8", errors="replace").splitlines()
@@ -37,7 +37,7 @@ class Journal:
         return done
 
     def add(self, done: Mapping[Cell, PromptResult]) -> None:
-        """Notes one prompt; the journal was read before."""
+        """Note one prompt; the journal was read before."""
         append(self.path, json.dumps([[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]) + "\n")
 
     def remove(self) -> None:

@@ -112,13 +112,16 @@ class Roofline(Part):
         return self.overhead + self.launch + reading + n * 2 * self.parameters / self.rate
 
     def drafted(self, layers: float, heads: float, f: int) -> float:
-        """Seconds of a drafter's pass over f tokens; it is launched as often as so many of the target's layers."""
+        """Return the seconds of a drafter's pass over f tokens.
+
+        Launch time counts in proportion to the target's layers.
+        """
         parameters = layers * self.layer + heads * self.head
         launches = self.launch * layers / self.layers
         return launches + parameters * self.draft_bytes / self.bandwidth + f * 2 * parameters / self.rate
 
     def entries(self, work: Drafting) -> tuple[Costs, ...]:
-        """The costs of a drafter on this machine."""
+        """Return the costs of a drafter on this machine."""
         found = []
         for context in CONTEXTS:
             target = {n: self.target(n, context) for n in (*FED, *FED_WIDE)}
@@ -158,7 +161,7 @@ class Machine:
 
     @classmethod
     def load(cls, name: str) -> Self:
-        """The machine of that name.
+        """Return the machine of that name.
 
         Raises:
             UnknownName: there is none.
@@ -180,7 +183,7 @@ class Machine:
         return f"{self.table.about['device']} ({self.table.about['kind']})"
 
     def costs(self, work: Drafting) -> CostTable:
-        """The costs of a drafter here: its own draft steps beside the target's curves."""
+        """Return the costs of a drafter here: its own draft steps beside the target's curves."""
         about = {**self.table.about, "machine": self.name}
         entries = tuple(self._entry(entry, work) for entry in self.table.entries)
         return CostTable(entries, about)
@@ -195,12 +198,12 @@ class Machine:
 
 
 def names() -> list[str]:
-    """The machines there are."""
+    """Return the machines there are."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
 def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostTable:
-    """The table of a machine on which further tokens cost more or less, and every step some host time.
+    """Return the table of a machine on which further tokens cost more or less, and every step some host time.
 
     Args:
         table: the one it is compared with.
@@ -217,7 +220,7 @@ def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostT
 
 
 def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Drafting:
-    """What a drafter's second draft step of a tree, and its commit, read; look-ups are timed here, or were before."""
+    """Return what a drafter's second draft step of a tree, and its commit, read; look-ups are timed here, or were before."""
     layer, head = _sizes(target)
     step, commit, later = _read(target, drafter)
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
@@ -260,7 +263,7 @@ class _Reading(TorchFunctionMode):
 
 
 def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _Reading]:
-    """The weights read by a draft step, by the commit of a root, and by what that puts off.
+    """Return the weights read by a draft step, by the commit of a root, and by what that puts off.
 
     The step is one below the root's children, or that of the root for a drafter that tells several layers in it.
     """
@@ -288,7 +291,7 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _R
 
 
 def derived(name: str) -> dict[str, Any]:
-    """A derived machine's file as the formula gives it, from the numbers and the words that stand there."""
+    """Return a derived machine's file as the formula gives it, from the numbers and the words that stand there."""
     machine = Machine.load(name)
     assert machine.roofline is not None
     entries = [asdict(entry) for entry in machine.roofline.entries(ONE_LAYER)]

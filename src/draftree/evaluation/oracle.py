@@ -93,7 +93,7 @@ class Division:
 
 
 def divided(reach: Ints, start: int, costs: Costs | CostTable, ahead: int = 1) -> Division:
-    """The cheapest way to write a text whose first root stands at a position, where each root's reach is known.
+    """Return the cheapest way to write a text whose first root stands at a position, where each root's reach is known.
 
     Args:
         reach: [M] of each root.
@@ -123,7 +123,7 @@ def _steps(choice: Ints) -> Iterator[int]:
 
 
 def log(drafter: str, temperature: float, starts: Sequence[int], reach: Sequence[Ints], ahead: int = 1) -> dict[str, Any]:
-    """What a result keeps of a drafter's reach, so that the oracle can be priced again.
+    """Return what a result keeps of a drafter's reach, so that the oracle can be priced again.
 
     Args:
         drafter: its spec.
@@ -137,7 +137,7 @@ def log(drafter: str, temperature: float, starts: Sequence[int], reach: Sequence
 
 
 def row(saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: float | None = None) -> dict[str, Any]:
-    """The oracle's row at some costs, with what was logged.
+    """Return the oracle's row at some costs, with what was logged.
 
     Args:
         saved: what `log` gives.
@@ -170,7 +170,9 @@ def row(saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: 
 
 
 def leviathan(overlap: float, cost_ratio: float, most: int = 64) -> float:
-    """The most that a chain of fixed length gains by Leviathan et al. 2023, theorem 3.8: (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)).
+    """Return the most that a chain of fixed length gains by Leviathan et al.
+
+    2023, theorem 3.8: (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)).
 
     Args:
         overlap: a, how often a draft is accepted.
@@ -183,5 +185,8 @@ def leviathan(overlap: float, cost_ratio: float, most: int = 64) -> float:
 
 
 def free_passes(acceptance_length: float, drafts: float, cost_ratio: float) -> float:
-    """τ / (1 + drafts · sₐ/sₜ): the speed-up if a pass over a whole tree cost what one over a token costs."""
+    """Return τ / (1 + drafts · sₐ/sₜ), the speed-up with free tree passes.
+
+    A pass over a whole tree is taken to cost as much as one over a single token.
+    """
     return acceptance_length / (1 + drafts * cost_ratio)

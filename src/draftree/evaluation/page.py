@@ -21,18 +21,18 @@ def name_of(row: ResultRow) -> str:
 
 
 def measure(result: Result) -> str:
-    """The name of the speed-up that the result is judged by."""
+    """Return the name of the speed-up that the result is judged by."""
     return "speedup" if clocked(result) else "counted_speedup"
 
 
 def ranked(result: Result) -> list[ResultRow]:
-    """The rows that draft and have a speed-up, the fastest first."""
+    """Return the rows that draft and have a speed-up, the fastest first."""
     by = measure(result)
     return sorted((r for r in result["rows"] if r["policy"] and r.get(by) is not None), key=lambda r: -r[by])
 
 
 def bars(result: Result) -> list[dict[str, Any]]:
-    """The speed-ups as a picture draws them; the oracle's stands beside counted ones alone, which it is one of."""
+    """Return the speed-ups as a picture draws them; the oracle's stands beside counted ones alone, which it is one of."""
     by = measure(result)
     bounds = {_place(b): b["counted_speedup"] for b in result.get("oracle", ())}
     return [
@@ -57,12 +57,12 @@ def gaps(result: Result) -> list[str]:
 
 
 def _place(row: ResultRow) -> tuple[Any, ...]:
-    """What a row and an oracle's have in common."""
+    """Return what a row and an oracle's have in common."""
     return row["drafter"], row["temperature"], row.get("machine")
 
 
 def texts(result: Result, row: ResultRow) -> list[dict[str, Any]]:
-    """The texts that the result holds, each piece with where its token came from in a row's steps."""
+    """Return the texts that the result holds, each piece with where its token came from in a row's steps."""
     kept = result.get("texts", {}).get(f"{row['temperature']:g}", ())
     if not kept or not row["promises_text"] or not row["same_output"] or "work" not in row:
         return []

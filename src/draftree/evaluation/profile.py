@@ -80,7 +80,7 @@ class Part:
 
 
 def parts(stats: Stats, floor: float | None = None) -> list[Part]:
-    """The parts of a step, in the order of the loop.
+    """Return the parts of a step, in the order of the loop.
 
     Args:
         stats: of texts that were written.
@@ -107,12 +107,15 @@ def per_token(row: Mapping[str, Any]) -> dict[str, float]:
 
 
 def profiled(target: Target, stats: Stats) -> list[Part]:
-    """The parts of a step beside the floor of the target's pass, from the ceilings of this machine, which are measured."""
+    """Return the parts of a step beside the floor of the target's pass.
+
+    The floor follows from the ceilings of this machine, which are measured.
+    """
     work = stats.work
     tokens, context = (float(np.mean(each)) if work else 1.0 for each in ([w.fed for w in work], [w.context for w in work]))
     return parts(stats, Ceilings.measured(target.decoder).floor(target.decoder, tokens, context))
 
 
 def as_json(found: list[Part]) -> list[dict[str, Any]]:
-    """The parts by the names of the command line."""
+    """Return the parts by the names of the command line."""
     return [asdict(part) for part in found]

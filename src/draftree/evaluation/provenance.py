@@ -54,12 +54,15 @@ def provenance(target: Target, seed: int) -> dict[str, Any]:
 
 
 def command() -> str:
-    """The command line of this run."""
+    """Return the command line of this run."""
     return shlex.join(["draftree", *sys.argv[1:]])
 
 
 def commit() -> dict[str, Any] | None:
-    """The commit the package is at and whether its files differ from it; None where it is not a checkout of its own."""
+    """Return the commit the package is at and whether its files differ from it.
+
+    Return None where it is not a checkout of its own.
+    """
     folder = Path(draftree.__file__).parent
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
@@ -75,7 +78,10 @@ def _git(folder: Path, *command: str) -> str | None:
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """A hash of the shapes and a sample of all weights, cheap for large models: another training gives another one."""
+    """Return a hash of the shapes and a sample of all weights.
+
+    It is cheap for large models, and differs after further training.
+    """
     digest = hashlib.sha256()
     for name, p in sorted(model.state_dict().items()):
         numbers = p if type(p) is torch.Tensor else p.dequantize()  # torchao's tensors

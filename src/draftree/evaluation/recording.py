@@ -52,7 +52,7 @@ class Recording:
     @classmethod
     @torch.inference_mode()
     def of(cls, target: Target, texts: Sequence[Text], layers: Sequence[int] = ()) -> Self:
-        """Reads all texts in one pass; layers are entries of `hidden_states`, and the last one is always among them."""
+        """Read all texts in one pass; layers are entries of `hidden_states`, and the last one is always among them."""
         index = target.decoder.hidden_index
         needs = Needs(hidden=tuple(dict.fromkeys(u if u == UNNORMED else index(u) for u in (*layers, LAST))))
         cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
@@ -76,26 +76,29 @@ class Recording:
         return decoder.head(self.hidden[decoder.hidden_index(LAST)][at])
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
-        """The texts' own cache, with nothing committed."""
+        """Return the texts' own cache, with nothing committed."""
         self.cache.truncate(np.zeros(rows, np.int64))
         return self.cache
 
     def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+        """Return what the recorded pass gave after the prompts, see `Target.prefill`."""
         rows = np.concatenate([np.full(len(p), r) for r, p in enumerate(prompts)])
         positions = np.concatenate([np.arange(len(p)) for p in prompts])
         cache.lengths[:] = [len(p) for p in prompts]
         return Verified(torch.empty(0), self.taps(cache, rows, positions, np.concatenate(list(prompts)), needs))
 
     def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+        """Return what the recorded pass gave along a tree, see `Target.verify`."""
         positions = cache.lengths[tree.row] + tree.depth
         return Verified(self.after(tree.row, positions), self.taps(cache, tree.row, positions, tree.tokens, needs))
 
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        """Move on along the text, see `Target.commit`."""
         for root in range(tree.roots):
             cache.lengths[tree.row[root]] += len(verdict.kept(root))
 
     def taps(self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: Needs) -> Taps:
-        """What the target made of tokens at some positions; of those beyond a text, what it made of the last."""
+        """Return what the target made of tokens at some positions; of those beyond a text, what it made of the last."""
         last = {r: int(positions[rows == r].max()) for r in np.unique(rows).tolist()}
         ends = np.minimum(np.array([last[r] for r in rows.tolist()]), self._lasts[rows])
         at = torch.from_numpy(self._begins[rows] + np.clip(positions + self.later, 0, ends)).to(cache.device)

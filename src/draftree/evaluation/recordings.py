@@ -55,7 +55,7 @@ class Recordings:
 
     @classmethod
     def open(cls, folder: Path, target: Target, needs: Sequence[Needs]) -> Self:
-        """The recordings in a folder, which is made if it is not there.
+        """Return the recordings in a folder, which is made if it is not there.
 
         Raises:
             UserError: it holds another target's, or something else.
@@ -96,7 +96,7 @@ class Recordings:
             tell(len(requests) + i + 1, "reading", 2 * len(requests))
 
     def recording(self, request: Request) -> Recording:
-        """What the target made of a text.
+        """Return what the target made of a text.
 
         Raises:
             UserError: it was not recorded.
@@ -119,7 +119,7 @@ class Recordings:
         return Recording(self.target, (text,), hidden, cache)
 
     def source(self, request: Request) -> Replayed:
-        """The target as it wrote a text; the newest one is kept."""
+        """Return the target as it wrote a text; the newest one is kept."""
         if (k := key(request)) not in self._newest:
             self._newest.clear()
             self._newest[k] = Replayed(self.recording(request))
@@ -127,7 +127,7 @@ class Recordings:
 
     @torch.inference_mode()
     def _read(self, request: Request) -> None:
-        """A pass along a text, and what drafters read of it into a file."""
+        """Write a pass along a text, and what drafters read of it into a file."""
         file, text = self._file(key(request)), self._text(request)
         cache = self.target.new_cache(1, len(text.tokens))
         hidden = self.target.prefill(cache, [text.tokens], self.needs).taps.hidden
@@ -153,7 +153,7 @@ class Recordings:
         }
 
     def _recorded(self, name: str) -> set[str]:
-        """The names of the tensors in a text's file, read from its header alone."""
+        """Return the names of the tensors in a text's file, read from its header alone."""
         with suppress(OSError, ValueError), self._file(name).open("rb") as file:
             header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             return set(header)
@@ -175,7 +175,11 @@ def _written(line: str, vocab: int) -> dict[str, list[int]]:
 
 
 def key(request: Request) -> str:
-    """A request's name in a folder: its text follows from prompt and limit, and where it is drawn from number and settings."""
+    """Return a request's name in a folder.
+
+    It follows from what the text follows from: prompt and limit, and for sampled text number and
+    settings.
+    """
     sampling = request.sampling
     drawn = "" if sampling.greedy else f"{sampling} {request.number}"
     asked = f"{request.prompt} {request.max_new_tokens} {sorted(request.eos)} {drawn}"
@@ -194,7 +198,7 @@ def _of_shape(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 
 
 def identity(target: Target) -> dict[str, str]:
-    """What tells one target's recordings from another's."""
+    """Return what tells one target's recordings from another's."""
     vocabulary = sorted(target.tokenizer.get_vocab().items())
     told = json.dumps([vocabulary, target.tokenizer.chat_template])
     return {

@@ -23,12 +23,12 @@ VARIED = [(slope, overhead) for overhead in (0.0, 1.2e-3) for slope in (0.5, 1.0
 
 
 def drafters(result: Mapping[str, Any]) -> list[str]:
-    """The drafters of a result, in the order of its rows."""
+    """Return the drafters of a result, in the order of its rows."""
     return list(dict.fromkeys(r["drafter"] for r in result["rows"] if r["drafter"] != PLAIN))
 
 
 def recounted(result: Mapping[str, Any], tables: Mapping[str, CostTable]) -> dict[str, Any]:
-    """The result with its counted figures by other costs, and without those by the clock.
+    """Return the result with its counted figures by other costs, and without those by the clock.
 
     Args:
         result: a saved one, of format 2.
@@ -44,7 +44,7 @@ def recounted(result: Mapping[str, Any], tables: Mapping[str, CostTable]) -> dic
 
 
 def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[str, Any]:
-    """The result with its rows once for each machine that is not here, and how far its figures hang on the machine's.
+    """Return the result with its rows once for each machine that is not here, and how far its figures hang on the machine's.
 
     A row says its `machine`, and by `varied` its counted speed-up where further tokens cost half or twice as much and where the
     host takes time in every step; without that where a policy reads costs.
@@ -78,7 +78,7 @@ def _bent(tables: Mapping[str, CostTable], slope: float, overhead: float) -> dic
 
 
 def without(result: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any]:
-    """The result without the rows of some policies.
+    """Return the result without the rows of some policies.
 
     Raises:
         UnknownName: no row has such a policy.
@@ -91,14 +91,14 @@ def without(result: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any
 
 
 def order_changes(rows: Sequence[ResultRow]) -> bool:
-    """True where another cell is the fastest if further tokens cost half or twice as much, or the host takes time."""
+    """Return True where another cell is the fastest if further tokens cost half or twice as much, or the host takes time."""
     known = [r for r in rows if r.get("varied")]
     best = {max(range(len(known)), key=lambda i: known[i]["varied"][v]["counted_speedup"]) for v in range(len(VARIED)) if known}
     return len(best) > 1
 
 
 def reads_costs(row: ResultRow) -> bool:
-    """True where the row's policy asks what drafting and verifying cost, so that its trees depend on it."""
+    """Return whether the row's policy reads costs, so that its trees depend on them."""
     return row["policy"] is not None and bool(build("policy", row["policy"]).reads_costs)
 
 
@@ -121,7 +121,7 @@ def _check(row: ResultRow, result: Mapping[str, Any], tables: Mapping[str, CostT
 
 
 def _entries(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """What a table costs, as JSON has it: widths are text there."""
+    """Return what a table costs, as JSON has it: widths are text there."""
 
     def widths(curve: Mapping[Any, float]) -> dict[str, float]:
         return {str(w): s for w, s in curve.items()}

@@ -12,6 +12,7 @@ from typing import Self, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.evaluation.recording import Recording, Text
@@ -39,7 +40,7 @@ class Replayed(Target):
 
     @classmethod
     def along(cls, target: Target, text: Text, layers: Sequence[int]) -> Self:
-        """Reads a text in one pass.
+        """Read a text in one pass.
 
         Args:
             target: wrote it.
@@ -48,9 +49,11 @@ class Replayed(Target):
         """
         return cls(Recording.of(target, [text], layers))
 
+    @override
     def new_cache(self, rows: int, slots: int) -> SlotCache:
         return self._recording.new_cache(rows, slots)
 
+    @override
     def prefill(
         self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None, more: int = 0
     ) -> Verified:
@@ -71,6 +74,7 @@ class Replayed(Target):
         taps = self._recording.taps(cache, tree.row, positions, tree.tokens, needs)
         return Verified(self._after(positions), taps)
 
+    @override
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
         self._recording.commit(cache, tree, verdict)
 

@@ -44,7 +44,7 @@ class Totals:
 
     @classmethod
     def of(cls, written: Sequence[PromptResult], seconds: Callable[[Sequence[Work]], float] = lambda _: 0.0) -> "Totals":
-        """The sums of one cell; `seconds` gives those by the cost model."""
+        """Return the sums of one cell; `seconds` gives those by the cost model."""
         stats = [w.stats for w in written]
         columns = (
             [sum(step.accepted for step in s.steps) for s in stats],
@@ -58,7 +58,7 @@ class Totals:
 
     @classmethod
     def read(cls, row: "ResultRow", counted: Sequence[float]) -> "Totals":
-        """The sums of a saved row, with other counted seconds."""
+        """Return the sums of a saved row, with other counted seconds."""
         saved = Entries(row["per_prompt"], "per_prompt")
         columns = (saved.get(name, list[int]) for name in ("accepted", "nodes", "steps", "tokens"))
         return cls(*map(np.array, (*columns, saved.get("seconds", list[float], [0.0] * len(counted)), counted)))
@@ -80,7 +80,10 @@ def rows(
     quality: Mapping[str, Quality] | None = None,
     prices: Prices | None = None,
 ) -> list[ResultRow]:
-    """A row for each cell, in the order they were given; with a drafter's own figures and counted work where they are known."""
+    """Return a row for each cell, in the order they were given.
+
+    With a drafter's own figures and counted work where they are known.
+    """
     by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
     plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
     own = {d: {"overlap": q.overlap, "cost_ratio": q.cost_ratio} for d, q in (quality or {}).items()}
@@ -114,7 +117,7 @@ def row(
     seed: int,
     costs: Costs | CostTable | None = None,
 ) -> ResultRow:
-    """The figures of one cell beside the baseline's of the same temperature.
+    """Return the figures of one cell beside the baseline's of the same temperature.
 
     Counts are of one repeat, seconds the mean of all; the speed-up is the ratio of tokens per second over all prompts, the
     counted one that of tokens per second by the cost model, which neither the machine's moods nor Python take part in. The
@@ -149,7 +152,10 @@ def row(
 
 
 def counted_figures(mine: Totals, base: Totals, drafting: float) -> ResultRow:
-    """The figures by the cost model, beside the baseline's; `drafting` is the drafter's part of the seconds."""
+    """Return the figures by the cost model, compared with the baseline's.
+
+    `drafting` is the drafter's part of the counted seconds.
+    """
     spent = float(mine.counted.sum())
     return {
         "counted_seconds": spent if spent else None,
@@ -182,7 +188,7 @@ def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
 
 
 def _speedup(mine: Totals, base: Totals) -> float:
-    """The ratio of tokens per counted second; the prompts' reading is not counted."""
+    """Return the ratio of tokens per counted second; the prompts' reading is not counted."""
     rates = [t.tokens.sum() / max(t.counted.sum(), 1e-12) for t in (mine, base)]
     return float(rates[0] / rates[1])
 
@@ -192,7 +198,10 @@ NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
 
 
 def promises_text(acceptor: str | None) -> bool:
-    """True for a rule that writes plain decoding's own text for a seed; plain decoding itself does."""
+    """Return whether a rule writes plain decoding's text for a seed.
+
+    It is true for plain decoding itself.
+    """
     rule: type[Acceptor] | None = None if acceptor is None else part("acceptor", acceptor)
     return rule is None or rule.keeps_text
 
@@ -202,7 +211,7 @@ FORMAT = 2
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:
-    """Writes a result, whole or not at all."""
+    """Write a result, whole or not at all."""
     write_text(path, as_text(result))
 
 
@@ -246,7 +255,7 @@ def consistent(*paths: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """A saved result.
+    """Return a saved result.
 
     Raises:
         UserError: the file is not one.

@@ -25,7 +25,7 @@ Run = tuple[Sequence[Mapping[Cell, PromptResult]], Prices]
 def finished(
     work: Bench, runs: Mapping[str, Run], about: Mapping[str, Any], categories: Sequence[str], tell: Tell = silent
 ) -> dict[str, Any]:
-    """The result of all cells: rows, the oracle's beside them, and where they come from.
+    """Return the result of all cells: rows, the oracle's beside them, and where they come from.
 
     Args:
         work: that was run.
@@ -85,7 +85,7 @@ def texts_of(work: Bench, done: Sequence[Mapping[Cell, PromptResult]]) -> dict[s
 
 
 def named(machine: str) -> ResultRow:
-    """What tells a machine's rows from another's; nothing on the one at hand."""
+    """Return what tells a machine's rows from another's; nothing on the one at hand."""
     return {"machine": machine} if machine else {}
 
 

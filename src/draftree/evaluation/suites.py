@@ -69,7 +69,7 @@ class Suite:
         return f"{len(self.prompts)} prompts: {', '.join(c for c in self.categories if c) or 'no categories'}"
 
     def select(self, categories: Sequence[str]) -> list[SuitePrompt]:
-        """The prompts of some categories; of all where none is named.
+        """Return the prompts of some categories; of all where none is named.
 
         Raises:
             UnknownName: no prompt is of such a category.
@@ -81,12 +81,14 @@ class Suite:
 
 
 def names() -> tuple[str, ...]:
-    """The shipped suites: one for each file."""
+    """Return the shipped suites: one for each file."""
     return tuple(sorted(p.stem for p in FOLDER.glob("*.jsonl")))
 
 
 def joined(several: Sequence[str], whole: bool = False, wording: Wording = "plain") -> Suite:
-    """Return the prompts of several suites as one; a prompt without a category is of its suite's name.
+    """Return the prompts of several suites as one suite.
+
+    A prompt without a category gets the name of its suite.
 
     Args:
         several: names as `load` takes them, at least one.
@@ -152,7 +154,7 @@ def _read(path: Path, whole: bool) -> tuple[list[tuple[Row, str]], str]:
 
 
 def _benchmark(name: str, file: str, wording: Wording) -> Suite:
-    """A benchmark's own rows, from a file, or from the hub where none is named."""
+    """Return a benchmark's own rows, from a file, or from the hub where none is named."""
     if file and not isfile(file):
         raise UserError(f"suite '{name}:{file}': there is no file '{file}'")
     digest, prompts = hashlib.sha256(), []
@@ -168,7 +170,7 @@ def _benchmark(name: str, file: str, wording: Wording) -> Suite:
 
 
 def _hub(name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """The rows of a benchmark on the hub."""
+    """Yield the rows of a benchmark on the hub."""
     if (hub := FORMATS[name].hub) is None:
         raise UserError(f"suite '{name}' is read from a file alone: {name}:FILE, as of {FORMATS[name].page}")
     try:
@@ -181,13 +183,13 @@ def _hub(name: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def later(row: dict[str, Any]) -> tuple[str, ...]:
-    """What a row with `turns` asks after the first."""
+    """Return what a row with `turns` asks after the first."""
     turns = row.get("turns")
     return tuple(t for t in turns[1:] if isinstance(t, str)) if isinstance(turns, list) else ()
 
 
 def content(row: dict[str, Any], where: str) -> Content:
-    """The prompt of a row.
+    """Return the prompt of a row.
 
     Raises:
         UserError: the row has no key of a prompt, or its value is of another type.

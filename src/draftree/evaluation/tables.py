@@ -10,12 +10,12 @@ from draftree.evaluation.report import expected_speedup
 
 
 def interval(value: float, bounds: Sequence[float]) -> str:
-    """A figure with its interval."""
+    """Return a figure with its interval."""
     return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
 
 
 def cells(r: ResultRow) -> dict[str, str]:
-    """A row as text, by the heads of the tables' columns; without those by the clock where a replay had none."""
+    """Return a row as text, by the heads of the tables' columns; without those by the clock where a replay had none."""
     between, counted, timed = r["intervals"], r.get("counted_speedup"), "speedup" in r
     found = {
         "machine": r.get("machine") or "",
@@ -61,12 +61,12 @@ def same_text(r: ResultRow) -> str:
 
 
 def figure(value: float | None) -> str:
-    """A figure, or nothing."""
+    """Return a figure, or nothing."""
     return "" if value is None else f"{value:.2f}"
 
 
 def profile_rows(parts: Sequence[Part]) -> list[dict[str, str]]:
-    """The parts of a step as text, in milliseconds; the prompt's is of one text."""
+    """Return the parts of a step as text, in milliseconds; the prompt's is of one text."""
     return [
         {
             "part": part.name,
@@ -85,7 +85,7 @@ def bound(r: ResultRow) -> float | None:
 
 
 def varied(figures: Sequence[Mapping[str, float]] | None) -> str:
-    """The range of the counted speed-up where a machine's costs are varied."""
+    """Return the range of the counted speed-up where a machine's costs are varied."""
     known = [f["counted_speedup"] for f in figures or () if f["counted_speedup"] is not None]
     return f"{min(known):.2f} … {max(known):.2f}" if known else ""
 
@@ -141,7 +141,7 @@ ORACLE = "oracle (bound)"
 
 
 def oracle_cells(bound: ResultRow) -> dict[str, str]:
-    """An oracle's row as text."""
+    """Return an oracle's row as text."""
     return {
         "machine": bound.get("machine", ""),
         "drafter": bound["drafter"],

@@ -19,6 +19,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Drafter
@@ -49,28 +50,34 @@ class Asking(Search):
     state: Any
     frontiers: list[int] = field(default_factory=list)
 
+    @override
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         if fed := self.passes(tree, frontier):
             self.frontiers.append(fed)
         candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, Drawing())
         return candidates
 
+    @override
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
         found, self.state = self.drafter.find(self.state, tree, frontier, k, Drawing())
         return found
 
+    @override
     def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
         found, self.state = self.drafter.below(self.state, tree, frontier, k, Drawing(), deepest)
         return found
 
     @property
+    @override
     def searches(self) -> bool:
         return self.drafter.searches
 
+    @override
     def passes(self, tree: Tree, frontier: Ints) -> int:
         return self.drafter.passes(self.state, tree, frontier)
 
     @property
+    @override
     def ahead(self) -> int:
         return self.drafter.ahead
 
@@ -79,7 +86,7 @@ class Asking(Search):
 def counted(
     target: Target, drafter: Drafter[Any], policy: Policy, texts: Sequence[Text], costs: Costs | CostTable
 ) -> tuple[Floats, Floats]:
-    """Counts, by depth, of trees that held the target's choice there, and of trees that could have: [depths] each.
+    """Count, by depth, of trees that held the target's choice there, and of trees that could have: [depths] each.
 
     Args:
         target: reads each text once.
@@ -150,7 +157,7 @@ def _choices(source: Recording, row: int) -> Ints:
 
 
 def _walk(tree: Tree, root: int, tokens: Ints, choices: Ints, matched: Floats, reached: Floats) -> Ints:
-    """The nodes of a tree that stand on the text; adds to the counts, as far as the text is what the target chooses.
+    """Return the nodes of a tree that stand on the text; adds to the counts, as far as the text is what the target chooses.
 
     Args:
         tree: that was grown.

@@ -32,7 +32,7 @@ Space = dict[str, tuple[str, Any, Any]]
 
 
 def space(policy: Policy, named: Sequence[str] = ()) -> Space:
-    """The knobs that can be searched, with what is tried: by the type, range and default that each declares.
+    """Return the knobs that can be searched, with what is tried: by the type, range and default that each declares.
 
     Args:
         policy: whose knobs, and around whose values.
@@ -63,7 +63,7 @@ def space(policy: Policy, named: Sequence[str] = ()) -> Space:
 
 
 def spec(name: str, knobs: Mapping[str, Any]) -> str:
-    """The spec of a policy with some knobs."""
+    """Return the spec of a policy with some knobs."""
     return f"{name}:{','.join(f'{k}={v}' for k, v in knobs.items())}" if knobs else name
 
 
@@ -93,7 +93,7 @@ class Tuned:
         return self.beside.low > 1
 
     def as_json(self) -> dict[str, Any]:
-        """The figures by the names of the command line."""
+        """Return the figures by the names of the command line."""
         names = ("acceptance_length", "nodes_per_step", "counted_speedup", "prompts")
         rows = {
             half: {s: {n: r[n] for n in names} | {"interval": r["intervals"]["counted_speedup"]} for s, r in found.items()}
@@ -103,7 +103,7 @@ class Tuned:
         return told | rows | {"beside_default": asdict(self.beside)}
 
     def told(self) -> str:
-        """The verdict in words."""
+        """Return the verdict in words."""
         figure = f"{self.beside.value:.3f} × [{self.beside.low:.3f}, {self.beside.high:.3f}] the default's speed, counted"
         if self.policy == self.default:
             return f"Keep the default: none of {self.trials} settings was faster on the half that was searched."
@@ -133,7 +133,7 @@ class Search:
     seed: int = 0
 
     def row(self, policy: str, requests: Sequence[Request]) -> ResultRow:
-        """The figures of one setting along some texts."""
+        """Return the figures of one setting along some texts."""
         cells = [Cell(None, None, self.temperature), Cell(self.drafter, policy, self.temperature)]
         engines = {(self.drafter, policy): replace(self.engine, policy=build("policy", policy), learned={})}
         work = Bench(cells, engines, requests, self.seed, recordings=self.recordings)
@@ -147,7 +147,7 @@ class Search:
         named: Sequence[str] = (),
         tell: Tell = silent,
     ) -> Tuned:
-        """Searches on one half of the requests, and judges on the other.
+        """Search on one half of the requests, and judge on the other.
 
         Args:
             requests: as they are asked, all recorded.

@@ -17,7 +17,10 @@ from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
 
 def plain_engine(target: Target, acceptor: Acceptor | None = None) -> Engine:
-    """Return an engine that writes one token of each sequence a step, with the scheduler of any other engine."""
+    """Return an engine that writes one token of each sequence per step.
+
+    It uses the same scheduler as any other engine.
+    """
     return Engine(target, _NoDrafts(), _NoTrees(), acceptor)
 
 

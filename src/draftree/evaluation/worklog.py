@@ -23,7 +23,7 @@ COLUMNS = ("shape", "fed", "context", "accepted", "depth", "finds")
 
 
 def runs(values: Sequence[int]) -> Runs:
-    """A column, run-length coded."""
+    """Return a column, run-length coded."""
     return list(chain.from_iterable((value, len(list(same))) for value, same in groupby(values)))
 
 
@@ -46,7 +46,7 @@ def unrun(coded: Runs, length: int, where: str) -> list[int]:
 
 
 def encode(prompts: Sequence[Stats]) -> WorkLog:
-    """The work of each prompt's steps; of each text one run's."""
+    """Return the work of each prompt's steps; of each text one run's."""
     work, steps = [w for s in prompts for w in s.work], [step for s in prompts for step in s.steps]
     shapes = list(dict.fromkeys(w.frontiers for w in work))
     columns = (
@@ -62,7 +62,7 @@ def encode(prompts: Sequence[Stats]) -> WorkLog:
 
 
 def decode(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
-    """The steps and their work, prompt by prompt.
+    """Return the steps and their work, prompt by prompt.
 
     Raises:
         UserError: it is not what `encode` gives; the message begins with `where`.

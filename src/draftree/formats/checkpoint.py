@@ -38,7 +38,7 @@ M = TypeVar("M", bound=nn.Module)
 
 
 def shipped(method: str, checkpoint: str, target: Target) -> Path:
-    """The folder of a checkpoint, by default the one shipped for the target.
+    """Return the folder of a checkpoint, by default the one shipped for the target.
 
     Raises:
         UserError: no checkpoint was named and none is shipped for this target.
@@ -56,7 +56,10 @@ def shipped(method: str, checkpoint: str, target: Target) -> Path:
 
 
 def fingerprint(config: PreTrainedConfig) -> str:
-    """A hash of what in a target's config decides whether a drafter fits; it does not change with transformers' version."""
+    """Return a hash of what in a target's config decides whether a drafter fits.
+
+    It does not change with transformers' version.
+    """
     keys = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
             "num_key_value_heads", "head_dim", "tie_word_embeddings")  # fmt: skip
     values = {k: getattr(config, k, None) for k in keys}
@@ -66,7 +69,7 @@ def fingerprint(config: PreTrainedConfig) -> str:
 
 
 def embedding_hash(target: Target) -> str:
-    """A hash of some rows of a target's embedding, to its 8 leading bits, so that it is the same in every dtype."""
+    """Return a hash of some rows of a target's embedding, to its 8 leading bits, so that it is the same in every dtype."""
     outer: Any = target.decoder.model
     weight: Tensor = outer.get_input_embeddings().weight
     if weight.is_meta:
@@ -76,7 +79,7 @@ def embedding_hash(target: Target) -> str:
 
 
 def sizes(target: Target) -> dict[str, int]:
-    """The entries of a drafter's config that must be the target's."""
+    """Return the entries of a drafter's config that must be the target's."""
     return {"vocab_size": target.decoder.vocab, "hidden_size": target.decoder.hidden}
 
 
@@ -101,7 +104,7 @@ class Checkpoint:
 
     @classmethod
     def at(cls, folder: Path) -> Self:
-        """The checkpoint in a folder, no tensor loaded.
+        """Return the checkpoint in a folder, no tensor loaded.
 
         Raises:
             UserError: there is no config, or it is not an object.
@@ -119,7 +122,7 @@ class Checkpoint:
         return said
 
     def knobs(self, hints: Mapping[str, Any]) -> dict[str, Any]:
-        """The knobs that it fixes; none for a published one.
+        """Return the knobs that it fixes; none for a published one.
 
         Args:
             hints: the types of all that a method has.
@@ -164,7 +167,7 @@ class Checkpoint:
                 raise UserError(f"'{method}' in '{self.folder}' has {key} {found.get(key)}, allowed is the target's: {size}")
 
     def loaded(self, files: tuple[str, ...] = FILES, wanted: Callable[[str], bool] = lambda _: True) -> Self:
-        """The checkpoint with its tensors; pickled files are read as weights only.
+        """Return the checkpoint with its tensors; pickled files are read as weights only.
 
         Args:
             files: names of weights' files, the first found is read; an index of shards beside it is followed.
@@ -184,7 +187,7 @@ class Checkpoint:
         raise UserError(f"'{self.folder}' has no weights: a file {' or '.join(files)} was expected")
 
     def network(self, make: Callable[[], M], optional: Set[str] = frozenset()) -> M:
-        """A network with the checkpoint's tensors.
+        """Return a network with the checkpoint's tensors.
 
         It is laid out without memory first, so that sizes that a config makes up are refused before anything is as large.
 
@@ -218,11 +221,11 @@ class Checkpoint:
         return network
 
     def fill(self, network: nn.Module, optional: Set[str] = frozenset()) -> None:
-        """Copies the tensors into a network whose sizes are not the config's; see `network`."""
+        """Copy the tensors into a network whose sizes are not the config's; see `network`."""
         network.load_state_dict(self._fitting(network, optional), strict=False)
 
     def _fitting(self, network: nn.Module, optional: Set[str]) -> dict[str, Tensor]:
-        """The tensors under the network's names."""
+        """Return the tensors under the network's names."""
         own = {self.name(key): (key, value) for key, value in network.state_dict().items()}
         missing = sorted(set(own) - set(self.tensors) - optional)
         foreign = sorted(set(self.tensors) - set(own) - optional)
@@ -236,7 +239,7 @@ class Checkpoint:
         return {own[k][0]: v for k, (v, _) in both.items()}
 
     def write(self, folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Writes the checkpoint with other values, each tensor in the dtype it was stored in (float16 for new ones).
+        """Write the checkpoint with other values, each tensor in the dtype it was stored in (float16 for new ones).
 
         Args:
             folder: is made.
@@ -259,7 +262,7 @@ class Checkpoint:
 
 
 def tensor_names(folder: Path, names: Collection[str]) -> frozenset[str]:
-    """The names of a folder's tensors, none of them loaded unless the file is a pickled one.
+    """Return the names of a folder's tensors, none of them loaded unless the file is a pickled one.
 
     Args:
         folder: where the files lie.
@@ -280,7 +283,7 @@ def tensor_names(folder: Path, names: Collection[str]) -> frozenset[str]:
 
 
 def _shards(index: Path) -> dict[str, str]:
-    """The file each tensor lies in."""
+    """Return the file each tensor lies in."""
     found: dict[str, str] = Entries(read_object(index, "an index of shards"), index).get("weight_map", dict[str, str])
     return found
 
@@ -301,7 +304,7 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
 
 
 def _plain(value: Tensor, key: str, path: Path) -> Tensor:
-    """A tensor that any network can be filled with."""
+    """Return a tensor that any network can be filled with."""
     if value.layout is not torch.strided or value.device.type != "cpu" or value.is_complex() or value.is_quantized:
         kind = f"{value.dtype}, {value.layout} on {value.device}"
         raise UserError(f"'{path}' has tensor {key} of {kind}, allowed are numbers that lie there one by one")

@@ -25,7 +25,7 @@ HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 
 
 def loaded(stored: Checkpoint) -> Checkpoint:
-    """A checkpoint in any of the layouts with its tensors, named as they are there; of a merged model the heads alone.
+    """Return a checkpoint in any of the layouts with its tensors, named as they are there; of a merged model the heads alone.
 
     Raises:
         UserError: there is none.
@@ -40,7 +40,7 @@ def loaded(stored: Checkpoint) -> Checkpoint:
 
 
 def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
-    """The numbers of heads, and of blocks a head, in a file of the official layout; configs are often wrong.
+    """Return the numbers of heads, and of blocks a head, in a file of the official layout; configs are often wrong.
 
     Raises:
         UserError: it holds no heads, or lacks some.
@@ -56,13 +56,16 @@ def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
 
 
 def left_to_the_target(stored: Checkpoint, heads: int, layers: int) -> frozenset[str]:
-    """The heads' linear layers where a file has none at all: the oldest format ends its heads in the target's LM head."""
+    """Return the heads' linear layers for a file that has none at all.
+
+    The oldest format ends its heads in the target's LM head.
+    """
     last = frozenset(f"{i}.{layers}.weight" for i in range(heads))
     return frozenset() if last & stored.tensors.keys() else last
 
 
 def renamed(stored: Checkpoint) -> Checkpoint:
-    """A checkpoint of vLLM's layout with config and tensors of the official one."""
+    """Return a checkpoint of vLLM's layout with config and tensors of the official one."""
     config, tensors = from_vllm(stored.config, stored.tensors)
     return replace(stored, config=config, tensors=tensors)
 

@@ -91,7 +91,7 @@ class Layout:
 
 
 def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
-    """The method of a published folder, None where it is none of these."""
+    """Return the method of a published folder, None where it is none of these."""
     if KIND in config:
         found = config[KIND]
         return found if found in ("dflash", "dspark") else None
@@ -106,7 +106,7 @@ def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
 
 
 def loaded(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
-    """A checkpoint with its tensors, named as it names them, and what its config says.
+    """Return a checkpoint with its tensors, named as it names them, and what its config says.
 
     Raises:
         UserError: it is DFlash 2; or an entry is missing or is not what it can be.
@@ -137,12 +137,12 @@ def _check_entries(config: dict[str, Any], where: Path) -> None:
 
 
 def name(key: str) -> str:
-    """The name on disk of a tensor of a new drafter."""
+    """Return the name on disk of a tensor of a new drafter."""
     return OURS.get(key, key)
 
 
 def _names(config: Mapping[str, Any], keys: Set[str]) -> Callable[[str], str]:
-    """Gives the name on disk of a tensor of the network."""
+    """Give the name on disk of a tensor of the network."""
     native = NATIVE_NAMES if config.get("model_type") == NATIVE else {}
     early = any(key.startswith(EARLY) for key in keys)
 
@@ -211,7 +211,7 @@ def _sights(layers: Entries, said: Entries, count: int, native: bool) -> tuple[S
 
 
 def written(layout: Layout, kind: Kind) -> dict[str, Any]:
-    """The config of a new drafter, in z-lab's layout; DSpark's as SpecForge writes it."""
+    """Return the config of a new drafter, in z-lab's layout; DSpark's as SpecForge writes it."""
     nested: dict[str, Any] = {"target_layer_ids": [i - 1 for i in layout.reads], "mask_token_id": layout.mask}
     if kind == "jetspec":
         nested |= {"causal_head": True}
@@ -222,7 +222,7 @@ def written(layout: Layout, kind: Kind) -> dict[str, Any]:
 
 
 def _heads(layout: Layout) -> dict[str, Any]:
-    """The entries of DSpark's heads."""
+    """Return the entries of DSpark's heads."""
     there, with_markov = layout.confidence
     return {
         "markov_rank": layout.rank, "markov_head_type": layout.markov,
@@ -231,7 +231,7 @@ def _heads(layout: Layout) -> dict[str, Any]:
 
 
 def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[str, Any]:
-    """The config in the layout of speculators.
+    """Return the config in the layout of speculators.
 
     Args:
         layout: what the checkpoint's own says.
@@ -259,7 +259,7 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
 
 
 def _slides(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:
-    """The entries that say what layers see in the layout of speculators, and whether sliding ones look both ways.
+    """Return the entries that say what layers see in the layout of speculators, and whether sliding ones look both ways.
 
     There a layer is causal in its block where it slides, so that one that is causal and sees the whole context, as all of a
     JetSpec's, has a window of that length.

@@ -52,13 +52,13 @@ DEPTHS = "num_depths"
 
 
 def published(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """Gives the name in a checkpoint with this config of a tensor of the original layout."""
+    """Give the name in a checkpoint with this config of a tensor of the original layout."""
     prefixes = PREFIXES.get(str(config.get(KIND)), {})
     return lambda key: _renamed(key, prefixes)
 
 
 def original(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """Gives the name in the original layout of a tensor of a checkpoint with this config."""
+    """Give the name in the original layout of a tensor of a checkpoint with this config."""
     prefixes = {here: there for there, here in PREFIXES.get(str(config.get(KIND)), {}).items()}
     return lambda key: _renamed(key, prefixes)
 
@@ -71,7 +71,7 @@ def _renamed(key: str, prefixes: Mapping[str, str]) -> str:
 
 
 def loaded(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]:
-    """A checkpoint in either layout with its tensors, and its config as the original layout has it, a copy.
+    """Return a checkpoint in either layout with its tensors, and its config as the original layout has it, a copy.
 
     Raises:
         UserError: it cannot be read, is of another kind, or of a network that is not the published method's; the flag is
@@ -118,7 +118,7 @@ def _refuse_unsupported(config: dict[str, Any], method: str, where: Path) -> Non
 
 
 def explicit(values: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """The entries of a flat config that it may leave to their defaults."""
+    """Return the entries of a flat config that it may leave to their defaults."""
     if method == "eagle":
         return {"bias": bool(values.get("bias", True))}
     return {"draft_vocab_size": values.get("draft_vocab_size") or values["vocab_size"]}
@@ -127,7 +127,7 @@ def explicit(values: Mapping[str, Any], method: str) -> dict[str, Any]:
 def nested(
     values: Mapping[str, Any], method: str, verifier: Mapping[str, Any], layers: int = 1, drafted: int = DRAFTED
 ) -> dict[str, Any]:
-    """The config of the original layout in this one.
+    """Return the config of the original layout in this one.
 
     Args:
         values: of the original layout.

@@ -1,0 +1,1 @@
+"""draftree inside transformers' `generate`."""

@@ -21,6 +21,7 @@ from transformers import (
 from transformers.generation import GenerateDecoderOnlyOutput
 from transformers.generation import logits_process as stock
 from transformers.generation.streamers import BaseStreamer
+from typing_extensions import override
 
 from draftree.errors import DraftreeWarning, UserError
 from draftree.request import Emitted, Ending, Request, Scores
@@ -69,7 +70,7 @@ class PaddedPrompt:
 
 
 def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False) -> list[PaddedPrompt]:
-    """The text of each row that the model is to read.
+    """Return the text of each row that the model is to read.
 
     An id that the mask hides is seen by nobody and counts in no position: the text is the others'.
 
@@ -116,6 +117,7 @@ class RowOutput:
     ending: Ending | None = None
 
     def take(self, new: Emitted) -> None:
+        """Add the tokens and scores of a step."""
         self.tokens += new.tokens
         self.scores += new.scores
         self.ending = new.ending
@@ -140,7 +142,7 @@ class Call:
     criteria: list[Any]
 
     def sampling(self, seed: int | None) -> Sampling:
-        """The choice of tokens: greedy, or after the warpers that end the list of processors."""
+        """Return the choice of tokens: greedy, or after the warpers that end the list of processors."""
         if not self.config.do_sample:
             return Sampling()
         seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed  # torch's own seed decides then
@@ -169,7 +171,7 @@ class Call:
         return [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
 
     def requests(self, sampling: Sampling) -> list[Request]:
-        """A request for each row; its number in the batch decides its noise."""
+        """Return a request for each row; its number in the batch decides its noise."""
         longest = min((c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31)
         eos = frozenset(i for c in self.criteria if type(c) is EosTokenCriteria for i in c.eos_token_id.tolist())
         own = self.processors[: len(self.processors) - len(self._warpers)]
@@ -197,7 +199,7 @@ class Call:
         return requests
 
     def output(self, rows: Sequence[RowOutput]) -> Tensor | GenerateDecoderOnlyOutput:
-        """The output of `generate`: rows that have ended are filled with the padding token, and their scores with 0."""
+        """Return the output of `generate`: rows that have ended are filled with the padding token, and their scores with 0."""
         steps = max(len(row.tokens) for row in rows)
         padding = getattr(self.config, "_pad_token_tensor", None)
         pad = 0 if padding is None else int(padding)
@@ -213,7 +215,7 @@ class Call:
         return GenerateDecoderOnlyOutput(**output)
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
-        """The rows' scores by place: T tensors [B, V]."""
+        """Return the rows' scores by place: T tensors [B, V]."""
         nothing = torch.zeros_like(kept[0][0])
         columns = (torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps))
         return tuple(column.to(self.input_ids.device, torch.float32) for column in columns)
@@ -222,7 +224,7 @@ class Call:
 def write(
     engine: Writer, call: Call, sampling: Sampling, streamer: BaseStreamer | None, reuse: bool
 ) -> tuple[list[RowOutput], Stats]:
-    """Writes all rows of a call, as long as transformers would.
+    """Write all rows of a call, as long as transformers would.
 
     Raises:
         UserError: a request cannot be served.
@@ -261,6 +263,7 @@ def write(
 class Finite(LogitsProcessor):
     """transformers' `InfNanRemoveLogitsProcessor` with the largest numbers of float32, in which it is called there."""
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         ends = torch.finfo(torch.float32)
         return torch.nan_to_num(scores, nan=0.0, posinf=ends.max, neginf=ends.min)
@@ -278,6 +281,7 @@ class OneRow(Around):
     def __init__(self, processor: LogitsProcessor, row: int, rows: int) -> None:
         self.inner, self._row, self._rows = processor, row, rows
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         every = scores.repeat(self._rows, 1)
         made: Tensor = self.inner(input_ids.repeat(self._rows, 1), every)
@@ -296,18 +300,19 @@ class Whole(Around):
     def __init__(self, inner: Any, prompt: PaddedPrompt) -> None:
         self.inner, self._read, self._ids = inner, len(prompt.text), prompt.hidden
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Any = None) -> Any:
         whole = torch.tensor([self._ids], device=input_ids.device)
         return self.inner(torch.cat((whole, input_ids[:, self._read :]), dim=1), scores)
 
 
 def in_full(prompt: PaddedPrompt, part: Any) -> Any:
-    """A processor or criterion that is shown its row as transformers shows it."""
+    """Return a processor or criterion that is shown its row as transformers shows it."""
     return part if prompt.hidden is None else Whole(part, prompt)
 
 
 def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
-    """A processor of a batch as one row's own."""
+    """Return a processor of a batch as one row's own."""
     if type(processor) is stock.InfNanRemoveLogitsProcessor:  # float64 stays float64 here
         return Finite()
     if rows == 1:
@@ -323,7 +328,7 @@ def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
 
 
 def own_copy(part: Any, row: int) -> Any:
-    """A processor or criterion for one row alone, if it may remember something: rows are not written in step.
+    """Return a processor or criterion for one row alone, if it may remember something: rows are not written in step.
 
     Raises:
         UserError: it cannot be copied.
@@ -343,6 +348,7 @@ class Record(LogitsProcessor):
     def __init__(self) -> None:
         self._scores: dict[int, Tensor] = {}
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         self._scores[input_ids.shape[1]] = scores
         return scores
@@ -366,6 +372,7 @@ class RowCriterion:
         self._criterion, self._row, self._rows, self._record = own_copy(criterion, row), row, rows, record
 
     def __call__(self, input_ids: Tensor, scores: Any = None) -> bool:
+        """Return whether the texts end here, as transformers asks."""
         told = None if self._record is None else self._record.until(input_ids.shape[1], self._rows)
         said = self._criterion(input_ids.repeat(self._rows, 1), told)
         each = torch.zeros(self._rows, dtype=torch.bool, device=input_ids.device) | said

@@ -129,7 +129,7 @@ class Hook:
         seed: int | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Writes what transformers' own loop would write, in fewer passes.
+        """Write what transformers' own loop would write, in fewer passes.
 
         transformers hands over what its user gave for those of our parameters that its own loop does not have: `stop_strings`
         and `token_healing` come here instead of into the generation config, where they would ask for a tokenizer that
@@ -234,7 +234,10 @@ def is_text(inputs: Any) -> bool:
 
 
 def taken_text(options: dict[str, Any]) -> Any:
-    """Return the prompt that stands among options under any of its names, and take it out; None where it is ids."""
+    """Return the prompt that stands among options under any of its names, and take it out.
+
+    Return None where it is ids.
+    """
     for name, value in options.items():
         if accepted(PROMPT, name, ["prompt"]) == "prompt" and (is_text(value) or name not in ("inputs", "input_ids")):
             return options.pop(name)
@@ -290,7 +293,9 @@ def check_ids(inputs: Any) -> None:
 
 
 def arguments_of_generate(model: PreTrainedModel) -> Mapping[str, Any]:
-    """Return the arguments of the call of `generate` that has called the hook; none where it was called otherwise.
+    """Return the arguments of the call of `generate` that has called the hook.
+
+    Return none where it was called otherwise.
 
     transformers does not pass `streamer` and `assistant_model` on to a callable `custom_generate`, so they are read from its
     frame.
@@ -305,7 +310,7 @@ def arguments_of_generate(model: PreTrainedModel) -> Mapping[str, Any]:
 
 
 def without_stop_strings(options: Mapping[str, Any], default: GenerationConfig | None) -> dict[str, Any]:
-    """The options without stop strings, which the hook looks for: transformers drops the tokenizer that they need."""
+    """Return the options without stop strings, which the hook looks for: transformers drops the tokenizer that they need."""
     changed = dict(options)
     if (config := options.get("generation_config")) is not None:
         changed["generation_config"] = copy.deepcopy(config)
@@ -316,7 +321,7 @@ def without_stop_strings(options: Mapping[str, Any], default: GenerationConfig |
 
 
 def check_types(costs: Any, tokenizer: Any) -> None:
-    """Raises a `UserError` for costs or a tokenizer that are none."""
+    """Raise a `UserError` for costs or a tokenizer that are none."""
     if not isinstance(costs, Costs | CostTable | None):
         raise UserError(f"costs is {shown(costs)}, allowed is Costs, a CostTable (CostTable.load reads a file), or None")
     if not isinstance(tokenizer, PreTrainedTokenizerBase | None):
@@ -325,7 +330,7 @@ def check_types(costs: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def inference(model: PreTrainedModel) -> Iterator[None]:
-    """Puts the model into evaluation mode for a while: with dropout, no two passes would agree."""
+    """Put the model into evaluation mode for a while: with dropout, no two passes would agree."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -342,7 +347,7 @@ def refuse(
     processors: Sequence[LogitsProcessor],
     model_kwargs: Mapping[str, Any],
 ) -> None:
-    """Raises a `UserError` for what cannot be honoured."""
+    """Raise a `UserError` for what cannot be honoured."""
     if model.config.is_encoder_decoder:
         raise UserError(f"{type(model).__name__} is an encoder-decoder model, allowed are decoder-only ones")
     refuse_options(vars(config))
@@ -362,7 +367,7 @@ def refuse(
 
 
 def refuse_options(values: Mapping[str, Any]) -> None:
-    """Raises a `UserError` for an option of a generation config that cannot be honoured."""
+    """Raise a `UserError` for an option of a generation config that cannot be honoured."""
     for name, (nothing, allowed) in REFUSED.items():
         got = values.get(name)
         if got is not None and got not in nothing:

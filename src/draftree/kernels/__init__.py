@@ -1,0 +1,1 @@
+"""Loops over arrays, in C++ where the extension is built."""

@@ -22,13 +22,24 @@ def kept(
     q_row: Array,
     keep: Array,
 ) -> tuple[Array, Array, bool]:
-    """The columns of the nodes to keep, whole numbers [7, M] and others [3, M], and whether none of them lost its parent.
+    """Return the columns of the nodes to keep, and whether none of them lost its parent.
+
+    The columns are whole numbers [7, M] and others [3, M].
 
     They stand in the order of `growing.appended`. Roots have to be kept.
 
     Args:
-        tokens: [N], and with those that follow the columns of the tree; a parent stands before its children, −1 for none.
-        keep: [N].
+        tokens: [N] ids.
+        parents: [N] a parent stands before its children; −1 for none.
+        depth: [N] distance from the root.
+        row: [N] the sequence of each node.
+        log_q: [N] of each token after its path.
+        score: [N] log values.
+        source: [N] which drafter proposed it.
+        entropy: [N] of the q that it comes from.
+        number: [N] its number among all drafted nodes.
+        q_row: [N] where its q is kept; −1 for none.
+        keep: [N] whether a node is kept.
     """
     count, connected = np.count_nonzero(keep), True
     whole, real, new, at = np.empty((7, count), np.int64), np.empty((3, count)), np.zeros(len(keep), np.int64), 0

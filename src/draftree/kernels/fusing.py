@@ -13,7 +13,7 @@ from draftree.native import Array, native
 
 @native
 def odds(log_q: float, certain: float) -> float:
-    """The log-odds of a probability; none is taken to be closer to 0 or 1 than `certain`."""
+    """Return the log-odds of a probability; none is taken to be closer to 0 or 1 than `certain`."""
     q = min(max(exp(log_q), certain), 1 - certain)
     return log(q) - log1p(-q)
 
@@ -22,7 +22,7 @@ def odds(log_q: float, certain: float) -> float:
 def judged(
     log_q: Array, guide: Array, recent: Array, weights: Array, neutral: float, certain: float
 ) -> tuple[Array, Array, Array, Array]:
-    """What finds [F, K] are judged by and what they are worth.
+    """Return what finds [F, K] are judged by and what they are worth.
 
     Args:
         log_q: [F, K] the part's own, −∞ where it found nothing.
@@ -88,7 +88,7 @@ def judgements(
 def merge(
     tokens: Array, log_q: Array, value: Array, seen: Array, bits: Array, k: int, most: float, certain: float
 ) -> tuple[Array, Array, Array]:
-    """The K best distinct tokens after each node by falling q, equal ones in the order they are given in.
+    """Return the K best distinct tokens after each node by falling q, equal ones in the order they are given in.
 
     What was found has its value, the guide's others share the rest in their proportions (Jeffrey's rule: what was learnt of
     some tokens says nothing of how the others compare). So siblings add up to 1 at most. After a node where nothing was found,

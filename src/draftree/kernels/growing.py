@@ -20,7 +20,7 @@ MANY = 4
 
 @native
 def height(at: Array, seconds: Array, t: float) -> Any:
-    """The height of a curve at a place: linear between its points [W], level before them; beyond, it does not fall."""
+    """Return the height of a curve at a place: linear between its points [W], level before them; beyond, it does not fall."""
     last = len(at) - 1
     if last == 0 or t <= at[0]:
         return seconds[0]
@@ -35,7 +35,7 @@ def height(at: Array, seconds: Array, t: float) -> Any:
 
 @native
 def between(at: Array, seconds: Array, tokens: Array) -> Array:
-    """The `height` of a curve at some places [N]."""
+    """Return the `height` of a curve at some places [N]."""
     found = np.empty(len(tokens))
     for n, t in enumerate(tokens):
         found[n] = height(at, seconds, t)
@@ -53,7 +53,7 @@ def values(
     score: Array,
     certain: float,
 ) -> tuple[Array, Array]:
-    """The log value [F, K] of candidates, and the entropy [F] of the q that they come from.
+    """Return the log value [F, K] of candidates, and the entropy [F] of the q that they come from.
 
     A node's conditional acceptance is σ(w · x), x being 1, log q, −log(1 − q), entropy and depth; those of siblings add up to 1
     at most, as at most one of them is accepted.
@@ -120,7 +120,7 @@ def falling(score: Array) -> Array:
 
 @native
 def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
-    """The order by row and falling score, the first of equals first; and in that order each one's place in its row.
+    """Return the order by row and falling score, the first of equals first; and in that order each one's place in its row.
 
     Args:
         rows: [N] whole numbers, close to each other.
@@ -142,7 +142,7 @@ def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
 
 @native
 def leading(rows: Array, score: Array, k: int) -> Array:
-    """The places of the k largest scores of each row, by row and falling score, the first of equals first.
+    """Return the places of the k largest scores of each row, by row and falling score, the first of equals first.
 
     Args:
         rows: [N] whole numbers, close to each other.
@@ -210,10 +210,19 @@ def appended(
     same_source: int,
     first_q: int,
 ) -> tuple[Array, Array]:
-    """A tree's columns with the candidates that there are after a frontier, or some of them, behind them.
+    """Return a tree's columns with the candidates that there are after a frontier, or some of them, behind them.
 
     Args:
-        tokens: [N], and with the nine that follow the columns of the tree.
+        tokens: [N] ids, the first column of the tree.
+        parents: [N] likewise, see `forest.kept`.
+        depth: [N] likewise.
+        row: [N] likewise.
+        source: [N] likewise.
+        number: [N] likewise.
+        q_row: [N] likewise.
+        log_q: [N] likewise.
+        score: [N] likewise.
+        entropy: [N] likewise.
         frontier: [F] the candidates' parents; from N on they are candidates that stand before.
         new_tokens: [F, K].
         new_log_q: [F, K] −∞ where there is no candidate.
@@ -252,7 +261,7 @@ def appended(
 
 @native
 def gainful(score: Array, row: Array, roots: int, before: int, k: int, worth: Array, least: float) -> tuple[Array, Array]:
-    """The last layer's nodes among the k best of each row, best first, where the layer added enough to Σ value of these.
+    """Return the last layer's nodes among the k best of each row, best first, where the layer added enough to Σ value of these.
 
     Args:
         score: [N] log values of the tree's nodes.
@@ -289,7 +298,9 @@ def lessons(
     depth: Array,
     certain: float,
 ) -> tuple[Array, Array, Array]:
-    """What a verdict teaches of drafts after accepted nodes: which they are [M], features [M, 5], if they were right [M].
+    """Return what an accept result shows about drafts after accepted nodes.
+
+    That is which nodes they are [M], their features [M, 5], and whether they were right [M].
 
     Of an accepted node the children that were verified are learnt from; where none was, all that were drafted are. Features are
     1, log q, −log(1 − q), entropy and depth.
@@ -445,7 +456,7 @@ def promising(
     left: float,
     ahead: int,
 ) -> Promise:
-    """The best nodes of each row, among the last ones, that may have children, by row and falling value.
+    """Return the best nodes of each row, among the last ones, that may have children, by row and falling value.
 
     Args:
         row: [N] of the tree's nodes, and with the three that follow its columns.
@@ -457,7 +468,11 @@ def promising(
         limit: the deepest of all rows.
         widest: how many of a row.
         unread: stands for the entropy of those whose parent the drafter has not read.
-        target: and what follows, see `worth_verifying`.
+        target: see `worth_verifying`.
+        rows: likewise.
+        rate: likewise.
+        left: likewise.
+        ahead: likewise.
 
     Returns:
         They; those of them behind a parent that was read; the least that a further node's verification costs; and what the

@@ -12,7 +12,9 @@ from draftree.native import Array, native
 
 @native
 def unfed(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
-    """The nodes of a frontier's paths that were not fed [M], ascending, and of each of the tree's nodes when it was, or −1 [N].
+    """Return the nodes of a frontier's paths that were not fed [M], ascending.
+
+    The second result says of each of the tree's nodes when it was fed, or −1 [N].
 
     Args:
         parents: [N] −1 for roots.
@@ -71,7 +73,7 @@ def laid(
 
 @native
 def hide(bits: Array, seen: Array, length: int, lowest: Any) -> None:
-    """Writes a row's additive mask as whole numbers: 0 where a token sees a slot, else the bits of the least number.
+    """Write a row's additive mask as whole numbers: 0 where a token sees a slot, else the bits of the least number.
 
     Args:
         bits: [n, S] that are written.

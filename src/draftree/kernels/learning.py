@@ -13,7 +13,7 @@ from draftree.native import Array, native
 def newton(
     weights: Array, information: Array, prior: float, x: Array, true: Array, forgetting: float, least: float
 ) -> tuple[Array, Array]:
-    """The weights [X] and what is known of them [X, X] after a Newton step on examples.
+    """Return the weights [X] and what is known of them [X, X] after a Newton step on examples.
 
     Args:
         weights: [X] before.

@@ -41,7 +41,7 @@ CACHES = ("cache", "past_key_values", "cache_params")
 
 
 def cache_argument(takes: Container[str]) -> str | None:
-    """The one of a forward's arguments that is its cache; None where it takes none."""
+    """Return the one of a forward's arguments that is its cache; None where it takes none."""
     return next((name for name in CACHES if name in takes), None)
 
 
@@ -113,7 +113,10 @@ def _has(kind: type[PreTrainedConfig], name: str) -> bool:
 
 
 def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
-    """True where a model of such a config has layers that fold the text into a state, as far as config and class tell."""
+    """Return whether a model of such a config has layers with a recurrent state.
+
+    Config and class are all that is looked at.
+    """
     types = getattr(config, "layer_types", None)
     return any(t in STATEFUL for t in types) if types else bool(getattr(kind, "_is_stateful", False))
 

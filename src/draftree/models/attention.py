@@ -47,7 +47,7 @@ class Attending:
 
 @torch.inference_mode()
 def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
-    """The strength of each of the L layers' attention, measured on a few of the texts, evenly spread.
+    """Return the strength of each of the L layers' attention, measured on a few of the texts, evenly spread.
 
     Args:
         decoder: of any architecture whose layers have one attention and a feed-forward part.
@@ -95,7 +95,7 @@ class _Watch:
         self._entropies: list[Tensor] = []
 
     def measure(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
-        """A forward hook of the layer."""
+        """Keep the weights, as a forward hook of the layer."""
         weights: list[Tensor] = []
         with ExitStack() as stack:
             stack.callback(self._attention.register_forward_hook(lambda _m, _i, out: weights.append(out[1])).remove)
@@ -121,7 +121,7 @@ class _Watch:
 
 
 def _precise(values: Tensor) -> Tensor:
-    """The same numbers in float64, or in float32 where the device has no more."""
+    """Return the same numbers in float64, or in float32 where the device has no more."""
     return values.double() if has_float64(values.device) else values.float()
 
 

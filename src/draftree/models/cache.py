@@ -1,8 +1,8 @@
 """A key-value cache whose slots are written, moved and forgotten from outside.
 
-Shapes: R rows, H key-value heads, S slots, L layers. Slots [0, length) of a row are committed; whatever lies behind is
-scratch of the step in hand and is hidden from every later step by the mask. Layers that fold the text into a state keep the
-same contract by other means (`recurrent/`).
+Shapes: R sequences, H key-value heads, S slots, L layers. Slots [0, length) of a sequence are
+committed. Later slots are scratch memory of the current step; the mask hides them from every later
+step. Layers with a recurrent state meet the same contract by other means (`recurrent/`).
 """
 
 import copy
@@ -28,18 +28,16 @@ from draftree.models.spread import brought
 from draftree.tree import Ints
 
 Pages = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values [L, H, n, width] of n tokens, for each shape of layers."""
+"""Keys and values [L, H, n, width] of n tokens, one pair for each distinct layer shape."""
 
 
 @dataclass(frozen=True)
 class LayerShape:
-    """The shape of one layer's part of a token.
+    """The shape of one layer's keys and values for one token.
 
-    Attributes:
-        heads: key-value heads; 0 where it has none.
-        key: the width of a key; 0 likewise.
-        value: of a value.
-        device: where it computes, if that is another device than the cache's.
+    Attributes: heads: number of key-value heads; 0 if the layer stores none. key: the width of a
+    key; 0 if there is none. value: the width of a value; 0 if there is none. device: the layer's
+    device, if it is not the cache's.
     """
 
     heads: int
@@ -51,18 +49,18 @@ class LayerShape:
 class SlotCache:
     """Preallocated keys and values of all layers.
 
-    Layers of one shape lie in one tensor, so that a commit moves them all at once.
+    Layers of one shape share one tensor, so that a commit moves them all at once.
 
     Args:
-        shapes: of the layers.
+        shapes: the shapes of the layers.
         rows: R.
-        dtype: of keys and values.
-        device: of the tensors.
-        states: of the layers that fold the text into a state, where there are any.
-        ladder: the sizes that passes over it come in.
+        dtype: the dtype of keys and values.
+        device: the device of the tensors.
+        states: the recurrent states, if any layer has one.
+        ladder: the sizes to which passes are padded.
 
-    Attributes:
-        lengths: [R] committed tokens of each row; their positions are 0 … length − 1.
+    Attributes: lengths: [R] number of committed tokens of each sequence; their positions are 0 …
+    length − 1.
     """
 
     def __init__(
@@ -89,7 +87,10 @@ class SlotCache:
         self._stored = self._on_host()
 
     def _on_host(self) -> list[NDArray[np.uint8]]:
-        """Return keys and values as bytes that NumPy shares, of one group after another; none of them on another device."""
+        """Return byte views of keys and values that NumPy shares, group by group.
+
+        The list is empty if a tensor is not on a CPU.
+        """
         tensors = list(itertools.chain.from_iterable(self._groups))
         if any(t.device.type != "cpu" for t in tensors):
             return []
@@ -101,22 +102,25 @@ class SlotCache:
 
     @property
     def capacity(self) -> int:
-        """Slots of each row."""
+        """Number of slots of each sequence."""
         return int(self._groups[0][0].shape[3]) if self._groups else 0
 
     @property
     def place(self) -> Hashable:
-        """Return what tells its memory from that of another cache, or of the same one after it has grown."""
+        """An identifier of this memory, which changes when the cache grows."""
         tensors = itertools.chain.from_iterable(self._groups)
         return tuple((t.data_ptr(), t.shape) for t in tensors), self.dtype
 
     @property
     def state_bytes(self) -> int:
-        """The size of states and their snapshots; 0 where no layer has a state."""
+        """Bytes of recurrent states and their snapshots; 0 if no layer has a state."""
         return 0 if self.states is None else self.states.bytes
 
     def reserve(self, slots: int) -> None:
-        """Makes room for `slots` slots a row, keeping what is there; grows by at least half, so seldom."""
+        """Grow to at least `slots` slots for each sequence, keeping the contents.
+
+        The capacity grows by at least half, so that growth is rare.
+        """
         if slots <= self.capacity:
             return
         grown = self.ladder.capacity(max(slots, self.capacity * 3 // 2))
@@ -128,19 +132,23 @@ class SlotCache:
         self._stored = self._on_host()
 
     def layer(self, index: int) -> tuple[Tensor, Tensor]:
-        """Keys and values [R, H, S, width] of one layer, as views."""
+        """Return keys and values [R, H, S, width] of one layer, as views."""
         group, place = self._place[index]
         keys, values = self._groups[group]
         return keys[place], values[place]
 
     def more(self, index: int) -> int:
-        """How many layers' keys and values lie behind one's in turn."""
+        """Return how many following layers are stored right after this one, in the same tensor."""
         group, place = self._place[index]
         behind = itertools.takewhile(lambda pair: pair[1] == (group, place + 1 + pair[0]), enumerate(self._place[index + 1 :]))
         return sum(1 for _ in behind)
 
     def lifted(self, by: int) -> "SlotCache":
-        """The same slots with every layer's keys and values those of the layer so much deeper, if one of its shape is there."""
+        """Return a view in which layer i has the keys and values of layer i + `by`.
+
+        A layer keeps its own if that layer has another shape. Indices are clamped to the existing
+        layers.
+        """
         view, top = copy.copy(self), len(self.shapes) - 1
         others = [min(max(layer + by, 0), top) for layer in range(top + 1)]
         same = [self.shapes[other] == shape for other, shape in zip(others, self.shapes, strict=True)]
@@ -148,18 +156,22 @@ class SlotCache:
         return view
 
     def writer(self, starts: Ints, n: int, at: Pass | None = None) -> "Writer":
-        """The cache of a forward pass of n tokens a row; row r is written from slot `starts[r]` on, states as the pass says."""
+        """Return the transformers cache of one forward pass of n tokens for each sequence.
+
+        Sequence r is written from slot `starts[r]` on; recurrent states are handled by the pass
+        `at`.
+        """
         return Writer(self, starts, n, self._end(int(starts.max()) + n), at)
 
     def mask(self, batch: ForwardBatch, window: int | None = None) -> Tensor:
         """Return the additive mask [R, 1, n, S] of a padded pass.
 
-        Of a step, not a prompt, it is written where the last one was, and holds until the next one
-        of its kind.
+        The mask of a step (not a prompt) reuses the memory of the last one and is valid until the
+        next one of its kind.
 
         Args:
-            batch: its tokens.
-            window: positions that a token sees; all by default.
+            batch: the tokens of the pass.
+            window: number of positions that a token sees; all by default.
         """
         shape = self.rows, 1, batch.width, self._end(int(batch.starts.max()) + batch.width)
         full = self._mask_memory(math.prod(shape), batch.whole, window is None).view(shape)
@@ -174,11 +186,11 @@ class SlotCache:
         return full
 
     def packed_masks(self, batch: ForwardBatch, window: int | None = None) -> Tensor:
-        """Return the additive mask [n_r, S_r] of each sequence, one after the other in memory.
+        """Return the additive masks [n_r, S_r] of all sequences, one after another in memory.
 
         Args:
-            batch: its tokens; each sequence sees the slots up to its last token.
-            window: positions that a token sees; all by default.
+            batch: the tokens; each sequence sees the slots up to its last token.
+            window: number of positions that a token sees; all by default.
         """
         shapes = list(zip(batch.counts.tolist(), batch.ends.tolist(), strict=True))
         sizes = [n * slots for n, slots in shapes]
@@ -201,20 +213,20 @@ class SlotCache:
         return memory[:size]
 
     def _end(self, used: int) -> int:
-        """The slots that a pass sees which uses so many: those, or all there are."""
+        """Return how many slots a pass sees: `used`, or the capacity for fixed sizes."""
         self.reserve(used)
         return self.capacity if self.ladder.few else used
 
     def keep(self, row: int, slots: Ints) -> None:
-        """Commits what lies in `slots`, in that order, behind the committed tokens of a row."""
+        """Commit `slots`, in that order, after the committed tokens of a sequence."""
         self.keep_all(np.full(len(slots), row), np.ascontiguousarray(slots, np.int64))
 
     def keep_all(self, rows: Ints, slots: Ints) -> None:
-        """Commit slots of some rows after the committed tokens there; all of them at once.
+        """Commit slots of several sequences after their committed tokens, all at once.
 
         Args:
-            rows: [A] the row of each slot; those of a row follow one another.
-            slots: [A] in the order in which they are committed, none of them committed before.
+            rows: [A] the sequence of each slot; the slots of one sequence are adjacent.
+            slots: [A] in the order in which they are committed; none of them was committed before.
         """
         if self.states is not None:
             for row in np.unique(rows).tolist():
@@ -228,7 +240,7 @@ class SlotCache:
             self._move(rows, slots, places)
 
     def _move(self, rows: Ints, old: Ints, new: Ints) -> None:
-        """Copy slots [A] on a device, all of them read before any is written."""
+        """Copy slots [A] on a device; all of them are read before any is written."""
         if self.rows == 1:  # as one of several, it would take three times as long
             at, first = to_device(old, self.device), int(new[0])
             for t in itertools.chain.from_iterable(self._groups):
@@ -242,9 +254,10 @@ class SlotCache:
             t[:, i, :, k] = t[:, i, :, j]
 
     def insert(self, layer: int, rows: Ints, slots: Ints, keys: Tensor, values: Tensor) -> None:
-        """Commits keys and values [H, T, width] computed elsewhere, token t into `slots[t]` of `rows[t]`.
+        """Commit keys and values [H, T, width] that were computed elsewhere.
 
-        Each row's slots go on where its committed tokens end.
+        Token t is stored in `slots[t]` of `rows[t]`. The slots of each sequence begin where its
+        committed tokens end.
         """
         self.reserve(int(slots.max()) + 1)
         for stored, new in zip(self.layer(layer), (keys, values), strict=True):
@@ -256,7 +269,12 @@ class SlotCache:
         np.maximum.at(self.lengths, rows, slots + 1)
 
     def taken(self, rows: Ints, spare: int = 0) -> "SlotCache":
-        """A copy of some rows' committed tokens, with room for `spare` more; −1 stands for an empty row."""
+        """Return a copy of selected sequences' committed tokens, with space for `spare` more each.
+
+        Args:
+            rows: the sequences; −1 stands for an empty one.
+            spare: the number of further tokens.
+        """
         states = None if self.states is None else self.states.taken(rows)
         part = SlotCache(self.shapes, len(rows), self.dtype, self.device, states, self.ladder)
         there = np.flatnonzero(rows >= 0)
@@ -267,7 +285,7 @@ class SlotCache:
         return part
 
     def put(self, rows: Ints, part: "SlotCache") -> None:
-        """Puts a cache of some rows in the place of those rows; the others are left as they are."""
+        """Replace sequences by those of another cache, `part`; the others are left unchanged."""
         self.reserve(int(part.lengths.max()))
         self._copy(part, rows, np.arange(len(rows)))
         if self.states is not None and part.states is not None:
@@ -276,14 +294,17 @@ class SlotCache:
 
     @torch.inference_mode()
     def copied(self, row: int, start: int, stop: int) -> Pages:
-        """Return a copy of a row's keys and values in the slots from `start` to before `stop`."""
+        """Return a copy of a sequence's keys and values in slots `start` … `stop` − 1."""
         return tuple(
             (keys[:, row, :, start:stop].clone(), values[:, row, :, start:stop].clone()) for keys, values in self._groups
         )
 
     @torch.inference_mode()
     def paste(self, row: int, start: int, pages: Pages) -> None:
-        """Commit copied keys and values from slot `start` of a row on, where its committed tokens end; not of states."""
+        """Commit copied keys and values from slot `start` on, where the committed tokens end.
+
+        Recurrent states are not copied.
+        """
         stop = start + (pages[0][0].shape[2] if pages else 0)
         self.reserve(stop)
         for mine, theirs in zip(self._groups, pages, strict=True):
@@ -303,10 +324,12 @@ class SlotCache:
                     new[:, into, :, :slots] = old[:, row, :, :slots]
 
     def truncate(self, lengths: Ints) -> Ints:
-        """Forgets all but the first `lengths[r]` committed tokens of each row; where there are states, up to a snapshot.
+        """Discard all but the first `lengths[r]` committed tokens of each sequence.
+
+        Recurrent states can go back only to a snapshot, so that fewer tokens may be left.
 
         Returns:
-            [R] the tokens that are left.
+            [R] the number of tokens that are left.
         """
         left = np.minimum(self.lengths, lengths)
         if self.states is not None:
@@ -316,29 +339,28 @@ class SlotCache:
         return left.copy()
 
     def mark(self) -> None:
-        """Makes the present lengths ones that `truncate` can go back to; of keys and values alone all are."""
+        """Take a snapshot of recurrent states, so that `truncate` can return to it.
+
+        Without states, `truncate` can go back to any length.
+        """
         if self.states is not None:
             self.states.mark(self.lengths)
 
     @property
     def reusable(self) -> Ints:
-        """[R] how many of each row's tokens lie here as they would if another prompt had begun with them."""
+        """[R] number of tokens whose entries a prompt with the same beginning can reuse."""
         clamped = self.states is not None and self.states.clamped
         return np.minimum(self.lengths, self.states.read) if self.states is not None and clamped else self.lengths
 
 
 @dataclass(frozen=True)
 class Within:
-    """Where a pass writes and reads the keys and values of a layer.
+    """The memory of one layer's keys and values in a forward pass.
 
-    Attributes:
-        keys: [R, H, S, width].
-        values: likewise.
-        starts: [R] the slots of each row's first token; 0 by default.
-        slots: how many are seen.
-        more: how many layers' lie behind this one's, all as far apart.
-        of_keys: how many numbers lie from this one's to the next one's.
-        of_values: likewise.
+    Attributes: keys: [R, H, S, width]. values: [R, H, S, width]. starts: [R] the slot of each
+    sequence's first token; 0 by default. slots: number of slots that are seen. more: number of
+    following layers stored at a constant stride. of_keys: stride from this layer's keys to the next
+    layer's, in elements. of_values: the same for values.
     """
 
     keys: Tensor
@@ -351,10 +373,11 @@ class Within:
 
 
 class Writer(Cache):
-    """A `SlotCache` as one forward pass of a transformers model sees it: writes its tokens, reads what lies before.
+    """A `SlotCache` as one forward pass of a transformers model uses it.
 
-    Attributes:
-        end: how many slots are seen.
+    It writes the tokens of the pass and returns them with everything before them.
+
+    Attributes: end: number of slots that are seen.
     """
 
     def __init__(self, cache: SlotCache, starts: Ints, n: int, end: int, at: Pass | None = None) -> None:
@@ -368,20 +391,20 @@ class Writer(Cache):
             self._uniform, self._rows = False, torch.arange(cache.rows, device=cache.device)[:, None]
 
     def at(self, slots: Tensor) -> Self:
-        """The same that writes to slots [R, n] of another tensor."""
+        """Set the tensor of slots [R, n] to write to, and return the writer."""
         self._slots = slots
         self._rows = torch.arange(len(slots), device=slots.device)[:, None]  # a recording reads no memory but its own
         return self
 
     @property
     def slots(self) -> Tensor:
-        """[R, n] where tokens are written, in passes of few sizes and of rows of different lengths."""
+        """[R, n] the slots of the tokens, for padded sizes or different lengths."""
         if self._slots is None:  # who knows them otherwise is spared the copy
             self._slots = to_device(self._starts[:, None] + np.arange(self._n), self._cache.device)
         return self._slots
 
     def within(self, layer: int) -> "Within | None":
-        """Where this pass writes and reads keys and values of a layer; None where that is not known, as of a recorded pass."""
+        """Return the memory of a layer's keys and values, or None in a recorded pass."""
         if self._cache.ladder.few:
             return None
         (keys, values), more = self._cache.layer(layer), self._cache.more(layer)
@@ -392,7 +415,7 @@ class Writer(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Stores [R, H, n, width] and returns everything up to the last slot written, or that there is."""
+        """Store [R, H, n, width], and return everything up to the last slot that the pass sees."""
         keys, values = self._cache.layer(layer_idx)
         if self._uniform:
             keys[:, :, self._start : self._stop] = key_states
@@ -404,30 +427,33 @@ class Writer(Cache):
         return keys[:, :, : self.end], values[:, :, : self.end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Slots before this pass; models ask only where positions are not given, and they are."""
+        """Return the slots before this pass. Models read it only if no positions are given."""
         return self._start
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: a model then asks `update_conv_state`, and never writes to a state itself, as it would for one token."""
+        """Return None: the model then calls `update_conv_state` and never writes to a state itself.
+
+        Otherwise it would do so for a single token.
+        """
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Likewise."""
+        """Return None, as `get_conv_state` does."""
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:
-        """True: so no model takes the pass for the beginning of a text."""
+        """Return True, so that no model takes the pass for the beginning of a text."""
         return True
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """True: nothing of what convolutions read is forgotten before a commit."""
+        """Return True: the inputs of convolutions are kept until a commit."""
         return True
 
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
-        """Stores what a convolution reads, [R, C, n]; returns it behind what committed tokens and earlier passes left."""
+        """Store a convolution's input [R, C, n]; return it after the inputs of tokens before it."""
         assert self._pass is not None
         return self._pass.enter((layer_idx, state_idx), conv_states)
 
     def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
-        """Stores what one of our functions would do to a layer's state."""
+        """Store the update of a layer's state that one of our dispatched functions returned."""
         assert self._pass is not None
         assert isinstance(recurrent_states, Stash | Final)
         self._pass.leave((layer_idx, state_idx), recurrent_states)

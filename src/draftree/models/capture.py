@@ -15,6 +15,7 @@ from typing import Any, final
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from typing_extensions import override
 
 from draftree.errors import first_line
 from draftree.models.ladder import Ladder
@@ -22,26 +23,28 @@ from draftree.models.ladder import Ladder
 LOG = logging.getLogger("draftree")
 
 Given = Mapping[str, Tensor]
-"""What a pass reads beside weights and the cache, by name."""
+"""The inputs of a pass other than weights and the cache, by name."""
 Made = tuple[Tensor, ...]
-"""What it gives: logits, and hidden states that were asked for."""
+"""The outputs of a pass: logits, and the requested hidden states."""
 Pass = Callable[[Given], Made]
 Record = Callable[[Callable[[], Made]], tuple[Callable[[], None], Made]]
-"""Runs a function once and records its work; what repeats the work, and the tensors that it writes its results into."""
+"""Runs a function once and records it.
+
+It returns a function that replays the recording, and the tensors that hold the results.
+"""
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Kernels of attention that take any size at once."""
+"""Attention kernels that take any size without planning."""
 MOST = 64
-"""Kinds of passes that are kept."""
+"""Largest number of recorded passes that are kept."""
 
 
 @dataclass(frozen=True)
 class Then:
-    """What is done with the results of a pass, and recorded with it; nothing by default.
+    """An optional epilogue of a pass, captured in the same CUDA graph.
 
-    Attributes:
-        kind: what tells it from others.
-        given: what it reads beside the results, by name.
-        made: of results and of all that the pass was given, what comes of it; any other tensor that it reads must outlive it.
+    Attributes: kind: a key that tells epilogues apart. given: its inputs other than the results, by
+    name. made: function of the results and of everything that the pass was given; returns the new
+    results. Any other tensor that it reads must outlive it.
     """
 
     kind: Hashable = None
@@ -50,43 +53,48 @@ class Then:
 
 
 class Capture(ABC):
-    """Runs the passes of a model over trees; prompts, and layers that fold the text into a state, are never captured.
+    """Runs the passes of a model over trees, eagerly or recorded.
 
-    Attributes:
-        ladder: the sizes that passes come in.
-        recordings: how many passes were recorded so far, by this way and by all that it is the same way as, see `of`.
+    Prompts and layers with a recurrent state are never captured.
+
+    Attributes: ladder: the sizes to which passes are padded. recordings: number of passes recorded
+    so far, by this object and all that `of` made from it.
     """
 
     ladder: Ladder
 
     @property
     def recordings(self) -> int:
+        """Return how many passes were recorded so far."""
         return 0
 
     @abstractmethod
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
-        """The results of a pass.
+        """Return the results of a pass.
 
         Args:
-            kind: passes of one kind differ in nothing but what is given; the shapes of that are part of it.
-            given: this pass's tensors.
+            kind: passes of one kind differ only in what is given, whose shapes are part of the
+                kind.
+            given: the tensors of this pass.
             body: the pass.
         """
 
     @abstractmethod
     def of(self, network: nn.Module) -> "Capture":
-        """Return the same way for another network, as a drafter's."""
+        """Return the same way to run passes, for another network such as a drafter's."""
 
 
 @final
 class Eager(Capture):
-    """As it is written, in whatever sizes come."""
+    """Runs each pass eagerly, without padding."""
 
     ladder = Ladder()
 
+    @override
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
         return unrecorded(given, body)
 
+    @override
     def of(self, network: nn.Module) -> Capture:
         return self
 
@@ -94,20 +102,20 @@ class Eager(Capture):
 @final
 @dataclass
 class Tally:
-    """A number that several count together."""
+    """A counter that several objects share."""
 
     count: int = 0
 
 
 @final
 class Graphs(Capture):
-    """Recorded once for each kind of pass, and replayed: one launch, whatever the pass is made of.
+    """Records each kind of pass once and replays it with a single launch.
 
-    Where a pass cannot be recorded, this and all later ones run as they are written.
+    If a pass cannot be recorded, this and all later ones run eagerly.
 
     Args:
-        record: how; by default as a CUDA graph.
-        name: of the network, for the log.
+        record: how to record; by default as a CUDA graph.
+        name: the network's name, for the log.
         tally: counts the recordings.
     """
 
@@ -119,6 +127,7 @@ class Graphs(Capture):
         self._name, self._failed = name, False
         self._known: dict[Hashable, tuple[dict[str, Tensor], Callable[[], None], Made]] = {}
 
+    @override
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
         if not self._failed and kind not in self._known:
             if len(self._known) >= MOST:  # of caches that have grown, or are gone
@@ -141,6 +150,7 @@ class Graphs(Capture):
         return kept
 
     @property
+    @override
     def recordings(self) -> int:
         return self._tally.count
 
@@ -150,6 +160,7 @@ class Graphs(Capture):
         why = f"{type(error).__name__}: {first_line(error)}"
         LOG.warning("passes of %s run without CUDA graphs, as one cannot be recorded: %s", self._name, why)
 
+    @override
     def of(self, network: nn.Module) -> Capture:
         return Graphs(self._record, type(network).__name__, self._tally)
 
@@ -157,7 +168,8 @@ class Graphs(Capture):
 def unrecorded(given: Given, body: Pass) -> Made:
     """Run a pass whose sizes may never come again.
 
-    On a GPU, attention leaves cuDNN out: it plans each new size for some 50 ms (an H100, torch 2.11), which is several passes.
+    On a GPU, attention leaves cuDNN out: it plans each new size for some 50 ms (an H100, torch
+    2.11), which is several passes.
     """
     if all(t.device.type != "cuda" for t in given.values()):
         return body(given)
@@ -176,11 +188,11 @@ def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def usual_capture(model: nn.Module, asked: bool | None) -> Capture:
-    """Return how the passes of a loaded model are run: recorded on a GPU, unless that is declined or it is spread.
+    """Return how to run passes of a loaded model: recorded on one GPU, else eagerly.
 
     Args:
-        model: where it is to be.
-        asked: whether recordings are wanted; None for what is usual.
+        model: the model, on its devices.
+        asked: False to run eagerly; True and None record on a single GPU.
     """
     devices = {p.device for p in model.parameters()}
     one_gpu = len(devices) == 1 and next(iter(devices)).type == "cuda"
@@ -189,10 +201,10 @@ def usual_capture(model: nn.Module, asked: bool | None) -> Capture:
 
 @final
 class Weights:
-    """Tells whether the weights of networks are those that a pass was recorded with.
+    """Detects whether the weights of networks still are those that a pass was recorded with.
 
     Args:
-        networks: whose weights the pass reads.
+        networks: the networks whose weights the pass reads.
     """
 
     def __init__(self, *networks: nn.Module) -> None:
@@ -203,12 +215,12 @@ class Weights:
 
     @property
     def structure(self) -> Hashable:
-        """Return what changes where a module is replaced."""
+        """A key that changes when a module is replaced."""
         return tuple(map(id, itertools.chain.from_iterable(held.values() for held in self._parts)))
 
     @property
     def version(self) -> Hashable:
-        """Return what changes where a tensor is replaced, moved or written to, or a module is replaced."""
+        """A key that changes when a tensor or module is replaced, or a tensor is modified."""
         parts = self.structure
         tensors = [t for held in self._tensors for t in held.values() if t is not None]
         try:
@@ -229,7 +241,7 @@ def _address(tensor: Tensor) -> int:
 
 @final
 class _CUDAGraphs:
-    """Records work as CUDA graphs, all of which share one pool of memory: they are replayed one after the other."""
+    """Records work as CUDA graphs that share one memory pool, as they are replayed in turn."""
 
     def __init__(self) -> None:
         self._pool: Any = None

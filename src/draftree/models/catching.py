@@ -9,6 +9,7 @@ from typing import Any
 
 from torch import Tensor
 from transformers import Cache
+from typing_extensions import override
 
 
 class Passing(Cache):
@@ -17,6 +18,7 @@ class Passing(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
 
+    @override
     def get_seq_length(self, layer_idx: int = 0) -> int:
         return 0
 
@@ -26,15 +28,19 @@ class Passing(Cache):
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """Likewise."""
 
+    @override
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:
         return False
 
+    @override
     def is_recording_past(self, layer_idx: int) -> bool:
         return False
 
+    @override
     def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
         return conv_states
 
+    @override
     def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
         return recurrent_states
 
@@ -51,6 +57,7 @@ class Catcher(Passing):
         self._layers = layers
         self.caught: dict[int, tuple[Tensor, Tensor]] = {}
 
+    @override
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -74,7 +81,7 @@ class _Enough(Exception):
 
 
 def first_stored(run: Callable[[Cache], Any]) -> tuple[Tensor, Tensor]:
-    """The keys and values [R, H, n, width] that a pass hands its cache first; nothing behind them is computed."""
+    """Return the keys and values [R, H, n, width] that a pass hands its cache first; nothing behind them is computed."""
     cut = _Cut()
     with suppress(_Enough):
         run(cut)

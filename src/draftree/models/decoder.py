@@ -38,7 +38,7 @@ register()
 register_grouped()
 
 HEAD_FACTORS = ("logit_scale", "lm_head_multiplier", "logits_scaling")
-"""Entries of configs by which logits are multiplied: Cohere's, Falcon-H1's and HyperCLOVA X's."""
+"""Config entries by which logits are multiplied: those of Cohere, Falcon-H1 and HyperCLOVA X."""
 
 
 class Decoder:
@@ -46,14 +46,12 @@ class Decoder:
 
     Args:
         model: a causal language model of transformers 5.
-        capture: how passes over trees are run; by default as they are written.
+        capture: how passes over trees are run; by default eagerly.
 
-    Attributes:
-        hf: runs the model's own modules.
-        runner: runs its passes.
+    Attributes: hf: runs the model's own modules. runner: runs the forward passes.
 
     Raises:
-        UserError: the architecture cannot be fed a tree; the text names it and the reason.
+        UserError: the architecture cannot verify a tree; the text names it and the reason.
     """
 
     def __init__(
@@ -70,21 +68,21 @@ class Decoder:
 
     @property
     def config(self) -> PreTrainedConfig:
-        """The config of its text part."""
+        """The config of the model's text part."""
         return self.hf.config
 
     def use_runner(self, runner: HFRunner) -> None:
-        """Run passes by another runner of a model with the same weights."""
+        """Use another runner, of a model with the same weights."""
         self.hf = runner
         self.use_capture(self.capture)
 
     def use_capture(self, capture: Capture) -> None:
-        """Run passes over trees in another way."""
+        """Change how passes over trees are run."""
         self.capture = capture
         self.runner = GraphRunner(self.hf, capture) if capture.ladder.few else self.hf
 
     def check_capture(self) -> None:
-        """Record no passes if a recorded one does not give what the same pass gives as it is; log that."""
+        """Stop using CUDA graphs, and log it, if a recorded pass gives other logits."""
         if not self.capture.ladder.few or self.context < TRIED:
             return
         cache = self.new_cache(1, TRIED)
@@ -93,7 +91,7 @@ class Decoder:
             self.use_capture(Eager())
 
     def use_native_kernels(self) -> bool:
-        """Choose the native runner, if the kernels run this model; return whether they do."""
+        """Choose the native runner if the kernels support this model; return whether it is used."""
         if not self.capture.ladder.few and not isinstance(self.runner, NativeRunner):
             with torch.inference_mode():
                 self.runner = NativeRunner.of(self.hf, self._behind_head) or self.hf
@@ -106,7 +104,7 @@ class Decoder:
 
     @cached_property
     def device(self) -> torch.device:
-        """The device of tokens and logits; like the dtype it is asked for often and looked up once."""
+        """The device of tokens and logits. It is cached, because it is read often."""
         return input_device(self.model)
 
     @cached_property
@@ -117,7 +115,7 @@ class Decoder:
 
     @property
     def vocab(self) -> int:
-        """V, the width of its logits."""
+        """V, the width of the logits."""
         weight = getattr(self._head, "weight", None)
         if weight is None or not weight.is_floating_point():  # quantised
             return int(self._head.out_features)
@@ -125,10 +123,10 @@ class Decoder:
 
     @property
     def head_weight(self) -> Tensor:
-        """The rows [V, D] of its LM head.
+        """The weight [V, D] of the LM head.
 
         Raises:
-            UserError: they are quantised or offloaded, so that there are none to read.
+            UserError: it is quantised or offloaded, so that it cannot be read.
         """
         weight: Tensor | None = getattr(self._head, "weight", None)
         name = type(self.model).__name__
@@ -147,7 +145,7 @@ class Decoder:
 
     @cached_property
     def context(self) -> int:
-        """The number of positions it knows."""
+        """The number of positions that the model supports."""
         known = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         rope = self.hf.changing_rope
         if rope is None or rope["rope_type"] != "dynamic":
@@ -171,7 +169,7 @@ class Decoder:
 
     @property
     def kept(self) -> Kept:
-        """What its layers keep of a text."""
+        """The shapes of what the layers store for a text: keys, values and recurrent states."""
         return self.hf.kept
 
     @property
@@ -181,17 +179,17 @@ class Decoder:
 
     @property
     def keyed_layers(self) -> tuple[int, ...]:
-        """The layers that keep keys and values."""
+        """The layers that store keys and values."""
         return tuple(i for i, shape in enumerate(self.shapes) if shape.heads)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers that keep keys and values alone, no state."""
+        """The layers that store keys and values and have no recurrent state."""
         states = {layer for layer, _ in self.kept.states}
         return tuple(i for i in self.keyed_layers if i not in states)
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
-        """Return an empty cache for `rows` sequences, with room for `slots` tokens each at first."""
+        """Return an empty cache for `rows` sequences, with `slots` slots each at first."""
         kept, states = self.kept, None
         if kept.states:
             states = States(kept.states, rows, self.dtype, self.device, kept.clamped)
@@ -206,13 +204,13 @@ class Decoder:
         return self.runner.forward(batch, cache, outputs)
 
     def forward_on_device(self, feed: DeviceFeed | ForwardBatch, cache: SlotCache, layers: tuple[int, ...], then: Then) -> Made:
-        """Run a pass whose tokens the device may know alone, and what is done with its results.
+        """Run a pass whose tokens may be known to the device only, and the epilogue on its results.
 
         Args:
             feed: the tokens.
-            cache: of this model.
+            cache: a cache of this model.
             layers: entries of transformers' `hidden_states`.
-            then: what is done with padded logits and hidden states, in the same recording.
+            then: the epilogue on padded logits and hidden states, captured in the same graph.
         """
         return self.hf.run(cache, feed, 0, layers, then, self.capture)
 
@@ -229,17 +227,21 @@ class Decoder:
         return embedded
 
     def head(self, states: Tensor) -> Tensor:
-        """Logits […, V] of what the last layer's norm gave, […, D], by the stock head and what the model does behind it."""
+        """Return logits […, V] of the final norm's output […, D].
+
+        They come from the stock LM head and the model's change of its output (a cap or a scale).
+        """
         if self._behind_head is None:
             return self._through_model(states)
         return self._behind_head(self._raw_logits(states))
 
     def head_for(self, ids: Tensor | None, raw: bool = False) -> Callable[[Tensor], Tensor]:
-        """A function that gives the logits […, V′] of some tokens alone, of states […, D].
+        """Return a function from final-norm outputs […, D] to logits […, V′] of some tokens.
 
         Args:
-            ids: [V′] the tokens; none for all of them.
-            raw: whether what the model does behind its head is left out, as a model of the same kind will do it.
+            ids: [V′] the tokens; None for all of them.
+            raw: whether to leave out the model's change of the head's output (cap or scale),
+                because a model of the same kind will apply it.
         """
         behind = (lambda x: x) if raw else self._behind_head
         if behind is None:
@@ -255,7 +257,7 @@ class Decoder:
         return lambda states: behind(multiplied(states))
 
     def _raw_logits(self, states: Tensor) -> Tensor:
-        """Return what the LM head gives, on the device of the states."""
+        """Return the output of the LM head, on the device of the states."""
         return brought(self._head(states), states.device)
 
     @property
@@ -264,7 +266,10 @@ class Decoder:
 
     @cached_property
     def _behind_head(self) -> Callable[[Tensor], Tensor] | None:
-        """The model's change of its head's output: nothing, a cap or a scale; None where it is another one."""
+        """The function that the model applies to its head's output: identity, a cap or a scale.
+
+        It is found by comparing the known ones on a probe. None if none of them matches.
+        """
         cap = getattr(self.config, "final_logit_softcapping", None) or 1.0  # Gemma 2
         factors = [getattr(self.config, name, None) or 1.0 for name in HEAD_FACTORS]
         over = getattr(self.config, "logits_scaling", None) or 1.0  # Granite divides by it, HyperCLOVA X multiplies
@@ -282,7 +287,10 @@ class Decoder:
             return next((f for f in known if torch.allclose(f(raw), wanted, rtol=1e-4, atol=1e-5)), None)
 
     def _through_model(self, states: Tensor) -> Tensor:
-        """Logits [n, V] of a pass over one token in which the stack's output is replaced by states [n, D]."""
+        """Return logits [n, V] for stack outputs [n, D], by the whole model.
+
+        A hook replaces the stack's output in a pass over one token.
+        """
 
         def replaced(_module: nn.Module, _inputs: Any, out: Any) -> Any:
             out.last_hidden_state = states[None]
@@ -297,9 +305,10 @@ class Decoder:
         return brought(logits[0], self.device)
 
     def keys_and_values(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """The first layer's keys and values [R, H, n, width] for given inputs [R, n, D] at positions [R, n].
+        """Return the first layer's keys and values for inputs [R, n, D] at positions [R, n].
 
-        The pass is cut where the layer hands them to its cache, so that nothing behind them is computed.
+        Each is [R, H, n, width]. The pass stops where the layer hands them to its cache, so that
+        nothing after that is computed.
         """
         runner, learning = self.runner, torch.is_grad_enabled() and embeds.requires_grad
         plain = self.rope_boundary is None and embeds.dtype is self.dtype
@@ -311,10 +320,10 @@ class Decoder:
 
 
 def refuse_attention(model: PreTrainedModel) -> None:
-    """Refuses a loaded model whose attention takes no mask of a tree.
+    """Refuse a loaded model whose attention implementation takes no tree mask.
 
     Raises:
-        UserError: it names the implementation.
+        UserError: names the implementation.
     """
     chosen = model.config.get_text_config(decoder=True)._attn_implementation
     if chosen not in (None, *ATTENTION):
@@ -323,16 +332,16 @@ def refuse_attention(model: PreTrainedModel) -> None:
 
 
 def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> tuple[Any, dict[str, Any]]:
-    """A model loaded by transformers from a folder or a hub id, and its report of the tensors there.
+    """Load a model by transformers, and return it with the report of its tensors.
 
     Args:
-        folder: or hub id.
-        config: the model's.
-        dtype: of the weights.
-        how: what else `from_pretrained` takes.
+        folder: a folder or a hub id.
+        config: the model's config.
+        dtype: the dtype of the weights.
+        how: further arguments of `from_pretrained`.
 
     Raises:
-        UserError: the config's sizes are not those of the weights.
+        UserError: the config's sizes differ from those of the weights.
     """
     check_bounds(config, Path(folder))
     if not how.get("trust_remote_code"):  # else the class is the checkpoint's own
@@ -349,7 +358,10 @@ def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how:
 
 
 def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:
-    """A fresh float32 model of the same architecture with few layers, all with full attention where types are mixed."""
+    """Return a fresh float32 model of the same architecture with few layers.
+
+    Where the architecture mixes layer types, all layers have full attention.
+    """
     values = config.to_dict() | {"num_hidden_layers": layers, "dtype": "float32"} | changes
     for name in ("layer_types", "layers_block_type"):
         if values.get(name):

@@ -123,6 +123,6 @@ def _in_float64(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap
 
 
 def register() -> None:
-    """Makes this attention known to transformers, so that any model takes it by its name."""
+    """Make this attention known to transformers, so that any model takes it by its name."""
     AttentionInterface.register(EXACT, exact_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(EXACT, eager_mask)

@@ -42,7 +42,10 @@ Word = Literal["bits", "ties"] | None
 
 
 def bfloat16_is_fast() -> bool:
-    """True where the processor multiplies bfloat16, so that a pass over a few tokens costs little more than one over one."""
+    """Return whether the processor has instructions that multiply bfloat16.
+
+    With them a pass over a few tokens costs little more than one over one.
+    """
     able = torch.cpu.get_capabilities()
     return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
 
@@ -79,7 +82,7 @@ class Findings:
 
 
 def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Findings]:
-    """Finds out about a model, or reads what was found before on this machine.
+    """Find out about a model, or read what was found before on this machine.
 
     Args:
         decoder: the model.
@@ -106,7 +109,7 @@ def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Finding
 
 
 def identity(decoder: Decoder) -> dict[str, str]:
-    """The machine and the model's shapes, which the findings depend on."""
+    """Return the machine and the model's shapes, which the findings depend on."""
     shapes = "".join(f"{name}{tuple(p.shape)}" for name, p in decoder.model.named_parameters())
     return {
         **machine(decoder.device), "dtype": str(decoder.dtype), "attention": str(decoder.config._attn_implementation),
@@ -150,7 +153,7 @@ def price(decoder: Decoder, stable: Stable, width: int = 1, context: int = CONTE
 
 
 def decided(decoder: Decoder, name: str, asked: Word, free: bool = True, anyway: bool = False) -> tuple[Stable | None, Word]:
-    """What is promised of a model: `bits` where that was asked for, or where it costs next to nothing in half precision.
+    """Return what is promised of a model: `bits` where that was asked for, or where it costs next to nothing in half precision.
 
     Args:
         decoder: the model.

@@ -16,12 +16,12 @@ from draftree.models.widths import Rows, numbers
 
 
 def are_experts(module: nn.Module) -> bool:
-    """True of experts as transformers keeps them: all weights of a kind in one tensor."""
+    """Return True of experts as transformers keeps them: all weights of a kind in one tensor."""
     return "is_transposed" in vars(module)  # its decorator of such classes sets it
 
 
 def expert(module: Any, number: int) -> Rows:
-    """What one of the experts makes of rows [n, D]."""
+    """Return what one of the experts makes of rows [n, D]."""
 
     def weighed(rows: Tensor, name: str) -> Tensor:
         weight = getattr(module, name)[number]
@@ -39,7 +39,7 @@ def expert(module: Any, number: int) -> Rows:
 
 
 def routed(apply: Callable[[Rows, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """The forward of experts that are asked one after the other.
+    """Return the forward of experts that are asked one after the other.
 
     Args:
         apply: calls an operation with rows.

@@ -218,7 +218,7 @@ class DeviceFeed:
     make: Callable[[Mapping[str, Tensor]], Laid]
 
     def widened(self, width: int) -> Self:
-        """The feed in a pass of `width` tokens a row; what pads it is read by nobody."""
+        """Return the feed in a pass of `width` tokens a row; what pads it is read by nobody."""
         return replace(self, width=width)
 
     def laid(self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None) -> dict[str, Tensor]:

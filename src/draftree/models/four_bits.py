@@ -72,7 +72,7 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def round_to_four_bits(model: Any) -> None:
-    """Puts layers of four bits in the place of a model's linear ones, but for its head and for those that groups do not fill.
+    """Put layers of four bits in the place of a model's linear ones, but for its head and for those that groups do not fill.
 
     Raises:
         UserError: it is not on a CPU and in bfloat16, or there is none that could be rounded.

@@ -269,7 +269,7 @@ def _dequantise(path: Path, reader: Any, tensors: Mapping[str, Any], folder: Pat
 
 
 def _dtype(kinds: set[str]) -> torch.dtype:
-    """The dtype for tensors of some kinds, by GGML's names: norms are F32 in any file."""
+    """Return the dtype for tensors of some kinds, by GGML's names: norms are F32 in any file."""
     if "BF16" in kinds:
         return torch.bfloat16
     return torch.float32 if kinds <= {"F32"} else torch.float16

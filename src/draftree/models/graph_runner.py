@@ -4,6 +4,7 @@ from typing import final
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from draftree.models.cache import SlotCache
 from draftree.models.capture import Capture, Eager
@@ -27,6 +28,7 @@ class GraphRunner(ModelRunner):
     def __init__(self, inner: HFRunner, capture: Capture) -> None:
         self._inner, self._capture = inner, capture
 
+    @override
     def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
         if outputs.tokens is not None:
             return self._inner.forward(batch, cache, outputs)

@@ -17,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache, PreTrainedConfig, PreTrainedModel
+from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, cache_argument, entry
@@ -40,14 +41,12 @@ class HFRunner(ModelRunner):
 
     Args:
         model: a causal language model.
-        few_operations: whether passes of Llama-like models run in few operations, see `LlamaLayers`;
-            by default on a GPU.
+        few_operations: whether passes of Llama-like models run in few operations, see
+            `LlamaLayers`; by default on a GPU.
 
-    Attributes:
-        model: the same, or one over its weights whose state layers can be asked along a tree.
-        config: of its text part.
-        layer_types: of its layers, where they differ.
-        window: the positions that its sliding layers see; None where there are none.
+    Attributes: model: the same, or a model over its weights whose recurrent layers support tree
+    passes. config: the config of its text part. layer_types: the types of its layers, where they
+    differ. window: number of positions that its sliding layers see; None if there are none.
     """
 
     def __init__(self, model: PreTrainedModel, few_operations: bool | None = None) -> None:
@@ -83,10 +82,10 @@ class HFRunner(ModelRunner):
 
     @cached_property
     def kept(self) -> Kept:
-        """What its layers keep of a text, found by a pass over one token.
+        """What the layers store for a text, found by a pass over one token.
 
         Raises:
-            UserError: a layer keeps what draftree cannot reach.
+            UserError: a layer stores something that draftree cannot reach.
         """
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=one.device))
@@ -100,7 +99,10 @@ class HFRunner(ModelRunner):
         return Weights(self.model)
 
     def few_operations(self) -> LlamaLayers | None:
-        """Return the pass in few operations, looked for anew where a module was replaced; None where there is none."""
+        """Return the pass in few operations, or None if there is none.
+
+        It is looked for again after a module was replaced.
+        """
         wanted = self.device.type == "cuda" if self._wanted is None else self._wanted
         if not wanted or torch.is_grad_enabled():
             return None
@@ -165,6 +167,7 @@ class HFRunner(ModelRunner):
         placed = self._placed(at.expand(sequences, count), mask)
         return placed | ({} if cache is None else self.cached(cache))
 
+    @override
     def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
         keep: int | Tensor = 0
         wanted = outputs.tokens
@@ -231,7 +234,7 @@ class HFRunner(ModelRunner):
 
     @contextmanager
     def rotated_apart(self, batch: ForwardBatch | DeviceFeed) -> Iterator[None]:
-        """Inside, every sequence is rotated as if it were alone and nothing else had been read.
+        """Rotate every sequence as if it were alone and nothing else had been read.
 
         Where rotary frequencies change with the length of the text, transformers takes the longest
         sequence's for all, and `dynamic` keeps those of the longest text until a short one comes.
@@ -310,7 +313,7 @@ class HFRunner(ModelRunner):
 
 
 class _Masks(dict[str, Tensor]):
-    """Masks by type of layer; layers of any other type get none, as they see by their state."""
+    """Masks by type of layer; layers of other types have a state and get no mask."""
 
     def __missing__(self, key: str) -> None:
         return None

@@ -85,6 +85,7 @@ class KernelLinear(nn.Linear):
         return self.kernel(rows)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Linear:
+        """Return a stock layer with copies of the weights."""
         other = nn.Linear(self.in_features, self.out_features, self.bias is not None, "meta")
         other.weight = copy.deepcopy(self.weight, memo)
         other.bias = copy.deepcopy(self.bias, memo)
@@ -125,7 +126,7 @@ def use_kernels(model: nn.Module, kernels: Kernels | None = None, but: Container
 
 
 def let_go(weight: Tensor) -> None:
-    """Gives back the memory of a weight that lies in a file; who reads it again has it read from there.
+    """Give back the memory of a weight that lies in a file; who reads it again has it read from there.
 
     So a packed weight is in memory once. One that was converted as it was loaded stays there twice, as it is in no file.
     """
@@ -136,7 +137,7 @@ def let_go(weight: Tensor) -> None:
 
 
 def packable(weight: Tensor, bias: Tensor | None) -> bool:
-    """True for weights that oneDNN multiplies on this machine."""
+    """Return True for weights that oneDNN multiplies on this machine."""
     given = (weight,) if bias is None else (weight, bias)
     if not all(t.device.type == "cpu" and type(t.data) is Tensor and not t.is_inference() for t in given):
         return False
@@ -161,7 +162,7 @@ def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[T
 
 
 def faster(layers: Sequence[nn.Linear]) -> bool:
-    """True where layers of one shape take less time by oneDNN's kernel on this machine; timed once, and kept."""
+    """Return True where layers of one shape take less time by oneDNN's kernel on this machine; timed once, and kept."""
     weight = layers[0].weight
     some = [torch.ones(n, weight.shape[1], dtype=weight.dtype) for n in TRIED]
 
@@ -177,7 +178,7 @@ def faster(layers: Sequence[nn.Linear]) -> bool:
 
 @torch.inference_mode()
 def quicker(topic: str, about: Mapping[str, str], works: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]]) -> bool:
-    """True where the second of two works takes less time on this machine; timed once, and kept.
+    """Return True where the second of two works takes less time on this machine; timed once, and kept.
 
     Args:
         topic: the folder where it is kept.

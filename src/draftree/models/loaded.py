@@ -16,7 +16,7 @@ from draftree.models.sources import Loading, known_as
 
 
 def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) -> dict[str, Any]:
-    """What transformers is told besides of where weights go, and of those that are quantised, or shall be.
+    """Return what transformers is told besides of where weights go, and of those that are quantised, or shall be.
 
     Args:
         config: of the checkpoint.
@@ -46,7 +46,7 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
 
 
 def merged(model: Any, loading: Loading) -> Any:
-    """A model with an adapter merged into its weights; as it is where none was asked for.
+    """Return a model with an adapter merged into its weights; as it is where none was asked for.
 
     Raises:
         UserError: peft is missing, or the adapter is of a kind that does not merge or is not whole.

@@ -199,6 +199,7 @@ class NativeLayer:
         return dense.core.Linear(address(packed), address(bias), first.in_features, outputs, code)
 
     def __deepcopy__(self, memo: Any) -> "NativeLayer":
+        """Return the layer itself: its packed weights do not change."""
         return self
 
 

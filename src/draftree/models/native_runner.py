@@ -11,6 +11,7 @@ from typing import Any, Self, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.boundary.phases import phase
 from draftree.models.architectures import FULL, SLIDING
@@ -137,6 +138,7 @@ class NativeRunner(ModelRunner):
         embedded: Tensor = self._stack.embed_tokens(tokens)
         return embedded
 
+    @override
     def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
         with phase("model"):
             return self._forward(batch, cache, outputs)

@@ -82,7 +82,9 @@ def count_parameters(model: PreTrainedModel) -> int:
 
 
 def shared_rounding(config: PreTrainedConfig) -> str | None:
-    """Return why all tokens of a pass decide how each one is rounded; None where each is rounded alone.
+    """Return why all tokens of a pass decide how each one is rounded.
+
+    Return None where each is rounded alone.
 
     A token's logits would then depend on the tree that it is verified in.
     """

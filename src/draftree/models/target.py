@@ -51,7 +51,11 @@ LAST = -1
 CHUNK = 1024
 """Prompt tokens in one pass: bounds the mask's memory at 1,024 × context."""
 ENDING, WORTH = 16, 64
-"""The last tokens of a prompt that are read by themselves where states are kept, and the length from which on they are."""
+"""Number of last prompt tokens read in a pass of their own, and the prompt length that requires it.
+
+This applies to models with recurrent states only. Prompts of more than `WORTH` tokens are split
+there, so that a snapshot of the states exists before the last `ENDING` tokens.
+"""
 
 
 @dataclass(frozen=True)
@@ -71,17 +75,14 @@ class Needs:
 
 @dataclass(frozen=True)
 class Taps:
-    """The target's internals for tokens it was fed, packed over rows.
+    """Hidden states and other internals of the target for the tokens it was fed, of all sequences.
 
-    Attributes:
-        hidden: for each layer needed, [T, D].
-        rows: [T] the sequence each token belongs to.
-        positions: [T] its position there.
-        tokens: [T] its id.
-        cache: the target's cache, for drafters that read its keys and values.
-        probe_logits: [P, V] after each probe row, where the drafter sent any.
-        top: [N, K] the likeliest tokens after every node of the verified tree, those that were not accepted among them, by
-            falling logit; None where the drafter needs none, or nothing was verified.
+    Attributes: hidden: hidden states [T, D] for each layer that the drafter needs. rows: [T] the
+    sequence of each token. positions: [T] its position there. tokens: [T] its id. cache: the
+    target's cache, for drafters that read its keys and values. probe_logits: [P, V] logits after
+    each probe; None if the drafter sent no probes. top: [N, K] the likeliest tokens after every
+    node of the verified tree, rejected nodes included, by falling logit; None if the drafter needs
+    none or nothing was verified.
     """
 
     hidden: dict[int, Tensor]
@@ -93,7 +94,7 @@ class Taps:
     top: Tensor | None = None
 
     def take(self, index: Ints) -> Self:
-        """The taps of some of the tokens; what was asked of probes and of the whole tree stays as it is."""
+        """Return the entries of selected tokens; `probe_logits` and `top` stay unchanged."""
         if np.array_equal(index, np.arange(len(index))):  # the first ones, as of a chain that is accepted: none is copied
             hidden = {layer: h[: len(index)] for layer, h in self.hidden.items()}
         else:
@@ -103,18 +104,23 @@ class Taps:
         return type(self)(hidden, *columns, self.cache, self.probe_logits, self.top)
 
     def of_rows(self, tree: Tree, rows: Sequence[int]) -> Self:
-        """The taps with `top` as of a verified tree that has some rows alone."""
+        """Return a copy whose `top` has only the given sequences' nodes of a verified tree."""
         if self.top is None:
             return self
         nodes = to_device(np.flatnonzero(np.isin(tree.row, rows)), self.top.device)
         return replace(self, top=self.top.index_select(0, nodes))
 
     def before(self, lengths: Ints) -> Self:
-        """Those of the tokens that stand before `lengths[r]` in their rows."""
+        """Return the entries of tokens whose position is below `lengths[r]` in sequence r."""
         return self.take(np.flatnonzero(self.positions < lengths[self.rows]))
 
     def select(self, rows: Ints, cache: SlotCache) -> Self:
-        """The taps of selected rows: [R'] the old row of each new one, −1 for none; `cache` holds the new rows."""
+        """Return the entries of selected sequences, renumbered.
+
+        Args:
+            rows: [R'] the old index of each new sequence, −1 for none.
+            cache: the target's cache, which holds the new sequences.
+        """
         index = [np.flatnonzero(self.rows == row) for row in rows.tolist()]
         taken = self.take(np.concatenate(index))
         owner = np.repeat(np.arange(len(rows)), [len(each) for each in index])
@@ -122,7 +128,7 @@ class Taps:
 
     @classmethod
     def joined(cls, several: Sequence[Self]) -> Self:
-        """The taps of several steps, at least one, in their order."""
+        """Return the entries of several steps (at least one), concatenated in their order."""
         last = several[-1]
         if len(several) == 1:
             return last
@@ -135,13 +141,11 @@ class Taps:
 
 @dataclass(frozen=True)
 class Probes:
-    """Extra rows that ride along in a verification and leave nothing in the cache.
+    """Extra tokens that are computed in a verification pass and leave nothing in the cache.
 
-    Attributes:
-        tokens: [P] ids.
-        row: [P] the sequence each belongs to.
-        positions: [P] its position.
-        visible: [P, P] which probes each one sees, itself included; all see their row's committed tokens and root.
+    Attributes: tokens: [P] ids. row: [P] the sequence of each probe. positions: [P] its position.
+    visible: [P, P] which probes each one sees, itself included; all see the committed tokens and
+    the root of their sequence.
     """
 
     tokens: Ints
@@ -165,7 +169,7 @@ class Read:
 
 @dataclass(frozen=True)
 class Verified:
-    """The result of one pass over a forest.
+    """The result of one forward pass over draft trees.
 
     Attributes:
         packed: [M, V] logits in the order of the pass.
@@ -184,7 +188,7 @@ class Verified:
 
     @cached_property
     def logits(self) -> Tensor:
-        """[N, V] after every node; a copy where the pass had another order."""
+        """[N, V] logits after every node; a copy if the pass had another order."""
         return self.packed if self.at is None else self.packed[to_device(self.at, self.packed.device)]
 
 
@@ -193,9 +197,9 @@ class Target:
 
     Args:
         decoder: the stock model.
-        name: what to call it in results.
-        tokenizer: its own; by default the one that is found where its name says.
-        loading: how it was loaded.
+        name: its name in results.
+        tokenizer: its tokenizer; by default the one that is found under its name.
+        loading: the options it was loaded with.
     """
 
     def __init__(
@@ -210,6 +214,7 @@ class Target:
             self.tokenizer = tokenizer
 
     def __repr__(self) -> str:
+        """Return the target's name, class, dtype and device."""
         decoder = self.decoder
         return f"<target {self.name}, {type(decoder.model).__name__}, {decoder.dtype} on {decoder.device}>"
 
@@ -220,18 +225,21 @@ class Target:
         tokenizer: PreTrainedTokenizerBase | None = None,
         exactness: Word = None,
     ) -> Self:
-        """A model that was loaded before, as it is and where it is.
+        """Wrap a model that is loaded already, without moving or converting it.
 
-        It is put into evaluation mode, with a warning where it was not: with dropout, no two passes would agree.
+        The model is put into evaluation mode, with a warning if it was in training mode: with
+        dropout, no two passes would agree.
 
         Args:
             model: a causal language model.
-            tokenizer: its own; by default the one of the folder or hub id that the model was loaded from.
-            exactness: with `bits`, passes of this target keep a token's bits in any company; outside them the model computes
-                as it did before.
+            tokenizer: its tokenizer; by default the one of the folder or hub id that the model was
+                loaded from.
+            exactness: with `bits`, this target's passes are batch invariant; other passes of the
+                model compute as before.
 
         Raises:
-            UserError: the architecture is refused, the model has no weights, or bits are asked for and cannot be kept.
+            UserError: the architecture is refused, the model has no weights, or `bits` is requested
+                and cannot be kept.
         """
         loading = Loading(exactness=exactness)
         check_weights(model, loading)
@@ -249,7 +257,7 @@ class Target:
     def load(
         cls, name: str, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None, **how: Any
     ) -> Self:
-        """Loads `demo`, `smollm2`, a folder, a GGUF file (dequantised), or a hub id.
+        """Load `demo`, `smollm2`, a folder, a GGUF file (dequantised), or a hub id.
 
         Args:
             name: what to load.
@@ -306,7 +314,7 @@ class Target:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Its tokenizer.
+        """The target's tokenizer.
 
         Raises:
             UserError: its folder has none that can be read.
@@ -315,7 +323,7 @@ class Target:
 
     @cached_property
     def tokenizer_or_none(self) -> PreTrainedTokenizerBase | None:
-        """Its tokenizer; None where it has none that can be read."""
+        """The target's tokenizer, or None if it has none that can be read."""
         try:
             return self.tokenizer
         except UserError:
@@ -323,20 +331,20 @@ class Target:
 
     @property
     def eos(self) -> frozenset[int]:
-        """The ids that end a text, by its generation config."""
+        """The ids that end a text, from the model's generation config."""
         generation = self.decoder.model.generation_config
         ids = None if generation is None else generation.eos_token_id
         return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
-        """An empty cache for `rows` sequences."""
+        """Return an empty cache for `rows` sequences."""
         return self.decoder.new_cache(rows, slots)
 
     def depth_room(self, position: int) -> int:
-        """The depth that a tree below a root at `position` may have: it ends with the context and at a change of rope.
+        """Return the largest depth allowed for a tree whose root is at `position`.
 
-        Where rotary frequencies change with the length of the text, a node beyond the change would be rotated
-        otherwise than plain decoding rotates it.
+        The context bounds it. So does a change of rotary frequencies with the length of the text: a
+        node beyond the change would be rotated otherwise than plain decoding rotates it.
         """
         room = self.decoder.context - 1 - position
         if (boundary := self.decoder.rope_boundary) is not None:
@@ -348,10 +356,10 @@ class Target:
         return max(room, 0)
 
     def refuse_needs(self, needs: Needs) -> None:
-        """Refuse a drafter that reads keys and values which lie on another device than its own.
+        """Refuse a drafter that reads keys and values stored on another device than its own.
 
         Raises:
-            UserError: it names the layer and its device.
+            UserError: names the layer and its device.
         """
         for layer in needs.kv:
             if (device := self.decoder.shapes[layer].device) is not None:
@@ -360,7 +368,7 @@ class Target:
 
     @property
     def reuses_prefixes(self) -> bool:
-        """True where keys computed for one text serve another with the same beginning."""
+        """True if keys computed for one text serve another text with the same beginning."""
         return self.decoder.rope_boundary is None
 
     @torch.inference_mode()
@@ -368,17 +376,20 @@ class Target:
     def prefill(
         self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None, more: int = 0
     ) -> Verified:
-        """Feeds what the cache does not hold of some rows' prompts, and commits it.
+        """Run the model on the prompt tokens that the cache does not hold yet, and commit them.
 
         Args:
-            cache: its committed tokens must be a proper beginning of each prompt.
+            cache: its committed tokens must be a proper prefix of each prompt.
             prompts: [B] token ids, at least one each.
-            needs: what to tap.
-            rows: [B] the rows that they are for, in rising order; all by default. The others are left as they are.
-            more: tokens by which the texts are longer than the prompts, where rotary frequencies depend on that.
+            needs: the internals to return.
+            rows: [B] the sequences of the prompts, in rising order; all by default. The others are
+                left unchanged.
+            more: tokens by which the texts are longer than the prompts, where rotary frequencies
+                depend on the length.
 
         Returns:
-            Logits [B, V] after each prompt, and the taps of the tokens fed, row by row.
+            Logits [B, V] after each prompt, and the internals of the tokens fed, sequence by
+                sequence.
         """
         if rows is None or len(rows) == cache.rows:
             return self._prefilled(cache, prompts, needs, more)
@@ -411,14 +422,15 @@ class Target:
         return Verified(stacked, Taps(hidden, rows, positions, tokens, cache))
 
     def read_anew(self, cache: SlotCache, texts: Sequence[Ints], rows: Ints) -> None:
-        """Read texts anew that are about to grow beyond the length where `longrope` changes its frequencies.
+        """Prefill texts again that are about to pass the length where `longrope` changes.
 
-        Their keys were rotated by the frequencies of short texts; transformers' `generate` reads such a text anew, too.
+        Their keys were rotated by the frequencies of short texts. Transformers' `generate` computes
+        such a text again, too.
 
         Args:
             cache: holds the committed tokens.
             texts: [R] these tokens.
-            rows: the rows whose texts go on.
+            rows: the sequences that go on.
         """
         if (boundary := self.decoder.rope_boundary) is None or boundary[0] != "longrope":
             return
@@ -521,15 +533,16 @@ class Target:
     @torch.inference_mode()
     @in_phase("commit")
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
-        """Moves root and accepted nodes behind the committed tokens and forgets the rest."""
+        """Move root and accepted nodes after the committed tokens and discard the others."""
         cache.keep_all(*path_slots(tree.row, verdict.nodes, cache.lengths))
 
 
 def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
-    """What a cache does not hold of prompts, in parts [R] that are read one after the other.
+    """Yield the prompt tokens that a cache does not hold, in parts [R] to be read in turn.
 
-    Where there are states, a prompt's last tokens are a part of their own: a chat's next prompt often goes another way from
-    there on, as the text that opens an answer is rendered otherwise, and the same prompt once more is read from there.
+    For models with recurrent states, the last tokens of a prompt are a part of their own. The next
+    prompt of a chat often differs from there on, because the text that opens an answer is rendered
+    otherwise; and a repeated prompt is read again from there.
     """
     rest = [p[n:] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
     own = cache.states is not None
@@ -542,13 +555,13 @@ def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
 
 
 def _in_order(out: ModelOutput, taps: Taps, needs: Needs, at: Ints | None) -> Verified:
-    """Return a pass over a forest with what is tapped in the order of its nodes.
+    """Return the result of a pass over draft trees, with internals in the order of the nodes.
 
     Args:
-        out: of the pass.
-        taps: of the nodes, without what the model made of them.
-        needs: what to tap.
-        at: [N] the place of each node in the pass; None where it has the nodes' order.
+        out: the output of the pass.
+        taps: the nodes' entries, without hidden states.
+        needs: the internals to return.
+        at: [N] the index of each node in the pass; None if it has the nodes' order.
     """
     hidden, top = dict(out.hidden), likeliest_tokens(out.logits, needs.top) if needs.top else None
     if at is not None:
@@ -559,9 +572,10 @@ def _in_order(out: ModelOutput, taps: Taps, needs: Needs, at: Ints | None) -> Ve
 
 
 def likeliest_tokens(logits: Tensor, k: int) -> Tensor:
-    """[N, K] the tokens of the k largest of logits [N, V], falling, on the same device.
+    """Return the k tokens [N, K] of the largest logits [N, V], in falling order.
 
-    On a CPU the lower id of equals comes first; on another device their order is open.
+    The result is on the device of the logits. On a CPU the lower id wins ties; on another device
+    the order of equal logits is not defined.
     """
     k = min(k, logits.shape[-1])
     if not logits.is_cpu:
@@ -582,11 +596,16 @@ class Packing:
             self._row, self._column = to_device(row, device), to_device(column, device)
 
     def __call__(self, padded: Tensor) -> Tensor:
+        """Return the nodes [N, …] of padded ones [R, n, …]."""
         return padded[0, : self._n] if self._single else padded[self._row, self._column]
 
 
 def _seen(tree: Tree, probes: Probes) -> Bools:
-    """[N + P, N + P]: whether node or probe i sees node or probe j of its row; of the nodes, probes see the root alone."""
+    """Return the visibility matrix [N + P, N + P] of nodes and probes.
+
+    Entry (i, j) is true if i sees j, which is of the same sequence. Of the nodes, probes see only
+    the root.
+    """
     n, size = len(tree), len(tree) + len(probes.tokens)
     seen = np.zeros((size, size), np.bool_)
     seen[:n, :n], seen[n:, n:] = tree.ancestors, probes.visible
@@ -595,7 +614,11 @@ def _seen(tree: Tree, probes: Probes) -> Bools:
 
 
 def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> bool:
-    """True where a CPU's target is bfloat16 unasked: stored so, left as it is, and computed fast, and bit for bit."""
+    """Return whether a CPU target is loaded in bfloat16 by default.
+
+    The weights must be stored so and not be changed by other options, and the processor must have
+    instructions for bfloat16.
+    """
     # SmolLM2's own checkpoint is; the file in its package was quantised from it.
     stored = getattr(config, "dtype", None) is torch.bfloat16 or known(name) == SMOLLM2
     left = loading.exactness != "ties" and not (loading.attn_implementation or loading.adapter or loading.quantize)
@@ -604,7 +627,7 @@ def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> b
 
 
 def _class(config: PreTrainedConfig) -> Any:
-    """transformers' causal language model for a config, None where it has none."""
+    """Return transformers' causal language model class for a config, or None if there is none."""
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     return classes.get(type(config), None)
 
@@ -626,11 +649,11 @@ def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 LONGEST_REASON = 80
-"""Characters of torch's own words in a message."""
+"""Largest number of characters of torch's own message that is repeated in an error."""
 
 
 def usable(device: str | torch.device | None) -> torch.device:
-    """A device that torch can compute on here; a GPU where there is one by default.
+    """Return a device that torch can compute on here; a GPU where there is one by default.
 
     Raises:
         UserError: it cannot, or there is no such device.
@@ -651,12 +674,15 @@ def usable(device: str | torch.device | None) -> torch.device:
 
 
 def name_of(model: PreTrainedModel) -> str:
-    """The name a model was loaded by: `demo`, a folder or a hub id; one that is none of them for a model made in memory."""
+    """Return the name that a model was loaded by: `demo`, a folder or a hub id.
+
+    For a model made in memory, return its class name followed by "in memory".
+    """
     return known_as(str(model.name_or_path or "")) or f"{type(model).__name__} in memory"
 
 
 def warn_of_training(model: PreTrainedModel) -> bool:
-    """Warns of a model in training mode; returns whether it is."""
+    """Warn if a model is in training mode; return whether it is."""
     if training := any(module.training for module in model.modules()):
         told = "is in training mode and is put into evaluation mode, as with dropout no two passes would agree"
         warnings.warn(f"the {type(model).__name__} {told}", DraftreeWarning, stacklevel=4)
@@ -664,7 +690,7 @@ def warn_of_training(model: PreTrainedModel) -> bool:
 
 
 def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerBase:
-    """A target's tokenizer, without its weights.
+    """Return a target's tokenizer, without its weights.
 
     Raises:
         UserError: it has none that can be read.

@@ -22,29 +22,24 @@ from draftree.models.target import Needs, Packing, Taps, Target, Verified
 from draftree.tree import Floats, Ints, Tree
 
 GIVEN = 2
-"""The last tensors of a forest, which do not change as it grows."""
+"""Number of last tensors of `Nodes` that do not change as the tree grows."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """A forest that grows on the device; what a pass makes it grow by is a function of these tensors.
+    """Draft trees that grow on the device; a pass that adds nodes is a function of these tensors.
 
-    Attributes:
-        tokens: [R, N] ids.
-        score: [R, N] log values; −∞ of padding.
-        log_q: [R, N] of each token after its path.
-        entropy: [R, N] of the distribution it comes from, where the policy reads it; else 0.
-        parents: [R, N] the number of each node's parent; −1 of roots.
-        seen: [R, N, N] whether a node sees another: its ancestors and itself.
-        fed: [R, M] the nodes that the drafter has read and those that it reads next, which are the last.
-        asked: [R, M] which of these the policy wants children of.
-        broken: [R, 1] whether logits after one of them were no numbers.
-        known: [X] float64, numbers of the policy's own.
-        noise: [R, D, V] that tokens are drawn with after nodes of some depths: of the frontier for a layer, and of all for the
-            target; D is 0 where none is needed.
-        bounds: [R, 3] what the host has said of each row, see `room`, `begin` and `start`.
-        places: [R, D, 5] the words by which the first layer's pass computes the noise of all depths; D is 0 in later ones, and
-            where none is needed.
+    Attributes: tokens: [R, N] ids. score: [R, N] log values; −∞ for padding. log_q: [R, N] log q of
+    each token after its path. entropy: [R, N] of the distribution it comes from, where the policy
+    reads it; else 0. parents: [R, N] the index of each node's parent; −1 for roots. seen: [R, N, N]
+    whether a node sees another: its ancestors and itself. fed: [R, M] the nodes that the drafter
+    has read, then those that it reads next. asked: [R, M] for which of these the policy requests
+    children. broken: [R, 1] whether logits after one of them were not finite. known: [X] float64,
+    numbers of the policy's own. noise: [R, D, V] the noise that tokens are drawn with after nodes
+    of some depths: the frontier's for a layer, all depths for the target. D is 0 where none is
+    needed. bounds: [R, 3] bounds of each sequence set by the host, see `room`, `begin` and `start`.
+    places: [R, D, 5] the counters from which the first layer's pass computes the noise of all
+    depths. D is 0 in later layers, and where no noise is needed.
     """
 
     tokens: Tensor
@@ -63,36 +58,36 @@ class Nodes:
 
     @property
     def given(self) -> dict[str, Tensor]:
-        """The tensors by name, as passes are given them."""
+        """The tensors by name, as inputs of a pass."""
         return {f"nodes {f.name}": getattr(self, f.name) for f in fields(self)}
 
     @classmethod
     def of(cls, given: Given) -> Self:
-        """The forest that a pass was given."""
+        """Return the draft trees from the inputs of a pass."""
         return cls(*(given[f"nodes {f.name}"] for f in fields(cls)))
 
     @property
     def made(self) -> Made:
-        """What changes as it grows."""
+        """The tensors that change as the trees grow."""
         return tuple(getattr(self, f.name) for f in fields(self)[:-GIVEN])
 
     def after(self, made: Made) -> Self:
-        """The forest as a pass has made it."""
+        """Return the draft trees with the outputs of a pass in place of the old tensors."""
         return replace(self, **dict(zip([f.name for f in fields(self)[:-GIVEN]], made, strict=True)))
 
     @property
     def room(self) -> Tensor:
-        """[R, 1] how deep each row's tree may be; −1 of rows without a root."""
+        """[R, 1] the largest depth of each sequence's tree; −1 for sequences without a root."""
         return self.bounds[:, :1]
 
     @property
     def begin(self) -> Tensor:
-        """[R, 1] where the root lies in the drafter's cache, and at which position."""
+        """[R, 1] slot of the root in the drafter's cache, which is also its position."""
         return self.bounds[:, 1:2]
 
     @property
     def start(self) -> Tensor:
-        """[R, 1] where the root lies in the target's cache, and at which position."""
+        """[R, 1] slot of the root in the target's cache, which is also its position."""
         return self.bounds[:, 2:]
 
     @property
@@ -101,16 +96,21 @@ class Nodes:
         return self.seen.sum(dim=2) - 1
 
     def lines(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """[R, a, b] which of some nodes [R, b] each of others [R, a] sees."""
+        """Return the [R, a, b] sub-block of the visibility matrix for given nodes.
+
+        Args:
+            rows: [R, a] the nodes that see.
+            columns: [R, b] the nodes that may be seen.
+        """
         some = self.seen.gather(1, rows[..., None].expand(-1, -1, self.seen.shape[2]))
         return some.gather(2, columns[:, None].expand(-1, rows.shape[1], -1))
 
     def best(self, count: int, by: Tensor | None = None) -> Tensor:
-        """[R, n] the root and the best nodes, so many in all, in the order of their numbers; behind them padding.
+        """Return the root and the best nodes [R, n] of each tree, by node number, then padding.
 
         Args:
-            count: how many.
-            by: [R, N] what they are ranked by, −∞ for none; the score by default.
+            count: n, the number of nodes.
+            by: [R, N] the ranking, −∞ for nodes that do not count; the score by default.
         """
         by = self.score if by is None else by
         found = by.sort(dim=1, descending=True, stable=True).indices[:, :count]  # none is worth more than the root
@@ -119,18 +119,23 @@ class Nodes:
 
 
 Choose = Callable[[Tensor, Nodes, Tensor | None], Nodes]
-"""choose(logits [R, F, V] after the last F nodes fed, forest, ids [V] of the tokens that these are of, or none for all) → the
-forest with their children, of which some are to be fed next. It can be hashed, and tells passes apart."""
+"""Function choose(logits [R, F, V], nodes, ids) that adds children to draft trees.
+
+The logits are those after the last F nodes fed, of the tokens ids [V] or of all (None). It returns
+the trees with the children, some of which are marked to be fed next. It must be hashable, as
+recorded passes are keyed by it.
+"""
 
 
 class Layers(ABC):
-    """A drafter's passes of one step, layer by layer, over nodes that only the device knows; each chooses the next ones, too.
+    """A drafter's passes of one step, layer by layer, over nodes known to the device only.
 
-    Attributes:
-        device: of the passes.
-        begin: [R] where each row's root lies in the drafter's cache.
-        deepest: the last layer that the drafter has anything to say of; None for no such bound.
-        each_node: whether every node is fed in a pass, and not one list computed for all nodes of a row.
+    Each pass also chooses the nodes of the next one.
+
+    Attributes: device: the device of the passes. begin: [R] slot of each sequence's root in the
+    drafter's cache. deepest: the last layer that the drafter has proposals for; None for no bound.
+    each_node: whether a pass is fed every node, instead of computing one list for all nodes of a
+    sequence.
     """
 
     device: torch.device
@@ -140,25 +145,28 @@ class Layers(ABC):
 
     @abstractmethod
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:
-        """The forest of bare roots with the first layer."""
+        """Return the trees with their first layer, from bare roots."""
 
     @abstractmethod
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
-        """The forest with the layer below the `count` nodes that are to be fed next."""
+        """Return the trees with a layer below the `count` nodes marked to be fed next."""
 
     @abstractmethod
     def state(self, fed: Sequence[Ints]) -> Any:
-        """The drafter's state once it is known which nodes were fed: of each pass the numbers [R, F], −1 for padding."""
+        """Return the drafter's state after the step.
+
+        Args:
+            fed: for each pass the numbers [R, F] of the nodes that were fed, −1 for padding.
+        """
 
 
 @dataclass(frozen=True)
 class Told:
-    """A forest that was grown on the device, as the host is told of it.
+    """Draft trees grown on the device, as reported to the host.
 
-    Attributes:
-        tree: the nodes to be verified; its `whole` has all, in the order in which the host would have drafted them.
-        fed: of each pass of the drafter the numbers [R, F] of the nodes that it was asked for, −1 for padding.
-        finite: whether all of the drafter's logits were numbers.
+    Attributes: tree: the nodes to be verified; its `whole` has all, in the order in which the host
+    would have drafted them. fed: for each pass of the drafter the numbers [R, F] of the nodes
+    expanded, −1 for padding. finite: whether all of the drafter's logits were finite.
     """
 
     tree: Tree
@@ -168,16 +176,15 @@ class Told:
 
 @dataclass(frozen=True)
 class Unseen:
-    """A forest that was grown on the device.
+    """Draft trees that were grown on the device.
 
-    Attributes:
-        nodes: all that were drafted.
-        layers: how many nodes each layer has, the roots' among them.
-        frontiers: how many nodes each pass of the drafter was fed.
-        count: n, the root and the best of them that are verified; of a row with fewer, the last are padding.
-        rank: what they are ranked by [R, N], −∞ where they are not verified; it can be hashed, and tells passes apart.
-        asked: what the host will ask of logits [R, n, V], noise [R, D, V] and depths [R, n]: [R, 2n], the likeliest token
-            after each node and the one that is drawn, −1 where there is none; equal ones do the same.
+    Attributes: nodes: all nodes that were drafted. layers: number of nodes in each layer, the
+    roots' among them. frontiers: number of nodes that each pass of the drafter was fed. count: n,
+    the number of nodes to verify, root included; shorter trees are padded at the end. rank: returns
+    the ranking [R, N], −∞ for nodes that are not verified. It must be hashable, as recorded passes
+    are keyed by it. asked: maps logits [R, n, V], noise [R, D, V] and depths [R, n] to [R, 2n]: the
+    likeliest token after each node, then the drawn one; −1 for none. Equal functions must do the
+    same.
     """
 
     nodes: Nodes
@@ -188,14 +195,19 @@ class Unseen:
     asked: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def report(self, nodes: Nodes, best: Tensor) -> Tensor:
-        """[R, …] float64, what the host has to be told, of the forest as a pass was given it and the verified nodes [R, n]."""
+        """Return everything the host needs in one tensor [R, …] of float64.
+
+        Args:
+            nodes: the draft trees as the pass was given them.
+            best: [R, n] the verified nodes.
+        """
         rank = self.rank(nodes)
         verified = best.masked_fill(rank.gather(1, best) == -torch.inf, -1)
         told = (nodes.tokens, nodes.score, nodes.log_q, nodes.entropy, nodes.parents, nodes.fed, nodes.asked, nodes.broken)
         return torch.cat([each.double() for each in (*told, verified)], dim=1)
 
     def told(self, report: Floats) -> Told:
-        """Return what was reported, as the host would have drafted it."""
+        """Return the trees of a report, as the host would have drafted them."""
         size, fed = self.nodes.tokens.shape[1], self.nodes.fed.shape[1]
         ends = np.cumsum([*(size,) * 5, fed, fed, 1])
         tokens, score, log_q, entropy, parents, read, asked, broken, verified = np.split(report, ends, axis=1)
@@ -223,9 +235,10 @@ class Unseen:
 def verified(
     target: Target, cache: SlotCache, grown: Unseen, needs: Needs, mark: Callable[[], None] = lambda: None
 ) -> tuple[Told, Verified]:
-    """As `Target.verify`, one pass over a forest that the host does not know yet; that forest, and what came of the pass.
+    """Verify draft trees that the host does not know yet; return them with the result.
 
-    The host waits for the device here, once, and nowhere else in the step. `mark` is called when the pass was asked for.
+    As in `Target.verify`, this is one pass. The host waits for the device here, once, and nowhere
+    else in the step. `mark` is called when the pass has been launched.
     """
     n, last, asked = grown.count, target.decoder.context - 1, grown.asked
 

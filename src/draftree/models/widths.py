@@ -68,15 +68,15 @@ class Widths:
         return cls(least, multiple, most)
 
     def padded(self, n: int) -> int:
-        """The width at which a pass of width n is computed."""
+        """Return the width at which a pass of width n is computed."""
         return -(-max(n, self.least) // self.multiple) * self.multiple
 
     def kept(self, n: int) -> bool:
-        """True where a pass of width n is computed as it is."""
+        """Return True where a pass of width n is computed as it is."""
         return self.padded(n) == n and (self.most is None or n <= self.most)
 
     def apply(self, operation: Rows, rows: Tensor) -> Any:
-        """What an operation makes of rows [n, D], at these widths."""
+        """Return what an operation makes of rows [n, D], at these widths."""
         if self.most is not None and len(rows) > self.most:
             return _joined([self.apply(operation, part) for part in rows.split(self.most)])
         more = self.padded(len(rows)) - len(rows)
@@ -84,7 +84,7 @@ class Widths:
 
 
 def _part(made: Made, at: int, n: int) -> Made:
-    """Some of the rows."""
+    """Return some of the rows."""
     return made[at : at + n] if isinstance(made, Tensor) else tuple(kind[at : at + n] for kind in made)
 
 
@@ -100,7 +100,9 @@ def _same(one: Made, other: Made) -> bool:
 def widths(
     operation: Rows, entries: int, dtype: torch.dtype, device: torch.device | str = "cpu", at_best: Widths = Widths()
 ) -> Widths | None:
-    """The widths at which an operation's rows keep their bits, as narrow as will do; None where there are none.
+    """Return the widths at which an operation's rows keep their bits, as narrow as will do.
+
+    Return None where there are none.
 
     Args:
         operation: of rows [n, D], row by row.
@@ -126,6 +128,6 @@ def widths(
 
 
 def numbers(entries: int) -> Widths:
-    """The widths for a function of each entry [n, E] that fill the lanes, and are one thread's work."""
+    """Return the widths for a function of each entry [n, E] that fill the lanes, and are one thread's work."""
     multiple = LANES // math.gcd(LANES, entries)
     return Widths(1, multiple, max(SHARE // entries // multiple, 1) * multiple)

@@ -40,7 +40,10 @@ if core is not None and wanted in core.variants():
 
 
 def available() -> tuple[str, ...]:
-    """Return the variants that this processor can run, the fastest first; none if the kernels were not built."""
+    """Return the variants that this processor can run, the fastest first.
+
+    Return none if the kernels were not built.
+    """
     return () if _core is None else tuple(_core.variants())
 
 

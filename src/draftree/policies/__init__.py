@@ -1,0 +1,1 @@
+"""Policies: which drafted tokens become a tree."""

@@ -157,7 +157,7 @@ class Choices:
     recorded: Recorded = LIKELIEST
 
     def __call__(self, logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
-        """The forest with the children chosen, see `Choose`."""
+        """Return the forest with the children chosen, see `Choose`."""
         plan, count = self.plan, logits.shape[1]
         if self.layer == 1 and not self.recorded.setting.greedy:  # once for all passes of a step
             nodes = replace(nodes, noise=gumbel_on_device(nodes.places, self.recorded.vocab))
@@ -218,7 +218,7 @@ def grow(
     keyed: Keyed | None = None,
     mark: Callable[[], None] = lambda: None,
 ) -> Unseen:
-    """The forest that a plan makes of a drafter's logits.
+    """Return the forest that a plan makes of a drafter's logits.
 
     Nothing is brought to the device once the first pass has begun: such a copy may wait for all that was asked before.
 
@@ -273,7 +273,9 @@ def leading(values: Tensor, k: int) -> Tensor:
 
 
 def leading_tokens(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """The k likeliest tokens [R, F, K] of log_probs [R, F, V], falling, of equals the lower id first; and their log q, float64.
+    """Return the k likeliest tokens [R, F, K] of log_probs [R, F, V], and their log q in float64.
+
+    They are in falling order; of equals the lower id comes first.
 
     `torch.topk` leaves open which of equals it takes, and a whole sort takes long. So the k-th value is asked for, then those
     above it and the first of its equals.

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -34,6 +35,7 @@ class AccumLogP(Policy):
     width: int = knob(7, least=1)
     depth: int = knob(16, least=1, deepest=True)
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         nodes, rows = min(self.budget - 1, room.nodes), len(room.depth)
         expanded, parents = np.zeros(len(tree), np.bool_), np.full(rows, -(-nodes // self.width))

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.calibration import Logistic
@@ -39,9 +40,11 @@ class Adaptive(Policy):
     reads_costs: ClassVar[bool] = True
     length: int = knob(7, least=1, deepest=True)
 
+    @override
     def start(self) -> Logistic:
         return BELIEVED
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         frontier, seconds = np.arange(tree.roots), costs.catch_up
         while (frontier := room.expandable(tree, frontier, self.length)).size:
@@ -60,6 +63,7 @@ class Adaptive(Policy):
         keep[order[:count]] = True
         return tree.select(keep)
 
+    @override
     def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Logistic:
         accepted = np.zeros(len(tree), np.bool_)
         accepted[: tree.roots] = True

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -40,6 +41,7 @@ class AdaServe(Policy):
     depth: int = knob(5, least=1, deepest=True)
     width: int = knob(4, least=1)
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         frontier = np.arange(tree.roots)
         while (frontier := room.expandable(tree, frontier, self.depth)).size:

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import numpy as np
 import torch
+from typing_extensions import override
 
 from draftree.boundary.knobs import Part
 from draftree.costs.curves import Costs
@@ -23,36 +24,45 @@ from draftree.tree import Below, Bools, Candidates, Floats, Ints, Room, Tree, Ve
 Expand = Callable[[Tree, Ints, int], Candidates]
 """expand(tree, frontier [F], K) → K candidates after each frontier node."""
 ALL, OWN, ZEROS, SAME = np.zeros((0, 0), np.bool_), np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0), np.int64)
-"""Stand for what is not said of candidates: all are kept, by their own log value, of entropy 0 and of one drafter."""
+"""Empty arrays that select the defaults of compiled calls.
+
+The defaults: all candidates are kept, scored by log q, with entropy 0 and of one drafter.
+"""
 
 
 class Search(ABC):
-    """An `Expand` that can say what is found without a pass of a model, and what a pass would take."""
+    """An `Expand` that can return retrieval hits, and the size of a pass, without a pass."""
 
     @abstractmethod
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
-        """K candidates after each frontier node."""
+        """Return K candidates after each frontier node."""
 
     @abstractmethod
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
-        """Of these candidates those that take no pass; None where passes give all, or nothing does."""
+        """Return candidates that need no forward pass; None if there are none or all need it."""
 
     def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
-        """What is found below the frontier in all layers, down to a depth [R], without a pass; None where it goes by layers."""
+        """Return the retrieval hits of all layers below the frontier, down to depths [R].
+
+        Return None if the drafter searches layer by layer.
+        """
         return None
 
     @property
     def searches(self) -> bool:
-        """Whether all is found without a pass of a model."""
+        """Whether all candidates are found without a pass of a model."""
         return False
 
     def passes(self, tree: Tree, frontier: Ints) -> int:
-        """How many nodes a pass would be fed to expand the frontier; 0 where an earlier pass of the step told it all."""
+        """Return how many nodes a pass would be fed to expand the frontier.
+
+        It is 0 if an earlier pass of the step computed the candidates already.
+        """
         return len(frontier)
 
     @property
     def ahead(self) -> int:
-        """How many layers one pass tells."""
+        """How many layers one pass computes."""
         return 1
 
 
@@ -61,25 +71,28 @@ class Policy(Part, ABC):
 
     @property
     def prunes_on_draws(self) -> bool:
-        """True where a node's existence or survival depends on what was drawn, its own or a sibling's q included.
+        """True if a node's existence or survival depends on what was drawn.
 
-        Such trees are exact only with candidates that are not draws of their own, or under `match`. A policy that does not
-        keeps the siblings in draw order and drops none before one it keeps.
+        That includes its own and its siblings' q. Such trees are exact only with candidates that
+        are not draws of their own, or under `match`. Any other policy keeps siblings in draw order
+        and drops none before one that it keeps.
         """
         return True
 
     @property
     def reads_costs(self) -> bool:
-        """True where it asks the cost model, which then has to be measured first."""
+        """True if the policy reads the cost model, which then has to be measured first."""
         return False
 
     @property
     def plan(self) -> Plan | None:
-        """The shape of its trees, where it is known before anything is drafted; None by default."""
+        """The shape of its trees, if it is known before drafting; None by default."""
         return None
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
-        """Return how trees grow on a device without the host, which are those of `draft`; None where they cannot.
+        """Return how to grow the trees of `draft` on a device without the host.
+
+        Return None if that is not possible.
 
         Args:
             outlook: what is known of the step.
@@ -88,70 +101,75 @@ class Policy(Part, ABC):
 
     @cached_property
     def deepest(self) -> int | None:
-        """The deepest layer that its knobs allow, the one declared `deepest`; None where only drafter and room end a tree."""
+        """The deepest layer that the options allow: the value of the one declared `deepest`.
+
+        None if only the drafter and the budget end a tree.
+        """
         knobs: tuple[Field[Any], ...] = fields(self) if is_dataclass(self) else ()
         return next((getattr(self, f.name) for f in knobs if f.metadata.get("deepest")), None)
 
     @abstractmethod
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        """Grows a forest of roots into the tree to be verified.
+        """Grow bare roots into the draft trees to be verified.
 
         Args:
-            expand: asks the drafter.
+            expand: requests candidates from the drafter.
             tree: the roots.
             costs: seconds of a draft step and of a target pass on this machine.
             room: bounds of depth and nodes.
-            memory: what `start` or `observe` returned last.
+            memory: the last return value of `start` or `observe`.
         """
 
     def sized(self, parameters: int) -> Self:
-        """Return the policy for a target of that many parameters; by default the same for all.
+        """Return the policy for a target of that size; by default the same for all.
 
         Args:
-            parameters: of the target.
+            parameters: number of the target's parameters.
         """
         return self
 
     def start(self) -> Any:
-        """The memory before anything was seen; None for policies that learn nothing."""
+        """Return the initial memory; None for policies that learn nothing."""
         return None
 
     def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Any:
-        """The memory after a verdict.
+        """Return the memory after a verification.
 
         Args:
-            memory: the one before.
+            memory: the memory before it.
             tree: the verified tree.
-            verdict: what of it was accepted.
-            work: what the step asked of the models.
+            verdict: the accept result.
+            work: the passes of the step.
             costs: of the step, on this machine.
         """
         return memory
 
 
 class Layered(Policy):
-    """A policy that drafts layer by layer, down to the layer of its knob declared `deepest`, and verifies what it drafts.
+    """A policy that drafts layer by layer and verifies what it drafts.
 
-    A row that has drafted as many nodes as there is room to verify is drafted for no more, whatever the others do.
+    It stops at the layer given by its option declared `deepest`. A sequence that has drafted as
+    many nodes as its budget allows gets no more, whatever the others do.
     """
 
     @property
     @abstractmethod
     def candidates(self) -> int:
-        """K, the number of candidates it asks for after each node."""
+        """K, the number of candidates requested after each node."""
 
     @abstractmethod
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
-        """Appends the nodes to keep of one layer's candidates."""
+        """Append the nodes to keep of one layer's candidates."""
 
     def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
-        """Those of the roots, or of a layer's new nodes, that are drafted below; by default all."""
+        """Return the roots, or new nodes of a layer, to draft below; by default all."""
         return nodes
 
     def finish(self, tree: Tree) -> Tree:
-        """Selects the nodes to verify; by default all."""
+        """Select the nodes to verify; by default all."""
         return tree
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         new = np.arange(tree.roots)
         while (frontier := self.expandable(tree, self._with_room(tree, new, room), costs)).size:
@@ -161,7 +179,7 @@ class Layered(Policy):
         return fit(grown, room.nodes, None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64))
 
     def _with_room(self, tree: Tree, nodes: Ints, room: Room) -> Ints:
-        """Those of the nodes above the deepest layer whose rows may be drafted further nodes for."""
+        """Return the nodes above the deepest layer whose sequences have budget for more nodes."""
         if tree.drafted >= room.nodes:
             drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
             nodes = nodes[drafted[tree.row[nodes]] < room.nodes]
@@ -176,14 +194,16 @@ def append(
     score: Floats | None = None,
     entropy: Floats | None = None,
 ) -> Tree:
-    """The tree with the frontier's candidates as children.
+    """Return the tree with the frontier's candidates as children.
 
     Args:
-        tree: what was drafted so far.
-        frontier: [F] the candidates' parents; those behind the tree's nodes are candidates that stand before.
+        tree: the nodes drafted so far.
+        frontier: [F] the candidates' parents. Numbers beyond the tree's nodes refer to earlier
+            candidates.
         candidates: [F, K].
-        keep: [F, K] which of them become nodes; all by default. Missing candidates (log q = −∞) never do.
-        score: [F, K] what the policy ranks by; by default the log value of the path, `path_log_q`.
+        keep: [F, K] which of them become nodes; all by default. Missing candidates (log q = −∞)
+            never do.
+        score: [F, K] the policy's ranking; by default the log value of the path, `path_log_q`.
         entropy: [F] of the distributions they were drawn from, for policies that read it.
     """
     q, first = tree.q, -1
@@ -204,51 +224,55 @@ def append(
 
 
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:
-    """[F, K] the candidates' log value where q itself is the estimate: the parent's score plus log q."""
+    """Return the log value [F, K] of candidates if q is the estimate: parent's score + log q."""
     return tree.score[frontier][:, None] + candidates.log_q
 
 
 def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
-    """The k best of each row, best first; the lower number wins ties.
+    """Return the k best nodes of each sequence, best first; the lower number wins ties.
 
-    The frontier's order is that of its children's numbers, by which ties in the next layer and at the end are decided.
+    The frontier's order is that of its children's numbers, which decide ties in the next layer and
+    at the end.
 
     Args:
-        tree: what was drafted so far.
-        nodes: to choose from.
-        k: how many.
-        by: [N] what to rank by; the score by default.
+        tree: the nodes drafted so far.
+        nodes: the nodes to choose from.
+        k: how many to choose.
+        by: [N] the ranking; the score by default.
     """
     nodes = np.sort(nodes)
     return nodes[leading(tree.row[nodes], (tree.score if by is None else by)[nodes], k)]
 
 
 def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
-    """[F, K] True at the k best of a layer's candidates in each row; of equals, at those that get the lower numbers.
+    """Return a mask [F, K] of the k best candidates of a layer in each sequence.
+
+    Of equals, those that get the lower node numbers are chosen.
 
     Args:
-        tree: what was drafted so far.
+        tree: the nodes drafted so far.
         frontier: [F] the candidates' parents.
-        score: [F, K] what to rank by; −∞ for missing candidates.
-        k: how many.
+        score: [F, K] the ranking; −∞ for missing candidates.
+        k: how many to choose.
     """
     return leading_of_layer(tree.row, frontier, np.ascontiguousarray(score), k)
 
 
 def log(x: float) -> float:
-    """The natural logarithm; −∞ of 0, which every node is worth."""
+    """Return the natural logarithm; −∞ for values of at most 0."""
     return math.log(x) if x > 0 else -math.inf
 
 
 def fit(tree: Tree, nodes: int, by: Floats | None = None) -> Tree:
-    """The tree with at most `nodes` drafted nodes a row: the best by score, the lower number winning ties.
+    """Return the tree with the best `nodes` drafted nodes of each sequence at most.
 
-    No score exceeds its parent's, and a parent's number is the lower one, so what is kept is connected.
+    The lower number wins ties. No score exceeds its parent's, and a parent's number is lower, so
+    the result is connected.
 
     Args:
-        tree: what was drafted.
-        nodes: how many of each row stay at most.
-        by: [N] what to rank by instead of the score, no node's above its parent's.
+        tree: the drafted nodes.
+        nodes: how many of each sequence stay at most.
+        by: [N] the ranking instead of the score; no node's value exceeds its parent's.
     """
     if tree.drafted <= nodes or np.bincount(tree.row[tree.roots :]).max() <= nodes:
         return tree

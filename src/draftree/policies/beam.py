@@ -13,6 +13,7 @@ from typing import ClassVar, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.boundary.knobs import Presets, knob
 from draftree.models.unseen import Nodes
@@ -26,6 +27,7 @@ from draftree.tree import Candidates, Ints, Tree
 class Survivors(Plan):
     """Of each row's tree the paths to its last layer."""
 
+    @override
     def rank(self, nodes: Nodes) -> Tensor:
         exists = nodes.score > -torch.inf
         depth = nodes.depth.masked_fill(~exists, -1)
@@ -53,17 +55,21 @@ class Beam(Layered):
     survivors: bool = True
 
     @property
+    @override
     def candidates(self) -> int:
         return self.width  # no beam has more than `width` continuations among the best
 
     @property
+    @override
     def plan(self) -> Plan:
         kind = Survivors if self.survivors else Plan
         return kind(self.depth, self.width, layer=self.width)
 
+    @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         return append(tree, frontier, candidates, top(tree, frontier, path_log_q(tree, frontier, candidates), self.width))
 
+    @override
     def finish(self, tree: Tree) -> Tree:
         if not self.survivors:
             return tree

@@ -15,6 +15,7 @@ from typing import Any, Literal, Self, final
 
 import numpy as np
 from safetensors.numpy import load_file, save_file
+from typing_extensions import override
 
 from draftree.boundary.files import Entries, filled, read_object, understood
 from draftree.boundary.knobs import knob
@@ -90,7 +91,7 @@ class Classifier:
         return hidden, bias, output, float(self.output_bias)
 
     def save(self, folder: Path) -> None:
-        """Writes `config.json` and `model.safetensors`."""
+        """Write `config.json` and `model.safetensors`."""
         tensors = {name: np.array(getattr(self, name), np.float32, order="C") for name in TENSORS}
         config = {"policy": "c2t", "features": self.features, "hidden": len(self.hidden_bias), "entropy_top": self.entropy_top,
                 "log_joint": self.log_joint, "trained_on": dict(self.trained_on)}  # fmt: skip
@@ -100,7 +101,7 @@ class Classifier:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """The classifier in a folder.
+        """Return the classifier in a folder.
 
         Raises:
             UserError: there is none, or its parts do not fit each other.
@@ -124,7 +125,7 @@ class Classifier:
 
 
 def scaled(log_p: Floats, log_joint: bool) -> Floats:
-    """The joint probability as a net reads it: its logarithm, not below that of 10⁻¹², or itself."""
+    """Return the joint probability as a net reads it: its logarithm, not below that of 10⁻¹², or itself."""
     return np.maximum(log_p, LEAST) if log_joint else np.exp(log_p)
 
 
@@ -165,6 +166,7 @@ class C2T(Layered):
     chain: bool = False
     raw: Literal["none", "P", "H", "P+H"] = "none"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.net  # a folder that is wrong is told at once
@@ -178,9 +180,11 @@ class C2T(Layered):
         return Classifier.load(shipped_folder(name, "c2t") or Path(name))
 
     @property
+    @override
     def candidates(self) -> int:
         return 1 if self.chain else self.width
 
+    @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         plain = candidates if self.raw == "none" else candidates.raw
         p, h = (plain if name in self.raw else candidates for name in ("P", "H"))

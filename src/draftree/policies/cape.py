@@ -10,6 +10,7 @@ from functools import cached_property
 from typing import final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -49,6 +50,7 @@ class CAPE(Layered):
     bins: str = "paper"
     sets: int | None = knob(None, least=0)
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sets is not None and self.bins != "paper":
@@ -63,17 +65,21 @@ class CAPE(Layered):
         return _parsed(PAPER if self.bins == "paper" else self.bins)
 
     @property
+    @override
     def candidates(self) -> int:
         return 1 + (int(self._bins[1].max()) if self.sets is None else self.sets)
 
+    @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         log_q = candidates.log_q  # whoever drafts: its order is draw order, which need not be by likelihood
         rank = np.argsort(np.argsort(-log_q, axis=1, kind="stable"), axis=1)
         return append(tree, frontier, candidates, rank < self.children(np.exp(log_q.max(axis=1)))[:, None])
 
+    @override
     def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
         return nodes[_chain(tree)[nodes]]
 
+    @override
     def finish(self, tree: Tree) -> Tree:
         return fit(tree, self.max_nodes, np.where(_chain(tree), 1.0, tree.score))
 
@@ -94,7 +100,7 @@ def _chain(tree: Tree) -> Bools:
 
 
 def _parsed(bins: str) -> tuple[Floats, Ints]:
-    """The edges [B − 1] and the sizes [B] of bins written as size/edge/size/…/size.
+    """Return the edges [B − 1] and the sizes [B] of bins written as size/edge/size/…/size.
 
     Raises:
         UserError: they are not.

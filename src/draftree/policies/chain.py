@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from typing_extensions import override
+
 from draftree.boundary.knobs import knob
 from draftree.policies._unseen import Plan
 from draftree.policies.base import Layered, append
@@ -26,8 +28,10 @@ class Chain(Layered):
     length: int = knob(5, least=1, deepest=True)
 
     @property
+    @override
     def plan(self) -> Plan:
         return Plan(self.length, 1)
 
+    @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         return append(tree, frontier, candidates)

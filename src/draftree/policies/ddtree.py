@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -32,6 +33,7 @@ class DDTree(Policy):
     nodes: int = knob(32, least=1)
     depth: int = knob(16, least=1, deepest=True)
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         nodes, frontier = min(self.nodes, room.nodes), np.arange(tree.roots)
         while nodes and (frontier := room.expandable(tree, frontier, self.depth)).size:

@@ -7,6 +7,8 @@ token below the threshold is not verified: it was drafted, and is dropped.
 from dataclasses import dataclass
 from typing import ClassVar, final
 
+from typing_extensions import override
+
 from draftree.boundary.knobs import knob
 from draftree.policies.base import Layered, append, log, path_log_q
 from draftree.tree import Candidates, Ints, Tree
@@ -26,5 +28,6 @@ class DyJoint(Layered):
     threshold: float = knob(0.08, least=0, most=1)
     length: int = knob(10, least=1, deepest=True)
 
+    @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         return append(tree, frontier, candidates, path_log_q(tree, frontier, candidates) >= log(self.threshold))

@@ -9,6 +9,7 @@ from math import inf
 from typing import Any, Literal, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -52,6 +53,7 @@ class EAGLE2(Policy):
     rank_by: Literal["value", "confidence"] = "value"
 
     @property
+    @override
     def plan(self) -> Plan | None:
         if not self.rerank or self.rank_by != "value":
             return None
@@ -63,10 +65,12 @@ class EAGLE2(Policy):
         """The nodes to verify; of a target whose size is not known the 60 of the paper's smallest."""
         return NODES[0][1] if self.nodes is None else self.nodes
 
+    @override
     def sized(self, parameters: int) -> "EAGLE2":
         usual = next(nodes for below, nodes in NODES if parameters < below)
         return replace(self, nodes=usual) if self.nodes is None and usual != NODES[0][1] else self
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         chosen = np.arange(tree.roots)
         verified = [chosen]

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -29,21 +30,22 @@ def uniform(seed: int, count: int) -> float:
 
 
 def puct(mean: float, prior: float, visits: int, siblings: int, c1: float, c2: float) -> float:
-    """The worth of looking at a child (eq. 16-17).
+    """Return the worth of looking at a child (eq. 16-17).
 
     Args:
         mean: Q(s, a), the mean reward of the sentences that went through it; 0 for none.
         prior: P(s, a).
         visits: N(s, a).
         siblings: Σ_b N(s, b), visits of all children of its parent.
-        c1, c2: of eq. 16.
+        c1: of eq. 16.
+        c2: likewise.
     """
     exploration = c1 + math.log((siblings + c2 + 1) / c2)
     return mean + exploration * prior * math.sqrt(siblings) / (1 + visits)
 
 
 def _select(start: int, end: int, prior: Floats, visits: Ints, total: Floats, c1: float, c2: float, each_first: bool) -> int:
-    """The child to go down to: of equals the first."""
+    """Return the child to go down to: of equals the first."""
     siblings = 0
     for child in range(start, end):
         siblings += visits[child]
@@ -59,7 +61,7 @@ def _select(start: int, end: int, prior: Floats, visits: Ints, total: Floats, c1
 
 
 def _drawn(start: int, end: int, prior: Floats, chance: float) -> int:
-    """A child drawn in proportion to its prior."""
+    """Return a child drawn in proportion to its prior."""
     mass = 0.0
     for child in range(start, end):
         mass += prior[child]
@@ -84,7 +86,7 @@ def search(
     c2: float,
     each_first: bool,
 ) -> tuple[Ints, Floats]:
-    """Algorithm 1 for every row.
+    """Run algorithm 1 for every row.
 
     An iteration goes down from the root by PUCT to a node whose children do not exist yet, makes all of them, and goes on to
     the end by drawing. The sentence's reward counts for every node of the path that exists, the first one drawn included.
@@ -94,12 +96,14 @@ def search(
 
     Args:
         seeds: [R] fixes a row's draws; its root is node r.
-        first, last: [M] where the node's children begin and end.
+        first: [M] where the node's children begin and end.
+        last: likewise.
         prior: [M] q(node | its parent's path).
         gain: [M] added to the reward of a sentence that goes through the node.
         offset: the reward that every sentence begins with.
         iterations: of each row.
-        c1, c2: of eq. 16.
+        c1: of eq. 16.
+        c2: likewise.
         each_first: whether a child that was never visited is taken before all others.
 
     Returns:
@@ -184,6 +188,7 @@ class MCTS(Policy):
     search: Literal["mcts", "greedy"] = "mcts"
     nodes: int = knob(64, least=1)
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         tree, frontier, candidates = self._asked(expand, tree, room)
         near, size = Local.of(tree, frontier, candidates), len(tree)
@@ -232,7 +237,8 @@ class Local:
     Attributes:
         tree: of M nodes; parents never fall, as a layer follows the order of its frontier.
         prior: [M] q.
-        first, last: [M] where the node's children begin and end.
+        first: [M] where the node's children begin and end.
+        last: likewise.
     """
 
     tree: Tree
@@ -242,20 +248,20 @@ class Local:
 
     @classmethod
     def of(cls, tree: Tree, frontier: Ints, candidates: Candidates) -> "Local":
-        """The model of a tree and the candidates of its last layer."""
+        """Return the model of a tree and the candidates of its last layer."""
         whole = append(tree, frontier, candidates)
         first, last = (np.searchsorted(whole.parents, np.arange(len(whole)), side) for side in ("left", "right"))
         return cls(whole, np.exp(whole.log_q), first, last)
 
     def best(self, value: Floats, k: int) -> Ints:
-        """The k best of each row, in the order of their numbers; of equals the lower number, and −∞ never.
+        """Return the k best of each row, in the order of their numbers; of equals the lower number, and −∞ never.
 
         No value exceeds the parent's, so what is kept is connected.
         """
         return np.sort(best(self.tree, np.flatnonzero((value > -np.inf) & (self.tree.parents >= 0)), k, value))
 
     def longer(self, nodes: Ints) -> Ints:
-        """The likeliest child of each node that has any, if it is not among the nodes itself."""
+        """Return the likeliest child of each node that has any, if it is not among the nodes itself."""
         children = np.flatnonzero(np.isin(self.tree.parents, nodes))
         order, place = ranked(self.tree.parents[children], self.prior[children])
         return np.setdiff1d(children[order[place == 0]], nodes)

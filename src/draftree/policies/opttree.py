@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -38,9 +39,11 @@ class OPTTree(Policy):
     max_depth: int = knob(10, least=1, deepest=True)
 
     @property
+    @override
     def reads_costs(self) -> bool:
         return self.threshold is None
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         nodes = min(self.nodes, room.nodes)
         least = costs.ratio if self.threshold is None else self.threshold

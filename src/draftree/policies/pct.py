@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -31,13 +32,16 @@ class Pruned(Plan):
 
     least: Floats = field(default_factory=lambda: np.full(3, -np.inf), compare=False)
 
+    @override
     def known(self, layers: Layers) -> Floats:
         return self.least
 
+    @override
     def values(self, own: Tensor, frontier: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
         worth, entropy = super().values(own, frontier, nodes)
         return worth.masked_fill((worth < nodes.known[0]) | (own < nodes.known[1]), -torch.inf), entropy
 
+    @override
     def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
         assert self.frontier is not None
         assert self.nodes is not None
@@ -76,15 +80,20 @@ class PCT(Layered):
     own: float = knob(0.0, least=0, most=1)
 
     @property
+    @override
     def reads_costs(self) -> bool:
         return self.ratio is None
 
     @property
+    @override
     def candidates(self) -> int:
         return self.width
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
-        """Return the same trees, within bounds; as a layer's values add up to 1 at most, few nodes are worth a threshold."""
+        """Return the same trees with fixed bounds for a device.
+
+        A layer's values add up to 1 at most, so that few nodes reach a threshold.
+        """
         ratio = outlook.costs.ratio if self.ratio is None else self.ratio
         if not self.gain or not 0 < ratio <= 1 or not self.leaf_threshold:
             return None
@@ -94,6 +103,7 @@ class PCT(Layered):
             frontier=min(doubled(int(1 / ratio) + 1), outlook.wide), nodes=outlook.large, least=least,
         )  # fmt: skip
 
+    @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         # A value never exceeds its parent's, so a node below the leaf threshold has only such nodes below it: leaving
         # it out now is the same as removing its leaves, and theirs, at the end.
@@ -101,7 +111,10 @@ class PCT(Layered):
         return append(tree, frontier, candidates, keep & (candidates.log_q >= log(self.own)))
 
     def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
-        """Those of the nodes whose value, or without `gain` whose confidence, is at least sₐ/sₜ (eq. 5); a root's is 1."""
+        """Return the nodes whose value is at least sₐ/sₜ (eq. 5); a root's value is 1.
+
+        Without `gain`, their confidence is compared instead.
+        """
         ratio = costs.ratio if self.ratio is None else self.ratio
         sure = tree.score if self.gain else tree.log_q
         return nodes[sure[nodes] >= log(ratio)]

@@ -15,6 +15,7 @@ from typing import Any, TypeGuard, final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.boundary.files import read_json
 from draftree.costs.curves import Costs
@@ -55,9 +56,11 @@ class Paths(Plan):
             frontier = below.ravel()[at][inner]
         return found
 
+    @override
     def drafted(self, depth: int) -> int:
         return sum(len(at) for at, _ in self.shape[:depth])
 
+    @override
     def known(self, layers: Layers) -> Floats:
         return np.concatenate([places for layer in self.shape for places in layer]).astype(np.float64)
 
@@ -67,9 +70,11 @@ class Paths(Plan):
         begin = sum(sizes[:place])
         return nodes.known[begin : begin + sizes[place]].long().expand(len(nodes.tokens), -1)
 
+    @override
     def chosen(self, worth: Tensor, depth: int, nodes: Nodes) -> Tensor:
         return self._places(depth, 0, nodes)
 
+    @override
     def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
         order = self._places(depth, 1, nodes)
         return order, torch.ones_like(order, dtype=torch.bool), nodes.known
@@ -90,6 +95,7 @@ class Static(Policy):
 
     paths: str = "eagle1/mc_sim_7b_63"
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         _ = self.children  # a mistake in a file is told at once
@@ -106,6 +112,7 @@ class Static(Policy):
         return _table(self.paths)
 
     @property
+    @override
     def deepest(self) -> int:
         layers, places = 0, self.children[0]
         while (places := places[places > 0]).size:
@@ -113,9 +120,11 @@ class Static(Policy):
         return layers
 
     @property
+    @override
     def plan(self) -> Plan:
         return Paths(self.deepest, self.children.shape[1], name=self.paths, children=self.children)
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         # Where not all have room, the first paths stay: to choose by score would be to prune on draws.
         children = np.where(self.children <= room.nodes, self.children, 0)
@@ -132,7 +141,7 @@ class Static(Policy):
 
 
 def _table(name: str) -> Ints:
-    """The children of each path of a tree.
+    """Return the children of each path of a tree.
 
     Paths are numbered from 1, the shorter ones first, then by ranks; 0 is the root.
 
@@ -150,7 +159,7 @@ def _table(name: str) -> Ints:
 
 
 def _load(name: str) -> set[tuple[int, ...]]:
-    """The paths of a shipped tree or of a file, the root's empty one among them.
+    """Return the paths of a shipped tree or of a file, the root's empty one among them.
 
     Raises:
         UnknownName: there is no such tree or file.

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -33,6 +34,7 @@ class TALON(Policy):
     mu: float = knob(0.03, above=0, most=1)
     depth: int = knob(16, least=1, deepest=True)
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         nodes, frontier = min(self.nodes, room.nodes), np.arange(tree.roots)
         while (frontier := room.expandable(tree, frontier, self.depth)).size:

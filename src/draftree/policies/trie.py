@@ -4,6 +4,7 @@ from dataclasses import dataclass
 from typing import Any, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
@@ -25,6 +26,7 @@ class Trie(Policy):
 
     nodes: int = knob(64, least=1)
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         nodes = min(self.nodes, room.nodes)
         frontier = np.arange(tree.roots if nodes else 0)

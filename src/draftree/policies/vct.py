@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import final
 
+from typing_extensions import override
+
 from draftree.boundary.knobs import knob
 from draftree.policies._unseen import Plan
 from draftree.policies.base import Layered, append, path_log_q, top
@@ -27,17 +29,21 @@ class VCT(Layered):
     layer_top: int | None = knob(None, least=1)
 
     @property
+    @override
     def prunes_on_draws(self) -> bool:
         return self.layer_top is not None
 
     @property
+    @override
     def candidates(self) -> int:
         return self.width
 
     @property
+    @override
     def plan(self) -> Plan:
         return Plan(self.depth, self.width, layer=self.layer_top)
 
+    @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         if self.layer_top is None:
             return append(tree, frontier, candidates)

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar, final
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.calibration import Logistic
@@ -89,7 +90,7 @@ class Learned:
         return CREDIT / rows**0.5 if self.regret_budget is None else self.regret_budget
 
     def calibration(self, source: int) -> Logistic:
-        """The acceptance of a source's drafts; at first, q itself is the estimate."""
+        """Return the acceptance of a source's drafts; at first, q itself is the estimate."""
         return self.acceptance.get(source, BELIEVED)
 
     def weights(self, sources: int) -> Floats:
@@ -117,9 +118,11 @@ class Yield(Policy):
     depth: int = knob(12, least=1, deepest=True)
     probe: float = knob(0.01, least=0, most=1)
 
+    @override
     def start(self) -> Learned:
         return Learned()
 
+    @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         budget, search = _Budget.of(costs, tree.roots, memory), expand if isinstance(expand, Search) else None
         searches = search is not None and search.searches
@@ -179,6 +182,7 @@ class Yield(Policy):
         """[F, K] which of the candidates of a layer that costs nothing are looked at: as many as of any other layer."""
         return top(tree, chosen, after.score, WIDEST * self.width)
 
+    @override
     def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Learned:
         accepted = np.zeros(len(tree), np.bool_)
         accepted[: tree.roots] = True
@@ -250,14 +254,16 @@ class _Budget:
         return memory.idle > 0 and self.probe <= min(share * memory.idle * self.costs.token, self.left)
 
     def promising(self, tree: Tree, start: int, room: Room, depth: int) -> tuple[Ints, Ints, float, float]:
-        """The best of the nodes from `start` on, those of them that the drafter may be asked for, and two prices."""
+        """Return the best of the nodes from `start` on, those of them that the drafter may be asked for, and two prices."""
         columns = tree.row, tree.depth, tree.score, tree.entropy
         return promising(*columns, start, room.depth, depth, WIDEST, UNREAD, *self.prices, AHEAD)
 
     def worth_expanding(
         self, tree: Tree, frontier: Ints, below: Floats, memory: Learned, least: float, fed: int, ahead: int, waiting: float
     ) -> tuple[Ints, float]:
-        """The nodes of the frontier that are worth a draft step together, best first, and its seconds; none if no number is.
+        """Return the nodes of the frontier that are worth a draft step together, and its seconds.
+
+        The best come first. There are none if no number of them is worth it.
 
         Args:
             tree: so far.
@@ -273,7 +279,7 @@ class _Budget:
         return worth_expanding(frontier, tree.score, tree.depth, below, *known, self.costs.draft_curve, *self.prices)
 
     def selected(self, tree: Tree, probing: bool) -> Tree:
-        """The tree's nodes of which each is worth its verification, found in one scan from the best to the worst."""
+        """Return the tree's nodes of which each is worth its verification, found in one scan from the best to the worst."""
         keep = selected(tree.score, *self.prices)
         if probing and not keep[tree.roots :].any():  # the best child of every root
             keep[best(tree, np.flatnonzero(tree.depth == 1), 1)] = True
@@ -295,14 +301,14 @@ class _Guesses:
     entropy: Floats
 
     def grown(self, tree: Tree, frontier: Ints, keep: Bools | None = None) -> Tree:
-        """The tree with all of them, or those to keep [F, K].
+        """Return the tree with all of them, or those to keep [F, K].
 
         Those not worth their verification are dropped at the end, when the whole tree is known.
         """
         return append(tree, frontier, self.candidates, keep, self.score, self.entropy)
 
     def beside(self, tree: Tree, frontier: Ints, chosen: Ints, pays: Bools) -> Tree:
-        """The tree with those after nodes [F] where they pay, and that were not chosen for a draft step."""
+        """Return the tree with those after nodes [F] where they pay, and that were not chosen for a draft step."""
         if chosen.size:
             pays = pays & ~np.isin(frontier, chosen)
         if not pays.any():
@@ -370,7 +376,10 @@ def _found(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned) 
 
 
 def _all_below(search: Search | None, tree: Tree, frontier: Ints, k: int, deepest: Ints, memory: Learned) -> Tree | None:
-    """The tree with all that is found below nodes where no model is asked, of all layers; None where it is found by layers."""
+    """Return the tree with all that is found below nodes where no model is asked, of all layers.
+
+    Return None where it is found by layers.
+    """
     found = None if search is None else search.below(tree, frontier, k, deepest)
     if found is None:
         return None
@@ -378,7 +387,7 @@ def _all_below(search: Search | None, tree: Tree, frontier: Ints, k: int, deepes
 
 
 def _calibrated(memory: Learned, tree: Tree, verdict: Verdict, accepted: Bools) -> Mapping[int, Logistic]:
-    """What is known of acceptance after a verdict, by source: it has judged the drafts after every accepted node.
+    """Return what is known of acceptance after a verdict, by source: it has judged the drafts after every accepted node.
 
     Of an accepted node the children that were verified are learnt from. Where none was, all that were drafted are: else drafts
     that were once taken for worthless would never be verified, and nothing would be learnt of them again.

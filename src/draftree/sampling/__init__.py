@@ -1,0 +1,1 @@
+"""Sampling: settings, processors, noise, constraints."""

@@ -130,7 +130,7 @@ class Distributions:
         return self._scores[node]
 
     def vouch(self, nodes: Ints) -> None:
-        """Raises where nothing could be chosen after one of the nodes that a text goes through.
+        """Raise where nothing could be chosen after one of the nodes that a text goes through.
 
         Raises:
             NotANumber: a processor forbids every token there, or makes infinities of the logits (a tiny temperature in half
@@ -141,7 +141,7 @@ class Distributions:
                 raise self._refused[node]
 
     def _refuse(self, node: int) -> None:
-        """Notes why nothing can be chosen after a node: processors are asked once more, so that the first can be named."""
+        """Note why nothing can be chosen after a node: processors are asked once more, so that the first can be named."""
         steps, ids = self._processors(node), self._text(node)
         who, did = f"one of the processors {', '.join(map(named, steps))}", "leaves no finite score"  # if it counts its calls
         for step, scores in zip(steps, islice(stages(self.raw(node), steps, ids), 1, None), strict=True):
@@ -153,7 +153,10 @@ class Distributions:
         self._refused[node] = NotANumber(told)
 
     def argmax(self, node: int) -> int:
-        """The likeliest token after a node; the lower id wins a tie. A processor may force one by a score of ∞."""
+        """Return the likeliest token after a node; the lower id wins a tie.
+
+        A processor may force one by a score of ∞.
+        """
         if not self._processors(node):
             return self._argmax[node]
         best, index = self.processed(node).max(dim=-1)
@@ -163,7 +166,7 @@ class Distributions:
         return self._argmax[node]
 
     def drawn(self, node: int, choose: Callable[[Tensor], int]) -> int:
-        """The target's token after a node.
+        """Return the target's token after a node.
 
         Args:
             node: which.

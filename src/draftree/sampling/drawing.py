@@ -70,7 +70,7 @@ class Drawing:
         return torch.log_softmax(logits, dim=-1)
 
     def temperature(self, row: int) -> float:
-        """A row's, 0 for greedy decoding."""
+        """Return a row's, 0 for greedy decoding."""
         return self.settings[row].temperature if self.settings else 0.0
 
 
@@ -175,12 +175,12 @@ def allowed(candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: i
 
 
 def on_host(values: Tensor) -> bool:
-    """True for values that lie where they are chosen among."""
+    """Return True for values that lie where they are chosen among."""
     return values.is_cpu and values.dtype in (torch.float32, torch.float64)
 
 
 def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
-    """The k largest of each row [F, V] in descending order; of equal ones the lower index comes first.
+    """Return the k largest of each row [F, V] in descending order; of equal ones the lower index comes first.
 
     `torch.topk` leaves the order of equal values open, so some more values are asked for: if the k-th is larger than
     the last of them, everything that equals it is there, and a sort on the host settles ties. Values and indices come

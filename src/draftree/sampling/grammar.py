@@ -21,6 +21,7 @@ from llguidance.hf import from_tokenizer
 from numpy.typing import NDArray
 from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
+from typing_extensions import override
 
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import Knobs, unicode
@@ -63,6 +64,7 @@ class Grammar(Knobs):
     source: str
     canonical: bool = True
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         with understood(f"{self.named} cannot be used"):
@@ -98,10 +100,10 @@ class Grammar(Knobs):
 
     @classmethod
     def regex(cls, pattern: str, canonical: bool = True) -> Self:
-        """Text that a regular expression matches from its first to its last character.
+        r"""Return the constraint of text that a regular expression matches from its first to its last character.
 
         Args:
-            pattern: in the syntax of Rust's regex crate: no look-around, no backreferences, `\\d` and `\\w` Unicode.
+            pattern: in the syntax of Rust's regex crate: no look-around, no backreferences, `\d` and `\w` Unicode.
             canonical: see the class.
         """
         if not unicode(pattern):
@@ -146,7 +148,7 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, vocab: int, eos: Iterable[int]) -> "Vocabulary":
-        """A tokenizer's vocabulary, made once for as long as the tokenizer lives.
+        """Return a tokenizer's vocabulary, made once for as long as the tokenizer lives.
 
         Args:
             tokenizer: a fast one.
@@ -247,7 +249,7 @@ class Constrained(LogitsProcessor):
         return self._unpacked(self._node(tuple(ids[self._start :])))
 
     def forced(self, ids: Sequence[int]) -> int | None:
-        """The token that must come after a text (as in `allowed`), if exactly one may."""
+        """Return the token that must come after a text (as in `allowed`), if exactly one may."""
         return self._node(tuple(ids[self._start :])).only
 
     def _unpacked(self, node: _Node) -> Bools:
@@ -255,7 +257,7 @@ class Constrained(LogitsProcessor):
         return np.zeros(vocab, np.bool_) if node.bits is None else np.unpackbits(node.bits, count=vocab).view(np.bool_)
 
     def _computed(self, response: tuple[int, ...]) -> _Node:
-        """The tokens allowed after a response."""
+        """Return the tokens allowed after a response."""
         # The matcher never sees an EOS: it forgets to count one that comes where nothing else could, and a rollback
         # would then undo a token too many.
         fits = self._vocabulary.eos.isdisjoint(response) and self._moved(list(response))
@@ -276,7 +278,7 @@ class Constrained(LogitsProcessor):
         return _Node(np.packbits(mask), only)
 
     def _failed(self) -> _Node:
-        """An error is for ever, so a fresh matcher takes over."""
+        """Return an error is for ever, so a fresh matcher takes over."""
         error = _one_line(self._matcher.get_error())
         self._matcher, self._at = self._fresh.deep_copy(), []
         return _Node(error=NO_TOKEN if error.startswith("NoExtension") else error)
@@ -294,7 +296,7 @@ class Constrained(LogitsProcessor):
 
 
 def _common(a: list[int], b: list[int]) -> int:
-    """The number of tokens that two texts share from their beginning."""
+    """Return the number of tokens that two texts share from their beginning."""
     if a == b[: len(a)]:  # the new text goes on where the last one ended, as it mostly does
         return len(a)
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
@@ -309,7 +311,7 @@ def _keys(value: Any) -> Iterator[Any]:
 
 
 def _one_line(message: str) -> str:
-    """The line of llguidance's message that says what is wrong: its first, or for a regex the one called error."""
+    """Return the line of llguidance's message that says what is wrong: its first, or for a regex the one called error."""
     lines = message.strip().splitlines() or ["unknown error"]
     error = next((line for line in lines if line.startswith("error: ")), lines[0])
     return error.removeprefix("error: ").removeprefix("at 1(8): failed to compile JSON schema: ")

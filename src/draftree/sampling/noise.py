@@ -8,6 +8,7 @@ from typing import final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.boundary.machine import to_device
 from draftree.kernels import philox
@@ -16,28 +17,34 @@ from draftree.sampling.distributions import likeliest
 from draftree.tree import Floats, Ints
 
 KEPT = 64
-"""Places whose noise is kept: drafter and target ask for the same ones, and a step's last are the next one's first."""
+"""Number of places whose noise is cached.
+
+Drafter and target use the same places, and the last of a step are the first of the next one.
+"""
 REQUESTS = 1024
-"""Requests whose streams are kept."""
+"""Number of requests whose streams are cached."""
 Place = tuple[int, int, int, int, int]
-"""The words by which the noise of a place is computed: two of the generator's key and the last three of its counter."""
+"""The words that the noise of a place is computed from.
+
+They are two words of the generator's key and the last three of its counter.
+"""
 
 
 class Chance(ABC):
-    """The source of an acceptor's randomness, in few methods, so that a test can branch over every outcome."""
+    """The source of an acceptor's randomness; with few methods, tests can branch on outcomes."""
 
     @abstractmethod
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
-        """A token of distribution p [V], drawn for the place `depth` tokens behind sequence `row`'s root."""
+        """Draw a token from distribution p [V] for the place `depth` tokens after a root."""
 
     def choose(self, scores: Tensor, row: int, depth: int) -> int:
-        """A token of the distribution softmax(scores [V]), drawn for a place; −1 where that is none."""
+        """Draw a token from softmax(scores [V]) for a place; −1 if that is not finite."""
         p = torch.softmax(scores.cpu().double(), dim=-1)
         return self.categorical(p, row, depth) if bool(p.isfinite().all()) else -1
 
     @abstractmethod
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
-        """True with probability p, for the same place; `index` tells apart several questions about it."""
+        """Return True with probability p; `index` tells apart several draws for one place."""
 
 
 @final
@@ -64,12 +71,15 @@ class Keyed(Chance):
         self._calls = np.zeros(len(requests), np.int64) if calls is None else calls
 
     def gumbel(self, row: int, depth: int, n: int, kind: int = 0) -> Floats:
-        """[n] noise of one place; `kind` tells apart its uses, 0 being the target's own choice of a token."""
+        """Return the noise [n] of a place; `kind` tells apart its uses.
+
+        Kind 0 is the target's own choice of a token.
+        """
         place = self._place(row, depth, kind)
         return _kept(place, n) if kind == 0 else _gumbel(place, n)
 
     def places(self, depths: int) -> Ints:
-        """[R, D, 5] the words by which the noise of the target's tokens after nodes of each row and depth is computed."""
+        """Return the words [R, D, 5] of the target's noise for each sequence and depth."""
         rows = range(len(self._requests))
         found = [[self._place(row, depth, 0) for depth in range(depths)] for row in rows]
         return np.array(found, np.int64).reshape(len(rows), depths, 5)
@@ -80,7 +90,10 @@ class Keyed(Chance):
         return first, second, root + depth + 1, root + 1 if kind else 0, last
 
     def gumbel_of(self, rows: Ints, depths: Ints, n: int, device: torch.device, kind: int = 0) -> Tensor:
-        """[M, n] noise of several places on a device, without waiting for it; the host's bits."""
+        """Return the noise [M, n] of several places on a device, without waiting for it.
+
+        It has the same bits as the host's.
+        """
         if devices.on_host(device):
             made = [self.gumbel(row, depth, n, kind) for row, depth in zip(rows.tolist(), depths.tolist(), strict=True)]
             return torch.from_numpy(np.stack(made) if made else np.empty((0, n))).to(device)
@@ -90,6 +103,7 @@ class Keyed(Chance):
         table = philox.gumbel_on_device(sent[: 5 * len(words)].view(-1, 5), n)
         return table if len(words) == len(rows) == 1 else table[sent[5 * len(words) :]]
 
+    @override
     def choose(self, scores: Tensor, row: int, depth: int) -> int:
         if not devices.on_host(scores.device):
             noise = self.gumbel_of(np.array([row]), np.array([depth]), len(scores), scores.device)
@@ -99,10 +113,12 @@ class Keyed(Chance):
         token = int(chosen.argmax())
         return token if np.isfinite(chosen[token]) else -1
 
+    @override
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         with np.errstate(divide="ignore"):
             return int(np.argmax(np.log(p.numpy()) + self.gumbel(row, depth, len(p))))
 
+    @override
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
         first, second, *others = self._place(row, depth, 1)
         low, high, *_ = philox.philox((index, *others), (first, second))
@@ -111,7 +127,7 @@ class Keyed(Chance):
 
 @lru_cache(REQUESTS)
 def _stream(seed: int, request: int, kind: int, call: int) -> tuple[int, int, int]:
-    """The words of a place that are the same for all places of one use: random ones, as far as they can be told."""
+    """Return the words of a place that all places of one use share; they are pseudo-random."""
     words = philox.philox((request & philox.WORD, request >> 32 & philox.WORD, kind, call), (seed & philox.WORD, seed >> 32))
     return words[0], words[1], words[2]
 
@@ -122,7 +138,7 @@ def _gumbel(place: Place, n: int) -> Floats:
 
 @lru_cache(KEPT)
 def _kept(place: Place, n: int) -> Floats:
-    """The target's noise for a place; one array serves all that ask, so nobody may change it."""
+    """Return the target's noise for a place; the array is cached and read-only."""
     noise = _gumbel(place, n)
     noise.flags.writeable = False
     return noise

@@ -17,6 +17,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
+from typing_extensions import override
 
 
 class Around(LogitsProcessor):
@@ -30,7 +31,7 @@ class Around(LogitsProcessor):
 
 
 def named(processor: LogitsProcessor) -> str:
-    """The name of a processor's class, as whoever gave it knows it."""
+    """Return the name of a processor's class, as whoever gave it knows it."""
     while isinstance(processor, Around):
         processor = processor.inner
     return type(processor).__name__
@@ -57,6 +58,7 @@ class _Penalty(LogitsProcessor):
 class FrequencyPenalty(_Penalty):
     """Takes `penalty` from a token's logit for every time it stands in the response (OpenAI's `frequency_penalty`)."""
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores - self._penalty * self._occurrences(input_ids, scores)
 
@@ -65,6 +67,7 @@ class FrequencyPenalty(_Penalty):
 class PresencePenalty(_Penalty):
     """Takes `penalty` from the logit of every token that stands in the response (OpenAI's `presence_penalty`)."""
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores - self._penalty * (self._occurrences(input_ids, scores) > 0)
 
@@ -93,6 +96,7 @@ class ForcedBeginning(LogitsProcessor):
     def __init__(self, tokens: Sequence[int], start: int) -> None:
         self._tokens, self._start = list(tokens), start
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         token = self._at(input_ids.shape[1])
         if token is None:
@@ -101,7 +105,7 @@ class ForcedBeginning(LogitsProcessor):
         return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([token], device=scores.device), 0.0)
 
     def forced(self, ids: Sequence[int]) -> int | None:
-        """The token that must come after a text, if there is one."""
+        """Return the token that must come after a text, if there is one."""
         return self._at(len(ids))
 
     def _at(self, length: int) -> int | None:

@@ -13,6 +13,7 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob, optional, several
 from draftree.sampling.choice import Choice
@@ -40,6 +41,7 @@ class Sampling(Choice):
         None, rule=("none, or logits processors", optional(lambda value: several(value, callable)))
     )
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         for f in fields(Choice):  # transformers' processors take Python's own numbers alone
@@ -57,7 +59,7 @@ class Sampling(Choice):
 
     @cached_property
     def processors(self) -> Sequence[LogitsProcessor]:
-        """transformers' warpers, in the order `generate` applies them, as `steady` ones; none for greedy decoding."""
+        """Return transformers' warpers, in the order `generate` applies them, as `steady` ones; none for greedy decoding."""
         if self.greedy:
             return ()
         if self.warpers is not None:

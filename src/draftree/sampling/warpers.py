@@ -23,6 +23,7 @@ from transformers import (
     TopPLogitsWarper,
     TypicalLogitsWarper,
 )
+from typing_extensions import override
 
 from draftree.kernels.elementary import exp
 from draftree.sampling import devices
@@ -38,6 +39,7 @@ NEGLIGIBLE = -40.0
 class Temperature(TemperatureLogitsWarper):
     """Divides scores by a temperature."""
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         return scores / scores.new_full((1,), self.temperature)
 
@@ -46,6 +48,7 @@ class Temperature(TemperatureLogitsWarper):
 class MinP(MinPLogitsWarper):
     """Leaves out tokens below a share of the likeliest one's probability, by the distance of their scores."""
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         exact = (scores.cpu() if devices.on_host(scores.device) else scores).double()
         unlikely = exact - exact.amax(dim=-1, keepdim=True) < math.log(self.min_p)
@@ -59,6 +62,7 @@ class TopP(TopPLogitsWarper):
     A probability is a whole number of 2⁻⁴³ of the likeliest token's.
     """
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if devices.on_host(scores.device):
             rows = scores.cpu().double().flatten(0, -2).numpy()
@@ -102,6 +106,7 @@ class TopP(TopPLogitsWarper):
 class Typical(TypicalLogitsWarper):
     """Leaves out untypical tokens, on the host: it adds up what is sorted by a function of all scores."""
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         there: Tensor = super().__call__(input_ids.cpu(), scores.cpu())
         return there.to(scores.device)

@@ -189,6 +189,7 @@ class Handle:
         self.entry, self._step, self._polled = entry, step, 0
 
     def __repr__(self) -> str:
+        """Return its number, status and length."""
         return f"Handle({self.id}, {self.status}, {len(self.entry.written)} tokens)"
 
     @property

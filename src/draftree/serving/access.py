@@ -21,7 +21,7 @@ POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The content security policy of the page: nothing comes from anywhere else, and nothing inline runs."""
+"""The content security policy of the page: no other origins, and no inline scripts or styles."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -112,7 +112,7 @@ class Guard:
         await self._app(scope, received, answer)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raise an `ApiError` for a request that a page of another origin has sent, or with a body that is too large."""
+        """Raise an `ApiError` for a request from another origin or with too large a body."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._options.is_local and hostname(host) not in (*LOCAL_NAMES, self._options.host, ""):
             raise ApiError(403, f"the host {host[:80]!r} is not this server's, allowed are {', '.join(LOCAL_NAMES)}")
@@ -188,7 +188,10 @@ def hostname(host: str) -> str:
 
 
 def request_id(sent: str | None) -> str:
-    """Return the id that a client has sent, or a new one where it sent none or one that does not fit a header."""
+    """Return the request id of a client, or a new one.
+
+    A new one is made if the client sent none, or one that does not fit a header.
+    """
     if sent is not None and 0 < len(sent) <= 128 and sent.isascii() and sent.isprintable():
         return sent
     return secrets.token_hex(16)

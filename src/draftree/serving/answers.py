@@ -7,6 +7,8 @@ from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any
 
+from typing_extensions import override
+
 from draftree.serving.bodies import Metrics as Told
 from draftree.serving.bodies import Sampled
 from draftree.serving.metrics import RequestFigures, merged
@@ -173,11 +175,13 @@ class CompletionAnswer(Answer):
         each = len(self.texts) // len(prompts)
         return [prompt for prompt in prompts for _ in range(each)]
 
+    @override
     def choice(self, index: int, text: AnswerText) -> dict[str, Any]:
         prompt = self._prompts[index]
         logprobs = legacy_logprobs(self.state.spellings, text.logprobs, len(prompt)) if text.logprobs else None
         return {"index": index, "text": prompt + text.content, "finish_reason": text.finish_reason, "logprobs": logprobs}
 
+    @override
     def chunk(self, index: int, delta: Delta, text: AnswerText, more: Mapping[str, Any]) -> dict[str, Any]:
         offset = len(self._prompts[index]) + len(text.content) - len(delta.content)
         logprobs = legacy_logprobs(self.state.spellings, delta.logprobs, offset) if delta.logprobs else None

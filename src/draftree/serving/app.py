@@ -120,7 +120,10 @@ def add_generation(app: FastAPI, state: ServerState) -> None:
 
 
 async def answered(answer: Answer, request: Request, stream: bool | None = None) -> Response:
-    """Return a streamed answer, or wait for a whole one; a client that goes away ends the writing."""
+    """Return a streamed answer, or wait for a whole one.
+
+    If the client disconnects, the generation ends.
+    """
     log(answer, request)
     if answer.body.stream if stream is None else stream:
         return StreamingResponse(pinged(events(answer)), media_type="text/event-stream", headers={"cache-control": "no-store"})
@@ -147,7 +150,10 @@ def event(data: str, named: bool = False) -> str:
 
 
 async def pinged(source: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield events, and comments while none comes, so that nobody on the way takes the connection for dead."""
+    """Yield events, and a comment after each `PING_SECONDS` without one.
+
+    The comments keep the connection open.
+    """
     waiting = asyncio.ensure_future(anext(source))
     try:
         while True:

@@ -11,7 +11,7 @@ from pydantic import BaseModel, ConfigDict, Field
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1)]
 Texts = str | list[str]
 Metrics = Literal["none", "summary", "detailed", "trees"]
-"""How much an answer says about drafting: nothing, sums, also each step, or also the tree of each step."""
+"""The amount of drafting metrics in an answer: none, sums, each step, or also each step's tree."""
 
 
 class Body(BaseModel):

@@ -109,13 +109,16 @@ def install(app: FastAPI) -> None:
 
 
 def nothing_at(path: str) -> str:
-    """Return what a client reads that asks for a path which the server does not have; it names the path of OpenAI's API."""
+    """Return the message for an unknown path; it names the corresponding path of OpenAI's API."""
     told = f"there is nothing at {path[:200]}"
     return told if path.startswith("/playground/") else f"{told}: this server speaks OpenAI's API, as {instead_of(path)}"
 
 
 def instead_of(path: str) -> str:
-    """Return the route that does what a path of another server does: ollama's, llama.cpp's, Anthropic's, vLLM's."""
+    """Return the route that corresponds to a path of another server.
+
+    Known are paths of ollama, llama.cpp, Anthropic and vLLM.
+    """
     words = frozenset(path.strip("/").split("/"))
     if words & {"tags", "ps", "show", "models", "props", "slots"}:
         return "GET /v1/models"

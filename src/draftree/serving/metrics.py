@@ -90,7 +90,10 @@ class Metrics:
             self.by_position.labels(str(position)).inc()
 
     def count_tokens(self, seconds: float, tokens: int, first: bool) -> None:
-        """Count new tokens of a text, and the seconds since its request or since its last tokens."""
+        """Count new tokens of a text.
+
+        Observe the seconds since its request, or since its last tokens.
+        """
         self.new_tokens.inc(tokens)
         if first:
             self.first.observe(seconds)

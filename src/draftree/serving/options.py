@@ -3,6 +3,8 @@
 import ipaddress
 from dataclasses import dataclass
 
+from typing_extensions import override
+
 from draftree.boundary.knobs import Knobs, knob, several, text
 from draftree.errors import UserError
 from draftree.scheduling.options import SchedulerOptions
@@ -77,6 +79,7 @@ class ServeOptions(Knobs):
     log_prompts: bool = False
     limits: Limits = Limits()
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if short := [key for key in self.api_keys if len(key) < SHORTEST_KEY]:

@@ -52,7 +52,7 @@ def sampling_options(body: Sampled, limits: Limits, max_tokens: int, has_room: i
 
 
 def chat_options(body: ChatBody, limits: Limits, has_room: int) -> Options:
-    """Return the options of a chat: those of sampling, log-probabilities, and the form that the answer must have.
+    """Return the options of a chat: sampling, log-probabilities, and the grammar of the answer.
 
     Raises:
         ApiError: a value is above its limit, or fields exclude each other.
@@ -96,7 +96,9 @@ def biases(given: Mapping[str, float] | None) -> dict[int | str, float] | None:
 
 
 def answer_grammar(body: ChatBody, limits: Limits) -> Grammar | None:
-    """Return the grammar that the answer of a chat must follow: a forced tool call's, or that of `response_format`.
+    """Return the grammar of a chat's answer.
+
+    It is that of a forced tool call, or of `response_format`; None if there is neither.
 
     Raises:
         ApiError: a tool is not among the tools, or a schema is too large.

@@ -61,7 +61,10 @@ def plain_message(message: Message, place: int) -> dict[str, Any]:
 
 
 def arguments(text: str) -> Any:
-    """Return the arguments of a call as an object, which templates expect; the text itself where it is no JSON object."""
+    """Return the arguments of a call as an object, which templates expect.
+
+    A text that is no JSON object is returned unchanged.
+    """
     try:
         value = json.loads(text)
     except (ValueError, RecursionError):
@@ -91,7 +94,7 @@ def with_tools(chat: list[dict[str, Any]], tools: Sequence[Any]) -> list[dict[st
 
 
 def messages_of_input(given: str | Sequence[InputItem], instructions: str | None) -> list[dict[str, Any]]:
-    """Return the input of `/v1/responses` as messages of a chat, in the form of `ChatBody.messages`.
+    """Return the input of `/v1/responses` as chat messages, as in `ChatBody.messages`.
 
     Raises:
         ApiError: an item lacks what its type needs.

@@ -6,6 +6,7 @@ from contextlib import aclosing
 from typing import Any
 
 from pydantic import ValidationError
+from typing_extensions import override
 
 from draftree.serving.answers import Answer, dumped, new_id
 from draftree.serving.bodies import ChatBody, ChosenTool, ResponsesBody, TextFormat
@@ -71,6 +72,7 @@ class ResponsesAnswer(Answer):
         self.asked, self.message_id, self._number = asked, new_id("msg"), 0
         self._call_ids: list[tuple[str, str]] = []
 
+    @override
     async def finish(self) -> dict[str, Any]:
         async with aclosing(self.job.updates()) as updates:
             async for update in updates:

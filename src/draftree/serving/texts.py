@@ -27,6 +27,7 @@ class Delta:
     logprobs: tuple[Logprob, ...] = ()
 
     def __bool__(self) -> bool:
+        """Return whether there is anything to send."""
         return bool(self.reasoning or self.content or self.calls or self.logprobs)
 
 
@@ -83,7 +84,10 @@ class AnswerText:
         return Delta(reasoning, words, gained, logprobs)
 
     def _told(self, words: str, ended: bool) -> tuple[tuple[CallPiece, ...], str]:
-        """Return the calls and the words that are certain; what may be a call is held back to the end."""
+        """Return the calls and the words that are certain.
+
+        Words that may be a call are held back until the text ends.
+        """
         open_ = bool(self.tools) and not self.content
         if not ended and open_ and may_be_call(words):
             self._held = words

@@ -61,7 +61,7 @@ class CallPiece:
 
 @final
 class ForcedCall:
-    """Reads a call while a grammar has it written as `call_schema` says: `{"name": …, "arguments": {…}}`.
+    """Read a call as a grammar writes it by `call_schema`: `{"name": …, "arguments": {…}}`.
 
     Attributes:
         name: of the function; None while it is not known.
@@ -85,7 +85,10 @@ class ForcedCall:
         return (CallPiece(0, self.name, self._arguments(self._head[begun.end() :])),)
 
     def _arguments(self, text: str) -> str:
-        """Return the part of a text that belongs to the arguments, which end with the brace that closes them."""
+        """Return the part of a text that belongs to the arguments.
+
+        They end with the brace that closes them.
+        """
         found = ""
         for character in text:
             if self._ended:

@@ -85,7 +85,7 @@ class TextUpdate:
 
 @final
 class Job:
-    """A request on its way: its updates come from the worker's thread, and are read in the server's loop.
+    """One running request: the worker's thread posts its updates, and the server's loop reads them.
 
     Args:
         work: what is asked for.
@@ -103,7 +103,9 @@ class Job:
             self._loop.call_soon_threadsafe(self._queue.put_nowait, update)
 
     async def updates(self) -> AsyncGenerator[TextUpdate, None]:
-        """Yield the updates of all texts until the last one has ended; leaving early cancels the job.
+        """Yield the updates of all texts until the last one has ended.
+
+        Leaving the iterator early cancels the job.
 
         Raises:
             ApiError: the server failed.
@@ -259,7 +261,7 @@ class Worker:
             self._count()
 
     def _await_work(self) -> None:
-        """Wait until there is something to do; when nothing comes for a while, free memory goes back to the system."""
+        """Wait until there is work; after a while without any, return free memory to the system."""
         work = lambda: bool(self._commands or self._stopped or any(lane.texts for lane in self._lanes.values()))
         with self._wake:
             if self._wake.wait_for(work, IDLE):

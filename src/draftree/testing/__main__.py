@@ -22,7 +22,7 @@ OFTEN = 20.0
 
 
 def main() -> int:
-    """Runs the cases; the exit status is 1 where one fails."""
+    """Run the cases; the exit status is 1 where one fails."""
     parser = argparse.ArgumentParser(prog="python -m draftree.testing", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--full", action="store_true", help="every check for every pairing, not pairwise")
     for kind in KINDS:

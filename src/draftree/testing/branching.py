@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable
 from typing import TypeVar, final
 
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.sampling.noise import Chance
 
@@ -38,17 +39,22 @@ class Branching(Chance):
         self.probability *= p[branch]
         return branch
 
+    @override
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         possible = [(token, x) for token, x in enumerate(p.tolist()) if x > 0]
         return possible[self._branch([x for _, x in possible])][0]
 
+    @override
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
         possible = [(answer, x) for answer, x in ((True, p), (False, 1 - p)) if x > 0]
         return possible[self._branch([x for _, x in possible])][0]
 
 
 def outcomes(run: Callable[[Branching], Outcome]) -> dict[Outcome, float]:
-    """The exact distribution of what `run` returns, by replaying it once for every sequence of branches."""
+    """Return the exact distribution of the results of `run`.
+
+    `run` is called once for every sequence of branches.
+    """
     found: dict[Outcome, float] = defaultdict(float)
     script: tuple[int, ...] | None = ()
     while script is not None:
@@ -59,7 +65,7 @@ def outcomes(run: Callable[[Branching], Outcome]) -> dict[Outcome, float]:
 
 
 def _next(chance: Branching) -> tuple[int, ...] | None:
-    """The script after the one just played, in depth-first order."""
+    """Return the script after the one just played, in depth-first order."""
     for at in reversed(range(len(chance.taken))):
         if chance.taken[at] + 1 < chance.widths[at]:
             return (*chance.taken[:at], chance.taken[at] + 1)

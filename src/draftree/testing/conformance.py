@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
+from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor
 from draftree.costs.curves import Costs
@@ -42,7 +43,10 @@ from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, 
 from draftree.tree import Candidates, Draw, Ints, Room, Tree, Verdict
 
 NOISE = 1e-6
-"""The numerical noise between forwards of different width: float64 models still carry float32 norms and softmax."""
+"""Numerical noise between forward passes of different widths.
+
+Float64 models still compute norms and softmax in float32.
+"""
 SCRIPTED: dict[str, type[Scripted]] = {"always": Always, "never": Never, "sometimes": Sometimes}
 COSTS = Costs({1: 0.1}, {1: 1.0})
 
@@ -65,7 +69,7 @@ class RandomCosts:
 
 
 LONG = 14
-"""Tokens that the reference writes behind every prompt; requests ask for fewer."""
+"""Number of tokens that the reference writes after every prompt; requests ask for fewer."""
 
 
 @dataclass(frozen=True)
@@ -78,6 +82,7 @@ class Case:
     acceptor: str
 
     def __str__(self) -> str:
+        """Return the case's name."""
         return f"{self.check}-{self.drafter}-{self.policy}-{self.acceptor}"
 
 
@@ -110,6 +115,8 @@ class Coverage:
     ties: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
+        """Return the counts in words."""
+
         def counts(of: Counter[Any]) -> str:
             return ", ".join(f"{k}: {n}" for k, n in sorted(of.items())) or "none"
 
@@ -129,7 +136,7 @@ class Coverage:
 
 
 class Watched(Acceptor):
-    """An acceptor that checks the tree before another one accepts, and counts what that one accepted."""
+    """Wrap an acceptor: check the tree before it accepts, and count the accepted nodes."""
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
@@ -138,13 +145,16 @@ class Watched(Acceptor):
         self._rule, self._room, self._coverage = rule, room, coverage
 
     @property
+    @override
     def keeps_text(self) -> bool:  # type: ignore[override]
         return self._rule.keeps_text
 
     @property
+    @override
     def draw(self) -> Draw:
         return self._rule.draw
 
+    @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         room = self._room()
         assert (tree.parents < np.arange(len(tree))).all(), "a node comes before its parent"
@@ -175,7 +185,7 @@ class Suite:
         self._examples: dict[str, Drafter[Any]] = {}
 
     def run(self, case: Case) -> None:
-        """Raises AssertionError where the case does not hold."""
+        """Raise AssertionError where the case does not hold."""
         policy: Policy = part("policy", case.policy)()
         acceptor: Acceptor = part("acceptor", case.acceptor)()
         try:
@@ -189,13 +199,16 @@ class Suite:
             ran.add(getattr(case, kind))
 
     def prompt(self, length: int) -> list[int]:
-        """A prompt that repeats itself after five tokens, so that retrieval finds something."""
+        """Return a prompt that repeats itself after five tokens, so that retrieval has hits."""
         return [(7 + 11 * (i % 5)) % self.target.decoder.vocab for i in range(length)]
 
     def drafter(
         self, name: str, requests: Sequence[Request], sampling: Sampling | None = None, coach: type[Scripted] = Sometimes
     ) -> Drafter[Any]:
-        """A scripted drafter that knows these requests' plain output, or a method's example coached by one."""
+        """Return a scripted drafter that knows the plain output of these requests.
+
+        For the name of a method, return its example drafter, coached by such a script.
+        """
         plans = [[*r.prompt, *self.reference(r, sampling or r.sampling)] for r in requests]
         if name in SCRIPTED:
             return SCRIPTED[name](plans, self.target.decoder.vocab)
@@ -209,7 +222,10 @@ class Suite:
         return Coached(self._examples[name], coach(plans, self.target.decoder.vocab))
 
     def reference(self, request: Request, sampling: Sampling) -> list[int]:
-        """The plain decoding of a request alone, to the end of the context or far beyond any limit asked for."""
+        """Return the plain decoding of a request alone, without EOS and stopping criteria.
+
+        It goes on to `LONG` tokens or the end of the context.
+        """
         key = (tuple(request.prompt), request.number, request.processors, sampling)
         if key not in self._references:
             unending = replace(request, max_new_tokens=LONG, eos=frozenset(), criteria=())
@@ -233,7 +249,7 @@ class Suite:
         self.coverage.cases["plain"] += 1
 
     def wanted(self, request: Request, sampling: Sampling) -> list[int]:
-        """The reference, cut at the request's limit, after its first EOS, and where a criterion ends it."""
+        """Return the reference, cut at the request's limit, first EOS and stopping criteria."""
         tokens = self.reference(request, sampling)[: request.max_new_tokens]
         return tokens[: min(_ends(request, tokens), default=len(tokens)) + 1]
 
@@ -246,9 +262,13 @@ class Suite:
         each_step: Callable[[Rows, Drafter[Any], State], None] | None = None,
         coach: type[Scripted] = Sometimes,
     ) -> None:
-        """Writes the requests and compares them with the reference.
+        """Write the requests and compare them with the reference.
 
         Args:
+            case: names the drafter.
+            policy: grows the trees.
+            acceptor: the rule.
+            requests: that are written.
             each_step: called after the prefill and after every step.
             coach: of a method's drafter.
         """
@@ -271,7 +291,10 @@ class Suite:
             self.coverage.inside += len(committed) > len(request.prompt) + len(got) - 1  # more accepted than written
 
     def judge(self, acceptor: Acceptor, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
-        """The reference where the rule must write it; of one exact in distribution only, a text that ends where it must."""
+        """Return the reference where the rule must write it.
+
+        Of one exact in distribution only, a text that ends where it must.
+        """
         if acceptor.keeps_text:
             return self.same(request, sampling, got, where)
         limit = min(request.max_new_tokens, self.target.decoder.context - len(request.prompt) + 1)
@@ -282,7 +305,10 @@ class Suite:
             assert scores[token] > -torch.inf, f"{where}: {got} has a token at {i} that the processors forbid"
 
     def same(self, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
-        """Token for token the reference, unless the two best tokens are closer than the numerical noise."""
+        """Check that the tokens equal the reference, token by token.
+
+        A difference is allowed where the two best tokens are closer than the numerical noise.
+        """
         want = self.wanted(request, sampling)
         if got == want:
             return
@@ -293,7 +319,10 @@ class Suite:
         self.coverage.ties.append(where)
 
     def margin(self, request: Request, sampling: Sampling, before: Sequence[int]) -> float:
-        """The distance of the two best tokens after a text: by logits, or log p plus the request's noise."""
+        """Return the distance of the two best tokens after a text.
+
+        The distance is one of logits, or of log p plus the request's noise if tokens are drawn.
+        """
         text = [*request.prompt, *before]
         verified = self.target.prefill(self.target.new_cache(1, len(text)), [np.array(text)], Needs())
         shown = [*request.before, *text]
@@ -309,13 +338,16 @@ class Suite:
 
 
 def _ends(request: Request, response: Sequence[int]) -> list[int]:
-    """The places in a response at which its request ends it: at an EOS id, or where a criterion says yes."""
+    """Return the positions in a response at which an EOS id or a stopping criterion ends it."""
     texts = [torch.tensor([[*request.before, *request.prompt, *response[: i + 1]]]) for i in range(len(response))]
     return [i for i, t in enumerate(response) if t in request.eos or any(c(texts[i], None) for c in request.criteria)]
 
 
 def sampling_for(acceptor: str) -> Sampling:
-    """A temperature and a cut that leave the target some choice; 0 for a rule that serves no other."""
+    """Return sampling settings that leave the target some choice.
+
+    The temperature is 0 for an acceptance rule that does not sample.
+    """
     rule: type[Acceptor] = part("acceptor", acceptor)
     return Sampling(temperature=1.5, top_p=0.95, seed=11) if rule.sampling else Sampling()
 
@@ -339,7 +371,10 @@ def _limit(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
 
 
 def _eos(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """The text ends with the first EOS: at once, after the first step, or in the middle of an accepted path."""
+    """Check that the text ends with the first EOS.
+
+    It comes at once, after the first step, or in the middle of an accepted path.
+    """
     sampling, requests = sampling_for(case.acceptor), []
     for number, at in enumerate((0, 2, 4)):
         request = Request(suite.prompt(5 + number), 9, number=number)
@@ -359,20 +394,26 @@ def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> No
 
 
 def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """After every step the target's cache is that of a fresh prefill, and the drafter's state that of a fresh start."""
+    """Compare the caches with fresh ones after every step.
+
+    The target's cache must equal that of a fresh prefill, and the drafter's state that of a fresh
+    start.
+    """
     look = partial(_look, suite.target, str(case))
     for coach in (Always, Sometimes):
         suite.write(case, policy, acceptor, [Request(suite.prompt(n), 10, number=n) for n in (3, 8)], look, coach)
 
 
 def _look(target: Target, where: str, rows: Rows, drafter: Drafter[Any], state: State) -> None:
-    """Caches and state of a batch at work are as if fresh."""
+    """Cache and state of a batch at work are as if fresh."""
     held = Held(rows.committed, rows.cache, state.drafter)
     _as_if_fresh(target, drafter, held, rows.last, rows.live, where)
 
 
 def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, live: Ints, where: str) -> None:
-    """The target's cache is that of a fresh prefill, and the drafter drafts for live rows as if it had just read them.
+    """Check that the target's cache is that of a fresh prefill, and the drafter's state is, too.
+
+    The drafter drafts for live rows as if it had just read them.
 
     That is, q after root and children is what a drafter says that has read this row alone, and drafted this child alone.
     Drafters without a whole q are left out: one that retrieves may know more than the text.
@@ -400,7 +441,10 @@ def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, 
 
 
 def _two_layers(drafter: Drafter[Any], state: Any, roots: Tree, token: int | None) -> tuple[Tree, list[Tensor]]:
-    """Roots with a given child, or with two that the drafter proposes; and q [V] after every node, where there is one."""
+    """Return roots with a given child, or with the two that the drafter proposes.
+
+    Also return q [V] after every node that has it.
+    """
     first, state = drafter.expand(state, roots, np.arange(roots.roots), 2, Drawing())
     children = first if token is None else Candidates(np.array([[token]]), np.zeros((1, 1)))
     tree = append(roots, np.arange(roots.roots), children)
@@ -413,15 +457,16 @@ def _two_layers(drafter: Drafter[Any], state: Any, roots: Tree, token: int | Non
 
 @final
 class Ruled(LogitsProcessor):
-    """After a token divisible by three one token alone can come, and after every other one even tokens are less likely."""
+    """Force the token after one divisible by three; elsewhere make even tokens less likely."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
     def forced(self, ids: Sequence[int]) -> int | None:
-        """The only token that can come, if there is only one."""
+        """Return the only token that can come, if there is only one."""
         return (5 * ids[-1] + 7) % self._vocab if ids[-1] % 3 == 0 else None
 
+    @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         token = self.forced(input_ids[0].tolist())
         if token is None:
@@ -432,7 +477,10 @@ class Ruled(LogitsProcessor):
 
 
 def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Processors that depend on the path, some of them guiding the drafts, one token forced, and criteria that end texts."""
+    """Check processors and stopping criteria.
+
+    Processors depend on the path, some guide the drafts, and one forces a token. Criteria end texts.
+    """
     sampling, requests = sampling_for(case.acceptor), []
     for number, length in enumerate((6, 1, 9)):
         ruled = Ruled(suite.target.decoder.vocab)
@@ -449,7 +497,10 @@ def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> 
 
 
 def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """A prompt that goes on from the last text, or leaves it early, is written as if nothing had been there before."""
+    """Check that a prompt that continues the last text, or leaves it early, is written afresh.
+
+    The text is as if nothing had been there before.
+    """
     sampling = sampling_for(case.acceptor)
     first = Request(suite.prompt(6), 5)
     on = [*first.prompt, *suite.reference(first, sampling)[:4], 1, 2]
@@ -463,7 +514,10 @@ def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
 
 
 def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Requests join and leave at random steps, in any free row, under random costs; every text is the one it is alone."""
+    """Let requests join and leave at random steps, in any free row, under random costs.
+
+    Check that every text is the one it is alone.
+    """
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
     draw = np.random.default_rng(count)  # the same requests in every case, so that plain decoding writes them once
@@ -563,7 +617,9 @@ CHECKS = EVERYWHERE | PAIRWISE
 
 
 def batch_cases(sizes: Sequence[int], only: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
-    """Return every drafter × policy × acceptor in batches whose sequences join, leave, are preempted and share prefixes.
+    """Return every drafter × policy × acceptor under continuous batching.
+
+    Sequences join, leave, are preempted and share prefixes.
 
     Args:
         sizes: the most sequences that run together, each a batch of its own cases.
@@ -578,19 +634,22 @@ def batch_cases(sizes: Sequence[int], only: Mapping[str, Sequence[str]] = Mappin
 
 
 def _size_of(check: Check) -> int | None:
-    """The number of sequences that a check schedules."""
+    """Return the number of sequences that a check schedules."""
     return int(check.args[0]) if isinstance(check, partial) and check.func is _scheduled else None
 
 
 def _named(only: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-    """The names of drafters, policies and acceptors: all of them, or those of a kind that are named."""
+    """Return the names of drafters, policies and acceptors: all of a kind, or those in `only`."""
     found = {kind: tuple(parts(kind)) for kind in KINDS}
     found["drafter"] = (*SCRIPTED, *found["drafter"])
     return [tuple(only.get(kind) or found[kind]) for kind in ("drafter", "policy", "acceptor")]
 
 
 def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
-    """Every drafter × policy under the checks that all go through, with a third of the acceptors in turns; the others pairwise.
+    """Return the cases of the conformance suite, pairwise by default.
+
+    Checks that all pairs go through run for every drafter × policy, with a third of the acceptors in
+    turn. The other checks run pairwise.
 
     So each acceptor meets each drafter and each policy; all three with one another, and under every check, in full. One row is
     looked at by itself with the rules for which its text is known beforehand; of all others three rows at a time show as much.
@@ -617,7 +676,7 @@ def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyTy
 
 
 def pairwise(factors: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Few rows of one value a factor, such that any two values of different factors meet in one of them."""
+    """Return few combinations of values such that any two values of different factors meet."""
     places = [[(i, value) for value in values] for i, values in enumerate(factors)]
     missing = dict.fromkeys(frozenset(p) for u, v in itertools.combinations(places, 2) for p in itertools.product(u, v))
     rows = []

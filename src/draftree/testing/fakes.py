@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from transformers import Cache, LlamaConfig, LlamaForCausalLM, PreTrainedModel
 from transformers.modeling_outputs import CausalLMOutputWithPast
+from typing_extensions import override
 
 from draftree.drafters.base import Drafter, picked
 from draftree.drafters.lookup.texts import NO_TEXT, Texts, cut, extended
@@ -38,7 +39,9 @@ def tiny_target(
     compiled: bool = False,
     device: torch.device = CPU,
 ) -> Target:
-    """A Llama of random weights: 4 layers, 61 tokens, its logits far enough apart that ties do not occur.
+    """Return a Llama with random weights, 4 layers and a vocabulary of 61 tokens.
+
+    Its logits are far enough apart that ties do not occur.
 
     Args:
         context: positions that it knows.
@@ -72,7 +75,9 @@ def tiny_target(
 
 
 class Recorder:
-    """Records passes as a GPU would: repeating one runs what was recorded, with nothing of what the host has learnt since.
+    """Record passes as CUDA graphs do.
+
+    Repeating a pass runs what was recorded, without values that the host learnt since.
 
     Attributes:
         recorded: passes recorded.
@@ -83,6 +88,7 @@ class Recorder:
         self.recorded = self.launched = 0
 
     def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
+        """Record work, see `Record`."""
         lying = work()
         self.recorded += 1
 
@@ -115,6 +121,7 @@ class TableModel(PreTrainedModel):
         self.lm_head = nn.Linear(table[..., 0].numel(), vocab, bias=False, dtype=torch.float64)
         self.lm_head.weight.data = table.double().reshape(-1, vocab).log().T.contiguous()
 
+    @override
     def get_output_embeddings(self) -> nn.Linear:
         head: nn.Linear = self.lm_head
         return head
@@ -144,7 +151,7 @@ class TableModel(PreTrainedModel):
 
 
 def table_target(table: Tensor, context: int = 16) -> Target:
-    """A target whose every distribution is known.
+    """Return a target whose every distribution is known.
 
     Args:
         table: [V + 1, V, V] probability of each token after the last two; row V is for a last token with none before it.
@@ -172,9 +179,11 @@ class TableDrafter(Drafter[None]):
     def __init__(self, q: Tensor, chance: Chance | None = None) -> None:
         self._log_q, self._chance = q.double().log(), chance
 
+    @override
     def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None, rows: Ints | None = None) -> None:
         return None
 
+    @override
     def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
         log_q = self._log_q[torch.from_numpy(tree.tokens[frontier])]
         if self._chance is None or not drawing.kind.sampled:
@@ -194,15 +203,19 @@ class TableDrafter(Drafter[None]):
                     left[tokens[i, j]] = 0
         return Candidates(tokens, np.take_along_axis(log_q.numpy(), tokens, axis=1), log_q, kind)
 
+    @override
     def commit(self, state: None, tree: Tree, verdict: Verdict, taps: Taps) -> None:
         return None
 
+    @override
     def truncate(self, state: None, lengths: Ints, rows: Ints | None = None) -> None:
         return None
 
 
 class Scripted(Drafter[Texts]):
-    """A drafter that knows the target's text, and has the right token at a scripted place among the siblings, or nowhere.
+    """Draft from the known text of the target.
+
+    A script places the right token among the siblings, or leaves it out.
 
     Args:
         plans: each row's prompt and what plain decoding writes after it.
@@ -214,13 +227,18 @@ class Scripted(Drafter[Texts]):
 
     @abstractmethod
     def place(self, row: int, position: int) -> int | None:
-        """The place among the siblings of the right token for a position, counted from 0; None leaves it out."""
+        """Return the place among the siblings of the right token for a position, counted from 0.
 
+        Return None leaves it out.
+        """
+
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None, rows: Ints | None = None
     ) -> Texts:
         return tuple(prompts)
 
+    @override
     def expand(self, state: Texts, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Texts]:
         logits = torch.full((len(frontier), self._vocab), -torch.inf, dtype=torch.float64)
         for i, node in enumerate(frontier):
@@ -230,7 +248,10 @@ class Scripted(Drafter[Texts]):
         return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state
 
     def right(self, row: int, text: Ints) -> int | None:
-        """The token that plain decoding writes after a text; None where the text has left the plan or the plan has ended."""
+        """Return the token that plain decoding writes after a text.
+
+        Return None where the text has left the plan or the plan has ended.
+        """
         n = len(text)
         plans = (*self._plans[row : row + 1], *self._plans)  # of rows that come and go none is known by its number
         return next((int(plan[n]) for plan in plans if n < len(plan) and np.array_equal(plan[:n], text)), None)
@@ -244,12 +265,15 @@ class Scripted(Drafter[Texts]):
         others, place = others[others != right], self.place(row, len(text))
         return others if place is None else np.concatenate((others[:place], [right], others[place:]))
 
+    @override
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
         return extended(state, tree, verdict)
 
+    @override
     def truncate(self, state: Texts, lengths: Ints, rows: Ints | None = None) -> Texts:
         return cut(state, lengths, rows)
 
+    @override
     def select(self, state: Texts, rows: Ints, cache: SlotCache) -> Texts:
         return picked(state, rows, NO_TEXT)
 
@@ -258,6 +282,7 @@ class Scripted(Drafter[Texts]):
 class Always(Scripted):
     """The right token comes first."""
 
+    @override
     def place(self, row: int, position: int) -> int | None:
         return 0
 
@@ -266,14 +291,16 @@ class Always(Scripted):
 class Never(Scripted):
     """The right token is never among the siblings."""
 
+    @override
     def place(self, row: int, position: int) -> int | None:
         return None
 
 
 @final
 class Sometimes(Scripted):
-    """The right token comes first, second, third or not at all, by a seeded draw for each position."""
+    """Place the right token first, second, third or nowhere, by a seeded draw per position."""
 
+    @override
     def place(self, row: int, position: int) -> int | None:
         places: tuple[int | None, ...] = (0, 0, 1, 2, None)
         return places[np.random.default_rng([8, row, position]).integers(len(places))]
@@ -298,9 +325,11 @@ class Coached(Drafter[tuple[Any, Texts]]):
         self.expands_paths, self.sends_probes, self.ahead = drafter.expands_paths, drafter.sends_probes, drafter.ahead
 
     @property
+    @override
     def needs(self) -> Needs:
         return self._drafter.needs
 
+    @override
     def start(
         self,
         prompts: Sequence[Ints],
@@ -312,9 +341,11 @@ class Coached(Drafter[tuple[Any, Texts]]):
         inner = None if state is None else state[0]
         return self._drafter.start(prompts, roots, taps, inner, rows), self._script.start(prompts, roots, taps)
 
+    @override
     def passes(self, state: tuple[Any, Texts], tree: Tree, frontier: Ints) -> int:
         return self._drafter.passes(state[0], tree, frontier)
 
+    @override
     def expand(
         self, state: tuple[Any, Texts], tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, tuple[Any, Texts]]:
@@ -323,6 +354,7 @@ class Coached(Drafter[tuple[Any, Texts]]):
             candidates = self._coach(candidates, state[1], tree, frontier)
         return candidates, (inner, state[1])
 
+    @override
     def layers(self, state: tuple[Any, Texts], roots: Tree, depth: Ints) -> "CoachedLayers | None":
         inner = self._drafter.layers(state[0], roots, depth)
         return None if inner is None else CoachedLayers(inner, self._script, state[1])
@@ -337,19 +369,24 @@ class Coached(Drafter[tuple[Any, Texts]]):
                 tokens[i, place], log_q[i, place] = right, max(log_q[i, place], np.log(0.3))
         return replace(candidates, tokens=tokens, log_q=log_q)
 
+    @override
     def commit(self, state: tuple[Any, Texts], tree: Tree, verdict: Verdict, taps: Taps) -> tuple[Any, Texts]:
         return self._drafter.commit(state[0], tree, verdict, taps), self._script.commit(state[1], tree, verdict, taps)
 
+    @override
     def truncate(self, state: tuple[Any, Texts], lengths: Ints, rows: Ints | None = None) -> tuple[Any, Texts]:
         return self._drafter.truncate(state[0], lengths, rows), self._script.truncate(state[1], lengths, rows)
 
+    @override
     def select(self, state: tuple[Any, Texts], rows: Ints, cache: SlotCache) -> tuple[Any, Texts] | None:
         inner = self._drafter.select(state[0], rows, cache)
         return None if inner is None else (inner, picked(state[1], rows, NO_TEXT))
 
+    @override
     def carry(self, state: tuple[Any, Texts]) -> tuple[Any, Texts]:
         return self._drafter.carry(state[0]), ()
 
+    @override
     def probes(self, state: tuple[Any, Texts]) -> Probes | None:
         return self._drafter.probes(state[0])
 
@@ -369,14 +406,16 @@ class CoachedLayers(Layers):
         self.device, self.begin = layers.device, layers.begin
         self.deepest, self.each_node = layers.deepest, layers.each_node
 
+    @override
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:
         return self._layers.first(nodes, self._coached(choose))
 
+    @override
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
         return self._layers.below(nodes, count, self._coached(choose))
 
     def _coached(self, choose: Choose) -> Choose:
-        """What chooses among coached logits; it is another one in every step, and so recorded anew."""
+        """Return a new `Choose` over coached logits, so that passes are recorded again."""
 
         def coached(logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
             logits, frontier = logits.clone(), nodes.fed[:, -logits.shape[1] :]
@@ -392,5 +431,6 @@ class CoachedLayers(Layers):
 
         return coached
 
+    @override
     def state(self, fed: Sequence[Ints]) -> tuple[Any, Texts]:
         return self._layers.state(fed), self._texts

@@ -1,0 +1,1 @@
+"""Text in and out: completions, conversations, stop texts."""

@@ -16,7 +16,7 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def takes_prompt(method: Call) -> Call:
-    """Let a method that takes a prompt have it under any of its names, and an object of options after it.
+    """Let a method take its prompt under any of its names, and an object of options after it.
 
     The signature stays the method's own.
     """
@@ -40,12 +40,16 @@ def takes_prompt(method: Call) -> Call:
 
 
 class ChatMethod:
-    """The method `chat`, which has the calls of OpenAI's client, too: `engine.chat.completions.create(messages=…)`."""
+    """The method `chat`, which also has the calls of OpenAI's client.
+
+    An example is `engine.chat.completions.create(messages=…)`.
+    """
 
     def __init__(self, call: Callable[..., Any]) -> None:
         self._call, self.__doc__ = call, call.__doc__
 
     def __get__(self, engine: Any, kind: type | None = None) -> Any:
+        """Return the method of an engine, which is callable and has `completions`."""
         return self._call if engine is None else Resource(MethodType(self._call, engine))
 
 
@@ -56,7 +60,7 @@ TEMPLATE = ("chat_template_kwargs", "enable_thinking", "reasoning_effort")
 def of_template(
     system: str | None, options: dict[str, Any], names: Sequence[str] = TEMPLATE
 ) -> tuple[str | None, dict[str, Any]]:
-    """Return the system message and the values of the chat template, and take both out of the options of a chat.
+    """Return the system message and the values of the chat template; remove both from the options.
 
     Args:
         system: the message that is given by this name.
@@ -76,7 +80,7 @@ def of_template(
 
 
 def after_history(messages: Any, options: dict[str, Any]) -> Any:
-    """Return a question or messages after the earlier messages that an option holds, and take the option out."""
+    """Return messages after those of the option `history`, and remove the option."""
     history = options.get("history")
     if not history or not is_chat(history):
         return messages

@@ -36,7 +36,7 @@ WORDS: dict[Origin, str] = {"drafted": "drafted and accepted", "forced": "the on
 
 
 def figures(stats: Stats) -> str:
-    """Return the two figures of a run in words: its speed, and tokens per target pass, which is τ."""
+    """Return the two figures of a run as text: tokens per second, and tokens per pass (τ)."""
     return f"{stats.tokens_per_second:.1f} tokens/s, {stats.acceptance_length:.2f} tokens per pass (τ)"
 
 
@@ -63,12 +63,15 @@ class Token(HintingText):
     ending: Ending | None = None
 
     def __str__(self) -> str:
+        """Return the text."""
         return self.text
 
 
 @dataclass(frozen=True, repr=False)
 class Completion(HintingText):
-    """A finished text. It prints as that text, and a notebook shows it coloured by origin, with its speed.
+    """A finished text.
+
+    It prints as that text. A notebook shows it coloured by origin, with its speed.
 
     Attributes:
         text: the response, without special tokens and without the stop text that ended it.
@@ -98,14 +101,16 @@ class Completion(HintingText):
     prompt: str = ""
 
     def __str__(self) -> str:
+        """Return the text."""
         return self.text
 
     def __repr__(self) -> str:
+        """Return the text in short, and the main figures."""
         told = f"{len(self.tokens)} tokens, ending={self.ending!r}, {figures(self.stats)}"
         return f"Completion({shown(self.text)}, {told})"
 
     def _repr_html_(self) -> str:
-        """Return the text for a notebook: what was drafted is coloured, and the speed stands below it."""
+        """Return the text as HTML for a notebook, with coloured drafted tokens and the speed."""
         pieces = [*self.pieces, self.text[sum(map(len, self.pieces)) :]] if self.pieces else [self.text]
         styles = [*(MARKS.get(origin) for origin in self.origins), None]
         spans = []
@@ -120,7 +125,10 @@ class Completion(HintingText):
         )
 
     def logprobs_as_json(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-        """The log-probabilities by the names of the command line; None for a token that cannot come."""
+        """Return the log-probabilities by the names of the command line.
+
+        Return None for a token that cannot come.
+        """
 
         def one(token: int, logprob: float) -> dict[str, Any]:
             text = str(tokenizer.decode([token]))
@@ -130,7 +138,7 @@ class Completion(HintingText):
 
 
 def whole_text(written: Any, echo: bool, stop: bool) -> Any:
-    """Return completions whose text begins with the prompt, or ends with the stop text, where that is asked for."""
+    """Return completions whose text includes the prompt or the stop text, if requested."""
     if not echo and not stop:
         return written
     if isinstance(written, list):
@@ -158,7 +166,7 @@ class Reading:
         self.tokens: list[Token] = []
 
     def __call__(self, events: Sequence[Emitted]) -> list[Token]:
-        """The tokens of a step."""
+        """Return the tokens of a step."""
         new = []
         for event in events:
             last = len(event.tokens) - 1
@@ -172,7 +180,10 @@ class Reading:
         return new
 
     def completion(self, stats: Stats) -> Completion:
-        """The completion, when nothing more comes; a text that was left unfinished counts as cut by its length."""
+        """Return the completion after the last token.
+
+        A text that was left unfinished ends by `length`.
+        """
         ending: Ending = next((t.ending for t in self.tokens if t.ending is not None), "length")
         rest = "" if self._pieces is None else self._pieces.rest()
         return Completion(
@@ -219,7 +230,7 @@ class Writing:
         self._steps = engine.timed(steps, self._rows)
 
     def step(self) -> list[Token] | None:
-        """The next tokens; None when there are no more."""
+        """Return the next tokens; None when there are no more."""
         if (events := next(self._steps, None)) is None:
             return None
         return [token for event in events for token in self._readings[event.row]([event])]
@@ -231,7 +242,9 @@ class Writing:
                 yield from new
 
     def finish(self, streamer: BaseStreamer | None = None) -> Any:
-        """Writes the rest and returns `result`; a streamer of transformers is given the prompt, each token and the end.
+        """Write the rest and return `result`.
+
+        A streamer of transformers is given the prompt, each token and the end.
 
         Raises:
             UserError: it is no streamer.
@@ -257,12 +270,12 @@ class Writing:
         return of_prompts if self._batch else of_prompts[0]
 
     def close(self) -> None:
-        """Ends the writing; the caches keep the text for a later call that begins with it."""
+        """End the writing; the caches keep the text for a later call that begins with it."""
         self._steps.close()
 
 
 async def complete(engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False) -> Any:
-    """A completion, each step in a worker thread; a task that is cancelled ends the writing after the step at hand."""
+    """Return a completion, each step in a worker thread; a task that is cancelled ends the writing after the step at hand."""
     writing = await in_thread(lambda: Writing(engine, prompt, options, alone))
     with closing(writing):
         while await in_thread(writing.step) is not None:
@@ -271,7 +284,7 @@ async def complete(engine: Writer, prompt: Prompt | Prompts, options: Options, a
 
 
 async def stream(engine: Writer, prompt: Prompt, options: Options) -> AsyncGenerator[Token, None]:
-    """The tokens of a text, each step in a worker thread."""
+    """Yield the tokens of a text, each step in a worker thread."""
     writing = await in_thread(lambda: Writing(engine, prompt, options, alone=True))
     with closing(writing):
         while (new := await in_thread(writing.step)) is not None:
@@ -280,7 +293,7 @@ async def stream(engine: Writer, prompt: Prompt, options: Options) -> AsyncGener
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Runs work in a worker thread; a task that is cancelled meanwhile waits for it, as a step cannot be broken off."""
+    """Run work in a worker thread; a task that is cancelled meanwhile waits for it, as a step cannot be broken off."""
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

@@ -34,6 +34,7 @@ class Conversation(Hinting):
     options: Options = field(default_factory=Options)
 
     def __repr__(self) -> str:
+        """Return how many messages there are, and the last one in short."""
         last = f", the last {shown(self.messages[-1].get('content'))}" if self.messages else ""
         return f"Conversation({len(self.messages)} messages{last})"
 
@@ -51,7 +52,7 @@ class Conversation(Hinting):
 
     @takes_prompt
     def stream(self, text: str, **options: Any) -> Generator[Token, None, None]:
-        """The answer token by token; of one that is closed early, what was written by then is kept in `messages`."""
+        """Yield the answer token by token; of one that is closed early, what was written by then is kept in `messages`."""
         writing = self._answer(text, options)
 
         def told() -> Generator[Token, None, None]:

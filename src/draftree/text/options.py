@@ -16,6 +16,7 @@ from transformers import (
     SequenceBiasLogitsProcessor,
     SuppressTokensLogitsProcessor,
 )
+from typing_extensions import override
 
 from draftree.aliases import OPTION
 from draftree.aliases.values import rewritten
@@ -84,6 +85,7 @@ class Options(Parameters):
         ),
     )
 
+    @override
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_new_tokens > self.max_new_tokens:
@@ -130,11 +132,11 @@ class Options(Parameters):
         return self.grammar if self.regex is None else Grammar.regex(self.regex)
 
     def stops(self, tokenizer: PreTrainedTokenizerBase) -> Stops:
-        """The stop texts for a tokenizer."""
+        """Return the stop texts for a tokenizer."""
         return Stops.of(tokenizer, _texts(self.stop))
 
     def request(self, target: Target, prompt: Sequence[int], number: int = 0) -> Request:
-        """The request for a prompt; the time of `max_time` begins with it.
+        """Return the request for a prompt; the time of `max_time` begins with it.
 
         Args:
             target: that will write.
@@ -160,7 +162,7 @@ class Options(Parameters):
         )
 
     def _most(self, prompt: int) -> int:
-        """The most tokens that are written after a prompt of so many."""
+        """Return the most tokens that are written after a prompt of so many."""
         if self.max_length is None:
             return self.max_new_tokens
         if self.max_length <= prompt:
@@ -168,7 +170,7 @@ class Options(Parameters):
         return self.max_length - prompt
 
     def _processors(self, target: Target, start: int) -> Iterator[LogitsProcessor]:
-        """The processors in transformers' order; ours come where it puts a caller's own, and the grammar last."""
+        """Yield the processors in transformers' order; ours come where it puts a caller's own, and the grammar last."""
         vocab, device = target.decoder.vocab, str(target.decoder.device)
         eos = sorted(self._ends(target))
         if self.logit_bias:
@@ -195,7 +197,7 @@ class Options(Parameters):
             yield Constrained(self.constraint, Vocabulary.of(target.tokenizer, vocab, target.eos), start)
 
     def _ends(self, target: Target) -> frozenset[int]:
-        """The ids that end a text."""
+        """Return the ids that end a text."""
         return frozenset(self.stop_ids) | (frozenset() if self.ignore_eos else target.eos)
 
     def _criteria(self, target: Target, start: int) -> Iterator[Criterion]:
@@ -206,7 +208,7 @@ class Options(Parameters):
 
 
 def _first(rules: Sequence[Forced]) -> Forced:
-    """The rules as one: the token of the first of them that forces any."""
+    """Return the rules as one: the token of the first of them that forces any."""
     return lambda ids: next((token for rule in rules if (token := rule(ids)) is not None), None)
 
 
@@ -216,12 +218,12 @@ def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
 
 
 def _ids(target: Target, text: str) -> list[int]:
-    """The tokens of a text by itself."""
+    """Return the tokens of a text by itself."""
     return list(target.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _token(target: Target, key: int | str) -> int:
-    """The id of a token that may be named by its text."""
+    """Return the id of a token that may be named by its text."""
     if not isinstance(key, str) or (key.isascii() and key.isdigit()):
         return int(key)
     ids = _ids(target, key)

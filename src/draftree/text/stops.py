@@ -11,7 +11,7 @@ from draftree.text.parameters import UNKNOWN
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """The text of some tokens, without special ones."""
+    """Return the text of some tokens, without special ones."""
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
@@ -38,7 +38,7 @@ class Decoded:
         self._again = ""
 
     def add(self, token: int) -> None:
-        """Adds a token."""
+        """Add a token."""
         self.ids.append(token)
         text = decode(self._tokenizer, self.ids[self._from :])
         if not text.startswith(self._again):
@@ -74,7 +74,7 @@ class Stops:
         return cls(tuple(s for s in given if s not in special), {special[s]: s for s in given if s in special})
 
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
-        """The place and the text of the stop text that is complete first; of several the longest.
+        """Return the place and the text of the stop text that is complete first; of several the longest.
 
         So the answer does not depend on how many characters came with the last token.
 
@@ -86,7 +86,7 @@ class Stops:
         return min(ends)[1:] if ends else None
 
     def held(self, text: str) -> int:
-        """The number of a text's last characters that may be the beginning of a stop text."""
+        """Return the number of a text's last characters that may be the beginning of a stop text."""
         return max((k for s in self.texts for k in range(1, min(len(s), len(text) + 1)) if text.endswith(s[:k])), default=0)
 
 
@@ -112,7 +112,10 @@ class Pieces:
         return self._decoded.ids
 
     def add(self, token: int) -> str:
-        """The text that is certain with a further token; none where it is part of a character, or may begin a stop text."""
+        """Return the text that is certain with a further token.
+
+        Return none where it is part of a character, or may begin a stop text.
+        """
         self._decoded.add(token)
         sure = self._decoded.text[: self._decoded.sure]
         piece = self._until(len(sure) - self._stops.held(sure))
@@ -120,7 +123,7 @@ class Pieces:
         return piece
 
     def rest(self) -> str:
-        """The text that was held back, when no further token comes."""
+        """Return the text that was held back, when no further token comes."""
         return self._until(len(self._decoded.text))
 
     def _until(self, end: int) -> str:
@@ -149,6 +152,7 @@ class StopTexts:
         self._pieces = Pieces(tokenizer, stops)
 
     def __call__(self, ids: Tensor, scores: Any = None) -> bool:
+        """Return whether a stop text was written, as transformers asks."""
         response, known = ids[0, self._start :].tolist(), self._pieces.ids
         if response[: len(known)] != known:  # another text: this is a function of the ids, and only quick for one that grows
             self._pieces = Pieces(self._tokenizer, self._stops)

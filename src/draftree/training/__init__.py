@@ -1,0 +1,1 @@
+"""Training of drafters, and the texts that they learn from."""

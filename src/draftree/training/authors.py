@@ -5,6 +5,8 @@ from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from typing_extensions import override
+
 from draftree.boundary.progress import PATIENCE, duration
 from draftree.data.prompts import Content
 from draftree.drafters.pld import PLD
@@ -81,7 +83,7 @@ class Author(ABC):
 
     @abstractmethod
     def write(self, waiting: deque[Asked]) -> Iterator[Written]:
-        """Takes prompts from the left of a queue, and gives each with its text as soon as that ends.
+        """Take prompts from the left of a queue, and give each with its text as soon as that ends.
 
         Args:
             waiting: may be added to between two texts.
@@ -102,9 +104,11 @@ class Local(Author):
     def __init__(self, target: Target, rows: int) -> None:
         self._target, self._rows = target, rows
 
+    @override
     def seconds(self, texts: int, tokens: int) -> float:
         return written_seconds(self._target, PLD().open(self._target), texts, tokens, self._rows) if texts else 0.0
 
+    @override
     def write(self, waiting: deque[Asked]) -> Iterator[Written]:
         tokenizer, writing = self._target.tokenizer, dict[int, tuple[Asked, Stops]]()
 

@@ -24,7 +24,7 @@ MEGA = 1_000_000
 
 
 def kinds() -> dict[str, type[Stored]]:
-    """The drafters that search a datastore, by name."""
+    """Return the drafters that search a datastore, by name."""
     return {name: method for name, method in parts("drafter").items() if issubclass(method, Stored)}
 
 
@@ -39,7 +39,7 @@ def build(
     overwrite: bool = False,
     skipped: Skipped | None = None,
 ) -> dict[str, Any]:
-    """Builds a datastore from a corpus and returns its note; nothing is at `out` before all is there.
+    """Build a datastore from a corpus and return its note; nothing is at `out` before all is there.
 
     Args:
         kind: the drafter that will search it.

@@ -67,7 +67,7 @@ class Exported:
 
 
 def export(drafter: str | Path, wanted: str, out: Path, target: str | None = None, overwrite: bool = False) -> Exported:
-    """Writes a drafter's checkpoint in another layout.
+    """Write a drafter's checkpoint in another layout.
 
     Args:
         drafter: its folder, in any layout that is read, or the name of a shipped one.
@@ -134,7 +134,7 @@ def first_format(folder: Path, wanted: str | None = None) -> str:
 
 
 def standalone(drafter: str | Path, out: Path, target: str | None = None, overwrite: bool = False) -> Exported:
-    """Writes a drafter that shares the target's embedding and head with copies of both, the head for the whole vocabulary.
+    """Write a drafter that shares the target's embedding and head with copies of both, the head for the whole vocabulary.
 
     A `vdm` is then a whole Hugging Face model, which transformers' assisted generation takes.
 
@@ -189,14 +189,14 @@ def drafter_folder(drafter: str | Path, target: str | None = None) -> Path:
 
 
 def _config_of(target: str) -> PreTrainedConfig:
-    """A target's config."""
+    """Return a target's config."""
     with understood(f"cannot read the config of target '{target}', name another with --target"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(location(target))
         return config
 
 
 def _check(method: str, folder: Path, values: Mapping[str, Any], target: str | None) -> Target:
-    """Opens a checkpoint for a target without weights, which refuses one that is incomplete or of other shapes.
+    """Open a checkpoint for a target without weights, which refuses one that is incomplete or of other shapes.
 
     Args:
         method: its method.
@@ -215,7 +215,7 @@ def _check(method: str, folder: Path, values: Mapping[str, Any], target: str | N
 
 
 def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
-    """The config of a target that a drafter of some sizes fits, where none is named."""
+    """Return the config of a target that a drafter of some sizes fits, where none is named."""
     said = Entries(values, folder / CONFIG)
     vocab, hidden = said.get("vocab_size", int, least=1), said.get("hidden_size", int, least=1)
     hidden = values.get("target_hidden_size") or hidden
@@ -254,7 +254,9 @@ def to_original(method: str, stored: Checkpoint, target: str | None) -> Written:
 
 
 def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """The layout of speculators. Its config names the target, by default the one that the checkpoint names, else the demo's.
+    """Return the layout of speculators.
+
+    Its config names the target, by default the one that the checkpoint names, else the demo's.
 
     Raises:
         UserError: no target that fits is named; or the layer has biases for queries, keys and values alone, which
@@ -327,7 +329,7 @@ def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
 
 
 def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """vLLM's layout of Medusa's heads.
+    """Return vLLM's layout of Medusa's heads.
 
     Raises:
         UserError: the heads have no linear layers of their own.

@@ -45,7 +45,7 @@ class Features:
 
 @torch.no_grad()
 def read(target: Target, ids: Tensor, needs: Needs) -> Features:
-    """The internals of a pass over texts [B, T]."""
+    """Return the internals of a pass over texts [B, T]."""
     count = int(target.decoder.config.num_hidden_layers)
     layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
     catcher = Catcher({layer % count for layer in needs.kv})
@@ -80,7 +80,7 @@ class Shards:
 
     @classmethod
     def at(cls, home: Path, target: Target, samples: Sequence[Sample], needs: Needs) -> "Shards":
-        """The shards of some samples below a folder that may hold those of others too."""
+        """Return the shards of some samples below a folder that may hold those of others too."""
         whose = fingerprint(target.decoder.model)  # and not its config, which an adapter or a rounding leaves as it is
         return cls(home / f"{whose}-{digest(samples)}", target, samples, needs)
 
@@ -102,11 +102,11 @@ class Shards:
         return width * decoder.dtype.itemsize * sum(len(s.tokens) for s in self.samples)
 
     def _hidden(self, layer: int) -> str:
-        """The series of a hidden state."""
+        """Return the series of a hidden state."""
         return f"hidden.{self.target.decoder.hidden_index(layer)}"
 
     def _kv(self, layer: int) -> str:
-        """The series of a layer's keys and values."""
+        """Return the series of a layer's keys and values."""
         return f"kv.{layer % int(self.target.decoder.config.num_hidden_layers)}"
 
     @property
@@ -117,7 +117,7 @@ class Shards:
         return self.folder / name / f"{shard:05}.safetensors"
 
     def fill(self, processes: Processes, tell: Tell = silent) -> None:
-        """Computes what is lacking, each process its share; an interrupted run goes on with the files that are not there yet.
+        """Compute what is lacking, each process its share; an interrupted run goes on with the files that are not there yet.
 
         Args:
             processes: of the run.
@@ -162,7 +162,7 @@ class Shards:
                 save_file(found[name], partial)
 
     def batch(self, chosen: Sequence[int]) -> Features:
-        """The features of some samples, padded at the end."""
+        """Return the features of some samples, padded at the end."""
 
         def of_layer(layer: int, name: str) -> Tensor:
             shape = self.target.decoder.shapes[layer]

@@ -37,7 +37,7 @@ class Job(ABC):
     @classmethod
     @abstractmethod
     def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
-        """The job that options ask for; what is not among them is as its paper has it.
+        """Return the job that options ask for; what is not among them is as its paper has it.
 
         Args:
             spec: of what is trained or tuned, its knobs among it.

@@ -91,7 +91,7 @@ def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
 
 
 def acceptance_by_depth(batch: Batch, choice: Tensor, guess: Tensor, phase: int) -> tuple[np.ndarray, np.ndarray]:
-    """Counts, by depth, of chains drafted from each block's first token that are still the target's greedy choice.
+    """Count, by depth, of chains drafted from each block's first token that are still the target's greedy choice.
 
     The text stands in for the chain's own tokens, so a block is followed while the text, too, is what the target would
     have chosen; where it is not, nothing is known of the depths behind.
@@ -128,7 +128,9 @@ def tree_length(
     samples: Sequence[int],
     processes: Processes,
 ) -> float | None:
-    """The acceptance length of a policy's trees, as `evaluation/trees.py` has it; None if nothing is learnt behind a prompt.
+    """Return the acceptance length of a policy's trees, as `evaluation/trees.py` has it.
+
+    Return None if nothing is learnt behind a prompt.
 
     Args:
         teacher: holds the samples.
@@ -146,7 +148,10 @@ def tree_length(
 
 
 def _first(sample: Sample) -> Text | None:
-    """What is learnt of a sample first, behind what comes before it; None of fewer than 2 tokens."""
+    """Return what is learnt of a sample first, behind what comes before it.
+
+    Return None of fewer than 2 tokens.
+    """
     start = int(np.flatnonzero(sample.learn)[0])
     end = start + int(np.argmin(np.append(sample.learn[start : start + TOKENS], False)))
     return Text(sample.tokens[:end], start) if start and end - start > 1 else None

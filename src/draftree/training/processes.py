@@ -31,7 +31,7 @@ class Processes:
 
     @classmethod
     def on(cls, device: torch.device | str | None) -> Self:
-        """The processes of this run, joined at the first call.
+        """Return the processes of this run, joined at the first call.
 
         Args:
             device: what is computed on, by default a GPU where there is one; only its type matters.
@@ -40,7 +40,7 @@ class Processes:
         return cls(PartialState(cpu=_cpu_only() or kind == "cpu"))
 
     def device(self, asked: str | None) -> str | None:
-        """The device of this process: the one asked for, but among several processes each has a device of its own.
+        """Return the device of this process: the one asked for, but among several processes each has a device of its own.
 
         Raises:
             UserError: among several processes, a certain device was asked for.
@@ -68,11 +68,11 @@ class Processes:
         return self.rank == 0
 
     def gathered(self, value: Any) -> list[Any]:
-        """A value of each process."""
+        """Return a value of each process."""
         return list(gather_object([value]))
 
     def summed(self, values: Tensor) -> Tensor:
-        """The sum of each number over all processes."""
+        """Return the sum of each number over all processes."""
         if self.world == 1:
             return values
         whole = values.to(self._state.device)
@@ -80,12 +80,12 @@ class Processes:
         return whole
 
     def any(self, flag: bool) -> bool:
-        """True where the flag is set in any process."""
+        """Return True where the flag is set in any process."""
         return bool(self.summed(torch.tensor(float(flag))))
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Makes an error inside in one process an error in all of them, behind it.
+        """Make an error inside in one process an error in all of them, behind it.
 
         Raises:
             DraftreeError: this process's own error, or that of the first one that has one.
@@ -104,7 +104,7 @@ class Processes:
 
     @contextmanager
     def alone(self, folder: Path) -> Iterator[None]:
-        """A context in which no other run may write into a folder; the main process locks it for all of this one's.
+        """Open a context in which no other run may write into a folder; the main process locks it for all of this one's.
 
         Raises:
             UserError: another run does.
@@ -126,7 +126,7 @@ class Processes:
 
 
 def _cpu_only() -> bool:
-    """True where a launcher was told to use no GPU."""
+    """Return True where a launcher was told to use no GPU."""
     return os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
 
 

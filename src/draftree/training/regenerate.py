@@ -55,6 +55,7 @@ class Regeneration:
     seed: int = knob(0, least=0)
 
     def __post_init__(self) -> None:
+        """Refuse values that are not allowed."""
         check(self, "regenerate ")
 
     @property
@@ -81,7 +82,7 @@ def regenerate(
     excluded: Excluded = Excluded(),
     skipped: Skipped | None = None,
 ) -> Path:
-    """Writes data whose answers are the target's; goes on where an interrupted run stopped.
+    """Write data whose answers are the target's; go on where an interrupted run stopped.
 
     Every process of a run calls it, and writes a part; the main one puts the parts together. An answer is the one that the
     target gives to its prompt alone, but for tokens that are as good as equally likely: logits are rounded otherwise beside
@@ -134,7 +135,7 @@ def prompts(
     skipped: Skipped | None = None,
     vocab: int | None = None,
 ) -> Iterator[Content]:
-    """The target's prompts: chats up to their last response, and the first quarter of each window of a text.
+    """Yield the target's prompts: chats up to their last response, and the first quarter of each window of a text.
 
     Args:
         paths: of the data.
@@ -208,7 +209,9 @@ def _responses(prompt: Content) -> int:
 
 
 def answered(target: Target, asked: Mapping[int, Content], how: Regeneration, author: Author) -> Iterator[tuple[int, Row]]:
-    """The rows of numbered prompts, each as soon as it is finished; an empty one where nothing was asked that can be answered.
+    """Yield the rows of numbered prompts, each as soon as it is finished.
+
+    An empty one where nothing was asked that can be answered.
 
     Args:
         target: whose tokenizer and context are meant.
@@ -220,7 +223,7 @@ def answered(target: Target, asked: Mapping[int, Content], how: Regeneration, au
     longest, waiting = min(how.max_tokens, target.decoder.context), deque[Asked]()
 
     def next_row(number: int, said: Written | None, put: Callable[[Asked], None]) -> Row | None:
-        """Puts what comes next of a prompt into the queue; its row where nothing does."""
+        """Put what comes next of a prompt into the queue; return its row where nothing does."""
         try:
             content = talks[number].send(said)
             while not 0 < len(ids := _ids(target.tokenizer, content)) < longest:
@@ -270,7 +273,7 @@ def _chat(chat: Messages) -> Talk:
 
 
 def _done(parts: Path) -> dict[int, Row]:
-    """The rows written so far by all processes; a line that was broken off does not count."""
+    """Return the rows written so far by all processes; a line that was broken off does not count."""
     found: dict[int, Row] = {}
     for path in sorted(parts.glob("*.jsonl")):
         for line in path.read_text("utf-8", errors="replace").splitlines():
@@ -288,5 +291,5 @@ def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) ->
 
 
 def digest(what: Any) -> str:
-    """A short hash of what is JSON."""
+    """Return a short hash of what is JSON."""
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]

@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from rich.filesize import decimal
+from typing_extensions import override
 
 from draftree.boundary.files import writable
 from draftree.boundary.progress import PATIENCE, Tell, duration, silent
@@ -32,7 +33,9 @@ from draftree.training.synthesize import Synthesis, synthesize
 
 
 def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later: bool) -> trainer.Plan:
-    """The plan of a run: what was given; for the rest what the interrupted run in `out` began with, or a stage's numbers.
+    """Return the plan of a run: what was given.
+
+    For the rest what the interrupted run in `out` began with, or a stage's numbers.
 
     Args:
         stages: the method's.
@@ -61,7 +64,7 @@ def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later:
 
 
 def remark(progress: trainer.Progress, measured: trainer.Progress) -> str:
-    """A run's loss at a step and its last held-out figures, in a line."""
+    """Return a run's loss at a step and its last held-out figures, in a line."""
     shown = [f"loss {progress.loss:.3f}"]
     if measured.held_out_loss is not None:
         names = {"held-out loss": "held_out_loss", "overlap": "overlap", "acceptance length": "acceptance_length"}
@@ -82,7 +85,7 @@ WRITING: Mapping[str, Sequence[str]] = {
 
 
 def summed(spec: str, end: trainer.Progress) -> Fitted:
-    """The result of a drafter's run."""
+    """Return the result of a drafter's run."""
     figures = {k: None if v != v else v for k, v in asdict(end).items()}  # no NaN in JSON
     return Fitted({"drafter": spec} | figures, [f"{remark(end, end)} after {end.steps} steps"])
 
@@ -124,6 +127,7 @@ class Training(Job):
     skip_bad_rows: bool = False
 
     @classmethod
+    @override
     def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
         name, given = spec.partition(":")[0], items(spec, knobs)
         if any(item.partition("=")[0] == "checkpoint" for item in given):
@@ -162,6 +166,7 @@ class Training(Job):
             "exclude": [str(path) for path in self.exclude] or None,
         }
 
+    @override
     def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any) -> Fitted:
         plan = planned(self.method.stages, self.numbers, out, self.init_from is not None)
         build("policy", plan.policy)  # refused before anything is loaded
@@ -240,6 +245,9 @@ class Training(Job):
 
 
 def within_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
-    """A plan for a target with so many positions, which no sample is longer than; a run begun before keeps its length."""
+    """Return a plan for a target with so many positions, which no sample is longer than.
+
+    A run begun before keeps its length.
+    """
     begun = state.before(out) or {}
     return plan if plan.max_tokens == begun.get("max_tokens") else replace(plan, max_tokens=min(plan.max_tokens, context))

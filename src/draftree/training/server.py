@@ -12,6 +12,7 @@ import anyio
 import httpx2
 import torch
 from anyio.from_thread import start_blocking_portal
+from typing_extensions import override
 
 from draftree.boundary.knobs import check, knob
 from draftree.boundary.knobs import text as is_text
@@ -51,6 +52,7 @@ class Server:
     agreement: float = knob(0.9, least=0, most=1)
 
     def __post_init__(self) -> None:
+        """Refuse values that are not allowed."""
         check(self, "server ")
 
     @property
@@ -73,9 +75,11 @@ class Remote(Author):
         self.name = server.model
 
     @property
+    @override
     def probes(self) -> int:
         return 0 if self._trusted else self._server.check
 
+    @override
     def write(self, waiting: deque[Asked]) -> Iterator[Written]:
         running, held = set[Future[Written]](), list[Written]()
         with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
@@ -99,7 +103,7 @@ class Remote(Author):
         return httpx2.AsyncClient(base_url=self._server.base, timeout=self._server.timeout, limits=most, headers=headers)
 
     async def _ask(self, client: httpx2.AsyncClient, asked: Asked) -> Written:
-        """A prompt's text, asked for until the server gives one.
+        """Return a prompt's text, asked for until the server gives one.
 
         Raises:
             UserError: it refuses the request, or gives none however often it is asked.
@@ -123,7 +127,7 @@ class Remote(Author):
         raise AssertionError
 
     def _request(self, asked: Asked) -> tuple[str, dict[str, Any]]:
-        """The path and the body of a request."""
+        """Return the path and the body of a request."""
         sampling = asked.sampling
         body: dict[str, Any] = {"model": self._server.model, "max_tokens": asked.most, "temperature": sampling.temperature}
         if not sampling.greedy:
@@ -166,7 +170,7 @@ def _read(asked: Asked, answer: httpx2.Response) -> Written:
 
 @torch.inference_mode()
 def agreement(target: Target, written: Sequence[Written]) -> float:
-    """The share of the tokens of greedy answers that are the target's own likeliest; 0 where there is no token.
+    """Return the share of the tokens of greedy answers that are the target's own likeliest; 0 where there is no token.
 
     Args:
         target: the model they should be of.

@@ -32,7 +32,7 @@ SINCE: Mapping[str, Any] = {
 
 
 def before(out: Path) -> dict[str, Any] | None:
-    """The plan of the interrupted run in a folder; None where there is none.
+    """Return the plan of the interrupted run in a folder; None where there is none.
 
     Raises:
         UserError: that cannot be read.
@@ -43,7 +43,7 @@ def before(out: Path) -> dict[str, Any] | None:
 
 
 def check(out: Path, said: Mapping[str, Any]) -> bool:
-    """True where a folder holds an interrupted run, which must be one of the same plan.
+    """Return True where a folder holds an interrupted run, which must be one of the same plan.
 
     Raises:
         UserError: it holds another run, or a finished drafter.
@@ -61,7 +61,7 @@ def check(out: Path, said: Mapping[str, Any]) -> bool:
 
 
 def note(out: Path, said: Mapping[str, Any], first: int) -> None:
-    """Writes down what a run is asked for, and keeps of the log what stands before the step it begins with."""
+    """Write down what a run is asked for, and keep of the log what stands before the step it begins with."""
     write_text(out / PLAN, json.dumps(said, indent=1) + "\n")
     if (out / LOG).is_file():
         lines = (out / LOG).read_text("utf-8", errors="replace").splitlines()
@@ -69,7 +69,7 @@ def note(out: Path, said: Mapping[str, Any], first: int) -> None:
 
 
 def _logged(line: str, most: int) -> bool:
-    """True for a line of the log of a step up to `most`; one that was broken off is of none."""
+    """Return True for a line of the log of a step up to `most`; one that was broken off is of none."""
     try:
         return int(json.loads(line)["step"]) <= most
     except (ArithmeticError, ValueError, TypeError, LookupError, RecursionError):
@@ -77,7 +77,7 @@ def _logged(line: str, most: int) -> bool:
 
 
 def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[Any]:
-    """A drafter to be trained from another checkpoint's weights on.
+    """Return a drafter to be trained from another checkpoint's weights on.
 
     Args:
         method: its knobs that were set; the others are the checkpoint's.
@@ -102,7 +102,7 @@ def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[An
 
 
 def own(model: nn.Module) -> dict[str, Tensor]:
-    """The tensors of a model that a run changes: all but frozen weights, which come with the target."""
+    """Return the tensors of a model that a run changes: all but frozen weights, which come with the target."""
     frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
     return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 

@@ -64,6 +64,7 @@ class Synthesis:
     rows: int = knob(32, least=1)
 
     def __post_init__(self) -> None:
+        """Refuse values that are not allowed."""
         check(self, "synthesize ")
 
 
@@ -77,7 +78,7 @@ class Opening:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> Self:
-        """Finds them by rendering a chat with a mark in the place of the message.
+        """Find them by rendering a chat with a mark in the place of the message.
 
         Raises:
             UserError: there is no chat template, or it puts nothing before a user's message or behind it.
@@ -106,7 +107,7 @@ def synthesize(
     excluded: Excluded = Excluded(),
     skipped: Skipped | None = None,
 ) -> Path:
-    """Writes questions that the target makes up; goes on where an interrupted run stopped.
+    """Write questions that the target makes up; go on where an interrupted run stopped.
 
     Every process of a run calls it. What was dropped is told in a line, and by reason in `questions.json`.
 
@@ -209,7 +210,7 @@ def judged(
     known: Sequence[str] = (),
     excluded: Excluded = Excluded(),
 ) -> tuple[list[str], Counter[str]]:
-    """The first questions that can be used, and how many before the last of them were dropped, by reason.
+    """Return the first questions that can be used, and how many before the last of them were dropped, by reason.
 
     Args:
         drawn: each with its `text`, and whether it `ended`.
@@ -237,7 +238,7 @@ RUN, LEAST = 12, 24
 
 
 def flaw(text: str, ended: bool, special: Sequence[str] = ()) -> str:
-    """The reason why a text is no question; nothing for one that is."""
+    """Return the reason why a text is no question; nothing for one that is."""
     if not ended:
         return "without an end"
     if not text:
@@ -258,7 +259,7 @@ def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def _done(home: Path) -> dict[int, Mapping[str, Any]]:
-    """The questions written so far by all processes; a line that was broken off does not count."""
+    """Return the questions written so far by all processes; a line that was broken off does not count."""
     found: dict[int, Mapping[str, Any]] = {}
     for path in sorted(home.glob("*.jsonl")):
         for line in path.read_text("utf-8", errors="replace").splitlines():

@@ -91,7 +91,7 @@ class Plan(Recipe):
         return replace(self, accumulate=next(n for n in range(1, share + 1) if share % n == 0 and share // n <= max(fit, 1)))
 
     def together(self, world: int) -> int:
-        """Samples in a micro-batch of one of `world` processes.
+        """Sample in a micro-batch of one of `world` processes.
 
         Raises:
             UserError: a step's samples cannot be dealt out evenly.
@@ -127,7 +127,7 @@ class Objective(nn.Module):
         self.drafter, self.model = drafter, drafter.model
 
     def forward(self, batch: Batch) -> Tensor:
-        """The loss of a batch."""
+        """Return the loss of a batch."""
         return self.drafter.loss(batch)
 
 
@@ -238,7 +238,7 @@ class Run:
         about: Mapping[str, Any],
         track: str,
     ) -> Self:
-        """A run in a folder, new or gone on with."""
+        """Return a run in a folder, new or gone on with."""
         device = target.decoder.device
         cast(Any, target.decoder.model).requires_grad_(False)  # a drafter's loss may go through its embedding and head
         processes = Processes.on(device)
@@ -291,7 +291,7 @@ class Run:
         return loss
 
     def _gradients(self, step: int) -> float:
-        """Adds up this process's share of a step, micro-batch by micro-batch; returns its loss.
+        """Add up this process's share of a step, micro-batch by micro-batch; return its loss.
 
         Gradients are averaged over processes, so that each one divides by the learnt tokens of the whole step ÷ processes.
         """
@@ -340,7 +340,7 @@ class Run:
 
     @contextmanager
     def tracked(self) -> Iterator[None]:
-        """A context in which the trackers listen."""
+        """Open a context in which the trackers listen."""
         self.accelerator.init_trackers("draftree", {k: v for k, v in self.said.items() if isinstance(v, str | int | float)})
         try:
             yield
@@ -349,19 +349,19 @@ class Run:
                 tracker.finish()
 
     def save(self, step: int) -> None:
-        """Writes the state to go on from."""
+        """Write the state to go on from."""
         with self.processes.agreed():
             if self.processes.main:
                 state.save(self.out, self.drafter, self.optimizer, step, self.clock.seconds)
 
     def keep(self, step: int) -> None:
-        """Writes a checkpoint of its own for the weights of this step."""
+        """Write a checkpoint of its own for the weights of this step."""
         with self.processes.agreed():
             if self.processes.main:
                 self.drafter.save(self.out / f"step-{step}")
 
     def finish(self) -> None:
-        """Writes the checkpoint in the place of the state."""
+        """Write the checkpoint in the place of the state."""
         self.drafter.model.eval()
         with self.processes.agreed():
             if self.processes.main:
@@ -371,7 +371,7 @@ class Run:
 
 
 def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
-    """The numbers of the samples to learn, and of those held out."""
+    """Return the numbers of the samples to learn, and of those held out."""
     order = np.random.default_rng([plan.seed, 0]).permutation(len(samples))
     held = min(64, math.ceil(plan.held_out * len(samples))) if plan.held_out else 0
     if len(samples) - held < 1:
@@ -380,7 +380,7 @@ def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
 
 
 def _chosen(samples: Sequence[int], plan: Plan, step: int) -> list[int]:
-    """The samples of a step: consecutive ones of an order drawn anew each epoch."""
+    """Return the samples of a step: consecutive ones of an order drawn anew each epoch."""
     at = step * plan.batch_size + np.arange(plan.batch_size)
     return [samples[_order(plan.seed, i // len(samples), len(samples))[i % len(samples)]] for i in at.tolist()]
 

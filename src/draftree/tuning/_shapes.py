@@ -80,7 +80,7 @@ class Forests:
 
     @classmethod
     def planned(cls, table: Floats, nodes: int) -> Self:
-        """The solution for a table [D, K] and all sizes up to N."""
+        """Return the solution for a table [D, K] and all sizes up to N."""
         depths, width = table.shape
         sizes = np.zeros((depths, width + 1, nodes + 1), np.int64)
         left = np.arange(nodes + 1)[:, None] - np.arange(1, nodes + 1)  # [n, m − 1]
@@ -96,7 +96,7 @@ class Forests:
         return cls(values, sizes)
 
     def tree(self, nodes: int) -> Paths:
-        """The best tree of at most so many nodes; what is never accepted is left out."""
+        """Return the best tree of at most so many nodes; what is never accepted is left out."""
         return tuple(sorted(self._below((), nodes), key=lambda path: (len(path), path)))
 
     def _below(self, path: Ranks, nodes: int) -> Iterator[Ranks]:
@@ -110,7 +110,7 @@ class Forests:
 
 
 def searched(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
-    """A function that gives the best tree of a number of nodes, up to `most`."""
+    """Return a function that gives the best tree of a number of nodes, up to `most`."""
     if search == "sequoia":
         return Forests.planned(table, most).tree
     order = greedy(table, most)
@@ -133,7 +133,7 @@ class Shape:
 
     @classmethod
     def of(cls, paths: Paths, table: Floats, costs: Costs) -> Self:
-        """A tree of some paths, judged by an acceptance table and costs."""
+        """Return a tree of some paths, judged by an acceptance table and costs."""
         tau = expected(paths, table)
         return cls(paths, tau, tau * costs.token / seconds(paths, costs))
 
@@ -144,13 +144,15 @@ class Shape:
 
 
 def seconds(paths: Paths, costs: Costs) -> float:
-    """The cost of a step with a tree: a draft step for every layer that has children below it, pass and commit."""
+    """Return the cost of a step with a tree: a draft step for every layer that has children below it, pass and commit."""
     layers = Counter(map(len, {path[:-1] for path in paths}))
     return costs.step(Work(tuple(layers[d] for d in sorted(layers)), 1 + len(paths), 1, costs.context))
 
 
 def fastest(search: str, table: Floats, costs: Costs, most: int = MOST) -> Shape:
-    """The tree with the most expected tokens per second, of all depths and sizes; of equal ones the shallowest and smallest.
+    """Return the tree with the most expected tokens per second, of all depths and sizes.
+
+    Of equal ones the shallowest and smallest.
 
     Args:
         search: see `searched`.

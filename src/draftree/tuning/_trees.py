@@ -78,7 +78,7 @@ class Knobs:
 
     @classmethod
     def read(cls, items: Sequence[str], start: Classifier | None) -> Self:
-        """The knobs set as key=value; the others are the paper's, or those of the classifier that is gone on with.
+        """Return the knobs set as key=value; the others are the paper's, or those of the classifier that is gone on with.
 
         Raises:
             UserError: a key or value is not allowed, or is another than that classifier's.
@@ -126,7 +126,7 @@ class Nodes:
         return len(np.unique(self.tree))
 
     def take(self, which: Ints | Bools) -> "Nodes":
-        """Some entries."""
+        """Return some entries."""
         return Nodes(*(getattr(self, f.name)[which] for f in fields(self)))
 
     @classmethod
@@ -143,7 +143,7 @@ class Nodes:
         return self.take(np.sort(np.concatenate((right, chosen))))
 
     def sampling(self, negatives: float) -> int:
-        """The number of nodes that `sampled` takes."""
+        """Return the number of nodes that `sampled` takes."""
         right = int(self.accepted.sum())
         return min(len(self), right + round(negatives * right))
 
@@ -178,7 +178,7 @@ class Recorder(Policy):
         self.drafts: list[tuple[int, Tree, Floats]] = []
 
     def tell(self, events: Sequence[Emitted]) -> None:
-        """Takes down what was written."""
+        """Take down what was written."""
         for event in events:
             self.written += event.tokens
 
@@ -222,7 +222,7 @@ class Collected:
     about: Mapping[str, Any]
 
     def begin(self) -> None:
-        """Makes the folder.
+        """Make the folder.
 
         Raises:
             UserError: it holds those of other trees.
@@ -254,7 +254,7 @@ class Collected:
 
 
 def grown(target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int]) -> list[Nodes]:
-    """The entries of one text, for each M of `tops`."""
+    """Return the entries of one text, for each M of `tops`."""
     recorder = Recorder(knobs, tops)
     Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
     return recorder.nodes()
@@ -268,7 +268,9 @@ def collect(
     kept: Collected,
     tell: Tell = silent,
 ) -> list[Nodes]:
-    """The entries of each text, as far as `knobs.trees` and `knobs.positives` reach; those already kept are not grown again.
+    """Return the entries of each text, as far as `knobs.trees` and `knobs.positives` reach.
+
+    Those already kept are not grown again.
 
     Args:
         target: writes.
@@ -297,7 +299,7 @@ def collect(
 
 
 def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Request], int]:
-    """A request for each prompt that fits, and how many do not.
+    """Return a request for each prompt that fits, and how many do not.
 
     Raises:
         UserError: a row is no prompt, or too few fit.

@@ -7,6 +7,8 @@ from functools import cache
 from pathlib import Path
 from typing import Any, final
 
+from typing_extensions import override
+
 from draftree import tuning
 from draftree.boundary.files import inside, locked, writable
 from draftree.boundary.progress import Tell, silent
@@ -28,6 +30,7 @@ class Tuning(Job):
     drafter: str
 
     @final
+    @override
     def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any) -> Fitted:
         if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
             raise UserError(f"a policy's training was started in {world} processes, allowed is 1")
@@ -53,11 +56,11 @@ class Tuning(Job):
 
 
 def names() -> tuple[str, ...]:
-    """The policies that can be tuned."""
+    """Return the policies that can be tuned."""
     return files(tuning)
 
 
 @cache
 def part(name: str) -> type[Tuning]:
-    """The tuning in the file of that name."""
+    """Return the tuning in the file of that name."""
     return in_file(tuning, name, Tuning)

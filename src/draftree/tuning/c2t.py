@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 import numpy as np
 import torch
 from torch import nn
+from typing_extensions import override
 
 from draftree.boundary.files import filled, inside, locked
 from draftree.boundary.knobs import Knobs as Checked
@@ -67,7 +68,7 @@ class Plan(Checked):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], tuned: bool = False) -> Self:
-        """The numbers given, and the paper's for the others: appendix B.2's, or B.4's where a classifier is tuned.
+        """Return the numbers given, and the paper's for the others: appendix B.2's, or B.4's where a classifier is tuned.
 
         Raises:
             UserError: one of them is out of its range.
@@ -104,7 +105,7 @@ class Round:
 
 
 def picked(rounds: Sequence[Round]) -> Round:
-    """The round whose classifier is kept: by recall, then by positive rate (appendix B.2), of those that tell the most.
+    """Return the round whose classifier is kept: by recall, then by positive rate (appendix B.2), of those that tell the most.
 
     Among the rounds of nearly the best AUC (a net that has learnt nothing yet may accept everything, at a recall of 1) those
     whose recall is within one point of the best, and of these the one of the least positive rate, the first of equals.
@@ -115,7 +116,7 @@ def picked(rounds: Sequence[Round]) -> Round:
 
 
 def rises(rounds: Sequence[Round]) -> bool:
-    """True while held-out AUC rises: the last `PATIENCE` rounds brought more than `RISE` over all before."""
+    """Return True while held-out AUC rises: the last `PATIENCE` rounds brought more than `RISE` over all before."""
     before, last = rounds[:-PATIENCE], rounds[-PATIENCE:]
     return not before or max(r.auc for r in last) > max(r.auc for r in before) + RISE
 
@@ -128,7 +129,7 @@ def measured(net: Classifier, held: Nodes) -> tuple[float, float, float]:
 
 
 def auc(confidence: Floats, accepted: Bools) -> float:
-    """The share of pairs of an accepted and a rejected node whose confidences are in that order, ties counted half.
+    """Return the share of pairs of an accepted and a rejected node whose confidences are in that order, ties counted half.
 
     Args:
         confidence: [n].
@@ -192,7 +193,7 @@ def learn(
 
 
 def full(entries: int, knobs: Knobs, plan: Plan) -> int:
-    """Steps of a training that does not end before: the plan's epochs, and no fewer than `knobs.steps`."""
+    """Step of a training that does not end before: the plan's epochs, and no fewer than `knobs.steps`."""
     return max(plan.epochs * math.ceil(entries / plan.batch_size), knobs.steps)
 
 
@@ -212,7 +213,7 @@ def _shuffled(entries: int, batch_size: int, rng: np.random.Generator) -> Iterat
 def _pass(
     net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, batches: Iterable[torch.Tensor]
 ) -> float:
-    """A step for each batch; returns the mean loss of their entries."""
+    """Return a step for each batch; returns the mean loss of their entries."""
     total, entries = 0.0, 0
     for batch in batches:
         loss = nn.functional.binary_cross_entropy_with_logits(net(x[batch])[:, 0], y[batch])
@@ -239,7 +240,7 @@ def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
 
 
 def summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]) -> Fitted:
-    """The result of a run: figures, the picked round in a line, and the extent of the training.
+    """Return the result of a run: figures, the picked round in a line, and the extent of the training.
 
     It was trained to the end where held-out AUC had stopped rising, or the paper's epochs and `STEPS` steps were made.
 
@@ -268,7 +269,7 @@ def summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, roun
 
 
 def split(texts: Sequence[Nodes], plan: Plan) -> tuple[Nodes, Nodes]:
-    """The entries to learn and those held out: whole texts, because trees of one text are alike.
+    """Return the entries to learn and those held out: whole texts, because trees of one text are alike.
 
     Raises:
         UserError: there is only one text with trees.
@@ -303,15 +304,18 @@ class Training(Tuning):
     trees: Path | None = None
 
     @classmethod
+    @override
     def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
         start = Classifier.load(options["init_from"]) if options.get("init_from") else None
         trees = Path(options["features"]) if options.get("features") else None
         return cls(options["drafter"], Knobs.read(items(spec, knobs), start), Plan.of(options, start is not None), start, trees)
 
+    @override
     def check(self, out: Path) -> None:
         if (out / CONFIG).is_file() and not (out / TREES).is_dir():  # they are removed last
             raise UserError(f"'{out}' holds a finished classifier: name another folder to train into")
 
+    @override
     def tune(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
         knobs, plan = self.knobs, self.plan
         requests, too_long = prompts(target, data, knobs)

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, ClassVar, Literal, Self
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.boundary.knobs import check, knob, parsed
 from draftree.boundary.progress import Tell
@@ -73,6 +74,7 @@ class Settings:
     answers: bool = True
 
     def __post_init__(self) -> None:
+        """Refuse values that are not allowed."""
         check(self, "static: ")
         full = min(MAX_NODES, sum(self.width**d for d in range(1, self.depth + 1)))  # no step verifies more
         if self.nodes != "auto" and not 1 <= self.nodes <= full:
@@ -134,7 +136,7 @@ class Driven:
         return Acceptance(np.concatenate(self.texts), self.width)
 
     def decoded(self, paths: Paths) -> tuple[Acceptance, float]:
-        """Decodes along the texts with a tree: the acceptance at the roots this leads to, and τ, tokens by steps."""
+        """Decode along the texts with a tree; return the acceptance at the roots this leads to, and τ, tokens by steps."""
         nodes, roots, tokens = set(paths), [], 0
         for text in self.texts:
             at, lines = 0, text.tolist()
@@ -148,7 +150,7 @@ class Driven:
 
 
 def drive(target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: int, width: int) -> Driven:
-    """Looks up the target's greedy choices along texts among a drafter's candidates.
+    """Look up the target's greedy choices along texts among a drafter's candidates.
 
     Below every token the text's next ones are drafted as a chain, so that the drafter sees what it sees in decoding where
     they were accepted. One of them is committed then.
@@ -190,7 +192,7 @@ def _compared(block: Block, depths: int) -> Ints:
 
 
 def settled(driven: Driven, choose: Callable[[Floats], Shape], costs: Costs) -> tuple[Shape, Acceptance, float]:
-    """The best of the trees found one after the other, each for the roots that decoding with the one before it leads to.
+    """Return the best of the trees found one after the other, each for the roots that decoding with the one before it leads to.
 
     Args:
         driven: the texts.
@@ -211,7 +213,7 @@ def settled(driven: Driven, choose: Callable[[Floats], Shape], costs: Costs) -> 
 
 
 def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
-    """The content of the file: the tree, and all that it was made from.
+    """Return the content of the file: the tree, and all that it was made from.
 
     Raises:
         UserError: nothing was ever accepted.
@@ -236,7 +238,7 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
 
 
 def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> list[list[int]]:
-    """Some of the data's prompts that leave room for an answer, spread evenly.
+    """Return some of the data's prompts that leave room for an answer, spread evenly.
 
     Raises:
         UserError: there is none.
@@ -251,7 +253,7 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
 
 
 def _prompt(row: rows.Row, where: str, target: Target) -> list[int]:
-    """The chat up to its last response, the prompt of a completion, or the beginning of a text; may be empty."""
+    """Return the chat up to its last response, the prompt of a completion, or the beginning of a text; may be empty."""
     chat = rows.messages(row, where)
     if chat is not None:
         responses = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
@@ -264,7 +266,7 @@ def _prompt(row: rows.Row, where: str, target: Target) -> list[int]:
 
 
 def shown(said: dict[str, Any]) -> Fitted:
-    """The result in figures, words and tables."""
+    """Return the result in figures, words and tables."""
     rates = [
         {"depth": str(d), "places": str(n), **{f"rank {r}": f"{a:.3f}" for r, a in enumerate(rates[:SHOWN])}}
         for d, (n, rates) in enumerate(zip(said["places"], said["acceptance"], strict=True), 1)
@@ -299,15 +301,18 @@ class Search(Tuning):
     costs: CostTable | None = None
 
     @classmethod
+    @override
     def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
         costs = options.get("costs")
         settings = Settings(**parsed(items(spec, knobs), Settings, "'static'"))
         return cls(options["drafter"], settings, None if costs is None else CostTable.load(costs))
 
+    @override
     def check(self, out: Path) -> None:
         if out.exists():
             raise UserError(f"'{out}' exists, allowed is a new file")
 
+    @override
     def tune(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
         texts = self._texts(target, data, tell)
         ranks = list[Ints]()
@@ -324,7 +329,7 @@ class Search(Tuning):
         return shown(said)
 
     def _texts(self, target: Target, data: Sequence[Path], tell: Tell) -> list[Text]:
-        """The texts that the drafter is driven along: the target's answers, or the data as they are."""
+        """Return the texts that the drafter is driven along: the target's answers, or the data as they are."""
         count, tokens, texts = self.settings.prompts, self.settings.tokens, list[Text]()
         if not self.settings.answers:
             texts += (text for path in data for text in driven.read(target, path, count, tokens))

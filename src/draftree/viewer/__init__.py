@@ -13,7 +13,7 @@ FORMATS = {".html": page.render, ".svg": svg.render}
 
 
 def save_picture(path: Path, steps: Sequence[Step], about: Mapping[str, str]) -> None:
-    """Writes the steps' trees in the format that the file's suffix names.
+    """Write the steps' trees in the format that the file's suffix names.
 
     Args:
         path: whose suffix is one of `FORMATS`.

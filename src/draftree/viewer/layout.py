@@ -49,7 +49,7 @@ def layout(step: Step) -> Layout:
 
 
 def columns(items: list[Node], widths: list[float]) -> list[float]:
-    """The left edge of each depth's boxes."""
+    """Return the left edge of each depth's boxes."""
     left = [0.0]
     for depth in range(max(i.depth for i in items)):
         left.append(left[-1] + GAP + max(w for i, w in zip(items, widths, strict=True) if i.depth == depth))

@@ -16,7 +16,7 @@ HOME = Path(__file__).parent
 
 
 def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
-    """The page, as a whole file."""
+    """Return the page, as a whole file."""
     parts = {
         "css": file("tree.css") + file("text.css") + file("page.css"),
         "js": file("tree.js") + file("page.js"),
@@ -32,7 +32,7 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
 
 
 def file(name: str) -> str:
-    """The text of a file beside this one."""
+    """Return the text of a file beside this one."""
     return (HOME / name).read_text(encoding="utf-8")
 
 
@@ -43,7 +43,7 @@ def in_script(found: Any) -> str:
 
 
 def spans(step: Step) -> str:
-    """The text that a step wrote, each token marked by how it came."""
+    """Return the text that a step wrote, each token marked by how it came."""
     return "".join(
         f'<span class="{origin}" data-step="{step.number}">{escape(flowing(piece))}</span>'
         for piece, origin in zip(step.pieces, step.origins, strict=True)
@@ -51,7 +51,7 @@ def spans(step: Step) -> str:
 
 
 def drawn(step: Step) -> dict[str, Any]:
-    """A step as the page's script reads it: a column for each figure, an entry for each item."""
+    """Return a step as the page's script reads it: a column for each figure, an entry for each item."""
     items, placed = step.items, layout(step)
     return {
         "head": step.head,

@@ -131,6 +131,7 @@ class Watch:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # characters are spread over tokens
 
     def __call__(self, events: list[Emitted]) -> None:
+        """Note what a step wrote in the first row."""
         for event in (e for e in events if e.row == 0):
             self.note(event)
 

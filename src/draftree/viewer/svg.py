@@ -26,7 +26,7 @@ STYLE = """
 
 
 def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
-    """The picture, as a whole file."""
+    """Return the picture, as a whole file."""
     verified = [s for s in steps if s.number]
     drawn = fitting(verified)
     tall = [CAPTION + layout(s).height + BETWEEN for s in drawn]
@@ -47,13 +47,13 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
 
 
 def fitting(steps: Sequence[Step]) -> list[Step]:
-    """The first steps that a picture of sane size holds; at least one, if there is any."""
+    """Return the first steps that a picture of sane size holds; at least one, if there is any."""
     tall = accumulate(CAPTION + layout(s).height + BETWEEN for s in steps)
     return [s for i, (s, t) in enumerate(zip(steps, tall, strict=True)) if i == 0 or (i < STEPS and t <= TALLEST)]
 
 
 def head(steps: Sequence[Step], drawn: Sequence[Step], about: Mapping[str, str], cells: int) -> str:
-    """The prompt, what wrote the text, its figures, and what the signs mean."""
+    """Return the prompt, what wrote the text, its figures, and what the signs mean."""
     count = sum(s.number > 0 for s in steps)
     cut = f" · the first {len(drawn)} of {count} steps are drawn" if len(drawn) < count else ""
     lines = [
@@ -69,7 +69,7 @@ def head(steps: Sequence[Step], drawn: Sequence[Step], about: Mapping[str, str],
 
 
 def text_of(text: str) -> str:
-    """Running text on one line, without what XML forbids."""
+    """Return running text on one line, without what XML forbids."""
     return " ".join(flowing(text).split())
 
 
@@ -85,14 +85,14 @@ def figure(step: Step, y: float) -> str:
 
 
 def edge(item: Node, parent: Box, box: Box) -> str:
-    """The line from a parent's right side to its child's left; it goes down in the gap before the child's column."""
+    """Return the line from a parent's right side to its child's left; it goes down in the gap before the child's column."""
     start, bend = parent.x + parent.width, box.x - GAP / 2
     up, down = parent.y + HEIGHT / 2, box.y + HEIGHT / 2
     return f'<path class="{item.kind}" d="M{start:.1f} {up:g}H{bend:.1f}V{down:g}H{box.x:.1f}"/>'
 
 
 def node(item: Node, box: Box) -> str:
-    """A box with its text, its q and a tooltip; the higher its value, the fuller it is."""
+    """Return a box with its text, its q and a tooltip; the higher its value, the fuller it is."""
     opacity = 0.5 * math.sqrt(item.value) if item.rank else 0.0  # the root, because most values are small
     return "\n".join(
         [

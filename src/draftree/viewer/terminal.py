@@ -19,7 +19,7 @@ FIGURES = 16
 
 
 def draw(console: Console, step: Step) -> None:
-    """Prints a step's head and its tree, within the console's width, and a line behind it."""
+    """Print a step's head and its tree, within the console's width, and a line behind it."""
     if step.number == 0:
         console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     console.print(Text(step.head, style="bold"), soft_wrap=True)
@@ -29,7 +29,7 @@ def draw(console: Console, step: Step) -> None:
 
 
 def lines(step: Step, width: int) -> Iterator[Text]:
-    """The tree's lines, none wider than `width` (which is taken for 40 where it is less)."""
+    """Yield the tree's lines, none wider than `width` (which is taken for 40 where it is less)."""
     width = max(width, 40)
     items = step.items
     below = children(items)
@@ -50,7 +50,7 @@ def lines(step: Step, width: int) -> Iterator[Text]:
 
 
 def unit(item: Node, longest: int) -> Text:
-    """A token with its figures."""
+    """Return a token with its figures."""
     found = Text(SIGNS[item.kind] + short(item.text, longest), style=STYLES[item.kind])
     if item.rank:
         found.append(f" {percent(item.q)}/{percent(item.value)}", style="not bold")
@@ -58,7 +58,7 @@ def unit(item: Node, longest: int) -> Text:
 
 
 def wrapped(units: Iterable[Text], width: int, first: str, rest: str) -> Iterator[Text]:
-    """A chain on as many lines as it needs, broken between tokens."""
+    """Yield a chain on as many lines as it needs, broken between tokens."""
     line, fresh = Text(narrow(first, width)), True
     for found in units:
         if not fresh and line.cell_len + len(ARROW) + found.cell_len > width:
@@ -72,5 +72,5 @@ def wrapped(units: Iterable[Text], width: int, first: str, rest: str) -> Iterato
 
 
 def narrow(prefix: str, width: int) -> str:
-    """The prefix, without its beginning where a tree branches so often that tokens would have less than half a line."""
+    """Return the prefix, without its beginning where a tree branches so often that tokens would have less than half a line."""
     return prefix if len(prefix) <= width // 2 else "…" + prefix[1 - width // 2 :]

@@ -36,13 +36,13 @@ class Spellings:
         return frozenset(self._tokenizer.all_special_ids)
 
     def data(self, token: int) -> bytes:
-        """The token's bytes in UTF-8; they need not be whole characters."""
+        """Return the token's bytes in UTF-8; they need not be whole characters."""
         if token not in self._known:
             self._known[token] = self._data(token)
         return self._known[token]
 
     def text(self, token: int) -> str:
-        """The token on one line, with nothing in it that cannot be seen."""
+        """Return the token on one line, with nothing in it that cannot be seen."""
         return visible(self.data(token)) or f"#{token}"
 
     def _data(self, token: int) -> bytes:
@@ -76,15 +76,15 @@ def flowing(text: str) -> str:
 
 
 def escaped(character: str) -> str:
-    """The character, or how Python writes it where it cannot be seen."""
+    """Return the character, or how Python writes it where it cannot be seen."""
     return ascii(character)[1:-1] if unicodedata.category(character) in HIDDEN else character
 
 
 def short(text: str, cells: int) -> str:
-    """The text cut to a number of terminal cells."""
+    """Return the text cut to a number of terminal cells."""
     return text if cell_len(text) <= cells else set_cell_size(text, cells - 1).rstrip() + "…"
 
 
 def percent(share: float) -> str:
-    """A probability in whole percent, without the sign."""
+    """Return a probability in whole percent, without the sign."""
     return "<1" if 0 < share < 0.005 else f"{100 * share:.0f}"

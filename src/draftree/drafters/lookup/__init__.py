@@ -1,0 +1,1 @@
+"""Drafters that look up text, and their indexes."""

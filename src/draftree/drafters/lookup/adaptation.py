@@ -35,6 +35,7 @@ class Increments(NamedTuple):
 
     @classmethod
     def empty(cls) -> "Increments":
+        """Return increments of no texts."""
         return cls(np.zeros(0, np.uint64), np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
 
     def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
@@ -70,6 +71,7 @@ class Adapted(NamedTuple):
 
     @classmethod
     def empty(cls) -> "Adapted":
+        """Return counts of no text."""
         none = np.zeros(0, np.int32)
         return cls(np.zeros(0, np.int64), none, np.full(256, -1, np.int32), none)
 
@@ -113,7 +115,7 @@ def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
 
 
 def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
-    """Adds increments to a token, found before or new; returns how many tokens there are."""
+    """Add increments to a token, found before or new; return how many tokens there are."""
     for i in range(found):
         if tokens[i] == token:
             times[i] += more
@@ -123,7 +125,7 @@ def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
 
 
 def _earlier(memory: Increments, context: Ints, width: int, tokens: Ints, times: Ints, found: int) -> int:
-    """Adds the increments of earlier texts."""
+    """Add the increments of earlier texts."""
     wanted = number_of(context, width)
     place = np.searchsorted(memory.context, wanted)
     if place < len(memory.context) and memory.context[place] == wanted:
@@ -133,7 +135,7 @@ def _earlier(memory: Increments, context: Ints, width: int, tokens: Ints, times:
 
 
 def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -> int:
-    """Adds the increments of the row's own text."""
+    """Add the increments of the row's own text."""
     n = len(context) + 1
     at = text.heads[bucket(context, n - 1, n, len(text.heads))]
     while at >= 0:
@@ -147,7 +149,7 @@ def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -
 
 
 def _sum(weights: Floats) -> float:
-    """Add up weights one after the other. (NumPy adds in another order, with other roundings.)"""
+    """Add up weights one after the other: NumPy adds in another order, with other roundings."""
     whole = 0.0
     for weight in weights.tolist():
         whole += weight
@@ -176,15 +178,20 @@ class Weighting(NamedTuple):
 def successors(
     table: Table, memory: Increments, text: Adapted, frontier: Ints, tokens: Ints, parents: Ints, k: int, by: Weighting
 ) -> tuple[Ints, Floats]:
-    """The likeliest tokens after nodes of one row.
+    """Return the likeliest tokens after nodes of one row.
 
     The weight of an n-gram is its share in the table (0 if it is not there) plus its increments, at most `cap` if it has
     any; q is its weight divided by those of all, what the table has pruned included.
 
     Args:
+        table: of the corpus.
+        memory: increments of earlier texts.
+        text: increments of this one.
         frontier: [F] nodes.
-        tokens, parents: [N] of the tree.
+        tokens: [N] of the tree.
+        parents: [N] likewise.
         k: likeliest successors wanted.
+        by: how n-grams are weighted.
 
     Returns:
         [F, K] tokens and log q, the likeliest first, of equals the lower id; −∞ behind the last.

@@ -72,6 +72,7 @@ class Adjacency:
         return cls(Lines.empty(vocab, width, 0))
 
     def __len__(self) -> int:
+        """Return the number of tokens."""
         return self.size
 
     def find(self, tokens: Ints | Shorts) -> Shorts:

@@ -40,7 +40,7 @@ class Stored(Method):
     def build(
         cls, documents: Documents, vocab: int, folder: Path, settings: Mapping[str, str], tell: Callable[[str], None]
     ) -> dict[str, Any]:
-        """Builds a datastore's files in a folder that exists and is empty.
+        """Build a datastore's files in a folder that exists and is empty.
 
         Args:
             documents: of the corpus; a continuation never runs from one into the next.
@@ -57,7 +57,9 @@ class Stored(Method):
         """
 
     def store(self, target: Target) -> Path | None:
-        """The folder of the datastore, looked at and found to fit a target; None where none was named.
+        """Return the folder of the datastore, looked at and found to fit a target.
+
+        Return None where none was named.
 
         Raises:
             UserError: there is no datastore of this kind, or it was built for another tokenizer.
@@ -79,7 +81,7 @@ class Stored(Method):
 
 
 def note(folder: Path) -> dict[str, Any]:
-    """The note of a datastore; it has a `drafter`.
+    """Return the note of a datastore; it has a `drafter`.
 
     Raises:
         UserError: it is not a datastore.
@@ -106,7 +108,7 @@ def fits_vocabulary(where: Path, vocab: int, target: Target) -> None:
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """A hash of what decides which ids a text has: vocabulary, merges and added tokens.
+    """Return a hash of what decides which ids a text has: vocabulary, merges and added tokens.
 
     Where a fast tokenizer's own serialisation has them; how it is padded or cut, which calls change, stays out.
     """

@@ -34,7 +34,7 @@ class Counts(NamedTuple):
 
 
 def joined(runs: Iterable[Counts]) -> Counts:
-    """Runs one behind the other, in no order."""
+    """Run one behind the other, in no order."""
     return Counts(*(np.concatenate(column) for column in zip(*runs, strict=True)))
 
 
@@ -48,7 +48,7 @@ def contexts(text: Ints, n: int, width: int) -> Array:
 
 
 def summed(run: Counts, n: int, width: int) -> Counts:
-    """The run in order, equal n-grams added up."""
+    """Return the run in order, equal n-grams added up."""
     if n * width <= 64:
         order = np.argsort(run.context << np.uint64(width) | run.token.astype(np.uint64))
     else:
@@ -81,11 +81,12 @@ class GramSettings(Knobs):
 
     @property
     def width(self) -> int:
+        """Return the bits of a token id."""
         return width_of(self.vocab)
 
 
 def build(documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
-    """Writes a table's files; memory is bounded by `plan.piece`, the vocabulary and the number of threads.
+    """Write a table's files; memory is bounded by `plan.piece`, the vocabulary and the number of threads.
 
     Pieces of the corpus are sorted and written as runs, and the runs merged range by range; both by several threads.
 
@@ -117,7 +118,7 @@ def build(documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Cal
 
 
 def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
-    """A table in memory, for small corpora."""
+    """Return a table in memory, for small corpora."""
     with tempfile.TemporaryDirectory() as folder:
         build(documents, plan, Path(folder), lambda _: None)
         mapped = Grams.opened(Path(folder))
@@ -126,7 +127,7 @@ def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
 
 
 def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -> Iterator[Counts]:
-    """The corpus's n-grams, a number of documents at a time (a long one in parts), each counted once.
+    """Yield the corpus's n-grams, a number of documents at a time (a long one in parts), each counted once.
 
     Args:
         documents: of the corpus.
@@ -181,7 +182,7 @@ class Threads:
     tell: Callable[[str], None]
 
     def ordered(self, job: Callable[[Any], Any], items: Iterable[Any], saying: str) -> Iterator[Any]:
-        """The results in order; no more items are drawn than there are threads for."""
+        """Yield the results in order; no more items are drawn than there are threads for."""
         waiting: deque[Future[Any]] = deque()
         for number, item in enumerate(items, 1):
             self.tell(saying.format(number))
@@ -192,7 +193,7 @@ class Threads:
             yield waiting.popleft().result()
 
     def sorted(self, run: Counts) -> "SortedRun":
-        """A sorted run on disk."""
+        """Return a sorted run on disk."""
         made = summed(run, self.plan.n, self.plan.width)
         files = []
         for array in made:
@@ -203,7 +204,7 @@ class Threads:
         return SortedRun(files, made.context[::EVERY].copy())
 
     def merged(self, job: tuple[Sequence["SortedRun"], tuple[int, int | None]]) -> TablePart:
-        """The contexts in a range as they are stored."""
+        """Return the contexts in a range as they are stored."""
         runs, (low, high) = job
         whole = joined(run.part(low, high) for run in runs)
         return likeliest(summed(whole, self.plan.n, self.plan.width), self.plan)
@@ -216,7 +217,10 @@ class SortedRun(NamedTuple):
     sample: Array
 
     def part(self, low: int, high: int | None) -> Counts:
-        """The contexts of a range. Only for so long is anything mapped, so that no more of it lies in memory."""
+        """Return the contexts of a range.
+
+        Only for so long is anything mapped, so that no more of it lies in memory.
+        """
         maps = [np.memmap(file, kind, "r") for file, kind in self.files]
         start = int(np.searchsorted(maps[0], np.uint64(low)))
         end = len(maps[0]) if high is None else int(np.searchsorted(maps[0], np.uint64(high)))
@@ -231,7 +235,7 @@ def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, in
 
 
 def likeliest(run: Counts, plan: GramSettings) -> TablePart:
-    """The likeliest successors of each context, of equally likely ones the lower id first."""
+    """Return the likeliest successors of each context, of equally likely ones the lower id first."""
     new = np.ones(len(run.context), np.bool_)
     new[1:] = run.context[1:] != run.context[:-1]
     starts, group = np.flatnonzero(new), np.cumsum(new) - 1
@@ -258,7 +262,7 @@ class TableWriter:
         self.files = {name: files.enter_context(open(folder / f"{name}.bin", "wb")) for name in self.kinds}  # noqa: SIM115
 
     def write(self, rows: TablePart) -> None:
-        """Adds a range behind those before."""
+        """Add a range behind those before."""
         bits = np.uint64((self.plan.n - 2) * self.plan.width)
         self.distinct += rows.distinct
         self.first[1:] += np.bincount((rows.context >> bits).astype(np.int64), minlength=self.plan.vocab)
@@ -277,7 +281,7 @@ class TableWriter:
         values.astype(self.kinds[name]).tofile(self.files[name])
 
     def finish(self) -> dict[str, Any]:
-        """Writes what is known at the end; figures of what was written."""
+        """Write what is known at the end; figures of what was written."""
         size = np.fromfile(self.folder / "size.bin", self.kinds["size"])
         blocks = np.add.reduceat(size, np.arange(0, len(size), BLOCK), dtype=np.int64) if size.size else np.zeros(0)
         np.cumsum(self.first).astype("<i8").tofile(self.folder / "first.bin")

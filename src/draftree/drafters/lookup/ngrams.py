@@ -1,5 +1,4 @@
-"""N-grams as sorted arrays: built from a corpus in bounded memory, opened as memory maps, and looked up; and what a text
-adds to them.
+"""N-grams as sorted arrays: built in bounded memory, opened as memory maps, looked up, extended by a text.
 
 A context is the n − 1 tokens before a token. As a number it is their ids side by side, `width` bits each, the first the
 highest. On disk contexts are sorted and grouped by their first token, so that only the rest of each is stored; ids are
@@ -34,7 +33,7 @@ def width_of(vocab: int) -> int:
 
 
 def check(n: int, vocab: int) -> None:
-    """Raises UserError where a context does not fit 64 bits."""
+    """Raise UserError where a context does not fit 64 bits."""
     if (n - 1) * width_of(vocab) > 64:
         raise UserError(f"n is {n}, allowed with a vocabulary of {vocab:,} is at most {1 + 64 // width_of(vocab)}")
 
@@ -76,19 +75,19 @@ class Grams:
     vocab: int
 
     def __len__(self) -> int:
-        """The number of n-grams stored."""
+        """Return the number of n-grams stored."""
         return len(self.table.share)
 
     @classmethod
     def none(cls, n: int, vocab: int) -> "Grams":
-        """A table without n-grams."""
+        """Return a table without n-grams."""
         check(n, vocab)
         small = {name: np.zeros(0, kind) for name, kind in kinds(n, vocab, 0).items()}
         return cls(table_of(small | {"first": np.zeros(vocab + 1, np.int64), "sums": np.zeros(1, np.int64)}), n, vocab)
 
     @classmethod
     def opened(cls, folder: Path) -> "Grams":
-        """The datastore in a folder, as memory maps.
+        """Return the datastore in a folder, as memory maps.
 
         Raises:
             UserError: there is none, or it is cut short.
@@ -114,7 +113,7 @@ class Grams:
 
 
 def _fit(table: Table, vocab: int) -> bool:
-    """True where arrays are as long as each other says; what they hold is looked at where it is used."""
+    """Return True where arrays are as long as each other says; what they hold is looked at where it is used."""
     contexts, stored = len(table.size), len(table.share)
     sums = ((table.first, vocab, contexts), (table.sums, -(-contexts // BLOCK), stored))
     return (
@@ -135,7 +134,7 @@ def table_of(arrays: dict[str, Array]) -> Table:
 
 
 def kinds(n: int, vocab: int, most: int) -> dict[str, str]:
-    """The type of each array: none is larger than the ids and the longest row ask for."""
+    """Return the type of each array: none is larger than the ids and the longest row ask for."""
 
     def high(bits: int) -> str:
         return "<u1" if bits <= 24 else "<u2" if bits <= 32 else "<u4" if bits <= 48 else "<u8"
@@ -162,7 +161,7 @@ def number_of(context: Ints, width: int) -> Any:
 
 
 def placed_at(table: Table, context: Ints, width: int) -> int:
-    """The number of a context in the table, −1 for none."""
+    """Return the number of a context in the table, −1 for none."""
     if context[0] >= len(table.first) - 1:
         return -1
     low, end = table.first[context[0]], table.first[context[0] + 1]
@@ -178,7 +177,7 @@ def placed_at(table: Table, context: Ints, width: int) -> int:
 
 
 def planes(low: Array, high: Array, at: int) -> Any:
-    """A value of two planes."""
+    """Return a value of two planes."""
     value = np.uint64(low[at])
     if len(high):
         value |= np.uint64(high[at]) << np.uint64(16)
@@ -186,7 +185,7 @@ def planes(low: Array, high: Array, at: int) -> Any:
 
 
 def stored_at(table: Table, context: Ints, width: int, top: int, tokens: Ints, weights: Floats) -> int:
-    """Fills in the successors of a context in the table, the likeliest `top`; returns how many."""
+    """Fill in the successors of a context in the table, the likeliest `top`; returns how many."""
     place = placed_at(table, context, width)
     if place < 0:
         return 0

@@ -57,7 +57,7 @@ def joined(documents: list[Ints]) -> NDArray[np.uint32]:
 
 
 def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
-    """The places of all tokens that are no separators, in the order of what stands there and behind.
+    """Return the places of all tokens that are no separators, in the order of what stands there and behind.
 
     libdivsufsort sorts bytes: tokens are written as big-endian numbers of as many bytes as the vocabulary needs, whose
     order is that of the tokens, and of the sorted places those where a token begins are kept.
@@ -77,7 +77,10 @@ def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
 
 
 def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
-    """True where the suffix at a place comes before a query; of those that begin with it do, if `whole`, all that go on."""
+    """Return True where the suffix at a place comes before a query.
+
+    Of those that begin with it do, if `whole`, all that go on.
+    """
     for j in range(len(query)):
         if not 0 <= place + j < len(tokens):  # behind the end, or in a broken file
             return True
@@ -89,7 +92,10 @@ def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
 
 
 def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
-    """The first suffix that does not come before a query; if `whole`, the first behind those that begin with it and go on."""
+    """Return the first suffix that does not come before a query.
+
+    If `whole`, the first behind those that begin with it and go on.
+    """
     low, high = 0, len(suffixes)
     while low < high:
         middle = (low + high) // 2
@@ -102,7 +108,7 @@ def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
 
 @native_as("search_corpus")
 def search(tokens: Array, suffixes: Array, context: Ints, longest: int, shortest: int) -> tuple[int, int, int]:
-    """Finds the longest end of a context that stands in the corpus with something behind it.
+    """Find the longest end of a context that stands in the corpus with something behind it.
 
     Where an end stands, shorter ones stand too, so that its length is found by halving.
 
@@ -161,7 +167,7 @@ def continuations(tokens: Array, suffixes: Array, low: int, high: int, skip: int
 
 
 def _runs(rows: Ints, depth: int, begin: Ints, end: Ints, layer: int, size: int) -> Ints:
-    """[runs, 3] the nodes below a layer: begin and end of their matches, and parent."""
+    """Return [runs, 3] the nodes below a layer: begin and end of their matches, and parent."""
     found, runs = np.empty((len(rows), 3), np.int64), 0
     for node in range(layer, size):
         at = begin[node]
@@ -177,12 +183,12 @@ def _runs(rows: Ints, depth: int, begin: Ints, end: Ints, layer: int, size: int)
 
 
 def _most_frequent(count: Ints, k: int) -> Ints:
-    """The places of the k largest, in their own order; of equals the first."""
+    """Return the places of the k largest, in their own order; of equals the first."""
     return np.sort(np.argsort(-count, kind="mergesort")[:k])
 
 
 def grow(rows: Ints, nodes: int) -> PrefixTree:
-    """The trie of the most frequent beginnings of continuations (REST, section 3.2), the root first.
+    """Return the trie of the most frequent beginnings of continuations (REST, section 3.2), the root first.
 
     No node is more frequent than its parent. So of a layer no more than `nodes` have to be followed, and the best of all
     layers are connected. Of equally frequent nodes the less deep ones are kept, then those with the lower token.

@@ -13,7 +13,7 @@ from draftree.tree import MAX_NODES, Floats, Ints
 
 
 def child(nodes: Shorts, node: int, token: int) -> int:
-    """The node's child with that token; −2 if there is none."""
+    """Return the node's child with that token; −2 if there is none."""
     for i in range(node + 1, len(nodes)):
         if nodes[i, 1] == node and nodes[i, 0] == token:
             return i
@@ -23,10 +23,19 @@ def child(nodes: Shorts, node: int, token: int) -> int:
 def reached(
     text: Shorts, end: int, drafted: Draft, parents: Ints, tokens: Ints, below: int, memory: Outputs, limits: Limits
 ) -> tuple[Draft, int, int]:
-    """The draft that goes on behind a node of the tree, which node of it that is (−1 for where it begins), and its depth.
+    """Return the draft that continues a node of the tree, that node, and its depth.
+
+    The node is −1 where the draft begins at the root.
 
     Args:
-        below: the node; and the others, see `children`.
+        text: see `children`.
+        end: likewise.
+        drafted: likewise.
+        parents: [N] likewise.
+        tokens: [N] likewise.
+        below: the node.
+        memory: see `children`.
+        limits: likewise.
     """
     depth, node = 0, below
     while parents[node] >= 0:
@@ -47,15 +56,21 @@ def reached(
 def children(
     text: Shorts, end: int, drafted: Draft, parents: Ints, tokens: Ints, frontier: Ints, k: int, memory: Outputs, limits: Limits
 ) -> tuple[Ints, Floats, int]:
-    """Up to K candidates [F, K] and their log q after the frontier's nodes of one root, and the most that one has, at least 1.
+    """Return up to K candidates [F, K] after the frontier's nodes of one root, and their log q.
 
-    A node that is not in the draft behind the root was proposed by someone else; a draft of its own begins there.
+    The third result is the most candidates that a node has, at least 1. A node that is not in the
+    root's draft was proposed by another drafter; a draft of its own begins there.
 
     Args:
         text: up to the root, which is token `end` − 1; behind it there is room for the deepest path.
+        end: the number of tokens up to the root.
         drafted: the draft behind the root.
         parents: [N] of the tree.
         tokens: [N] of the tree.
+        frontier: [F] nodes.
+        k: candidates wanted of each.
+        memory: of earlier texts.
+        limits: of patterns and drafts.
     """
     found, log_q, most = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf), 1
     for f, below in enumerate(frontier):
@@ -83,9 +98,18 @@ def descendants(
     deepest: int,
     first: int,
 ) -> tuple[Ints, Ints, Floats]:
-    """What `children` finds after the frontier's nodes of one root, and after what it finds, and so on.
+    """Return what `children` finds after the frontier's nodes of one root, and after what it finds, and so on.
 
     Args:
+        text: see `children`.
+        end: likewise.
+        drafted: likewise.
+        parents: [N] likewise.
+        tokens: [N] likewise.
+        frontier: [F] likewise.
+        k: likewise.
+        memory: likewise.
+        limits: likewise.
         deepest: the depth that a node may have.
         first: the number of the first candidate, once all are behind the tree in the order in which they stand here.
 

@@ -67,11 +67,12 @@ class Outputs(NamedTuple):
 
     @classmethod
     def empty(cls) -> "Outputs":
+        """Return a memory of no texts."""
         none, first = np.zeros(0, np.int32), np.zeros(1, np.int64)
         return cls(none, none, first, first)
 
     def remember(self, documents: Sequence[Ints], longest: int, size: int) -> "Outputs":
-        """The memory with further documents, and without the oldest block for as long as it exceeds its size.
+        """Return the memory with further documents, and without the oldest block for as long as it exceeds its size.
 
         Blocks are merged as binary numbers are counted, so that a token is sorted again only when its block doubles.
 
@@ -110,7 +111,7 @@ def _joined(documents: Sequence[Shorts], allowed: int) -> list[Shorts]:
 
 
 def by_context(tokens: Shorts, longest: int) -> Shorts:
-    """The places that another token follows, sorted by at least `longest` tokens read backwards from them.
+    """Return the places that another token follows, sorted by at least `longest` tokens read backwards from them.
 
     Prefix doubling (Manber and Myers 1990) on the reversed text, so it is the next power of two of them; of equal contexts
     the earlier place comes first.
@@ -128,10 +129,12 @@ def by_context(tokens: Shorts, longest: int) -> Shorts:
 
 
 def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
-    """The places before where the end of a text stands in it: the longest matches, the latest of equals first.
+    """Return the places before where the end of a text stands in it: the longest matches, the latest of equals first.
 
     Args:
         text: of which the first `end` tokens count.
+        end: the number of tokens.
+        limits: of patterns.
     """
     places, lengths = np.empty(end, np.int32), np.empty(end, np.int32)
     found, whole, last = 0, 0, text[end - 1]
@@ -150,7 +153,7 @@ def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
 
 
 def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrences:
-    """The first `limits.places` by falling length; equals stay in their order."""
+    """Return the first `limits.places` by falling length; equals stay in their order."""
     begin = np.zeros(limits.longest + 2, np.int64)
     for n in lengths:
         begin[limits.longest - n + 1] += 1
@@ -167,7 +170,10 @@ def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrence
 
 
 def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most: int) -> tuple[int, int]:
-    """The number of tokens backwards from a place that are the text's end; the sign of the next, 0 where there is none."""
+    """Return the number of tokens backwards from a place that are the text's end.
+
+    The sign of the next, 0 where there is none.
+    """
     for n in range(min(most, end)):
         here = tokens[place - n] if place - n >= start else END - 1
         if here != text[end - 1 - n]:
@@ -176,7 +182,10 @@ def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most
 
 
 def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurrences:
-    """The places where the end of a text stands in the memory: the longest matches, of equals those of later blocks first."""
+    """Return the places where the end of a text stands in the memory.
+
+    They are the longest matches; of equally long ones, those of later blocks come first.
+    """
     tokens, order, most, found = memory.tokens, memory.order, limits.longest, 0
     blocks = len(memory.blocks) - 1
     places, lengths = np.empty(blocks * limits.places, np.int32), np.empty(blocks * limits.places, np.int32)
@@ -227,10 +236,11 @@ def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
 
 
 def grown(tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, least: float) -> tuple[Shorts, Floats, float]:
-    """The tree of the likeliest continuations of some places, likeliest first (SuffixDecoding, section 4).
+    """Return the tree of the likeliest continuations of some places, likeliest first (SuffixDecoding, section 4).
 
     Args:
         tokens: of which the first `end` count.
+        end: the number of tokens.
         places: where the pattern ends; sorted by what is found.
         budget: drafted tokens at most.
         depth: of the deepest.
@@ -277,7 +287,7 @@ def grown(tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, lea
 def best_of(
     tokens: Shorts, end: int, found: Occurrences, limits: Limits, nodes: Shorts, shares: Floats, score: float
 ) -> tuple[Shorts, Floats, float]:
-    """The draft with the largest score among those of all lengths of the pattern, and a given one, which wins ties.
+    """Return the draft with the largest score among those of all lengths of the pattern, and a given one, which wins ties.
 
     A tree of n tokens scores n at most, so that patterns too short for more than the best score are not looked at.
     """
@@ -299,13 +309,19 @@ def best_of(
 
 @native_as("suffix_draft")
 def draft(text: Shorts, end: int, memory: Outputs, limits: Limits) -> Draft:
-    """The draft behind a text: of all lengths of its last tokens, in itself and in the memory, the one of the largest score.
+    """Return the draft that continues a text.
+
+    Of the drafts for all lengths of its last tokens, found in itself and in the memory, it is the
+    one with the largest score.
 
     Of equal scores that of the longer pattern wins, and the text before the memory. Siblings stand by falling q, the lower
     token of equals first.
 
     Args:
         text: of which the first `end` tokens count.
+        end: the number of tokens.
+        memory: of earlier texts.
+        limits: of patterns and drafts.
     """
     none, shares = np.empty((0, 2), np.int32), np.empty(0)
     nodes, shares, score = best_of(text, end, in_text(text, end, limits), limits, none, shares, 0.0)

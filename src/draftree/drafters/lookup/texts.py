@@ -15,7 +15,7 @@ NO_TEXT = np.zeros(0, np.int64)
 
 
 def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:
-    """The texts with root and accepted tokens behind them."""
+    """Return the texts with root and accepted tokens behind them."""
     longer = list(texts)
     for root in range(tree.roots):
         row = int(tree.row[root])
@@ -24,7 +24,7 @@ def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:
 
 
 def cut(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
-    """The first `lengths[r]` tokens of the texts of some rows, or of all; the others as they are."""
+    """Return the first `lengths[r]` tokens of the texts of some rows, or of all; the others as they are."""
     return put(texts, rows, [t[:n] for t, n in zip(texts, lengths.tolist(), strict=True)])
 
 

@@ -77,7 +77,7 @@ def said_at(batch: Batch, places: Anchored, drafted: Drafted | None) -> Tensor:
 
 
 def marginal_loss(kind: Literal["ce", "kl"], batch: Batch, logits: Tensor, places: Anchored, drafted: Drafted | None) -> Tensor:
-    """The weighted loss of slots that each say a token whatever the others are.
+    """Return the weighted loss of slots that each say a token whatever the others are.
 
     Args:
         kind: `ce` against the text, of a draft vocabulary those tokens that are in it; or `kl`, KL(p‖q) to the target.

@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 from transformers import DynamicCache
+from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Trainable, TrainableMethod
@@ -62,7 +63,7 @@ class ParallelMethod(TrainableMethod):
     init: Init = "target"
 
     def layout(self, target: Target, causal: bool, shifted: bool) -> Layout:
-        """That of a new drafter.
+        """Return that of a new drafter.
 
         Raises:
             UserError: the target's vocabulary does not hold the mask, or is smaller than the draft vocabulary.
@@ -84,7 +85,7 @@ class ParallelMethod(TrainableMethod):
         return Layout(values, self.block, mask, reads, shifted, (Sight(causal),) * self.layers, self.draft_vocab)
 
     def known(self, layout: Layout) -> Self:
-        """These knobs, where a checkpoint fixes them."""
+        """Return these knobs, where a checkpoint fixes them."""
         return replace(
             self, layers=len(layout.sights), block=layout.block, features=len(layout.reads), mask=layout.mask,
             draft_vocab=layout.draft_vocab,
@@ -94,7 +95,7 @@ class ParallelMethod(TrainableMethod):
 def opened(
     stored: Checkpoint, target: Target, method: str, make: Callable[[Layout, Target, dict[str, Tensor]], Net]
 ) -> tuple[Checkpoint, Layout, Net]:
-    """A checkpoint with its tensors, what its config says, and the network filled with them.
+    """Return a checkpoint with its tensors, what its config says, and the network filled with them.
 
     Raises:
         UserError: it is broken, or does not fit the target.
@@ -150,6 +151,7 @@ class ParallelDrafter(Trainable[Blocks]):
     expands_paths = True
 
     @property
+    @override
     def needs(self) -> Needs:
         return Needs(hidden=self.model.layout.reads)
 
@@ -164,11 +166,13 @@ class ParallelDrafter(Trainable[Blocks]):
         return self.model.layout.drafts
 
     @property
+    @override
     def ahead(self) -> int:  # type: ignore[override]
         return 1 if self.conditioned else self.drafts
 
     @final
     @torch.inference_mode()
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Blocks | None = None, rows: Ints | None = None
     ) -> Blocks:
@@ -179,16 +183,18 @@ class ParallelDrafter(Trainable[Blocks]):
         return replace(state, unread=(*state.unread, taps))
 
     @final
+    @override
     def commit(self, state: Blocks, tree: Tree, verdict: Verdict, taps: Taps) -> Blocks:
         return Blocks(state.cache, unread=(*state.unread, taps))
 
     @final
     @torch.inference_mode()
+    @override
     def caught_up(self, state: Blocks) -> Blocks:
         return self._read(state, Taps.joined(state.unread)) if state.unread else state
 
     def _read(self, state: Blocks, taps: Taps) -> Blocks:
-        """Keeps newly committed tokens; of the last block nothing stays."""
+        """Keep newly committed tokens; of the last block nothing stays."""
         hidden = {layer: h.to(self._like.dtype)[None] for layer, h in taps.hidden.items()}
         positions = torch.from_numpy(taps.positions).to(self._like.device)
         for layer, (keys, values) in enumerate(self.model.context(hidden, positions[None])):
@@ -196,15 +202,18 @@ class ParallelDrafter(Trainable[Blocks]):
         return Blocks(state.cache)
 
     @final
+    @override
     def truncate(self, state: Blocks, lengths: Ints, rows: Ints | None = None) -> Blocks:
         state.cache.truncate(lengths)
         return Blocks(state.cache, unread=left(state.unread, lengths))
 
     @final
+    @override
     def select(self, state: Blocks, rows: Ints, cache: SlotCache) -> Blocks:
         return Blocks(state.cache.taken(rows, SPARE), unread=moved(state.unread, rows, cache))
 
     @final
+    @override
     def passes(self, state: Blocks, tree: Tree, frontier: Ints) -> int:
         reached = int((tree.depth[frontier] < self.drafts).sum())
         if self.conditioned:
@@ -214,7 +223,10 @@ class ParallelDrafter(Trainable[Blocks]):
     @final
     @torch.inference_mode()
     def expand(self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Blocks]:
-        """A node's candidates come from the slot of its depth; beyond the block q is unknown (uniform) and nothing comes."""
+        """Return a node's candidates come from the slot of its depth.
+
+        Beyond the block q is unknown (uniform) and nothing comes.
+        """
         state = self.caught_up(state)
         if self.conditioned:
             return self._along_paths(state, tree, frontier, k, drawing), state
@@ -230,7 +242,7 @@ class ParallelDrafter(Trainable[Blocks]):
         return found if which is None else found.shared(which), state
 
     def _along_paths(self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> Candidates:
-        """A node's candidates come from a mask behind it that reads its path."""
+        """Return a node's candidates come from a mask behind it that reads its path."""
         logits = self._like.new_zeros(len(frontier), self._width)
         near = np.flatnonzero(tree.depth[frontier] < self.drafts)
         if len(near):
@@ -296,6 +308,7 @@ class ParallelDrafter(Trainable[Blocks]):
             self.model.layout = replace(self.model.layout, mask=rarest)
 
     @property
+    @override
     def settled(self) -> ParallelMethod:
         return replace(self.knobs, mask=self.model.layout.mask, features=len(self.model.layout.reads))
 
@@ -327,7 +340,10 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @final
     def along(self, batch: Batch, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """The outputs [M, drafts, D] of the slots that draft in the blocks of anchors [B, A], and the token before each."""
+        """Return the outputs [M, drafts, D] of the slots that draft, and the token before each.
+
+        The blocks begin at anchors [B, A].
+        """
         model, layout, (rows, count) = self.model, self.model.layout, batch.tokens.shape
         device = batch.tokens.device
         at = torch.arange(count, device=device)

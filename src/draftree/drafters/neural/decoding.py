@@ -11,6 +11,7 @@ from typing import final
 import numpy as np
 import torch
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.boundary.machine import to_device
 from draftree.drafters.base import picked, put
@@ -88,7 +89,7 @@ class Layout:
 
 
 def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
-    """A pass over the frontier's nodes; each sees its row's committed tokens and those of its path that were fed.
+    """Return a pass over the frontier's nodes; each sees its row's committed tokens and those of its path that were fed.
 
     Args:
         state: of the drafter.
@@ -115,7 +116,7 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
 
 @torch.inference_mode()
 def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False) -> Decoding:
-    """Commits what was fed of each accepted path; the rest of it waits for the next step, and all of it to be read `again`."""
+    """Commit what was fed of each accepted path; the rest of it waits for the next step, and all of it to be read `again`."""
     cache, pending = state.cache, list(state.pending)
     for root in range(tree.roots):
         row = int(tree.row[root])
@@ -131,25 +132,25 @@ def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False
 
 
 def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
-    """The state with at most `lengths[r]` committed tokens of some rows in the cache, nothing pending there."""
+    """Return the state with at most `lengths[r]` committed tokens of some rows in the cache, nothing pending there."""
     state.cache.truncate(lengths)
     empty = Decoding.empty(state.cache)
     return replace(empty, pending=put(state.pending, rows, empty.pending))
 
 
 def selected(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
-    """The state of other rows between two steps, see `Drafter.select`."""
+    """Return the state of other rows between two steps, see `Drafter.select`."""
     empty, pending = Decoding.empty(state.cache.taken(rows, SPARE)), picked(state.pending, rows, NOTHING)
     return replace(empty, pending=pending, unread=moved(state.unread, rows, cache))
 
 
 def moved(unread: Sequence[Taps], rows: Ints, cache: SlotCache) -> tuple[Taps, ...]:
-    """What the target made of tokens of other rows, of what is not read yet, see `Drafter.select`."""
+    """Return what the target made of tokens of other rows, of what is not read yet, see `Drafter.select`."""
     return tuple(taps for every in unread if len((taps := every.select(rows, cache)).rows))
 
 
 def left(unread: Sequence[Taps], lengths: Ints) -> tuple[Taps, ...]:
-    """What the target made of tokens that stand before `lengths[r]` in their rows, of what is not read yet."""
+    """Return what the target made of tokens that stand before `lengths[r]` in their rows, of what is not read yet."""
     return tuple(taps for every in unread if len((taps := every.before(lengths)).rows))
 
 
@@ -185,6 +186,7 @@ class CachingLayers(Layers):
         self.begin = state.cache.lengths + np.array([len(p) for p in state.pending], np.int64)
         self.reach = int((self.begin + depth)[self._live].max())
 
+    @override
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:
         layout = lay_out(self._decoding, self._roots, np.flatnonzero(self._live[self._roots.row]), self.device)
         feed, at = layout.feed, np.zeros((len(self._live), 1, 1), np.int64)
@@ -195,6 +197,7 @@ class CachingLayers(Layers):
         of_roots = lambda out, given: out.gather(1, given["columns"].expand(-1, -1, out.shape[2]))
         return self._pass(feed, nodes, choose, {"columns": columns}, of_roots)
 
+    @override
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
         last, reads, fed = self._last, self._reads, nodes.fed.shape[1]
 
@@ -268,6 +271,7 @@ class DecoderLayers(CachingLayers):
         """Whether the transformer knows all positions that it takes."""
         return self.reach <= self._decoder.context
 
+    @override
     def run(
         self,
         feed: ForwardBatch | DeviceFeed,
@@ -285,5 +289,6 @@ class DecoderLayers(CachingLayers):
         then = Then(choose, given, made)
         return nodes.after(self._decoder.forward_on_device(feed, self._decoding.cache, (), then))
 
+    @override
     def state(self, fed: Sequence[Ints]) -> Decoding:
         return self.read(fed)

@@ -41,7 +41,7 @@ class View:
 
     @classmethod
     def of(cls, target: Target, layer: int, variant: str) -> Self:
-        """The view of a layer; queries are rotated as its keys are, as far as it can be told from the config."""
+        """Return the view of a layer; queries are rotated as its keys are, as far as it can be told from the config."""
         config, shape = target.decoder.config, target.decoder.shapes[layer]
         rope = dict(OFFICIAL_ROPE) if variant == "official" else _rope(config, layer)
         share = 1.0 if rope is None else float(rope.pop("partial_rotary_factor", 1.0))
@@ -58,7 +58,7 @@ class View:
 
 
 def _rope(config: PreTrainedConfig, layer: int) -> dict[str, Any] | None:
-    """A target layer's rope; of one whose frequencies change with the length of the text, those of a short text."""
+    """Return a target layer's rope; of one whose frequencies change with the length of the text, those of a short text."""
     said = getattr(config, "rope_parameters", None) or {}
     types = getattr(config, "layer_types", None)
     rope = dict(said.get(types[layer], said) if types else said)
@@ -93,7 +93,7 @@ class CrossAttention(nn.Module):
         self.look_at(view)
 
     def look_at(self, view: View) -> None:
-        """Reads another layer from now on, whose keys and values are as wide."""
+        """Read another layer from now on, whose keys and values are as wide."""
         self.view = view
         self.rotary = None if view.rotary is None else LlamaRotaryEmbedding(view.rotary)
 

@@ -8,6 +8,7 @@ from typing import Any, final
 
 import numpy as np
 from torch import Tensor
+from typing_extensions import override
 
 from draftree.models.capture import Capture, Given, Made, Weights
 from draftree.models.unseen import Choose, Layers, Nodes
@@ -49,9 +50,11 @@ class HeadLayers(Layers):
         self.device, self.begin = like.device, np.zeros(len(like), np.int64)
         self.deepest, self.each_node, self._depth = heads, each_node, 0
 
+    @override
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:
         return self.below(nodes, 1, choose)
 
+    @override
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
         depth, read = self._depth, self._read
         self._depth += 1
@@ -66,5 +69,6 @@ class HeadLayers(Layers):
         kind = self._weights.version, depth, count, choose, shapes
         return nodes.after(self._capture.run(kind, given, body))
 
+    @override
     def state(self, fed: Sequence[Ints]) -> Any:
         return self._state

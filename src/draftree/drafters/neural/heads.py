@@ -46,7 +46,10 @@ class ResBlock(nn.Module):
 
 
 def lm_head(target: Target, bias: bool, draft_vocab: int = 0) -> nn.Linear:
-    """A float32 linear layer [V or V′, D] that begins as the target's LM head; its bias begins as the head's, or as zero."""
+    """Return a float32 linear layer [V or V′, D] that begins as the target's LM head.
+
+    Its bias begins as the head's, or as zero.
+    """
     theirs: Any = target.decoder.model.get_output_embeddings()
     vocab, width = target.decoder.head_weight.shape
     head = nn.Linear(width, draft_vocab or vocab, bias=bias)
@@ -56,7 +59,7 @@ def lm_head(target: Target, bias: bool, draft_vocab: int = 0) -> nn.Linear:
 
 @torch.no_grad()
 def begin(head: nn.Linear, theirs: nn.Linear, ids: Tensor | slice) -> None:
-    """Copies the target's rows of some ids into a head."""
+    """Copy the target's rows of some ids into a head."""
     head.weight.copy_(theirs.weight[ids])
     if head.bias is not None:
         head.bias.zero_() if theirs.bias is None else head.bias.copy_(theirs.bias[ids])
@@ -96,7 +99,7 @@ class HeadsNet(nn.Module, ABC):
     d2t: Tensor | None
 
     def map(self, draft_vocab: int) -> None:
-        """Makes room for the ids of a draft vocabulary; 0 for the whole one."""
+        """Make room for the ids of a draft vocabulary; 0 for the whole one."""
         self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.long) if draft_vocab else None)
 
     @property
@@ -118,7 +121,7 @@ class HeadsDrafter(Trainable[State]):
 
     @final
     def study(self, counts: Ints) -> None:
-        """Takes the most frequent tokens for the draft vocabulary; the heads begin as the target's rows of them."""
+        """Take the most frequent tokens for the draft vocabulary; the heads begin as the target's rows of them."""
         if self.model.d2t is not None:
             ids = torch.from_numpy(frequent(counts, len(self.model.d2t)))
             self.model.d2t.copy_(offsets(ids))
@@ -132,7 +135,7 @@ class HeadsDrafter(Trainable[State]):
 
     @abstractmethod
     def weights(self, head: int) -> tuple[float, float]:
-        """The weights of a head's cross-entropy with the text and of its KL(p‖q) to the target."""
+        """Return the weights of a head's cross-entropy with the text and of its KL(p‖q) to the target."""
 
     @final
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
@@ -149,7 +152,7 @@ class HeadsDrafter(Trainable[State]):
 
     @final
     def loss(self, batch: Batch) -> Tensor:
-        """The heads' weighted losses over learnt tokens."""
+        """Return the heads' weighted losses over learnt tokens."""
         total, learnt, drafted = self._like.new_zeros(()), before(batch.learn), self.drafted
         theirs = said(batch, learnt, drafted) if self.weights(0)[1] else None
         places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.learn)

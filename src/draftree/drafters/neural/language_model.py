@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
 from transformers.utils import logging
+from typing_extensions import override
 
 from draftree.boundary.files import filled, understood
 from draftree.drafters.base import Drafter, State, Trainable, TrainableMethod, every, put
@@ -41,7 +42,9 @@ from draftree.tree import Bools, Candidates, Drafted, Ints, Tree, Verdict
 
 
 def copied(target: Target) -> PreTrainedModel:
-    """A float32 model to be trained: one new layer of the target's architecture, between copies of embedding and LM head.
+    """Return a float32 model to be trained.
+
+    It is one new layer of the target's architecture between copies of embedding and LM head.
 
     So it is in the paper (EDD + PCT, section 3.1); the copies are tied where the target's are.
     """
@@ -56,7 +59,9 @@ def copied(target: Target) -> PreTrainedModel:
 
 
 def borrowing(config: PreTrainedConfig, target: Target, draft_vocab: int) -> PreTrainedModel:
-    """A float32 model of one new layer between the target's own embedding and LM head, which are neither trained nor stored.
+    """Return a float32 model of one new layer between the target's own embedding and LM head.
+
+    Those two are neither trained nor stored.
 
     Args:
         config: of an architecture.
@@ -86,13 +91,13 @@ def begin_as(model: PreTrainedModel, target: Target, layer: int) -> None:
 
 
 def head_of(model: PreTrainedModel) -> TargetHead | None:
-    """The target's head in a model that borrows it."""
+    """Return the target's head in a model that borrows it."""
     head: Any = model.get_output_embeddings()
     return head if isinstance(head, TargetHead) else None
 
 
 def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> PreTrainedModel:
-    """A float32 model of one layer to be trained for a target.
+    """Return a float32 model of one layer to be trained for a target.
 
     Args:
         method: for errors.
@@ -124,12 +129,15 @@ def check_attends(method: str, decoder: Decoder) -> None:
 
 
 def has_own(stored: Checkpoint) -> bool:
-    """True where a checkpoint brings an embedding and a head of its own; those written before any were shared say nothing."""
+    """Return True where a checkpoint brings an embedding and a head of its own.
+
+    Those written before any were shared say nothing.
+    """
     return not stored.about.get("shared", False)
 
 
 def load_model(stored: Checkpoint, method: str, target: Target, draft_vocab: int = 0) -> PreTrainedModel:
-    """The one-layer Hugging Face model of a checkpoint, complete and fitting the target, in its dtype.
+    """Return the one-layer Hugging Face model of a checkpoint, complete and fitting the target, in its dtype.
 
     Args:
         stored: the checkpoint.
@@ -163,7 +171,7 @@ def load_model(stored: Checkpoint, method: str, target: Target, draft_vocab: int
 
 
 def save_model(folder: Path, model: PreTrainedModel, stored: Checkpoint, about: dict[str, Any]) -> None:
-    """Writes a one-layer model in float16 beside its config, which gets further entries; what it borrows is left out.
+    """Write a one-layer model in float16 beside its config, which gets further entries; what it borrows is left out.
 
     Args:
         folder: is made.
@@ -229,6 +237,7 @@ class CachingDrafter(Drafter[Decoding]):
         return None
 
     @torch.inference_mode()
+    @override
     def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
         state = self.caught_up(state)
         waiting = np.array([len(p) for p in state.pending])
@@ -247,15 +256,18 @@ class CachingDrafter(Drafter[Decoding]):
         return candidates, replace(state, fed=layout.fed)
 
     @torch.inference_mode()
+    @override
     def layers(self, state: Decoding, roots: Tree, depth: Ints) -> DecoderLayers | None:
         if state.cache.states is not None or self.decoder.rope_boundary is not None:
             return None
         layers = DecoderLayers(self.decoder, self.shared, self.caught_up(state), roots, depth, self.drafted)
         return layers if layers.fit else None
 
+    @override
     def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
         return replace(rewind(state, lengths, rows), unread=left(state.unread, lengths))
 
+    @override
     def select(self, state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
         return selected(state, rows, cache)
 
@@ -272,7 +284,7 @@ class LanguageModelDrafter(CachingDrafter):
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
     ) -> Decoding:
-        """The state once the rows that begin were read, as far as they are not cached."""
+        """Return the state once the rows that begin were read, as far as they are not cached."""
         state = state or Decoding.empty(self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
         begun = every(rows, len(prompts))
         mine = [prompts[row] for row in begun]
@@ -289,6 +301,7 @@ class LanguageModelDrafter(CachingDrafter):
             self.small.prefill(state.cache, mine, Needs(), begun)
         return state
 
+    @override
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
         return keep_path(state, tree, verdict)
 
@@ -306,6 +319,7 @@ class BorrowingDrafter(Trainable[State]):
         super().__init__(knobs, model, target, stored)
         self.decoder, self._head = Decoder(model, capture=target.decoder.capture.of(model)), head_of(model)
 
+    @override
     def use_kernels(self, target: Target) -> None:
         choose_kernels(self.decoder, replace(target.loading, compile=bool(target.decoder.native_kinds)))
 
@@ -315,7 +329,7 @@ class BorrowingDrafter(Trainable[State]):
         return None if self._head is None else self._head.drafted
 
     def find_candidates(self, rank: int, count: int) -> None:
-        """Replaces the head by one of all tokens that finds candidates.
+        """Replace the head by one of all tokens that finds candidates.
 
         Raises:
             UserError: the rank is above its width, or the head's rows cannot be read.
@@ -325,6 +339,7 @@ class BorrowingDrafter(Trainable[State]):
         self.model.set_output_embeddings(CandidateHead(head.weight, rank, count, self.knobs.kind(), bias))
         self._head = None
 
+    @override
     def study(self, counts: Ints) -> None:
         if self._head is not None:
             self._head.study(counts)
@@ -333,5 +348,6 @@ class BorrowingDrafter(Trainable[State]):
 class OneLayerDrafter(BorrowingDrafter[Decoding], CachingDrafter):
     """A drafter that is a model of one layer of the target's architecture."""
 
+    @override
     def write(self, folder: Path, about: dict[str, Any]) -> None:
         save_model(folder, self.model, self._stored, about)

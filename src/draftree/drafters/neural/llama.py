@@ -34,7 +34,7 @@ OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", 
 
 
 def like(config: PreTrainedConfig) -> LlamaConfig:
-    """A Llama config of one layer with the sizes and the rope of a target, whatever its architecture."""
+    """Return a Llama config of one layer with the sizes and the rope of a target, whatever its architecture."""
     values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
     values.setdefault("intermediate_size", 4 * config.hidden_size)
     if "num_attention_heads" not in values:  # a target without attention; what heads it names are of other kinds
@@ -55,7 +55,7 @@ class ExplicitHeads(LlamaConfig):
 
 
 def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Config:  # type: ignore[assignment]
-    """A config of a published checkpoint's values, a Llama's by default.
+    """Return a config of a published checkpoint's values, a Llama's by default.
 
     Raises:
         UserError: transformers refuses them, or does not know the rope or the activation.
@@ -80,14 +80,14 @@ def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Co
 
 
 def published(config: LlamaConfig, architecture: str) -> dict[str, Any]:
-    """The config as published checkpoints have it, the rope's base outside the rope too."""
+    """Return the config as published checkpoints have it, the rope's base outside the rope too."""
     rope: Any = config.rope_parameters
     values = {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
     return values | {"architectures": [architecture], "rope_theta": rope["rope_theta"]}
 
 
 def stores(config: LlamaConfig | Qwen3Config) -> LayerShape:
-    """The shape of what a layer of a config stores for a token."""
+    """Return the shape of what a layer of a config stores for a token."""
     heads, width = config.num_key_value_heads, config.head_dim
     assert heads is not None
     assert width is not None

@@ -14,19 +14,22 @@ from draftree.tree import Drafted
 
 
 def before(learn: Tensor, distance: int = 1) -> Tensor:
-    """[B, T] the positions from which the learnt tokens are predicted, each `distance` tokens ahead."""
+    """Return the positions [B, T] that predict the learnt tokens, `distance` tokens ahead."""
     return torch.nn.functional.pad(learn[:, distance:], (0, distance))
 
 
 def said(batch: Batch, at: Tensor, drafted: Drafted | None) -> Tensor:
-    """The target's logits [M, V′] after the tokens marked in [B, T], for the tokens that can be drafted."""
+    """Return the target's logits [M, V′] after the positions marked in [B, T].
+
+    They are of the tokens that can be drafted.
+    """
     return batch.target(at) if drafted is None else batch.target(at, drafted.ids)
 
 
 def kl(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
-    """KL(p‖q) of next-token distributions [M, V] (EDD + PCT, eq. 4): the sum over positions, in nats.
+    """Return KL(p‖q) of next-token distributions [M, V], summed over positions, in nats.
 
-    The gradient of the target's logits is not taken.
+    This is eq. 4 of EDD + PCT. No gradient flows to the target's logits.
     """
     log_p = torch.log_softmax(target_logits.detach().float(), dim=-1)
     return kl_div(torch.log_softmax(draft_logits.float(), dim=-1), log_p, reduction="sum", log_target=True)
@@ -39,16 +42,17 @@ def draft_loss(
     at: Tensor | None = None,
     drafted: Drafted | None = None,
 ) -> Tensor:
-    """The loss of a draft model that predicts the next token: `kl` against the target, or `ce` against the text.
+    """Return the loss of a draft model that predicts the next token.
 
-    Over a draft vocabulary the target's distribution is taken over its tokens alone, and of the text those that can be drafted
-    are learnt.
+    It is `kl` against the target or `ce` against the text. Over a draft vocabulary, the target's
+    distribution is taken over its tokens alone, and only tokens that can be drafted are learnt.
 
     Args:
         kind: `kl` (EDD + PCT, eq. 4) or `ce` (the ablation of its Table 3).
-        batch: what is learnt.
+        batch: the training data.
         draft_logits: [M, V′] at the positions marked.
-        at: [B, T] the positions; by default all from which learnt tokens are predicted, `before(batch.learn)`.
+        at: [B, T] the positions; by default all from which learnt tokens are predicted,
+            `before(batch.learn)`.
         drafted: the draft vocabulary; by default it is the whole one.
     """
     at = before(batch.learn) if at is None else at
@@ -61,9 +65,11 @@ def draft_loss(
 
 
 def soft_cross_entropy(target_logits: Tensor, draft_logits: Tensor, k: int = 0) -> Tensor:
-    """−Σ p log q of next-token distributions [M, V], as a sum over positions; of the target's K likeliest tokens alone if k.
+    """Return −Σ p log q of next-token distributions [M, V], summed over positions.
 
-    Over all it is EAGLE's and EAGLE-3's classification loss, over K HASS's top-K loss, for which p is not scaled anew.
+    With k, the sum is over the target's k likeliest tokens. Over all tokens it is the
+    classification loss of EAGLE and EAGLE-3; over k it is HASS's top-K loss, which does not
+    renormalise p.
     """
     p, log_q = torch.softmax(target_logits.detach().float(), dim=-1), torch.log_softmax(draft_logits.float(), dim=-1)
     if k:

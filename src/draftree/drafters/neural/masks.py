@@ -12,7 +12,7 @@ from draftree.tree import Ints
 
 
 def block_starts(tokens: int, block: int, phase: int) -> Tensor:
-    """[T] the first position s of the block each token lies in, for blocks of one length; the first may be cut short.
+    """Return the first position s [T] of each token's block; the first block may be short.
 
     Args:
         tokens: T.
@@ -24,10 +24,11 @@ def block_starts(tokens: int, block: int, phase: int) -> Tensor:
 
 
 def dual_block(tokens: int, block: int, phase: int, window: int | None = None) -> Tensor:
-    """[T, 2T] what token i of a block [s, e) sees: of the soft prompt h_k for k < s, of the text t_k for s ≤ k ≤ i.
+    """Return EDD's dual-block mask [T, 2T] (EDD + PCT, section 3.1, eq. 3, figure 3a).
 
-    This is EDD's dual-block mask (EDD + PCT, section 3.1, eq. 3, figure 3a) as inference needs it: the root is the
-    block's first token, and its own h does not exist before the target has read it.
+    Token i of a block [s, e) sees the hidden states h_k for k < s (the soft prompt) and the tokens
+    t_k for s ≤ k ≤ i. This is the mask that inference needs: the root is the block's first token,
+    and its own h does not exist before the target has read it.
     """
     at = torch.arange(tokens)
     start = block_starts(tokens, block, phase)
@@ -40,27 +41,31 @@ def dual_block(tokens: int, block: int, phase: int, window: int | None = None) -
 
 
 def earlier_blocks(tokens: int, block: int, phase: int) -> Tensor:
-    """[T, T] what token j sees of the target's keys and values: those of the blocks before its own.
+    """Return GLIDE's block-wise mask [T, T] (GliDe + CaPE, section 4.1, block(j) > block(k)).
 
-    This is GLIDE's block-wise mask (GliDe + CaPE, section 4.1, block(j) > block(k)): a block's first token is the root, and
-    the target has read what lies before it. The first block sees nothing.
+    Token j sees the target's keys and values of the blocks before its own: a block's first token is
+    the root, and the target has read the tokens before it. The first block sees nothing.
     """
     return torch.arange(tokens)[None, :] < block_starts(tokens, block, phase)[:, None]
 
 
 def additive(visible: Tensor, dtype: torch.dtype) -> Tensor:
-    """0 where visible [B, 1, T, keys], the lowest finite number elsewhere."""
+    """Return 0 where visible [B, 1, T, keys], and the lowest finite number elsewhere."""
     nothing = torch.zeros(visible.shape, dtype=dtype, device=visible.device)
     return nothing.masked_fill(~visible, torch.finfo(dtype).min)
 
 
 def causal_pairs(at: Tensor, level: int) -> Tensor:
-    """[n, n] which of a level's pairs `at` sees which: itself and those before it, the first `level` apart, which are none."""
+    """Return the mask [n, n] of a level's pairs at positions `at`.
+
+    A pair sees itself and those before it. The first `level` pairs do not exist; they see only each
+    other.
+    """
     return (at[None, :] <= at[:, None]) & ((at[None, :] >= level) | (at[:, None] < level))
 
 
 def hide_first_pairs(mask: Tensor, feed: ForwardBatch, committed: Ints, level: int) -> None:
-    """Hides from a level's pairs, in an additive mask [R, 1, n, S] of a feed, the first `level` pairs of the text."""
+    """Hide the first `level` pairs of the text from the later ones, in a mask [R, 1, n, S]."""
     for r, scratch in enumerate(feed.scratch_positions):
         early = np.flatnonzero(np.concatenate((np.arange(committed[r]), scratch)) < level)
         late = np.flatnonzero(feed.padded_positions[r] >= level)

@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 import torch
 from torch import Tensor, nn
+from typing_extensions import override
 
 from draftree.boundary.machine import to_device
 from draftree.drafters.neural.decoding import CachingLayers, Decoding, Pick
@@ -65,6 +66,7 @@ class PairLayers(CachingLayers):
         self._passes, self._state_of = passes, state_of
         self._outputs: Tensor | None = None  # [R, M, D] after the nodes that were fed
 
+    @override
     def run(
         self,
         feed: ForwardBatch | DeviceFeed,
@@ -94,6 +96,7 @@ class PairLayers(CachingLayers):
         self._outputs, *grown = run_pass(passed, kind, cache, feed, passes.capture, Then(choose, given, made))
         return nodes.after(tuple(grown))
 
+    @override
     def state(self, fed: Sequence[Ints]) -> Any:
         return self._state_of(self.read(fed))
 

@@ -29,21 +29,25 @@ class PairNet(nn.Module, ABC):
     levels: int = 1
 
     def at(self, level: int) -> "PairNet":
-        """The network of a level; by default there is one."""
+        """Return the network of a level; by default there is one."""
         return self
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        """The features […, D] of the target's hidden states […, D′] of the layers needed; by default its last ones."""
+        """Return the features […, D] of the target's hidden states […, D′] of the layers needed; by default its last ones."""
         return hidden[LAST]
 
     @abstractmethod
     def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
-        """The output [R, n, D] of pairs: tokens [R, n], features [R, n, D], positions [R, n], additive mask [R, 1, n, S]."""
+        """Return the output [R, n, D] of pairs.
+
+        Given are tokens [R, n], features [R, n, D], positions [R, n] and the additive mask [R, 1,
+        n, S].
+        """
 
     def with_logits(
         self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
     ) -> tuple[Tensor, Tensor]:
-        """What `forward` gives, and the draft logits [R, n, V′] of it."""
+        """Return what `forward` gives, and the draft logits [R, n, V′] of it."""
         out: Tensor = self(tokens, features, positions, mask, cache)
         return out, self.logits(out)
 

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 from transformers import Cache, DynamicCache
+from typing_extensions import override
 
 from draftree.boundary.machine import to_device
 from draftree.boundary.phases import in_phase
@@ -91,6 +92,7 @@ class PairReader(Trainable[Pairs]):
         return _bare(Decoding.empty(cache), features)
 
     @torch.inference_mode()
+    @override
     def start(
         self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Pairs | None = None, rows: Ints | None = None
     ) -> Pairs:
@@ -100,12 +102,12 @@ class PairReader(Trainable[Pairs]):
         return _bare(waiting, state.features, (*state.unread, taps))
 
     def _remember(self, state: Pairs, taps: Taps) -> None:
-        """Keeps the true features of newly committed tokens."""
+        """Keep the true features of newly committed tokens."""
         new = self.model.fuse({layer: h.to(state.features.dtype) for layer, h in taps.hidden.items()})
         state.features.insert(0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0))
 
     def _read(self, state: Pairs, tokens: Sequence[Ints], rows: Ints, ends: int = 1) -> Tensor:
-        """Feeds pairs behind the cached ones, into scratch slots.
+        """Feed pairs behind the cached ones, into scratch slots.
 
         Args:
             state: rows of tokens have nothing fed in this step.
@@ -198,7 +200,7 @@ class PairReader(Trainable[Pairs]):
 
     @in_phase("model")
     def _store(self, cache: SlotCache, features: SlotCache, row: int, tokens: Ints) -> None:
-        """Keeps the keys and values of a row's next pairs, of tokens [n]: nothing else of a single layer is read again."""
+        """Keep the keys and values of a row's next pairs, of tokens [n]: nothing else of a single layer is read again."""
         if not len(tokens):
             return
         begin = int(cache.lengths[row])
@@ -209,12 +211,14 @@ class PairReader(Trainable[Pairs]):
         keys, values = first_stored(lambda stored: self.model(ids, known, positions, nothing, stored))
         cache.insert(0, np.full(len(tokens), row), slots, keys[0], values[0])
 
+    @override
     def truncate(self, state: Pairs, lengths: Ints, rows: Ints | None = None) -> Pairs:
         state.features.truncate(lengths)
         # The pair of the last token kept has a token that may change.
         waiting = rewind(state.decoding, np.maximum(lengths - 1, 0), rows)
         return _bare(waiting, state.features, left(state.unread, lengths))
 
+    @override
     def select(self, state: Pairs, rows: Ints, cache: SlotCache) -> Pairs:
         decoding, features = selected(state.decoding, rows, cache), state.features.taken(rows, SPARE)
         return _bare(decoding, features, moved(state.unread, rows, cache))
@@ -236,6 +240,7 @@ class PairDrafter(PairReader):
     """Drafts on with the output after one pair as the feature of the next."""
 
     @torch.inference_mode()
+    @override
     def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
         state = self.caught_up(state)
         new, places = unfed(tree.parents, frontier, state.nodes)
@@ -254,6 +259,7 @@ class PairDrafter(PairReader):
         return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.model.drafted), state
 
     @torch.inference_mode()
+    @override
     def layers(self, state: Pairs, roots: Tree, depth: Ints) -> PairLayers | None:
         if self.model.levels > 1 or not self._rotates_alike:
             return None
@@ -273,7 +279,7 @@ class PairDrafter(PairReader):
         return torch.cat(parts)[torch.cat(each).argsort()]
 
     def _feed_roots(self, state: Pairs, tree: Tree, roots: Ints, places: Ints) -> tuple[Pairs, Tensor | None]:
-        """Feeds the true pairs that wait in the rows of some roots, each row's root last; and logits after these."""
+        """Feed the true pairs that wait in the rows of some roots, each row's root last; return logits after these."""
         rows, pending = tree.row[roots], state.decoding.pending
         if self.model.levels == 1 and max(map(len, pending)) < CHUNK:
             layout = lay_out(state.decoding, tree, roots, state.outputs.device)
@@ -284,7 +290,7 @@ class PairDrafter(PairReader):
         return _grown(state, tuple(fed), roots, self._read(state, tokens, rows)[:, 0]), None
 
     def _feed(self, state: Pairs, tree: Tree, nodes: Ints, places: Ints) -> tuple[Pairs, Tensor | None]:
-        """Feeds drafted nodes, each paired with the output after its parent, which `places` says; and logits after them."""
+        """Feed drafted nodes, each paired with the output after its parent, which `places` says; return logits after them."""
         device, levels, depths = state.outputs.device, self.model.levels, tree.depth[nodes]
         layout = lay_out(state.decoding, tree, nodes, device)
         outputs, each = state.outputs.view(-1, self.model.width), []
@@ -306,6 +312,7 @@ class PairDrafter(PairReader):
         out, logits = self._pass(state.decoding.cache, layout.feed, features, head=True)
         return _grown(state, layout.fed, nodes, layout.pick(out)), layout.pick(logits)
 
+    @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         rows, count = batch.tokens.shape
         cuts = sorted({max(int(s), 1) for s in block_starts(count, block, phase)})  # no pair stands before the first token
@@ -336,7 +343,7 @@ class PairDrafter(PairReader):
         return whole(logits, self.model.drafted)
 
     def aligned(self, batch: Batch, features: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
-        """Outputs after each token as decoding has them 0, 1, … steps behind the last true feature.
+        """Yield outputs after each token as decoding has them 0, 1, … steps behind the last true feature.
 
         This is the training-time test of EAGLE-3 and the alignment of HASS: in pass j every pair is fed the output that
         pass j − 1 gave for the pair before, and sees true pairs up to j before its own and, from there on, drafted ones.
@@ -366,7 +373,7 @@ class PairDrafter(PairReader):
 
 
 def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[ForwardBatch, Ints]:
-    """The feed of each row's tokens behind what lies in its slots before `starts`, and how many there are [R]."""
+    """Return the feed of each row's tokens behind what lies in its slots before `starts`, and how many there are [R]."""
     sizes = np.array([len(t) for t in tokens])
     rows = list(zip(cache.lengths.tolist(), starts.tolist(), sizes.tolist(), strict=True))
     places = [np.arange(start, start + n) for _, start, n in rows]
@@ -376,12 +383,12 @@ def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[Forwa
 
 
 def _bare(decoding: Decoding, features: SlotCache, unread: tuple[Taps, ...] = ()) -> Pairs:
-    """The state before anything of a step is drafted."""
+    """Return the state before anything of a step is drafted."""
     known = features.layer(0)[0]
     return Pairs(decoding, features, NOTHING, known.new_zeros(0, len(features.shapes) * known.shape[-1]), unread)
 
 
 def _grown(state: Pairs, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor) -> Pairs:
-    """The state with further nodes [F] fed, and their outputs [F, K D]."""
+    """Return the state with further nodes [F] fed, and their outputs [F, K D]."""
     decoding = replace(state.decoding, fed=fed)
     return Pairs(decoding, state.features, np.append(state.nodes, nodes), torch.cat((state.outputs, outputs)))

@@ -30,7 +30,7 @@ Init = Literal["target", "scratch"]
 
 
 def spread(target: Target, count: int) -> tuple[int, ...]:
-    """The entries of a target's `hidden_states` that are fused, evenly spread below the last layer's.
+    """Return the entries of a target's `hidden_states` that are fused, evenly spread below the last layer's.
 
     As the published ones: of 36 layers the outputs of layers 1, 9, 17, 25 and 33, counted from 0.
     """
@@ -121,7 +121,7 @@ class ParallelNet(nn.Module):
         return found
 
     def forward(self, tokens: Tensor, positions: Tensor, keys: Tensor, there: Tensor, cache: Cache) -> Tensor:
-        """The last norm's output [R, n, D] in every slot.
+        """Return the last norm's output [R, n, D] in every slot.
 
         Args:
             tokens: [R, n] in the slots.
@@ -159,7 +159,7 @@ class ParallelNet(nn.Module):
 
 
 def _take(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
-    """Copies weights of the same names and shapes, all or none of them; says whether it did."""
+    """Copy weights of the same names and shapes, all or none of them; return whether it did."""
     fits = {name: values[name].shape if name in values else None for name in part.state_dict()}
     same = all(fits[name] == own.shape for name, own in part.state_dict().items())
     if same and not any(values[name].is_meta for name in fits):
@@ -169,7 +169,7 @@ def _take(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
 
 
 def _headed(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
-    """A layer's weights with norms of queries and keys: its own, or such as keep their usual size.
+    """Return a layer's weights with norms of queries and keys: its own, or such as keep their usual size.
 
     Without a norm, an entry of W(g ∘ x) has the variance Σⱼ (W g)ⱼ² where the entries of x are of size 1 and independent.
     """

@@ -33,12 +33,12 @@ class Group:
     sees: Tensor
 
     def to(self, device: torch.device) -> "Group":
-        """The same on another device."""
+        """Return the same on another device."""
         return Group(self.offsets.to(device), self.given.to(device), self.sees.to(device))
 
 
 def grouped(layout: Layout, conditioned: bool) -> Group:
-    """The slots of a root in training: a block of masks, or the text's tokens and a mask behind each of them."""
+    """Return the slots of a root in training: a block of masks, or the text's tokens and a mask behind each of them."""
     if not conditioned:
         at = torch.arange(layout.block)
         return Group(at, at == 0, torch.ones(len(at), len(at), dtype=torch.bool))

@@ -25,7 +25,7 @@ KNOWN = "draftree_drafted"
 
 
 def frequent(counts: Ints, size: int) -> Ints:
-    """The `size` tokens of the highest counts [V], in ascending order of their ids; of equal ones the lower ids."""
+    """Return the `size` tokens of the highest counts [V], in ascending order of their ids; of equal ones the lower ids."""
     return np.sort(np.argsort(-counts, kind="stable")[:size])
 
 
@@ -40,7 +40,7 @@ def ids_of(d2t: Tensor) -> Tensor:
 
 
 def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
-    """The draft vocabulary of a map [V′] of what is added to 0 … V′ − 1 for the target's ids; none without a map."""
+    """Return the draft vocabulary of a map [V′] of what is added to 0 … V′ − 1 for the target's ids; none without a map."""
     if d2t is None:
         return None
     state, known = None if d2t.is_inference() else d2t._version, vars(d2t).get(KNOWN)  # asked in every pass
@@ -134,7 +134,7 @@ class TargetHead(nn.Module):
         return drafted(self.d2t, self._target)
 
     def study(self, counts: Ints) -> None:
-        """Takes the tokens of the highest counts [V] for the draft vocabulary."""
+        """Take the tokens of the highest counts [V] for the draft vocabulary."""
         if self.d2t is not None:
             self.d2t.copy_(offsets(torch.from_numpy(frequent(counts, len(self.d2t)))))
             self._rows = None
@@ -165,7 +165,7 @@ class Shared:
 
     @classmethod
     def of(cls, target: Target, small: Target) -> Self:
-        """That of a target and a language model, by their tokenizers.
+        """Return that of a target and a language model, by their tokenizers.
 
         Raises:
             UserError: one has no tokenizer, or they have no token in common.
@@ -196,6 +196,6 @@ class Shared:
 
 
 def _space(tokenizer: Any) -> str:
-    """The character that a tokenizer writes for a space."""
+    """Return the character that a tokenizer writes for a space."""
     pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(" ", add_special_tokens=False))
     return str(pieces[0])[:1] if pieces else ""

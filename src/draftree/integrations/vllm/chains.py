@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import numpy as np
+from typing_extensions import override
 
 from draftree.costs.curves import Costs, CostSource
 from draftree.costs.timings import DraftStep, StepTimes
@@ -46,15 +47,18 @@ class TextSearch(Search):
     state: Any
     steps: list[DraftStep] = field(default_factory=list)
 
+    @override
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         start = time.perf_counter()
         candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, Drawing())
         self.steps.append(DraftStep(len(frontier), time.perf_counter() - start))
         return candidates
 
+    @override
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
         return None
 
+    @override
     def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
         start = time.perf_counter()
         found, self.state = self.drafter.below(self.state, tree, frontier, k, Drawing(), deepest)
@@ -63,6 +67,7 @@ class TextSearch(Search):
         return found
 
     @property
+    @override
     def searches(self) -> bool:
         return True
 
@@ -254,7 +259,10 @@ class Chains:
 
 
 def _judged(tree: Tree, slot: int, row: Row) -> tuple[list[int], int] | None:
-    """Return the accepted nodes of a slot's chain by number, and the token after them; None where its text went another way."""
+    """Return the accepted nodes of a slot's chain by number, and the token after them.
+
+    Return None where its text went another way.
+    """
     nodes = tree.of_row(slot)[1:]
     new = row.text[len(row.text) - row.new :]
     count = len(new) - 1  # the last one is the target's own

@@ -48,7 +48,10 @@ class Slots:
         return [slot for slot, text in enumerate(self.texts) if text is not None]
 
     def match(self, rows: Sequence[Row]) -> list[int | None]:
-        """Return the slot of each row's request; None for one that was not in the batch at the last call."""
+        """Return the slot of each row's request.
+
+        Return None for one that was not in the batch at the last call.
+        """
         known: dict[tuple[int, bytes], list[int]] = {}
         for slot in reversed(self.live):
             known.setdefault(_key(self._text(slot)), []).append(slot)

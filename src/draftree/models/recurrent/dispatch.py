@@ -34,10 +34,21 @@ Known = TypeVar("Known", bound="Functions")
 class Functions(Protocol):
     """What answers in the place of transformers' functions; each is given the function it stands for, and its arguments."""
 
-    def conv(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any: ...
-    def delta(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any: ...
-    def ssd(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any: ...
-    def s6(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any: ...
+    def conv(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a causal convolution."""
+        ...
+
+    def delta(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a gated delta rule."""
+        ...
+
+    def ssd(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a state space model of Mamba-2's kind."""
+        ...
+
+    def s6(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Run a selective scan of Mamba-1's kind."""
+        ...
 
 
 NAMES: Mapping[str, str] = {
@@ -109,7 +120,7 @@ def answering(functions: Known) -> Iterator[Known]:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """The dtype of states: float32 or better, as transformers has them."""
+    """Return the dtype of states: float32 or better, as transformers has them."""
     return torch.promote_types(dtype, torch.float32)
 
 

@@ -42,7 +42,7 @@ class Paths:
 
     @classmethod
     def of(cls, feed: ForwardBatch, committed: Ints, earlier: Self | None, device: torch.device) -> Self:
-        """The paths of a feed.
+        """Return the paths of a feed.
 
         Args:
             feed: the tokens.
@@ -71,7 +71,7 @@ class Paths:
         return found
 
     def _are_paths(self) -> bool:
-        """True where each token sees what its parent sees, and itself."""
+        """Return True where each token sees what its parent sees, and itself."""
         above = np.take_along_axis(self.parents, self.columns, 1)
         at = above - self.columns[:, :1]  # the parent's place in this pass
         inside = at >= 0

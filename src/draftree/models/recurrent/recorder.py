@@ -11,6 +11,7 @@ from typing import Any, NoReturn
 import torch
 from torch import Tensor
 from transformers import PreTrainedConfig
+from typing_extensions import override
 
 from draftree.errors import UserError
 from draftree.models.architectures import STATEFUL, STATELESS
@@ -65,6 +66,7 @@ class Recorder(Passing):
         self._convolved, self._rules, self._clamped = set[Key](), set[str](), False
         self._now: Key = (-1, 0)
 
+    @override
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
@@ -72,6 +74,7 @@ class Recorder(Passing):
         self._keys[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3], device)
         return key_states, value_states
 
+    @override
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
     ) -> Tensor:
@@ -81,6 +84,7 @@ class Recorder(Passing):
         self._columns[self._now] = conv_states.shape[1], conv_kernel_size
         return conv_states
 
+    @override
     def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
         key = layer_idx, state_idx
         if not isinstance(recurrent_states, _Ours) or key not in self._columns:
@@ -90,17 +94,21 @@ class Recorder(Passing):
         return recurrent_states
 
     def conv(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Note that the layer convolves, and run the stock function."""
         self._convolved.add(self._now)
         return stock(*args, **kwargs)
 
     def delta(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Note the layer's state, and run the stock function."""
         return self._stateful("delta", stock, *args, **kwargs)
 
     def ssd(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Note the layer's state and whether its steps are clamped, and run the stock function."""
         self._clamped |= tuple(kwargs.get("dt_limit", (0.0, float("inf")))) != (0.0, float("inf"))
         return self._stateful("ssd", stock, *args, **kwargs)
 
     def s6(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Note the layer's state, and run the stock function."""
         return self._stateful("s6", stock, *args, **kwargs)
 
     def _stateful(self, rule: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -116,7 +124,7 @@ class Recorder(Passing):
         return str(types[layer]) if layer < len(types) else "of no named type"
 
     def kept(self) -> Kept:
-        """What was seen.
+        """Return what was seen.
 
         Raises:
             UserError: a layer keeps nothing that it should, or its convolution goes another way than ours.

@@ -37,7 +37,7 @@ class Stash:
         return self
 
     def move(self, state: Tensor, row: int, path: Tensor) -> None:
-        """Moves the state of a row, in its place, behind a path of slots [p]."""
+        """Move the state of a row, in its place, behind a path of slots [p]."""
         self.fold(state, {name: part[row].index_select(-2, path) for name, part in self.parts.items()})
 
 
@@ -133,7 +133,7 @@ def ssd_fold(state: Tensor, parts: Parts) -> None:
 def s6_tree(
     paths: Paths, before: Parts, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Stash]:
-    """Selective scan, Mamba-1 (Gu and Dao, 2312.00752, algorithm 2).
+    """Run the selective scan, Mamba-1 (Gu and Dao, 2312.00752, algorithm 2).
 
     The decay is another one for each channel and entry of the state, so D would have n² d N entries: tokens go level by level
     instead, each from its parent's state, S = e^(Δ A) S′ + Δ x Bᵀ and y = S C. States live for the pass alone; a later pass of

@@ -128,7 +128,7 @@ class States:
         return sum(t.nbytes for t in parts) // (self.rows * self._scratch.paths.slots)
 
     def begin(self, feed: ForwardBatch, committed: Ints) -> "Pass":
-        """The pass over a feed, behind [R] committed tokens."""
+        """Return the pass over a feed, behind [R] committed tokens."""
         before = self._scratch
         later = bool((feed.starts > committed).any())
         paths = Paths.of(feed, committed, before.paths if later and before else None, self.device)
@@ -160,7 +160,7 @@ class States:
 
     @torch.inference_mode()
     def mark(self, lengths: Ints) -> None:
-        """Takes a snapshot of each row, which `back` can go back to, unless there is one of its length."""
+        """Take a snapshot of each row, which `back` can go back to, unless there is one of its length."""
         for row, length in enumerate(lengths.tolist()):
             mine = self._snapshots[row]
             if length and not (mine and mine[-1].length == length):
@@ -181,14 +181,14 @@ class States:
         return reached
 
     def taken(self, rows: Ints) -> Self:
-        """A copy of some rows' bases and snapshots; −1 stands for an empty row."""
+        """Return a copy of some rows' bases and snapshots; −1 stands for an empty row."""
         part = type(self)(self.shapes, len(rows), self.dtype, self.device, self.clamped)
         there = np.flatnonzero(rows >= 0)
         part._copy(self, there, rows[there])
         return part
 
     def put(self, rows: Ints, part: Self) -> None:
-        """Puts those of other rows in the place of some."""
+        """Put those of other rows in the place of some."""
         self._copy(part, rows, np.arange(len(rows)))
 
     @torch.inference_mode()
@@ -218,7 +218,7 @@ class Pass:
         self._key: Key = (-1, 0)
 
     def enter(self, key: Key, columns: Tensor) -> Tensor:
-        """Stores what a layer's convolution reads, [R, C, n], and returns it behind what the committed tokens left.
+        """Store what a layer's convolution reads, [R, C, n], and return it behind what the committed tokens left.
 
         What functions of this layer are called until the next one enters is of this state.
         """
@@ -240,5 +240,5 @@ class Pass:
         return made.parts if isinstance(made, Stash) else {}
 
     def leave(self, key: Key, made: Stash | Final) -> None:
-        """Stores what a layer would do to its state."""
+        """Store what a layer would do to its state."""
         self._scratch.made[key] = made
