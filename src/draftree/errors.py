@@ -109,8 +109,9 @@ class Hinting:
 
     Names with the same meaning are read; for others the error says what to write.
 
-    Attributes: kind_of_name: kind of the attributes (`draftree.aliases`). no_items: the error
-    message for an item that is no attribute name, and so for unpacking.
+    Attributes:
+        kind_of_name: kind of the attributes (`draftree.aliases`).
+        no_items: the error message for an item that is no attribute name, and so for unpacking.
     """
 
     kind_of_name: ClassVar[str]

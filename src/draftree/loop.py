@@ -91,7 +91,7 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
 
 
 def step_and_read(parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk]) -> tuple[list[Emitted], State, Read | None]:
-    """Does what `step` does, and reads chunks of the prompts of seated rows in the target's pass."""
+    """Do what `step` does, and read chunks of the prompts of seated rows in the target's pass."""
     target, drafter, policy, acceptor = parts.target, parts.drafter, parts.policy, parts.acceptor
     prices, start = parts.costs.at(rows.context, rows.live.size), time.perf_counter()
     beside = sum(len(chunk.tokens) for chunk in chunks)
@@ -126,7 +126,7 @@ def step_and_read(parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk
 
 
 def read(parts: Parts, rows: Rows, chunks: Sequence[Chunk]) -> Read:
-    """Reads chunks of the prompts of seated rows, while no row writes."""
+    """Read chunks of the prompts of seated rows, while no row writes."""
     found = parts.target.read(rows.cache, parts.drafter.needs, chunks)
     for chunk in chunks:
         rows.follow(chunk.sequence)

@@ -209,7 +209,7 @@ class Rows:
         return any(r.guides or r.forced for r in mine)
 
     def shown(self, tree: Tree, node: int) -> list[int]:
-        """The ids of a node's text up to and including it, as processors and criteria see them."""
+        """Return the ids of a node's text up to and including it, as processors and criteria see them."""
         row, path = int(tree.row[node]), tree.tokens[tree.path(node)].tolist()
         return [*self.requests[row].before, *self.committed[row].tolist(), *path]
 

@@ -53,8 +53,9 @@ class Draw(Enum):
 class Drafted:
     """A draft vocabulary within the target's.
 
-    Attributes: ids: [V′] the target's ids, in ascending order. vocab: V, the size of the target's
-    vocabulary.
+    Attributes:
+        ids: [V′] the target's ids, in ascending order.
+        vocab: V, the size of the target's vocabulary.
     """
 
     ids: Tensor
@@ -177,9 +178,12 @@ class Candidates:
 class Below:
     """Candidates of all layers below some nodes of a tree.
 
-    Attributes: nodes: [F] the parents, by their numbers in the tree that all candidates are
-    appended to, node after node. rows: [F] the sequences of these nodes. candidates: [F, K]. alone:
-    whether the drafter has no other candidates, so that no model pass was saved.
+    Attributes:
+        nodes: [F] the parents, by their numbers in the tree that all candidates are appended to,
+            node after node.
+        rows: [F] the sequences of these nodes.
+        candidates: [F, K].
+        alone: whether the drafter has no other candidates, so that no model pass was saved.
     """
 
     nodes: Ints
@@ -330,9 +334,10 @@ class Tree:
 class Verdict:
     """The accept result: the path accepted below each root, and the bonus token after it.
 
-    Attributes: paths: for each root the accepted drafted nodes in order, without the root. bonus:
-    [roots] the token that the target chooses after each path. lossy: whether the acceptance rule
-    may change the output distribution.
+    Attributes:
+        paths: for each root the accepted drafted nodes in order, without the root.
+        bonus: [roots] the token that the target chooses after each path.
+        lossy: whether the acceptance rule may change the output distribution.
     """
 
     paths: tuple[Ints, ...]
@@ -357,8 +362,10 @@ class Verdict:
 class Room:
     """The budget of a step's trees.
 
-    Attributes: depth: [R] the largest depth of a node of each sequence (new tokens left, end of the
-    context, change of rope). nodes: largest number of drafted nodes of a sequence.
+    Attributes:
+        depth: [R] the largest depth of a node of each sequence (new tokens left, end of the
+            context, change of rope).
+        nodes: largest number of drafted nodes of a sequence.
     """
 
     depth: Ints

@@ -39,12 +39,16 @@ Curve = tuple[Floats, Floats]
 class Costs(Part):
     """Seconds by number of tokens for each sequence, linear between measured widths and beyond.
 
-    Attributes: draft: {f: sₐ(f)}, a draft step over f frontier nodes of each sequence, after
-    another draft step. target: {n: sₜ(n)}, a target pass over n = 1 + γ tokens of each sequence.
-    commit: seconds of the drafter's commit after a step. context: committed tokens of each
-    sequence. rows: number of sequences. find: seconds in which a fused drafter finds the retrieval
-    hits of one layer. catch_up: seconds of postponed commits, and of what the first draft step
-    after a target pass takes more than a later one, in a step that drafts.
+    Attributes:
+        draft: {f: sₐ(f)}, a draft step over f frontier nodes of each sequence, after another draft
+            step.
+        target: {n: sₜ(n)}, a target pass over n = 1 + γ tokens of each sequence.
+        commit: seconds of the drafter's commit after a step.
+        context: committed tokens of each sequence.
+        rows: number of sequences.
+        find: seconds in which a fused drafter finds the retrieval hits of one layer.
+        catch_up: seconds of postponed commits, and of what the first draft step after a target pass
+            takes more than a later one, in a step that drafts.
 
     Raises:
         UserError: a width, a figure, the context or the number of sequences is out of range.

@@ -60,6 +60,7 @@ class Replayed(Target):
         found = self._recording.prefill(cache, prompts, needs)
         return replace(found, packed=self._after(np.array([len(prompts[0]) - 1])))
 
+    @override
     def verify(
         self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None, chunks: Sequence[Chunk] = ()
     ) -> Verified:

@@ -35,9 +35,11 @@ Pages = tuple[tuple[Tensor, Tensor], ...]
 class LayerShape:
     """The shape of one layer's keys and values for one token.
 
-    Attributes: heads: number of key-value heads; 0 if the layer stores none. key: the width of a
-    key; 0 if there is none. value: the width of a value; 0 if there is none. device: the layer's
-    device, if it is not the cache's.
+    Attributes:
+        heads: number of key-value heads; 0 if the layer stores none.
+        key: the width of a key; 0 if there is none.
+        value: the width of a value; 0 if there is none.
+        device: the layer's device, if it is not the cache's.
     """
 
     heads: int
@@ -59,8 +61,9 @@ class SlotCache:
         states: the recurrent states, if any layer has one.
         ladder: the sizes to which passes are padded.
 
-    Attributes: lengths: [R] number of committed tokens of each sequence; their positions are 0 …
-    length − 1.
+    Attributes:
+        lengths: [R] number of committed tokens of each sequence; their positions are 0 … length −
+            1.
     """
 
     def __init__(
@@ -357,10 +360,14 @@ class SlotCache:
 class Within:
     """The memory of one layer's keys and values in a forward pass.
 
-    Attributes: keys: [R, H, S, width]. values: [R, H, S, width]. starts: [R] the slot of each
-    sequence's first token; 0 by default. slots: number of slots that are seen. more: number of
-    following layers stored at a constant stride. of_keys: stride from this layer's keys to the next
-    layer's, in elements. of_values: the same for values.
+    Attributes:
+        keys: [R, H, S, width].
+        values: [R, H, S, width].
+        starts: [R] the slot of each sequence's first token; 0 by default.
+        slots: number of slots that are seen.
+        more: number of following layers stored at a constant stride.
+        of_keys: stride from this layer's keys to the next layer's, in elements.
+        of_values: the same for values.
     """
 
     keys: Tensor
@@ -377,7 +384,8 @@ class Writer(Cache):
 
     It writes the tokens of the pass and returns them with everything before them.
 
-    Attributes: end: number of slots that are seen.
+    Attributes:
+        end: number of slots that are seen.
     """
 
     def __init__(self, cache: SlotCache, starts: Ints, n: int, end: int, at: Pass | None = None) -> None:

@@ -42,9 +42,11 @@ MOST = 64
 class Then:
     """An optional epilogue of a pass, captured in the same CUDA graph.
 
-    Attributes: kind: a key that tells epilogues apart. given: its inputs other than the results, by
-    name. made: function of the results and of everything that the pass was given; returns the new
-    results. Any other tensor that it reads must outlive it.
+    Attributes:
+        kind: a key that tells epilogues apart.
+        given: its inputs other than the results, by name.
+        made: function of the results and of everything that the pass was given; returns the new
+            results. Any other tensor that it reads must outlive it.
     """
 
     kind: Hashable = None
@@ -57,8 +59,9 @@ class Capture(ABC):
 
     Prompts and layers with a recurrent state are never captured.
 
-    Attributes: ladder: the sizes to which passes are padded. recordings: number of passes recorded
-    so far, by this object and all that `of` made from it.
+    Attributes:
+        ladder: the sizes to which passes are padded.
+        recordings: number of passes recorded so far, by this object and all that `of` made from it.
     """
 
     ladder: Ladder

@@ -48,7 +48,9 @@ class Decoder:
         model: a causal language model of transformers 5.
         capture: how passes over trees are run; by default eagerly.
 
-    Attributes: hf: runs the model's own modules. runner: runs the forward passes.
+    Attributes:
+        hf: runs the model's own modules.
+        runner: runs the forward passes.
 
     Raises:
         UserError: the architecture cannot verify a tree; the text names it and the reason.

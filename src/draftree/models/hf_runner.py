@@ -44,9 +44,11 @@ class HFRunner(ModelRunner):
         few_operations: whether passes of Llama-like models run in few operations, see
             `LlamaLayers`; by default on a GPU.
 
-    Attributes: model: the same, or a model over its weights whose recurrent layers support tree
-    passes. config: the config of its text part. layer_types: the types of its layers, where they
-    differ. window: number of positions that its sliding layers see; None if there are none.
+    Attributes:
+        model: the same, or a model over its weights whose recurrent layers support tree passes.
+        config: the config of its text part.
+        layer_types: the types of its layers, where they differ.
+        window: number of positions that its sliding layers see; None if there are none.
     """
 
     def __init__(self, model: PreTrainedModel, few_operations: bool | None = None) -> None:

@@ -77,12 +77,15 @@ class Needs:
 class Taps:
     """Hidden states and other internals of the target for the tokens it was fed, of all sequences.
 
-    Attributes: hidden: hidden states [T, D] for each layer that the drafter needs. rows: [T] the
-    sequence of each token. positions: [T] its position there. tokens: [T] its id. cache: the
-    target's cache, for drafters that read its keys and values. probe_logits: [P, V] logits after
-    each probe; None if the drafter sent no probes. top: [N, K] the likeliest tokens after every
-    node of the verified tree, rejected nodes included, by falling logit; None if the drafter needs
-    none or nothing was verified.
+    Attributes:
+        hidden: hidden states [T, D] for each layer that the drafter needs.
+        rows: [T] the sequence of each token.
+        positions: [T] its position there.
+        tokens: [T] its id.
+        cache: the target's cache, for drafters that read its keys and values.
+        probe_logits: [P, V] logits after each probe; None if the drafter sent no probes.
+        top: [N, K] the likeliest tokens after every node of the verified tree, rejected nodes
+            included, by falling logit; None if the drafter needs none or nothing was verified.
     """
 
     hidden: dict[int, Tensor]
@@ -143,9 +146,12 @@ class Taps:
 class Probes:
     """Extra tokens that are computed in a verification pass and leave nothing in the cache.
 
-    Attributes: tokens: [P] ids. row: [P] the sequence of each probe. positions: [P] its position.
-    visible: [P, P] which probes each one sees, itself included; all see the committed tokens and
-    the root of their sequence.
+    Attributes:
+        tokens: [P] ids.
+        row: [P] the sequence of each probe.
+        positions: [P] its position.
+        visible: [P, P] which probes each one sees, itself included; all see the committed tokens
+            and the root of their sequence.
     """
 
     tokens: Ints

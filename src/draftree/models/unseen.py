@@ -29,17 +29,22 @@ GIVEN = 2
 class Nodes:
     """Draft trees that grow on the device; a pass that adds nodes is a function of these tensors.
 
-    Attributes: tokens: [R, N] ids. score: [R, N] log values; −∞ for padding. log_q: [R, N] log q of
-    each token after its path. entropy: [R, N] of the distribution it comes from, where the policy
-    reads it; else 0. parents: [R, N] the index of each node's parent; −1 for roots. seen: [R, N, N]
-    whether a node sees another: its ancestors and itself. fed: [R, M] the nodes that the drafter
-    has read, then those that it reads next. asked: [R, M] for which of these the policy requests
-    children. broken: [R, 1] whether logits after one of them were not finite. known: [X] float64,
-    numbers of the policy's own. noise: [R, D, V] the noise that tokens are drawn with after nodes
-    of some depths: the frontier's for a layer, all depths for the target. D is 0 where none is
-    needed. bounds: [R, 3] bounds of each sequence set by the host, see `room`, `begin` and `start`.
-    places: [R, D, 5] the counters from which the first layer's pass computes the noise of all
-    depths. D is 0 in later layers, and where no noise is needed.
+    Attributes:
+        tokens: [R, N] ids.
+        score: [R, N] log values; −∞ for padding.
+        log_q: [R, N] log q of each token after its path.
+        entropy: [R, N] of the distribution it comes from, where the policy reads it; else 0.
+        parents: [R, N] the index of each node's parent; −1 for roots.
+        seen: [R, N, N] whether a node sees another: its ancestors and itself.
+        fed: [R, M] the nodes that the drafter has read, then those that it reads next.
+        asked: [R, M] for which of these the policy requests children.
+        broken: [R, 1] whether logits after one of them were not finite.
+        known: [X] float64, numbers of the policy's own.
+        noise: [R, D, V] the noise that tokens are drawn with after nodes of some depths: the
+            frontier's for a layer, all depths for the target. D is 0 where none is needed.
+        bounds: [R, 3] bounds of each sequence set by the host, see `room`, `begin` and `start`.
+        places: [R, D, 5] the counters from which the first layer's pass computes the noise of all
+            depths. D is 0 in later layers, and where no noise is needed.
     """
 
     tokens: Tensor
@@ -132,10 +137,12 @@ class Layers(ABC):
 
     Each pass also chooses the nodes of the next one.
 
-    Attributes: device: the device of the passes. begin: [R] slot of each sequence's root in the
-    drafter's cache. deepest: the last layer that the drafter has proposals for; None for no bound.
-    each_node: whether a pass is fed every node, instead of computing one list for all nodes of a
-    sequence.
+    Attributes:
+        device: the device of the passes.
+        begin: [R] slot of each sequence's root in the drafter's cache.
+        deepest: the last layer that the drafter has proposals for; None for no bound.
+        each_node: whether a pass is fed every node, instead of computing one list for all nodes of
+            a sequence.
     """
 
     device: torch.device
@@ -164,9 +171,11 @@ class Layers(ABC):
 class Told:
     """Draft trees grown on the device, as reported to the host.
 
-    Attributes: tree: the nodes to be verified; its `whole` has all, in the order in which the host
-    would have drafted them. fed: for each pass of the drafter the numbers [R, F] of the nodes
-    expanded, −1 for padding. finite: whether all of the drafter's logits were finite.
+    Attributes:
+        tree: the nodes to be verified; its `whole` has all, in the order in which the host would
+            have drafted them.
+        fed: for each pass of the drafter the numbers [R, F] of the nodes expanded, −1 for padding.
+        finite: whether all of the drafter's logits were finite.
     """
 
     tree: Tree
@@ -178,13 +187,16 @@ class Told:
 class Unseen:
     """Draft trees that were grown on the device.
 
-    Attributes: nodes: all nodes that were drafted. layers: number of nodes in each layer, the
-    roots' among them. frontiers: number of nodes that each pass of the drafter was fed. count: n,
-    the number of nodes to verify, root included; shorter trees are padded at the end. rank: returns
-    the ranking [R, N], −∞ for nodes that are not verified. It must be hashable, as recorded passes
-    are keyed by it. asked: maps logits [R, n, V], noise [R, D, V] and depths [R, n] to [R, 2n]: the
-    likeliest token after each node, then the drawn one; −1 for none. Equal functions must do the
-    same.
+    Attributes:
+        nodes: all nodes that were drafted.
+        layers: number of nodes in each layer, the roots' among them.
+        frontiers: number of nodes that each pass of the drafter was fed.
+        count: n, the number of nodes to verify, root included; shorter trees are padded at the end.
+        rank: returns the ranking [R, N], −∞ for nodes that are not verified. It must be hashable,
+            as recorded passes are keyed by it.
+        asked: maps logits [R, n, V], noise [R, D, V] and depths [R, n] to [R, 2n]: the likeliest
+            token after each node, then the drawn one; −1 for none. Equal functions must do the
+            same.
     """
 
     nodes: Nodes

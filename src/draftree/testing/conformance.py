@@ -554,7 +554,9 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
 
 
 def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Submitted requests join, leave, are cancelled and preempted at random steps; every text is the one it is alone.
+    """Submit requests that join, leave, are cancelled and preempted at random steps.
+
+    Check that every text is the one it is alone.
 
     In two of three cases chunks of prompts are read in the passes of running sequences.
     """

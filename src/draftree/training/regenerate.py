@@ -65,7 +65,7 @@ class Regeneration:
         return {name: value for name, value in asdict(self).items() if name not in drawn}
 
     def sampling(self, number: int) -> Sampling:
-        """The way in which the answer to a prompt is chosen."""
+        """Return the way in which the answer to a prompt is chosen."""
         if not self.temperature or np.random.default_rng([self.seed, 5, number]).random() >= self.sampled:
             return GREEDY
         return Sampling(self.temperature, seed=self.seed)

@@ -108,14 +108,14 @@ def own(model: nn.Module) -> dict[str, Tensor]:
 
 
 def save(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, step: int, seconds: float = 0.0) -> None:
-    """Writes the state after a number of steps, and seconds; an earlier one stays until this one is whole."""
+    """Write the state after a number of steps, and seconds; an earlier one stays until this one is whole."""
     kept = {"model": own(drafter.model), "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds}
     with whole(out / STATE) as partial:
         torch.save(kept, partial)
 
 
 def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, steps: int) -> tuple[int, float]:
-    """Loads the state; returns how many steps are done, and how many seconds they took.
+    """Load the state; return how many steps are done, and how many seconds they took.
 
     Args:
         out: the run's folder.

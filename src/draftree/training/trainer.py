@@ -83,7 +83,7 @@ class Plan(Recipe):
         return self.accumulate or 1
 
     def parted(self, samples: Sequence[Sample], world: int, on: torch.device = torch.device("cpu")) -> Self:
-        """The same plan with a number of parts, for `world` processes on a kind of device."""
+        """Return the same plan with a number of parts, for `world` processes on a kind of device."""
         if self.accumulate is not None:
             return self
         most = ON_GPU if on.type == "cuda" else TOGETHER
@@ -316,7 +316,7 @@ class Run:
         return torch.autocast(self.teacher.target.decoder.device.type, torch.bfloat16, enabled=self.plan.bf16)
 
     def measured(self, progress: Progress) -> Progress:
-        """The same with held-out figures, at the steps where they are taken."""
+        """Return the same with held-out figures, at the steps where they are taken."""
         if progress.step % self.plan.evaluate_every and progress.step < progress.steps:
             return progress
         together = self.plan.together(self.processes.world)
@@ -391,7 +391,7 @@ def _order(seed: int, epoch: int, count: int) -> Ints:
 
 
 def scale(plan: Plan, step: int, steps: int, over: float = 0.0) -> float:
-    """The factor of the learning rate at a step, where a share of the run's time is over."""
+    """Return the factor of the learning rate at a step, where a share of the run's time is over."""
     warmup = plan.warmup if plan.warmup >= 1 else plan.warmup * steps
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     past = min(max(step / steps, over), 1.0)
