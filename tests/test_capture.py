@@ -94,7 +94,8 @@ class Waits(TorchFunctionMode):
     def __init__(self, *models: nn.Module) -> None:
         super().__init__()
         self._weights = {id(t) for model in models for t in (*model.parameters(), *model.buffers())}
-        self.count, self._here, self._patch = 0, list[Tensor](), pytest.MonkeyPatch()
+        self._here = dict[int, Tensor]()  # by identity, which no other tensor gets while they are kept
+        self.count, self._patch = 0, pytest.MonkeyPatch()
 
     def __enter__(self) -> Any:
         for name in ("from_numpy", "tensor", "as_tensor"):  # torch tells no mode of these
@@ -111,7 +112,7 @@ class Waits(TorchFunctionMode):
             if "device" in how:
                 self.count += 1
             else:
-                self._here.append(made)
+                self._here[id(made)] = made
             return made
 
         return noted
@@ -127,13 +128,13 @@ class Waits(TorchFunctionMode):
             self.count += 1
         made = func(*args, **(kwargs or {}))
         if moved and here:  # to the device; on a CPU it is the very same tensor
-            self._here = [t for t in self._here if t is not made]
+            self._here.pop(id(made), None)
         elif isinstance(made, Tensor) and (here or moved or name == "cpu"):
-            self._here.append(made)
+            self._here[id(made)] = made
         return made
 
     def _is_here(self, tensor: Tensor) -> bool:
-        return any(tensor is t for t in self._here)
+        return id(tensor) in self._here
 
     def _sized(self, name: str, args: Any) -> bool:
         """Whether the size of what is made, or what is written to, depends on values."""
