@@ -39,6 +39,8 @@ from folders import target_folder
 
 NEURAL = ("edd", "glide", "lm", "vdm", "eagle", "eagle3", "medusa", "hydra", "mtp", "always")
 EXACT = ("greedy", "match")
+ENOUGH = 6
+"""Trees of several layers, all of which a fault that waits for each layer would show."""
 
 
 @pytest.fixture(scope="module")
@@ -245,7 +247,7 @@ def test_a_step_of_a_tree_that_depends_on_values_waits_once(
     parts = Parts(target, drafts, build("policy", policy), rule, costs)
     requests = [Request([7, 18, 29, 40, 51][: 5 - row], 90, sampling=sampling) for row in range(rows)]
     _, state = admit(parts, writing, requests, State())
-    while len(writing.live) == rows and writing.context < 80:
+    while len(writing.live) == rows and writing.context < 80 and grown < ENOUGH:
         before, recent = recorder.launched, max((s.depth for s in writing.stats.steps[-2 * rows :]), default=2)
         with Waits(target.decoder.model, model) as waits:
             _, state = step(parts, writing, state)

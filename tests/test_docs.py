@@ -181,7 +181,7 @@ def test_the_commands_of_a_page_run(
             continue
         if line.startswith("python -m draftree.testing"):
             monkeypatch.setattr(sys, "argv", shlex.split(line)[2:])
-            monkeypatch.setattr(testing, "cases", lambda *given: cases(*given)[::8])  # test_plugins.py runs them all
+            monkeypatch.setattr(testing, "cases", lambda *given: cases(*given)[::32])  # test_plugins.py runs more
             assert testing.main() == 0, line
         else:
             words = filled(line, home)

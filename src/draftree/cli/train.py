@@ -45,7 +45,7 @@ class TrainOptions:
         (), flag="--set", metavar="KEY=VALUE", help="An option of the drafter (draftree list); may be repeated."
     )
     init_from: Path | None = knob(None, help="Start from the weights of this checkpoint.")
-    regenerate: bool = knob(False, panel=DATA, help="Learn from the model's own answers to these prompts.")
+    regenerate: bool = knob(False, panel=DATA, help="Learn from the model's answers to these prompts.")
     regenerate_tokens: int = knob(256, least=1, panel=DATA, help="The most tokens of such an answer.")
     regenerate_batch: int = knob(32, least=1, panel=DATA, help="Answers written at a time.")
     regenerate_temperature: float = knob(0.0, least=0, panel=DATA, help="Temperature of sampled answers.")
@@ -79,7 +79,7 @@ class TrainOptions:
     weight_decay: float | None = knob(None, least=0, panel=STEPS, help="Weight decay of AdamW.")
     clip: float | None = knob(None, above=0, panel=STEPS, help="Largest norm or value of the gradient.")
     clip_by: Literal["norm", "value"] | None = knob(None, panel=STEPS, help="Clip the norm of the gradient, or each value.")
-    max_seconds: float = knob(0.0, least=0, panel=STEPS, help="End after so many seconds of steps; 0 for no bound.")
+    max_seconds: float = knob(0.0, least=0, panel=STEPS, help="End after so many seconds; 0 for no bound.")
     max_tokens: int | None = knob(None, least=2, panel=STEPS, help="The most tokens of a sample.")
     skip_bad_rows: bool = knob(False, panel=DATA, help="Leave out rows that cannot be read.")
     held_out: float = knob(0.02, least=0, below=1, panel=SAVING, help="Share of samples held out to measure, at most 64.")
