@@ -2,11 +2,12 @@
 
     python benchmarks/batches.py --out benchmarks/results/batches.json
 
-Texts are written in batches by the demo target, and every step is counted by a machine's curves: `cpu` was measured (SmolLM2
-135M in bfloat16, AMD EPYC Zen 4 with AVX-512-bf16, 2 cores), the others are formulas: `h100` a dense 8B model by its roofline,
-`moe` a staircase of 8 tokens, `linear` a machine on which no token is cheaper than another. Policies that read no costs are
-run once and counted on every machine. The gain is tokens a second over those of plain decoding with as many sequences as each
-step had, as in a batch whose free places are taken at once.
+Texts are written in batches by the demo target, and every step is counted by a machine's curves:
+`cpu` was measured (SmolLM2 135M in bfloat16, AMD EPYC Zen 4 with AVX-512-bf16, 2 cores), the others
+are formulas: `h100` a dense 8B model by its roofline, `moe` a staircase of 8 tokens, `linear` a
+machine on which no token is cheaper than another. Policies that read no costs are run once and
+counted on every machine. The gain is tokens a second over those of plain decoding with as many
+sequences as each step had, as in a batch whose free places are taken at once.
 """
 
 import argparse
@@ -52,7 +53,11 @@ class Machine:
         draft: Curve = (lambda n: SEARCH) if drafter.searches else self.draft
         return CostTable(
             tuple(
-                Costs({w: draft(w * rows) for w in WIDTHS}, {w: self.target(w * rows) for w in WIDTHS}, rows=rows)
+                Costs(
+                    {w: draft(w * rows) for w in WIDTHS},
+                    {w: self.target(w * rows) for w in WIDTHS},
+                    rows=rows,
+                )
                 for rows in SIZES
             )
         )
@@ -61,12 +66,17 @@ class Machine:
 def measured(tokens: Sequence[int], milliseconds: Sequence[float]) -> Curve:
     """Return a curve through measured points; its last slope goes on."""
     slope = (milliseconds[-1] - milliseconds[-2]) / (tokens[-1] - tokens[-2])
-    return lambda n: 1e-3 * (float(np.interp(n, tokens, milliseconds)) + max(n - tokens[-1], 0) * slope)
+    return lambda n: (
+        1e-3 * (float(np.interp(n, tokens, milliseconds)) + max(n - tokens[-1], 0) * slope)
+    )
 
 
 MACHINES = {
     "cpu": Machine(
-        measured((1, 2, 4, 8, 12, 16, 24, 32, 48, 64), (8.0, 8.1, 8.5, 9.6, 13.1, 16.0, 21.9, 28.9, 43.0, 55.3)),
+        measured(
+            (1, 2, 4, 8, 12, 16, 24, 32, 48, 64),
+            (8.0, 8.1, 8.5, 9.6, 13.1, 16.0, 21.9, 28.9, 43.0, 55.3),
+        ),
         measured((1, 4, 8, 16, 24, 32, 48, 64), (0.39, 0.6, 0.75, 1.15, 1.6, 2.1, 3.0, 3.85)),
     ),
     "h100": Machine(lambda n: 6.5e-3 + 2.7e-5 * n, lambda n: 7e-4 + 1e-6 * n),
@@ -75,7 +85,9 @@ MACHINES = {
 }
 
 
-def row(target: Target, drafter: str, policy: str, size: int, requests: Sequence[Request]) -> list[dict[str, Any]]:
+def row(
+    target: Target, drafter: str, policy: str, size: int, requests: Sequence[Request]
+) -> list[dict[str, Any]]:
     """Return the figures of one drafter and policy at one batch size, on every machine."""
     batches = [requests[i : i + size] for i in range(0, len(requests), size)]
     baseline = [plain(target, batch).tokens for batch in batches]
@@ -95,7 +107,10 @@ def row(target: Target, drafter: str, policy: str, size: int, requests: Sequence
         assert [w.tokens for w in written] == baseline, "texts are those of plain decoding"
         work = [step for w in written for step in w.stats.work]
         ours = counted(table, work)[0]
-        alone = sum(n / w.rows * table.at(w.context, w.rows).token for n, w in zip(gained, work, strict=True))
+        alone = sum(
+            n / w.rows * table.at(w.context, w.rows).token
+            for n, w in zip(gained, work, strict=True)
+        )
         steps = sum(step.rows for step in work)
         drafted = [step.fed > step.rows for step in work]
         found.append(
@@ -114,7 +129,11 @@ def behind(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     places = sorted({(r["machine"], r["drafter"], r["batch"]) for r in rows})
     found = []
     for place in places:
-        here = {r["policy"]: r["gain"] for r in rows if (r["machine"], r["drafter"], r["batch"]) == place}
+        here = {
+            r["policy"]: r["gain"]
+            for r in rows
+            if (r["machine"], r["drafter"], r["batch"]) == place
+        }
         mine = here.pop("yield")
         best = max({**here, "plain": 1.0}.items(), key=lambda item: item[1])
         found.append(dict(zip(("machine", "drafter", "batch"), place, strict=True)) | {
@@ -124,18 +143,27 @@ def behind(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 
 def main() -> None:
     """Count all combinations and save them."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--drafter", nargs="+", default=DRAFTERS)
     parser.add_argument("--policy", nargs="+", default=POLICIES)
     parser.add_argument("--batch", nargs="+", type=int, default=SIZES)
-    parser.add_argument("--texts", type=int, default=16, help="texts at each size, at least one batch")
+    parser.add_argument(
+        "--texts", type=int, default=16, help="texts at each size, at least one batch"
+    )
     parser.add_argument("--max-new-tokens", type=int, default=64)
     parser.add_argument("--out", type=Path, required=True)
     asked = parser.parse_args()
     target = Target.load("demo")
     prompts = suites.joined(["demo"], False, "plain").prompts
     requests = [
-        Request(encode(target.tokenizer, prompts[i % len(prompts)].content), asked.max_new_tokens, target.eos, i)
+        Request(
+            encode(target.tokenizer, prompts[i % len(prompts)].content),
+            asked.max_new_tokens,
+            target.eos,
+            i,
+        )
         for i in range(max(asked.texts, *asked.batch))
     ]
     rows = list[dict[str, Any]]()
@@ -143,8 +171,17 @@ def main() -> None:
         for drafter in asked.drafter:
             for policy in asked.policy:
                 rows += row(target, drafter, policy, size, requests[: max(asked.texts, size)])
-                print(*(f"{r['machine']} {r['gain']:.3f}" for r in rows[-len(MACHINES) :]), drafter, policy, size, flush=True)
-            save({"provenance": provenance(target, 0), "rows": rows, "behind": behind(rows)}, asked.out)
+                print(
+                    *(f"{r['machine']} {r['gain']:.3f}" for r in rows[-len(MACHINES) :]),
+                    drafter,
+                    policy,
+                    size,
+                    flush=True,
+                )
+            save(
+                {"provenance": provenance(target, 0), "rows": rows, "behind": behind(rows)},
+                asked.out,
+            )
     print(json.dumps(behind(rows)[:12], indent=1))
 
 

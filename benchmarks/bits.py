@@ -3,11 +3,12 @@
     python benchmarks/bits.py --target smollm2 --suite spec_bench.jsonl --limit 20 --exactness bits --out bits.json
     python benchmarks/bits.py … --exactness ties --out ties.json          # the same with transformers' sdpa
 
-Greedy texts are compared with stock `generate` of the same model object, alone, those at temperature 1 with plain decoding of
-the same seed (transformers draws otherwise). With `--rows` draftree writes so many texts in one batch, whatever their lengths,
-and stock `generate` pads them to one length beside the texts that it writes alone. Of a text that differs it is told where, and
-how far apart the two tokens' logits stood, in units in the last place. Prompts are spread evenly over the suite; a run that was
-stopped goes on.
+Greedy texts are compared with stock `generate` of the same model object, alone, those at
+temperature 1 with plain decoding of the same seed (transformers draws otherwise). With `--rows`
+draftree writes so many texts in one batch, whatever their lengths, and stock `generate` pads them
+to one length beside the texts that it writes alone. Of a text that differs it is told where, and
+how far apart the two tokens' logits stood, in units in the last place. Prompts are spread evenly
+over the suite; a run that was stopped goes on.
 """
 
 import argparse
@@ -49,15 +50,22 @@ def one_by_one(way: Way, requests: list[Request]) -> list[list[int]]:
 def padded(target: Target, requests: list[Request]) -> list[list[int]]:
     """The tokens that transformers' `generate` writes for a batch that is padded to the left."""
     prompts = [torch.tensor(request.prompt) for request in requests]
-    ids, seen = (pad_sequence(some, batch_first=True, padding_side="left") for some in (prompts, map(torch.ones_like, prompts)))
+    ids, seen = (
+        pad_sequence(some, batch_first=True, padding_side="left")
+        for some in (prompts, map(torch.ones_like, prompts))
+    )
     eos, count, model = requests[0].eos, requests[0].max_new_tokens, target.decoder.model
     stop: dict[str, Any] = {"eos_token_id": sorted(eos), "pad_token_id": min(eos, default=0)}
-    rows = model.generate(ids, attention_mask=seen, max_new_tokens=count, do_sample=False, **stop)[:, ids.shape[1] :].tolist()  # type: ignore[operator]
+    rows = model.generate(ids, attention_mask=seen, max_new_tokens=count, do_sample=False, **stop)[
+        :, ids.shape[1] :
+    ].tolist()  # type: ignore[operator]
     ends = (next((i + 1 for i, token in enumerate(row) if token in eos), len(row)) for row in rows)
     return [row[:end] for row, end in zip(rows, ends, strict=True)]
 
 
-def ways(target: Target, temperature: float, assistant: str | None, pairs: list[str], rows: int) -> dict[str, Batch]:
+def ways(
+    target: Target, temperature: float, assistant: str | None, pairs: list[str], rows: int
+) -> dict[str, Batch]:
     """Every way by its name."""
     alone = {} if temperature else speculative(target, assistant)
     found: dict[str, Batch] = {name: partial(one_by_one, way) for name, way in alone.items()}
@@ -71,7 +79,10 @@ def ways(target: Target, temperature: float, assistant: str | None, pairs: list[
 
 def apart(target: Target, request: Request, wanted: list[int], found: list[int]) -> dict[str, Any]:
     """The first token that differs, and by how many units in the last place its logit was behind."""
-    at = next((i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b), min(len(wanted), len(found)))
+    at = next(
+        (i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b),
+        min(len(wanted), len(found)),
+    )
     if at == min(len(wanted), len(found)):
         return {"token": at, "behind": None}
     with torch.inference_mode():
@@ -81,12 +92,18 @@ def apart(target: Target, request: Request, wanted: list[int], found: list[int])
     return {"token": at, "behind": round(float((one - other).float() / unit), 1)}
 
 
-def compared(target: Target, requests: list[Request], every: dict[str, Batch], own: Batch) -> Iterator[tuple[int, str, Any]]:
+def compared(
+    target: Target, requests: list[Request], every: dict[str, Batch], own: Batch
+) -> Iterator[tuple[int, str, Any]]:
     """For each way and request of a batch nothing where the text is the same, else where it is not."""
     wanted = own(requests)
     for name, way in every.items():
         for request, known, found in zip(requests, wanted, way(requests), strict=True):
-            yield request.number, name, None if found == known else apart(target, request, known, found)
+            yield (
+                request.number,
+                name,
+                None if found == known else apart(target, request, known, found),
+            )
 
 
 def main() -> None:
@@ -99,7 +116,9 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=1, help="texts of a batch")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--exactness", choices=("bits", "ties"), default="bits")
-    parser.add_argument("--compile", action=argparse.BooleanOptionalAction, help="by default where it is faster")
+    parser.add_argument(
+        "--compile", action=argparse.BooleanOptionalAction, help="by default where it is faster"
+    )
     parser.add_argument("--quantize", choices=("int4",))
     parser.add_argument("--temperature", type=float, default=0.0)
     parser.add_argument("--assistant", help="what `draftree export vdm --standalone` writes")
@@ -112,9 +131,16 @@ def main() -> None:
     prompts = spread(suites.load(args.suite).prompts, args.limit)
     sampling = Sampling(temperature=args.temperature, seed=1)
     encoded = (encode(target.tokenizer, p.content) for p in prompts)
-    requests = [Request(ids, args.max_new_tokens, target.eos, i, sampling=sampling) for i, ids in enumerate(encoded)]
+    requests = [
+        Request(ids, args.max_new_tokens, target.eos, i, sampling=sampling)
+        for i, ids in enumerate(encoded)
+    ]
     every = ways(target, args.temperature, args.assistant, args.pair, args.rows)
-    own = (lambda some: plain(target, some).tokens) if args.temperature else partial(one_by_one, partial(theirs, target))
+    own = (
+        (lambda some: plain(target, some).tokens)
+        if args.temperature
+        else partial(one_by_one, partial(theirs, target))
+    )
     kept = args.out.with_name(args.out.name + ".partial")
     done = [json.loads(line) for line in kept.read_text().splitlines()] if kept.is_file() else []
     whole = len(done) // (len(every) * args.rows)  # batches; one that was broken off is begun anew
@@ -124,14 +150,20 @@ def main() -> None:
         for line in compared(target, requests[at : at + args.rows], every, own):
             done.append(line)
             append(kept, json.dumps(line) + "\n")
-            print(f"{len(done)} of {len(requests) * len(every)}: {line[1]}, {line[2] or 'the same'}", flush=True)
+            print(
+                f"{len(done)} of {len(requests) * len(every)}: {line[1]}, {line[2] or 'the same'}",
+                flush=True,
+            )
     rows = []
     for name in every:
         found = [where for _, way, where in done if way == name and where is not None]
         behind = sorted(w["behind"] for w in found if w["behind"] is not None)
         rows.append({"way": name, "texts": len(requests), "differ": len(found), "behind": behind})
         print(f"{name:40} {len(found):3} of {len(requests)} differ, behind by {behind}")
-    asked = {name: getattr(args, name) for name in ("suite", "max_new_tokens", "exactness", "temperature", "rows")}
+    asked = {
+        name: getattr(args, name)
+        for name in ("suite", "max_new_tokens", "exactness", "temperature", "rows")
+    }
     save({"provenance": provenance(target, 1) | asked, "rows": rows}, args.out)
     kept.unlink()
 

@@ -2,10 +2,11 @@
 
     python benchmarks/blocks.py blocks --drafter my-dflash --target smollm2 --suite tasks.jsonl --recording recording
 
-What stands behind the name of the results goes to `draftree replay` (`--drafter` may be repeated). It runs twice over one
-recording: counted by the costs of this machine (blocks.json), and by those of the shipped ones (blocks_machines.json; these
-figures are simulated). Then paired ratios of seconds per token are printed as by benchmarks/paired.py. Exit status 1 where
-some budget is faster than yield.
+What stands behind the name of the results goes to `draftree replay` (`--drafter` may be repeated).
+It runs twice over one recording: counted by the costs of this machine (blocks.json), and by those
+of the shipped ones (blocks_machines.json; these figures are simulated). Then paired ratios of
+seconds per token are printed as by benchmarks/paired.py. Exit status 1 where some budget is faster
+than yield.
 """
 
 import argparse
@@ -39,11 +40,19 @@ def main() -> int:
     args, given = parser.parse_known_args()
     shipped = [word for file in sorted(FOLDER.glob("*.json")) for word in ("--machine", file.stem)]
     slower = False
-    for out, machines in ((Path(f"{args.name}.json"), []), (Path(f"{args.name}_machines.json"), shipped)):
+    for out, machines in (
+        (Path(f"{args.name}.json"), []),
+        (Path(f"{args.name}_machines.json"), shipped),
+    ):
         if status := replayed(out, given + machines):
             return status
         found = lines(read(out), "policy", "yield", "counted_seconds")
-        Console(width=140).print(table(f"{out}: yield over each budget, {'simulated' if machines else 'this machine'}", found))
+        Console(width=140).print(
+            table(
+                f"{out}: yield over each budget, {'simulated' if machines else 'this machine'}",
+                found,
+            )
+        )
         slower |= any(line["it is"] == "slower" for line in found)
     return int(slower)
 

@@ -2,11 +2,12 @@
 
     python benchmarks/bookkeeping.py --out bookkeeping.json
 
-Forests are random, of texts of 100 to 400 tokens; about half of the drafts are accepted. The passes are left out: the target
-returns logits that were made before. Figures are microseconds of processor time for a sequence and step, medians over forests,
-of one thread: `selection` of the nodes to verify from twice as many, `packing` of the pass, `acceptance` by the tokens that the
-target chooses, `commit` to the target's cache of SmolLM2's shape, `noting` of tokens and figures, `learning` of the policy.
-Drafting, sampling and text are not among them.
+Forests are random, of texts of 100 to 400 tokens; about half of the drafts are accepted. The passes
+are left out: the target returns logits that were made before. Figures are microseconds of processor
+time for a sequence and step, medians over forests, of one thread: `selection` of the nodes to
+verify from twice as many, `packing` of the pass, `acceptance` by the tokens that the target
+chooses, `commit` to the target's cache of SmolLM2's shape, `noting` of tokens and figures,
+`learning` of the policy. Drafting, sampling and text are not among them.
 """
 
 import argparse
@@ -77,7 +78,14 @@ class Clock:
         return result
 
 
-def step(clock: Clock, target: Target, rows: Rows, tree: Tree, draws: np.random.Generator, logits: torch.Tensor) -> None:
+def step(
+    clock: Clock,
+    target: Target,
+    rows: Rows,
+    tree: Tree,
+    draws: np.random.Generator,
+    logits: torch.Tensor,
+) -> None:
     """Run the parts of one step over a drafted forest."""
     policy, memory, needs = Yield(), Yield().start(), Needs()
     budget = _Budget.of(COSTS, tree.roots, memory)
@@ -93,7 +101,9 @@ def step(clock: Clock, target: Target, rows: Rows, tree: Tree, draws: np.random.
     clock.time("noting", lambda: rows.emit(target, tree, p, verdict))
 
 
-def measured(target: Target, sequences: int, forests: int, logits: torch.Tensor) -> dict[str, float]:
+def measured(
+    target: Target, sequences: int, forests: int, logits: torch.Tensor
+) -> dict[str, float]:
     """Return microseconds for a sequence and step, by part."""
     draws, clock = np.random.default_rng(0), Clock()
     for _ in range(forests):
@@ -103,7 +113,10 @@ def measured(target: Target, sequences: int, forests: int, logits: torch.Tensor)
         rows.cache.lengths = lengths.copy()
         step(clock, target, rows, forest(draws, sequences, logits.shape[1]), draws, logits)
     warm = forests // 4
-    return {name: round(1e6 * median(each[warm:]) / sequences, 1) for name, each in clock.seconds.items()}
+    return {
+        name: round(1e6 * median(each[warm:]) / sequences, 1)
+        for name, each in clock.seconds.items()
+    }
 
 
 def main() -> None:
@@ -116,12 +129,23 @@ def main() -> None:
     args = parser.parse_args()
     torch.set_num_threads(1)
     target = Target.load(args.target, "bfloat16")
-    logits = torch.zeros((1 + NODES) * max(args.batches), target.decoder.vocab, dtype=torch.bfloat16)
-    target.decoder.forward = lambda batch, cache, outputs: ModelOutput(logits[: len(batch.positions)], {})  # type: ignore[method-assign]
+    logits = torch.zeros(
+        (1 + NODES) * max(args.batches), target.decoder.vocab, dtype=torch.bfloat16
+    )
+    target.decoder.forward = lambda batch, cache, outputs: ModelOutput(
+        logits[: len(batch.positions)], {}
+    )  # type: ignore[method-assign]
     figures = {str(n): measured(target, n, args.forests, logits) for n in args.batches}
     for parts in figures.values():
-        parts["selection, acceptance, commit"] = round(sum(parts[name] for name in ("selection", "acceptance", "commit")), 1)
-    result = {"command": command(), "nodes": NODES, "microseconds": figures, **provenance(target, 0)}
+        parts["selection, acceptance, commit"] = round(
+            sum(parts[name] for name in ("selection", "acceptance", "commit")), 1
+        )
+    result = {
+        "command": command(),
+        "nodes": NODES,
+        "microseconds": figures,
+        **provenance(target, 0),
+    }
     if args.out is not None:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(figures, indent=1))

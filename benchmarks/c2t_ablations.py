@@ -2,10 +2,11 @@
 
     python benchmarks/c2t_ablations.py --data CHATS.jsonl --suite QUESTIONS.jsonl --work FOLDER [--out RESULT.json]
 
-The trees are grown once and serve all; every classifier is trained by `draftree train c2t`, and one that was not trained to
-the end is refused. Then `draftree bench` decodes with each at several β, because a β is another with every classifier: what
-is compared is τ and nodes a step at β = 0.5, and the nodes it takes for the τ that the paper's features have there
-(`equal_tau.py`). Trees, classifiers and benches stay in FOLDER, and the same command goes on from them.
+The trees are grown once and serve all; every classifier is trained by `draftree train c2t`, and one
+that was not trained to the end is refused. Then `draftree bench` decodes with each at several β,
+because a β is another with every classifier: what is compared is τ and nodes a step at β = 0.5, and
+the nodes it takes for the τ that the paper's features have there (`equal_tau.py`). Trees,
+classifiers and benches stay in FOLDER, and the same command goes on from them.
 """
 
 import argparse
@@ -35,7 +36,8 @@ from draftree.tuning.c2t import PLAN
 from equal_tau import Share
 
 USUAL = {"log_joint": "true", "steps": _trees.STEPS}
-"""Nets are compared that read log P: they decode like those that read P, and take a fifth of the steps."""
+"""Nets are compared that read log P: they decode like those that read P, and take a fifth of the
+steps."""
 HIDDEN = (2, 6, 12, 24, 36)
 ENTROPY_TOPS = (100, 500, ENTROPY_TOP, 10_000)
 """M of the paper; of a vocabulary that is not larger the last one is all of it."""
@@ -58,7 +60,8 @@ PAPER = {
     "entropy_top=500": "τ 4.89, γ 1.02",
     "entropy_top=10000": "τ 4.92, γ 1.00",
 }
-"""τ with the target's own token, which the paper leaves out; γ by that of the paper's setting (B.3 has alike γ)."""
+"""τ with the target's own token, which the paper leaves out; γ by that of the paper's setting (B.3
+has alike γ)."""
 
 
 def settings() -> Iterator[dict[str, Any]]:
@@ -80,7 +83,9 @@ def grow(args: argparse.Namespace) -> None:
     requests, _ = _trees.prompts(target, args.data, knobs)
     kept = []
     for top in ENTROPY_TOPS:
-        said = _trees.about(target, drafter, args.drafter, requests, replace(knobs, entropy_top=top))
+        said = _trees.about(
+            target, drafter, args.drafter, requests, replace(knobs, entropy_top=top)
+        )
         kept.append(Collected(args.work / f"trees-{top}", said))
         kept[-1].begin()
     trees = positives = 0
@@ -88,7 +93,9 @@ def grow(args: argparse.Namespace) -> None:
         if knobs.trees and trees >= knobs.trees and positives >= knobs.positives:
             break
         if any(k[number] is None for k in kept):
-            for k, nodes in zip(kept, _trees.grown(target, drafter, request, knobs, ENTROPY_TOPS), strict=True):
+            for k, nodes in zip(
+                kept, _trees.grown(target, drafter, request, knobs, ENTROPY_TOPS), strict=True
+            ):
                 k[number] = nodes
         found = kept[0][number]
         assert found is not None
@@ -104,9 +111,22 @@ def trained(setting: Mapping[str, Any], args: argparse.Namespace) -> dict[str, A
     out = args.work / told(setting).replace("=", "-").replace("+", "").replace(",", "-")
     if not (out / PLAN).is_file():
         trees = args.work / f"trees-{setting.get('entropy_top', ENTROPY_TOP)}"
-        command = ["train", "c2t", "--drafter", args.drafter, "--features", str(trees), "--out", str(out)]
+        command = [
+            "train",
+            "c2t",
+            "--drafter",
+            args.drafter,
+            "--features",
+            str(trees),
+            "--out",
+            str(out),
+        ]
         command += [item for path in args.data for item in ("--data", str(path))]
-        command += [item for k, v in {"trees": args.trees, **USUAL, **setting}.items() for item in ("--set", f"{k}={v}")]
+        command += [
+            item
+            for k, v in {"trees": args.trees, **USUAL, **setting}.items()
+            for item in ("--set", f"{k}={v}")
+        ]
         draftree(*command)
     return checked(out) | {"folder": str(out)}
 
@@ -119,7 +139,10 @@ def checked(folder: Path) -> dict[str, Any]:
     """
     note = read_object(folder / PLAN, "the note of a training")
     if note.get("to_the_end") is not True:
-        steps = next((r["step"] for r in reversed(note.get("history", ())) if "step" in r), "an unknown number of")
+        steps = next(
+            (r["step"] for r in reversed(note.get("history", ())) if "step" in r),
+            "an unknown number of",
+        )
         raise UserError(
             f"'{folder}' is not trained: it was stopped after {steps} steps, while held-out AUC may still rise; "
             "remove it, or name another --work"
@@ -143,7 +166,9 @@ def bench(pairs: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
     return report.read(out)
 
 
-def rows(notes: Mapping[str, dict[str, Any]], benched: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+def rows(
+    notes: Mapping[str, dict[str, Any]], benched: Sequence[dict[str, Any]]
+) -> Iterator[dict[str, Any]]:
     """A row for each classifier and one for EAGLE-2.
 
     Args:
@@ -151,7 +176,9 @@ def rows(notes: Mapping[str, dict[str, Any]], benched: Sequence[dict[str, Any]])
         benched: the rows of the bench.
     """
     of = lambda start: [r for r in benched if r["policy"] and r["policy"].startswith(start)]
-    curves = {name: of(f"c2t:classifier={note['folder']},") for name, note in notes.items()} | {"eagle2": of("eagle2")}
+    curves = {name: of(f"c2t:classifier={note['folder']},") for name, note in notes.items()} | {
+        "eagle2": of("eagle2")
+    }
     [reference] = [r for r in next(iter(curves.values())) if r["policy"].endswith(f"beta={AT}")]
     for name, curve in curves.items():
         found = {"setting": name, "paper": PAPER.get(name, "")}
@@ -171,7 +198,13 @@ def rows(notes: Mapping[str, dict[str, Any]], benched: Sequence[dict[str, Any]])
 def asked(what: str, needs_data: bool, limit: int) -> argparse.ArgumentParser:
     """The options of this script and of `c2t_tables.py`."""
     parser = argparse.ArgumentParser(description=what)
-    parser.add_argument("--data", type=Path, action="append", required=needs_data, help="prompts whose trees are learnt")
+    parser.add_argument(
+        "--data",
+        type=Path,
+        action="append",
+        required=needs_data,
+        help="prompts whose trees are learnt",
+    )
     parser.add_argument("--suite", required=True, help="questions to decode")
     parser.add_argument("--category", action="append", default=[])
     parser.add_argument("--limit", type=int, default=limit, help="of the questions")
@@ -186,24 +219,46 @@ def main() -> int:
     parser = asked((__doc__ or "").splitlines()[0], needs_data=True, limit=12)
     parser.add_argument("--drafter", default="eagle")
     parser.add_argument("--trees", type=int, default=Knobs.trees)
-    parser.add_argument("--beta", type=float, action="append", help=f"beside {AT}; by default {BETAS}")
+    parser.add_argument(
+        "--beta", type=float, action="append", help=f"beside {AT}; by default {BETAS}"
+    )
     args = parser.parse_args()
     betas = sorted({AT, *(args.beta or BETAS)})
     try:
         grow(args)
         notes = {told(setting): trained(setting, args) for setting in settings()}
-        policies = [f"c2t:classifier={note['folder']},beta={beta}" for note in notes.values() for beta in betas]
+        policies = [
+            f"c2t:classifier={note['folder']},beta={beta}"
+            for note in notes.values()
+            for beta in betas
+        ]
         policies += [BESIDE.format(nodes) for nodes in SIZES]
         result = bench([f"{args.drafter} {policy}" for policy in policies], args)
     except UserError as error:
         print(f"c2t_ablations: {error}", file=sys.stderr)
         return 2
     found = list(rows(notes, result["rows"]))
-    shown = ("setting", "AUC", "recall", "steps", "τ", "nodes a step", "nodes at equal τ [95 %]", "paper")
+    shown = (
+        "setting",
+        "AUC",
+        "recall",
+        "steps",
+        "τ",
+        "nodes a step",
+        "nodes at equal τ [95 %]",
+        "paper",
+    )
     text = lambda value: f"{value:.2f}" if isinstance(value, float) else str(value)
-    Console().print(table(f"C2T's classifier for {args.drafter}", [{k: text(r[k]) for k in shown} for r in found]))
+    Console().print(
+        table(
+            f"C2T's classifier for {args.drafter}", [{k: text(r[k]) for k in shown} for r in found]
+        )
+    )
     if args.out:
-        about = provenance(Target.load("demo"), 0) | {"trees": args.trees, "bench": result["provenance"]}
+        about = provenance(Target.load("demo"), 0) | {
+            "trees": args.trees,
+            "bench": result["provenance"],
+        }
         report.save({"provenance": about, "rows": found, "bench": result["rows"]}, args.out)
     return 0
 

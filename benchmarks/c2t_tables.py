@@ -3,9 +3,10 @@
     python benchmarks/c2t_tables.py TABLE --suite QUESTIONS.jsonl --work FOLDER [--limit 20] [--out RESULT.json]
     python benchmarks/c2t_tables.py 2 --data CHATS.jsonl …      # fine-tunes a classifier, which needs prompts
 
-The paper's figures stand beside ours: τ with the target's own token, which the paper leaves out, and γ as it counts it, all
-tokens of another benchmark. Where another model is asked for it is another drafter here: the demo has one target. FOLDER
-is as in `c2t_ablations.py`, and the same command goes on from it.
+The paper's figures stand beside ours: τ with the target's own token, which the paper leaves out,
+and γ as it counts it, all tokens of another benchmark. Where another model is asked for it is
+another drafter here: the demo has one target. FOLDER is as in `c2t_ablations.py`, and the same
+command goes on from it.
 """
 
 import argparse
@@ -44,7 +45,11 @@ class Line(NamedTuple):
     beside: str = ""
 
 
-E2, WIDE, STOPPED = "eagle2:nodes={},depth=10,width=15", "c2t:layer_top=none,beta={}", "c2t:chain=true,beta={}"
+E2, WIDE, STOPPED = (
+    "eagle2:nodes={},depth=10,width=15",
+    "c2t:layer_top=none,beta={}",
+    "c2t:chain=true,beta={}",
+)
 TUNED = "classifier=TUNED"
 TABLES = {
     "abstract": (
@@ -124,8 +129,19 @@ def tuned(drafter: str, args: argparse.Namespace) -> Path:
     out = args.work / f"tuned-{drafter}"
     if not (out / PLAN).is_file():
         if not args.data:
-            raise UserError("--data is not given: a classifier is fine-tuned on the answers to such prompts")
-        command = ["train", "c2t", "--drafter", drafter, "--init-from", str(demo_folder("c2t")), "--out", str(out)]
+            raise UserError(
+                "--data is not given: a classifier is fine-tuned on the answers to such prompts"
+            )
+        command = [
+            "train",
+            "c2t",
+            "--drafter",
+            drafter,
+            "--init-from",
+            str(demo_folder("c2t")),
+            "--out",
+            str(out),
+        ]
         command += [item for path in args.data for item in ("--data", str(path))]
         draftree(*command, *(item for k, v in FINE.items() for item in ("--set", f"{k}={v}")))
     checked(out)
@@ -138,7 +154,11 @@ def rows(lines: Sequence[Line], benched: Sequence[dict[str, Any]]) -> Iterator[d
         curve = [r for other, r in zip(lines, benched, strict=True)
                  if line.beside and other.drafter == line.drafter and other.policy.startswith(line.beside)]  # fmt: skip
         share = str(Share.of(row, curve, np.random.default_rng(0))) if curve else ""
-        figures = {"τ": row["acceptance_length"], "nodes a step": row["nodes_per_step"], "γ": sum(row["per_prompt"]["nodes"])}
+        figures = {
+            "τ": row["acceptance_length"],
+            "nodes a step": row["nodes_per_step"],
+            "γ": sum(row["per_prompt"]["nodes"]),
+        }
         yield line._asdict() | figures | {"nodes at equal τ [95 %]": share}
 
 
@@ -149,9 +169,13 @@ def main() -> int:
     args = parser.parse_args()
     lines = TABLES[args.table]
     try:
-        folders = {line.drafter: str(tuned(line.drafter, args)) for line in lines if TUNED in line.policy}
+        folders = {
+            line.drafter: str(tuned(line.drafter, args)) for line in lines if TUNED in line.policy
+        }
         policies = [line.policy.replace("TUNED", folders.get(line.drafter, "")) for line in lines]
-        result = bench([f"{line.drafter} {policy}" for line, policy in zip(lines, policies, strict=True)], args)
+        result = bench(
+            [f"{line.drafter} {policy}" for line, policy in zip(lines, policies, strict=True)], args
+        )
     except UserError as error:
         print(f"c2t_tables: {error}", file=sys.stderr)
         return 2
@@ -159,9 +183,14 @@ def main() -> int:
     found = list(rows(lines, benched))
     shown = ("drafter", "policy", "τ", "nodes a step", "γ", "nodes at equal τ [95 %]", "paper")
     text = lambda value: f"{value:.2f}" if isinstance(value, float) else str(value)
-    Console().print(table(f"C2T, table {args.table}", [{k: text(r[k]) for k in shown} for r in found]))
+    Console().print(
+        table(f"C2T, table {args.table}", [{k: text(r[k]) for k in shown} for r in found])
+    )
     if args.out:
-        about = provenance(Target.load("demo"), 0) | {"table": args.table, "bench": result["provenance"]}
+        about = provenance(Target.load("demo"), 0) | {
+            "table": args.table,
+            "bench": result["provenance"],
+        }
         report.save({"provenance": about, "rows": found, "bench": benched}, args.out)
     return 0
 

@@ -2,10 +2,11 @@
 
     python benchmarks/calibration.py SUITE --target demo --drafter edd --category math_reasoning --limit 24 --out FILE
 
-The expected calibration error (ECE) is that of the likeliest candidate at places that a chain comes to, over ten bins. Half of
-the texts fit two maps from q to acceptance, over all candidates: a temperature (log-odds times a constant) and isotonic
-regression. On the other half the ECE is measured again, and PCT grows its trees by the mapped q, beside EAGLE-2's tree of 50 by
-the drafter's own.
+The expected calibration error (ECE) is that of the likeliest candidate at places that a chain comes
+to, over ten bins. Half of the texts fit two maps from q to acceptance, over all candidates: a
+temperature (log-odds times a constant) and isotonic regression. On the other half the ECE is
+measured again, and PCT grows its trees by the mapped q, beside EAGLE-2's tree of 50 by the
+drafter's own.
 """
 
 import argparse
@@ -71,14 +72,24 @@ def seen(target: Target, drafter: Any, text: Text) -> Seen:
                 reached.append((float(q[0]), bool(hit[0])))
             alive = alive and bool(hit[0])
     q, right = np.array(reached, np.float64).T
-    return Seen(q, right, np.concatenate([a for a, _ in every]), np.concatenate([b for _, b in every]).astype(np.float64))
+    return Seen(
+        q,
+        right,
+        np.concatenate([a for a, _ in every]),
+        np.concatenate([b for _, b in every]).astype(np.float64),
+    )
 
 
 def error(several: Sequence[Seen], by: Map) -> float:
     """Return the ECE of some texts where q is mapped."""
-    q, right = by(np.concatenate([s.q for s in several])), np.concatenate([s.right for s in several])
+    q, right = (
+        by(np.concatenate([s.q for s in several])),
+        np.concatenate([s.right for s in several]),
+    )
     bins = np.minimum((q * BINS).astype(np.int64), BINS - 1)
-    return float(sum(abs(q[bins == b].sum() - right[bins == b].sum()) for b in range(BINS)) / len(q))
+    return float(
+        sum(abs(q[bins == b].sum() - right[bins == b].sum()) for b in range(BINS)) / len(q)
+    )
 
 
 def odds(q: Floats) -> Floats:
@@ -89,7 +100,10 @@ def odds(q: Floats) -> Floats:
 
 def temperature(several: Sequence[Seen]) -> tuple[Map, float]:
     """Fit the constant by which log-odds are multiplied, by the likelihood of all candidates."""
-    at, right = odds(np.concatenate([s.every_q for s in several])), np.concatenate([s.every_right for s in several])
+    at, right = (
+        odds(np.concatenate([s.every_q for s in several])),
+        np.concatenate([s.every_right for s in several]),
+    )
     losses = [np.logaddexp(0, np.where(right > 0, -a, a) * at).mean() for a in TEMPERATURES]
     best = float(TEMPERATURES[int(np.argmin(losses))])
     return lambda q: 1 / (1 + np.exp(-best * odds(q))), best
@@ -97,7 +111,10 @@ def temperature(several: Sequence[Seen]) -> tuple[Map, float]:
 
 def isotonic(several: Sequence[Seen]) -> Map:
     """Fit a nondecreasing map by all candidates, averaged over a thousand groups of equal size first."""
-    q, right = np.concatenate([s.every_q for s in several]), np.concatenate([s.every_right for s in several])
+    q, right = (
+        np.concatenate([s.every_q for s in several]),
+        np.concatenate([s.every_right for s in several]),
+    )
     order = np.argsort(q, kind="stable")
     groups = np.array_split(order, min(1000, len(order)))
     at, mean = (np.array([x[g].mean() for g in groups]) for x in (q, right))
@@ -125,14 +142,20 @@ def row(target: Target, drafter: Any, policy: Any, texts: Sequence[Text]) -> dic
     for number, text in enumerate(texts):
         source = Replayed.along(target, text, drafter.needs.hidden)
         engine = Engine(source, drafter, policy, costs=Costs({1: 0.037}, {1: 1.0}))
-        request = Request(text.tokens[: text.start].tolist(), len(text.tokens) - text.start, number=number)
+        request = Request(
+            text.tokens[: text.start].tolist(), len(text.tokens) - text.start, number=number
+        )
         stats = engine.write([request], reuse=False).stats
         each["tokens"].append(len(text.tokens) - text.start)
         each["steps"].append(len(stats.steps))
         each["nodes"].append(sum(s.nodes for s in stats.steps))
         each["accepted"].append(sum(s.accepted for s in stats.steps))
     steps = sum(each["steps"])
-    return {"per_prompt": each, "τ": sum(each["accepted"]) / steps + 1, "nodes a step": sum(each["nodes"]) / steps}
+    return {
+        "per_prompt": each,
+        "τ": sum(each["accepted"]) / steps + 1,
+        "nodes a step": sum(each["nodes"]) / steps,
+    }
 
 
 def main() -> None:
@@ -150,17 +173,25 @@ def main() -> None:
     target, suite = Target.load(args.target), suites.load(args.suite)
     drafter = build("drafter", args.drafter).open(target)
     prompts = [encode(target.tokenizer, p.content) for p in suite.select(args.category)]
-    texts = answered(target, fitting(prompts, target, args.max_new_tokens)[: args.limit], args.max_new_tokens)
+    texts = answered(
+        target, fitting(prompts, target, args.max_new_tokens)[: args.limit], args.max_new_tokens
+    )
     looked = [seen(target, drafter, text) for text in texts]
     fitted, held, held_texts = looked[::2], looked[1::2], texts[1::2]
     warm, constant = temperature(fitted)
-    maps: dict[str, Map] = {"as it is": lambda q: q, "temperature": warm, "isotonic": isotonic(fitted)}
+    maps: dict[str, Map] = {
+        "as it is": lambda q: q,
+        "temperature": warm,
+        "isotonic": isotonic(fitted),
+    }
     drawn = samples(len(looked), 0)
     whole = [error([looked[i] for i in draw], maps["as it is"]) for draw in drawn[:1000]]
     rows = list[dict[str, Any]]()
     for name, by in maps.items():
         Mapped.by = staticmethod(by)
-        found = {"q": name, "ECE, other half": error(held, by)} | row(target, drafter, Mapped(ratio=0.037), held_texts)
+        found = {"q": name, "ECE, other half": error(held, by)} | row(
+            target, drafter, Mapped(ratio=0.037), held_texts
+        )
         rows.append({"policy": "pct:ratio=0.037"} | found)
     eagle2 = {"policy": "eagle2:nodes=50", "q": "as it is", "ECE, other half": None}
     rows.append(eagle2 | row(target, drafter, build("policy", eagle2["policy"]), held_texts))
@@ -168,13 +199,20 @@ def main() -> None:
         ratio = paired(one, rows[-1], "steps")
         one["passes by eagle2's [95 %]"] = f"{ratio.value:.2f} [{ratio.low:.2f}, {ratio.high:.2f}]"
     rows[-1]["passes by eagle2's [95 %]"] = "1"
-    about = {"suite": suite.name, "categories": args.category, "prompts": len(texts), "max_new_tokens": args.max_new_tokens}
+    about = {
+        "suite": suite.name,
+        "categories": args.category,
+        "prompts": len(texts),
+        "max_new_tokens": args.max_new_tokens,
+    }
     told = {"drafter": args.drafter, "ECE": error(looked, maps["as it is"]), "constant": constant}
     told["interval"] = np.quantile(whole, (0.025, 0.975)).tolist()
     for one in rows:
         print({k: v for k, v in one.items() if k != "per_prompt"})
     print(told)
-    report.save({"provenance": provenance(target, 0) | about, "rows": rows, "calibration": told}, args.out)
+    report.save(
+        {"provenance": provenance(target, 0) | about, "rows": rows, "calibration": told}, args.out
+    )
 
 
 if __name__ == "__main__":

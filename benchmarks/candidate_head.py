@@ -1,9 +1,11 @@
 """Compare heads of a drafter: its draft vocabulary, all tokens, and candidates that factors of low rank find.
 
-python benchmarks/candidate_head.py tasks.jsonl --per-category 1 --tokens 32 --out benchmarks/results/candidate_head.json
+python benchmarks/candidate_head.py tasks.jsonl --per-category 1 --tokens 32 --out
+benchmarks/results/candidate_head.json
 
-Each prompt is written with chains of five under every head and by plain decoding, in turns. τ of a head, the median of
-seconds over plain decoding's on the same prompt, and seconds of one head over those of the draft vocabulary's, likewise.
+Each prompt is written with chains of five under every head and by plain decoding, in turns. τ of a
+head, the median of seconds over plain decoding's on the same prompt, and seconds of one head over
+those of the draft vocabulary's, likewise.
 """
 
 import argparse
@@ -51,7 +53,9 @@ def with_all_tokens(drafter: Any, target: Target) -> None:
         drafter._head = drafter.model.get_output_embeddings()
         return
     net = drafter.model
-    rows = target.decoder.head_weight.to(net.lm_head.weight).index_copy(0, net.drafted.ids, net.lm_head.weight.detach())
+    rows = target.decoder.head_weight.to(net.lm_head.weight).index_copy(
+        0, net.drafted.ids, net.lm_head.weight.detach()
+    )
     net.lm_head = nn.Linear(rows.shape[1], rows.shape[0], bias=False, dtype=rows.dtype)
     net.lm_head.weight = nn.Parameter(rows, requires_grad=False)
     net.d2t = net.t2d = None
@@ -65,7 +69,9 @@ def timed(work: Callable[[], Any]) -> tuple[float, Any]:
     return perf_counter() - start, found
 
 
-def compared(target: Target, drafter: str, requests: Sequence[Request], rounds: int) -> list[dict[str, Any]]:
+def compared(
+    target: Target, drafter: str, requests: Sequence[Request], rounds: int
+) -> list[dict[str, Any]]:
     """Return the figures of each head of a drafter."""
     heads = ["vocabulary", "all", *(f"{rank}x{count}" for rank in RANKS for count in COUNTS)]
     engines = {head: Engine(target, opened(drafter, target, head), Chain(5)) for head in heads}
@@ -73,13 +79,19 @@ def compared(target: Target, drafter: str, requests: Sequence[Request], rounds: 
     steps: dict[str, list[int]] = {head: [] for head in heads}
     drafting: dict[str, list[float]] = {head: [] for head in heads}
     for number, request in enumerate(requests):
-        works: dict[str, Callable[[], Any]] = {"plain": partial(engines["vocabulary"].plain, [request])}
-        works |= {head: partial(engine.write, [request], reuse=False) for head, engine in engines.items()}
+        works: dict[str, Callable[[], Any]] = {
+            "plain": partial(engines["vocabulary"].plain, [request])
+        }
+        works |= {
+            head: partial(engine.write, [request], reuse=False) for head, engine in engines.items()
+        }
         for _ in range(rounds):
             order = [*works][number % len(works) :] + [*works][: number % len(works)]
             done = {name: timed(works[name]) for name in order}
             for name, (taken, found) in done.items():
-                assert found.tokens == done["plain"][1].tokens, f"{drafter} with {name} wrote another text"
+                assert found.tokens == done["plain"][1].tokens, (
+                    f"{drafter} with {name} wrote another text"
+                )
                 seconds[name].append(taken)
                 if name in steps:
                     steps[name] += [step.accepted for step in found.stats.steps]
@@ -115,7 +127,9 @@ def main() -> None:
     target, suite = Target.load(args.target), suites.load(args.suite)
     prompts = list(suite.prompts)
     kinds = dict.fromkeys(p.category for p in prompts)
-    some = [p for kind in kinds for p in [q for q in prompts if q.category == kind][: args.per_category]]
+    some = [
+        p for kind in kinds for p in [q for q in prompts if q.category == kind][: args.per_category]
+    ]
     engine = Engine(target, build("drafter", "pld").open(target), Chain())
     requests, _ = chosen(some, engine, args.tokens, len(some))
     requests = [replace(request, max_new_tokens=args.tokens) for request in requests]
@@ -123,8 +137,17 @@ def main() -> None:
     for drafter in args.drafter or ["edd", "eagle3"]:
         rows += compared(target, drafter, requests, args.rounds)
         print(*rows[-2 - len(RANKS) * len(COUNTS) :], sep="\n", flush=True)
-    told = {"prompts": len(requests), "tokens": args.tokens, "rounds": args.rounds, "dtype": str(target.decoder.dtype)}
-    saved = {"provenance": provenance(target, 0)} | told | {"threads": torch.get_num_threads(), "rows": rows}
+    told = {
+        "prompts": len(requests),
+        "tokens": args.tokens,
+        "rounds": args.rounds,
+        "dtype": str(target.decoder.dtype),
+    }
+    saved = (
+        {"provenance": provenance(target, 0)}
+        | told
+        | {"threads": torch.get_num_threads(), "rows": rows}
+    )
     report.save(saved, args.out)
 
 

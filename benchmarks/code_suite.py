@@ -2,8 +2,9 @@
 
     python benchmarks/code_suite.py --out FOLDER [--prompts 40]
 
-Writes FOLDER/stdlib.jsonl, a suite whose prompts end behind a function's head, and FOLDER/corpus, a copy of all other files.
-A file with a prompt is left out of the corpus whole. Which files are taken follows from their names alone.
+Writes FOLDER/stdlib.jsonl, a suite whose prompts end behind a function's head, and FOLDER/corpus, a
+copy of all other files. A file with a prompt is left out of the corpus whole. Which files are taken
+follows from their names alone.
 """
 
 import argparse
@@ -16,7 +17,16 @@ from collections.abc import Iterator
 from pathlib import Path
 
 LIBRARY = Path(sysconfig.get_path("stdlib"))
-LEFT_OUT = {"test", "tests", "idlelib", "lib2to3", "site-packages", "dist-packages", "__pycache__", "ensurepip"}
+LEFT_OUT = {
+    "test",
+    "tests",
+    "idlelib",
+    "lib2to3",
+    "site-packages",
+    "dist-packages",
+    "__pycache__",
+    "ensurepip",
+}
 LINES = 12
 """The shortest function that is asked for."""
 BEFORE = 25
@@ -34,7 +44,11 @@ def heads(path: Path) -> Iterator[str]:
     text = path.read_text(encoding="utf-8", errors="strict")
     lines = text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):
-        if isinstance(node, ast.FunctionDef) and node.end_lineno and node.end_lineno - node.lineno >= LINES:
+        if (
+            isinstance(node, ast.FunctionDef)
+            and node.end_lineno
+            and node.end_lineno - node.lineno >= LINES
+        ):
             described = ast.get_docstring(node) is not None and len(node.body) > 1
             begin = node.body[1 if described else 0].lineno - 1
             yield "".join(lines[max(0, begin - BEFORE) : begin])
@@ -50,7 +64,9 @@ def main() -> None:
     for path in sorted(sources(), key=by_hash):
         found = next(heads(path), None)
         if found is not None and len(suite) < args.prompts:
-            suite.append({"prompt": found, "category": "stdlib", "file": str(path.relative_to(LIBRARY))})
+            suite.append(
+                {"prompt": found, "category": "stdlib", "file": str(path.relative_to(LIBRARY))}
+            )
             held_out.add(path)
     corpus = args.out / "corpus"
     shutil.rmtree(corpus, ignore_errors=True)  # of a run with other prompts

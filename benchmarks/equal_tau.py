@@ -2,9 +2,10 @@
 
     python benchmarks/equal_tau.py RESULT.json --policy c2t:beta --beside eagle2:nodes
 
-Policies are named by how their specs begin. For every row of the first, the nodes a step that the second needs for the same τ
-are interpolated on its curve, between the two settings around it, geometrically (τ grows about with their logarithm); where the
-curve does not reach, there is no figure. Intervals: 95 %, bootstrap over prompts, the same ones for both.
+Policies are named by how their specs begin. For every row of the first, the nodes a step that the
+second needs for the same τ are interpolated on its curve, between the two settings around it,
+geometrically (τ grows about with their logarithm); where the curve does not reach, there is no
+figure. Intervals: 95 %, bootstrap over prompts, the same ones for both.
 """
 
 import argparse
@@ -28,7 +29,9 @@ DRAWS = 2000
 def figures(row: Row, prompts: np.ndarray) -> tuple[float, float]:
     """τ and nodes a step over some prompts."""
     each = row["per_prompt"]
-    steps, accepted, nodes = (np.array(each[k], np.float64)[prompts].sum() for k in ("steps", "accepted", "nodes"))
+    steps, accepted, nodes = (
+        np.array(each[k], np.float64)[prompts].sum() for k in ("steps", "accepted", "nodes")
+    )
     return float(accepted / steps + 1), float(nodes / steps)
 
 
@@ -79,12 +82,16 @@ class Share:
         return f"{self.whole:.2f} [{self.low:.2f}, {self.high:.2f}]{sure}"
 
 
-def lines(rows: Sequence[Row], mine: Callable[[str], bool], theirs: Callable[[str], bool], seed: int) -> list[dict[str, str]]:
+def lines(
+    rows: Sequence[Row], mine: Callable[[str], bool], theirs: Callable[[str], bool], seed: int
+) -> list[dict[str, str]]:
     """A line for each setting of the policy, by drafter."""
     found = []
     drawn = np.random.default_rng(seed)
     for row in (r for r in rows if r["policy"] and mine(r["policy"])):
-        same = lambda r, row=row: (r["drafter"], r["temperature"]) == (row["drafter"], row["temperature"])
+        same = lambda r, row=row: (
+            (r["drafter"], r["temperature"]) == (row["drafter"], row["temperature"])
+        )
         curve = [r for r in rows if r["policy"] and theirs(r["policy"]) and same(r)]
         tau, nodes = figures(row, np.arange(len(row["per_prompt"]["steps"])))
         found.append({"drafter": row["drafter"], "policy": row["policy"], "τ": f"{tau:.2f}", "nodes/step": f"{nodes:.1f}",
@@ -97,13 +104,19 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("result", type=Path)
     parser.add_argument("--policy", required=True, help="how its specs begin")
-    parser.add_argument("--beside", required=True, help="how the specs of the other policy's curve begin")
-    parser.add_argument("--with", dest="containing", default="", help="only specs of the curve that contain this")
+    parser.add_argument(
+        "--beside", required=True, help="how the specs of the other policy's curve begin"
+    )
+    parser.add_argument(
+        "--with", dest="containing", default="", help="only specs of the curve that contain this"
+    )
     parser.add_argument("--without", help="no specs of the curve that contain this")
     args = parser.parse_args()
     mine = lambda spec: spec.startswith(args.policy)
     left_out = lambda spec: args.without is not None and args.without in spec
-    theirs = lambda spec: spec.startswith(args.beside) and args.containing in spec and not left_out(spec)
+    theirs = lambda spec: (
+        spec.startswith(args.beside) and args.containing in spec and not left_out(spec)
+    )
     try:
         rows = read(args.result)["rows"]
         for name, wanted in ((args.policy, mine), (args.beside, theirs)):

@@ -2,8 +2,9 @@
 
     build/engines/bin/python benchmarks/exports.py --out benchmarks/results/exports-vllm.json
 
-It needs vLLM beside draftree (`make build/engines/ready`). Both programs write the same number of tokens after the same
-prompts, greedily, in float32 and with chains of three. Each runs in a process of its own.
+It needs vLLM beside draftree (`make build/engines/ready`). Both programs write the same number of
+tokens after the same prompts, greedily, in float32 and with chains of three. Each runs in a process
+of its own.
 """
 
 import argparse
@@ -19,7 +20,8 @@ from pathlib import Path
 from typing import Any
 
 LENGTH, TOKENS, PROMPTS, BATCH = 3, 64, 72, 12
-"""Tokens of a chain and of an answer, how many answers, and how many at a time. They take at least 1,500 steps."""
+"""Tokens of a chain and of an answer, how many answers, and how many at a time. They take at least
+1,500 steps."""
 SHIPPED = (
     ("demo/eagle", "speculators", "eagle"),
     ("demo/eagle", "vllm-eagle", "eagle"),
@@ -53,7 +55,9 @@ def here(target: str, drafter: str, prompts: Sequence[str]) -> dict[str, Any]:
     """Run a drafter in draftree."""
     import draftree
 
-    engine = draftree.load(target, drafter=drafter, policy=f"chain:length={LENGTH}", dtype="float32")
+    engine = draftree.load(
+        target, drafter=drafter, policy=f"chain:length={LENGTH}", dtype="float32"
+    )
     accepted, texts = Counter[int](), []
     for i in range(0, len(prompts), BATCH):
         done = engine.complete(prompts[i : i + BATCH], max_new_tokens=TOKENS, ignore_eos=True)
@@ -64,7 +68,11 @@ def here(target: str, drafter: str, prompts: Sequence[str]) -> dict[str, Any]:
 
 def there(target: str, folder: str, method: str, prompts: Sequence[str]) -> dict[str, Any]:
     """Run an exported drafter in vLLM."""
-    os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_LOGGING_LEVEL": "ERROR"}
+    os.environ |= {
+        "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+        "VLLM_CPU_KVCACHE_SPACE": "1",
+        "VLLM_LOGGING_LEVEL": "ERROR",
+    }
     import vllm
     from transformers import AutoTokenizer
 
@@ -72,7 +80,9 @@ def there(target: str, folder: str, method: str, prompts: Sequence[str]) -> dict
 
     place = location(target)
     tokenizer = AutoTokenizer.from_pretrained(place)
-    ids = [{"prompt_token_ids": tokenizer(p, add_special_tokens=False)["input_ids"]} for p in prompts]
+    ids = [
+        {"prompt_token_ids": tokenizer(p, add_special_tokens=False)["input_ids"]} for p in prompts
+    ]
     spec = {"method": method, "model": folder, "num_speculative_tokens": LENGTH}
     llm: Any = vllm.LLM(
         model=place, dtype="float32", enforce_eager=True, max_model_len=512, max_num_seqs=16, disable_log_stats=False,
@@ -81,9 +91,17 @@ def there(target: str, folder: str, method: str, prompts: Sequence[str]) -> dict
     asked = vllm.SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     answers = llm.generate(ids, asked, use_tqdm=False)
     found = {m.name: getattr(m, "values", getattr(m, "value", None)) for m in llm.get_metrics()}
-    steps, reached = found["vllm:spec_decode_num_drafts"], [*found["vllm:spec_decode_num_accepted_tokens_per_pos"], 0]
-    accepted = Counter({n + 1: reached[n] - reached[n + 1] for n in range(LENGTH)}) + Counter({0: steps - reached[0]})
-    return summary(accepted) | {"texts": [list(a.outputs[0].token_ids) for a in answers], "version": vllm.__version__}
+    steps, reached = (
+        found["vllm:spec_decode_num_drafts"],
+        [*found["vllm:spec_decode_num_accepted_tokens_per_pos"], 0],
+    )
+    accepted = Counter({n + 1: reached[n] - reached[n + 1] for n in range(LENGTH)}) + Counter(
+        {0: steps - reached[0]}
+    )
+    return summary(accepted) | {
+        "texts": [list(a.outputs[0].token_ids) for a in answers],
+        "version": vllm.__version__,
+    }
 
 
 def apart(work: Sequence[str]) -> dict[str, Any]:
@@ -91,10 +109,18 @@ def apart(work: Sequence[str]) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder) / "found.json"
         done = subprocess.run(
-            [sys.executable, __file__, *work, "--out", str(out)], capture_output=True, text=True, errors="replace", check=False
+            [sys.executable, __file__, *work, "--out", str(out)],
+            capture_output=True,
+            text=True,
+            errors="replace",
+            check=False,
         )
         if not out.is_file():
-            lines = [line for line in done.stderr.splitlines() if "Error" in line] or done.stderr.splitlines()[-1:] or ["none"]
+            lines = (
+                [line for line in done.stderr.splitlines() if "Error" in line]
+                or done.stderr.splitlines()[-1:]
+                or ["none"]
+            )
             return {"error": lines[-1].strip()[-300:]}
         found: dict[str, Any] = json.loads(out.read_text())
         return found
@@ -105,9 +131,24 @@ def compared(drafter: str, form: str, method: str, folder: Path) -> dict[str, An
     target = drafter.partition("/")[0] if not Path(drafter).is_dir() else "demo"
     own = drafter.partition("/")[2] if not Path(drafter).is_dir() else drafter
     exported = folder / f"{drafter}-{form}".replace("/", "-").strip("-")
-    command = [sys.executable, "-m", "draftree", "export", drafter, "--format", form, "--out", str(exported), "--force"]
+    command = [
+        sys.executable,
+        "-m",
+        "draftree",
+        "export",
+        drafter,
+        "--format",
+        form,
+        "--out",
+        str(exported),
+        "--force",
+    ]
     subprocess.run(command, check=True, capture_output=True)
-    row: dict[str, Any] = {"drafter": own if own == method else f"{Path(own).name}", "target": target, "format": form}
+    row: dict[str, Any] = {
+        "drafter": own if own == method else f"{Path(own).name}",
+        "target": target,
+        "format": form,
+    }
     row |= {"method": method, "engine": "vLLM"}
     a, b = apart(["here", target, own]), apart(["there", target, str(exported), method])
     if "error" in a or "error" in b:
@@ -120,14 +161,23 @@ def compared(drafter: str, form: str, method: str, folder: Path) -> dict[str, An
 
 def _told(found: dict[str, Any]) -> dict[str, Any]:
     return {
-        k: round(v, 4) if isinstance(v, float) else v for k, v in found.items() if k in ("tau", "interval", "steps", "error")
+        k: round(v, 4) if isinstance(v, float) else v
+        for k, v in found.items()
+        if k in ("tau", "interval", "steps", "error")
     }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("work", nargs="*", help="for the processes that it starts")
-    parser.add_argument("--case", action="append", metavar="DRAFTER:FORMAT:METHOD", help="by default the demo's drafters")
+    parser.add_argument(
+        "--case",
+        action="append",
+        metavar="DRAFTER:FORMAT:METHOD",
+        help="by default the demo's drafters",
+    )
     parser.add_argument("--out", type=Path, required=True)
     given = parser.parse_args()
     if given.work:
@@ -142,7 +192,9 @@ def main() -> None:
             print(json.dumps(row), flush=True)
             key = ("drafter", "format", "target")
             rows = [r for r in rows if any(r[k] != row[k] for k in key)] + [row]
-            given.out.write_text(json.dumps({"length": LENGTH, "tokens": TOKENS, "rows": rows}, indent=1) + "\n")
+            given.out.write_text(
+                json.dumps({"length": LENGTH, "tokens": TOKENS, "rows": rows}, indent=1) + "\n"
+            )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python benchmarks/first_token.py [--target demo --target smollm2] [--batch 1 --batch 2 …] [--repeats 3]
 
-Each figure is a process of its own. The first one begins with an empty cache folder; a GGUF file is dequantised before.
-Printed are the seconds from the start of the process to its first token, and in brackets those from the call, in the first
-process and in later ones (medians), and the ratio of the former.
+Each figure is a process of its own. The first one begins with an empty cache folder; a GGUF file is
+dequantised before. Printed are the seconds from the start of the process to its first token, and in
+brackets those from the call, in the first process and in later ones (medians), and the ratio of the
+former.
 """
 
 import argparse
@@ -66,17 +67,23 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         prepared = Path(folder) / "prepared"
         for target in asked.target or ["demo", "smollm2"]:
-            first_token(target, "complete", 1, prepared)  # dequantises a GGUF file, and compiles what is compiled once
+            first_token(
+                target, "complete", 1, prepared
+            )  # dequantises a GGUF file, and compiles what is compiled once
             for way in asked.way or WAYS:
                 for batch in [1] if way == "stream" else asked.batch or [1, 2, 3, 4, 8]:
                     new, later = list[tuple[float, float]](), list[tuple[float, float]]()
                     for i in range(asked.repeats):
                         cache = Path(folder) / f"{target}-{way}-{batch}-{i}"
                         if (prepared / "targets").is_dir():
-                            shutil.copytree(prepared / "targets", cache / "targets", copy_function=os.link)
+                            shutil.copytree(
+                                prepared / "targets", cache / "targets", copy_function=os.link
+                            )
                         new.append(first_token(target, way, batch, cache))
                         later.append(first_token(target, way, batch, cache))
-                    (one, call), (other, again) = (map(statistics.median, zip(*each, strict=True)) for each in (new, later))
+                    (one, call), (other, again) = (
+                        map(statistics.median, zip(*each, strict=True)) for each in (new, later)
+                    )
                     found.append(one / other)
                     figures = f"{one:6.2f} s ({call:.2f}), later {other:6.2f} s ({again:.2f}), ratio {one / other:.2f}"
                     print(f"{target:8} {way:9} batch {batch}: {figures}", flush=True)

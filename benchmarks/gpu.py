@@ -3,16 +3,19 @@
     python benchmarks/gpu.py --out gpu                    # gpu/table.md, gpu/measured-1b.json, …, gpu/report.json
     python benchmarks/gpu.py --out gpu --device cpu --small     # tiny sizes on a CPU, to see that it runs; says it is no GPU
 
-It measures ceilings (copies, products); texts by plain decoding, by transformers' assisted generation and by draftree, eagerly
-and with CUDA graphs, one and eight at a time, at temperatures 0 and 1, for the shapes of SmolLM2 and of Llamas of 1 and 8
-billion parameters; seconds of a pass over n tokens behind contexts, and of draft steps of one layer; attention by groups
-beside SDPA; and the demo end to end. Each part is a line of a journal, so that a run that was stopped goes on with the next.
-The machine files are in the format of `draftree/machines`.
+It measures ceilings (copies, products); texts by plain decoding, by transformers' assisted
+generation and by draftree, eagerly and with CUDA graphs, one and eight at a time, at temperatures 0
+and 1, for the shapes of SmolLM2 and of Llamas of 1 and 8 billion parameters; seconds of a pass over
+n tokens behind contexts, and of draft steps of one layer; attention by groups beside SDPA; and the
+demo end to end. Each part is a line of a journal, so that a run that was stopped goes on with the
+next. The machine files are in the format of `draftree/machines`.
 
-Weights are random, as timings need no trained ones. What is accepted is scripted by them: the embedding outweighs what layers
-add to it, and the head has each token followed by the next id, in the target as in a draft of one layer and in a head of
-EAGLE-3's kind; after one token of five the draft guesses another one. Both programs draft a chain of four tokens with the draft
-model; transformers' takes one text at a time. With the head, trees of EAGLE-2 grow, 59 nodes in five layers.
+Weights are random, as timings need no trained ones. What is accepted is scripted by them: the
+embedding outweighs what layers add to it, and the head has each token followed by the next id, in
+the target as in a draft of one layer and in a head of EAGLE-3's kind; after one token of five the
+draft guesses another one. Both programs draft a chain of four tokens with the draft model;
+transformers' takes one text at a time. With the head, trees of EAGLE-2 grow, 59 nodes in five
+layers.
 
 Shapes: n tokens of a pass, H query heads, G key-value heads, S slots, D entries of a key.
 """
@@ -64,16 +67,24 @@ SMALL: Mapping[str, Sizes] = {"tiny": (2, 32, 64, 4, 2, 64)}
 BATCHES, TEMPERATURES = (1, 8), (0.0, 1.0)
 MODES = ("plain", "plain graphs", "assisted", "eager", "graphs", "tree eager", "tree graphs")
 TOKENS, WARM, DRAFTED, READ = 96, 24, 4, 64
-"""Tokens that are written, those written first to warm up, those of a chain that is drafted, and those of a prompt."""
+"""Tokens that are written, those written first to warm up, those of a chain that is drafted, and
+those of a prompt."""
 TREE, DRAFT_VOCAB, SHARP = EAGLE2(nodes=59, depth=5), 32_000, 2.0
-"""The tree of a head, the tokens that it can draft, and the scale of its queries and keys: each place attends to itself."""
+"""The tree of a head, the tokens that it can draft, and the scale of its queries and keys: each
+place attends to itself."""
 ADDED, SURE, WRONG = 0.003, 40.0, 5
-"""The scale of what a layer adds to the embedding; the logit of the right token; the draft is wrong after one token of five."""
+"""The scale of what a layer adds to the embedding; the logit of the right token; the draft is wrong
+after one token of five."""
 WIDTHS, CONTEXTS = (1, 2, 4, 8, 16, 32, 64, 128, 256, 512), (512, 4096, 16_384)
 PROMPT = "Lena reads 12 pages every morning and 20 pages every evening. How many pages does she read in two weeks?"
 TREES = ((4, 64), (16, 64), (64, 64), (64, 128))
 """n and D of the attentions that are compared."""
-NAMES = {"smollm2": "SmolLM2's shape, 135 million", "1b": "Llama, 1 billion", "8b": "Llama, 8 billion", "tiny": "tiny"}
+NAMES = {
+    "smollm2": "SmolLM2's shape, 135 million",
+    "1b": "Llama, 1 billion",
+    "8b": "Llama, 8 billion",
+    "tiny": "tiny",
+}
 
 
 def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> Decoder:
@@ -90,7 +101,9 @@ def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> 
     with torch.no_grad():
         for weight in made.parameters():
             weight.normal_(0, 0.02)
-    made.model.rotary_emb = type(made.model.rotary_emb)(config).to(device)  # its frequencies are no parameters
+    made.model.rotary_emb = type(made.model.rotary_emb)(config).to(
+        device
+    )  # its frequencies are no parameters
     if device.type == "cuda":
         use_grouped_attention(made)  # as `load` does there
     return Decoder(made.requires_grad_(False))
@@ -105,19 +118,32 @@ def passes(decoder: Decoder, widths: tuple[int, ...], context: int) -> dict[int,
         places = context + np.arange(n)
         seen = np.tri(n, dtype=np.bool_)
         feed = ForwardBatch.packed(
-            [np.arange(n) % decoder.vocab], [places], cache.lengths.copy(), [seen], [places], decoder.device
+            [np.arange(n) % decoder.vocab],
+            [places],
+            cache.lengths.copy(),
+            [seen],
+            [places],
+            decoder.device,
         )
         decoder.forward(feed, cache)
 
     with torch.inference_mode():
-        return dict(zip(widths, interleaved([partial(once, n) for n in widths], decoder.device, LONGEST), strict=True))
+        return dict(
+            zip(
+                widths,
+                interleaved([partial(once, n) for n in widths], decoder.device, LONGEST),
+                strict=True,
+            )
+        )
 
 
 def curves(sizes: Sizes, context: int, widths: tuple[int, ...], device: torch.device) -> Any:
     """A target's passes behind a context, and draft steps of one layer and its head, as an entry of a machine file."""
     room = context + 2 * max(widths)
     target = passes(model(sizes, room, device), widths, context)
-    draft = passes(model(sizes, room, device, layers=1), tuple(w for w in widths if w <= 32), context)
+    draft = passes(
+        model(sizes, room, device, layers=1), tuple(w for w in widths if w <= 32), context
+    )
     return asdict(Costs(draft, target, 0.0, context))
 
 
@@ -126,7 +152,9 @@ def ceilings(size: int, device: torch.device) -> dict[str, float]:
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     one = torch.ones(size, size, dtype=dtype, device=device)
     other = torch.empty_like(one)
-    copying, product = interleaved([lambda: other.copy_(one), lambda: torch.mm(one, one, out=other)], device, LONGEST)
+    copying, product = interleaved(
+        [lambda: other.copy_(one), lambda: torch.mm(one, one, out=other)], device, LONGEST
+    )
     return {
         "copy_bytes_per_second": 2 * one.numel() * one.element_size() / copying,
         "operations_per_second": 2 * size**3 / product,
@@ -139,12 +167,19 @@ def attention(context: int, device: torch.device) -> list[dict[str, Any]]:
     layer.num_key_value_groups = 4
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     for n, width in TREES:
-        q, k = (torch.randn(1, heads, s, width, dtype=dtype, device=device) for heads, s in ((32, n), (8, context)))
+        q, k = (
+            torch.randn(1, heads, s, width, dtype=dtype, device=device)
+            for heads, s in ((32, n), (8, context))
+        )
         mask = torch.zeros(1, 1, n, context, dtype=dtype, device=device)
         mask[..., context - n :] = torch.full((n, n), torch.finfo(dtype).min, device=device).triu(1)
         ways: tuple[Any, ...] = grouped_attention, sdpa_attention_forward
-        ours, theirs = interleaved([partial(way, layer, q, k, k, mask) for way in ways], device, LONGEST)
-        found.append({"tokens": n, "head": width, "context": context, "grouped": ours, "sdpa": theirs})
+        ours, theirs = interleaved(
+            [partial(way, layer, q, k, k, mask) for way in ways], device, LONGEST
+        )
+        found.append(
+            {"tokens": n, "head": width, "context": context, "grouped": ours, "sdpa": theirs}
+        )
     return found
 
 
@@ -176,17 +211,29 @@ def scripted_head(target: Target) -> EAGLE3Drafter:
     assert isinstance(drafter, EAGLE3Drafter)
     net, config = drafter.model, target.decoder.config
     layer, groups = net.midlayer, config.num_key_value_heads
-    wide, each = config.hidden_size // config.num_attention_heads, config.num_attention_heads // groups
-    for weight in (net.fc.weight, layer.mlp.down_proj.weight, *(p.weight for p in _projections(layer))):
+    wide, each = (
+        config.hidden_size // config.num_attention_heads,
+        config.num_attention_heads // groups,
+    )
+    for weight in (
+        net.fc.weight,
+        layer.mlp.down_proj.weight,
+        *(p.weight for p in _projections(layer)),
+    ):
         weight.zero_()
     for head in range(config.num_attention_heads):
-        rows, part = slice(head * wide, (head + 1) * wide), slice(head // each * wide, (head // each + 1) * wide)
+        rows, part = (
+            slice(head * wide, (head + 1) * wide),
+            slice(head // each * wide, (head // each + 1) * wide),
+        )
         torch.nn.init.eye_(layer.self_attn.q_proj.weight[rows, part]).mul_(SHARP)
         if head % each == 0:
             torch.nn.init.eye_(layer.self_attn.k_proj.weight[part, part]).mul_(SHARP)
             torch.nn.init.eye_(layer.self_attn.v_proj.weight[part, part])
             torch.nn.init.eye_(layer.self_attn.o_proj.weight[part, rows])
-    net.lm_head.weight[1::WRONG] = 0  # else the target's: after one token of five, the right one is not among the likeliest
+    net.lm_head.weight[1::WRONG] = (
+        0  # else the target's: after one token of five, the right one is not among the likeliest
+    )
     return drafter
 
 
@@ -214,7 +261,8 @@ class Texts:
         self._engines = dict[tuple[str, bool], Engine]()
         for mode, (of_target, of_draft) in ways.items():
             target, draft = (
-                Target(Decoder(m, capture=way), name) for m, way in ((self._made, of_target), (self._draft, of_draft))
+                Target(Decoder(m, capture=way), name)
+                for m, way in ((self._made, of_target), (self._draft, of_draft))
             )
             self._engines[mode, False] = load(target, draft, Chain(length=DRAFTED))
             self._engines[mode, True] = load(target, scripted_head(target), TREE)
@@ -223,19 +271,30 @@ class Texts:
         """Return tokens a second, tokens for each pass, and how many passes were recorded meanwhile; or nothing."""
         most = min(self._sizes[-1], DRAFT_VOCAB) - self._tokens
         prompts = np.random.default_rng(0).integers(0, most, (batch, self._read))
-        sampling, found = Sampling(temperature=temperature), {"mode": mode, "temperature": temperature, "batch": batch}
+        sampling, found = (
+            Sampling(temperature=temperature),
+            {"mode": mode, "temperature": temperature, "batch": batch},
+        )
         short, requests = (
-            [Request(prompt.tolist(), count, sampling=sampling) for prompt in prompts] for count in (self._warm, self._tokens)
+            [Request(prompt.tolist(), count, sampling=sampling) for prompt in prompts]
+            for count in (self._warm, self._tokens)
         )
         if mode == "assisted":  # which takes one text at a time
-            return found | (assisted(self._made, self._draft, requests[0], self._device) if batch == 1 else {})
+            return found | (
+                assisted(self._made, self._draft, requests[0], self._device) if batch == 1 else {}
+            )
         engine = self._engines["graphs" if "graphs" in mode else "eager", "tree" in mode]
-        write: Callable[..., Any] = engine.plain if "plain" in mode else partial(engine.write, reuse=False)
+        write: Callable[..., Any] = (
+            engine.plain if "plain" in mode else partial(engine.write, reuse=False)
+        )
         write(short)  # what is recorded or set up at first
         before, start = engine.target.decoder.capture.recordings, time.perf_counter()
         written = write(requests)
         seconds = time.perf_counter() - start
-        told = {"per_second": batch * self._tokens / seconds, "per_pass": written.stats.acceptance_length}
+        told = {
+            "per_second": batch * self._tokens / seconds,
+            "per_pass": written.stats.acceptance_length,
+        }
         return found | told | {"recorded": engine.target.decoder.capture.recordings - before}
 
 
@@ -245,7 +304,9 @@ def texts(name: str, small: bool, device: torch.device) -> Texts:
     return Texts(name, small, device)
 
 
-def cell(name: str, small: bool, device: torch.device, mode: str, temperature: float, batch: int) -> dict[str, Any]:
+def cell(
+    name: str, small: bool, device: torch.device, mode: str, temperature: float, batch: int
+) -> dict[str, Any]:
     """Return a cell of the table."""
     return texts(name, small, device).cell(mode, temperature, batch)
 
@@ -258,7 +319,9 @@ def assisted(made: Any, draft: Any, request: Request, device: torch.device) -> d
         setattr(draft.generation_config, key, value)
     how = {"attention_mask": torch.ones_like(ids), "assistant_model": draft, "pad_token_id": 0}
     count = request.max_new_tokens
-    drawn: dict[str, Any] = {"do_sample": False} if request.sampling.greedy else {"do_sample": True, "top_k": 0}
+    drawn: dict[str, Any] = (
+        {"do_sample": False} if request.sampling.greedy else {"do_sample": True, "top_k": 0}
+    )
     generate = partial(made.generate, ids, max_new_tokens=count, **drawn, **how)
     ours = made.config._attn_implementation
     made.set_attn_implementation("sdpa")
@@ -287,8 +350,13 @@ def table(done: Mapping[str, Any], shapes: Mapping[str, Sizes], about: Mapping[s
         floor = each * multiplied(sizes) / done["ceilings"]["copy_bytes_per_second"]
         for batch in BATCHES:
             for temperature in TEMPERATURES:
-                cells = {mode: done[f"texts {name} × {batch}, temperature {temperature:g}, {mode}"] for mode in MODES}
-                rows.append((NAMES[name], str(batch), f"{temperature:g}", *_figures(cells, batch, floor)))
+                cells = {
+                    mode: done[f"texts {name} × {batch}, temperature {temperature:g}, {mode}"]
+                    for mode in MODES
+                }
+                rows.append(
+                    (NAMES[name], str(batch), f"{temperature:g}", *_figures(cells, batch, floor))
+                )
     told = f"{about['device']}, torch {about['torch']}, by `make gpu`: random weights, scripted acceptance."
     return "\n".join([told, "", *(f"| {' | '.join(row)} |" for row in rows)]) + "\n"
 
@@ -312,7 +380,10 @@ def _figures(cells: Mapping[str, Any], batch: int, floor: float) -> tuple[str, .
 def multiplied(sizes: Sizes) -> int:
     """The weights that a pass multiplies by, all of which it reads."""
     layers, hidden, wide, heads, groups, vocab = sizes
-    return layers * (2 * hidden * hidden * (heads + groups) // heads + 3 * hidden * wide) + vocab * hidden
+    return (
+        layers * (2 * hidden * hidden * (heads + groups) // heads + 3 * hidden * wide)
+        + vocab * hidden
+    )
 
 
 def demo(device: torch.device, tokens: int) -> dict[str, Any]:
@@ -326,14 +397,23 @@ def demo(device: torch.device, tokens: int) -> dict[str, Any]:
     between = time.perf_counter()
     alone = engine.plain(requests)
     count, seconds = drafted.stats.new_tokens, (between - start, time.perf_counter() - between)
-    found = {"tokens": count, "drafted_per_second": count / seconds[0], "plain_per_second": count / seconds[1]}
-    return found | {"acceptance_length": drafted.stats.acceptance_length, "same_text": drafted.tokens == alone.tokens}
+    found = {
+        "tokens": count,
+        "drafted_per_second": count / seconds[0],
+        "plain_per_second": count / seconds[1],
+    }
+    return found | {
+        "acceptance_length": drafted.stats.acceptance_length,
+        "same_text": drafted.tokens == alone.tokens,
+    }
 
 
 def parts(device: torch.device, small: bool) -> dict[str, Callable[[], Any]]:
     """Every part by its name, the short ones first."""
     shapes, widths, contexts = (SMALL, (1, 4), (16, 64)) if small else (SHAPES, WIDTHS, CONTEXTS)
-    found: dict[str, Callable[[], Any]] = {"ceilings": partial(ceilings, 256 if small else 8192, device)}
+    found: dict[str, Callable[[], Any]] = {
+        "ceilings": partial(ceilings, 256 if small else 8192, device)
+    }
     found["demo"] = partial(demo, device, 8 if small else 256)
     for name in shapes:
         for batch, temperature, mode in itertools.product(BATCHES, TEMPERATURES, MODES):
@@ -353,7 +433,11 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--device", default="cuda")
     parser.add_argument("--small", action="store_true", help="tiny sizes, to see that it runs")
-    parser.add_argument("--only", metavar="REGEX", help="only parts whose names match; nothing but the journal is written")
+    parser.add_argument(
+        "--only",
+        metavar="REGEX",
+        help="only parts whose names match; nothing but the journal is written",
+    )
     args = parser.parse_args()
     try:
         device = usable(args.device)
@@ -362,11 +446,17 @@ def main() -> None:
     args.out.mkdir(parents=True, exist_ok=True)
     about = machine(device) | {"small": str(args.small)}
     journal = args.out / "journal.jsonl"
-    lines = [json.loads(line) for line in journal.read_text().splitlines()] if journal.is_file() else []
+    lines = (
+        [json.loads(line) for line in journal.read_text().splitlines()] if journal.is_file() else []
+    )
     done = {line["part"]: line["found"] for line in lines if line["about"] == about}
     if device.type != "cuda":
         print(f"this is no GPU ({about['device']}): the figures are a CPU's")
-    every = {name: part for name, part in parts(device, args.small).items() if re.search(args.only or "", name)}
+    every = {
+        name: part
+        for name, part in parts(device, args.small).items()
+        if re.search(args.only or "", name)
+    }
     for i, (name, measure) in enumerate(every.items(), 1):
         if name not in done:
             start = time.perf_counter()
@@ -375,17 +465,32 @@ def main() -> None:
             print(f"{i} of {len(every)}: {name}, {time.perf_counter() - start:.0f} s", flush=True)
     if args.only:
         return
-    told = {"kind": "measured", "source": "benchmarks/gpu.py, Llama shapes of random weights", "threads": about["threads"]}
-    told |= {"torch": about["torch"], "assumptions": "a draft step is one layer and one head; a commit costs nothing"}
+    told = {
+        "kind": "measured",
+        "source": "benchmarks/gpu.py, Llama shapes of random weights",
+        "threads": about["threads"],
+    }
+    told |= {
+        "torch": about["torch"],
+        "assumptions": "a draft step is one layer and one head; a commit costs nothing",
+    }
     for name in SMALL if args.small else SHAPES:
         entries = [done[part] for part in every if part.startswith(f"{name} ")]
         path = args.out / f"measured-{name}.json"
-        write_text(path, json.dumps({"entries": entries, "about": {**told, "device": f"{about['device']}, {name}"}}, indent=1))
+        write_text(
+            path,
+            json.dumps(
+                {"entries": entries, "about": {**told, "device": f"{about['device']}, {name}"}},
+                indent=1,
+            ),
+        )
         CostTable.load(path)  # as `--machine` and `--costs` read it
     made = table(done, SMALL if args.small else SHAPES, about)
     write_text(args.out / "table.md", made)
     print(made)
-    write_text(args.out / "report.json", json.dumps({"provenance": about, "parts": done}, indent=1) + "\n")
+    write_text(
+        args.out / "report.json", json.dumps({"provenance": about, "parts": done}, indent=1) + "\n"
+    )
     print(f"written: {args.out}")
 
 

@@ -2,11 +2,12 @@
 
     python benchmarks/growth.py --out benchmarks/results/growth.json
 
-Candidates are made up beforehand (V = 4,096, rows of random logits), so that an answer takes no time. Policies grow trees
-of about 16, 64 and 256 nodes, as near as their knobs come on these candidates (each row says its size); medians of interleaved
-runs, one thread, in microseconds per layer, node and step: when the caches hold other things, as after a pass of a model, and
-at once again. At 64 nodes a layer shall take at most 100 and a step 300, and a fusion of a model and a find 200 over its parts:
-met or missed is said of each.
+Candidates are made up beforehand (V = 4,096, rows of random logits), so that an answer takes no
+time. Policies grow trees of about 16, 64 and 256 nodes, as near as their knobs come on these
+candidates (each row says its size); medians of interleaved runs, one thread, in microseconds per
+layer, node and step: when the caches hold other things, as after a pass of a model, and at once
+again. At 64 nodes a layer shall take at most 100 and a step 300, and a fusion of a model and a find
+200 over its parts: met or missed is said of each.
 
 Shapes: F frontier nodes, K candidates, V vocabulary.
 """
@@ -42,7 +43,8 @@ POLICIES = {
 LAYER, STEP, FUSION = 100.0, 300.0, 200.0
 """Microseconds that a layer, a step and an expansion by a fusion may take."""
 PRICES = {16: 0.04, 64: 0.01, 256: 0.002}
-"""What a node adds to a pass, in passes, for policies that read costs: the dearer, the smaller the tree."""
+"""What a node adds to a pass, in passes, for policies that read costs: the dearer, the smaller the
+tree."""
 
 
 BOUNDED = 64
@@ -58,7 +60,9 @@ class Ready:
     """A drafter whose answers lie ready; counts its calls and the time it takes."""
 
     def __init__(self, seed: int, rows: int = 512, vocab: int = 4096) -> None:
-        logits = torch.from_numpy(np.random.default_rng(seed).gumbel(size=(rows, vocab)) * 1.7).float()
+        logits = torch.from_numpy(
+            np.random.default_rng(seed).gumbel(size=(rows, vocab)) * 1.7
+        ).float()
         logits[torch.arange(rows), torch.arange(rows) * 7] += 14.0
         self.log_probs = torch.log_softmax(logits, dim=-1)
         top = self.log_probs.topk(64, dim=-1)
@@ -68,7 +72,9 @@ class Ready:
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         start = time.perf_counter()
         at = frontier % len(self.tokens)
-        found = Candidates(self.tokens[at, :k], self.log_q[at, :k], self.log_probs[torch.from_numpy(at)])
+        found = Candidates(
+            self.tokens[at, :k], self.log_q[at, :k], self.log_probs[torch.from_numpy(at)]
+        )
         self.layers += 1
         self.seconds += time.perf_counter() - start
         return found
@@ -76,7 +82,11 @@ class Ready:
 
 def grown(policy: Policy, costs: Costs, expand: Ready) -> tuple[float, int, int]:
     """Seconds of the policy, layers and nodes of one tree."""
-    expand.layers, expand.seconds, root = 0, 0.0, Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64))
+    expand.layers, expand.seconds, root = (
+        0,
+        0.0,
+        Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64)),
+    )
     start, memory = time.perf_counter(), policy.start()
     tree = policy.draft(expand, root, costs, Room(np.array([64]), 512), memory)
     return time.perf_counter() - start - expand.seconds, expand.layers, tree.drafted
@@ -102,7 +112,9 @@ class Asked(Drafter[None]):
     def start(self, *_: Any, **__: Any) -> None:
         return None
 
-    def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
+    def expand(
+        self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, None]:
         found = self._ready(tree, frontier, k)
         return (replace(found, logs=None) if self.searches else found), None
 
@@ -136,11 +148,18 @@ def main(out: Annotated[Path, typer.Option()], rounds: Annotated[int, typer.Opti
         policies = {spec: build("policy", spec) for spec in specs}
         for policy in policies.values():
             once(policy, costs, 0)
-        runs = [{spec: once(policy, costs, seed) for spec, policy in policies.items()} for seed in range(rounds)]
+        runs = [
+            {spec: once(policy, costs, seed) for spec, policy in policies.items()}
+            for seed in range(rounds)
+        ]
         for spec in specs:
             seconds, layers, nodes, again = zip(*(run[spec] for run in runs), strict=True)
             per_layer, per_node, layer_again = (
-                round(1e6 * statistics.median(s / max(n, 1) for s, n in zip(times, counts, strict=True)), 1)
+                round(
+                    1e6
+                    * statistics.median(s / max(n, 1) for s, n in zip(times, counts, strict=True)),
+                    1,
+                )
                 for times, counts in ((seconds, layers), (seconds, nodes), (again, layers))
             )
             rows.append({
@@ -150,12 +169,19 @@ def main(out: Annotated[Path, typer.Option()], rounds: Annotated[int, typer.Opti
             })  # fmt: skip
             if size == BOUNDED:
                 for of, bound in (("layer", LAYER), ("step", STEP)):
-                    rows[-1] |= {f"{at}_{of}": verdict(rows[-1][f"{at}_per_{of}"], bound) for at in ("us", "again")}
+                    rows[-1] |= {
+                        f"{at}_{of}": verdict(rows[-1][f"{at}_per_{of}"], bound)
+                        for at in ("us", "again")
+                    }
             print(rows[-1])
     more = 1e6 * fusion(10 * rounds)
     fused = {"us_over_its_parts": round(more, 1), "bound": verdict(more, FUSION)}
     print("fusion of a model and a find, four nodes:", fused)
-    result = {"provenance": machine(torch.device("cpu")) | {"rounds": rounds}, "rows": rows, "fusion": fused}
+    result = {
+        "provenance": machine(torch.device("cpu")) | {"rounds": rounds},
+        "rows": rows,
+        "fusion": fused,
+    }
     out.write_text(json.dumps(result, indent=1) + "\n")
 
 

@@ -3,11 +3,13 @@
     python benchmarks/hybrids.py --model qwen3_5 --pairs 0 --out benchmarks/results/hybrids_qwen3_5.json
     python benchmarks/hybrids.py --model lfm2 --seconds 0 --out benchmarks/results/hybrids_lfm2_texts.json
 
-Random weights of real shapes. One thread by default. A pass over a root and n − 1 children, behind 256 tokens, is timed beside
-transformers' own pass over one token and beside path rows, the way that needs no mathematics (`tests/path_rows.py`), in turns.
-The tree form is what is done in the place of the mixers' functions, and the fold of a step's root; its share of a pass is told.
-Then `pld` and `suffix` with `yield` and plain decoding write the same texts, in turns, token by token. Each pair is saved; a
-run of the same settings goes on behind those in its file, so that they can be measured one at a time.
+Random weights of real shapes. One thread by default. A pass over a root and n − 1 children, behind
+256 tokens, is timed beside transformers' own pass over one token and beside path rows, the way that
+needs no mathematics (`tests/path_rows.py`), in turns. The tree form is what is done in the place of
+the mixers' functions, and the fold of a step's root; its share of a pass is told. Then `pld` and
+`suffix` with `yield` and plain decoding write the same texts, in turns, token by token. Each pair
+is saved; a run of the same settings goes on behind those in its file, so that they can be measured
+one at a time.
 """
 
 import json
@@ -67,7 +69,9 @@ def built(name: str, vocab: int, dtype: torch.dtype) -> Target:
     kind, values = MODELS[name]
     torch.manual_seed(0)
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    model: Any = AutoModelForCausalLM.from_config(AutoConfig.for_model(kind, **values, **ends, vocab_size=vocab), dtype=dtype)
+    model: Any = AutoModelForCausalLM.from_config(
+        AutoConfig.for_model(kind, **values, **ends, vocab_size=vocab), dtype=dtype
+    )
     return Target(Decoder(model.eval().requires_grad_(False)), name)
 
 
@@ -77,13 +81,25 @@ def star(width: int) -> Tree:
     if width == 1:
         return tree
     zeros = np.zeros(width - 1)
-    return tree.append(np.zeros(width - 1, np.int64), children, zeros, zeros, Candidates(children[None], zeros[None]))
+    return tree.append(
+        np.zeros(width - 1, np.int64),
+        children,
+        zeros,
+        zeros,
+        Candidates(children[None], zeros[None]),
+    )
 
 
-def by_width(target: Target, context: int, seconds: float, rows_too: bool) -> list[dict[str, float | None]]:
+def by_width(
+    target: Target, context: int, seconds: float, rows_too: bool
+) -> list[dict[str, float | None]]:
     """Milliseconds of a pass by width, of transformers' own pass, and of path rows."""
     prompt = np.arange(context) % 1000
-    cache, other, oracle = target.new_cache(1, context + 65), target.new_cache(1, context + 65), PathRows(target, 1)
+    cache, other, oracle = (
+        target.new_cache(1, context + 65),
+        target.new_cache(1, context + 65),
+        PathRows(target, 1),
+    )
     target.prefill(cache, [prompt], Needs())
     stock = OneByOne(target.decoder.model, prompt.tolist())
     works: list[Callable[[], Any]] = [partial(stock._read, [1])]
@@ -94,7 +110,10 @@ def by_width(target: Target, context: int, seconds: float, rows_too: bool) -> li
     own, *found = [1000 * s for s in interleaved(works, target.decoder.device, seconds)]
     paths = dict(zip(PATHS, found[len(WIDTHS) :], strict=False))
     told = zip(WIDTHS, found[: len(WIDTHS)], strict=True)
-    return [{"width": n, "tree_ms": tree, "path_rows_ms": paths.get(n), "stock_one_token_ms": own} for n, tree in told]
+    return [
+        {"width": n, "tree_ms": tree, "path_rows_ms": paths.get(n), "stock_one_token_ms": own}
+        for n, tree in told
+    ]
 
 
 def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float]]:
@@ -130,13 +149,22 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
     return found
 
 
-def pair(target: Target, engines: dict[str, Engine], new: int, number: int, temperature: float) -> dict[str, dict[str, Any]]:
+def pair(
+    target: Target, engines: dict[str, Engine], new: int, number: int, temperature: float
+) -> dict[str, dict[str, Any]]:
     """Seconds with drafts over seconds without, of one text, on the clock and of the processor; and whether texts are the same.
 
-    Plain decoding and the drafters take turns, token by token, so that whatever else the machine does meets all alike.
+    Plain decoding and the drafters take turns, token by token, so that whatever else the machine
+    does meets all alike.
     """
     draw = np.random.default_rng(number)
-    asked = [Request(draw.integers(3, 1000, 64).tolist(), new, sampling=Sampling(temperature=temperature, seed=number))]
+    asked = [
+        Request(
+            draw.integers(3, 1000, 64).tolist(),
+            new,
+            sampling=Sampling(temperature=temperature, seed=number),
+        )
+    ]
     rows = Rows(cache_of(target, asked))
     runs = {"plain": (rows, loop.plain(target, usual(temperature == 0), rows, asked))}
     runs |= {name: engine.begin(asked, reuse=False) for name, engine in engines.items()}
@@ -151,11 +179,18 @@ def pair(target: Target, engines: dict[str, Engine], new: int, number: int, temp
     for name in engines:
         clock, processor = (seconds[name] / seconds["plain"]).tolist()
         same, length = runs[name][0].written == rows.written, runs[name][0].stats.acceptance_length
-        found[name] = {"clock": clock, "processor": processor, "acceptance_length": length, "same": same}
+        found[name] = {
+            "clock": clock,
+            "processor": processor,
+            "acceptance_length": length,
+            "same": same,
+        }
     return found
 
 
-def decoding(target: Target, new: int, temperature: float, done: list[Any], pairs: int) -> Iterator[list[Any]]:
+def decoding(
+    target: Target, new: int, temperature: float, done: list[Any], pairs: int
+) -> Iterator[list[Any]]:
     """The pairs of texts done so far, those of an earlier run first, after each further one."""
     short = [Request(list(range(3, 67)), 4)]
     for name in DRAFTERS:  # measured, and compiled where that is the first run after the installation, before the first text
@@ -169,8 +204,14 @@ def decoding(target: Target, new: int, temperature: float, done: list[Any], pair
 
 def summary(done: list[Any]) -> dict[str, dict[str, Any]]:
     """Medians over the pairs, and each pair's figures, by drafter."""
-    by = {name: {key: [each[name][key] for each in done] for key in done[0][name]} for name in DRAFTERS}
-    return {n: {f"{k}_median": statistics.median(f[k]) for k in ("clock", "processor")} | f for n, f in by.items()}
+    by = {
+        name: {key: [each[name][key] for each in done] for key in done[0][name]}
+        for name in DRAFTERS
+    }
+    return {
+        n: {f"{k}_median": statistics.median(f[k]) for k in ("clock", "processor")} | f
+        for n, f in by.items()
+    }
 
 
 def main(
@@ -179,10 +220,16 @@ def main(
     vocab: Annotated[int, typer.Option(help="Size of the vocabulary.")] = 65536,
     dtype: Annotated[str, typer.Option(help="float32 or bfloat16.")] = "float32",
     context: Annotated[int, typer.Option(help="Tokens before a pass.")] = 256,
-    seconds: Annotated[float, typer.Option(help="Seconds of all timed passes; 0 leaves them out.")] = 120,
-    rounds: Annotated[int, typer.Option(help="Passes of which the share of the tree form is taken.")] = 7,
+    seconds: Annotated[
+        float, typer.Option(help="Seconds of all timed passes; 0 leaves them out.")
+    ] = 120,
+    rounds: Annotated[
+        int, typer.Option(help="Passes of which the share of the tree form is taken.")
+    ] = 7,
     new: Annotated[int, typer.Option(help="Tokens of a text.")] = 256,
-    pairs: Annotated[int, typer.Option(help="Pairs of texts, those in the file counted; 0 leaves decoding out.")] = 10,
+    pairs: Annotated[
+        int, typer.Option(help="Pairs of texts, those in the file counted; 0 leaves decoding out.")
+    ] = 10,
     temperature: Annotated[float, typer.Option(help="Of the texts.")] = 0.0,
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
     path_rows: Annotated[bool, typer.Option(help="Whether path rows are timed, too.")] = True,
@@ -190,7 +237,13 @@ def main(
     """Times a model of a real shape with random weights."""
     torch.set_num_threads(threads)
     target = built(model, vocab, getattr(torch, dtype))
-    told: dict[str, Any] = {"model": model, "vocab": vocab, "dtype": dtype, "context": context, "threads": threads}
+    told: dict[str, Any] = {
+        "model": model,
+        "vocab": vocab,
+        "dtype": dtype,
+        "context": context,
+        "threads": threads,
+    }
     if seconds:
         told["passes"] = by_width(target, context, seconds, path_rows)
         print(json.dumps(told["passes"], indent=1), file=sys.stderr, flush=True)
@@ -199,12 +252,18 @@ def main(
     written = json.loads(out.read_text()) if out.exists() else {}
 
     def save(**more: Any) -> None:
-        write_text(out, json.dumps({"provenance": provenance(target, 0), **told, **more}, indent=1) + "\n")
+        write_text(
+            out, json.dumps({"provenance": provenance(target, 0), **told, **more}, indent=1) + "\n"
+        )
 
     if not pairs:
         return save()
     told |= {"temperature": temperature, "new": new}
-    done = written.get("pairs", []) if all(written.get(key) == value for key, value in told.items()) else []
+    done = (
+        written.get("pairs", [])
+        if all(written.get(key) == value for key, value in told.items())
+        else []
+    )
     for each in decoding(target, new, temperature, done, pairs):
         save(decoding=summary(each), pairs=each)
 

@@ -2,8 +2,9 @@
 
     python benchmarks/interference.py [--target smollm2] [--tokens 2000] [--seconds 30] [-- OPTIONS OF draftree serve]
 
-Two figures, each alone and while prompts of `--tokens` tokens are read one after the other, by p50 and p99: the time to the
-first token of short requests, and the time between the pieces of texts that are streamed. No two prompts begin alike.
+Two figures, each alone and while prompts of `--tokens` tokens are read one after the other, by p50
+and p99: the time to the first token of short requests, and the time between the pieces of texts
+that are streamed. No two prompts begin alike.
 """
 
 import argparse
@@ -67,7 +68,13 @@ class Client:
 
     async def moments(self, prompt: Sequence[int], tokens: int) -> list[float]:
         """Return when a text was asked for, and when each of its pieces came."""
-        body = {"prompt": list(prompt), "max_tokens": tokens, "temperature": 0, "ignore_eos": True, "stream": True}
+        body = {
+            "prompt": list(prompt),
+            "max_tokens": tokens,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
         found = [time.perf_counter()]
         async with self.http.stream("POST", "/v1/completions", json=body) as answer:
             answer.raise_for_status()
@@ -125,7 +132,11 @@ def figures(seconds: Sequence[float]) -> dict[str, float]:
     """Return the percentiles in milliseconds."""
     ordered = sorted(seconds)
     p99 = ordered[min(int(0.99 * len(ordered)), len(ordered) - 1)]
-    return {"count": len(ordered), "p50_ms": 1000 * statistics.median(ordered), "p99_ms": 1000 * p99}
+    return {
+        "count": len(ordered),
+        "p50_ms": 1000 * statistics.median(ordered),
+        "p99_ms": 1000 * p99,
+    }
 
 
 async def measure(asked: argparse.Namespace) -> dict[str, Any]:
@@ -143,21 +154,37 @@ async def measure(asked: argparse.Namespace) -> dict[str, Any]:
             async with reading(Client(http, 2), asked.tokens) as long:
                 meanwhile = figures(await ask(client, asked.seconds))
             ratio = meanwhile["p99_ms"] / alone["p99_ms"]
-            found[name] = {"alone": alone, "meanwhile": meanwhile, "long_prompts": figures(long), "p99_ratio": ratio}
+            found[name] = {
+                "alone": alone,
+                "meanwhile": meanwhile,
+                "long_prompts": figures(long),
+                "p99_ratio": ratio,
+            }
             print(f"{name}: {found[name]}", file=sys.stderr, flush=True)
     return found
 
 
 def main() -> int:
     """Start the server, measure, and print the figures as JSON."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--tokens", type=int, default=2000)
     parser.add_argument("--seconds", type=float, default=30.0)
     parser.add_argument("--out", type=Path)
     parser.add_argument("options", nargs="*")
     asked = parser.parse_args()
-    words = [sys.executable, "-m", "draftree", "serve", asked.target, "--port", str(PORT), *asked.options]
+    words = [
+        sys.executable,
+        "-m",
+        "draftree",
+        "serve",
+        asked.target,
+        "--port",
+        str(PORT),
+        *asked.options,
+    ]
     with subprocess.Popen(words, stderr=subprocess.DEVNULL) as server:
         try:
             for _ in range(600):

@@ -2,9 +2,10 @@
 
     python benchmarks/learnt_costs.py --suite FILE [--target smollm2] [--limit 24] [--tokens 64] [--session 4]
 
-Three engines write the same prompts in turn with the target's usual drafter. The first has costs that were measured explicitly
-before. The second has learnt costs that earlier steps have settled (warm). The third begins from the estimate every few prompts
-(cold). Printed are ratios of tokens per second to the first one, with 95 % intervals over prompts.
+Three engines write the same prompts in turn with the target's usual drafter. The first has costs
+that were measured explicitly before. The second has learnt costs that earlier steps have settled
+(warm). The third begins from the estimate every few prompts (cold). Printed are ratios of tokens
+per second to the first one, with 95 % intervals over prompts.
 """
 
 import argparse
@@ -32,7 +33,9 @@ def cold(engine: Engine) -> Engine:
     decoder = engine.target.decoder
     speed = lambda: machine_speed(decoder.device, decoder.dtype)
     known = learnt_costs(engine.target, engine.drafter).drafter.models
-    sizes = {name: model.size for name, model in known.items()} | {"draft": draft_size(engine.drafter, decoder)}
+    sizes = {name: model.size for name, model in known.items()} | {
+        "draft": draft_size(engine.drafter, decoder)
+    }
     target = Learner(None, {}, {"target": target_size(decoder)}, speed)
     found = replace(engine)
     found._learnt = OnlineCosts(target, Learner(None, {}, sizes, speed))
@@ -49,9 +52,15 @@ def main() -> None:
     parser.add_argument("--session", type=int, default=4)
     asked = parser.parse_args()
     engine = draftree.load(asked.target, policy="yield")
-    requests, _ = chosen(load(asked.suite).prompts, engine, asked.tokens, asked.limit, asked.per_category)
+    requests, _ = chosen(
+        load(asked.suite).prompts, engine, asked.tokens, asked.limit, asked.per_category
+    )
     measured = CostTable(measure(engine.target, engine.drafter))
-    engines = {"measured": replace(engine, costs=measured), "warm": replace(engine), "cold": cold(engine)}
+    engines = {
+        "measured": replace(engine, costs=measured),
+        "warm": replace(engine),
+        "cold": cold(engine),
+    }
     for each in engines.values():
         each.write([requests[0]], reuse=False)
     engines["cold"] = cold(engine)
@@ -71,9 +80,20 @@ def main() -> None:
     for name in ("warm", "cold"):
         over, under = np.array(seconds["measured"]), np.array(seconds[name])
         low, high = ratio_bounds([over], [under], picked)
-        ratio, drafted, usual = over.sum() / under.sum(), np.mean(nodes[name]), np.mean(nodes["measured"])
-        print(f"{name}: {ratio:.3f} [{low:.3f}, {high:.3f}] × measured, {drafted:.1f} nodes a step, measured {usual:.1f}")
-    print(json.dumps(machine(engine.target.decoder.device) | {"prompts": len(requests), "tokens": asked.tokens}))
+        ratio, drafted, usual = (
+            over.sum() / under.sum(),
+            np.mean(nodes[name]),
+            np.mean(nodes["measured"]),
+        )
+        print(
+            f"{name}: {ratio:.3f} [{low:.3f}, {high:.3f}] × measured, {drafted:.1f} nodes a step, measured {usual:.1f}"
+        )
+    print(
+        json.dumps(
+            machine(engine.target.decoder.device)
+            | {"prompts": len(requests), "tokens": asked.tokens}
+        )
+    )
 
 
 if __name__ == "__main__":

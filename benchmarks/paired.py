@@ -3,10 +3,11 @@
     python benchmarks/paired.py RESULT.json --policy yield [--by counted_seconds | seconds | steps]
     python benchmarks/paired.py RESULT.json --drafter edd --by steps
 
-For each drafter and temperature the policy's seconds per token over every other policy's, or for each policy the drafter's over
-every other drafter's, with a 95 % interval by a bootstrap over the prompts both wrote. Below 1 it is faster; it is called
-slower, or faster, where p, adjusted by Holm's method for all comparisons of the table, is below 5 %. By `steps` it is target
-passes that are compared: 1 / τ, but for the prefill.
+For each drafter and temperature the policy's seconds per token over every other policy's, or for
+each policy the drafter's over every other drafter's, with a 95 % interval by a bootstrap over the
+prompts both wrote. Below 1 it is faster; it is called slower, or faster, where p, adjusted by
+Holm's method for all comparisons of the table, is below 5 %. By `steps` it is target passes that
+are compared: 1 / τ, but for the prefill.
 """
 
 import argparse
@@ -46,7 +47,9 @@ def main() -> int:
     which = parser.add_mutually_exclusive_group(required=True)
     which.add_argument("--policy", help="its spec as it was given to the bench")
     which.add_argument("--drafter", help="its spec, likewise")
-    parser.add_argument("--by", choices=("counted_seconds", "seconds", "steps"), default="counted_seconds")
+    parser.add_argument(
+        "--by", choices=("counted_seconds", "seconds", "steps"), default="counted_seconds"
+    )
     args = parser.parse_args()
     of, name = ("policy", args.policy) if args.policy else ("drafter", args.drafter)
     try:
@@ -55,10 +58,15 @@ def main() -> int:
         print(f"paired: {error}", file=sys.stderr)
         return 2
     if not found:
-        print(f"paired: '{args.result}' holds no other {of} to compare '{name}' with", file=sys.stderr)
+        print(
+            f"paired: '{args.result}' holds no other {of} to compare '{name}' with", file=sys.stderr
+        )
         return 2
     Console().print(
-        table(f"{name}, {args.by.replace('_', ' ')} per token over those of the others, {len(found)} comparisons", found)
+        table(
+            f"{name}, {args.by.replace('_', ' ')} per token over those of the others, {len(found)} comparisons",
+            found,
+        )
     )
     return int(any(line["it is"] == "slower" for line in found))
 

@@ -4,9 +4,10 @@
     python benchmarks/papers.py --paper eagle2 --table 1 --target demo --suite questions.jsonl [--limit 40] [--out FOLDER]
     python benchmarks/papers.py --judge
 
-With `--paper` and `--table` everything that the table needs is run: the pairings of its claims, replayed and judged, beside the
-paper's own figures; of a figure the picture, too. Other options go to `draftree tables`, such as `--as NAME=SPEC`. `--judge`
-reads the saved results and writes `benchmarks/results/papers.json`, of which docs/reference/papers.md is made.
+With `--paper` and `--table` everything that the table needs is run: the pairings of its claims,
+replayed and judged, beside the paper's own figures; of a figure the picture, too. Other options go
+to `draftree tables`, such as `--as NAME=SPEC`. `--judge` reads the saved results and writes
+`benchmarks/results/papers.json`, of which docs/reference/papers.md is made.
 """
 
 import argparse
@@ -65,7 +66,9 @@ class Item:
 
 DIAGRAM = "a diagram of the method"
 ANALYSE = "draftree analyse --target demo --suite demo --pictures pictures --drafter "
-ABLATIONS = "python benchmarks/c2t_ablations.py --data CHATS.jsonl --suite QUESTIONS.jsonl --work FOLDER"
+ABLATIONS = (
+    "python benchmarks/c2t_ablations.py --data CHATS.jsonl --suite QUESTIONS.jsonl --work FOLDER"
+)
 TABLES = "python benchmarks/c2t_tables.py {} --suite QUESTIONS.jsonl --work FOLDER"
 BATCHES = "draftree bench --suite demo --arrivals 8 --max-sequences 8 --pair 'glide chain:length=5'"
 SPEEDS = "draftree bench --pair 'glide chain:length=5' --pair 'glide beam' --pair 'glide beam:width=8' --pair 'glide cape'"
@@ -156,7 +159,8 @@ SAVED: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
     (ADED, "2", "the size of the corpus"): ("aded_corpora", f"{A} mcts", "aded-934 mcts"),
     (EAGLE2, "1", "a dynamic tree over Lookahead"): ("papers_lookahead", "eagle eagle2", "lookahead trie"),
 }  # fmt: skip
-"""Claims on the demo whose drafters have names of their own in a saved result: its name, and the two pairings."""
+"""Claims on the demo whose drafters have names of their own in a saved result: its name, and the
+two pairings."""
 SMOLLM2: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
     (C2T, "2", "a net of another target serves"): (
         "papers_smollm2", "edd c2t:classifier=demo", "edd c2t:classifier=smollm2"),
@@ -171,7 +175,8 @@ class AtEqualTau:
     Attributes:
         result: its name.
         rows: what names the rows, by column; the claim has one verdict for all of them.
-        inverse: whether they are the other's rows: what they take is divided by what the claim's own setting takes.
+        inverse: whether they are the other's rows: what they take is divided by what the claim's
+            own setting takes.
         keeps: whether the claim says "no more", instead of "fewer".
     """
 
@@ -194,24 +199,31 @@ EQUAL: Mapping[tuple[str, str, str], AtEqualTau] = {
     (C2T, "Fig. 6", "12 to 48 hidden units learn alike"): AtEqualTau(
         "c2t_ablations", ({"setting": "hidden=12"}, {"setting": "hidden=24"}), keeps=True),
 }  # fmt: skip
-"""Claims at equal τ, by the saved results of benchmarks/c2t_tables.py and benchmarks/c2t_ablations.py."""
+"""Claims at equal τ, by the saved results of benchmarks/c2t_tables.py and
+benchmarks/c2t_ablations.py."""
 CONFOUNDED: Mapping[tuple[str, str, str], str] = {
     (EDD, "1", "EDD over a drafter without the target's states"):
         "SmolLM2: not judged, `edd` had six passes over 3,348 answers and `vdm` four over 1,848",
     (GLIDE, "1", "the target's keys over none"):
         "SmolLM2: of `preset=fast` with KL and a shared head beside `vdm`, which is no GLIDE without keys",
 }  # fmt: skip
-"""Claims that SmolLM2's shipped drafters cannot decide, as they were not trained alike; recipes/fair.py trains them so."""
+"""Claims that SmolLM2's shipped drafters cannot decide, as they were not trained alike;
+recipes/fair.py trains them so."""
 TRAINS = "needs drafters trained for it, half an hour each on two cores: "
 WITHOUT = {
-    (EDD, "Fig. 5"): TRAINS + "recipes/ablations.py trains them, and toy.md has an earlier run without figures of each prompt",
+    (EDD, "Fig. 5"): TRAINS
+    + "recipes/ablations.py trains them, and toy.md has an earlier run without figures of each prompt",
     (GLIDE, "2"): TRAINS + "recipes/distil.py, and train glide with both texts",
     (GLIDE, "Fig. 7"): TRAINS + "recipes/ablations.py",
     (GLIDE, "Fig. 8"): TRAINS + "train glide:layers=2",
     (GLIDE, "Fig. 9"): TRAINS + "train glide:hidden=768",
 }
 """Why claims of a table that can be run have no verdict where no result has them."""
-NAMES = {"aded": "aded:datastore=aded-math", "rest": "rest:datastore=rest-math", "c2t": "c2t:classifier=demo"}
+NAMES = {
+    "aded": "aded:datastore=aded-math",
+    "rest": "rest:datastore=rest-math",
+    "c2t": "c2t:classifier=demo",
+}
 """What stands for the claims' names in the run of all claims on the demo target."""
 FILES = {
     "demo": ("papers_demo", "papers_demo_t1", "draft_models", "policies_again_eagle"),
@@ -227,16 +239,25 @@ def verdicts(target: str) -> list[dict[str, Any]]:
         several = [c for c in CLAIMS if c.paper == paper]
         rows = {c: pair for c in several if (pair := saved_pair(c, target)) is not None}
         compared = {
-            (pair.key, by): paired(pair.mine, pair.other, by) for c, pair in rows.items() for *_, by in pair.claim.comparisons
+            (pair.key, by): paired(pair.mine, pair.other, by)
+            for c, pair in rows.items()
+            for *_, by in pair.claim.comparisons
         }
         adjusted = dict(zip(compared, holm(list(compared.values())), strict=True))
         for c, pair in rows.items():
             ratios = [adjusted[pair.key, by] for *_, by in pair.claim.comparisons]
             one = judging._with(
-                judging.Judged(pair.claim, (pair.mine["acceptance_length"], pair.other["acceptance_length"])), ratios
+                judging.Judged(
+                    pair.claim, (pair.mine["acceptance_length"], pair.other["acceptance_length"])
+                ),
+                ratios,
             )
             found.append(entry(c, target, one, pair.source, len(pair.mine["per_prompt"]["tokens"])))
-    return found + [e for c in CLAIMS if target == "demo" and (e := equal(c)) is not None] + special(target)
+    return (
+        found
+        + [e for c in CLAIMS if target == "demo" and (e := equal(c)) is not None]
+        + special(target)
+    )
 
 
 @dataclass(frozen=True)
@@ -272,7 +293,9 @@ def saved_pair(claim: Claim, target: str) -> Pair | None:
     return None
 
 
-def entry(claim: Claim, target: str, one: judging.Judged, source: str, prompts: int) -> dict[str, Any]:
+def entry(
+    claim: Claim, target: str, one: judging.Judged, source: str, prompts: int
+) -> dict[str, Any]:
     """Return a verdict as it is saved."""
     ratio = one.ratio
     assert ratio is not None
@@ -281,7 +304,11 @@ def entry(claim: Claim, target: str, one: judging.Judged, source: str, prompts: 
         "p": ratio.p,
         "of": judging.WORDS[one.claim.by],
     }
-    kept = {} if one.kept is None else {"passes": [round(x, 3) for x in (one.kept.value, one.kept.low, one.kept.high)]}
+    kept = (
+        {}
+        if one.kept is None
+        else {"passes": [round(x, 3) for x in (one.kept.value, one.kept.low, one.kept.high)]}
+    )
     taus = [round(t, 2) for t in one.taus]
     said = {"verdict": one.verdict, "taus": taus, "prompts": prompts, "source": source}
     return key(claim) | {"target": target} | said | figures | kept
@@ -316,7 +343,9 @@ def equal(claim: Claim) -> dict[str, Any] | None:
 def at_equal(low: float, high: float, keeps: bool) -> str:
     """Return the verdict of a share of nodes by its interval."""
     if keeps:
-        return "holds" if high <= 1 + judging.KEPT else "fails" if low > 1 + judging.KEPT else "ties"
+        return (
+            "holds" if high <= 1 + judging.KEPT else "fails" if low > 1 + judging.KEPT else "ties"
+        )
     return "holds" if high < 1 else "fails" if low > 1 else "ties"
 
 
@@ -324,19 +353,34 @@ def special(target: str) -> list[dict[str, Any]]:
     """Return the verdicts of claims that compare something else: ADED between temperatures, and C2T's net by itself."""
     found, claim = [], next(c for c in CLAIMS if (c.paper, c.table) == (ADED, "Fig. 5b"))
     if target == "smollm2":
-        rows = [r for r in read(RESULTS / "evidence.json")["rows"] if (r["drafter"], r["policy"]) == ("aded", "mcts")]
+        rows = [
+            r
+            for r in read(RESULTS / "evidence.json")["rows"]
+            if (r["drafter"], r["policy"]) == ("aded", "mcts")
+        ]
         at = {r["temperature"]: r for r in rows}
         ratio = paired(at[1.0], at[0.0], "steps")
-        one = judging.Judged(replace(claim, keeps=True), (at[1.0]["acceptance_length"], at[0.0]["acceptance_length"]), ratio)
+        one = judging.Judged(
+            replace(claim, keeps=True),
+            (at[1.0]["acceptance_length"], at[0.0]["acceptance_length"]),
+            ratio,
+        )
         one = replace(one, verdict=judging.verdict(one.claim, ratio))
         found.append(entry(claim, target, one, "evidence", len(at[1.0]["per_prompt"]["tokens"])))
     found += [*calibrated(target), *(spoken() + stored() if target == "demo" else [])]
     surface = next(c for c in CLAIMS if (c.paper, c.table) == (C2T, "Fig. 9, 10"))
     answers = surfaces(target)
     holds = [answers[P, H, 1] > answers[P, H, 10] for P, H in ((0.05, 1.0), (0.3, 4.0))]
-    told = "; ".join(f"P {P:g}, H {H:g}: {answers[P, H, 1]:.2f} at depth 1, {answers[P, H, 10]:.2f} at 10" for P, H in POINTS)
+    told = "; ".join(
+        f"P {P:g}, H {H:g}: {answers[P, H, 1]:.2f} at depth 1, {answers[P, H, 10]:.2f} at 10"
+        for P, H in POINTS
+    )
     verdict = "holds" if all(holds) else "fails"
-    return [*found, key(surface) | {"target": target, "verdict": verdict, "of": told, "source": "the shipped net"}]
+    return [
+        *found,
+        key(surface)
+        | {"target": target, "verdict": verdict, "of": told, "source": "the shipped net"},
+    ]
 
 
 def claim_of(paper: str, table: str, of: str) -> Claim:
@@ -354,7 +398,13 @@ def calibrated(target: str) -> list[dict[str, Any]]:
     after = next(r for r in saved["rows"] if r["q"] == "isotonic")["ECE, other half"]
     verdict = "holds" if high <= judging.KEPT else "fails" if low > judging.KEPT else "ties"
     told = f"ECE {error:.2f} [{low:.2f}, {high:.2f}]; {after:.2f} after isotonic regression, on other texts"
-    said = {"target": target, "verdict": verdict, "of": told, "source": name, "prompts": saved["provenance"]["prompts"]}
+    said = {
+        "target": target,
+        "verdict": verdict,
+        "of": told,
+        "source": name,
+        "prompts": saved["provenance"]["prompts"],
+    }
     return [key(claim_of(EDD, "Fig. 3b", "confidence is acceptance")) | said]
 
 
@@ -363,14 +413,23 @@ def spoken() -> list[dict[str, Any]]:
     if not (RESULTS / "papers_demo.json").is_file():
         return []
     result = read(RESULTS / "papers_demo.json")
-    costs = CostTable(tuple(costs_read(e) for e in result["provenance"]["costs"]["glide"]["entries"]))
+    costs = CostTable(
+        tuple(costs_read(e) for e in result["provenance"]["costs"]["glide"]["entries"])
+    )
     rows = {r["policy"]: draft_row(r, costs) for r in result["rows"] if r["drafter"] == "glide"}
-    cape, beam = (paired(rows["cape"], rows[other], "steps") for other in ("chain:length=5", "beam"))
+    cape, beam = (
+        paired(rows["cape"], rows[other], "steps") for other in ("chain:length=5", "beam")
+    )
     claim = claim_of(GLIDE, "3", "speculation's milliseconds")
-    one = judging._with(replace(judging.Judged(claim, (1.0, 1.0)), claim=replace(claim, keeps=True)), [cape])
+    one = judging._with(
+        replace(judging.Judged(claim, (1.0, 1.0)), claim=replace(claim, keeps=True)), [cape]
+    )
     both = (one.verdict, judging.verdict(claim, beam))
     verdict = next(word for word in ("fails", "ties", "holds") if word in both)
-    shares = [f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}] of {of}" for r, of in ((cape, "a chain's"), (beam, "beam search's"))]
+    shares = [
+        f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}] of {of}"
+        for r, of in ((cape, "a chain's"), (beam, "beam search's"))
+    ]
     told = f"CAPE's draft seconds a step are {' and '.join(shares)}"
     said = {"target": "demo", "verdict": verdict, "of": told, "source": "papers_demo"}
     return [key(claim) | said | {"prompts": len(rows["cape"]["per_prompt"]["tokens"])}]
@@ -393,7 +452,12 @@ def stored() -> list[dict[str, Any]]:
     sizes = {r["kind"]: r["bytes"] for r in read(RESULTS / "retrieval_build_100.json")["rows"]}
     share = sizes["aded"] / sizes["rest"]
     told = f"{sizes['aded'] / 1e6:.0f} MB, REST {sizes['rest'] / 1e6:.0f} MB, of 100 MB of text"
-    said = {"target": "demo", "verdict": "holds" if share < 0.1 else "fails", "of": told, "source": "retrieval_build_100"}
+    said = {
+        "target": "demo",
+        "verdict": "holds" if share < 0.1 else "fails",
+        "of": told,
+        "source": "retrieval_build_100",
+    }
     return [key(claim_of(ADED, "3", "almost no memory")) | said]
 
 
@@ -414,7 +478,9 @@ def surfaces(target: str) -> dict[tuple[float, float, int], float]:
     return dict(zip(cells, map(float, answers), strict=True))
 
 
-def run(paper: str, table: str, target: str, suites: Sequence[str], out: Path, more: Sequence[str]) -> int:
+def run(
+    paper: str, table: str, target: str, suites: Sequence[str], out: Path, more: Sequence[str]
+) -> int:
     """Run a table or figure, and print its claims beside ours."""
     items = [i for i in ITEMS if i.paper == paper and i.place.lower() == table.lower()]
     if not items:
@@ -447,7 +513,17 @@ def run(paper: str, table: str, target: str, suites: Sequence[str], out: Path, m
     if status == 0 and item.pictures:
         drafter = selected([paper], [item.place])[0].mine.partition(" ")[0]
         status = called(
-            ["analyse", "--target", target, "--drafter", drafter, *place[:2], "--pictures", str(out / result.stem), "--force"]
+            [
+                "analyse",
+                "--target",
+                target,
+                "--drafter",
+                drafter,
+                *place[:2],
+                "--pictures",
+                str(out / result.stem),
+                "--force",
+            ]
         )
     return status
 
@@ -463,16 +539,26 @@ def called(words: Sequence[str]) -> int:
 
 def lists() -> str:
     """Return a line for each table and figure."""
-    return "\n".join(f"{i.paper:14} {i.place:18} {i.what:52} {i.command or i.reason}" for i in ITEMS)
+    return "\n".join(
+        f"{i.paper:14} {i.place:18} {i.what:52} {i.command or i.reason}" for i in ITEMS
+    )
 
 
 def main() -> int:
     """Run, list or judge; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--list", action="store_true", help="list all tables and figures with their commands")
-    parser.add_argument("--judge", action="store_true", help="judge the claims by the saved results")
     parser.add_argument(
-        "--surfaces", metavar="TARGET", nargs="?", const="demo", help="answers of a shipped classifier (C2T, Fig. 9)"
+        "--list", action="store_true", help="list all tables and figures with their commands"
+    )
+    parser.add_argument(
+        "--judge", action="store_true", help="judge the claims by the saved results"
+    )
+    parser.add_argument(
+        "--surfaces",
+        metavar="TARGET",
+        nargs="?",
+        const="demo",
+        help="answers of a shipped classifier (C2T, Fig. 9)",
     )
     parser.add_argument("--paper", choices=SHORT)
     parser.add_argument("--table", help="number of a table, or as in 'Fig. 5'")
@@ -491,7 +577,10 @@ def main() -> int:
             "family": "p adjusted by Holm's method over the different comparisons of a paper on a target",
             "least prompts": ENOUGH,
         }
-        OUT.write_text(json.dumps({"provenance": about, "rows": rows}, indent=1, ensure_ascii=False) + "\n", "utf-8")
+        OUT.write_text(
+            json.dumps({"provenance": about, "rows": rows}, indent=1, ensure_ascii=False) + "\n",
+            "utf-8",
+        )
         print(f"{OUT}: {len(rows)} verdicts")
     elif args.paper and args.table:
         args.out.mkdir(parents=True, exist_ok=True)

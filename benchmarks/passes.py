@@ -4,11 +4,12 @@
     python benchmarks/passes.py --dtype bfloat16 --variant avx2 --program 'prototype=./gemm_avx2' --out paired.json
     python benchmarks/passes.py --shape llama-1b --quantize int4 --tokens 1 8 16 --out shapes.json
 
-Every way is a process of its own, which loads the target once and then waits. In each round every way answers in turn, so that
-a change of the machine's speed affects all of them; the others are idle meanwhile. Figures are medians over the rounds, in
-milliseconds. `native` is the default kernels, `stock` is torch's; a checkout runs with the Python of its `.venv`. A program
-prints lines `NAME n=TOKENS … X ms`, as the prototypes of kernels do. The floor is the larger of the bytes over the speed
-at which this machine reads memory and the operations over that at which it multiplies.
+Every way is a process of its own, which loads the target once and then waits. In each round every
+way answers in turn, so that a change of the machine's speed affects all of them; the others are
+idle meanwhile. Figures are medians over the rounds, in milliseconds. `native` is the default
+kernels, `stock` is torch's; a checkout runs with the Python of its `.venv`. A program prints lines
+`NAME n=TOKENS … X ms`, as the prototypes of kernels do. The floor is the larger of the bytes over
+the speed at which this machine reads memory and the operations over that at which it multiplies.
 """
 
 import argparse
@@ -46,7 +47,8 @@ SHAPES: dict[str, dict[str, int]] = {
         "head_dim": 128,
     },
 }
-"""Shapes of larger models, whose weights are random; all have 128,256 tokens and one matrix for embedding and head."""
+"""Shapes of larger models, whose weights are random; all have 128,256 tokens and one matrix for
+embedding and head."""
 PRINTED = re.compile(r"^(?P<name>\S*) *n= *(?P<tokens>\d+) .*?(?P<ms>[\d.]+) ms", re.MULTILINE)
 """A line of a program: a name, the number of tokens, milliseconds."""
 
@@ -68,7 +70,11 @@ class Way:
     @property
     def python(self) -> str:
         """The interpreter that runs it."""
-        return sys.executable if self.checkout is None else str(self.checkout / ".venv" / "bin" / "python")
+        return (
+            sys.executable
+            if self.checkout is None
+            else str(self.checkout / ".venv" / "bin" / "python")
+        )
 
 
 def ways(args: argparse.Namespace) -> dict[str, Way]:
@@ -83,7 +89,10 @@ def ways(args: argparse.Namespace) -> dict[str, Way]:
         for kind in args.quantize
         for variant in args.variant
     }
-    found |= {f"checkout {folder.name}": Way(NATIVE, checkout=folder.absolute()) for folder in args.checkout}
+    found |= {
+        f"checkout {folder.name}": Way(NATIVE, checkout=folder.absolute())
+        for folder in args.checkout
+    }
     return found
 
 
@@ -144,7 +153,11 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
             if "describe" in request:
                 answer(describe())
                 continue
-            work = time_prompt(request["prompt"]) if "prompt" in request else time_pass(request["tokens"], request["context"])
+            work = (
+                time_prompt(request["prompt"])
+                if "prompt" in request
+                else time_pass(request["tokens"], request["context"])
+            )
             seconds = []
             for _ in range(request["repeats"]):
                 start = perf_counter()
@@ -165,10 +178,15 @@ class Worker:
     """A process that times passes in one way."""
 
     def __init__(self, way: Way, target: str, dtype: str | None) -> None:
-        options = {**way.options, **({"dtype": dtype} if dtype and "quantize" not in way.options else {})}
+        options = {
+            **way.options,
+            **({"dtype": dtype} if dtype and "quantize" not in way.options else {}),
+        }
         command = [way.python, __file__, "--serve", json.dumps([target, options])]
         env = {**os.environ, **({"DRAFTREE_NATIVE": way.variant} if way.variant else {})}
-        self._process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env)
+        self._process = subprocess.Popen(
+            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=env
+        )
         self._read()
 
     def ask(self, **request: Any) -> dict[str, Any]:
@@ -206,7 +224,9 @@ def worker(way: Way, target: str, dtype: str | None) -> Iterator[Worker]:
 def printed_times(command: str) -> dict[tuple[str, int], float]:
     """Run a program; return the milliseconds that it prints, by name and number of tokens."""
     text = subprocess.run(command, shell=True, capture_output=True, text=True, check=True).stdout
-    return {(line["name"], int(line["tokens"])): float(line["ms"]) for line in PRINTED.finditer(text)}
+    return {
+        (line["name"], int(line["tokens"])): float(line["ms"]) for line in PRINTED.finditer(text)
+    }
 
 
 def random_model(shape: str) -> str:
@@ -216,7 +236,9 @@ def random_model(shape: str) -> str:
         import torch
         from transformers import LlamaConfig, LlamaForCausalLM
 
-        config = LlamaConfig(**SHAPES[shape], vocab_size=128256, tie_word_embeddings=True, dtype=torch.bfloat16)
+        config = LlamaConfig(
+            **SHAPES[shape], vocab_size=128256, tie_word_embeddings=True, dtype=torch.bfloat16
+        )
         with torch.device("meta"):
             model = LlamaForCausalLM(config)
         model.to_empty(device="cpu").to(torch.bfloat16)
@@ -234,7 +256,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     target = random_model(args.shape) if args.shape else args.target
     times: defaultdict[tuple[str, str], list[float]] = defaultdict(list)
     with ExitStack() as stack:
-        workers = {name: stack.enter_context(worker(way, target, args.dtype)) for name, way in ways(args).items()}
+        workers = {
+            name: stack.enter_context(worker(way, target, args.dtype))
+            for name, way in ways(args).items()
+        }
         about = workers["native"].ask(describe=True)
         for _ in range(args.rounds):
             for tokens in args.tokens:
@@ -256,7 +281,10 @@ def measure(args: argparse.Namespace) -> dict[str, Any]:
     for width, row in rows.items():
         if width in about["floors"]:
             row["floor"] = round(about["floors"][width], 2)
-    return {"rows": list(rows.values()), "provenance": about["provenance"] | {"context": args.context, "rounds": args.rounds}}
+    return {
+        "rows": list(rows.values()),
+        "provenance": about["provenance"] | {"context": args.context, "rounds": args.rounds},
+    }
 
 
 def main() -> int:
@@ -266,16 +294,41 @@ def main() -> int:
         return 0
     ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     ap.add_argument("--target", default="smollm2")
-    ap.add_argument("--shape", choices=SHAPES, help="random weights in the shape of a larger model, instead of a target")
+    ap.add_argument(
+        "--shape",
+        choices=SHAPES,
+        help="random weights in the shape of a larger model, instead of a target",
+    )
     ap.add_argument("--dtype", choices=("float32", "bfloat16"))
     ap.add_argument("--context", type=int, default=256)
     ap.add_argument("--tokens", type=int, nargs="*", default=TOKENS)
-    ap.add_argument("--prompt", type=int, nargs="*", default=[], help="also read prompts of so many tokens")
+    ap.add_argument(
+        "--prompt", type=int, nargs="*", default=[], help="also read prompts of so many tokens"
+    )
     ap.add_argument("--stock", action="store_true", help="also with torch's kernels")
-    ap.add_argument("--variant", action="append", default=[], help="also with another variant of the native kernels")
-    ap.add_argument("--quantize", action="append", default=[], choices=("int8", "int4"), help="also with rounded weights")
-    ap.add_argument("--checkout", action="append", default=[], type=Path, help="also another commit, in a folder with a .venv")
-    ap.add_argument("--program", action="append", default=[], help="NAME=COMMAND that prints milliseconds")
+    ap.add_argument(
+        "--variant",
+        action="append",
+        default=[],
+        help="also with another variant of the native kernels",
+    )
+    ap.add_argument(
+        "--quantize",
+        action="append",
+        default=[],
+        choices=("int8", "int4"),
+        help="also with rounded weights",
+    )
+    ap.add_argument(
+        "--checkout",
+        action="append",
+        default=[],
+        type=Path,
+        help="also another commit, in a folder with a .venv",
+    )
+    ap.add_argument(
+        "--program", action="append", default=[], help="NAME=COMMAND that prints milliseconds"
+    )
     ap.add_argument("--rounds", type=int, default=5)
     ap.add_argument("--repeats", type=int, default=3, help="passes of a way in each round")
     ap.add_argument("--out", type=Path, required=True)

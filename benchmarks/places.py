@@ -3,10 +3,11 @@
     python benchmarks/places.py SUITE --category math_reasoning --limit 40 --policy mcts:c1=2.414 \\
         --drafter aded:datastore=FOLDER,session=false --drafter aded:datastore=FOLDER,session=false,adapt=false --out FILE
 
-A row for each drafter: τ of the steps that began in each stretch of a text, and of how many steps the first token was right,
-where it is one that stands in the prompt and where it is another, each with its 95 % interval (bootstrap over prompts, the same
-ones for all); and behind the first drafter's row, by how much it is ahead of each of the others. With `--recording` the texts
-are replayed, as by `draftree replay`.
+A row for each drafter: τ of the steps that began in each stretch of a text, and of how many steps
+the first token was right, where it is one that stands in the prompt and where it is another, each
+with its 95 % interval (bootstrap over prompts, the same ones for all); and behind the first
+drafter's row, by how much it is ahead of each of the others. With `--recording` the texts are
+replayed, as by `draftree replay`.
 
 Shapes: P prompts, S columns, B bootstrap samples.
 """
@@ -37,13 +38,20 @@ from draftree.tree import Floats, Ints
 COPIED = ("first token right: of the prompt", "first token right: others")
 
 
-def by_place(steps: Sequence[Step], text: Sequence[int], prompt: Sequence[int], stretch: int, stretches: int) -> Floats:
+def by_place(
+    steps: Sequence[Step], text: Sequence[int], prompt: Sequence[int], stretch: int, stretches: int
+) -> Floats:
     """[2, S] sums over one text's steps: what a column counts, and below it of how many steps.
 
-    It counts the tokens brought (accepted + 1) by the stretch that a step begins in, and in the last two columns how often
-    something was accepted, by whether the token to be written next stands in the prompt.
+    It counts the tokens brought (accepted + 1) by the stretch that a step begins in, and in the
+    last two columns how often something was accepted, by whether the token to be written next
+    stands in the prompt.
     """
-    found, written, known = np.zeros((2, stretches + 2)), 1, set(prompt)  # the prefill's token is written before the first step
+    found, written, known = (
+        np.zeros((2, stretches + 2)),
+        1,
+        set(prompt),
+    )  # the prefill's token is written before the first step
     for step in steps:
         found[:, min(written // stretch, stretches - 1)] += (step.accepted + 1, 1)
         if written < len(text):
@@ -63,13 +71,20 @@ def told(value: Floats, sampled: Floats, stretch: int) -> dict[str, str]:
     heads = [*(f"{i * stretch}–{(i + 1) * stretch - 1}" for i in range(len(value) - 2)), *COPIED]
     there = ~np.isnan(value)
     ends = np.nanquantile(sampled[:, there], (0.025, 0.975), axis=0)
-    shown = iter([tables.interval(figure, bounds) for figure, bounds in zip(value[there], ends.T, strict=True)])
+    shown = iter(
+        [
+            tables.interval(figure, bounds)
+            for figure, bounds in zip(value[there], ends.T, strict=True)
+        ]
+    )
     return {head: next(shown) if known else "" for head, known in zip(heads, there, strict=True)}
 
 
 def texts(engine: Engine, requests: Sequence[Request], folder: Path | None) -> Iterator[Generation]:
     """The texts of all requests, written anew or replayed."""
-    known = None if folder is None else Recordings.open(folder, engine.target, [engine.drafter.needs])
+    known = (
+        None if folder is None else Recordings.open(folder, engine.target, [engine.drafter.needs])
+    )
     if known is not None:
         known.record(known.missing(requests))
     for request in requests:
@@ -95,26 +110,41 @@ def main() -> None:
     target, suite = Target.load(args.target), suites.load(args.suite)
     stretches, sums = -(-args.max_new_tokens // args.stretch), {}
     for drafter in args.drafter:
-        engine = Engine(target, build("drafter", drafter).open(target), build("policy", args.policy))
+        engine = Engine(
+            target, build("drafter", drafter).open(target), build("policy", args.policy)
+        )
         requests, _ = chosen(suite.select(args.category), engine, args.max_new_tokens, args.limit)
         sums[drafter] = np.array(
             [
                 by_place(done.stats.steps, done.tokens[0], request.prompt, args.stretch, stretches)
-                for request, done in zip(requests, texts(engine, requests, args.recording), strict=True)
+                for request, done in zip(
+                    requests, texts(engine, requests, args.recording), strict=True
+                )
             ]
         )
     everyone, drawn = np.arange(len(requests)), samples(len(requests), 0)
     tau = {d: (lengths(s, everyone), lengths(s, drawn)) for d, s in sums.items()}
     first = args.drafter[0]
-    rows: list[dict[str, Any]] = [{"drafter": d, "policy": args.policy} | told(*tau[d], args.stretch) for d in args.drafter]
+    rows: list[dict[str, Any]] = [
+        {"drafter": d, "policy": args.policy} | told(*tau[d], args.stretch) for d in args.drafter
+    ]
     for other in args.drafter[1:]:
         ahead = (mine - theirs for mine, theirs in zip(tau[first], tau[other], strict=True))
-        rows.append({"drafter": f"{first} − {other}", "policy": args.policy} | told(*ahead, args.stretch))
+        rows.append(
+            {"drafter": f"{first} − {other}", "policy": args.policy} | told(*ahead, args.stretch)
+        )
     for row in rows:
         print(row)
-    about = {"suite": suite.name, "categories": args.category, "prompts": len(requests), "max_new_tokens": args.max_new_tokens}
+    about = {
+        "suite": suite.name,
+        "categories": args.category,
+        "prompts": len(requests),
+        "max_new_tokens": args.max_new_tokens,
+    }
     each = {d: s.tolist() for d, s in sums.items()}
-    report.save({"provenance": provenance(target, 0) | about, "rows": rows, "per_prompt": each}, args.out)
+    report.save(
+        {"provenance": provenance(target, 0) | about, "rows": rows, "per_prompt": each}, args.out
+    )
 
 
 if __name__ == "__main__":

@@ -2,8 +2,8 @@
 
     python benchmarks/plain_vs_generate.py [--target demo] [--tokens 128] [--rounds 9]
 
-Both write the same greedy tokens after the same prompt, in turn, order rotated; the ratio of medians must be at least
-0.95, or speed-ups over plain decoding mean nothing.
+Both write the same greedy tokens after the same prompt, in turn, order rotated; the ratio of
+medians must be at least 0.95, or speed-ups over plain decoding mean nothing.
 """
 
 import argparse
@@ -51,7 +51,11 @@ def main() -> None:
         for name, work in sorted((("generate", theirs), ("plain", ours)), reverse=bool(i % 2)):
             times[name].append(seconds(work))
     each = {k: statistics.median(v) / args.tokens for k, v in times.items()}
-    result = {"ratio": each["generate"] / each["plain"], "seconds_per_token": each, "same_tokens": same}
+    result = {
+        "ratio": each["generate"] / each["plain"],
+        "seconds_per_token": each,
+        "same_tokens": same,
+    }
     print(json.dumps(result | {"machine": machine(target.decoder.device)}, indent=1))
 
 

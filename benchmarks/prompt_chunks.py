@@ -2,10 +2,11 @@
 
     python benchmarks/prompt_chunks.py --target smollm2 --dtype bfloat16 --out prompt_chunks.json
 
-Two engines over the same target and drafter take turns in one process. `between`: seconds between the updates of running
-sequences, with nothing else and while prompts of `--tokens` tokens are read one after the other; also the seconds from a long
-prompt's submission to its first token. `arrivals`: requests with prompts of 20 to 400 tokens that arrive at random, at a rate
-that keeps the machine busy. Ratios are of rounds, in which both engines meet the same load.
+Two engines over the same target and drafter take turns in one process. `between`: seconds between
+the updates of running sequences, with nothing else and while prompts of `--tokens` tokens are read
+one after the other; also the seconds from a long prompt's submission to its first token.
+`arrivals`: requests with prompts of 20 to 400 tokens that arrive at random, at a rate that keeps
+the machine busy. Ratios are of rounds, in which both engines meet the same load.
 """
 
 import argparse
@@ -36,11 +37,15 @@ def text(draws: np.random.Generator, tokens: int, vocab: int) -> list[int]:
     return [int(token) for token in phrase[draws.integers(0, len(phrase), tokens)]]
 
 
-def between(engine: Engine, sequences: int, steps: int, long: int, draws: np.random.Generator) -> dict[str, list[float]]:
+def between(
+    engine: Engine, sequences: int, steps: int, long: int, draws: np.random.Generator
+) -> dict[str, list[float]]:
     """Return seconds between updates of running sequences, alone and beside long prompts, and to first tokens of these."""
     decoder = engine.target.decoder
     most = decoder.context - SHORT - ROOM
-    running = [engine.submit(Request(text(draws, SHORT, decoder.vocab), most)) for _ in range(sequences)]
+    running = [
+        engine.submit(Request(text(draws, SHORT, decoder.vocab), most)) for _ in range(sequences)
+    ]
     while any(handle.status != "running" for handle in running):
         engine.step()
     for _ in range(8):
@@ -70,13 +75,18 @@ def gaps(engine: Engine, steps: int) -> list[float]:
 
 def spread(seconds: Sequence[float]) -> dict[str, float]:
     """Return percentiles in milliseconds."""
-    return {f"p{share}": round(1000 * float(np.percentile(seconds, share)), 2) for share in (50, 99)}
+    return {
+        f"p{share}": round(1000 * float(np.percentile(seconds, share)), 2) for share in (50, 99)
+    }
 
 
 def arrivals(engine: Engine, count: int, rate: float, tokens: int, seed: int) -> dict[str, Any]:
     """Return the figures of requests that arrive at random."""
     draws, vocab = np.random.default_rng(seed), engine.target.decoder.vocab
-    requests = [Request(text(draws, int(draws.integers(20, 400)), vocab), tokens, number=i) for i in range(count)]
+    requests = [
+        Request(text(draws, int(draws.integers(20, 400)), vocab), tokens, number=i)
+        for i in range(count)
+    ]
     found = row(*serve(engine, requests, arrival_times(count, rate, seed)))
     engine.forget()
     return found
@@ -84,7 +94,9 @@ def arrivals(engine: Engine, count: int, rate: float, tokens: int, seed: int) ->
 
 def main() -> None:
     """Measure and save."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--dtype", default="bfloat16")
     parser.add_argument("--tokens", type=int, default=2000)
@@ -100,18 +112,27 @@ def main() -> None:
     long = min(args.tokens, base.target.decoder.context - ROOM)
     engines = {name: Engine(base.target, base.drafter, base.policy) for name in WAYS}
     gathered = {name: {"alone": [], "meanwhile": [], "first": []} for name in WAYS}
-    ratios: dict[str, list[float]] = {"p50": [], "p99": [], "first token": [], "tokens a second": []}
+    ratios: dict[str, list[float]] = {
+        "p50": [],
+        "p99": [],
+        "first token": [],
+        "tokens a second": [],
+    }
     rates: dict[str, list[dict[str, Any]]] = {name: [] for name in WAYS}
     for turn in range(args.rounds + 1):
         order, p = sorted(WAYS, reverse=bool(turn % 2)), dict[str, dict[str, float]]()
         for name in order:
             engines[name].set_limits(share_passes=WAYS[name], max_prefix_tokens=0)
-            found = between(engines[name], args.sequences, args.steps, long, np.random.default_rng(turn))
+            found = between(
+                engines[name], args.sequences, args.steps, long, np.random.default_rng(turn)
+            )
             p[name] = spread(found["meanwhile"]) | {"first": median(found["first"])}
             if turn:  # the first round warms up
                 for part, seconds in found.items():
                     gathered[name][part] += seconds
-                rates[name].append(arrivals(engines[name], args.requests, args.rate, args.new_tokens, turn))
+                rates[name].append(
+                    arrivals(engines[name], args.requests, args.rate, args.new_tokens, turn)
+                )
         if turn:
             for part in ("p50", "p99"):
                 ratios[part].append(round(p["shared"][part] / p["apart"][part], 3))
@@ -119,7 +140,10 @@ def main() -> None:
             a, b = (rates[name][-1]["tokens_per_second"] for name in WAYS)
             ratios["tokens a second"].append(round(b / a, 3))
             print(turn, {name: each[-1] for name, each in ratios.items()}, flush=True)
-    figures = {name: {part: spread(seconds) for part, seconds in parts.items()} for name, parts in gathered.items()}
+    figures = {
+        name: {part: spread(seconds) for part, seconds in parts.items()}
+        for name, parts in gathered.items()
+    }
     result = {
         "command": command(),
         "between": figures,
@@ -134,7 +158,11 @@ def main() -> None:
     for name in WAYS:
         p99 = median(each["time_between_updates"]["p99"] for each in rates[name])
         first = median(each["time_to_first_token"]["median"] for each in rates[name])
-        print(name, [round(each["tokens_per_second"], 1) for each in rates[name]], f"p99 {p99:.3f} first {first:.3f}")
+        print(
+            name,
+            [round(each["tokens_per_second"], 1) for each in rates[name]],
+            f"p99 {p99:.3f} first {first:.3f}",
+        )
 
 
 if __name__ == "__main__":

@@ -2,9 +2,10 @@
 
     python benchmarks/ragged_batches.py --target smollm2 --dtype bfloat16 --out ragged.json
 
-A step verifies trees of several sequences after texts of 20 to 600 tokens; the one sequence has as many tokens as all of them,
-after a text of the mean length. A prompt pass reads texts of these lengths; the one sequence is as long as all of them, so its
-attention sees more. All ways take turns; figures are medians in milliseconds.
+A step verifies trees of several sequences after texts of 20 to 600 tokens; the one sequence has as
+many tokens as all of them, after a text of the mean length. A prompt pass reads texts of these
+lengths; the one sequence is as long as all of them, so its attention sees more. All ways take
+turns; figures are medians in milliseconds.
 """
 
 import argparse
@@ -26,7 +27,9 @@ from draftree.models.target import Needs, Target
 SEQUENCES, SHORTEST, LONGEST = 8, 20, 600
 
 
-def step(target: Target, runner: ModelRunner, lengths: list[int], counts: list[int]) -> Callable[[], Any]:
+def step(
+    target: Target, runner: ModelRunner, lengths: list[int], counts: list[int]
+) -> Callable[[], Any]:
     """Return a pass over so many tokens of each sequence, after texts of these lengths."""
     decoder = target.decoder
     cache = decoder.new_cache(len(lengths), max(lengths) + max(counts))
@@ -65,8 +68,18 @@ def main() -> None:
                 work()
                 seconds[name].append(perf_counter() - start)
     found = {name: round(1000 * median(each[1:]), 3) for name, each in seconds.items()}
-    ratios = {kind: found[f"{kind}, ragged batch"] / found[f"{kind}, one sequence"] for kind in ("step", "prompts")}
-    result = {"command": command(), "lengths": lengths, "trees": trees, "ms": found, "ratios": ratios, **provenance(target, 0)}
+    ratios = {
+        kind: found[f"{kind}, ragged batch"] / found[f"{kind}, one sequence"]
+        for kind in ("step", "prompts")
+    }
+    result = {
+        "command": command(),
+        "lengths": lengths,
+        "trees": trees,
+        "ms": found,
+        "ratios": ratios,
+        **provenance(target, 0),
+    }
     if args.out is not None:
         args.out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps({"ms": found, "ratios": ratios}, indent=1))

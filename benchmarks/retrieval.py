@@ -3,9 +3,10 @@
     python benchmarks/retrieval.py build --work FOLDER [--megabytes 10 --megabytes 100]
     python benchmarks/retrieval.py steps --work FOLDER --suite FILE [--category NAME] [--limit N] [--pair DRAFTER POLICY]
 
-`build` takes so many megabytes of distinct source text from the Python packages of this environment, builds a datastore of each
-kind from it, and tells seconds, bytes, how long it takes to open, and what stays resident while it drafts. `steps` tells the
-seconds of drafting in a step, with all that the drafter does behind it, beside one target pass of one token.
+`build` takes so many megabytes of distinct source text from the Python packages of this
+environment, builds a datastore of each kind from it, and tells seconds, bytes, how long it takes to
+open, and what stays resident while it drafts. `steps` tells the seconds of drafting in a step, with
+all that the drafter does behind it, beside one target pass of one token.
 """
 
 import argparse
@@ -32,7 +33,13 @@ from draftree.evaluation.provenance import provenance
 from draftree.measure_costs import settled_costs
 
 KINDS = ("aded", "rest")
-PAIRS = (("pld", "trie"), ("suffix", "trie"), ("lookahead", "trie"), ("aded", "mcts"), ("edd", "pct"))
+PAIRS = (
+    ("pld", "trie"),
+    ("suffix", "trie"),
+    ("lookahead", "trie"),
+    ("aded", "mcts"),
+    ("edd", "pct"),
+)
 HELD = """
 import dataclasses, sys, time
 from pathlib import Path
@@ -56,7 +63,8 @@ after = resident()
 import json
 print(json.dumps({"open_seconds": opened, **{k: (after[k] - before[k]) * 1024 for k in ("RssAnon", "RssFile")}}))
 """
-"""Opens a datastore in a process of its own, drafts from it along 40 texts, and tells what it added to the process."""
+"""Opens a datastore in a process of its own, drafts from it along 40 texts, and tells what it added
+to the process."""
 
 
 def corpus(folder: Path, size: int) -> int:
@@ -84,9 +92,28 @@ def built(kind: str, source: Path, out: Path) -> dict[str, Any]:
     """Builds one datastore; what it took, and what its own note says."""
     shutil.rmtree(out, ignore_errors=True)
     begun = time.perf_counter()
-    command = [sys.executable, "-m", "draftree", "datastore", "build", "--kind", kind, "--data", str(source), "--out", str(out)]
-    said = subprocess.run([*command, "--json"], check=True, stdout=subprocess.PIPE, text=True).stdout
-    return {"kind": kind, "build_seconds": time.perf_counter() - begun, "bytes": folder_bytes(out), "note": json.loads(said)}
+    command = [
+        sys.executable,
+        "-m",
+        "draftree",
+        "datastore",
+        "build",
+        "--kind",
+        kind,
+        "--data",
+        str(source),
+        "--out",
+        str(out),
+    ]
+    said = subprocess.run(
+        [*command, "--json"], check=True, stdout=subprocess.PIPE, text=True
+    ).stdout
+    return {
+        "kind": kind,
+        "build_seconds": time.perf_counter() - begun,
+        "bytes": folder_bytes(out),
+        "note": json.loads(said),
+    }
 
 
 def build(args: argparse.Namespace) -> list[dict[str, Any]]:
@@ -95,10 +122,17 @@ def build(args: argparse.Namespace) -> list[dict[str, Any]]:
     tokenizer = load("demo", drafter="pld", policy="trie").tokenizer
     for megabytes in args.megabytes or [10, 100]:
         source = args.work / f"source-{megabytes}"
-        size = corpus(source, megabytes * 1_000_000) if not source.is_dir() else folder_bytes(source)
+        size = (
+            corpus(source, megabytes * 1_000_000) if not source.is_dir() else folder_bytes(source)
+        )
         sample = args.work / "sample.npy"
         texts = (path.read_text(errors="ignore") for path in sorted(source.rglob("*.py"))[::50])
-        np.save(sample, np.concatenate([tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]))
+        np.save(
+            sample,
+            np.concatenate(
+                [tokenizer(text, add_special_tokens=False)["input_ids"] for text in texts]
+            ),
+        )
         for kind in KINDS:
             out = args.work / f"{kind}-{megabytes}"
             row = {"source_bytes": size} | built(kind, source, out)
@@ -151,7 +185,11 @@ def main() -> None:
     parser.add_argument("--category", action="append", default=[])
     parser.add_argument("--limit", type=int, default=10)
     parser.add_argument(
-        "--pair", nargs=2, action="append", metavar=("DRAFTER", "POLICY"), help="instead of all without a store"
+        "--pair",
+        nargs=2,
+        action="append",
+        metavar=("DRAFTER", "POLICY"),
+        help="instead of all without a store",
     )
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
@@ -159,7 +197,9 @@ def main() -> None:
     Console().print(table(f"retrieval: {args.what}", [shown(r) for r in rows]))
     if args.out:
         target = load("demo", drafter="pld", policy="trie").target
-        args.out.write_text(json.dumps({"provenance": provenance(target, 0), "rows": rows}, indent=1) + "\n")
+        args.out.write_text(
+            json.dumps({"provenance": provenance(target, 0), "rows": rows}, indent=1) + "\n"
+        )
 
 
 if __name__ == "__main__":

@@ -2,10 +2,11 @@
 
     python benchmarks/search.py --out benchmarks/results/search.json --megabytes 10
 
-The corpus is Python source of this environment in a random order, in the tokenizer of the demo target; the texts written
-are other files of it, committed a few tokens a step without any model. One thread, medians and 99th percentiles in
-microseconds. For several c1: the correlation of a node's visits with the product of q along its path, and how much of what
-is kept a ranking by that product would keep as well.
+The corpus is Python source of this environment in a random order, in the tokenizer of the demo
+target; the texts written are other files of it, committed a few tokens a step without any model.
+One thread, medians and 99th percentiles in microseconds. For several c1: the correlation of a
+node's visits with the product of q along its path, and how much of what is kept a ranking by that
+product would keep as well.
 """
 
 import json
@@ -39,7 +40,8 @@ COSTS = Costs({1: 1.0}, {1: 1.0})
 WRITTEN = 3
 """Tokens of a step: two accepted and the bonus."""
 CHATS, CHAT_TOKENS = 770_000, 1_300
-"""The corpus to extrapolate to: as many chats of so many tokens (UltraChat's conversations are some thousand words long)."""
+"""The corpus to extrapolate to: as many chats of so many tokens (UltraChat's conversations are some
+thousand words long)."""
 FIELDS = ["search", "draft", "commit", "expand", "nodes"]
 EXPLORATION = (0.3, 2.414, 8.0, 32.0, 128.0)
 """c1: the paper's is 32, and 2.414 in two of its figures."""
@@ -61,7 +63,9 @@ def documents(tokenizer: Tokenizer, megabytes: float, skip: int) -> Iterator[Int
 def sources() -> list[Path]:
     """Python files in a random order, so that every part of them is like the whole."""
     paths = sysconfig.get_paths()
-    found = sorted({file for name in ("stdlib", "purelib") for file in Path(paths[name]).rglob("*.py")})
+    found = sorted(
+        {file for name in ("stdlib", "purelib") for file in Path(paths[name]).rglob("*.py")}
+    )
     return [found[i] for i in np.random.default_rng(0).permutation(len(found))]
 
 
@@ -78,18 +82,34 @@ class Timed:
         return found
 
 
-def steps(drafter: ADEDDrafter, policy: MCTS, text: Ints, taps: Taps, most: int) -> Iterator[tuple[float, ...]]:
+def steps(
+    drafter: ADEDDrafter, policy: MCTS, text: Ints, taps: Taps, most: int
+) -> Iterator[tuple[float, ...]]:
     """Seconds of each step: the search alone, all drafting, adaptation, the drafter's part; and nodes."""
     at = 200
     state = drafter.start([text[:at]], text[at : at + 1], taps)
     for _ in range(min(most, (len(text) - at - 1) // WRITTEN)):
-        roots, expand = Tree.planted(np.zeros(1, np.int64), text[at : at + 1]), Timed(drafter, state)
+        roots, expand = (
+            Tree.planted(np.zeros(1, np.int64), text[at : at + 1]),
+            Timed(drafter, state),
+        )
         start = time.perf_counter()
         tree = policy.draft(expand, roots, COSTS, Room(np.array([64]), 512), None)
         drafted, asked = time.perf_counter() - start, expand.seconds
         near = Local.of(*policy._asked(expand, roots, Room(np.array([64]), 512)))
         start = time.perf_counter()
-        search(roots.tokens, near.first, near.last, near.prior, near.prior, 1.0, policy.iterations, policy.c1, policy.c2, False)
+        search(
+            roots.tokens,
+            near.first,
+            near.last,
+            near.prior,
+            near.prior,
+            1.0,
+            policy.iterations,
+            policy.c1,
+            policy.c2,
+            False,
+        )
         searched = time.perf_counter() - start
         path = roots
         for token in text[at + 1 : at + WRITTEN]:
@@ -110,25 +130,44 @@ def steps(drafter: ADEDDrafter, policy: MCTS, text: Ints, taps: Taps, most: int)
 def alike(near: Local, policy: MCTS) -> tuple[float, float]:
     """How far a search's visits follow the product of q: their correlation, and the share of kept nodes in common."""
     root = near.tree.tokens[:1]
-    visits, _ = search(root, near.first, near.last, near.prior, near.prior, 1.0, policy.iterations, policy.c1, policy.c2, False)
+    visits, _ = search(
+        root,
+        near.first,
+        near.last,
+        near.prior,
+        near.prior,
+        1.0,
+        policy.iterations,
+        policy.c1,
+        policy.c2,
+        False,
+    )
     with np.errstate(divide="ignore"):
         kept = near.best(np.log(visits), policy.continuations)
     both = np.intersect1d(kept, near.best(near.tree.score, policy.continuations))
     return float(np.corrcoef(visits[1:], np.exp(near.tree.score[1:]))[0, 1]), len(both) / len(kept)
 
 
-def followed(drafter: ADEDDrafter, texts: list[Ints], taps: Taps, every: int = 40) -> dict[str, dict[str, float]]:
+def followed(
+    drafter: ADEDDrafter, texts: list[Ints], taps: Taps, every: int = 40
+) -> dict[str, dict[str, float]]:
     """By c1 the means of `alike` at places of some texts, where at least so many nodes as are kept can be found."""
     found: dict[float, list[tuple[float, float]]] = {c1: [] for c1 in EXPLORATION}
     for text in texts:
         for at in range(200, len(text), every):
             state = drafter.start([text[:at]], text[at : at + 1], taps)
-            roots, room = Tree.planted(np.zeros(1, np.int64), text[at : at + 1]), Room(np.array([64]), 512)
+            roots, room = (
+                Tree.planted(np.zeros(1, np.int64), text[at : at + 1]),
+                Room(np.array([64]), 512),
+            )
             near = Local.of(*MCTS()._asked(Timed(drafter, state), roots, room))
             for c1 in EXPLORATION if len(near.tree) > 2 * MCTS().continuations else ():
                 found[c1].append(alike(near, MCTS(c1=c1)))
     names = ("correlation", "kept in common")
-    means = {f"{c1:g}": dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True)) for c1, rows in found.items()}
+    means = {
+        f"{c1:g}": dict(zip(names, np.mean(rows, axis=0).tolist(), strict=True))
+        for c1, rows in found.items()
+    }
     return means | {"places": {"number": len(found[EXPLORATION[0]])}}
 
 
@@ -149,9 +188,15 @@ def stored(tokenizer: Tokenizer, megabytes: float, folder: Path) -> dict[str, An
 def extrapolated(sizes: list[dict[str, Any]]) -> dict[str, float]:
     """Distinct tri-grams of `CHATS` chats, if their number grows by the power law of the two largest stores (Heaps)."""
     small, large = sizes[-2:]
-    power = np.log(large["distinct"] / small["distinct"]) / np.log(large["tokens"] / small["tokens"])
+    power = np.log(large["distinct"] / small["distinct"]) / np.log(
+        large["tokens"] / small["tokens"]
+    )
     distinct = large["distinct"] * (CHATS * CHAT_TOKENS / large["tokens"]) ** power
-    return {"power": float(power), "distinct": float(distinct), "bytes": float(distinct * large["bytes_per_distinct"])}
+    return {
+        "power": float(power),
+        "distinct": float(distinct),
+        "bytes": float(distinct * large["bytes_per_distinct"]),
+    }
 
 
 def main(
@@ -165,28 +210,39 @@ def main(
     tokenizer = engine.tokenizer.backend_tokenizer  # type: ignore[attr-defined]
     taps = engine.target.prefill(engine.target.new_cache(1, 1), [np.array([1])], Needs()).taps
     with tempfile.TemporaryDirectory() as scratch:
-        sizes = [stored(tokenizer, megabytes * part, Path(scratch) / str(part)) for part in (0.25, 0.5, 1)]
+        sizes = [
+            stored(tokenizer, megabytes * part, Path(scratch) / str(part))
+            for part in (0.25, 0.5, 1)
+        ]
         drafter = ADEDDrafter(ADED(), Grams.opened(Path(scratch) / "1"))
         held = [f.read_text(errors="ignore") for f in sources()[::10]]
-        ids = [np.array(tokenizer.encode(t, add_special_tokens=False).ids) for t in held if 3_000 < len(t) < 30_000][:texts]
+        ids = [
+            np.array(tokenizer.encode(t, add_special_tokens=False).ids)
+            for t in held
+            if 3_000 < len(t) < 30_000
+        ][:texts]
         for first in ids[:1]:
             list(steps(drafter, MCTS(), first, taps, 2))  # compiled and warm
         rows = [row for text in ids for row in steps(drafter, MCTS(), text, taps, most)]
         visits = followed(drafter, ids, taps)
     columns = dict(zip(FIELDS, zip(*rows, strict=True), strict=True))
     micro = {
-        name: {"median": 1e6 * statistics.median(v), "p99": 1e6 * float(np.quantile(v, 0.99))} for name, v in columns.items()
+        name: {"median": 1e6 * statistics.median(v), "p99": 1e6 * float(np.quantile(v, 0.99))}
+        for name, v in columns.items()
     }
     nodes = {"median": statistics.median(columns["nodes"]), "most": max(columns["nodes"])}
     result = {
-        "provenance": machine(torch.device("cpu")) | {"megabytes": str(megabytes), "steps": str(len(rows))},
+        "provenance": machine(torch.device("cpu"))
+        | {"megabytes": str(megabytes), "steps": str(len(rows))},
         "us": {name: micro[name] for name in FIELDS[:-1]},
         "nodes": nodes,
         "visits": visits,
         "stores": sizes,
         "chats": extrapolated(sizes),
     }
-    assert all(a["tokens"] < b["tokens"] for a, b in pairwise(sizes)), "there is not that much source text"
+    assert all(a["tokens"] < b["tokens"] for a, b in pairwise(sizes)), (
+        "there is not that much source text"
+    )
     out.write_text(json.dumps(result, indent=1) + "\n")
     print(json.dumps(result, indent=1))
 

@@ -3,11 +3,13 @@
     python benchmarks/servers.py --model FOLDER --guidellm BIN [--gguf FILE --llama-python PYTHON]
         [--vllm-python PYTHON] [--before WORD …]
 
-Each server is started in turn, `--rounds` times, so that all of them see the same moods of the machine; guidellm asks
-`--streams` clients' questions at a time. The model's folder is one that transformers saved. llama.cpp runs by `xllamacpp`,
-it and vLLM in environments of their own. Prompts are rows with `prompt`; answers have `--tokens` tokens at most. The words of
-`--before` stand before each command of guidellm: those of a program that lets it run undisturbed. `--target` is what draftree
-loads, where it is not to be the folder: under the name `smollm2` it finds trained drafters.
+Each server is started in turn, `--rounds` times, so that all of them see the same moods of the
+machine; guidellm asks `--streams` clients' questions at a time. The model's folder is one that
+transformers saved. llama.cpp runs by `xllamacpp`, it and vLLM in environments of their own. Prompts
+are rows with `prompt`; answers have `--tokens` tokens at most. The words of `--before` stand before
+each command of guidellm: those of a program that lets it run undisturbed. `--target` is what
+draftree loads, where it is not to be the folder: under the name `smollm2` it finds trained
+drafters.
 """
 
 import argparse
@@ -75,19 +77,45 @@ def servers(asked: argparse.Namespace) -> list[Server]:
         most,
     ]
     plain = ["--drafter", "pld", "--policy", "pct:max_depth=0"]
-    found = [Server("draftree", ours, "m"), Server("draftree, nothing drafted", [*ours, *plain], "m")]
+    found = [
+        Server("draftree", ours, "m"),
+        Server("draftree, nothing drafted", [*ours, *plain], "m"),
+    ]
     program = str(Path(sys.executable).parent / "transformers")
     words = [program, "serve", folder, "--port", str(PORT), "--dtype", "bfloat16"]
     found.append(Server("transformers serve", words, folder))
-    found.append(Server("transformers serve, continuous batching", [*words, "--continuous-batching"], folder))
+    found.append(
+        Server("transformers serve, continuous batching", [*words, "--continuous-batching"], folder)
+    )
     if asked.gguf is not None:
         words = [str(asked.llama_python), "-c", LLAMA, str(asked.gguf), str(PORT), most]
         found.append(Server("llama.cpp", words, "m"))
     if asked.vllm_python is not None:
-        words = [str(asked.vllm_python), "-m", "vllm.entrypoints.openai.api_server", "--model", folder, "--port", str(PORT)]
-        words += ["--served-model-name", "m", "--dtype", "bfloat16", "--max-num-seqs", most, "--max-model-len", "2048"]
+        words = [
+            str(asked.vllm_python),
+            "-m",
+            "vllm.entrypoints.openai.api_server",
+            "--model",
+            folder,
+            "--port",
+            str(PORT),
+        ]
+        words += [
+            "--served-model-name",
+            "m",
+            "--dtype",
+            "bfloat16",
+            "--max-num-seqs",
+            most,
+            "--max-model-len",
+            "2048",
+        ]
         found.append(Server("vLLM", words, "m", vllm_settings(asked.vllm_python)))
-    return [server for server in found if not asked.only or any(server.name.startswith(only) for only in asked.only)]
+    return [
+        server
+        for server in found
+        if not asked.only or any(server.name.startswith(only) for only in asked.only)
+    ]
 
 
 @contextmanager
@@ -100,13 +128,17 @@ def running(server: Server, log: Path, seconds: float = 300.0) -> Iterator[None]
     environment = os.environ | server.settings
     with (
         log.open("w") as out,
-        subprocess.Popen(server.command, stdout=out, stderr=subprocess.STDOUT, env=environment) as process,
+        subprocess.Popen(
+            server.command, stdout=out, stderr=subprocess.STDOUT, env=environment
+        ) as process,
     ):
         try:
             end = time.monotonic() + seconds
             while not answers(server):
                 if process.poll() is not None or time.monotonic() > end:
-                    raise RuntimeError(f"{server.name} does not answer: {log.read_text('utf-8')[-600:]}")
+                    raise RuntimeError(
+                        f"{server.name} does not answer: {log.read_text('utf-8')[-600:]}"
+                    )
                 time.sleep(0.5)
             yield
         finally:
@@ -120,7 +152,9 @@ def answers(server: Server) -> bool:
     """Return whether a server writes a token."""
     body = {"model": server.model, "messages": [{"role": "user", "content": "Hi"}], "max_tokens": 2}
     request = urllib.request.Request(
-        f"http://127.0.0.1:{PORT}/v1/chat/completions", json.dumps(body).encode(), {"content-type": "application/json"}
+        f"http://127.0.0.1:{PORT}/v1/chat/completions",
+        json.dumps(body).encode(),
+        {"content-type": "application/json"},
     )
     try:
         with urllib.request.urlopen(request, timeout=60) as answer:
@@ -129,7 +163,9 @@ def answers(server: Server) -> bool:
         return False
 
 
-def load(server: Server, asked: argparse.Namespace, folder: Path, found: dict[int, dict[str, float]]) -> None:
+def load(
+    server: Server, asked: argparse.Namespace, folder: Path, found: dict[int, dict[str, float]]
+) -> None:
     """Note guidellm's figures by the number of clients, each as soon as it is there."""
     for place, count in enumerate(asked.streams):
         # Prompts that were answered before would tell a drafter that remembers texts what comes.
@@ -154,13 +190,26 @@ def loaded(server: Server, asked: argparse.Namespace, folder: Path, count: int) 
         "constraints": [{"kind": "max_requests", "count": asked.requests}],
         "outputs": [{"kind": "json", "path": str(folder / "out.json")}],
     }
-    (folder / "run.json").write_text(json.dumps({"spec": spec, "benchmarks": [{"profile.streams": count}]}))
-    words = [*asked.before, str(asked.guidellm), "run", "-c", str(folder / "run.json"), "--disable-console"]
-    subprocess.run(words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=1200)
+    (folder / "run.json").write_text(
+        json.dumps({"spec": spec, "benchmarks": [{"profile.streams": count}]})
+    )
+    words = [
+        *asked.before,
+        str(asked.guidellm),
+        "run",
+        "-c",
+        str(folder / "run.json"),
+        "--disable-console",
+    ]
+    subprocess.run(
+        words, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=1200
+    )
     (benchmark,) = json.loads((folder / "out.json").read_text("utf-8"))["benchmarks"]
     requests = benchmark["requests"]
     if requests["errored"]:
-        raise RuntimeError(f"{server.name}: {str(requests['errored'][0]['info'].get('error'))[:300]}")
+        raise RuntimeError(
+            f"{server.name}: {str(requests['errored'][0]['info'].get('error'))[:300]}"
+        )
     return figures(requests["successful"], asked.tokenizer)
 
 
@@ -174,7 +223,9 @@ def figures(requests: Sequence[dict[str, Any]], tokenizer: Any) -> dict[str, flo
         timings = request["info"]["timings"]
         count = len(tokenizer.encode(request["output"], add_special_tokens=False))
         first.append(timings["first_token_iteration"] - timings["request_start"])
-        between.append((timings["last_token_iteration"] - timings["first_token_iteration"]) / max(count - 1, 1))
+        between.append(
+            (timings["last_token_iteration"] - timings["first_token_iteration"]) / max(count - 1, 1)
+        )
         tokens += count
         starts.append(timings["request_start"])
         ends.append(timings["request_end"])
@@ -188,10 +239,15 @@ def figures(requests: Sequence[dict[str, Any]], tokenizer: Any) -> dict[str, flo
 
 def table(rounds: dict[str, list[dict[int, dict[str, float]]]]) -> str:
     """Return the medians of the rounds as a table."""
-    lines = ["| server | clients | " + " | ".join(FIGURES.values()) + " |", "|---|---|" + "---|" * len(FIGURES)]
+    lines = [
+        "| server | clients | " + " | ".join(FIGURES.values()) + " |",
+        "|---|---|" + "---|" * len(FIGURES),
+    ]
     for name, found in rounds.items():
         for count in found[0] if found else ():
-            cells = [f"{statistics.median(one[count][key] for one in found):.1f}" for key in FIGURES]
+            cells = [
+                f"{statistics.median(one[count][key] for one in found):.1f}" for key in FIGURES
+            ]
             lines.append(f"| {name} | {count} | " + " | ".join(cells) + " |")
     return "\n".join(lines)
 
@@ -207,7 +263,9 @@ def about(asked: argparse.Namespace) -> dict[str, Any]:
     }
     ask = "import sys, importlib.metadata as m; print(m.version(sys.argv[1]))"
     versions = {
-        name: subprocess.run([python, "-c", ask, name], capture_output=True, text=True).stdout.strip()
+        name: subprocess.run(
+            [python, "-c", ask, name], capture_output=True, text=True
+        ).stdout.strip()
         for name, python in pythons.items()
         if python is not None
     }
@@ -217,7 +275,9 @@ def about(asked: argparse.Namespace) -> dict[str, Any]:
 
 def main() -> int:
     """Measure, print the table, and save the figures."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--model", type=Path, required=True)
     parser.add_argument("--target")
     parser.add_argument("--prompts", type=Path, default=Path(__file__).with_suffix(".jsonl"))
@@ -228,8 +288,15 @@ def main() -> int:
     parser.add_argument("--before", nargs="*", default=[])
     parser.add_argument("--only", nargs="*", help="Beginnings of names.")
     parser.add_argument("--streams", type=int, nargs="+", default=[1, 2, 4, 8])
-    parser.add_argument("--requests", type=int, default=12, help="Of each number of clients; no prompt is sent twice.")
-    parser.add_argument("--skip", type=int, default=0, help="Prompts that are left out at the beginning.")
+    parser.add_argument(
+        "--requests",
+        type=int,
+        default=12,
+        help="Of each number of clients; no prompt is sent twice.",
+    )
+    parser.add_argument(
+        "--skip", type=int, default=0, help="Prompts that are left out at the beginning."
+    )
     parser.add_argument("--tokens", type=int, default=64)
     parser.add_argument("--rounds", type=int, default=1)
     parser.add_argument("--out", type=Path)
@@ -237,12 +304,16 @@ def main() -> int:
     rounds: dict[str, list[dict[int, dict[str, float]]]] = {}
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        prompts = [json.loads(line)["prompt"] for line in asked.prompts.read_text("utf-8").splitlines()]
+        prompts = [
+            json.loads(line)["prompt"] for line in asked.prompts.read_text("utf-8").splitlines()
+        ]
         rows = [json.dumps({"prompt": prompt}) for prompt in prompts]
         asked.rows = rows[asked.skip :]
         asked.tokenizer = AutoTokenizer.from_pretrained(asked.model)
         if len(asked.rows) < asked.requests * len(asked.streams):
-            parser.error(f"{len(asked.rows)} prompts are too few for {len(asked.streams)} times {asked.requests} requests")
+            parser.error(
+                f"{len(asked.rows)} prompts are too few for {len(asked.streams)} times {asked.requests} requests"
+            )
         for _ in range(asked.rounds):
             for server in servers(asked):
                 found: dict[int, dict[str, float]] = {}

@@ -1,10 +1,11 @@
 """The levels of the source, and a picture of what imports what: docs/images/architecture.svg.
 
-python benchmarks/structure.py            # draws the picture
-python benchmarks/structure.py --check    # writes nothing; exit status 1 if the picture is not up to date
+python benchmarks/structure.py            # draws the picture python benchmarks/structure.py --check
+# writes nothing; exit status 1 if the picture is not up to date
 
-A part is a package or a single file of `src/draftree`; "draftree" itself is the package's `__init__`. Every import counts,
-also one inside a function or for type checking only. `tests/test_structure.py` holds the order of `LEVELS`.
+A part is a package or a single file of `src/draftree`; "draftree" itself is the package's
+`__init__`. Every import counts, also one inside a function or for type checking only.
+`tests/test_structure.py` holds the order of `LEVELS`.
 """
 
 import argparse
@@ -53,16 +54,24 @@ Graph = dict[str, set[str]]
 
 def imports(source: Path = SOURCE) -> Graph:
     """The modules of a package and which of its own modules each imports."""
-    files = {".".join(p.relative_to(source.parent).with_suffix("").parts): p for p in sorted(source.rglob("*.py"))}
+    files = {
+        ".".join(p.relative_to(source.parent).with_suffix("").parts): p
+        for p in sorted(source.rglob("*.py"))
+    }
     modules = {name.removesuffix(".__init__"): path for name, path in files.items()}
-    return {name: set(_imported(ast.parse(path.read_text("utf-8")), modules.keys())) for name, path in modules.items()}
+    return {
+        name: set(_imported(ast.parse(path.read_text("utf-8")), modules.keys()))
+        for name, path in modules.items()
+    }
 
 
 def _imported(tree: ast.AST, modules: Set[str]) -> Iterator[str]:
     for node in ast.walk(tree):
         if isinstance(node, ast.ImportFrom):
             assert not node.level, "a relative import names no module"
-            named = (f"{node.module}.{alias.name}" for alias in node.names)  # a module of a package, or something in a module
+            named = (
+                f"{node.module}.{alias.name}" for alias in node.names
+            )  # a module of a package, or something in a module
             yield from ({name if name in modules else str(node.module) for name in named} & modules)
         elif isinstance(node, ast.Import):
             yield from ({alias.name for alias in node.names} & modules)
@@ -83,12 +92,18 @@ def parts(modules: Graph) -> Graph:
 
 def level(name: str) -> int:
     """A part's height above the ground; −1 of one that stands in no level."""
-    return next((len(LEVELS) - 1 - i for i, names in enumerate(LEVELS.values()) if name in names), -1)
+    return next(
+        (len(LEVELS) - 1 - i for i, names in enumerate(LEVELS.values()) if name in names), -1
+    )
 
 
 def faults(modules: Graph) -> list[str]:
     """What is wrong with the imports, in a line each: parts without a level, imports that do not run downward, a circle."""
-    known = [f"'{name}' stands in no level of benchmarks/structure.py" for name in parts(modules) if level(name) < 0]
+    known = [
+        f"'{name}' stands in no level of benchmarks/structure.py"
+        for name in parts(modules)
+        if level(name) < 0
+    ]
     wrong = [
         f"{module} imports {other}: '{part(other)}' is not below '{part(module)}'"
         for module, those in modules.items()
@@ -125,14 +140,19 @@ def shortest(graph: Graph) -> Graph:
     reached: dict[str, set[str]] = {}
     for name in graphlib.TopologicalSorter(graph).static_order():
         reached[name] = graph[name].union(*(reached[other] for other in graph[name]))
-    return {name: {o for o in those if not any(o in reached[p] for p in those)} for name, those in graph.items()}
+    return {
+        name: {o for o in those if not any(o in reached[p] for p in those)}
+        for name, those in graph.items()
+    }
 
 
 def drawn(modules: Graph) -> str:
     """The picture as SVG: levels as floors, parts as boxes, and the arrows that no others imply."""
     every = parts(modules)
     arrows = [(a, b) for a, those in sorted(shortest(every).items()) for b in sorted(those)]
-    floors: list[list[str]] = [[name for name in names if name in every] for names in reversed(LEVELS.values())]
+    floors: list[list[str]] = [
+        [name for name in names if name in every] for names in reversed(LEVELS.values())
+    ]
     lines = []
     for a, b in arrows:  # a long arrow has a lane on every floor between
         lanes = [f"{a} {b} {n}" for n in range(level(a) - 1, level(b), -1)]
@@ -140,7 +160,9 @@ def drawn(modules: Graph) -> str:
             floors[n].append(lane)
         lines.append([a, *lanes, b])
     x = _places(floors, [pair for line in lines for pair in itertools.pairwise(line)])
-    y = {name: 40 + (len(floors) - 1 - n) * FLOOR for n, floor in enumerate(floors) for name in floor}
+    y = {
+        name: 40 + (len(floors) - 1 - n) * FLOOR for n, floor in enumerate(floors) for name in floor
+    }
     width, height = max(at + _half(name) for name, at in x.items()) + 20, len(floors) * FLOOR + 50
     out = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width:.0f} {height}" width="{width:.0f}" role="img">',
@@ -151,16 +173,22 @@ def drawn(modules: Graph) -> str:
         f'<rect class="ground" width="{width:.0f}" height="{height}" rx="8"/>',
     ]
     for n, title in enumerate(LEVELS):
-        out.append(f'<rect class="band" x="8" y="{40 + n * FLOOR - 27}" width="{width - 16:.0f}" height="54" rx="6"/>')
+        out.append(
+            f'<rect class="band" x="8" y="{40 + n * FLOOR - 27}" width="{width - 16:.0f}" height="54" rx="6"/>'
+        )
         out.append(f'<text class="level" x="20" y="{44 + n * FLOOR}">{escape(title)}</text>')
     out += [_arrow([(x[name], y[name]) for name in line]) for line in lines]
     for name, those in sorted(every.items()):
         told = escape(f"{name} imports {', '.join(sorted(those)) or 'nothing of draftree'}")
         at, half = x[name], _half(name)
         rect = f'<rect class="box" x="{at - half:.0f}" y="{y[name] - BOX // 2}" width="{2 * half:.0f}" height="{BOX}" rx="5"/>'
-        out.append(f'<g><title>{told}</title>{rect}<text x="{at:.0f}" y="{y[name] + 5}">{name}</text></g>')
+        out.append(
+            f'<g><title>{told}</title>{rect}<text x="{at:.0f}" y="{y[name] + 5}">{name}</text></g>'
+        )
     note = "An arrow means: imports. One that follows from others is left out; every import runs downward."
-    return "\n".join([*out, f'<text class="level" x="20" y="{height - 14}">{note}</text>', "</svg>", ""])
+    return "\n".join(
+        [*out, f'<text class="level" x="20" y="{height - 14}">{note}</text>', "</svg>", ""]
+    )
 
 
 def _half(name: str) -> float:
@@ -177,9 +205,15 @@ def _places(floors: list[list[str]], pairs: list[tuple[str, str]]) -> dict[str, 
     x = {name: 100.0 * i for floor in floors for i, name in enumerate(floor)}
     for _ in range(300):
         for floor in [*floors, *reversed(floors)]:
-            wanted = {name: mean(x[other] for other in near[name]) if near[name] else x[name] for name in floor}
+            wanted = {
+                name: mean(x[other] for other in near[name]) if near[name] else x[name]
+                for name in floor
+            }
             row = sorted(floor, key=wanted.__getitem__)
-            right, left = _pushed(row, wanted), _pushed(row[::-1], {name: -at for name, at in wanted.items()})
+            right, left = (
+                _pushed(row, wanted),
+                _pushed(row[::-1], {name: -at for name, at in wanted.items()}),
+            )
             x |= {name: (right[name] - left[name]) / 2 for name in row}
     first = min(at - _half(name) for name, at in x.items())
     return {name: at - first + LEFT for name, at in x.items()}
@@ -209,7 +243,9 @@ def _arrow(points: list[tuple[float, float]]) -> str:
 def main() -> int:
     """Draws or checks; returns the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing, tell whether the picture is up to date")
+    parser.add_argument(
+        "--check", action="store_true", help="write nothing, tell whether the picture is up to date"
+    )
     check = parser.parse_args().check
     modules = imports()
     if wrong := faults(modules):
@@ -217,7 +253,10 @@ def main() -> int:
         return 1
     picture = drawn(modules)
     if check and (not PICTURE.is_file() or PICTURE.read_text("utf-8") != picture):
-        print(f"{PICTURE} is not what the source says: run python benchmarks/structure.py", file=sys.stderr)
+        print(
+            f"{PICTURE} is not what the source says: run python benchmarks/structure.py",
+            file=sys.stderr,
+        )
         return 1
     if not check:
         PICTURE.write_text(picture, "utf-8")

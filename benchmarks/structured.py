@@ -2,8 +2,9 @@
 
     python benchmarks/structured.py spec_bench.jsonl --limit 20 --out benchmarks/results/structured.json
 
-JSON of one schema is written for math questions by a target, greedily and at temperature 1, each text once; drafters and
-policies are replayed along it (`evaluation/replayed.py`), as the grammar constrains p itself, whatever is drafted.
+JSON of one schema is written for math questions by a target, greedily and at temperature 1, each
+text once; drafters and policies are replayed along it (`evaluation/replayed.py`), as the grammar
+constrains p itself, whatever is drafted.
 """
 
 import argparse
@@ -42,14 +43,24 @@ SCHEMA = {
     "additionalProperties": False,
 }  # fmt: skip
 COSTS = Costs({1: 0.1}, {1: 1.0, 64: 1.5})
-VARIANTS = {"drafter alone": (False, False), "guided": (True, False), "guided, forced tokens free": (True, True)}
+VARIANTS = {
+    "drafter alone": (False, False),
+    "guided": (True, False),
+    "guided, forced tokens free": (True, True),
+}
 
 
-def request(target: Target, content: Any, number: int, temperature: float, guided: bool, free: bool) -> Request:
+def request(
+    target: Target, content: Any, number: int, temperature: float, guided: bool, free: bool
+) -> Request:
     """A fresh request: a grammar keeps the masks of the text it is asked about."""
-    options = Options(max_new_tokens=160, temperature=temperature, grammar=Grammar.json_schema(SCHEMA))
+    options = Options(
+        max_new_tokens=160, temperature=temperature, grammar=Grammar.json_schema(SCHEMA)
+    )
     whole = options.request(target, encode(target.tokenizer, content), number)
-    return replace(whole, guides=whole.guides if guided else (), forced=whole.forced if free else None)
+    return replace(
+        whole, guides=whole.guides if guided else (), forced=whole.forced if free else None
+    )
 
 
 def main() -> None:
@@ -64,17 +75,28 @@ def main() -> None:
     target = Target.load(args.target)
     prompts = suites.load(args.suite).select(["math_reasoning"])[: args.limit]
     engines = {
-        (drafter, policy): Engine(target, build("drafter", drafter).open(target), build("policy", policy), costs=COSTS)
-        for drafter, policy in (("edd", "pct:ratio=0.1"), ("edd", "chain:length=5"), ("pld", "trie"))
+        (drafter, policy): Engine(
+            target, build("drafter", drafter).open(target), build("policy", policy), costs=COSTS
+        )
+        for drafter, policy in (
+            ("edd", "pct:ratio=0.1"),
+            ("edd", "chain:length=5"),
+            ("pld", "trie"),
+        )
     }
     layers = sorted({layer for engine in engines.values() for layer in engine.drafter.needs.hidden})
     rows = []
     for temperature in (0.0, 1.0):
-        found: dict[tuple[str, str, str], list[Stats]] = {(*pair, name): [] for pair in engines for name in VARIANTS}
+        found: dict[tuple[str, str, str], list[Stats]] = {
+            (*pair, name): [] for pair in engines for name in VARIANTS
+        }
         with terminal.progress(f"temperature {temperature:g}", len(prompts)) as tell:
             for i, p in enumerate(prompts):
                 asked = request(target, p.content, p.number, temperature, False, False)
-                text = Text(np.array([*asked.prompt, *plain(target, [asked]).tokens[0]], np.int64), len(asked.prompt))
+                text = Text(
+                    np.array([*asked.prompt, *plain(target, [asked]).tokens[0]], np.int64),
+                    len(asked.prompt),
+                )
                 known = Replayed.along(target, text, layers)
                 for pair, engine in engines.items():
                     for name, variant in VARIANTS.items():
@@ -93,7 +115,8 @@ def main() -> None:
             print(rows[-1], flush=True)
     report.save(
         {
-            "provenance": provenance(target, 0) | {"suite": Path(args.suite).name, "limit": args.limit, "replayed": True},
+            "provenance": provenance(target, 0)
+            | {"suite": Path(args.suite).name, "limit": args.limit, "replayed": True},
             "rows": rows,
         },
         args.out,

@@ -30,16 +30,30 @@ PAGES = Path(__file__).with_name("pages.toml")
 FOLDER = Path("docs", "reference", "benchmarks")
 PAPERS = Path("docs", "reference", "papers.md")
 PICTURE = Path("docs", "images", "speed.svg")
-COLUMNS = ("drafter", "policy", "τ [95 %]", "nodes/step", "depth/step", "speed-up [95 %]", "same output")
-"""The columns of a benchmark's table by default; with one for the temperature where there are several."""
+COLUMNS = (
+    "drafter",
+    "policy",
+    "τ [95 %]",
+    "nodes/step",
+    "depth/step",
+    "speed-up [95 %]",
+    "same output",
+)
+"""The columns of a benchmark's table by default; with one for the temperature where there are
+several."""
 SPEED = re.compile(r"(<!-- speed -->\n).*?(<!-- /speed -->)", re.DOTALL)
 GENERATED = "<!-- Written by benchmarks/tables.py from benchmarks/results; edit benchmarks/pages.toml instead. -->"
 
 
 def written(results: Path = RESULTS) -> dict[Path, str]:
     """Return the text of every generated file, by its path in the repository."""
-    found = {FOLDER / page["file"]: rendered(page, results) for page in tomllib.loads(PAGES.read_text("utf-8"))["page"]}
-    readme = SPEED.sub(lambda m: f"{m[1]}{speed(results)}\n{m[2]}", (ROOT / "README.md").read_text("utf-8"))
+    found = {
+        FOLDER / page["file"]: rendered(page, results)
+        for page in tomllib.loads(PAGES.read_text("utf-8"))["page"]
+    }
+    readme = SPEED.sub(
+        lambda m: f"{m[1]}{speed(results)}\n{m[2]}", (ROOT / "README.md").read_text("utf-8")
+    )
     return {
         **found,
         Path("docs", "reference", "papers.md"): papers(results),
@@ -65,11 +79,19 @@ def block(table: Mapping[str, Any], results: Path) -> str:
     """Return a saved result as a table with a caption, as an entry of pages.toml describes it."""
     result = read(results / f"{table['result']}.json")
     left_out = tuple(table.get("without", ()))
-    kept = [r for r in result["rows"] if not left_out or not str(r.get("way", r.get("policy"))).startswith(left_out)]
+    kept = [
+        r
+        for r in result["rows"]
+        if not left_out or not str(r.get("way", r.get("policy"))).startswith(left_out)
+    ]
     kept = [{k: reworded(v, table.get("words", {})) for k, v in row.items()} for row in kept]
     columns, names = table.get("columns", COLUMNS), table.get("names", {})
     source = f"Saved as `benchmarks/results/{table['result']}.json`."
-    if "prompts" in kept[0] and "suite" in result["provenance"] and not any("/" in c and c in names for c in columns):
+    if (
+        "prompts" in kept[0]
+        and "suite" in result["provenance"]
+        and not any("/" in c and c in names for c in columns)
+    ):
         text, _, below = markdown(result | {"rows": kept}, columns).partition("\n\n")
         return f"{text}\n\n{below[:-1]} {source}*"
     return f"{plain({'rows': kept}, columns, names)}\n\n*{where(result)}{source}*"
@@ -88,7 +110,9 @@ def where(result: Mapping[str, Any]) -> str:
     hardware, target = about.get("hardware", about), about.get("target", {})
     named = [f"Target {target['name']}"] if target else []
     named += [f"({target['dtype']})"] if "dtype" in target else []
-    machine = [f"{hardware['device']}, threads: {hardware['threads']}"] if "device" in hardware else []
+    machine = (
+        [f"{hardware['device']}, threads: {hardware['threads']}"] if "device" in hardware else []
+    )
     day = [about["date"][:10]] if "date" in about else []
     said = ", ".join(filter(None, [" ".join(named), *machine, *day]))
     return f"{said}. " if said else ""
@@ -96,19 +120,30 @@ def where(result: Mapping[str, Any]) -> str:
 
 def papers(results: Path) -> str:
     """Return the page of every table and figure of the papers: its command, and what came of its claims."""
-    saved = {(r["target"], r["paper"], r["table"], r["claim"]): r for r in read_rows(results / "papers.json")}
+    saved = {
+        (r["target"], r["paper"], r["table"], r["claim"]): r
+        for r in read_rows(results / "papers.json")
+    }
     text = [GENERATED, PAGES.with_name("papers.md").read_text("utf-8").strip()]
     for paper in dict.fromkeys(claim.paper for claim in CLAIMS):
         items = [i for i in ITEMS if i.paper == paper]
-        commands = [[i.place, i.what, f"`{i.command}`" if i.command else f"none: {i.reason}"] for i in items]
+        commands = [
+            [i.place, i.what, f"`{i.command}`" if i.command else f"none: {i.reason}"] for i in items
+        ]
         text += [f"## {paper}", lines(["table", "shows", "command"], commands)]
         rows = []
         for claim in (c for c in CLAIMS if c.paper == paper):
             place = (paper, claim.table, claim.claim)
             here = [told(saved.get((target, *place))) for target in ("demo", "smollm2")]
-            why = CONFOUNDED.get(place, "") if any(here) else claim.not_run or WITHOUT.get(place[:2], "")
+            why = (
+                CONFOUNDED.get(place, "")
+                if any(here)
+                else claim.not_run or WITHOUT.get(place[:2], "")
+            )
             rows.append([claim.claim, claim.table, claim.figures, *here, why])
-        text.append(lines(["claim", "table", "paper", "demo", "SmolLM2", "no verdict, because it"], rows))
+        text.append(
+            lines(["claim", "table", "paper", "demo", "SmolLM2", "no verdict, because it"], rows)
+        )
     return "\n\n".join(text) + "\n"
 
 
@@ -122,8 +157,14 @@ def told(row: Mapping[str, Any] | None) -> str:
     """Return a verdict with its figures; nothing where there is none."""
     if row is None:
         return ""
-    figures = "{:.2f} [{:.2f}, {:.2f}] of its {}".format(*row["ratio"], row["of"]) if "ratio" in row else row["of"]
-    kept = ", {:.2f} [{:.2f}, {:.2f}] of its passes".format(*row["passes"]) if "passes" in row else ""
+    figures = (
+        "{:.2f} [{:.2f}, {:.2f}] of its {}".format(*row["ratio"], row["of"])
+        if "ratio" in row
+        else row["of"]
+    )
+    kept = (
+        ", {:.2f} [{:.2f}, {:.2f}] of its passes".format(*row["passes"]) if "passes" in row else ""
+    )
     return f"**{row['verdict']}** {figures}{kept}"
 
 
@@ -132,11 +173,33 @@ OURS, FOUR = "draftree: eagle3+suffix yield", "draftree, 4 bits: eagle3+suffix y
 SPEEDS = (
     ("20 math questions", "AVX-512, bfloat16", "smollm2_peers_compiled", STOCK, PLAIN, OURS),
     ("18 questions of six tasks", "AVX-512, bfloat16", "smollm2_peers_tasks", STOCK, PLAIN, OURS),
-    ("20 math questions", "AVX-512, 4 bits", "smollm2_peers_compiled", "", "draftree, 4 bits: plain", FOUR),
-    ("6 math questions", "AVX2, float32", "avx2", "", "plain decoding/float32", "draftree: default/float32"),
-    ("6 math questions", "AVX2, bfloat16", "avx2", "", "plain decoding/bfloat16", "draftree: default/bfloat16"),
+    (
+        "20 math questions",
+        "AVX-512, 4 bits",
+        "smollm2_peers_compiled",
+        "",
+        "draftree, 4 bits: plain",
+        FOUR,
+    ),
+    (
+        "6 math questions",
+        "AVX2, float32",
+        "avx2",
+        "",
+        "plain decoding/float32",
+        "draftree: default/float32",
+    ),
+    (
+        "6 math questions",
+        "AVX2, bfloat16",
+        "avx2",
+        "",
+        "plain decoding/bfloat16",
+        "draftree: default/bfloat16",
+    ),
 )
-"""The rows of the README's table: prompts, machine, result, and the ways that are compared in it."""
+"""The rows of the README's table: prompts, machine, result, and the ways that are compared in it.
+"""
 
 
 def speed(results: Path) -> str:
@@ -149,13 +212,22 @@ def speed(results: Path) -> str:
         assert drafted is not None
         rows.append([prompts, machine, "–" if theirs is None else f"{theirs:.0f}", f"{plainly:.0f}",
                      f"**{drafted:.0f}**", f"{drafted / plainly:.2f} ×"])  # fmt: skip
-    return lines(["prompts", "CPU, precision", "transformers", "plain", "default", "drafting brings"], rows)
+    return lines(
+        ["prompts", "CPU, precision", "transformers", "plain", "default", "drafting brings"], rows
+    )
 
 
 def rates(result: Mapping[str, Any]) -> dict[str, float]:
     """Return tokens per second by way; where a result has several precisions, by way and precision, at batch size 1."""
-    rows = [row for row in result["rows"] if row.get("batch", 1) == 1 and "a batch" not in str(row.get("prompts"))]
-    return {row["way"] + (f"/{row['precision']}" if "precision" in row else ""): row["tokens/s"] for row in rows}
+    rows = [
+        row
+        for row in result["rows"]
+        if row.get("batch", 1) == 1 and "a batch" not in str(row.get("prompts"))
+    ]
+    return {
+        row["way"] + (f"/{row['precision']}" if "precision" in row else ""): row["tokens/s"]
+        for row in rows
+    }
 
 
 BARS = {
@@ -209,9 +281,17 @@ def caption(result: Mapping[str, Any]) -> str:
     said, first = result["provenance"], result["rows"][0]
     suite, hardware, target = said["suite"], said["hardware"], said["target"]
     threads = f", threads: {hardware['threads']}" if hardware["kind"] == "cpu" else ""
-    how = "replayed along them, so by no clock" if said.get("replayed") else f"times each was written: {said['repeats']}"
+    how = (
+        "replayed along them, so by no clock"
+        if said.get("replayed")
+        else f"times each was written: {said['repeats']}"
+    )
     mean_repetition = np.mean([r["repeated_ngrams"] for r in result["rows"]])
-    simulated = f"Simulated: counted on the cost curves of {elsewhere(result)}. " if result.get("simulated") else ""
+    simulated = (
+        f"Simulated: counted on the cost curves of {elsewhere(result)}. "
+        if result.get("simulated")
+        else ""
+    )
     return (
         f"*{simulated}Target {target['name']} ({target['dtype']}), {first['prompts']} prompts of suite {suite['name']}"
         f"{' (' + ', '.join(suite['categories']) + ')' if suite['categories'] else ''}, at most {said['max_new_tokens']} "
@@ -223,7 +303,9 @@ def caption(result: Mapping[str, Any]) -> str:
 def elsewhere(result: Mapping[str, Any]) -> str:
     """Return the machines whose costs a simulated result was counted with."""
     said = result["provenance"]
-    tables = said.get("machines") or {c["about"]["machine"]: c["about"] for c in said["costs"].values()}
+    tables = said.get("machines") or {
+        c["about"]["machine"]: c["about"] for c in said["costs"].values()
+    }
     return "; ".join(dict.fromkeys(about["device"] for about in tables.values()))
 
 
@@ -237,8 +319,14 @@ def unlabelled(text: str, results: Path) -> list[str]:
     named = [(s, name) for s in sections if not SIMULATED.search(s) for name in SAVED.findall(s)]
     found = [name for _, name in named if _simulated(results, name)]
     names = [*machines.names(), *(n.partition("-")[0] for n in machines.names())]
-    blocks = [b for b in re.split(r"\n\s*\n", text) if not SIMULATED.search(b) and re.search(r"\d[.,]?\d*\s*×|speed", b)]
-    return found + [n for n in dict.fromkeys(names) for b in blocks if re.search(rf"\b{n}\b", b, re.IGNORECASE)]
+    blocks = [
+        b
+        for b in re.split(r"\n\s*\n", text)
+        if not SIMULATED.search(b) and re.search(r"\d[.,]?\d*\s*×|speed", b)
+    ]
+    return found + [
+        n for n in dict.fromkeys(names) for b in blocks if re.search(rf"\b{n}\b", b, re.IGNORECASE)
+    ]
 
 
 def _simulated(results: Path, name: str) -> bool:
@@ -246,7 +334,9 @@ def _simulated(results: Path, name: str) -> bool:
     return saved.is_file() and bool(json.loads(saved.read_text("utf-8")).get("simulated"))
 
 
-def plain(result: Mapping[str, Any], columns: Sequence[str], names: Mapping[str, str] | None = None) -> str:
+def plain(
+    result: Mapping[str, Any], columns: Sequence[str], names: Mapping[str, str] | None = None
+) -> str:
     """Return a result's rows as a table of some of their entries; `a/b` is entry b of entry a.
 
     Raises:
@@ -266,13 +356,19 @@ def plain(result: Mapping[str, Any], columns: Sequence[str], names: Mapping[str,
 
 def lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     """A table in Markdown."""
-    return "\n".join("| " + " | ".join(line) + " |" for line in (heads, ["---"] * len(heads), *rows))
+    return "\n".join(
+        "| " + " | ".join(line) + " |" for line in (heads, ["---"] * len(heads), *rows)
+    )
 
 
 def main() -> int:
     """Write the files, or check them; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--check", action="store_true", help="write nothing; exit status 1 if a file is not up to date")
+    parser.add_argument(
+        "--check",
+        action="store_true",
+        help="write nothing; exit status 1 if a file is not up to date",
+    )
     args = parser.parse_args()
     try:
         files = written()
@@ -281,12 +377,22 @@ def main() -> int:
         return 2
     for path, text in files.items():
         if names := unlabelled(text, RESULTS):
-            print(f"{path} shows figures of {', '.join(names)} without the word 'simulated'", file=sys.stderr)
+            print(
+                f"{path} shows figures of {', '.join(names)} without the word 'simulated'",
+                file=sys.stderr,
+            )
             return 1
-    stale = [path for path, text in files.items() if not (ROOT / path).is_file() or (ROOT / path).read_text("utf-8") != text]
+    stale = [
+        path
+        for path, text in files.items()
+        if not (ROOT / path).is_file() or (ROOT / path).read_text("utf-8") != text
+    ]
     for path in stale:
         if args.check:
-            print(f"{path} is not what the saved results say: run python benchmarks/tables.py", file=sys.stderr)
+            print(
+                f"{path} is not what the saved results say: run python benchmarks/tables.py",
+                file=sys.stderr,
+            )
         else:
             (ROOT / path).parent.mkdir(parents=True, exist_ok=True)
             (ROOT / path).write_text(files[path], "utf-8")

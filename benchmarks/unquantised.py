@@ -50,7 +50,9 @@ def convert(source: Path, out: Path, kind: str) -> None:
 
 def main() -> int:
     """Convert the file that the command line names."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("source", type=Path)
     parser.add_argument("out", type=Path)
     parser.add_argument("--type", choices=FILE_TYPES, default="BF16")

@@ -2,8 +2,8 @@
 
 python vllm_worker.py MODEL SPECULATIVE    # SPECULATIVE: vLLM's speculative_config as JSON, or null
 
-Every line of standard input is a JSON object with prompt, eos and max_new_tokens; every line of standard output the ids of a
-text. Whatever vLLM prints goes to standard error.
+Every line of standard input is a JSON object with prompt, eos and max_new_tokens; every line of
+standard output the ids of a text. Whatever vLLM prints goes to standard error.
 """
 
 import json
@@ -22,7 +22,9 @@ def main() -> int:
                  speculative_config=speculative)  # fmt: skip
     for line in sys.stdin:
         asked = json.loads(line)
-        params = SamplingParams(temperature=0.0, max_tokens=asked["max_new_tokens"], stop_token_ids=asked["eos"])
+        params = SamplingParams(
+            temperature=0.0, max_tokens=asked["max_new_tokens"], stop_token_ids=asked["eos"]
+        )
         written = engine.generate({"prompt_token_ids": asked["prompt"]}, params, use_tqdm=False)
         answers.write(json.dumps(list(written[0].outputs[0].token_ids)) + "\n")
     return 0

@@ -3,8 +3,9 @@
 python benchmarks/wrong_values.py                        # all commands, five runs each
 python benchmarks/wrong_values.py --only bench --repeats 1
 
-Exit status 1 where a median is above the limit, or a wrong value was not refused. A run before the first fills the page cache.
-Free text has no wrong value, so that options of text are left out unless a name is expected.
+Exit status 1 where a median is above the limit, or a wrong value was not refused. A run before the
+first fills the page cache. Free text has no wrong value, so that options of text are left out
+unless a name is expected.
 """
 
 import argparse
@@ -32,7 +33,8 @@ NAMED = {
     "knobs": "nosuch", "settings": "nosuch", "trees": "pictures.doc", "profile": "picture.doc", "plot": "picture.doc",
     "attn_implementation": "flash_attention_2",
 }  # fmt: skip
-"""Values that are wrong where a text or a path is expected; `data` differs from command to command."""
+"""Values that are wrong where a text or a path is expected; `data` differs from command to command.
+"""
 KEYS = {"drafter": "edd:nosuch=1", "policy": "pct:nosuch=1", "acceptor": "match:nosuch=1"}
 """Specs with a wrong key."""
 UNBOUNDED = ("logit_bias", "betas", "frequency_penalty", "presence_penalty")
@@ -75,8 +77,18 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", help="one command")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th wrong value, for a short look")
-    parser.add_argument("--cpu", action="store_true", help="judge by processor time, where other work shares the machine")
+    parser.add_argument(
+        "--every",
+        type=int,
+        default=1,
+        metavar="N",
+        help="only each N-th wrong value, for a short look",
+    )
+    parser.add_argument(
+        "--cpu",
+        action="store_true",
+        help="judge by processor time, where other work shares the machine",
+    )
     asked = parser.parse_args()
     folder = Path("build/wrong_values")
     folder.mkdir(parents=True, exist_ok=True)
@@ -95,13 +107,19 @@ def main() -> int:
         else:
             first = [word.format(**places) for word in FIRST.get(path[-1], ())]
         if flag in first:
-            first = [w for i, w in enumerate(first) if w != flag and (i == 0 or first[i - 1] != flag)]
+            first = [
+                w for i, w in enumerate(first) if w != flag and (i == 0 or first[i - 1] != flag)
+            ]
         seconds, status, told = [], 0, ""
         for _ in range(asked.repeats):
             start = clock(asked.cpu)
             try:
                 ended = subprocess.run(
-                    [draftree, *path, *first, flag, value], capture_output=True, text=True, stdin=subprocess.DEVNULL, timeout=20
+                    [draftree, *path, *first, flag, value],
+                    capture_output=True,
+                    text=True,
+                    stdin=subprocess.DEVNULL,
+                    timeout=20,
                 )
                 status, told = ended.returncode, ended.stderr.strip()
             except subprocess.TimeoutExpired:
@@ -112,9 +130,15 @@ def main() -> int:
         medians.append(taken := median(seconds))
         if status != 2 or taken > LIMIT:
             slow, accepted = slow + (taken > LIMIT), accepted + (status != 2)
-            print(f"{' '.join(path)} {flag} {value}: {taken:.2f} s, exit status {status}: {told.splitlines()[-1:]}"[:200])
+            print(
+                f"{' '.join(path)} {flag} {value}: {taken:.2f} s, exit status {status}: {told.splitlines()[-1:]}"[
+                    :200
+                ]
+            )
     kind = "processor" if asked.cpu else "clock"
-    print(f"{len(medians)} wrong values, {kind} time; {slow} refused in more than {LIMIT} s, {accepted} not refused")
+    print(
+        f"{len(medians)} wrong values, {kind} time; {slow} refused in more than {LIMIT} s, {accepted} not refused"
+    )
     print(f"median {median(medians or [0]):.2f} s, longest {max(medians, default=0):.2f} s")
     return int(slow + accepted > 0)
 

@@ -1,6 +1,7 @@
 """Build draftree with scikit-build-core, and take a C++ compiler from PyPI where the machine has none.
 
-If no compiler works at all, the package is built without its native kernels, and runs on PyTorch and Python.
+If no compiler works at all, the package is built without its native kernels, and runs on PyTorch
+and Python.
 """
 
 import os
@@ -77,30 +78,45 @@ def use_zig() -> None:
 
 def get_requires_for_build_wheel(config_settings: Any = None) -> list[str]:
     """Return what a build needs beside pyproject.toml's list: CMake and Ninja if they are missing, and a compiler."""
-    return [*build.get_requires_for_build_wheel(config_settings), *([] if has_compiler() else [ZIG])]
+    return [
+        *build.get_requires_for_build_wheel(config_settings),
+        *([] if has_compiler() else [ZIG]),
+    ]
 
 
 def get_requires_for_build_editable(config_settings: Any = None) -> list[str]:
     """Return what an editable installation needs, as `get_requires_for_build_wheel` does."""
-    return [*build.get_requires_for_build_editable(config_settings), *([] if has_compiler() else [ZIG])]
+    return [
+        *build.get_requires_for_build_editable(config_settings),
+        *([] if has_compiler() else [ZIG]),
+    ]
 
 
-def build_with(build_it: Any, folder: str, config_settings: Any, metadata_directory: str | None) -> str:
+def build_with(
+    build_it: Any, folder: str, config_settings: Any, metadata_directory: str | None
+) -> str:
     """Build with the native kernels, or without them if that fails."""
     if not has_compiler():
         use_zig()
     try:
         return str(build_it(folder, config_settings, metadata_directory))
     except (Exception, SystemExit) as error:
-        print(f"The native kernels could not be built ({error}). Building draftree without them.", file=sys.stderr)
+        print(
+            f"The native kernels could not be built ({error}). Building draftree without them.",
+            file=sys.stderr,
+        )
     return str(build_it(folder, {**(config_settings or {}), **PURE}, metadata_directory))
 
 
-def build_wheel(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+def build_wheel(
+    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
+) -> str:
     """Build a wheel."""
     return build_with(build.build_wheel, wheel_directory, config_settings, metadata_directory)
 
 
-def build_editable(wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None) -> str:
+def build_editable(
+    wheel_directory: str, config_settings: Any = None, metadata_directory: str | None = None
+) -> str:
     """Build an editable installation."""
     return build_with(build.build_editable, wheel_directory, config_settings, metadata_directory)

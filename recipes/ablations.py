@@ -2,10 +2,11 @@
 
     python recipes/ablations.py --data distilled/regenerated.jsonl --out drafters
 
-The second seeds, and the comparison of GLIDE with its Vanilla Drafter, have the budget of the shipped drafters, three epochs.
-The sweep over the layer that GLIDE reads (GliDe + CaPE, Figure 7), EDD's ablations (EDD + PCT, Table 3), the sweep over its
-hidden layer (Figure 5) and the noise of EAGLE's training have one epoch each, EDD's budget, and so has what they are compared
-with. The tables are made by `benchmarks/draft_models.sh`.
+The second seeds, and the comparison of GLIDE with its Vanilla Drafter, have the budget of the
+shipped drafters, three epochs. The sweep over the layer that GLIDE reads (GliDe + CaPE, Figure 7),
+EDD's ablations (EDD + PCT, Table 3), the sweep over its hidden layer (Figure 5) and the noise of
+EAGLE's training have one epoch each, EDD's budget, and so has what they are compared with. The
+tables are made by `benchmarks/draft_models.sh`.
 """
 
 from demo_drafters import SPECS, arguments, train
@@ -16,8 +17,8 @@ SECOND_SEED = ("edd", "eagle", "vdm", "medusa", "glide")
 NO_CROSS = "glide:preset=fast,cross=false"
 """The paper's Vanilla Drafter, of two seeds."""
 KV_LAYERS = (0, 10, *range(16, 24))
-"""Layers of the target, counted from 0: the upper third, among which `auto` chooses, and two far below. Of the grown demo
-target those with odd numbers are inserted ones, which hardly attend."""
+"""Layers of the target, counted from 0: the upper third, among which `auto` chooses, and two far
+below. Of the grown demo target those with odd numbers are inserted ones, which hardly attend."""
 GLIDE = {
     **{f"glide-kv{layer}-e1": f"glide:preset=fast,kv_layer={layer}" for layer in KV_LAYERS},
     "glide-nocross-e1": NO_CROSS,
@@ -30,8 +31,9 @@ EDD = {
     "edd-phase0-e1": "edd",  # the paper's EDD
     "edd-fixed-e1": f"edd:min_block=5,max_block=5,{OURS}",
     "edd-fixed-phase0-e1": "edd:min_block=5,max_block=5",  # and its "w/o random division length"
-    # "w/o encoding result": the paper does not say whether its decoder then reads the whole text or the block alone. VDM
-    # reads the whole; EDD's own mask without the soft prompt would leave it the block.
+    # "w/o encoding result": the paper does not say whether its decoder then reads the whole text or
+    # the block alone. VDM reads the whole; EDD's own mask without the soft prompt would leave it
+    # the block.
     "vdm-e1": "vdm",
 }
 EAGLE = {

@@ -3,9 +3,10 @@
     python recipes/distil.py --target demo --data gsm8k_train.jsonl --out distilled
     python recipes/demo_drafters.py --data distilled/regenerated.jsonl --chats gsm8k_train.jsonl --out drafters
 
-Beside the distilled answers it takes 1.5 MB of Python's standard library, so that code is not foreign to the drafters.
-Each one is an ordinary `draftree train` run of three epochs over 1.6 M tokens; interrupted, the same command goes on. The
-target reads the text once, for all of them (`--cache-features`). From `--chats`, C2T's classifier for `eagle` is trained last.
+Beside the distilled answers it takes 1.5 MB of Python's standard library, so that code is not
+foreign to the drafters. Each one is an ordinary `draftree train` run of three epochs over 1.6 M
+tokens; interrupted, the same command goes on. The target reads the text once, for all of them
+(`--cache-features`). From `--chats`, C2T's classifier for `eagle` is trained last.
 """
 
 import argparse
@@ -32,7 +33,8 @@ NUMBERS = {
     "--batch-size": "8", "--lr": "2e-3", "--schedule": "cosine", "--floor": "0.05", "--warmup": "50", "--betas": "0.9 0.999",
     "--weight-decay": "0.01", "--clip": "1.0", "--clip-by": "norm", "--max-tokens": "256",
 }  # fmt: skip
-"""The same for all drafters, so that they can be compared; each paper's own are in docs/how-to/train-a-drafter.md."""
+"""The same for all drafters, so that they can be compared; each paper's own are in
+docs/how-to/train-a-drafter.md."""
 
 
 def code(path: pathlib.Path, size: int = 1_500_000) -> None:
@@ -46,7 +48,9 @@ def code(path: pathlib.Path, size: int = 1_500_000) -> None:
             size -= len(text)
 
 
-def train(name: str, spec: str, data: str, out: pathlib.Path, epochs: float = 3, seed: int = 0) -> None:
+def train(
+    name: str, spec: str, data: str, out: pathlib.Path, epochs: float = 3, seed: int = 0
+) -> None:
     """Trains one drafter into `out`/`name`, unless it is there."""
     if (out / name / "config.json").is_file():
         return
@@ -55,15 +59,41 @@ def train(name: str, spec: str, data: str, out: pathlib.Path, epochs: float = 3,
         code(out / "code.jsonl")
     texts = ["--data", data, "--data", str(out / "code.jsonl")]
     kept = ["--cache-features", "--features", str(out / "features")]
-    knobs = ["--epochs", str(epochs), "--seed", str(seed), *" ".join(map(" ".join, NUMBERS.items())).split()]
-    command = [sys.executable, "-m", "draftree", "train", spec, *texts, *kept, *knobs, "--out", str(out / name)]
+    knobs = [
+        "--epochs",
+        str(epochs),
+        "--seed",
+        str(seed),
+        *" ".join(map(" ".join, NUMBERS.items())).split(),
+    ]
+    command = [
+        sys.executable,
+        "-m",
+        "draftree",
+        "train",
+        spec,
+        *texts,
+        *kept,
+        *knobs,
+        "--out",
+        str(out / name),
+    ]
     subprocess.run(command, check=True)
 
 
 def classify(chats: str, out: pathlib.Path) -> None:
     """Train C2T's classifier for the EAGLE that was trained before."""
     if not (out / "c2t" / "config.json").is_file():
-        where = ["--drafter", str(out / "eagle"), "--data", chats, "--features", str(out / "trees"), "--out", str(out / "c2t")]
+        where = [
+            "--drafter",
+            str(out / "eagle"),
+            "--data",
+            chats,
+            "--features",
+            str(out / "trees"),
+            "--out",
+            str(out / "c2t"),
+        ]
         subprocess.run([sys.executable, "-m", "draftree", "train", "c2t", *where], check=True)
 
 

@@ -2,8 +2,9 @@
 
     python recipes/distil.py --target demo --data gsm8k_train.jsonl --out distilled
 
-`draftree train … --regenerate` does this for one drafter; here it is done once for several. The rows are in
-`distilled/regenerated.jsonl`; interrupted, the same command goes on. `accelerate launch recipes/distil.py …` shares the work.
+`draftree train … --regenerate` does this for one drafter; here it is done once for several. The
+rows are in `distilled/regenerated.jsonl`; interrupted, the same command goes on. `accelerate launch
+recipes/distil.py …` shares the work.
 """
 
 import argparse

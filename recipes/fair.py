@@ -4,12 +4,14 @@
     python recipes/fair.py --target demo --data distilled/regenerated.jsonl --theirs gsm8k_train.jsonl --out fair
     python recipes/fair.py --target demo --out fair --suite spec_bench.jsonl --bench fair.json
 
-EDD, its Vanilla Draft Model, EAGLE, and GLIDE with and without its cross-attention learn from the same answers, in the same
-passes, with the same optimiser and of the same two seeds. All of them have the target's own embedding and head, which are not
-trained, and one layer that begins at random; all but EAGLE, whose loss is part of it, learn KL(p‖q). `edd-ce` is EDD's ablation
-without that loss, and the two ending in `-theirs` learn from `--theirs`, text that the target did not write, on which
-cross-entropy is not distillation. Interrupted, the same command goes on. For SmolLM2: `--target smollm2 --passes 3`, with
-the answers that `smollm2_drafters.py` unpacks; some ten hours on two cores.
+EDD, its Vanilla Draft Model, EAGLE, and GLIDE with and without its cross-attention learn from the
+same answers, in the same passes, with the same optimiser and of the same two seeds. All of them
+have the target's own embedding and head, which are not trained, and one layer that begins at
+random; all but EAGLE, whose loss is part of it, learn KL(p‖q). `edd-ce` is EDD's ablation without
+that loss, and the two ending in `-theirs` learn from `--theirs`, text that the target did not
+write, on which cross-entropy is not distillation. Interrupted, the same command goes on. For
+SmolLM2: `--target smollm2 --passes 3`, with the answers that `smollm2_drafters.py` unpacks; some
+ten hours on two cores.
 """
 
 import argparse
@@ -76,7 +78,16 @@ def main() -> None:
     if args.bench:
         names = [folder(args.out, name, seed) for seed in SEEDS for name in (*SPECS, *THEIRS)]
         pairs = [f"--pair={path} {CHAIN}" for path in names if (path / "config.json").is_file()]
-        where = ["--target", args.target, "--suite", args.suite, "--limit", args.limit, "--recording", args.out / "recording"]
+        where = [
+            "--target",
+            args.target,
+            "--suite",
+            args.suite,
+            "--limit",
+            args.limit,
+            "--recording",
+            args.out / "recording",
+        ]
         run("replay", *where, *pairs, "--max-new-tokens", 128, "--out", args.bench, "--force")
 
 

@@ -1,13 +1,14 @@
 """Write a Llama-like target's answers on a GPU, some ten times as fast as the engine: for the data of a recipe alone.
 
-The engine serves requests and keeps books for each sequence in each step. Here hundreds of sequences share a step that is
-recorded as a CUDA graph, and the host looks at their tokens once in `LOOK` steps. A sequence that has ended makes room for the
-next one. Greedy tokens are the likeliest ones; others are drawn by the inverse of the cumulated distribution, from numbers that
-depend on the seed and the prompt's number alone. Logits are rounded as the precision has it, so that near ties may fall
-otherwise than in the engine; the distribution is the target's.
+The engine serves requests and keeps books for each sequence in each step. Here hundreds of
+sequences share a step that is recorded as a CUDA graph, and the host looks at their tokens once in
+`LOOK` steps. A sequence that has ended makes room for the next one. Greedy tokens are the likeliest
+ones; others are drawn by the inverse of the cumulated distribution, from numbers that depend on the
+seed and the prompt's number alone. Logits are rounded as the precision has it, so that near ties
+may fall otherwise than in the engine; the distribution is the target's.
 
-Shapes: B sequences, L prompt tokens, S slots of the cache, H heads, G key-value heads, D hidden size, W width of a head,
-V vocabulary.
+Shapes: B sequences, L prompt tokens, S slots of the cache, H heads, G key-value heads, D hidden
+size, W width of a head, V vocabulary.
 """
 
 from collections import deque
@@ -59,7 +60,11 @@ class Layers:
         self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.epsilon, self.slots = config.rms_norm_eps, slots
         self._layers = [_weights(layer) for layer in model.model.layers]
-        self._embed, self._norm, self._head = model.model.embed_tokens.weight, model.model.norm.weight, model.lm_head.weight
+        self._embed, self._norm, self._head = (
+            model.model.embed_tokens.weight,
+            model.model.norm.weight,
+            model.lm_head.weight,
+        )
         like = torch.zeros(1, 1, config.hidden_size, dtype=self._embed.dtype, device=self.device)
         cos, sin = model.model.rotary_emb(like, torch.arange(slots, device=self.device)[None])
         self._cos, self._sin = cos[0], sin[0]  # [S, W]
@@ -82,18 +87,26 @@ class Layers:
         out = scaled_dot_product_attention(*(t.transpose(1, 2) for t in (q, *wide)), is_causal=True)
         return self._finished(layer, x, out.transpose(1, 2).flatten(-2)), k, v
 
-    def _turned(self, layer: dict[str, Tensor], x: Tensor, cos: Tensor, sin: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    def _turned(
+        self, layer: dict[str, Tensor], x: Tensor, cos: Tensor, sin: Tensor
+    ) -> tuple[Tensor, Tensor, Tensor]:
         """Queries […, H, W], keys and values […, G, W] of inputs […, D] at positions' angles […, 1, W]."""
-        made = linear(rms_norm(x, x.shape[-1:], layer["first"], self.epsilon), layer["qkv"]).unflatten(-1, (-1, self.width))
+        made = linear(
+            rms_norm(x, x.shape[-1:], layer["first"], self.epsilon), layer["qkv"]
+        ).unflatten(-1, (-1, self.width))
         both, v = made.split((self.heads + self.groups, self.groups), dim=-2)
         a, b = both.chunk(2, dim=-1)
-        q, k = (both * cos + torch.cat((-b, a), dim=-1) * sin).split((self.heads, self.groups), dim=-2)
+        q, k = (both * cos + torch.cat((-b, a), dim=-1) * sin).split(
+            (self.heads, self.groups), dim=-2
+        )
         return q, k, v
 
     def _finished(self, layer: dict[str, Tensor], x: Tensor, attended: Tensor) -> Tensor:
         """The output […, D] of a layer, of its input and what its heads attended to."""
         x = x + linear(attended, layer["out"])
-        gate, up = linear(rms_norm(x, x.shape[-1:], layer["second"], self.epsilon), layer["gate_up"]).chunk(2, dim=-1)
+        gate, up = linear(
+            rms_norm(x, x.shape[-1:], layer["second"], self.epsilon), layer["gate_up"]
+        ).chunk(2, dim=-1)
         return x + linear(silu(gate) * up, layer["down"])
 
 
@@ -109,16 +122,31 @@ class Writer(Layers):
         top_p: mass of the likeliest tokens that are drawn from.
     """
 
-    def __init__(self, model: Any, rows: int, slots: int, ends: Sequence[int], seed: int = 0, top_p: float = 1.0) -> None:
+    def __init__(
+        self,
+        model: Any,
+        rows: int,
+        slots: int,
+        ends: Sequence[int],
+        seed: int = 0,
+        top_p: float = 1.0,
+    ) -> None:
         super().__init__(model, slots)
         self.rows, self.ends, self.seed, self.top_p = rows, np.array(sorted(ends)), seed, top_p
         made: dict[str, Any] = {"device": self.device}
         shape = (len(self._layers), rows, slots, self.groups, self.width)
-        self._keys, self._values = (torch.zeros(shape, dtype=self._embed.dtype, **made) for _ in range(2))
-        self._tokens, self._at, self._begin = (torch.zeros(rows, dtype=torch.long, **made) for _ in range(3))
+        self._keys, self._values = (
+            torch.zeros(shape, dtype=self._embed.dtype, **made) for _ in range(2)
+        )
+        self._tokens, self._at, self._begin = (
+            torch.zeros(rows, dtype=torch.long, **made) for _ in range(3)
+        )
         self._warmth = torch.zeros(rows, **made)
         self._draws = torch.zeros(rows, slots, **made)
-        self._seen, self._all = torch.zeros(LOOK, rows, dtype=torch.long, **made), torch.arange(rows, **made)
+        self._seen, self._all = (
+            torch.zeros(LOOK, rows, dtype=torch.long, **made),
+            torch.arange(rows, **made),
+        )
         self._recorded: dict[int, Callable[[], None]] = {}
         self._pool: Any = None
 
@@ -129,11 +157,15 @@ class Writer(Layers):
         """Gives each question with its answer's ids, as soon as it has ended; after `stop` no further one begins.
 
         Args:
-            questions: best in the order of their lengths, so that steps read no more of the cache than they need.
+            questions: best in the order of their lengths, so that steps read no more of the cache
+                than they need.
             stop: is asked at each look.
         """
         waiting, asked = deque(questions), dict[int, Question]()
-        written, count = np.zeros((self.rows, self.slots + LOOK), np.int64), np.zeros(self.rows, np.int64)
+        written, count = (
+            np.zeros((self.rows, self.slots + LOOK), np.int64),
+            np.zeros(self.rows, np.int64),
+        )
         prompt, most = np.zeros(self.rows, np.int64), np.zeros(self.rows, np.int64)
         while waiting or asked:
             if stop():
@@ -157,7 +189,11 @@ class Writer(Layers):
             ended = np.isin(new, self.ends)
             for i in np.flatnonzero(ended.any(1) | (count[looked] >= most[looked])).tolist():
                 row = int(looked[i])
-                length = count[row] - new.shape[1] + int(ended[i].argmax()) + 1 if ended[i].any() else count[row]
+                length = (
+                    count[row] - new.shape[1] + int(ended[i].argmax()) + 1
+                    if ended[i].any()
+                    else count[row]
+                )
                 yield asked.pop(row), written[row, : min(length, most[row])].tolist()
 
     def forget(self) -> None:
@@ -176,7 +212,9 @@ class Writer(Layers):
                 ids[i, : len(q.ids)] = torch.tensor(q.ids)
             draws = np.zeros((len(part), self.slots), np.float32)
             for i, q in enumerate(asked):
-                draws[i, : q.most] = np.random.default_rng([self.seed, q.number]).random(q.most, np.float32)
+                draws[i, : q.most] = np.random.default_rng([self.seed, q.number]).random(
+                    q.most, np.float32
+                )
             where, last = torch.tensor(part, device=self.device), (lengths - 1).to(self.device)
             self._at[where], self._begin[where] = last, last
             self._warmth[where] = torch.tensor([q.temperature for q in asked], device=self.device)
@@ -191,7 +229,9 @@ class Writer(Layers):
         """[B, L, D] the outputs of a pass over prompts [B, L], whose keys and values go to rows `where`."""
         x, count = embedding(ids, self._embed), ids.shape[1]
         for index in range(len(self._layers)):
-            x, self._keys[index, where, :count], self._values[index, where, :count] = self._causal(index, x)
+            x, self._keys[index, where, :count], self._values[index, where, :count] = self._causal(
+                index, x
+            )
         return x
 
     def _steps(self, width: int) -> np.ndarray:
@@ -219,7 +259,9 @@ class Writer(Layers):
         torch.cuda.current_stream().wait_stream(side)
         graph = torch.cuda.CUDAGraph()
         try:
-            self._pool = self._pool or torch.cuda.graph_pool_handle()  # steps run one after the other: they may share memory
+            self._pool = (
+                self._pool or torch.cuda.graph_pool_handle()
+            )  # steps run one after the other: they may share memory
             with torch.cuda.graph(graph, pool=self._pool):
                 self._step(width)
         except RuntimeError as error:
@@ -237,7 +279,9 @@ class Writer(Layers):
         x, at = embedding(self._tokens, self._embed), self._at
         cos, sin = self._cos[at, None], self._sin[at, None]
         hidden = torch.arange(width, device=self.device) > at[:, None]
-        mask = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(hidden, torch.finfo(x.dtype).min)[:, None, None]
+        mask = torch.zeros_like(hidden, dtype=x.dtype).masked_fill(
+            hidden, torch.finfo(x.dtype).min
+        )[:, None, None]
         each = self.heads // self.groups
         mask = mask.expand(-1, self.groups, each, -1)
         for index, layer in enumerate(self._layers):
@@ -245,17 +289,23 @@ class Writer(Layers):
             self._keys[index].index_put_((self._all, at), k)
             self._values[index].index_put_((self._all, at), v)
             keys, values = (t[index, :, :width].transpose(1, 2) for t in (self._keys, self._values))
-            out = scaled_dot_product_attention(q.reshape(self.rows, self.groups, each, self.width), keys, values, mask)
+            out = scaled_dot_product_attention(
+                q.reshape(self.rows, self.groups, each, self.width), keys, values, mask
+            )
             x = self._finished(layer, x, out.flatten(1))
         self._tokens.copy_(self._choose(x, self._all))
         self._at.copy_((at + 1).clamp(max=self.slots - 1))
 
     def _choose(self, states: Tensor, where: Tensor) -> Tensor:
         """[B] the next tokens of rows, after outputs [B, D]."""
-        logits = linear(rms_norm(states, states.shape[-1:], self._norm, self.epsilon), self._head).float()
+        logits = linear(
+            rms_norm(states, states.shape[-1:], self._norm, self.epsilon), self._head
+        ).float()
         warmth = self._warmth[where, None]
         p = torch.softmax(logits / warmth.clamp(min=1e-3), dim=-1)
-        drawn = self._draws[where, (self._at[where] - self._begin[where]).clamp(max=self.slots - 1)][:, None]
+        drawn = self._draws[
+            where, (self._at[where] - self._begin[where]).clamp(max=self.slots - 1)
+        ][:, None]
         if self.top_p < 1:
             p, order = p.topk(min(NUCLEUS, p.shape[-1]), dim=-1)
             p = p.masked_fill(p.cumsum(-1) - p >= self.top_p, 0)
@@ -271,7 +321,9 @@ def _weights(layer: Any) -> dict[str, Tensor]:
     return {
         "first": layer.input_layernorm.weight,
         "second": layer.post_attention_layernorm.weight,
-        "qkv": torch.cat([part.weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)]),
+        "qkv": torch.cat(
+            [part.weight for part in (attention.q_proj, attention.k_proj, attention.v_proj)]
+        ),
         "out": attention.o_proj.weight,
         "gate_up": torch.cat((mlp.gate_proj.weight, mlp.up_proj.weight)),
         "down": mlp.down_proj.weight,

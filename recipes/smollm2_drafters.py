@@ -3,12 +3,14 @@
     python recipes/smollm2_drafters.py --data gsm8k_train.jsonl --out drafters [--only edd]
     python recipes/smollm2_drafters.py --data gsm8k_train.jsonl --anew --exclude spec_bench.jsonl --out drafters
 
-`smollm2_answers.jsonl.gz` beside this file holds 3,348 answers of the model: to the first 2,500 questions of GSM8K's training
-set, which `--data` brings, and to 848 that it made up (`train --synthesize`), none of them one of Spec-Bench's; 707,000 tokens.
-With `--anew` the model asks and answers once more, and `--exclude` names what must not be learnt. Each drafter is an ordinary
-`draftree train` run over the answers, or over the first of them: `edd` and `eagle3` came last, when there were more. Features
-are kept in one folder; then a static tree is found for each, and C2T's classifier for `edd`. Interrupted, the same command
-goes on. Two cores take some six hours for all of it.
+`smollm2_answers.jsonl.gz` beside this file holds 3,348 answers of the model: to the first 2,500
+questions of GSM8K's training set, which `--data` brings, and to 848 that it made up (`train
+--synthesize`), none of them one of Spec-Bench's; 707,000 tokens. With `--anew` the model asks and
+answers once more, and `--exclude` names what must not be learnt. Each drafter is an ordinary
+`draftree train` run over the answers, or over the first of them: `edd` and `eagle3` came last, when
+there were more. Features are kept in one folder; then a static tree is found for each, and C2T's
+classifier for `edd`. Interrupted, the same command goes on. Two cores take some six hours for all
+of it.
 """
 
 import argparse
@@ -62,8 +64,13 @@ def kept(questions: pathlib.Path, count: int, out: pathlib.Path) -> pathlib.Path
     with gzip.open(ANSWERS, "rt") as lines, out.open("w") as chats:
         for row in map(json.loads, itertools.islice(lines, count)):
             question = asked[row["gsm8k"]] if "gsm8k" in row else row["question"]
-            chat = [{"role": "user", "content": question}, {"role": "assistant", "content": row["answer"]}]
-            chats.write(json.dumps({"messages": chat} | ({"cut": [1]} if row.get("cut") else {})) + "\n")
+            chat = [
+                {"role": "user", "content": question},
+                {"role": "assistant", "content": row["answer"]},
+            ]
+            chats.write(
+                json.dumps({"messages": chat} | ({"cut": [1]} if row.get("cut") else {})) + "\n"
+            )
     return out
 
 
@@ -71,15 +78,37 @@ def train(name: str, data: list[object], out: pathlib.Path, seed: int = 0) -> No
     """Trains one drafter into `out`/`name`, unless it is there."""
     if not (out / name / "config.json").is_file():
         spec, lr, epochs, _ = SPECS[name]
-        numbers = ["--lr", lr, "--epochs", epochs, *NUMBERS, "--features", out / "features", "--seed", seed]
+        numbers = [
+            "--lr",
+            lr,
+            "--epochs",
+            epochs,
+            *NUMBERS,
+            "--features",
+            out / "features",
+            "--seed",
+            seed,
+        ]
         run("train", spec, *TARGET, *data, *numbers, "--out", out / name)
 
 
-def fit(policy: str, drafter: pathlib.Path, data: list[object], out: pathlib.Path, *knobs: str) -> None:
+def fit(
+    policy: str, drafter: pathlib.Path, data: list[object], out: pathlib.Path, *knobs: str
+) -> None:
     """Fits a policy to a trained drafter, into `out`, unless it is there."""
     if not out.exists():
         out.parent.mkdir(exist_ok=True)
-        run("train", policy, *TARGET, "--drafter", drafter, *data, *(f"--set={knob}" for knob in knobs), "--out", out)
+        run(
+            "train",
+            policy,
+            *TARGET,
+            "--drafter",
+            drafter,
+            *data,
+            *(f"--set={knob}" for knob in knobs),
+            "--out",
+            out,
+        )
 
 
 def main() -> None:
@@ -97,17 +126,42 @@ def main() -> None:
     if args.anew:
         asked = first(args.data, args.questions, args.out / "questions.jsonl")
         excluded = [f"--exclude={path}" for path in args.exclude]
-        writing = ["--regenerate", "--regenerate-tokens", 320, "--regenerate-batch", 64, "--synthesize", args.synthesize]
+        writing = [
+            "--regenerate",
+            "--regenerate-tokens",
+            320,
+            "--regenerate-batch",
+            64,
+            "--synthesize",
+            args.synthesize,
+        ]
         train("edd", ["--data", asked, *excluded, *writing], args.out)
     for count in (FIRST, ALL):
         here = args.out / f"answers-{count}.jsonl"
-        data[count] = ["--data", args.out / "edd" / "regenerated.jsonl" if args.anew else kept(args.data, count, here)]
+        data[count] = [
+            "--data",
+            args.out / "edd" / "regenerated.jsonl" if args.anew else kept(args.data, count, here),
+        ]
     for name in args.only or SPECS:
         of = data[SPECS[name][3]]
         train(name, of, args.out)
-        fit("static", args.out / name, of, args.out / "trees" / f"{name}.json", "nodes=32", "prompts=64")
+        fit(
+            "static",
+            args.out / name,
+            of,
+            args.out / "trees" / f"{name}.json",
+            "nodes=32",
+            "prompts=64",
+        )
     if (args.out / "edd").is_dir():
-        fit("c2t", args.out / "edd", data[ALL], args.out / "policies" / "c2t", "trees=2000", "positives=7000")
+        fit(
+            "c2t",
+            args.out / "edd",
+            data[ALL],
+            args.out / "policies" / "c2t",
+            "trees=2000",
+            "positives=7000",
+        )
 
 
 if __name__ == "__main__":

@@ -3,11 +3,13 @@
     python recipes/smollm2_on_gpu.py write --gsm8k gsm8k_train.jsonl --exclude spec_bench.jsonl --seconds 120 --out data
     python recipes/smollm2_on_gpu.py train eagle3 --data data/samples.npz --seconds 240 --out drafters/eagle3
 
-`write` lets the target make up questions, answers them and the prompts, and keeps the answers as text (`answers.jsonl.gz`)
-and as the ids that were written (`samples.npz`). Half of the answers are sampled at temperature 0.7, the others are greedy,
-and so are all that are measured on. `train` is `draftree train` over these ids, bounded in time; then it measures on the
-held-out prompts of each kind. Several may share the GPU. The answers of the repository were written by this script on an H100
-in bfloat16: they are the target's, but for near ties, which another precision may break otherwise.
+`write` lets the target make up questions, answers them and the prompts, and keeps the answers as
+text (`answers.jsonl.gz`) and as the ids that were written (`samples.npz`). Half of the answers are
+sampled at temperature 0.7, the others are greedy, and so are all that are measured on. `train` is
+`draftree train` over these ids, bounded in time; then it measures on the held-out prompts of each
+kind. Several may share the GPU. The answers of the repository were written by this script on an
+H100 in bfloat16: they are the target's, but for near ties, which another precision may break
+otherwise.
 """
 
 import argparse
@@ -37,7 +39,8 @@ from draftree.training.teacher import Teacher
 
 HERE = pathlib.Path(__file__).parent
 ROWS, SLOTS, MOST, LONGEST = 512, 1280, 288, 900
-"""Sequences at a time; the longest prompt with its answer; the longest answer; the longest prompt."""
+"""Sequences at a time; the longest prompt with its answer; the longest answer; the longest prompt.
+"""
 WARM = 0.7
 """The temperature of every second answer."""
 MADE_UP, QUESTION = 3500, 160
@@ -82,7 +85,14 @@ class Talk:
 
 def loaded(device: str | None, name: str = "smollm2") -> Target:
     """The target, in bfloat16 and with torch's own attention."""
-    return target_of(name, device=device, dtype="bfloat16", attn_implementation="sdpa", exactness="ties", compile=False)
+    return target_of(
+        name,
+        device=device,
+        dtype="bfloat16",
+        attn_implementation="sdpa",
+        exactness="ties",
+        compile=False,
+    )
 
 
 class Writing:
@@ -112,15 +122,22 @@ class Writing:
         asked = [Question(i, opening.ids, QUESTION, 1.0) for i in range(int(1.25 * count))]
         texts = []
         for q, ids in writer.write(asked, self.late):
-            text, ended = str(tokenizer.decode(ids[:-1] if ids[-1] in self.target.eos else ids)), ids[-1] in self.target.eos
+            text, ended = (
+                str(tokenizer.decode(ids[:-1] if ids[-1] in self.target.eos else ids)),
+                ids[-1] in self.target.eos,
+            )
             texts.append({"number": q.number, "text": text, "ended": ended})
         writer.top_p = 1.0
         writer.forget()
-        return judged(sorted(texts, key=lambda t: t["number"]), count, tokenizer, excluded=excluded)[0]
+        return judged(
+            sorted(texts, key=lambda t: t["number"]), count, tokenizer, excluded=excluded
+        )[0]
 
     def talk(self, number: int, row: Row, turns: Sequence[str]) -> Talk:
         """A prompt that nothing was answered to."""
-        warm = row["kind"] == "passage" or np.random.default_rng([self.seed, 5, number]).random() < 0.5
+        warm = (
+            row["kind"] == "passage" or np.random.default_rng([self.seed, 5, number]).random() < 0.5
+        )
         return Talk(number, row, list(turns), WARM if warm and not row.get("held") else 0.0)
 
     def answer(self, talks: Sequence[Talk]) -> list[Talk]:
@@ -134,7 +151,9 @@ class Writing:
                 self.done.append(talk)
         order = sorted(asked.values(), key=lambda talk: (len(talk.ids), talk.number))
         further = list[Talk]()
-        questions = [Question(t.number + (len(t.answers) << 20), t.ids, MOST, t.temperature) for t in order]
+        questions = [
+            Question(t.number + (len(t.answers) << 20), t.ids, MOST, t.temperature) for t in order
+        ]
         for q, ids in self.writer.write(questions, self.late):
             talk = asked.pop(q.number % (1 << 20))
             ended = ids[-1] in self.target.eos
@@ -145,7 +164,9 @@ class Writing:
                 further.append(talk)
             else:
                 self.done.append(talk)
-        self.done += [talk for talk in asked.values() if talk.answers]  # it was too late for their next turn
+        self.done += [
+            talk for talk in asked.values() if talk.answers
+        ]  # it was too late for their next turn
         return further
 
     def _next(self, talks: Sequence[Talk]) -> list[list[int]]:
@@ -154,12 +175,20 @@ class Writing:
         chat = [{"role": "user", "content": marks[0]}]
         further = [*chat, {"role": "assistant", "content": marks[1]}, *chat]
         first, second = (
-            str(tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True)) for each in (chat, further)
+            str(tokenizer.apply_chat_template(each, tokenize=False, add_generation_prompt=True))
+            for each in (chat, further)
         )
         frames = [first.split(marks[0]), second.partition(marks[1])[2].split(marks[0])]
-        texts = [turn.join(frames[bool(t.answers)]) for t in talks for turn in t.turns[len(t.answers) :][:1]]
+        texts = [
+            turn.join(frames[bool(t.answers)])
+            for t in talks
+            for turn in t.turns[len(t.answers) :][:1]
+        ]
         found = tokenizer(texts, add_special_tokens=False)["input_ids"] if texts else []
-        return [[*t.ids, *(ids[1:] if ids[:1] == t.ids[-1:] else ids)] for t, ids in zip(talks, found, strict=True)]
+        return [
+            [*t.ids, *(ids[1:] if ids[:1] == t.ids[-1:] else ids)]
+            for t, ids in zip(talks, found, strict=True)
+        ]
 
 
 def passages(talks: Sequence[Talk]) -> dict[int, str]:
@@ -180,9 +209,14 @@ def write(target: Target, rows: Sequence[Row], gsm8k: Sequence[str], excluded: E
 
     def said(what: str) -> None:
         count = sum(sum(talk.learn) for talk in writing.done)
-        tell(f"{time.monotonic() - begun:.1f} s: {what}, {len(writing.done)} done, {count} tokens written")
+        tell(
+            f"{time.monotonic() - begun:.1f} s: {what}, {len(writing.done)} done, {count} tokens written"
+        )
 
-    asked = [(i, row, [gsm8k[row["gsm8k"]]] if row["kind"] == "math" else row["turns"]) for i, row in enumerate(rows)]
+    asked = [
+        (i, row, [gsm8k[row["gsm8k"]]] if row["kind"] == "math" else row["turns"])
+        for i, row in enumerate(rows)
+    ]
     free = [writing.talk(i, row, turns) for i, row, turns in asked if "passages" not in row]
     first = [talk for talk in free if talk.row["kind"] == "passage"]
     others = [talk for talk in free if talk.row["kind"] != "passage"]
@@ -196,7 +230,9 @@ def write(target: Target, rows: Sequence[Row], gsm8k: Sequence[str], excluded: E
         if "passages" in row and all(number in told for number in row["passages"]):
             texts = [told[number] for number in row["passages"]]
             bound.append(writing.talk(i, row, [_placed(turns[0], texts)]))
-    own = [writing.talk(len(rows) + i, {"kind": "made up"}, [text]) for i, text in enumerate(questions)]
+    own = [
+        writing.talk(len(rows) + i, {"kind": "made up"}, [text]) for i, text in enumerate(questions)
+    ]
     further = writing.answer([*bound, *others[third : 2 * third], *own[: len(own) // 2], *further])
     said("second part")
     further = writing.answer([*others[2 * third :], *own[len(own) // 2 :], *further])
@@ -244,15 +280,21 @@ def read(path: pathlib.Path, share: float = 1.0) -> tuple[list[Sample], dict[str
     ends = np.cumsum(stored["length"])
     held: dict[str, list[Sample]] = {}
     learnt = []
-    for end, count, kind, apart in zip(ends, stored["length"], stored["kind"], stored["held"], strict=True):
+    for end, count, kind, apart in zip(
+        ends, stored["length"], stored["kind"], stored["held"], strict=True
+    ):
         part = slice(int(end - count), int(end))
         sample = Sample(stored["tokens"][part].astype(np.int64), stored["learn"][part])
         if apart:
             held.setdefault(str(stored["kinds"][kind]), []).append(sample)
         else:
             learnt.append(sample)
-    order = np.random.default_rng(7).permutation(len(learnt))[: max(int(share * len(learnt)), 1)]  # prompts stand by number
-    return [learnt[i] for i in sorted(order.tolist())], {kind: some for kind, some in held.items() if kind != "passage"}
+    order = np.random.default_rng(7).permutation(len(learnt))[
+        : max(int(share * len(learnt)), 1)
+    ]  # prompts stand by number
+    return [learnt[i] for i in sorted(order.tolist())], {
+        kind: some for kind, some in held.items() if kind != "passage"
+    }
 
 
 def read_fast(target: Target) -> None:
@@ -268,13 +310,17 @@ def read_fast(target: Target) -> None:
     teacher.read = read
 
 
-def measured(target: Target, drafter: Any, held: dict[str, list[Sample]], together: int = 10) -> Row:
+def measured(
+    target: Target, drafter: Any, held: dict[str, list[Sample]], together: int = 10
+) -> Row:
     """Held-out figures by kind, and their mean."""
     found = {}
     for kind, samples in sorted(held.items()):
         of = Teacher(target, drafter.needs, samples)
         with torch.autocast(target.decoder.device.type, torch.bfloat16):
-            figures = evaluate(of, drafter, range(len(samples)), together, Processes.on(target.decoder.device))
+            figures = evaluate(
+                of, drafter, range(len(samples)), together, Processes.on(target.decoder.device)
+            )
         assert figures is not None
         found[kind] = dataclasses.asdict(figures)
     lengths = [figures["acceptance_length"] for figures in found.values()]
@@ -288,11 +334,17 @@ def train(target: Target, name: str, data: pathlib.Path, out: pathlib.Path, shar
     learnt, held = read(data, share)
     torch.manual_seed(0)
     drafter: Any = build("drafter", spec).fresh(target)
-    drafter.study(np.bincount(np.concatenate([s.tokens[s.learn] for s in learnt]), minlength=target.decoder.vocab))
+    drafter.study(
+        np.bincount(
+            np.concatenate([s.tokens[s.learn] for s in learnt]), minlength=target.decoder.vocab
+        )
+    )
     drafter.settle([s.tokens for s in learnt[:64]])
     if target.decoder.device.type == "cuda":
         read_fast(target)
-    plan = trainer.Plan(**{**NUMBERS, "lr": rate, "epochs": epochs, "max_seconds": seconds, **numbers})
+    plan = trainer.Plan(
+        **{**NUMBERS, "lr": rate, "epochs": epochs, "max_seconds": seconds, **numbers}
+    )
     losses, begun = list[float](), time.monotonic()
 
     def listen(progress: trainer.Progress) -> None:
@@ -311,13 +363,19 @@ def train(target: Target, name: str, data: pathlib.Path, out: pathlib.Path, shar
         "losses": [float(np.mean(losses[i : i + 50])) for i in range(0, len(losses), 50)],
     } | measured(target, drafter, held)  # fmt: skip
     (out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
-    print(json.dumps({k: v for k, v in figures.items() if k not in ("kinds", "losses")}), flush=True)
+    print(
+        json.dumps({k: v for k, v in figures.items() if k not in ("kinds", "losses")}), flush=True
+    )
     return figures
 
 
 def lines(path: pathlib.Path) -> Iterator[Row]:
     """The rows of a file of JSON lines, compressed or not."""
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
+    with (
+        gzip.open(path, "rt", encoding="utf-8")
+        if path.suffix == ".gz"
+        else path.open(encoding="utf-8") as file
+    ):
         yield from map(json.loads, file)
 
 
@@ -359,9 +417,15 @@ def main() -> None:
     else:
         while not args.data.is_file():  # it is being written: begin at once when it is there
             time.sleep(0.2)
-        numbers = {"batch_size": args.batch_size, "accumulate": args.accumulate, "keep_every": args.keep_every}
+        numbers = {
+            "batch_size": args.batch_size,
+            "accumulate": args.accumulate,
+            "keep_every": args.keep_every,
+        }
         numbers |= {"lr": args.lr} if args.lr else {}
-        train(target, args.name, args.data, args.out, args.share, args.seconds, args.epochs, **numbers)
+        train(
+            target, args.name, args.data, args.out, args.share, args.seconds, args.epochs, **numbers
+        )
 
 
 if __name__ == "__main__":

@@ -3,16 +3,16 @@
     pip install countryinfo==1.0.1 mendeleev==1.3.0
     python recipes/smollm2_prompts.py --gsm8k gsm8k_train.jsonl --exclude spec_bench.jsonl --out smollm2_prompts.jsonl.gz
 
-Kinds: `math` (GSM8K's training questions, by their number in the file), `code` (about functions of packages at hand), `summary`
-and `rag` (of passages: documentation, facts about countries and elements, and what the target itself writes), `translation`,
-`chat` (two turns, by category), `question` (short ones), and `passage`: what the target writes for the second and third. A row
-is
+Kinds: `math` (GSM8K's training questions, by their number in the file), `code` (about functions of
+packages at hand), `summary` and `rag` (of passages: documentation, facts about countries and
+elements, and what the target itself writes), `translation`, `chat` (two turns, by category),
+`question` (short ones), and `passage`: what the target writes for the second and third. A row is
 
     {"kind", "turns": [text, …]} or {"kind": "math", "gsm8k": number}, with "held": true for those that are measured on,
     "id" of a passage, and "passages": [id, …] whose texts take the places {0}, {1}, … in the first turn.
 
-The same packages and seed give the same rows. Texts of packages are under free licences (`PACKAGES`; countryinfo and mendeleev
-are MIT's); words and templates are in `smollm2_words.toml`.
+The same packages and seed give the same rows. Texts of packages are under free licences
+(`PACKAGES`; countryinfo and mendeleev are MIT's); words and templates are in `smollm2_words.toml`.
 """
 
 import argparse
@@ -59,7 +59,15 @@ MOST = 2600
 """Characters of a summary's or question's passages at most, about as in Spec-Bench."""
 HELD = 30
 """Prompts of each kind that are measured on instead of learnt."""
-COUNTS = {"code": 2600, "summary": 2000, "rag": 2000, "translation": 2600, "chat": 3200, "question": 1500, "passage": 1900}
+COUNTS = {
+    "code": 2600,
+    "summary": 2000,
+    "rag": 2000,
+    "translation": 2600,
+    "chat": 3200,
+    "question": 1500,
+    "passage": 1900,
+}
 OWN = 120
 """Passages that only prompts which are measured on refer to; they are not learnt."""
 Row = dict[str, Any]
@@ -77,13 +85,17 @@ class Filler:
         self.words, self.random = words, random
         plain = {"topic": "topics", "place": "places", "person": "people", "role": "roles", "style": "styles", 
                  "product": "products", "name": "names", "event": "events"}  # fmt: skip
-        self.lists: dict[str, list[str]] = {one: words[many] for one, many in plain.items()} | words["extra"]
+        self.lists: dict[str, list[str]] = {
+            one: words[many] for one, many in plain.items()
+        } | words["extra"]
 
     def one(self, values: Sequence[Any]) -> Any:
         """One of some values."""
         return values[int(self.random.integers(len(values)))]
 
-    def __call__(self, *texts: str, lists: Mapping[str, list[str]] = MappingProxyType({}), **given: str) -> list[str]:
+    def __call__(
+        self, *texts: str, lists: Mapping[str, list[str]] = MappingProxyType({}), **given: str
+    ) -> list[str]:
         """Texts with the same word in the same braces; {name2} is another one than {name}."""
         chosen = dict(given)
 
@@ -94,7 +106,9 @@ class Filler:
             return chosen[key]
 
         found = list(texts)
-        while any(re.search(r"\{[a-z]+\d?\}", text) for text in found):  # what is filled in may have braces itself
+        while any(
+            re.search(r"\{[a-z]+\d?\}", text) for text in found
+        ):  # what is filled in may have braces itself
             found = [re.sub(r"\{([a-z]+\d?)\}", word, text) for text in found]
         return [" ".join(text.split(" ")).strip() for text in found]
 
@@ -118,10 +132,14 @@ def sources(names: Sequence[str]) -> Iterator[pathlib.Path]:
             if found and found.origin
             else []
         )
-        yield from (f for f in files if f.suffix == ".py" and "test" not in str(f).lower() and f.is_file())
+        yield from (
+            f for f in files if f.suffix == ".py" and "test" not in str(f).lower() and f.is_file()
+        )
 
 
-def documented(files: Sequence[pathlib.Path]) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
+def documented(
+    files: Sequence[pathlib.Path],
+) -> tuple[list[tuple[str, str, str]], list[tuple[str, str]]]:
     """Functions (signature, docstring, source) of files, and passages (subject, text) of their documentation."""
     functions, passages = list[tuple[str, str, str]](), list[tuple[str, str]]()
     for path in files:
@@ -132,27 +150,48 @@ def documented(files: Sequence[pathlib.Path]) -> tuple[list[tuple[str, str, str]
         except (SyntaxError, ValueError, RecursionError):
             continue
         for node in ast.walk(tree):
-            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) or not (told := ast.get_docstring(node)):
+            if not isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) or not (
+                told := ast.get_docstring(node)
+            ):
                 continue
             name = path.stem if isinstance(node, ast.Module) else node.name
             if (prose := passage(told)) and not name.startswith("_"):
                 passages.append((name.replace("_", " "), prose))
-            if isinstance(node, ast.FunctionDef) and not name.startswith("_") and 30 < len(told) < 600:
+            if (
+                isinstance(node, ast.FunctionDef)
+                and not name.startswith("_")
+                and 30 < len(told) < 600
+            ):
                 source = textwrap.dedent("\n".join(lines[node.lineno - 1 : node.end_lineno]))
                 signature = f"{name}({ast.unparse(node.args)})"
-                if 100 < len(source) < 1500 and len(signature) < 120 and not LISTS.match(first(told)):
+                if (
+                    100 < len(source) < 1500
+                    and len(signature) < 120
+                    and not LISTS.match(first(told))
+                ):
                     functions.append((signature, told, source))
     return functions, passages
 
 
 def passage(told: str) -> str:
     """The prose of a docstring, without its lists of parameters and its examples; nothing where that is short."""
-    prose = re.split(r"\n\s*(?:Parameters|Args|Arguments|Returns|Examples?|See Also|References|Notes)\b[^\n]*:?\s*\n", told)[0]
-    lines = [line for line in prose.splitlines() if not line.lstrip().startswith((">>>", "...", "..", ":", "@", "-", "="))]
+    prose = re.split(
+        r"\n\s*(?:Parameters|Args|Arguments|Returns|Examples?|See Also|References|Notes)\b[^\n]*:?\s*\n",
+        told,
+    )[0]
+    lines = [
+        line
+        for line in prose.splitlines()
+        if not line.lstrip().startswith((">>>", "...", "..", ":", "@", "-", "="))
+    ]
     text = re.sub(r"[ \t]+", " ", re.sub(r"\n\s*\n\s*", "\n\n", "\n".join(lines))).strip()
     text = re.sub(r"(?<!\n)\n(?!\n)", " ", text)
     letters = sum(c.isalpha() or c in " ,." for c in text)
-    return text if 350 <= len(text) <= 4000 and letters > 0.94 * len(text) and "Tensor" not in text else ""
+    return (
+        text
+        if 350 <= len(text) <= 4000 and letters > 0.94 * len(text) and "Tensor" not in text
+        else ""
+    )
 
 
 def listed(fact: Row, key: str) -> str:
@@ -163,7 +202,10 @@ def listed(fact: Row, key: str) -> str:
 def countries() -> Iterator[tuple[str, str]]:
     """Passages about countries, of countryinfo's facts."""
     found = importlib.util.find_spec("countryinfo")
-    folder = pathlib.Path(next(iter((found and found.submodule_search_locations) or ["missing"]))) / "data"
+    folder = (
+        pathlib.Path(next(iter((found and found.submodule_search_locations) or ["missing"])))
+        / "data"
+    )
     for path in sorted(folder.glob("*.json")):
         fact = json.loads(path.read_text("utf-8"))
         name, region = fact.get("name"), fact.get("subregion") or fact.get("region")
@@ -171,9 +213,13 @@ def countries() -> Iterator[tuple[str, str]]:
             continue
         text = [f"{name} is a country in {region}. Its capital is {fact['capital']}."]
         if fact.get("area") and fact.get("population"):
-            text.append(f"It has an area of {fact['area']:,} square kilometres and a population of {fact['population']:,}.")
+            text.append(
+                f"It has an area of {fact['area']:,} square kilometres and a population of {fact['population']:,}."
+            )
         if fact.get("borders"):
-            text.append(f"It has borders with {len(fact['borders'])} other countries ({', '.join(fact['borders'])}).")
+            text.append(
+                f"It has borders with {len(fact['borders'])} other countries ({', '.join(fact['borders'])})."
+            )
         text.append(
             f"People from there are called {fact.get('demonym') or name}, and the currency is {listed(fact, 'currencies')}."
         )
@@ -189,16 +235,24 @@ def countries() -> Iterator[tuple[str, str]]:
 def elements() -> Iterator[tuple[str, str]]:
     """Passages about chemical elements, of mendeleev's table."""
     found = importlib.util.find_spec("mendeleev")
-    path = pathlib.Path(next(iter((found and found.submodule_search_locations) or ["missing"]))) / "elements.db"
+    path = (
+        pathlib.Path(next(iter((found and found.submodule_search_locations) or ["missing"])))
+        / "elements.db"
+    )
     if path.is_file():
         rows = sqlite3.connect(path).execute(
             "select name, symbol, atomic_number, description, discoverers, discovery_year, discovery_location, name_origin, "
             "sources, uses from elements order by atomic_number"
         )
         for name, symbol, number, told, who, year, where, origin, source, uses in rows:
-            text = [f"{name} ({symbol}) is the chemical element with the atomic number {number}.", told or ""]
+            text = [
+                f"{name} ({symbol}) is the chemical element with the atomic number {number}.",
+                told or "",
+            ]
             text.append(
-                f"It was discovered by {who}{f' in {year}' if year else ''}{f' in {where}' if where else ''}." if who else ""
+                f"It was discovered by {who}{f' in {year}' if year else ''}{f' in {where}' if where else ''}."
+                if who
+                else ""
             )
             text.append(f"The name comes from {origin}" if origin else "")
             yield name, " ".join(part for part in [*text, source or "", uses or ""] if part)
@@ -239,7 +293,11 @@ def translation(fill: Filler) -> Row:
         return {
             "turns": [
                 fill.one(
-                    ["Translate German to English: {0}", "Translate German to English: {0}", "Translate into English: {0}"]
+                    [
+                        "Translate German to English: {0}",
+                        "Translate German to English: {0}",
+                        "Translate into English: {0}",
+                    ]
                 ).format(text)
             ]
         }
@@ -248,19 +306,31 @@ def translation(fill: Filler) -> Row:
     return {"turns": [f"Translate English to {fill.one(english['to'])}: {text}"]}
 
 
-def read(fill: Filler, kind: str, passages: Sequence[tuple[str, str]], written: Sequence[tuple[int, str]]) -> Row:
+def read(
+    fill: Filler, kind: str, passages: Sequence[tuple[str, str]], written: Sequence[tuple[int, str]]
+) -> Row:
     """A summary of passages, or a question about them; three fifths of these are the target's own, yet to be written."""
     asks, own = fill.words["asks"], fill.random.random() < 0.6
-    count = int(fill.random.integers(1, 3)) if kind == "summary" else int(fill.random.integers(2, 5))
+    count = (
+        int(fill.random.integers(1, 3)) if kind == "summary" else int(fill.random.integers(2, 5))
+    )
     if own:
         chosen = [fill.one(written) for _ in range(count)]
-        text, subjects = "\n\n".join(f"{{{i}}}" for i in range(count)), [subject for _, subject in chosen]
+        text, subjects = (
+            "\n\n".join(f"{{{i}}}" for i in range(count)),
+            [subject for _, subject in chosen],
+        )
     else:
         some = [fill.one(passages) for _ in range(2 * count)]
-        text, subjects = "\n\n".join(told for _, told in some)[: int(fill.random.integers(700, MOST))], [some[0][0]]
+        text, subjects = (
+            "\n\n".join(told for _, told in some)[: int(fill.random.integers(700, MOST))],
+            [some[0][0]],
+        )
         text = text[: text.rfind(".") + 1] or text
     (question,) = fill(fill.one(asks["about"]), subject=fill.one(subjects))
-    row: Row = {"turns": [fill.one(asks[kind]).replace("{question}", question).replace("{text}", text)]}
+    row: Row = {
+        "turns": [fill.one(asks[kind]).replace("{question}", question).replace("{text}", text)]
+    }
     return row | ({"passages": [number for number, _ in chosen]} if own else {})
 
 
@@ -271,10 +341,19 @@ def chat(fill: Filler) -> Row:
 
 
 def asked_of(
-    kind: str, words: dict[str, Any], seed: int, excluded: Excluded, make: Callable[[Filler], Row], count: int
+    kind: str,
+    words: dict[str, Any],
+    seed: int,
+    excluded: Excluded,
+    make: Callable[[Filler], Row],
+    count: int,
 ) -> list[Row]:
     """Rows of a kind, each another one and none of them excluded; the first ones are measured on."""
-    fill, found, seen = Filler(words, np.random.default_rng([seed, *kind.encode()])), list[Row](), set[str]()
+    fill, found, seen = (
+        Filler(words, np.random.default_rng([seed, *kind.encode()])),
+        list[Row](),
+        set[str](),
+    )
     for _ in range(20 * count):
         row = make(fill)
         text = normalised(" ".join(row["turns"]) + str(row.get("passages", "")))
@@ -286,7 +365,9 @@ def asked_of(
     return found
 
 
-def prompts(gsm8k: Sequence[str], excluded: Excluded, seed: int = 0, share: float = 1.0) -> list[Row]:
+def prompts(
+    gsm8k: Sequence[str], excluded: Excluded, seed: int = 0, share: float = 1.0
+) -> list[Row]:
     """All rows, in an order in which every beginning is a fair sample.
 
     Args:
@@ -302,23 +383,37 @@ def prompts(gsm8k: Sequence[str], excluded: Excluded, seed: int = 0, share: floa
         functions += some[:: -(-len(some) // EACH) or 1]
         told += texts[:: -(-len(texts) // EACH) or 1]
     facts = [*countries(), *elements()]
-    passages = [*told, *facts * max(len(told) // max(3 * len(facts), 1), 1)]  # a fourth of them are facts
+    passages = [
+        *told,
+        *facts * max(len(told) // max(3 * len(facts), 1), 1),
+    ]  # a fourth of them are facts
     count = {kind: max(int(share * number), 4) for kind, number in COUNTS.items()}
     held = max(int(share * HELD), 1)
 
     def subject(fill: Filler) -> Row:
         topic, event = fill.one(fill.lists["topic"]), fill.one(fill.lists["event"])
         ask = fill.one(fill.words["asks"]["passage"])
-        return {"turns": fill(ask, topic=topic, event=event), "subject": topic if "{topic}" in ask else event}
+        return {
+            "turns": fill(ask, topic=topic, event=event),
+            "subject": topic if "{topic}" in ask else event,
+        }
 
     written = asked_of("passage", words, seed, excluded, subject, count["passage"])
     own = max(int(share * OWN), 1)
     numbered = [(i, row.pop("subject")) for i, row in enumerate(written)]
     found = [row | {"id": i} | ({"held": True} if i < own else {}) for i, row in enumerate(written)]
     for kind in ("summary", "rag"):
-        for part, of, number in (("held", numbered[:own], held), ("", numbered[own:], count[kind] - held)):
+        for part, of, number in (
+            ("held", numbered[:own], held),
+            ("", numbered[own:], count[kind] - held),
+        ):
             made = asked_of(
-                kind, words, seed + (part == "held"), excluded, partial(read, kind=kind, passages=passages, written=of), number
+                kind,
+                words,
+                seed + (part == "held"),
+                excluded,
+                partial(read, kind=kind, passages=passages, written=of),
+                number,
             )
             found += [row | ({"held": True} if part else {}) for row in made]
     makers: dict[str, Callable[[Filler], Row]] = {
@@ -331,7 +426,10 @@ def prompts(gsm8k: Sequence[str], excluded: Excluded, seed: int = 0, share: floa
     order = np.random.default_rng([seed, 1])
     maths = [i for i in order.permutation(len(gsm8k)).tolist() if not excluded.holds(gsm8k[i])]
     maths = maths[: max(int(share * len(maths)), 4)]
-    found += [{"kind": "math", "gsm8k": i} | ({"held": True} if n < held else {}) for n, i in enumerate(maths)]
+    found += [
+        {"kind": "math", "gsm8k": i} | ({"held": True} if n < held else {})
+        for n, i in enumerate(maths)
+    ]
     return [found[i] for i in order.permutation(len(found))]
 
 
@@ -346,7 +444,11 @@ def main() -> None:
     with args.out.open("wb") as raw, gzip.GzipFile("", "wb", 9, raw, mtime=0) as file:
         file.write("".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode())
     kinds = sorted({row["kind"] for row in rows})
-    print({kind: sum(row["kind"] == kind for row in rows) for kind in kinds}, len(rows), args.out.stat().st_size)
+    print(
+        {kind: sum(row["kind"] == kind for row in rows) for kind in kinds},
+        len(rows),
+        args.out.stat().st_size,
+    )
 
 
 if __name__ == "__main__":

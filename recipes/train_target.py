@@ -5,8 +5,9 @@
 Stops on a wall-clock budget; the learning rate follows a cosine over that budget, so any budget
 gives a finished model. Writes an ordinary Hugging Face folder (config, tokenizer, float16 weights).
 
-`--init-from FOLDER` goes on from earlier weights; with a `--layers` above theirs the model is grown first,
-by layers that start as the identity. The shipped target is a 12-layer model of 48 minutes, then
+`--init-from FOLDER` goes on from earlier weights; with a `--layers` above theirs the model is grown
+first, by layers that start as the identity. The shipped target is a 12-layer model of 48 minutes,
+then
 
     python recipes/train_target.py --gsm8k gsm8k_train.jsonl --init-from demo-target-12 --layers 24 \
         --lr 2e-3 --bf16 --minutes 45 --out weights/src/draftree_weights/demo/target
@@ -44,7 +45,16 @@ def gsm8k_texts(path):
 
 def stdlib_files():
     root = pathlib.Path(sysconfig.get_paths()["stdlib"])
-    skip = {"test", "tests", "site-packages", "idlelib", "lib2to3", "turtledemo", "encodings", "__pycache__"}
+    skip = {
+        "test",
+        "tests",
+        "site-packages",
+        "idlelib",
+        "lib2to3",
+        "turtledemo",
+        "encodings",
+        "__pycache__",
+    }
     for path in sorted(root.rglob("*.py")):
         if not skip & set(path.relative_to(root).parts) and path.stat().st_size <= 150_000:
             yield path
@@ -82,9 +92,14 @@ def train_tokenizer(texts, vocab_size):
 
 def grown(model, layers):
     """The same function with more layers: identity layers (zero output projections) spread evenly between the old ones."""
-    old, config = model.model.layers, LlamaConfig(**model.config.to_dict() | {"num_hidden_layers": layers})
+    old, config = (
+        model.model.layers,
+        LlamaConfig(**model.config.to_dict() | {"num_hidden_layers": layers}),
+    )
     new = LlamaForCausalLM(config)
-    new.load_state_dict({k: v for k, v in model.state_dict().items() if ".layers." not in k}, strict=False)
+    new.load_state_dict(
+        {k: v for k, v in model.state_dict().items() if ".layers." not in k}, strict=False
+    )
     places = [i * layers // len(old) for i in range(len(old))]
     for place, layer in zip(places, old, strict=True):
         new.model.layers[place].load_state_dict(layer.state_dict())
@@ -99,7 +114,10 @@ def main():
     ap.add_argument("--gsm8k", required=True)
     ap.add_argument("--out", required=True)
     ap.add_argument("--minutes", type=float, default=70)
-    ap.add_argument("--init-from", help="a folder written by an earlier run: go on from its weights and tokenizer")
+    ap.add_argument(
+        "--init-from",
+        help="a folder written by an earlier run: go on from its weights and tokenizer",
+    )
     ap.add_argument("--vocab", type=int, default=4096)
     ap.add_argument("--hidden", type=int, default=128)
     ap.add_argument("--layers", type=int, default=12)
@@ -120,11 +138,16 @@ def main():
     )
 
     def stream(texts):
-        return np.concatenate([np.array(tokenizer(t, add_special_tokens=False)["input_ids"], np.int64) for t in texts])
+        return np.concatenate(
+            [np.array(tokenizer(t, add_special_tokens=False)["input_ids"], np.int64) for t in texts]
+        )
 
     held_out = rng.permutation(len(math_texts))[:100]
     keep = np.setdiff1d(np.arange(len(math_texts)), held_out)
-    math_ids, math_val = stream([math_texts[i] for i in keep]), stream([math_texts[i] for i in held_out])
+    math_ids, math_val = (
+        stream([math_texts[i] for i in keep]),
+        stream([math_texts[i] for i in held_out]),
+    )
     code_ids = stream(code_texts)
     code_ids, code_val = code_ids[:-30_000], code_ids[-30_000:]
     print(f"math {len(math_ids):,} tokens, code {len(code_ids):,} tokens", flush=True)
@@ -153,7 +176,9 @@ def main():
     decay = [p for p in model.parameters() if p.dim() > 1]
     other = [p for p in model.parameters() if p.dim() <= 1]
     opt = torch.optim.AdamW(
-        [{"params": decay, "weight_decay": 0.1}, {"params": other, "weight_decay": 0.0}], lr=args.lr, betas=(0.9, 0.95)
+        [{"params": decay, "weight_decay": 0.1}, {"params": other, "weight_decay": 0.0}],
+        lr=args.lr,
+        betas=(0.9, 0.95),
     )
 
     def batch(size):
@@ -176,7 +201,9 @@ def main():
     start, step, budget = time.time(), 0, args.minutes * 60
     while (spent := time.time() - start) < budget:
         fraction = spent / budget
-        scale = min(1.0, (step + 1) / 100) * (0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * fraction)))
+        scale = min(1.0, (step + 1) / 100) * (
+            0.05 + 0.95 * 0.5 * (1 + math.cos(math.pi * fraction))
+        )
         for group in opt.param_groups:
             group["lr"] = args.lr * scale
         x = batch(args.batch)
@@ -193,7 +220,10 @@ def main():
             if step % 1000 == 0:
                 line += f" | math {evaluate(math_val):.3f} code {evaluate(code_val):.3f}"
             print(line, flush=True)
-    print(f"final: step {step} math {evaluate(math_val):.3f} code {evaluate(code_val):.3f}", flush=True)
+    print(
+        f"final: step {step} math {evaluate(math_val):.3f} code {evaluate(code_val):.3f}",
+        flush=True,
+    )
     model.tie_weights()
     model.half().save_pretrained(args.out)
     tokenizer.save_pretrained(args.out)

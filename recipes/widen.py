@@ -3,24 +3,27 @@
     python recipes/widen.py --out wide --shape 200m --drafter edd --drafter eagle
     draftree generate "What is 17 + 25?" --target wide/target --drafter wide/edd
 
-A toy's forward pass is mostly dispatch, so its time hardly depends on how many tokens are fed, and that hides what ways of
-growing a tree differ in. What is written here computes the small model's logits with the large one's arithmetic:
+A toy's forward pass is mostly dispatch, so its time hardly depends on how many tokens are fed, and
+that hides what ways of growing a tree differ in. What is written here computes the small model's
+logits with the large one's arithmetic:
 
-- the residual stream of d channels becomes one of D = W · d, the new ones 0. RMSNorm's mean square is then 1/W of what it
-  was: eps is divided by W, the norms' weights by √W. √W is a power of two, so this rounds nothing; what differs is the
-  order of the sums in norms and matrix products;
-- further attention heads and MLP units are random, and what they say is multiplied by 0 (columns of o_proj and down_proj);
-  the trained query heads stay with their key-value heads;
-- further layers, of which all o_proj and down_proj are 0, stand before the trained ones, so that a hidden state counted
-  from the end, as drafters read it, is still the same;
-- a larger vocabulary: every embedding holds 2⁻²⁰ in one new channel. Its square is lost in the rounding of the norms' sums
-  and no layer writes to it, so behind the last norm it is above 0 whatever was read. The LM head's new rows read nothing
-  but this channel, times −2⁶⁰: their logits are far below all others, and they take no part in p or q. Embedding and head
-  are not tied then. float16 cannot hold such numbers.
+- the residual stream of d channels becomes one of D = W · d, the new ones 0. RMSNorm's mean square
+  is then 1/W of what it was: eps is divided by W, the norms' weights by √W. √W is a power of two,
+  so this rounds nothing; what differs is the order of the sums in norms and matrix products;
+- further attention heads and MLP units are random, and what they say is multiplied by 0 (columns of
+  o_proj and down_proj); the trained query heads stay with their key-value heads;
+- further layers, of which all o_proj and down_proj are 0, stand before the trained ones, so that a
+  hidden state counted from the end, as drafters read it, is still the same;
+- a larger vocabulary: every embedding holds 2⁻²⁰ in one new channel. Its square is lost in the
+  rounding of the norms' sums and no layer writes to it, so behind the last norm it is above 0
+  whatever was read. The LM head's new rows read nothing but this channel, times −2⁶⁰: their logits
+  are far below all others, and they take no part in p or q. Embedding and head are not tied then.
+  float16 cannot hold such numbers.
 
-Heads are as many times more as the stream is wider unless said otherwise; their width and the context do not change.
-Shapes for `--shape`, with the demo target: 200m (200,303,104 parameters), 1b (999,393,280), 7b (6,737,233,920; as many as
-Llama-2-7B in as many layers, in a stream of 2,048 channels instead of 4,096, with more MLP units instead).
+Heads are as many times more as the stream is wider unless said otherwise; their width and the
+context do not change. Shapes for `--shape`, with the demo target: 200m (200,303,104 parameters), 1b
+(999,393,280), 7b (6,737,233,920; as many as Llama-2-7B in as many layers, in a stream of 2,048
+channels instead of 4,096, with more MLP units instead).
 """
 
 import argparse
@@ -46,8 +49,14 @@ from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint, fing
 from draftree.weights import demo_folder
 
 FLOOR, DEPTH = 2.0**-20, -(2.0**60)
-"""What every embedding holds in the channel that new rows of the LM head read, and their weight for it."""
-DTYPES = {"float32": torch.float32, "float64": torch.float64, "bfloat16": torch.bfloat16, "float16": torch.float16}
+"""What every embedding holds in the channel that new rows of the LM head read, and their weight for
+it."""
+DTYPES = {
+    "float32": torch.float32,
+    "float64": torch.float64,
+    "bfloat16": torch.bfloat16,
+    "float16": torch.float16,
+}
 METHODS = ("edd", "eagle", "eagle3", "mtp", "vdm")
 BESIDE = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
           "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja")  # fmt: skip
@@ -55,7 +64,8 @@ AXES = {"q_proj": "qd", "k_proj": "kd", "v_proj": "kd", "o_proj": "dq", "gate_pr
         "embed_tokens": "vd", "lm_head": "vd", "fc": "dp", "eh_proj": "dp"}  # fmt: skip
 """The axes of each weight: d the stream, p two of them (embedding, feature), q queries, k keys, i MLP units, v vocabulary.
 
-EAGLE-3's layer reads p instead of d, its `fc` t, three streams, and its head writes w, a vocabulary of its own."""
+EAGLE-3's layer reads p instead of d, its `fc` t, three streams, and its head writes w, a vocabulary
+of its own."""
 READERS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 LAYER = re.compile(r"((?:model\.)?layers\.)(\d+)\.(.+)")
 
@@ -78,10 +88,14 @@ class Shape:
         Raises:
             UserError: one is missing.
         """
-        said: dict[str, Any] = {"num_key_value_heads": config.get("num_attention_heads")} | dict(config)
+        said: dict[str, Any] = {"num_key_value_heads": config.get("num_attention_heads")} | dict(
+            config
+        )
         names = [f.name for f in fields(cls)]
         if missing := [n for n in names if not isinstance(said.get(n), int)]:
-            raise UserError(f"config.json has no {', '.join(missing)}: only targets of Llama's shape can be widened")
+            raise UserError(
+                f"config.json has no {', '.join(missing)}: only targets of Llama's shape can be widened"
+            )
         return cls(**{n: said[n] for n in names})
 
     @property
@@ -92,8 +106,18 @@ class Shape:
 
 SHAPES: dict[str, dict[str, int]] = {
     "200m": {"hidden_size": 512, "intermediate_size": 4864, "num_hidden_layers": 24},
-    "1b": {"hidden_size": 2048, "intermediate_size": 3840, "num_hidden_layers": 24, "vocab_size": 32000},
-    "7b": {"hidden_size": 2048, "intermediate_size": 31552, "num_hidden_layers": 32, "vocab_size": 32000},
+    "1b": {
+        "hidden_size": 2048,
+        "intermediate_size": 3840,
+        "num_hidden_layers": 24,
+        "vocab_size": 32000,
+    },
+    "7b": {
+        "hidden_size": 2048,
+        "intermediate_size": 31552,
+        "num_hidden_layers": 32,
+        "vocab_size": 32000,
+    },
 }
 """Of models with as many parameters, as near as the demo target's width allows."""
 
@@ -107,7 +131,9 @@ def enlarged(small: Shape, wanted: Mapping[str, int]) -> Shape:
     d, got = small.hidden_size, wanted.get("hidden_size", small.hidden_size)
     allowed = [d * 4**k for k in range(5)]
     if got not in allowed:
-        raise UserError(f"hidden is {got}, allowed is the target's times a power of 4: {', '.join(map(str, allowed))}")
+        raise UserError(
+            f"hidden is {got}, allowed is the target's times a power of 4: {', '.join(map(str, allowed))}"
+        )
     grow = ("intermediate_size", "num_attention_heads", "num_key_value_heads")
     large = replace(small, **{k: getattr(small, k) * (got // d) for k in grow} | dict(wanted))
     for f in fields(large):
@@ -116,9 +142,13 @@ def enlarged(small: Shape, wanted: Mapping[str, int]) -> Shape:
     queries, keys = large.num_attention_heads, large.num_key_value_heads
     least = small.num_key_value_heads * math.ceil(small.group / max(large.group, 1))
     if queries % keys or keys < least:
-        raise UserError(f"{queries} heads read {keys} key-value heads, allowed are divisors of {queries} of at least {least}")
+        raise UserError(
+            f"{queries} heads read {keys} key-value heads, allowed are divisors of {queries} of at least {least}"
+        )
     if got % queries:
-        raise UserError(f"num_attention_heads is {queries}, transformers allows divisors of the hidden size: {got}")
+        raise UserError(
+            f"num_attention_heads is {queries}, transformers allows divisors of the hidden size: {got}"
+        )
     if large.vocab_size > small.vocab_size and got == d:
         raise UserError(
             f"a vocabulary of {large.vocab_size} needs a wider stream, got hidden {got}: allowed is {4 * d} or more"
@@ -137,7 +167,9 @@ class Widening:
         seed: of what is drawn.
     """
 
-    def __init__(self, small: Shape, large: Shape, config: Mapping[str, Any], dtype: torch.dtype, seed: int) -> None:
+    def __init__(
+        self, small: Shape, large: Shape, config: Mapping[str, Any], dtype: torch.dtype, seed: int
+    ) -> None:
         self.small, self.large, self.dtype = small, large, dtype
         self.ratio = large.hidden_size // small.hidden_size
         self.more = large.num_hidden_layers - small.num_hidden_layers
@@ -170,12 +202,16 @@ class Widening:
         if "norm" in part:
             return "d"
         if part not in AXES:
-            raise UserError(f"tensor '{name}' is not known: only models of Llama's layers can be widened")
+            raise UserError(
+                f"tensor '{name}' is not known: only models of Llama's layers can be widened"
+            )
         if name.startswith("midlayer.") and part in ("q_proj", "k_proj", "v_proj"):
             return (AXES[part][0] + "p")[: old.dim()]
         if part == "fc" and old.shape[-1] == 3 * self.small.hidden_size:
             return "dt"
-        return ("wd" if part == "lm_head" and len(old) != self.small.vocab_size else AXES[part])[: old.dim()]
+        return ("wd" if part == "lm_head" and len(old) != self.small.vocab_size else AXES[part])[
+            : old.dim()
+        ]
 
     def idle(self, name: str, old: Tensor) -> Tensor:
         """A weight or bias that costs what a trained one costs and adds nothing to the stream.
@@ -193,8 +229,14 @@ class Widening:
 
     def trained(self, name: str, old: Tensor) -> Tensor:
         """A trained tensor in its place among idle entries."""
-        if not old.is_floating_point():  # EAGLE-3's vocabulary: ids, and one entry for each of the target's tokens
-            return torch.cat((old, old.new_zeros(self.sizes["v"] - len(old)))) if name == "t2d" else old
+        if (
+            not old.is_floating_point()
+        ):  # EAGLE-3's vocabulary: ids, and one entry for each of the target's tokens
+            return (
+                torch.cat((old, old.new_zeros(self.sizes["v"] - len(old))))
+                if name == "t2d"
+                else old
+            )
         new, part, axes = self.idle(name, old), name.split(".")[-2], self.axes(name, old)
         old = old.to(self.dtype)
         if "norm" in part:
@@ -227,10 +269,13 @@ class Widening:
 
         Args:
             tensors: of a model or a drafter.
-            whole: whether it is the target, which alone gets more layers; a drafter's may be numbered behind them (MTP).
+            whole: whether it is the target, which alone gets more layers; a drafter's may be
+                numbered behind them (MTP).
         """
         split = {key: LAYER.fullmatch(key) for key in tensors}
-        yield {key: self.trained(key, tensors[key]) for key, found in split.items() if found is None}
+        yield {
+            key: self.trained(key, tensors[key]) for key, found in split.items() if found is None
+        }
         layers: dict[int, list[str]] = {}
         for key, found in split.items():
             if found is not None:
@@ -248,7 +293,8 @@ class Widening:
             "num_hidden_layers": layers,
             "head_dim": self.width,
             "rms_norm_eps": config["rms_norm_eps"] / self.ratio,
-            "tie_word_embeddings": bool(config.get("tie_word_embeddings", False)) and not self.padded_vocab,
+            "tie_word_embeddings": bool(config.get("tie_word_embeddings", False))
+            and not self.padded_vocab,
             "dtype": str(self.dtype).removeprefix("torch."),
         }
         return {k: v for k, v in config.items() if k != "torch_dtype"} | sizes | changed
@@ -257,7 +303,8 @@ class Widening:
 def heads(small: Shape, large: Shape) -> tuple[list[int], list[int], list[int]]:
     """Where each trained query head goes, where key-value heads go, and which trained one each of these is.
 
-    Query head h reads key-value head h // group, before and after; where fewer share one than before, it is there twice.
+    Query head h reads key-value head h // group, before and after; where fewer share one than
+    before, it is there twice.
     """
     copies = math.ceil(small.group / large.group)
     pairs = [divmod(h, small.group) for h in range(small.num_attention_heads)]
@@ -300,9 +347,13 @@ def drafter_folder(name: str, target: str) -> Path:
     folder = demo_folder(name) if shipped else Path(name)
     said = Checkpoint.at(folder).about
     if (method := said.get("drafter")) not in METHODS:
-        raise UserError(f"'{name}' is a drafter '{method}', allowed are {', '.join(METHODS)} as draftree writes them")
+        raise UserError(
+            f"'{name}' is a drafter '{method}', allowed are {', '.join(METHODS)} as draftree writes them"
+        )
     if said.get("target_hash") != fingerprint(AutoConfig.from_pretrained(place(target))):
-        raise UserError(f"'{name}' was trained for target '{said.get('target')}', allowed is one for '{target}'")
+        raise UserError(
+            f"'{name}' was trained for target '{said.get('target')}', allowed is one for '{target}'"
+        )
     return folder
 
 
@@ -323,7 +374,9 @@ def copy_beside(source: Path, home: Path) -> None:
             shutil.copyfile(source / name, home / name)
 
 
-def write_target(folder: Path, source: Path, widening: Widening, tell: Callable[[int], None] = lambda _: None) -> int:
+def write_target(
+    folder: Path, source: Path, widening: Widening, tell: Callable[[int], None] = lambda _: None
+) -> int:
     """Writes a target layer by layer, and returns how many parameters it has."""
     config, tensors = Checkpoint.at(source).config, Checkpoint.at(source).loaded().tensors
     if config.get("tie_word_embeddings", False):
@@ -355,14 +408,27 @@ def write_drafter(folder: Path, source: Path, widening: Widening, target: Path) 
     stored = Checkpoint.at(source).loaded()
     own = replace(Shape.of(stored.config), num_hidden_layers=widening.small.num_hidden_layers)
     if own != widening.small:
-        raise UserError(f"the drafter in '{source}' has the sizes {own}, allowed are its target's: {widening.small}")
+        raise UserError(
+            f"the drafter in '{source}' has the sizes {own}, allowed are its target's: {widening.small}"
+        )
     whole = "model.embed_tokens.weight" in stored.tensors
     tensors = untied(stored.tensors) if whole and widening.padded_vocab else stored.tensors
-    new = {key: value for part in widening.parts(tensors, whole=False) for key, value in part.items()}
-    said = stored.config[ABOUT] | {"target": str(target), "target_hash": fingerprint(AutoConfig.from_pretrained(target))}
-    ids = {key: [i + widening.more for i in stored.config[key]] for key in (LAYER_IDS,) if key in stored.config}
+    new = {
+        key: value for part in widening.parts(tensors, whole=False) for key, value in part.items()
+    }
+    said = stored.config[ABOUT] | {
+        "target": str(target),
+        "target_hash": fingerprint(AutoConfig.from_pretrained(target)),
+    }
+    ids = {
+        key: [i + widening.more for i in stored.config[key]]
+        for key in (LAYER_IDS,)
+        if key in stored.config
+    }
     for entry in ("hidden_layer", "low", "middle", "high"):
-        if (said.get(entry) or -1) >= 0:  # counted from the first layer, and there are more before it now
+        if (
+            said.get(entry) or -1
+        ) >= 0:  # counted from the first layer, and there are more before it now
             said[entry] += widening.more
     layers = widening.large.num_hidden_layers if said["drafter"] == "mtp" else 1
     with unfinished(folder) as home:
@@ -402,14 +468,18 @@ def widen(
     small = Shape.of(config)
     large = enlarged(small, wanted)
     if dtype == torch.float16 and large.vocab_size > small.vocab_size:
-        raise UserError("float16 cannot hold the logits of a larger vocabulary, allowed are float32, float64, bfloat16")
+        raise UserError(
+            "float16 cannot hold the logits of a larger vocabulary, allowed are float32, float64, bfloat16"
+        )
     chosen = {str(Checkpoint.at(home).about["drafter"]): home for home in homes}
     for name in ("target", *chosen):
         if (out / name).exists():
             raise UserError(f"'{out / name}' is there: name another folder, or remove it")
     counts = {}
     with progress("widening", large.num_hidden_layers + 1) as tell:
-        counts["target"] = write_target(out / "target", source, Widening(small, large, config, dtype, seed), tell)
+        counts["target"] = write_target(
+            out / "target", source, Widening(small, large, config, dtype, seed), tell
+        )
     for method, home in chosen.items():
         widening = Widening(small, large, Checkpoint.at(home).config, dtype, seed)
         counts[method] = write_drafter(out / method, home, widening, out / "target")
@@ -424,14 +494,23 @@ def main() -> None:
     ap = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     ap.add_argument("--out", type=Path, required=True)
     ap.add_argument("--target", default="demo", help="demo, or a folder with a Llama")
-    ap.add_argument("--drafter", action="append", default=[], help="one that is shipped for the demo, or a folder")
+    ap.add_argument(
+        "--drafter",
+        action="append",
+        default=[],
+        help="one that is shipped for the demo, or a folder",
+    )
     ap.add_argument("--shape", choices=SHAPES, help="sizes to begin with")
     for option in OPTIONS:
         ap.add_argument(f"--{option.replace('_', '-')}", type=int)
     ap.add_argument("--dtype", choices=DTYPES, default="float32")
     ap.add_argument("--seed", type=int, default=0)
     args = ap.parse_args()
-    given = {size: value for option, size in OPTIONS.items() if (value := getattr(args, option)) is not None}
+    given = {
+        size: value
+        for option, size in OPTIONS.items()
+        if (value := getattr(args, option)) is not None
+    }
     wanted = SHAPES.get(args.shape, {}) | given
     try:
         counts = widen(args.out, args.target, args.drafter, wanted, DTYPES[args.dtype], args.seed)

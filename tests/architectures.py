@@ -1,7 +1,7 @@
 """Tiny random models of the architectures draftree promises to drive, in float64.
 
-Windows are 5 tokens, so that they bite within a test's texts; heads are grouped (4 queries on 2 keys) where the
-architecture groups them.
+Windows are 5 tokens, so that they bite within a test's texts; heads are grouped (4 queries on 2
+keys) where the architecture groups them.
 """
 
 from collections.abc import Mapping
@@ -35,10 +35,24 @@ def rope(kind: str, **values: Any) -> dict[str, Any]:
     return {"rope_parameters": {"rope_type": kind, "rope_theta": 10000.0, **values}}
 
 
-LLAMA3 = rope("llama3", factor=4.0, low_freq_factor=1.0, high_freq_factor=4.0, original_max_position_embeddings=16)
+LLAMA3 = rope(
+    "llama3",
+    factor=4.0,
+    low_freq_factor=1.0,
+    high_freq_factor=4.0,
+    original_max_position_embeddings=16,
+)
 YARN = rope("yarn", factor=4.0, original_max_position_embeddings=32)
-GEMMA = {"head_dim": 8, "query_pre_attn_scalar": 8, "sliding_window": WINDOW, "attn_implementation": "eager"}
-EXPERTS = {"experts_implementation": "eager", "num_experts_per_tok": 2}  # the grouped product knows no float64
+GEMMA = {
+    "head_dim": 8,
+    "query_pre_attn_scalar": 8,
+    "sliding_window": WINDOW,
+    "attn_implementation": "eager",
+}
+EXPERTS = {
+    "experts_implementation": "eager",
+    "num_experts_per_tok": 2,
+}  # the grouped product knows no float64
 
 CONFIGS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama": ("llama", {}),
@@ -108,7 +122,9 @@ CROSSING: Mapping[str, tuple[str, dict[str, Any]]] = {
 def build(model_type: str, changes: Mapping[str, Any], seed: int = 0) -> PreTrainedModel:
     """A random model, its weights large enough for distributions that differ from token to token."""
     values = {**SIZES, **changes}
-    how = {k: values.pop(k) for k in ("attn_implementation", "experts_implementation") if k in values}
+    how = {
+        k: values.pop(k) for k in ("attn_implementation", "experts_implementation") if k in values
+    }
     return random(AutoConfig.for_model(model_type, **values), seed, **how)
 
 
@@ -116,7 +132,9 @@ def random(config: PreTrainedConfig, seed: int = 0, **how: Any) -> PreTrainedMod
     """A model of a config, see `build`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=torch.float32, **how)
+        model: PreTrainedModel = AutoModelForCausalLM.from_config(
+            config, dtype=torch.float32, **how
+        )
         with torch.no_grad():
             for parameter in model.parameters():
                 if parameter.dim() > 1:

@@ -5,7 +5,9 @@ import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 
-os.environ["HF_HUB_OFFLINE"] = "1"  # before it is imported; else each name that is no folder waits for a hub, up to a minute
+os.environ["HF_HUB_OFFLINE"] = (
+    "1"  # before it is imported; else each name that is no folder waits for a hub, up to a minute
+)
 
 import pytest
 import torch
@@ -18,7 +20,9 @@ from draftree.cli.app import main
 
 torch.set_num_threads(1)
 disable_progress_bar()  # as the first command of a process does; else a test's output depends on those before it
-signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell starts what runs in the background with it ignored
+signal.signal(
+    signal.SIGINT, signal.default_int_handler
+)  # a shell starts what runs in the background with it ignored
 
 # The parent is whatever hypothesis chose: where CI is set, it draws the same examples every time.
 settings.register_profile("draftree", parent=settings.default, deadline=None)
@@ -28,7 +32,9 @@ settings.load_profile("draftree")
 class Silent(terminal.Clock):
     """On a slow machine, too, standard error holds nothing but what a test is about."""
 
-    def beating(self, beat: Callable[[], None], known: Callable[[], bool] = bool) -> nullcontext[None]:
+    def beating(
+        self, beat: Callable[[], None], known: Callable[[], bool] = bool
+    ) -> nullcontext[None]:
         return nullcontext()
 
 
@@ -50,7 +56,8 @@ def in_a_moment() -> Iterator[None]:
 
 
 VARIANTS = [native.wanted] if native.wanted in native.available() else native.available()
-"""Variants of the native kernels that tests force: the one of DRAFTREE_NATIVE, or all that this processor can run."""
+"""Variants of the native kernels that tests force: the one of DRAFTREE_NATIVE, or all that this
+processor can run."""
 
 
 @pytest.fixture(params=VARIANTS)

@@ -18,7 +18,8 @@ ACROSS = ("copy_", "__set__", "__setitem__", "__getitem__", "_has_compatible_sha
 class WithoutFloat64(TorchFunctionMode):
     """Apple's `mps` by its rules: no float64, and no operation over tensors here and there.
 
-    What is made of a tensor on the device lies there, too; `cpu`, `item` and `tolist` bring values to the host.
+    What is made of a tensor on the device lies there, too; `cpu`, `item` and `tolist` bring values
+    to the host.
     """
 
     device = torch.device("mps:0")
@@ -47,7 +48,9 @@ class WithoutFloat64(TorchFunctionMode):
             self._mark(args[0])
         if wanted is None and any(found is t for t in tensors):  # written in place
             return found
-        if wanted is not None and any(found is t for t in tensors):  # on one device, nothing would be copied
+        if wanted is not None and any(
+            found is t for t in tensors
+        ):  # on one device, nothing would be copied
             found = found.clone() if wanted != bool(there) else found
         if bool(there) if wanted is None else wanted:
             tree_map(self._mark, found)
@@ -58,7 +61,11 @@ class WithoutFloat64(TorchFunctionMode):
         if name == "cpu":
             return False
         said = [a for a in (*args, *kwargs.values()) if isinstance(a, torch.device)]
-        said += [torch.device(a) for a in (kwargs.get("device"), *(args[1:2] if name == "to" else ())) if isinstance(a, str)]
+        said += [
+            torch.device(a)
+            for a in (kwargs.get("device"), *(args[1:2] if name == "to" else ()))
+            if isinstance(a, str)
+        ]
         others = [a for a in args[1:2] if name == "to" and isinstance(a, Tensor)]
         if others:
             return hasattr(others[0], MARK)
@@ -72,7 +79,9 @@ class WithoutFloat64(TorchFunctionMode):
     def _mark(self, found: Any) -> Any:
         if isinstance(found, Tensor):
             if found.dtype is torch.float64:
-                raise TypeError("Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64")
+                raise TypeError(
+                    "Cannot convert a MPS Tensor to float64 dtype as the MPS framework doesn't support float64"
+                )
             setattr(found, MARK, True)
         return found
 

@@ -23,7 +23,10 @@ def prefix_difference(t: Target, drafter: Drafter[Any]) -> float:
     rng = np.random.default_rng(0)
     first = texts([12, 7], rng)
     shared = np.array([5, 3])
-    second = [np.concatenate((text[:n], rng.integers(3, VOCAB, 6 + n))) for text, n in zip(first, shared, strict=True)]
+    second = [
+        np.concatenate((text[:n], rng.integers(3, VOCAB, 6 + n)))
+        for text, n in zip(first, shared, strict=True)
+    ]
     roots = np.array([4, 5])
     cache = t.new_cache(2, 16)
     state = drafter.start(first, roots, t.prefill(cache, first, drafter.needs).taps)

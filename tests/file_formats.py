@@ -1,6 +1,7 @@
 """The formats that draftree reads: how a small whole file or folder of each is made, and how it is used.
 
-A use raises `DraftreeError` where the files are refused. Where it returns, the output was the target's.
+A use raises `DraftreeError` where the files are refused. Where it returns, the output was the
+target's.
 """
 
 import atexit
@@ -73,7 +74,11 @@ PROMPT = Request([5, 6, 7, 5, 6], 6)
 
 @cache
 def plain() -> list[list[int]]:
-    return Engine(target("llama"), build("drafter", "pld").open(target("llama")), Chain()).plain([PROMPT]).tokens
+    return (
+        Engine(target("llama"), build("drafter", "pld").open(target("llama")), Chain())
+        .plain([PROMPT])
+        .tokens
+    )
 
 
 def drafted(folder: Path) -> None:
@@ -87,7 +92,10 @@ def written(folder: Path, **how: Any) -> None:
     """Loads a target and writes a short answer with it, with a drafter and without."""
     t = Target.load(str(folder), **how)
     ids = encode(t.tokenizer, question("ab ab ab"))
-    engine, request = Engine(t, build("drafter", "pld").open(t), Chain(3), costs=COSTS), Request(ids, 4)
+    engine, request = (
+        Engine(t, build("drafter", "pld").open(t), Chain(3), costs=COSTS),
+        Request(ids, 4),
+    )
     assert engine.write([request]).tokens == engine.plain([request]).tokens
 
 
@@ -105,7 +113,11 @@ def as_published(name: str, legacy: bool, folder: Path) -> None:
     path = next(folder.glob("*.safetensors"))
     if legacy:
         torch.save(
-            load_file(path), folder / path.name.replace("model.safetensors", "pytorch_model.bin").replace(".safetensors", ".pt")
+            load_file(path),
+            folder
+            / path.name.replace("model.safetensors", "pytorch_model.bin").replace(
+                ".safetensors", ".pt"
+            ),
         )
         path.unlink()
 
@@ -117,7 +129,9 @@ PUBLISHED = [n for n in TRAINABLE if n not in ("edd", "vdm")]
 
 def saved(name: str, value: object) -> Callable[[Path], Path]:
     """Writes a file of a folder; an `object` as JSON."""
-    return lambda folder: write(folder / name, value if isinstance(value, str) else json.dumps(value))
+    return lambda folder: write(
+        folder / name, value if isinstance(value, str) else json.dumps(value)
+    )
 
 
 def write(path: Path, text: str) -> Path:
@@ -126,7 +140,13 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-ENTRY = {"draft": {"1": 0.001, "4": 0.002}, "target": {"1": 0.03, "64": 0.09}, "commit": 0.001, "context": 100, "rows": 2}
+ENTRY = {
+    "draft": {"1": 0.001, "4": 0.002},
+    "target": {"1": 0.03, "64": 0.09},
+    "commit": 0.001,
+    "context": 100,
+    "rows": 2,
+}
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
 SHARED = [{"text": "plain"}, {"question": "q", "answer": "a <<1=1>>"}, CHAT, {"prompt": "p", "completion": "c"},
           {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}]  # fmt: skip
@@ -175,7 +195,9 @@ def guided_by_lark(path: Path) -> None:
 
 def grown(path: Path) -> None:
     t = target("llama")
-    engine = Engine(t, build("drafter", "pld").open(t), Static(str(path / "tree.json")), costs=COSTS)
+    engine = Engine(
+        t, build("drafter", "pld").open(t), Static(str(path / "tree.json")), costs=COSTS
+    )
     assert engine.write([PROMPT]).tokens == plain()
 
 
@@ -186,12 +208,21 @@ def classified(path: Path) -> None:
 
 def net(folder: Path) -> None:
     rng = np.random.default_rng(0)
-    Classifier(rng.normal(size=(4, 3)), rng.normal(size=4), rng.normal(size=4), np.zeros(()), trained_on={"a": 1}).save(folder)
+    Classifier(
+        rng.normal(size=(4, 3)),
+        rng.normal(size=4),
+        rng.normal(size=4),
+        np.zeros(()),
+        trained_on={"a": 1},
+    ).save(folder)
 
 
 def measured(folder: Path) -> None:
     provenance = {"version": "1", "suite": "x", "target": "demo"}
-    write(folder / "result.json", json.dumps({"provenance": provenance, "rows": [{"drafter": "edd", "policy": "pct"}]}))
+    write(
+        folder / "result.json",
+        json.dumps({"provenance": provenance, "rows": [{"drafter": "edd", "policy": "pct"}]}),
+    )
 
 
 DOCUMENTS = [np.arange(200) * step % VOCAB for step in (1, 3, 11)] + [np.array([5, 6, 7] * 20)]
@@ -204,7 +235,11 @@ def datastore(method: type[Stored], folder: Path) -> None:
 
 def searched(method: type[Stored], folder: Path) -> None:
     t = target("llama")
-    drafter = ADED().searching(folder) if method is ADED else RESTDrafter(REST(), (stored(folder),), VOCAB)
+    drafter = (
+        ADED().searching(folder)
+        if method is ADED
+        else RESTDrafter(REST(), (stored(folder),), VOCAB)
+    )
     assert Engine(t, drafter, Chain(3), costs=COSTS).write([PROMPT]).tokens == plain()
 
 
@@ -243,7 +278,10 @@ def benched(folder: Path) -> None:
     """Write a result of two drafters on the tiny target, and the model card's folder of one."""
     target_folder(folder / "target")
     CostTable((Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, commit=0.5),)).save(folder / "costs.json")
-    write(folder / "prompts.jsonl", "\n".join(json.dumps({"prompt": "ab" * (i + 1), "category": str(i)}) for i in range(3)))
+    write(
+        folder / "prompts.jsonl",
+        "\n".join(json.dumps({"prompt": "ab" * (i + 1), "category": str(i)}) for i in range(3)),
+    )
     bench(folder)
     shutil.rmtree(folder / "target")
     (folder / "prompts.jsonl").unlink()
@@ -252,7 +290,14 @@ def benched(folder: Path) -> None:
 def bench(folder: Path) -> None:
     """Measure two drafters on the target and the prompts of a folder."""
     pairs = ("--pair", "pld chain", "--pair", "suffix vct:width=2,depth=3")
-    asked = ("--suite", folder / "prompts.jsonl", "--costs", folder / "costs.json", "--max-new-tokens", 8)
+    asked = (
+        "--suite",
+        folder / "prompts.jsonl",
+        "--costs",
+        folder / "costs.json",
+        "--max-new-tokens",
+        8,
+    )
     command("bench", "--target", folder / "target", *pairs, *asked, "--out", folder / "result.json")
 
 
@@ -292,23 +337,35 @@ def learnt(folder: Path) -> None:
 def relearnt(folder: Path) -> None:
     costs, engine = learning(folder)
     step = costs.at(50, 2)
-    assert all(math.isfinite(s) and s > 0 for n in (1, 4, 30) for s in (step.target_seconds(n), step.draft_seconds(n)))
+    assert all(
+        math.isfinite(s) and s > 0
+        for n in (1, 4, 30)
+        for s in (step.target_seconds(n), step.draft_seconds(n))
+    )
     assert engine.write([PROMPT]).tokens == plain()
     costs.target.save()
 
 
 def findings(folder: Path) -> None:
     """Write what is found out about a machine and a model into a cache folder."""
-    with mock.patch.dict("os.environ", {"DRAFTREE_CACHE": str(folder)}), mock.patch.object(probe, "probe", return_value=SPEED):
+    with (
+        mock.patch.dict("os.environ", {"DRAFTREE_CACHE": str(folder)}),
+        mock.patch.object(probe, "probe", return_value=SPEED),
+    ):
         probe._known_speed("cpu", torch.float32)
         exactness.looked_into(target("llama").decoder, priced=True)
         kernel_linear.quicker("kernels", {}, lambda: (lambda: None, lambda: None))
 
 
 def refound(folder: Path) -> None:
-    with mock.patch.dict("os.environ", {"DRAFTREE_CACHE": str(folder)}), mock.patch.object(probe, "probe", return_value=SPEED):
+    with (
+        mock.patch.dict("os.environ", {"DRAFTREE_CACHE": str(folder)}),
+        mock.patch.object(probe, "probe", return_value=SPEED),
+    ):
         size = cost_estimate.target_size(target("llama").decoder)
-        assert 0 < size.estimate(probe._known_speed("cpu", torch.float32), Place(4, 50, 1)) < math.inf
+        assert (
+            0 < size.estimate(probe._known_speed("cpu", torch.float32), Place(4, 50, 1)) < math.inf
+        )
         exactness.looked_into(target("llama").decoder, priced=True)
         kernel_linear.quicker("kernels", {}, lambda: (lambda: None, lambda: None))
 
@@ -321,7 +378,9 @@ def recorded(folder: Path) -> None:
     found = Recordings.open(folder, recorded_target(), [Needs((1,), (0,))])
     found.record([PROMPT])
     assert found.source(PROMPT)
-    tokens = found.recording(PROMPT).texts[0].tokens  # the text itself cannot be checked: the recording is the only source
+    tokens = (
+        found.recording(PROMPT).texts[0].tokens
+    )  # the text itself cannot be checked: the recording is the only source
     assert 0 <= tokens.min() <= tokens.max() < VOCAB
 
 
@@ -353,7 +412,9 @@ def trained(folder: Path, tell: Callable[[Any], None] = lambda _: None) -> None:
 def collected(folder: Path) -> None:
     trees = Collected(folder, {"drafter": "x"})
     trees.begin()
-    trees[0] = Nodes(np.ones(2), np.ones(2), np.ones(2, np.int64), np.ones(2, np.bool_), np.zeros(2, np.int64))
+    trees[0] = Nodes(
+        np.ones(2), np.ones(2), np.ones(2, np.int64), np.ones(2, np.bool_), np.zeros(2, np.int64)
+    )
 
 
 def read_trees(folder: Path) -> None:
@@ -367,7 +428,10 @@ def shards(folder: Path) -> None:
 
 
 def sharded(folder: Path) -> None:
-    samples = [Sample(np.arange(3, 15), np.arange(12) >= 3), Sample(np.arange(5, 17), np.arange(12) >= 3)]
+    samples = [
+        Sample(np.arange(3, 15), np.arange(12) >= 3),
+        Sample(np.arange(5, 17), np.arange(12) >= 3),
+    ]
     found = Shards.at(folder, target("llama"), samples, Needs((1,), (0,)))
     found.fill(Processes.on(torch.device("cpu")))
     found.batch([0, 1])
@@ -390,7 +454,9 @@ def adapter(folder: Path) -> None:
     target_folder(folder / "target")
     model = AutoModelForCausalLM.from_pretrained(folder / "target")
     torch.manual_seed(2)
-    config = peft.LoraConfig(r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=2, target_modules=["q_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*is_gradient_checkpointing", FutureWarning)
         peft.get_peft_model(model, config).save_pretrained(folder / "lora")
@@ -406,13 +472,23 @@ def measured_half(folder: Path) -> None:
         benched(folder)
     (folder / "result.json").unlink()
     target_folder(folder / "target")
-    write(folder / "prompts.jsonl", "\n".join(json.dumps({"prompt": "ab" * (i + 1), "category": str(i)}) for i in range(3)))
+    write(
+        folder / "prompts.jsonl",
+        "\n".join(json.dumps({"prompt": "ab" * (i + 1), "category": str(i)}) for i in range(3)),
+    )
 
 
 def gone_on(folder: Path) -> None:
     """Run the benchmark again, which goes on, and count its result."""
     bench(folder)
-    command("recount", folder / "result.json", "--costs", folder / "costs.json", "--out", folder / "again.json")
+    command(
+        "recount",
+        folder / "result.json",
+        "--costs",
+        folder / "costs.json",
+        "--out",
+        folder / "again.json",
+    )
 
 
 def machine(folder: Path) -> None:
@@ -451,7 +527,10 @@ def parquet(folder: Path) -> None:
     import pyarrow
     import pyarrow.parquet
 
-    rows = [{"prompt": "ab", "completion": "c", "n": 1}, {"prompt": "b", "completion": "cd", "n": 2}]
+    rows = [
+        {"prompt": "ab", "completion": "c", "n": 1},
+        {"prompt": "b", "completion": "cd", "n": 2},
+    ]
     pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows * 3), folder / "data.parquet")
 
 
@@ -488,7 +567,15 @@ FORMATS: dict[str, Format] = {
     "training rows": Format((training_rows,), fed),
     "questions": Format((saved("suite.jsonl", "\n".join(map(json.dumps, ASKED))),), asked),
     "questions of benchmarks": Format((benchmark_rows,), asked_of_benchmarks),
-    "costs": Format((saved("costs.json", {"entries": [ENTRY, ENTRY | {"context": 900}], "about": {"device": "cpu"}}),), priced),
+    "costs": Format(
+        (
+            saved(
+                "costs.json",
+                {"entries": [ENTRY, ENTRY | {"context": 900}], "about": {"device": "cpu"}},
+            ),
+        ),
+        priced,
+    ),
     "learnt costs": Format((learnt,), relearnt),
     "findings of a machine": Format((findings,), refound),
     "result": Format((benched,), shown_and_recounted, "result.json"),
@@ -497,13 +584,17 @@ FORMATS: dict[str, Format] = {
     "features": Format((shards,), sharded),
     "collected trees": Format((collected,), read_trees),
     "classifier": Format((net,), classified),
-    "static tree": Format((saved("tree.json", {"paths": [[0], [0, 0], [1], [0, 1]], "tau": 2.0}),), grown),
+    "static tree": Format(
+        (saved("tree.json", {"paths": [[0], [0, 0], [1], [0, 1]], "tau": 2.0}),), grown
+    ),
     "grammar": Format((saved("grammar.lark", LARK),), guided_by_lark),
     "schema": Format((saved("schema.json", SCHEMA),), guided),
     "adapter": Format((adapter,), merged, "adapter_*"),
     "journal": Format((measured_half,), gone_on, "*.partial"),
     "machine": Format((machine,), counted),
-    "official data store of REST": Format((partial(official, "H"), partial(official, "i")), searched_officially),
+    "official data store of REST": Format(
+        (partial(official, "H"), partial(official, "i")), searched_officially
+    ),
 }
 if find_spec("datasets") is not None:
     FORMATS["parquet"] = Format((parquet,), fed_with_parquet)

@@ -45,7 +45,12 @@ def talking_folder(folder: Path) -> Path:
     target_folder(folder)
     model, vocab = LlamaForCausalLM.from_pretrained(folder), byte_tokenizer().get_vocab()
     bias = torch.full((260,), -6.0)
-    for token, favour in {**dict.fromkeys("abcdefghijklmno", 1.0), "Ġ": 1.0, "<|assistant|>": 1.6, "<eos>": 1.0}.items():
+    for token, favour in {
+        **dict.fromkeys("abcdefghijklmno", 1.0),
+        "Ġ": 1.0,
+        "<|assistant|>": 1.6,
+        "<eos>": 1.0,
+    }.items():
         bias[vocab[token]] = favour
     with torch.no_grad():
         model.model.embed_tokens.weight[:, 0] = 8  # so that the head's first column is a bias

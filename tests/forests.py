@@ -65,7 +65,10 @@ def after(model: PreTrainedModel, text: Sequence[int] | Ints) -> Tensor:
 @torch.inference_mode()
 def after_paths(model: PreTrainedModel, committed: Sequence[Ints], tree: Tree) -> Tensor:
     """[N, V] the stock model's logits after each node, its whole text fed as a sequence of its own."""
-    ids = [np.concatenate((committed[tree.row[i]], tree.tokens[tree.path(i)])) for i in range(len(tree))]
+    ids = [
+        np.concatenate((committed[tree.row[i]], tree.tokens[tree.path(i)]))
+        for i in range(len(tree))
+    ]
     padded = torch.zeros(len(ids), max(map(len, ids)), dtype=torch.long)
     for i, text in enumerate(ids):
         padded[i, : len(text)] = torch.from_numpy(text)

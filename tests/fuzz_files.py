@@ -2,10 +2,11 @@
 
     python tests/fuzz_files.py --mutations 2000 --seed 0 --out build/fuzz
 
-A mutation is a fault where the use ends with anything but success or a `DraftreeError`, writes another text than the target,
-takes more than 10 seconds of processor time, or needs more memory than twice that of the original. Each format runs in a
-process of its own. Results are appended to a file for each format, so that a second start goes on where the first one ended.
-The program is in `tests/` because the originals are made by the helpers of the tests.
+A mutation is a fault where the use ends with anything but success or a `DraftreeError`, writes
+another text than the target, takes more than 10 seconds of processor time, or needs more memory
+than twice that of the original. Each format runs in a process of its own. Results are appended to a
+file for each format, so that a second start goes on where the first one ended. The program is in
+`tests/` because the originals are made by the helpers of the tests.
 """
 
 import argparse
@@ -29,15 +30,18 @@ from typing import Any
 os.environ["HF_HUB_OFFLINE"] = "1"
 
 SECONDS = 10
-"""The processor time that a use may take. It does not pass in a process that is stopped, or that others keep waiting."""
+"""The processor time that a use may take. It does not pass in a process that is stopped, or that
+others keep waiting."""
 WALL = 600
 """The seconds by the clock that a use may take, for one that waits and computes nothing."""
 UNANSWERED = 120
-"""Processor time without a result, imports included, after which a process is ended: no handler interrupts a hang in C code."""
+"""Processor time without a result, imports included, after which a process is ended: no handler
+interrupts a hang in C code."""
 UNANSWERED_WALL = 1200
 """Seconds by the clock without a result, after which a process is ended."""
 SLACK = 24 << 20
-"""Bytes that the peak may differ from run to run, because of allocators and of what is imported late."""
+"""Bytes that the peak may differ from run to run, because of allocators and of what is imported
+late."""
 ALLOWED = 1 << 30
 """Bytes of address space beyond those of the process with its imports."""
 
@@ -81,7 +85,12 @@ def limited(processor: float = SECONDS, wall: float = WALL) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def ended(process: subprocess.Popen[Any], out: Path, processor: float = UNANSWERED, wall: float = UNANSWERED_WALL) -> bool:
+def ended(
+    process: subprocess.Popen[Any],
+    out: Path,
+    processor: float = UNANSWERED,
+    wall: float = UNANSWERED_WALL,
+) -> bool:
     """Wait for a process that appends results to a file; end it if it has been without one for too long.
 
     Args:
@@ -96,7 +105,11 @@ def ended(process: subprocess.Popen[Any], out: Path, processor: float = UNANSWER
     size, used, changed = -1, 0.0, 0.0
     while process.poll() is None:
         if out.stat().st_size != size:
-            size, used, changed = out.stat().st_size, processor_seconds(process.pid), time.monotonic()
+            size, used, changed = (
+                out.stat().st_size,
+                processor_seconds(process.pid),
+                time.monotonic(),
+            )
         if processor_seconds(process.pid) - used > processor or time.monotonic() - changed > wall:
             process.kill()
             process.wait()
@@ -138,7 +151,10 @@ def run_cases(name: str, cases: range, seed: int, out: Path) -> None:
     terminal.CLOCK = Silent()
     found, scratch = file_formats.FORMATS[name], Path(tempfile.mkdtemp(prefix="draftree-fuzz-"))
     os.environ["DRAFTREE_CACHE"] = str(scratch / "cache")
-    originals = [file_formats.original(name, i, scratch / f"original{i}") for i in range(len(found.originals))]
+    originals = [
+        file_formats.original(name, i, scratch / f"original{i}")
+        for i in range(len(found.originals))
+    ]
     most = 0
     for folder in 2 * originals:
         shutil.copytree(folder, scratch / "case")
@@ -165,14 +181,25 @@ def run_cases(name: str, cases: range, seed: int, out: Path) -> None:
                 if message is not None and ("\n" in message or not message or len(message) > 1200):
                     result |= {"outcome": "fault", "what": "the message is no short line"}
                 if bytes_[0] > 2 * most + SLACK:
-                    result |= {"outcome": "fault", "what": f"memory: {bytes_[0] >> 20} MB, the original takes {most >> 20}"}
+                    result |= {
+                        "outcome": "fault",
+                        "what": f"memory: {bytes_[0] >> 20} MB, the original takes {most >> 20}",
+                    }
                 if message is not None and "allocate" in message:
                     result |= {"outcome": "fault", "what": f"an allocation failed: {message}"}
             except Hang:
-                result |= {"outcome": "fault", "what": "hang", "where": traceback.format_exc()[-2500:]}
+                result |= {
+                    "outcome": "fault",
+                    "what": "hang",
+                    "where": traceback.format_exc()[-2500:],
+                }
             except BaseException as error:
                 what = "an allocation failed" if refused_memory(error) else type(error).__name__
-                result |= {"outcome": "fault", "what": f"{what}: {str(error)[:300]}", "where": traceback.format_exc()[-2500:]}
+                result |= {
+                    "outcome": "fault",
+                    "what": f"{what}: {str(error)[:300]}",
+                    "where": traceback.format_exc()[-2500:],
+                }
             result["seconds"] = round(time.process_time() - start, 3)
             shutil.rmtree(scratch / "case")
             journal.write(json.dumps(result) + "\n")
@@ -200,7 +227,18 @@ def run_format(name: str, count: int, seed: int, out: Path) -> None:
         first = len(done)
         if first >= count:
             return
-        words = [sys.executable, __file__, "--child", name, str(first), str(count), "--seed", str(seed), "--out", str(out)]
+        words = [
+            sys.executable,
+            __file__,
+            "--child",
+            name,
+            str(first),
+            str(count),
+            "--seed",
+            str(seed),
+            "--out",
+            str(out),
+        ]
         messages = out.with_suffix(".err")
         with messages.open("w") as file:
             process = subprocess.Popen(words, stdout=subprocess.DEVNULL, stderr=file)
@@ -213,7 +251,12 @@ def run_format(name: str, count: int, seed: int, out: Path) -> None:
             raise RuntimeError(f"{name}: {error[-2000:]}")
         what = "hang in C code" if hung else f"the process ended with status {process.returncode}"
         with out.open("a", encoding="utf-8") as journal:
-            journal.write(json.dumps({"case": len(done), "outcome": "fault", "what": what, "where": error[-2000:]}) + "\n")
+            journal.write(
+                json.dumps(
+                    {"case": len(done), "outcome": "fault", "what": what, "where": error[-2000:]}
+                )
+                + "\n"
+            )
 
 
 def main() -> int:
@@ -221,7 +264,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--mutations", type=int, default=2000, help="of each format")
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=Path("build/fuzz"), help="folder of the results")
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/fuzz"), help="folder of the results"
+    )
     parser.add_argument("--only", nargs="*", help="names of formats")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     asked = parser.parse_args()
@@ -238,7 +283,10 @@ def main() -> int:
         found = results(path)[: asked.mutations]
         counts = Counter(r["outcome"] for r in found)
         slowest = max(r.get("seconds", 0.0) for r in found)
-        print(f"{name}: {len(found)} mutations, {dict(counts)}, slowest {slowest:.1f} s of processor time", flush=True)
+        print(
+            f"{name}: {len(found)} mutations, {dict(counts)}, slowest {slowest:.1f} s of processor time",
+            flush=True,
+        )
         for r in found:
             if r["outcome"] == "fault":
                 faults += 1

@@ -10,7 +10,11 @@ from transformers import LogitsProcessor, StoppingCriteria
 from architectures import VOCAB
 
 PAD, EOS = 0, 2
-TEXTS = (torch.tensor([7, 5, 9, 5, 9, 11]), torch.tensor([3, 8, 8]), torch.tensor([12, 5, 9, 30, 31]))
+TEXTS = (
+    torch.tensor([7, 5, 9, 5, 9, 11]),
+    torch.tensor([3, 8, 8]),
+    torch.tensor([12, 5, 9, 30, 31]),
+)
 Options = dict[str, Any]
 
 
@@ -24,7 +28,12 @@ def padded(texts: Sequence[Tensor]) -> dict[str, Tensor]:
 
 def plans(prompted: Mapping[str, Tensor], sequences: Tensor) -> list[list[int]]:
     """What the model has read of each row, and what was written behind it."""
-    mask = prompted["attention_mask"].repeat_interleave(len(sequences) // len(prompted["attention_mask"]), 0) != 0
+    mask = (
+        prompted["attention_mask"].repeat_interleave(
+            len(sequences) // len(prompted["attention_mask"]), 0
+        )
+        != 0
+    )
     kept = torch.nn.functional.pad(mask, (0, sequences.shape[1] - mask.shape[1]), value=True)
     return [ids[keep].tolist() for ids, keep in zip(sequences, kept, strict=True)]
 
@@ -55,7 +64,9 @@ class Rowwise(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         liked = (input_ids.sum(1) + 13 * torch.arange(len(scores))) % VOCAB
-        return scores.scatter_add(1, liked[:, None], torch.full((len(scores), 1), 6.0, dtype=scores.dtype))
+        return scores.scatter_add(
+            1, liked[:, None], torch.full((len(scores), 1), 6.0, dtype=scores.dtype)
+        )
 
 
 class Divisible(StoppingCriteria):

@@ -25,14 +25,22 @@ BASE = {
     "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
     "max_position_embeddings": 512, "tie_word_embeddings": False, "num_hidden_layers": 4, **ENDS,
 }  # fmt: skip
-LINEAR = {"layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]}
+LINEAR = {
+    "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
+}
 CONV = {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 3}
 MAMBA2 = {
     "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2,
     "mamba_chunk_size": 16,
 }  # fmt: skip
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
-ROUTED = {"n_routed_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16, "n_group": 1, "topk_group": 1}
+ROUTED = {
+    "n_routed_experts": 4,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 16,
+    "n_group": 1,
+    "topk_group": 1,
+}
 STATES = {
     "vocab_size": VOCAB,
     "hidden_size": 32,
@@ -78,7 +86,13 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
     "falcon_mamba": {**STATES, "time_step_rank": 4},
 }  # fmt: skip
 """By `model_type`, what differs from the type's own config."""
-RULES = {"delta": "qwen3_5_text", "channels": "kimi_linear", "ssd": "bamba", "s6": "jamba", "conv": "lfm2"}
+RULES = {
+    "delta": "qwen3_5_text",
+    "channels": "kimi_linear",
+    "ssd": "bamba",
+    "s6": "jamba",
+    "conv": "lfm2",
+}
 """A family of each rule."""
 CLAMPED = ("nemotron_h", "zamba2")
 """Those whose step is bounded through a prompt and not in decoding."""
@@ -89,7 +103,9 @@ def config(family: str, **changes: Any) -> Any:
     return AutoConfig.for_model(family, **{**FAMILIES[family], **changes})
 
 
-def hybrid(family: str, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any) -> PreTrainedModel:
+def hybrid(
+    family: str, dtype: torch.dtype = torch.float64, seed: int = 0, **changes: Any
+) -> PreTrainedModel:
     """A model whose weights are livelier than those it is initialised with, so that its states matter."""
     torch.manual_seed(seed)
     how = {"experts_implementation": "eager", "attn_implementation": "eager"}
@@ -152,12 +168,18 @@ class OneByOne:
 
     def _read(self, tokens: Sequence[int]) -> None:
         at = torch.arange(self.length, self.length + len(tokens))[None]
-        given = {"position_ids": at} if self._places else {}  # Bamba counts from zero where they are not given
+        given = (
+            {"position_ids": at} if self._places else {}
+        )  # Bamba counts from zero where they are not given
         with torch.inference_mode():
             ids = torch.tensor([list(map(int, tokens))])
             model: Any = self._model
             out = model(input_ids=ids, use_cache=True, **{self._key: self.cache}, **given)
-        self.cache, self.logits, self.length = getattr(out, self._key), out.logits[0, -1], self.length + len(tokens)
+        self.cache, self.logits, self.length = (
+            getattr(out, self._key),
+            out.logits[0, -1],
+            self.length + len(tokens),
+        )
 
     def after(self, tokens: Sequence[int]) -> "OneByOne":
         """Another one that has read further tokens, one by one; this one is left as it is."""

@@ -18,7 +18,20 @@ from draftree.models.target import Target
 from draftree.registry import build as part
 from draftree.request import Request
 
-TRAINED = ("edd", "vdm", "eagle", "eagle3", "mtp", "glide", "medusa", "hydra", "dflash", "dspark", "jetspec", "peagle")
+TRAINED = (
+    "edd",
+    "vdm",
+    "eagle",
+    "eagle3",
+    "mtp",
+    "glide",
+    "medusa",
+    "hydra",
+    "dflash",
+    "dspark",
+    "jetspec",
+    "peagle",
+)
 PROMPT = [7, 5, 9, 5, 9, 11]
 SPECIAL = ["<pad>", "<eos>", "<bos>", "<unk>"]
 
@@ -36,7 +49,9 @@ def fresh(name: str, to: Target) -> Drafter[Any]:
     return drafter
 
 
-def written(to: Target, drafter: Drafter[Any], prompts: list[list[int]], count: int = 12) -> list[list[int]]:
+def written(
+    to: Target, drafter: Drafter[Any], prompts: list[list[int]], count: int = 12
+) -> list[list[int]]:
     """What an engine writes with a drafter."""
     engine = Engine(to, drafter, part("policy", "eagle2"), costs=UNIT)
     return engine.write([Request(prompt, count) for prompt in prompts]).tokens
@@ -65,7 +80,9 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[("h", "e")]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    return PreTrainedTokenizerFast(tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>")
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token="<pad>", eos_token="<eos>", bos_token="<bos>"
+    )
 
 
 GGUF_NAMES = {
@@ -89,7 +106,9 @@ def gguf_tensors(model: PreTrainedModel) -> dict[str, Any]:
     return tensors
 
 
-def write_gguf(path: Path, tensors: dict[str, Any], split: tuple[int, int, int] | None = None, **header: int) -> Path:
+def write_gguf(
+    path: Path, tensors: dict[str, Any], split: tuple[int, int, int] | None = None, **header: int
+) -> Path:
     """Write a GGUF file of a model of two layers.
 
     Args:
@@ -104,7 +123,10 @@ def write_gguf(path: Path, tensors: dict[str, Any], split: tuple[int, int, int] 
             "context_length": 256, "block_count": 2, "embedding_length": 32, "feed_forward_length": 48,
             "attention.head_count": 4, "attention.head_count_kv": 2, "rope.dimension_count": 8, "vocab_size": 261,
         }  # fmt: skip
-        for name, value in {**sizes, **{key.replace("__", "."): value for key, value in header.items()}}.items():
+        for name, value in {
+            **sizes,
+            **{key.replace("__", "."): value for key, value in header.items()},
+        }.items():
             writer.add_uint32(f"llama.{name}", value)
         writer.add_layer_norm_rms_eps(1e-6)
         writer.add_rope_freq_base(10000.0)

@@ -96,10 +96,14 @@ class Rounds(Acceptor):
                 found, left = self._round(tree, here, p, chance, path)
             last = p.raw(here).double().softmax(-1) if self.mistake == "raw bonus" else left
             paths.append(np.array(path[1:], np.int64))
-            bonus.append(chance.categorical(last / last.sum(), int(tree.row[root]), int(tree.depth[here])))
+            bonus.append(
+                chance.categorical(last / last.sum(), int(tree.row[root]), int(tree.depth[here]))
+            )
         return Verdict(tuple(paths), np.array(bonus, np.int64))
 
-    def _round(self, tree: Tree, node: int, p: Distributions, chance: Chance, path: list[int]) -> tuple[bool, Tensor]:
+    def _round(
+        self, tree: Tree, node: int, p: Distributions, chance: Chance, path: list[int]
+    ) -> tuple[bool, Tensor]:
         left, gone = p(node), list[int]()
         for index, child in enumerate(tree.children(node).tolist()):
             token, q = int(tree.tokens[child]), self._q(tree, child, len(left), gone)
@@ -117,7 +121,9 @@ class Rounds(Acceptor):
 
     def _q(self, tree: Tree, child: int, vocab: int, gone: list[int]) -> Tensor:
         if self.mistake == "one-hot":
-            return torch.nn.functional.one_hot(torch.tensor(int(tree.tokens[child])), vocab).double()
+            return torch.nn.functional.one_hot(
+                torch.tensor(int(tree.tokens[child])), vocab
+            ).double()
         q = proposal(tree, child, vocab).clone()
         if self.mistake == "q of another node":
             q = 0.5 * q + 0.5 * q.roll(1)

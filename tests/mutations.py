@@ -17,14 +17,62 @@ ODD: list[Any] = [
     float("inf"), -float("inf"), "", "x", "7", "\ud800", "\0", "../..", "a" * 9000, [], [0], [[]], [1, "x"], [None] * 2000, {},
     {"a": None}, {"x": {"y": [1]}},
 ]  # fmt: skip
-BROKEN_TEXTS = ("", "null", "[]", "{}", "3", '"x"', DEEP, '{"a":' * 10000, "\0", "NaN", "\ufeff{}", "[" * 100)
-NUMBERS = (0, 1, 2, 3, 7, 255, 2**16, 10**9, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**63 - 1, 2**63, 2**64 - 1)
-DTYPES = ("F64", "F32", "F16", "BF16", "I64", "I32", "I8", "U8", "BOOL", "F8_E4M3", "F4", "C64", "X", "", 3, None)
+BROKEN_TEXTS = (
+    "",
+    "null",
+    "[]",
+    "{}",
+    "3",
+    '"x"',
+    DEEP,
+    '{"a":' * 10000,
+    "\0",
+    "NaN",
+    "\ufeff{}",
+    "[" * 100,
+)
+NUMBERS = (
+    0,
+    1,
+    2,
+    3,
+    7,
+    255,
+    2**16,
+    10**9,
+    2**31 - 1,
+    2**31,
+    2**32 - 1,
+    2**40,
+    2**63 - 1,
+    2**63,
+    2**64 - 1,
+)
+DTYPES = (
+    "F64",
+    "F32",
+    "F16",
+    "BF16",
+    "I64",
+    "I32",
+    "I8",
+    "U8",
+    "BOOL",
+    "F8_E4M3",
+    "F4",
+    "C64",
+    "X",
+    "",
+    3,
+    None,
+)
 
 
 def entries(value: Any) -> Iterator[tuple[Any, Any]]:
     """Yield every entry of a JSON value: its container, and its key or index."""
-    for key in value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ():
+    for key in (
+        value if isinstance(value, dict) else range(len(value)) if isinstance(value, list) else ()
+    ):
         yield value, key
         yield from entries(value[key])
 
@@ -43,16 +91,22 @@ def mutate_json(text: str, rng: random.Random) -> str:
         others = [k for k in container if k != key] or [""]
         container[rng.choice([f"{key}x", "", "draftree", rng.choice(others)])] = container.pop(key)
     elif how == 2:
-        return json.dumps(value).replace(json.dumps(container[key]), rng.choice([DEEP, "1e999", "NaN", "-0", "1" * 5000]), 1)
+        return json.dumps(value).replace(
+            json.dumps(container[key]), rng.choice([DEEP, "1e999", "NaN", "-0", "1" * 5000]), 1
+        )
     elif how == 3:
         container[key] = rng.choice([[container[key]], {"x": container[key]}, str(container[key])])
     elif how == 4 and isinstance(container, dict):
         pair = f"{json.dumps(key)}: {json.dumps(container[key])}"
-        return json.dumps(value).replace(pair, f"{pair}, {json.dumps(key)}: {json.dumps(rng.choice(ODD))}", 1)
+        return json.dumps(value).replace(
+            pair, f"{pair}, {json.dumps(key)}: {json.dumps(rng.choice(ODD))}", 1
+        )
     elif how == 5 and isinstance(container[key], list | str):
         container[key] = container[key] * rng.choice([0, 2, 3])
     elif how == 6 and isinstance(container[key], int | float):
-        container[key] = rng.choice([container[key] + 1, container[key] - 1, -container[key], container[key] * 1000])
+        container[key] = rng.choice(
+            [container[key] + 1, container[key] - 1, -container[key], container[key] * 1000]
+        )
     elif how == 7:
         value = [value] if rng.random() < 0.5 else {"x": value}
     else:
@@ -71,7 +125,9 @@ def mutate_bytes(content: bytes, rng: random.Random) -> bytes:
     if how < 5:
         place = rng.randrange(1 + min(len(changed), 2000))
         if how == 3:
-            changed[place:place] = rng.choice([rng.randbytes(rng.randrange(1, 40)), bytes(8), b"\xff" * 8])
+            changed[place:place] = rng.choice(
+                [rng.randbytes(rng.randrange(1, 40)), bytes(8), b"\xff" * 8]
+            )
         else:
             del changed[place : place + rng.randrange(1, 40)]
         return bytes(changed)
@@ -91,7 +147,20 @@ def mutate_safetensors_header(content: bytes, rng: random.Random) -> bytes:
         entry["dtype"] = rng.choice(DTYPES)
     elif how == 1:
         shape = entry["shape"]
-        odd = [[], [0], [-1], [1.5], ["2"], [2**62, 4], [2**63], shape[::-1], [*shape, 1], [10**9, *shape], None, 3]
+        odd = [
+            [],
+            [0],
+            [-1],
+            [1.5],
+            ["2"],
+            [2**62, 4],
+            [2**63],
+            shape[::-1],
+            [*shape, 1],
+            [10**9, *shape],
+            None,
+            3,
+        ]
         entry["shape"] = rng.choice(odd)
     elif how == 2:
         start, end = entry["data_offsets"]
@@ -108,7 +177,9 @@ def mutate_safetensors_header(content: bytes, rng: random.Random) -> bytes:
             [0],
             [],
         ]
-        entry["data_offsets"] = rng.choice([*odd, [start, start], [0, len(body)], [start + 0.5, end], None])
+        entry["data_offsets"] = rng.choice(
+            [*odd, [start, start], [0, len(body)], [start + 0.5, end], None]
+        )
     elif how == 3:
         header[f"{name}{rng.choice(['x', '', '.weight'])}"] = header.pop(name)
     elif how == 4:
@@ -161,7 +232,9 @@ def mutate_numpy_header(content: bytes, rng: random.Random) -> bytes:
 
 def mutate_tensors(path: Path, rng: random.Random) -> None:
     """Rewrite a file of tensors with one tensor removed, renamed, or of another shape or dtype."""
-    tensors: dict[Any, Any] = dict(load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True))
+    tensors: dict[Any, Any] = dict(
+        load_file(path) if path.suffix == ".safetensors" else torch.load(path, weights_only=True)
+    )
     key = rng.choice(sorted(tensors))
     value = tensors.pop(key)
     if not torch.is_tensor(value):
@@ -179,7 +252,9 @@ def mutate_tensors(path: Path, rng: random.Random) -> None:
     if path.suffix == ".safetensors":
         save_file({k: v.contiguous().clone() for k, v in tensors.items()}, path)
     else:
-        torch.save(rng.choice([tensors, tensors, tensors, list(tensors.values()), {1: value}, value]), path)
+        torch.save(
+            rng.choice([tensors, tensors, tensors, list(tensors.values()), {1: value}, value]), path
+        )
 
 
 def mutate_file(path: Path, rng: random.Random) -> None:
@@ -200,7 +275,9 @@ def mutate_file(path: Path, rng: random.Random) -> None:
         path.write_text("\n".join(lines), "utf-8", "surrogatepass")
     elif structured and header is not None:
         path.write_bytes(header(content, rng))
-    elif structured and (path.suffix == ".safetensors" or (content[:2] == b"PK" and path.suffix != ".npz")):
+    elif structured and (
+        path.suffix == ".safetensors" or (content[:2] == b"PK" and path.suffix != ".npz")
+    ):
         mutate_tensors(path, rng)
     else:
         path.write_bytes(mutate_bytes(content, rng))

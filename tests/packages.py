@@ -37,7 +37,11 @@ def install(
     said = folder / f"{package.replace('-', '_')}-0.1.dist-info"
     said.mkdir()
     (said / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 0.1\n")
-    lines = [line for group, those in points.items() for line in (f"[{group}]", *(f"{n} = {v}" for n, v in those.items()))]
+    lines = [
+        line
+        for group, those in points.items()
+        for line in (f"[{group}]", *(f"{n} = {v}" for n, v in those.items()))
+    ]
     (said / "entry_points.txt").write_text("\n".join(lines) + "\n")
     monkeypatch.syspath_prepend(str(folder))
     forget()

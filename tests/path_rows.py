@@ -23,7 +23,8 @@ from draftree.models.target import Needs, Target
 from draftree.tree import Ints, Tree, Verdict
 
 STEPWISE = ("jamba", "mamba", "falcon_mamba", "nemotron_h", "zamba2")
-"""Families whose mixers, fed several tokens behind a state, forget it or clamp their step: fed one token at a time."""
+"""Families whose mixers, fed several tokens behind a state, forget it or clamp their step: fed one
+token at a time."""
 
 
 class One(Cache):
@@ -46,7 +47,9 @@ class PathRows:
     def __init__(self, target: Target, rows: int) -> None:
         self.target, self._stepwise = target, target.name in STEPWISE
         convolving = lambda m: any(isinstance(c, nn.Conv1d) for c in m.children())
-        mixers = [m for m in target.decoder.model.modules() if hasattr(m, "layer_idx") and convolving(m)]
+        mixers = [
+            m for m in target.decoder.model.modules() if hasattr(m, "layer_idx") and convolving(m)
+        ]
         self._own = {m: [LinearAttentionLayer() for _ in range(rows)] for m in mixers}
         self._inputs: dict[nn.Module, Tensor] = {}
         self._tree: Tree | None = None
@@ -84,7 +87,9 @@ class PathRows:
                 at = np.searchsorted(tree.of_row(row), verdict.kept(row))
                 self._run(mixer, hidden[row, at], self._own[mixer][row])
 
-    def _run(self, mixer: nn.Module, hidden: Tensor, layer: LinearAttentionLayer, prompt: bool = False) -> Tensor:
+    def _run(
+        self, mixer: nn.Module, hidden: Tensor, layer: LinearAttentionLayer, prompt: bool = False
+    ) -> Tensor:
         stock: Any = type(mixer).forward
         name = str(cache_argument(inspect.signature(stock).parameters))
         index: Any = mixer.layer_idx

@@ -32,8 +32,12 @@ class Interruption(KeyboardInterrupt):
 def parts_of(batch: Batch, one: Suite, rows: Rows) -> Parts:
     """Return what writes a batch: the drafter is coached, so that paths are accepted."""
     drafter = one.drafter(batch.drafter, batch.requests, coach=Always)
-    watched = Watched(part("acceptor", batch.acceptor)(), lambda: rows.room(one.target), one.coverage)
-    return Parts(one.target, drafter, build("policy", batch.policy), watched, RandomCosts(batch.seed))
+    watched = Watched(
+        part("acceptor", batch.acceptor)(), lambda: rows.room(one.target), one.coverage
+    )
+    return Parts(
+        one.target, drafter, build("policy", batch.policy), watched, RandomCosts(batch.seed)
+    )
 
 
 def write(batch: Batch) -> list[Text]:
@@ -41,7 +45,12 @@ def write(batch: Batch) -> list[Text]:
     one = suite(batch.model)
     rows, state = Rows(one.target.new_cache(batch.slots, 8)), State()
     parts = parts_of(batch, one, rows)
-    waiting, owners, texts, tick = list(range(len(batch.requests))), dict[int, int](), list[Text](), 0
+    waiting, owners, texts, tick = (
+        list(range(len(batch.requests))),
+        dict[int, int](),
+        list[Text](),
+        0,
+    )
     while waiting or owners:
         joining, cancelled = batch.events[min(tick, len(batch.events) - 1)]
         tick += 1
@@ -101,9 +110,21 @@ def serve(batch: Served) -> list[tuple[str, tuple[int, ...]]]:
     """Submit requests to a new engine, with cancellations; return the status and the tokens of each."""
     one = suite(batch.model)
     drafter = one.drafter(batch.drafter, batch.requests, coach=Always)
-    engine = Engine(one.target, drafter, build("policy", batch.policy), costs=cast(Costs, RandomCosts(batch.seed)))
-    needed = [min(len(r.prompt) + r.max_new_tokens, one.target.decoder.context + 1) for r in batch.requests]
-    limits = {"max_sequences": batch.sequences, "max_batch_tokens": batch.tokens, "max_cache_tokens": max(needed) + batch.cache}
+    engine = Engine(
+        one.target,
+        drafter,
+        build("policy", batch.policy),
+        costs=cast(Costs, RandomCosts(batch.seed)),
+    )
+    needed = [
+        min(len(r.prompt) + r.max_new_tokens, one.target.decoder.context + 1)
+        for r in batch.requests
+    ]
+    limits = {
+        "max_sequences": batch.sequences,
+        "max_batch_tokens": batch.tokens,
+        "max_cache_tokens": max(needed) + batch.cache,
+    }
     engine.set_limits(**limits, share_passes=bool(batch.seed % 2))
     scheduler, waiting, handles, tick = engine.scheduler, list(batch.requests), list[Handle](), 0
     while waiting or scheduler.unfinished:
@@ -112,7 +133,9 @@ def serve(batch: Served) -> list[tuple[str, tuple[int, ...]]]:
             handles.append(engine.submit(request))
         waiting = list(batch.requests[len(handles) :])
         engine.step()
-        assert scheduler.cache_tokens <= limits["max_cache_tokens"], "the cache holds more than is allowed"
+        assert scheduler.cache_tokens <= limits["max_cache_tokens"], (
+            "the cache holds more than is allowed"
+        )
         assert scheduler.running <= batch.sequences, "more sequences run than are allowed"
         if cancelled is not None and cancelled < len(handles) and tick < len(batch.events):
             engine.cancel(handles[cancelled])
@@ -130,7 +153,9 @@ def check_served(batch: Served) -> None:
     one, found = suite(batch.model), serve(batch)
     for i, (request, (status, tokens)) in enumerate(zip(batch.requests, found, strict=True)):
         if status == "finished":
-            one.judge(part("acceptor", "match")(), request, request.sampling, list(tokens), f"request {i}")
+            one.judge(
+                part("acceptor", "match")(), request, request.sampling, list(tokens), f"request {i}"
+            )
         else:
             assert status == "cancelled"
             short = Request(**(vars(request) | {"max_new_tokens": max(len(tokens), 1)}))
@@ -150,7 +175,11 @@ def check_nothing_served_left(batch: Served) -> None:
 def left() -> tuple[int, int, list[str], int]:
     """Return the numbers of threads, of open files and of tensors, and the names of files that a batch may have written."""
     gc.collect()
-    files = sorted(str(p) for folder in (Path.cwd(), Path(os.environ["DRAFTREE_CACHE"])) for p in folder.glob("*"))
+    files = sorted(
+        str(p)
+        for folder in (Path.cwd(), Path(os.environ["DRAFTREE_CACHE"]))
+        for p in folder.glob("*")
+    )
     tensors = sum(issubclass(type(o), torch.Tensor) for o in gc.get_objects())
     opened = len(os.listdir("/proc/self/fd")) if os.path.isdir("/proc/self/fd") else 0
     return threading.active_count(), opened, files, tensors

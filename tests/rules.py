@@ -12,7 +12,8 @@ from draftree.tree import Candidates, Ints, Tree
 
 Path = tuple[int, ...]
 Rule = Callable[[Path], Sequence[float]]
-"""From the tokens of a path, the root's first, to log q of tokens 0, 1, … after it; −∞ for a missing candidate."""
+"""From the tokens of a path, the root's first, to log q of tokens 0, 1, … after it; −∞ for a
+missing candidate."""
 
 
 def following(rule: Rule, asked: list[tuple[list[int], int]] | None = None) -> Expand:
@@ -21,7 +22,9 @@ def following(rule: Rule, asked: list[tuple[list[int], int]] | None = None) -> E
     def expand(tree: Tree, frontier: Ints, k: int) -> Candidates:
         if asked is not None:
             asked.append((frontier.tolist(), k))
-        log_q = np.array([rule(tuple(tree.tokens[tree.path(int(n))].tolist()))[:k] for n in frontier], np.float64)
+        log_q = np.array(
+            [rule(tuple(tree.tokens[tree.path(int(n))].tolist()))[:k] for n in frontier], np.float64
+        )
         return Candidates(np.tile(np.arange(log_q.shape[1]), (len(frontier), 1)), log_q)
 
     return expand
@@ -32,6 +35,8 @@ def levels(seed: int, width: int, lowest: int = 3, missing: float = 0.2) -> Rule
 
     def rule(path: Path) -> list[float]:
         rng = np.random.default_rng([seed, *path])
-        return np.where(rng.random(width) < missing, -np.inf, -rng.integers(0, lowest + 1, width)).tolist()
+        return np.where(
+            rng.random(width) < missing, -np.inf, -rng.integers(0, lowest + 1, width)
+        ).tolist()
 
     return rule

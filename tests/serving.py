@@ -47,20 +47,28 @@ class Apart:
     def busy(self) -> bool:
         """True while any text is written or waits."""
         page = httpx.get(f"{self.url}/metrics", timeout=60).text
-        found = {sample.name: sample.value for family in text_string_to_metric_families(page) for sample in family.samples}
+        found = {
+            sample.name: sample.value
+            for family in text_string_to_metric_families(page)
+            for sample in family.samples
+        }
         return bool(found["num_requests_running"] or found["num_requests_waiting"])
 
     @property
     def resident(self) -> int:
         """Resident memory in bytes."""
-        return int(Path(f"/proc/{self.process}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+        return int(Path(f"/proc/{self.process}/statm").read_text().split()[1]) * os.sysconf(
+            "SC_PAGE_SIZE"
+        )
 
 
 @contextmanager
 def served(engine: Engine, drafter: str, policy: str, **options: Any) -> Iterator[Running]:
     """Serve an engine until the end of the block."""
     state = ServerState(engine, drafter, policy, ServeOptions(port=0, **options))
-    config = uvicorn.Config(create_app(state), log_level="error", access_log=False, timeout_graceful_shutdown=5)
+    config = uvicorn.Config(
+        create_app(state), log_level="error", access_log=False, timeout_graceful_shutdown=5
+    )
     server = uvicorn.Server(config)
     listening = socket.create_server(("127.0.0.1", 0))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listening]}, daemon=True)
@@ -84,7 +92,10 @@ def served_apart(target: str) -> Iterator[Apart]:
     words = [sys.executable, "-m", "draftree", "serve", target, "--port", "0"]
     process = subprocess.Popen(words, stderr=subprocess.PIPE, text=True)
     assert process.stderr is not None
-    told, reader = list[str](), threading.Thread(target=process.stderr.read, daemon=True)  # a full pipe would stop the server
+    told, reader = (
+        list[str](),
+        threading.Thread(target=process.stderr.read, daemon=True),
+    )  # a full pipe would stop the server
     try:
         for line in process.stderr:
             told.append(line)

@@ -2,8 +2,9 @@
 
     python tests/soak.py --seconds 3600 --seed 0 --out build/soak
 
-Each round has a seed of its own, which is printed; `--seed N --seconds 0` repeats round N alone. A failure is shrunk, saved
-as a text file in the output folder, and does not end the run. The exit status is 1 if there was one.
+Each round has a seed of its own, which is printed; `--seed N --seconds 0` repeats round N alone. A
+failure is shrunk, saved as a text file in the output folder, and does not end the run. The exit
+status is 1 if there was one.
 """
 
 import argparse
@@ -52,7 +53,13 @@ def round_of(name: str, number: int, counts: Counter[str]) -> str | None:
     check: Callable[[Batch | Served], None] = getattr(properties, name)
 
     @seed(number)
-    @settings(max_examples=EXAMPLES[name], deadline=None, database=None, phases=PHASES, suppress_health_check=list(HealthCheck))
+    @settings(
+        max_examples=EXAMPLES[name],
+        deadline=None,
+        database=None,
+        phases=PHASES,
+        suppress_health_check=list(HealthCheck),
+    )
     @given(served() if "served" in name else batches())
     def run(batch: Batch | Served) -> None:
         counts[name] += 1
@@ -69,8 +76,15 @@ def main(words: Sequence[str] | None = None) -> int:
     """Run rounds until the time is over."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--seconds", type=float, default=3600)
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="of the first round; the next has the next one")
-    parser.add_argument("--out", type=Path, default=Path("build/soak"), help="folder of the failures")
+    parser.add_argument(
+        "--seed",
+        type=int,
+        default=int(time.time()),
+        help="of the first round; the next has the next one",
+    )
+    parser.add_argument(
+        "--out", type=Path, default=Path("build/soak"), help="folder of the failures"
+    )
     asked = parser.parse_args(words)
     asked.out.mkdir(parents=True, exist_ok=True)
     counts, failures, number, start = Counter[str](), 0, asked.seed, time.monotonic()
@@ -89,7 +103,11 @@ def main(words: Sequence[str] | None = None) -> int:
         memory.append(resident())
         number += 1
         seconds = time.monotonic() - start
-        status: dict[str, Any] = {"seed": number - 1, "seconds": round(seconds), "cases": dict(counts)}
+        status: dict[str, Any] = {
+            "seed": number - 1,
+            "seconds": round(seconds),
+            "cases": dict(counts),
+        }
         print(json.dumps(status | {"failures": failures, "resident_MB": memory[-1]}), flush=True)
         if seconds >= asked.seconds:
             return int(failures > 0)

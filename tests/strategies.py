@@ -15,7 +15,8 @@ from draftree.testing.fakes import tiny_target
 from test_policy_properties import VARIATIONS
 
 MODELS = ("tiny", "llama", "mistral-sliding", "gemma2", "qwen3")
-"""Targets: a context of few tokens, and architectures with sliding windows, soft caps and tied embeddings."""
+"""Targets: a context of few tokens, and architectures with sliding windows, soft caps and tied
+embeddings."""
 DRAFTERS = (*SCRIPTED, *names("drafter"))
 ACCEPTORS = names("acceptor")
 
@@ -52,7 +53,8 @@ class Batch:
         acceptor: name of the acceptor.
         slots: sequences at a time.
         requests: in the order in which they come.
-        events: for each tick how many requests join and which slot is cancelled, if any; the last one is repeated.
+        events: for each tick how many requests join and which slot is cancelled, if any; the last
+            one is repeated.
         seed: of the costs, which are other ones at every step.
     """
 
@@ -75,7 +77,8 @@ class Served:
         drafter: name of the drafter, whose candidates are coached.
         policy: spec of the policy.
         requests: in the order in which they are submitted; greedy and sampled ones are mixed.
-        events: for each step how many requests are submitted before it, and which one is cancelled after it, if any.
+        events: for each step how many requests are submitted before it, and which one is cancelled
+            after it, if any.
         sequences: that run at a time.
         cache: tokens of the cache beyond those of the largest request, so that some are preempted.
         tokens: of a prompt that are read in a step.
@@ -161,7 +164,10 @@ def served(draw: st.DrawFn, models: tuple[str, ...] = MODELS) -> Served:
     model = draw(st.sampled_from(models))
     policies = [policy for policy, acceptor in exact_pairs() if acceptor == "match"]
     asked = draw(st.lists(requests(model, "match"), min_size=1, max_size=6))
-    event = st.tuples(st.integers(0, 3), st.one_of(st.none(), st.none(), st.none(), st.integers(0, len(asked) - 1)))
+    event = st.tuples(
+        st.integers(0, 3),
+        st.one_of(st.none(), st.none(), st.none(), st.integers(0, len(asked) - 1)),
+    )
     return Served(
         model,
         draw(st.sampled_from(DRAFTERS)),

@@ -53,7 +53,9 @@ def bush() -> Tree:
     tree = Tree.planted(np.array([0, 3]), np.array([1, 2]))
     layer = Candidates(np.array([[5, 6], [5, 0]]), np.array([[-0.1, -0.2], [-0.3, -np.inf]]))
     tree = append(tree, np.array([0, 1]), layer)
-    return append(tree, np.array([2, 3]), Candidates(np.array([[7], [8]]), np.array([[-0.1], [-0.1]])))
+    return append(
+        tree, np.array([2, 3]), Candidates(np.array([[7], [8]]), np.array([[-0.1], [-0.1]]))
+    )
 
 
 def says(tokens: dict[int, int]) -> Callable[[int], int]:
@@ -66,7 +68,9 @@ def test_walk_follows_children_and_stops_at_the_first_that_is_none() -> None:
     verdict = walk(tree, says({0: 6, 3: 8, 6: 9, 1: 4}))
     assert [p.tolist() for p in verdict.paths] == [[3, 6], []]
     assert verdict.bonus.tolist() == [9, 4]
-    assert walk(tree, says({0: 5, 2: 8})).paths[0].tolist() == [2], "token 8 is a child of another node"
+    assert walk(tree, says({0: 5, 2: 8})).paths[0].tolist() == [2], (
+        "token 8 is a child of another node"
+    )
     assert not verdict.lossy
 
 
@@ -132,7 +136,11 @@ class Answers(Chance):
     """
 
     def __init__(self, *yes: bool) -> None:
-        self._yes, self.asked, self.drawn = list(yes), list[tuple[float, int, int, int]](), list[tuple[list[float], int, int]]()
+        self._yes, self.asked, self.drawn = (
+            list(yes),
+            list[tuple[float, int, int, int]](),
+            list[tuple[list[float], int, int]](),
+        )
 
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         self.drawn.append(([round(x, 9) for x in p.tolist()], row, depth))
@@ -153,7 +161,9 @@ def drawn_tree(first: list[int], second: list[int], draw: Draw = Draw.WITH_REPLA
     for parent, tokens, q in ((1, first, Q[:1]), (2, second, Q[1:])):
         if tokens:
             log_q = q.log().numpy()[:, tokens]
-            tree = append(tree, np.array([parent]), Candidates(np.array([tokens]), log_q, q.log(), draw))
+            tree = append(
+                tree, np.array([parent]), Candidates(np.array([tokens]), log_q, q.log(), draw)
+            )
     return tree
 
 
@@ -200,7 +210,8 @@ def test_multiround_asks_sibling_after_sibling_of_what_is_left() -> None:
     tree, chance = drawn_tree([0, 1, 2], [], Draw.WITHOUT_REPLACEMENT), Answers(False, False, True)
     verdict = MultiRound().accept(tree, everywhere(tree), chance)
     assert verdict.paths[1].tolist() == [4]
-    # p − q = (−, 0, −, .4), so p is token 3 alone, which q is never; and the drafts left are never kept.
+    # p − q = (−, 0, −, .4), so p is token 3 alone, which q is never; and the drafts left are never
+    # kept.
     assert chance.asked == [(0.5, 3, 0, 0), (0.0, 3, 0, 1), (0.0, 3, 0, 2)]
     assert chance.drawn[1] == (P.tolist(), 3, 1)
 
@@ -208,9 +219,15 @@ def test_multiround_asks_sibling_after_sibling_of_what_is_left() -> None:
 def test_multiround_without_replacement_normalises_q_and_with_it_does_not() -> None:
     q = torch.tensor([[0.8, 0.1, 0.1, 0.0]], dtype=torch.float64)
     p = torch.tensor([[0.2, 0.3, 0.1, 0.4]], dtype=torch.float64).log().expand(3, -1)
-    for kind, rule in ((Draw.WITHOUT_REPLACEMENT, MultiRound()), (Draw.WITH_REPLACEMENT, MultiRound(True))):
+    for kind, rule in (
+        (Draw.WITHOUT_REPLACEMENT, MultiRound()),
+        (Draw.WITH_REPLACEMENT, MultiRound(True)),
+    ):
         found = Candidates(np.array([[0, 1]]), q.log().numpy()[:, :2], q.log(), kind)
-        tree, chance = append(Tree.planted(np.array([0]), np.array([0])), np.array([0]), found), Answers()
+        tree, chance = (
+            append(Tree.planted(np.array([0]), np.array([0])), np.array([0]), found),
+            Answers(),
+        )
         rule.accept(tree, Distributions(p), chance)
         # After token 0 is lost p is (0, .2, 0, .4) / .6; q is (0, ½, ½, 0) or what it was.
         second = (1 / 3) / (0.5 if kind is Draw.WITHOUT_REPLACEMENT else 0.1)
@@ -218,7 +235,10 @@ def test_multiround_without_replacement_normalises_q_and_with_it_does_not() -> N
 
 
 def test_accepting_leaves_the_tree_as_it_was() -> None:
-    for draw, rule in ((Draw.WITHOUT_REPLACEMENT, MultiRound()), (Draw.WITH_REPLACEMENT, MultiRound(True))):
+    for draw, rule in (
+        (Draw.WITHOUT_REPLACEMENT, MultiRound()),
+        (Draw.WITH_REPLACEMENT, MultiRound(True)),
+    ):
         tree = drawn_tree([0, 1, 2], [1, 2], draw)
         assert tree.q is not None
         before = tree.q.clone()
@@ -255,7 +275,10 @@ def test_block_verification_by_hand() -> None:
         chance = Answers(*answers)
         verdict = Block().accept(tree, everywhere(tree), chance)
         assert verdict.paths[1].tolist() == path
-        assert chance.asked == [(round(rest / (rest + 0.5), 9), 3, 0, 0), (round(0.5 * 0.1 / 0.3, 9), 3, 1, 0)]
+        assert chance.asked == [
+            (round(rest / (rest + 0.5), 9), 3, 0, 0),
+            (round(0.5 * 0.1 / 0.3, 9), 3, 1, 0),
+        ]
         assert chance.drawn[1] == (left, 3, len(path))
 
 
@@ -300,18 +323,24 @@ def test_block_verification_accepts_no_less_than_rejection_and_mostly_more() -> 
     gains = []
     for seed in range(4):
         p, q = tables(seed)
-        gains.append(mean(accepted(Block(), Chain(2), p, q)) - mean(accepted(Rejection(), Chain(2), p, q)))
+        gains.append(
+            mean(accepted(Block(), Chain(2), p, q)) - mean(accepted(Rejection(), Chain(2), p, q))
+        )
     assert min(gains) > -1e-12
     assert max(gains) > 0.01
 
 
-def test_traversal_is_block_verification_on_a_chain_and_no_worse_than_rounds_on_a_tree(tmp_path: Path) -> None:
+def test_traversal_is_block_verification_on_a_chain_and_no_worse_than_rounds_on_a_tree(
+    tmp_path: Path,
+) -> None:
     paths = tmp_path / "paths.json"
     paths.write_text("[[0], [1], [0, 0]]")
     gains = []
     for seed in (0, 2):
         p, q = tables(seed)
-        assert accepted(Traversal(), Chain(2), p, q) == pytest.approx(accepted(Block(), Chain(2), p, q), abs=1e-12)
+        assert accepted(Traversal(), Chain(2), p, q) == pytest.approx(
+            accepted(Block(), Chain(2), p, q), abs=1e-12
+        )
         rules = (Traversal(), MultiRound())
         one, other = (mean(accepted(rule, Static(str(paths)), p, q)) for rule in rules)
         gains.append(one - other)
@@ -324,7 +353,9 @@ def test_two_siblings_are_accepted_no_less_often_than_one() -> None:
     for seed in range(4):
         p, q = tables(seed)
         one = accepted(Rejection(), Chain(1), p, q)[1]
-        gains += [accepted(rule, VCT(2, 1), p, q)[1] - one for rule in (MultiRound(), MultiRound(True))]
+        gains += [
+            accepted(rule, VCT(2, 1), p, q)[1] - one for rule in (MultiRound(), MultiRound(True))
+        ]
     assert min(gains) > -1e-12
     assert max(gains) > 0.05
 
@@ -339,7 +370,11 @@ def test_coupled_drafts_are_accepted_as_often_as_the_coupling_promises(seed: int
         rows, zero = np.arange(n), np.zeros(n, np.int64)
         keyed = Keyed(seed, rows, zero)
         drawing = Drawing(Draw.COUPLED, [Sampling(1.0)] * n, keyed)
-        tree = append(Tree.planted(rows, zero), rows, drawn(drafted.log().expand(n, -1), 1, drawing, rows, zero))
+        tree = append(
+            Tree.planted(rows, zero),
+            rows,
+            drawn(drafted.log().expand(n, -1), 1, drawing, rows, zero),
+        )
         verdict = Match().accept(tree, Distributions(p.log().expand(2 * n, -1)), keyed)
         rate = np.mean([path.size for path in verdict.paths])
         noise = 4 * np.sqrt(0.25 / n)
@@ -351,7 +386,10 @@ def test_coupled_drafts_are_accepted_as_often_as_the_coupling_promises(seed: int
 
 def typical_tree() -> Tree:
     """0 → (1 → 3, 2 → 0), tokens by number."""
-    bare, two = Tree.planted(np.array([0]), np.array([0])), Candidates(np.array([[1, 2]]), np.log([[0.5, 0.5]]))
+    bare, two = (
+        Tree.planted(np.array([0]), np.array([0])),
+        Candidates(np.array([[1, 2]]), np.log([[0.5, 0.5]])),
+    )
     tree = append(bare, np.array([0]), two)
     return append(tree, np.array([1, 2]), Candidates(np.array([[3], [0]]), np.log([[0.5], [0.5]])))
 
@@ -414,9 +452,14 @@ class Picky(Acceptor):
 
 def test_pairings_that_are_not_exact_are_refused() -> None:
     check_exact(Chain(), Picky())
-    with pytest.raises(UserError, match="'picky' is not exact where policy 'pct' prunes on what was drawn; allowed: match"):
+    with pytest.raises(
+        UserError,
+        match="'picky' is not exact where policy 'pct' prunes on what was drawn; allowed: match",
+    ):
         check_exact(PCT(), Picky())
-    with pytest.raises(UserError, match="'picky' is not exact for point draws; allowed: without-replacement"):
+    with pytest.raises(
+        UserError, match="'picky' is not exact for point draws; allowed: without-replacement"
+    ):
         check_exact(Chain(), Picky(Draw.POINT))
     policies: list[Any] = [Chain(), VCT(), PCT()]
     for policy, acceptor in itertools.product(policies, (Greedy(), Match())):
@@ -438,7 +481,9 @@ def test_pairings_that_are_not_exact_are_refused() -> None:
     [(Greedy(), 1.0), (Rejection(), 0.0), (MultiRound(), 0.0), (Block(), 0.0), (Typical(), 0.0)],
     ids=str,
 )
-def test_a_rule_that_does_not_serve_a_temperature_is_refused(acceptor: Acceptor, temperature: float) -> None:
+def test_a_rule_that_does_not_serve_a_temperature_is_refused(
+    acceptor: Acceptor, temperature: float
+) -> None:
     with pytest.raises(UserError, match=f"does not serve temperature {temperature:g}; allowed: "):
         check_exact(Chain(), acceptor, [Request([0], sampling=Sampling(temperature))])
 
@@ -451,7 +496,9 @@ def test_outcomes_are_all_there_with_their_probabilities() -> None:
         first = chance.categorical(torch.tensor([0.5, 0.0, 0.3, 0.2]), 0, 0)
         return (first, chance.bernoulli(0.25, 0, 1)) if first == 2 else (first,)
 
-    assert outcomes(run) == pytest.approx({(0,): 0.5, (2, True): 0.075, (2, False): 0.225, (3,): 0.2})
+    assert outcomes(run) == pytest.approx(
+        {(0,): 0.5, (2, True): 0.075, (2, False): 0.225, (3,): 0.2}
+    )
     assert outcomes(lambda chance: chance.bernoulli(1.0, 0, 0)) == {True: 1.0}
 
 
@@ -467,7 +514,10 @@ def test_a_processor_that_may_count_its_calls_is_refused_where_a_rule_looks_ahea
 
     engine = Engine(tiny_target(), PLD().open(tiny_target()), Chain(), Block())
     request = Request([3, 1, 4], 5, processors=(Counting(),))
-    with pytest.raises(UserError, match="'block' asks for p ahead of what it accepts, and processor Counting may keep count"):
+    with pytest.raises(
+        UserError,
+        match="'block' asks for p ahead of what it accepts, and processor Counting may keep count",
+    ):
         engine.write([request], Sampling(1.0))
     known = TemperatureLogitsWarper(1.2)
     engine.write([Request([3, 1, 4], 5, processors=(known,), guides=(known,))], Sampling(1.0))
@@ -494,13 +544,17 @@ def test_no_processor_is_asked_what_follows_an_eos(at: int) -> None:
 def test_an_eos_at_the_end_of_a_prompt_ends_nothing() -> None:
     few = SuppressTokensLogitsProcessor(list(range(5, 61)))
     request = Request([3, 1, 4], 3, frozenset({4}), processors=(few,))
-    assert max(Engine(tiny_target(), Always([[3, 1, 4]], 61), Chain()).write([request]).tokens[0]) < 5
+    assert (
+        max(Engine(tiny_target(), Always([[3, 1, 4]], 61), Chain()).write([request]).tokens[0]) < 5
+    )
 
 
 @pytest.mark.parametrize("number", [-1, 2**63])
 def test_a_request_number_out_of_range_is_told(number: int) -> None:
     with pytest.raises(UserError, match=f"number is {number}, allowed is"):
-        Engine(tiny_target(), PLD().open(tiny_target()), Chain()).write([Request([3], 5, number=number)], Sampling(1.0))
+        Engine(tiny_target(), PLD().open(tiny_target()), Chain()).write(
+            [Request([3], 5, number=number)], Sampling(1.0)
+        )
 
 
 @dataclass(frozen=True)
@@ -517,11 +571,18 @@ class Remembering(Drafter[Memory]):
     remembers = True
 
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Memory | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Memory | None = None,
+        rows: Ints | None = None,
     ) -> Memory:
         return Memory(np.zeros(0, np.int64) if state is None else state.last, tuple(prompts))
 
-    def expand(self, state: Memory, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Memory]:
+    def expand(
+        self, state: Memory, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Memory]:
         places = [len(state.texts[tree.row[n]]) + int(tree.depth[n]) + 1 for n in frontier]
         known = np.array([place < len(state.last) for place in places])
         tokens = np.array([state.last[place] if place < len(state.last) else 0 for place in places])
@@ -537,11 +598,17 @@ class Remembering(Drafter[Memory]):
         return Memory(state.texts[0], ())
 
 
-@pytest.mark.parametrize("rule", [Rejection(), Block(), MultiRound()], ids=lambda rule: type(rule).__name__)
+@pytest.mark.parametrize(
+    "rule", [Rejection(), Block(), MultiRound()], ids=lambda rule: type(rule).__name__
+)
 @pytest.mark.parametrize("reuse", [False, True])
-def test_a_drafter_that_remembers_does_not_know_the_noise_that_judges_it(rule: Acceptor, reuse: bool) -> None:
+def test_a_drafter_that_remembers_does_not_know_the_noise_that_judges_it(
+    rule: Acceptor, reuse: bool
+) -> None:
     """Three calls of one seed. With the same noise in each, the second's text would be what that noise makes of the first's,
-    and the third's first token .82 instead of .7 by rejection: where 0.3 < u < 0.7 always, else in .7 of the cases."""
+    and the third's first token .82 instead of .7 by rejection: where 0.3 < u < 0.7 always, else in
+    .7 of the cases.
+    """
     target, seeds, length = table_target(torch.tensor([0.7, 0.3]).repeat(3, 2, 1), 32), 60, 8
     request, frequent = Request([0, 1, 0, 1], length), 0
     for seed in range(seeds):
@@ -556,4 +623,7 @@ def test_a_drafter_that_remembers_does_not_know_the_noise_that_judges_it(rule: A
 def test_calls_of_a_drafter_that_remembers_nothing_repeat_themselves() -> None:
     target, request = tiny_target(), Request([3, 1, 4], 9)
     engine = Engine(target, VDM().example(target), Chain(3), Rejection())
-    assert engine.write([request], Sampling(1.0, seed=4)).tokens == engine.write([request], Sampling(1.0, seed=4)).tokens
+    assert (
+        engine.write([request], Sampling(1.0, seed=4)).tokens
+        == engine.write([request], Sampling(1.0, seed=4)).tokens
+    )

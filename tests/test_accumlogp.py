@@ -31,12 +31,21 @@ def heaped(rule: Rule, budget: int, width: int, depth: int) -> dict[Path, float]
 def test_the_same_families_as_from_a_heap(seed: int, budget: int, width: int, depth: int) -> None:
     rule = likely(seed, 5)
     tree = grown(AccumLogP(budget, width, depth), following(rule))
-    assert dict(zip(paths(tree), tree.score[1:], strict=True)) == pytest.approx(heaped(rule, budget, width, depth))
+    assert dict(zip(paths(tree), tree.score[1:], strict=True)) == pytest.approx(
+        heaped(rule, budget, width, depth)
+    )
 
 
 def test_siblings_cost_their_place_and_the_last_family_is_cut() -> None:
-    # Of q = .9 .05, six nodes with the root: (0), (1), then the children of .9, of .81 the first alone.
-    assert paths(grown(AccumLogP(6, 2), always(0.9, 0.05))) == [(0,), (1,), (0, 0), (0, 1), (0, 0, 0)]
+    # Of q = .9 .05, six nodes with the root: (0), (1), then the children of .9, of .81 the first
+    # alone.
+    assert paths(grown(AccumLogP(6, 2), always(0.9, 0.05))) == [
+        (0,),
+        (1,),
+        (0, 0),
+        (0, 1),
+        (0, 0, 0),
+    ]
 
 
 def test_room_bounds_it() -> None:

@@ -30,10 +30,15 @@ def test_no_other_number_of_tokens_gives_more_tokens_per_second(q: list[list[flo
     rows = len(q)
     seconds = sum(STAIRS.draft_seconds(1) for _ in range(4))
     survival = sorted((float(np.prod(row[: i + 1])) for row in q for i in range(4)), reverse=True)
-    rates = [(rows + sum(survival[:n])) / (seconds + STAIRS.target_seconds(1 + n / rows)) for n in range(len(survival) + 1)]
+    rates = [
+        (rows + sum(survival[:n])) / (seconds + STAIRS.target_seconds(1 + n / rows))
+        for n in range(len(survival) + 1)
+    ]
     tree = chains(q, STAIRS, 4)
     assert rates[tree.drafted] == pytest.approx(max(rates))
-    assert sorted(np.exp(tree.score[rows:]), reverse=True) == pytest.approx(survival[: tree.drafted])
+    assert sorted(np.exp(tree.score[rows:]), reverse=True) == pytest.approx(
+        survival[: tree.drafted]
+    )
 
 
 def test_chains_are_cut_where_passes_get_dearer() -> None:

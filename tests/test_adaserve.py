@@ -12,15 +12,21 @@ from draftree.tree import Candidates, Ints, Room, Tree
 
 def drafted(policy: AdaServe, seed: int, rows: int) -> Tree:
     def expand(tree: Tree, frontier: Ints, k: int) -> Candidates:
-        path = [[seed, int(tree.row[n]), *tree.tokens[tree.path(int(n))].tolist()] for n in frontier]
-        q = -np.sort([-np.random.default_rng(p).dirichlet(np.full(k + 2, 0.5)) for p in path], axis=1)[:, :k]
+        path = [
+            [seed, int(tree.row[n]), *tree.tokens[tree.path(int(n))].tolist()] for n in frontier
+        ]
+        q = -np.sort(
+            [-np.random.default_rng(p).dirichlet(np.full(k + 2, 0.5)) for p in path], axis=1
+        )[:, :k]
         return Candidates(np.tile(np.arange(k), (len(frontier), 1)), np.log(q))
 
     roots = Tree.planted(np.arange(rows), np.zeros(rows, np.int64))
     return policy.draft(expand, roots, UNIT, Room(np.full(rows, 99), 512), None)
 
 
-@given(st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 30), st.floats(1, 4), st.integers(0, 6))
+@given(
+    st.integers(0, 10**6), st.integers(1, 4), st.integers(1, 30), st.floats(1, 4), st.integers(0, 6)
+)
 def test_each_gets_what_it_is_owed_and_then_the_best_are_taken(
     seed: int, rows: int, budget: int, owed: float, most: int
 ) -> None:

@@ -39,25 +39,46 @@ def corpus(*documents: Sequence[int], n: int = 3, vocab: int = 100, **how: int) 
 
 def read(drafter: ADEDDrafter, *texts: Sequence[int], state: ADEDState | None = None) -> ADEDState:
     """The state after texts whose last tokens are the roots."""
-    return drafter.start([np.array(t[:-1], np.int64) for t in texts], np.array([t[-1] for t in texts]), TAPS, state)
+    return drafter.start(
+        [np.array(t[:-1], np.int64) for t in texts], np.array([t[-1] for t in texts]), TAPS, state
+    )
 
 
-def after(drafter: ADEDDrafter, state: ADEDState, path: Sequence[int], row: int = 0, k: int = 20) -> Q:
+def after(
+    drafter: ADEDDrafter, state: ADEDState, path: Sequence[int], row: int = 0, k: int = 20
+) -> Q:
     """q of the candidates after a path; its first token is the root."""
     tree = Tree.planted(np.array([row]), np.array(path[:1]))
     for token in path[1:]:
-        tree = append(tree, np.array([len(tree) - 1]), Candidates(np.array([[token]]), np.zeros((1, 1))))
+        tree = append(
+            tree, np.array([len(tree) - 1]), Candidates(np.array([[token]]), np.zeros((1, 1)))
+        )
     candidates, _ = drafter.expand(state, tree, np.array([len(tree) - 1]), k, Drawing())
     assert candidates.tokens.shape == (1, k)
     there = candidates.log_q[0] > -np.inf
     assert not there[int(there.sum()) :].any(), "missing candidates come last"
-    return dict(zip(candidates.tokens[0][there].tolist(), np.exp(candidates.log_q[0][there]).tolist(), strict=True))
+    return dict(
+        zip(
+            candidates.tokens[0][there].tolist(),
+            np.exp(candidates.log_q[0][there]).tolist(),
+            strict=True,
+        )
+    )
 
 
-def step(drafter: ADEDDrafter, state: ADEDState, root: int, accepted: Sequence[int], bonus: int, row: int = 0) -> ADEDState:
+def step(
+    drafter: ADEDDrafter,
+    state: ADEDState,
+    root: int,
+    accepted: Sequence[int],
+    bonus: int,
+    row: int = 0,
+) -> ADEDState:
     tree = Tree.planted(np.array([row]), np.array([root]))
     for token in accepted:
-        tree = append(tree, np.array([len(tree) - 1]), Candidates(np.array([[token]]), np.zeros((1, 1))))
+        tree = append(
+            tree, np.array([len(tree) - 1]), Candidates(np.array([[token]]), np.zeros((1, 1)))
+        )
     return drafter.commit(state, tree, Verdict((np.arange(1, len(tree)),), np.array([bonus])), TAPS)
 
 
@@ -70,17 +91,27 @@ GRAMS = corpus([1, 2, 3], [1, 2, 3], [1, 2, 4])
 def test_shares_by_hand() -> None:
     # C(1, 2, 3) = 2, C(1, 2, 4) = 1, C(1, 2) = 3 (eq. 1).
     drafter = ADEDDrafter(ADED(adapt=False), GRAMS)
-    assert after(drafter, read(drafter, [9, 1, 2]), [2]) == pytest.approx({3: 2 / 3, 4: 1 / 3}, abs=1e-5)
-    assert after(drafter, read(drafter, [9, 1]), [1, 2]) == pytest.approx({3: 2 / 3, 4: 1 / 3}, abs=1e-5)
-    assert after(drafter, read(drafter, [9]), [9, 1, 2]) == pytest.approx({3: 2 / 3, 4: 1 / 3}, abs=1e-5)
+    assert after(drafter, read(drafter, [9, 1, 2]), [2]) == pytest.approx(
+        {3: 2 / 3, 4: 1 / 3}, abs=1e-5
+    )
+    assert after(drafter, read(drafter, [9, 1]), [1, 2]) == pytest.approx(
+        {3: 2 / 3, 4: 1 / 3}, abs=1e-5
+    )
+    assert after(drafter, read(drafter, [9]), [9, 1, 2]) == pytest.approx(
+        {3: 2 / 3, 4: 1 / 3}, abs=1e-5
+    )
 
 
 def test_pruned_successors_keep_their_part_of_q() -> None:
-    grams = corpus([1, 2, 3] * 5, [1, 2, 4] * 3, [1, 2, 5], [1, 2, 6])  # after (1, 2): 5, 3, 1, 1 of ten
+    grams = corpus(
+        [1, 2, 3] * 5, [1, 2, 4] * 3, [1, 2, 5], [1, 2, 6]
+    )  # after (1, 2): 5, 3, 1, 1 of ten
     drafter = ADEDDrafter(ADED(adapt=False, top=2), grams)
     assert after(drafter, read(drafter, [1, 2]), [2]) == pytest.approx({3: 0.5, 4: 0.3}, abs=1e-4)
     assert after(drafter, read(drafter, [1, 2]), [2], k=1) == pytest.approx({3: 0.5}, abs=1e-4)
-    stored = ADEDDrafter(ADED(adapt=False), corpus([1, 2, 3] * 5, [1, 2, 4] * 3, [1, 2, 5], [1, 2, 6], threshold=2))
+    stored = ADEDDrafter(
+        ADED(adapt=False), corpus([1, 2, 3] * 5, [1, 2, 4] * 3, [1, 2, 5], [1, 2, 6], threshold=2)
+    )
     assert after(stored, read(stored, [1, 2]), [2]) == pytest.approx({3: 0.5, 4: 0.3}, abs=1e-4)
 
 
@@ -114,14 +145,17 @@ documents = st.lists(st.lists(st.integers(0, 3), max_size=30), min_size=1, max_s
 
 
 @pytest.mark.parametrize(
-    ("n", "vocab", "top", "threshold"), [(3, 61, 12, 1), (3, 70_000, 2, 2), (2, 61, 3, 1), (4, 61, 12, 1), (4, 70_000, 0, 1)]
+    ("n", "vocab", "top", "threshold"),
+    [(3, 61, 12, 1), (3, 70_000, 2, 2), (2, 61, 3, 1), (4, 61, 12, 1), (4, 70_000, 0, 1)],
 )
 @settings(max_examples=12, deadline=None)
 @given(documents, st.integers(1, 40))
 def test_the_table_is_what_counting_gives(
     n: int, vocab: int, top: int, threshold: int, documents: list[list[int]], piece: int
 ) -> None:
-    texts = [[t * (vocab - 1) // 3 for t in d] for d in documents]  # ids up to the vocabulary's last
+    texts = [
+        [t * (vocab - 1) // 3 for t in d] for d in documents
+    ]  # ids up to the vocabulary's last
     counts: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
     for text in texts:
         for i in range(n - 1, len(text)):
@@ -131,11 +165,14 @@ def test_the_table_is_what_counting_gives(
             corpus(*texts, n=n, vocab=vocab)
         return
     drafter = ADEDDrafter(
-        ADED(adapt=False, top=99), corpus(*texts, n=n, vocab=vocab, top=top, threshold=threshold, piece=piece)
+        ADED(adapt=False, top=99),
+        corpus(*texts, n=n, vocab=vocab, top=top, threshold=threshold, piece=piece),
     )
     stored = 0
     for context, seen in counts.items():
-        want = sorted(((t, c) for t, c in seen.items() if c >= threshold), key=lambda tc: (-tc[1], tc[0]))[: top or None]
+        want = sorted(
+            ((t, c) for t, c in seen.items() if c >= threshold), key=lambda tc: (-tc[1], tc[0])
+        )[: top or None]
         got = after(drafter, read(drafter, context), context[-1:])
         assert list(got) == [t for t, _ in want], "the likeliest first, of equals the lower id"
         assert list(got.values()) == pytest.approx([c / seen.total() for _, c in want], abs=2e-4)
@@ -154,7 +191,9 @@ def test_figures_of_a_build_and_its_files(tmp_path: Path) -> None:
     }  # fmt: skip
     assert any("sorting" in line for line in told)
     assert any("merging" in line for line in told)
-    assert {f.suffix for f in tmp_path.iterdir()} == {".bin", ".json"}, "nothing is left of the runs"
+    assert {f.suffix for f in tmp_path.iterdir()} == {".bin", ".json"}, (
+        "nothing is left of the runs"
+    )
     drafter = ADEDDrafter(ADED(adapt=False), Grams.opened(tmp_path))
     assert after(drafter, read(drafter, [1, 2]), [2]) == pytest.approx({3: 2 / 3}, abs=1e-5)
     with pytest.raises(ValueError, match="read-only"):
@@ -186,16 +225,22 @@ def test_many_contexts_of_different_sizes_are_found() -> None:
 
 
 def test_adaptation_by_hand() -> None:
-    # The text 1 2 4 1 2 has the tri-grams (1 2 4), (2 4 1), (4 1 2); each gets one increment for the step.
+    # The text 1 2 4 1 2 has the tri-grams (1 2 4), (2 4 1), (4 1 2); each gets one increment for
+    # the step.
     drafter = ADEDDrafter(ADED(prompt=False), GRAMS)
     state = read(drafter, [1, 2, 4, 1, 2])
     # Weights after (1, 2): 4: 1/3 + .04, 3: 2/3; together 1.04.
-    assert after(drafter, state, [2]) == pytest.approx({3: 2 / 3 / 1.04, 4: (1 / 3 + 0.04) / 1.04}, abs=1e-5)
+    assert after(drafter, state, [2]) == pytest.approx(
+        {3: 2 / 3 / 1.04, 4: (1 / 3 + 0.04) / 1.04}, abs=1e-5
+    )
     # (2, 4) is not in the corpus: 1 has the weight .04, and all of q.
     assert after(drafter, state, [2, 4]) == {1: 1.0}
-    # The next step writes 4: the tri-grams are (1 2 4) twice, (2 4 1), (4 1 2). Increments of (1 2 4): 1 + 2.
+    # The next step writes 4: the tri-grams are (1 2 4) twice, (2 4 1), (4 1 2). Increments of (1 2
+    # 4): 1 + 2.
     state = step(drafter, state, 2, [], 4)
-    assert after(drafter, state, [4, 1, 2]) == pytest.approx({3: 2 / 3 / 1.12, 4: (1 / 3 + 0.12) / 1.12}, abs=1e-5)
+    assert after(drafter, state, [4, 1, 2]) == pytest.approx(
+        {3: 2 / 3 / 1.12, 4: (1 / 3 + 0.12) / 1.12}, abs=1e-5
+    )
 
 
 def test_a_prompt_counts_once_when_it_is_read() -> None:
@@ -222,14 +267,20 @@ class Matrix:
 
     def __init__(self, knobs: ADED, base: dict[tuple[int, ...], Counter[int]], n: int) -> None:
         self.knobs, self.n = knobs, n
-        self.weights = {c: {t: k / seen.total() for t, k in seen.items()} for c, seen in base.items()}
+        self.weights = {
+            c: {t: k / seen.total() for t, k in seen.items()} for c, seen in base.items()
+        }
 
     def adjust(self, tokens: Sequence[int], length: int) -> None:
         part = tokens[max(0, len(tokens) - length) :]
         for i in range(self.n - 1, len(part)):
             row = self.weights.setdefault(tuple(part[i - self.n + 1 : i]), {})
             token = part[i]
-            row[token] = min(row[token] + self.knobs.increment, self.knobs.cap) if token in row else self.knobs.increment
+            row[token] = (
+                min(row[token] + self.knobs.increment, self.knobs.cap)
+                if token in row
+                else self.knobs.increment
+            )
 
     def q(self, context: tuple[int, ...]) -> Q:
         row = self.weights.get(context, {})
@@ -241,7 +292,11 @@ token_lists = st.lists(st.integers(0, 3), min_size=1, max_size=25)
 
 @settings(max_examples=60, deadline=None)
 @given(
-    st.lists(st.tuples(token_lists, st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=8)), min_size=1, max_size=3),
+    st.lists(
+        st.tuples(token_lists, st.lists(st.lists(st.integers(0, 3), max_size=4), max_size=8)),
+        min_size=1,
+        max_size=3,
+    ),
     token_lists,
     st.sampled_from([2, 3]),
     st.integers(1, 9),
@@ -249,7 +304,12 @@ token_lists = st.lists(st.integers(0, 3), min_size=1, max_size=25)
     st.booleans(),
 )
 def test_weights_are_those_of_algorithm_2_over_a_session(
-    session: list[tuple[list[int], list[list[int]]]], corpus_text: list[int], n: int, window: int, cap: float, prompt: bool
+    session: list[tuple[list[int], list[list[int]]]],
+    corpus_text: list[int],
+    n: int,
+    window: int,
+    cap: float,
+    prompt: bool,
 ) -> None:
     """Each text of the session is a prompt and steps, each of which writes the tokens accepted and a bonus."""
     knobs = ADED(window=window, cap=cap, increment=0.07, prompt=prompt)
@@ -269,10 +329,14 @@ def test_weights_are_those_of_algorithm_2_over_a_session(
             text += [*written, 1]
             matrix.adjust(text, window)
         for context in np.ndindex(*[4] * (n - 1)):
-            got = after(drafter, replace(state, rows=(_with_text(state.rows[0], context, n),)), context[-1:])
+            got = after(
+                drafter, replace(state, rows=(_with_text(state.rows[0], context, n),)), context[-1:]
+            )
             assert got == pytest.approx(matrix.q(context), abs=2e-4)
             rounding = 4 * 0.5 / 65535  # of four shares stored in 16 bits
-            assert not got or sum(got.values()) == pytest.approx(1.0, rel=0, abs=rounding + 1e-9), "renormalised"
+            assert not got or sum(got.values()) == pytest.approx(1.0, rel=0, abs=rounding + 1e-9), (
+                "renormalised"
+            )
         state = drafter.carry(state)
 
 
@@ -288,12 +352,18 @@ def test_an_earlier_state_stays_as_it_was() -> None:
     one, other = step(drafter, before, 2, [4, 1], 2), step(drafter, before, 2, [3], 3)
     assert after(drafter, before, [2]) == want
     assert after(drafter, one, [2]) != after(drafter, other, [3, 1, 2])
-    assert [r.tokens.tolist() for r in (*one.rows, *other.rows)] == [[1, 2, 4, 1, 2, 4, 1, 2], [1, 2, 4, 1, 2, 3, 3]]
+    assert [r.tokens.tolist() for r in (*one.rows, *other.rows)] == [
+        [1, 2, 4, 1, 2, 4, 1, 2],
+        [1, 2, 4, 1, 2, 3, 3],
+    ]
 
 
 def test_a_long_text_is_indexed_like_one_read_at_once() -> None:
     rng = np.random.default_rng(2)
-    text, drafter = rng.integers(0, 5, 900), ADEDDrafter(ADED(prompt=False, window=900), Grams.none(3, 5))
+    text, drafter = (
+        rng.integers(0, 5, 900),
+        ADEDDrafter(ADED(prompt=False, window=900), Grams.none(3, 5)),
+    )
     grown = read(drafter, text[:10])
     for i in range(10, 900, 5):
         grown = step(drafter, grown, int(text[i - 1]), text[i : i + 4].tolist(), int(text[i + 4]))
@@ -301,7 +371,12 @@ def test_a_long_text_is_indexed_like_one_read_at_once() -> None:
     for i in range(2, 900):
         seen[tuple(text[i - 2 : i].tolist())].add(int(text[i]))
     for a, b in np.ndindex(5, 5):
-        assert set(after(drafter, replace(grown, rows=(grown.rows[0].plus(np.array([a, b]), 3),)), [b])) == seen[a, b]
+        assert (
+            set(
+                after(drafter, replace(grown, rows=(grown.rows[0].plus(np.array([a, b]), 3),)), [b])
+            )
+            == seen[a, b]
+        )
 
 
 # Rows and sessions.
@@ -336,7 +411,8 @@ def test_a_prefix_that_is_reused_does_not_count_again() -> None:
     )  # the window holds no tri-gram: prompts count alone
     first = read(drafter, [1, 2, 3, 1, 2, 4, 9])
     assert after(drafter, first, [9, 1, 2]) == pytest.approx({3: 0.5, 4: 0.5})
-    # [1, 2, 3] is shared; (1 2 3) counts once from before, (1 2 4) once from before and once from here.
+    # [1, 2, 3] is shared; (1 2 3) counts once from before, (1 2 4) once from before and once from
+    # here.
     on = read(drafter, [1, 2, 3, 1, 2, 4], state=drafter.truncate(first, np.array([3])))
     assert after(drafter, on, [4, 1, 2]) == pytest.approx({3: 1 / 3, 4: 2 / 3})
     # As a new text all of it counts: (1 2 3) and (1 2 4) twice each.
@@ -355,7 +431,9 @@ def test_a_repeating_text_is_written_in_fewer_passes_and_the_same() -> None:
     assert written.tokens == engine.plain(requests).tokens
     assert written.stats.acceptance_length > 2.5
     later = engine.write([Request([2, 3], 40)])
-    assert later.stats.acceptance_length > 4.5, "the session knows how it goes on from the first token"
+    assert later.stats.acceptance_length > 4.5, (
+        "the session knows how it goes on from the first token"
+    )
 
 
 # What is refused.
@@ -373,7 +451,10 @@ def refusals(folder: Path) -> list[tuple[str, Any]]:
         ("cap is 0.0, allowed is a finite number above 0", lambda: ADED(cap=0.0)),
         ("window is 0", lambda: ADED(window=0)),
         ("did you mean 'top'", lambda: ADED.build([], 5, folder, {"tip": "2"}, print)),
-        ("n is 7, allowed is a whole number in 2 … 4", lambda: ADED.build([], 5, folder, {"n": "7"}, print)),
+        (
+            "n is 7, allowed is a whole number in 2 … 4",
+            lambda: ADED.build([], 5, folder, {"n": "7"}, print),
+        ),
         ("has token 9, allowed are 0 … 4", lambda: corpus([1, 2, 9], vocab=5)),
         ("allowed with a vocabulary of 4,000,000 is at most 3", lambda: Grams.none(4, 4_000_000)),
     ]

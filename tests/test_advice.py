@@ -28,13 +28,18 @@ def target() -> Target:
 def engines(target: Target, costs: Costs = CHEAP) -> dict[advice.Pair, Engine]:
     plans = [[*r.prompt, *w] for r, w in zip(REQUESTS, plain(target, REQUESTS).tokens, strict=True)]
     scripts = {"never": Never(plans, 61), "always": Always(plans, 61)}
-    return {(name, "chain:length=4"): Engine(target, s, Chain(4), costs=costs) for name, s in scripts.items()}
+    return {
+        (name, "chain:length=4"): Engine(target, s, Chain(4), costs=costs)
+        for name, s in scripts.items()
+    }
 
 
 def test_halves_do_not_hang_on_the_order() -> None:
     first, other = advice.halves(REQUESTS)
     again = advice.halves(REQUESTS[::-1])
-    assert ([r.number for r in first], [r.number for r in other]) == tuple([r.number for r in half] for half in again)
+    assert ([r.number for r in first], [r.number for r in other]) == tuple(
+        [r.number for r in half] for half in again
+    )
     assert {r.number for r in first} | {r.number for r in other} == set(range(1, 9))
     assert len(first) == len(other) == 4
 
@@ -73,7 +78,11 @@ def test_too_few_prompts_are_told(target: Target) -> None:
 
 
 def test_the_pairings_that_are_tried() -> None:
-    assert advice.pairings([], ("edd", "pct"), False) == [("edd", "pct"), ("suffix", "yield"), ("pld", "trie")]
+    assert advice.pairings([], ("edd", "pct"), False) == [
+        ("edd", "pct"),
+        ("suffix", "yield"),
+        ("pld", "trie"),
+    ]
     assert advice.pairings(["vdm"], ("edd", "pct"), True)[:2] == [("vdm", "yield"), ("vdm", "pct")]
 
 

@@ -23,7 +23,11 @@ from draftree.testing.fakes import tiny_target
 
 def test_arrivals_are_a_poisson_process_by_their_seed() -> None:
     times = arrival_times(4000, 5.0, 1)
-    assert times.tolist() == arrival_times(4000, 5.0, 1).tolist() != arrival_times(4000, 5.0, 2).tolist()
+    assert (
+        times.tolist()
+        == arrival_times(4000, 5.0, 1).tolist()
+        != arrival_times(4000, 5.0, 2).tolist()
+    )
     gaps = np.diff(times)
     assert (gaps > 0).all()
     assert gaps.mean() == pytest.approx(0.2, rel=0.06)
@@ -37,7 +41,12 @@ def test_figures_of_a_run_are_counted_from_its_times() -> None:
         return Served(cast(Any, SimpleNamespace(stats=stats)), due, times, counts)
 
     found = row([served(1.0, [1.5, 2.5, 3.1], [1, 2, 3], 3), served(2.0, [3.0], [1], 0)], 4.0)
-    assert (found["requests"], found["new_tokens"], found["tokens_per_second"], found["preemptions"]) == (2, 7, 1.75, 2)
+    assert (
+        found["requests"],
+        found["new_tokens"],
+        found["tokens_per_second"],
+        found["preemptions"],
+    ) == (2, 7, 1.75, 2)
     assert found["time_to_first_token"]["median"] == 0.75
     assert found["time_between_tokens"]["median"] == pytest.approx(0.2), "0.5, 0.5, 0.2, 0.2, 0.2"
     assert found["time_between_updates"]["median"] == pytest.approx(0.8)
@@ -51,7 +60,9 @@ def test_requests_are_submitted_when_they_arrive(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(
         arrivals,
         "time",
-        SimpleNamespace(perf_counter=lambda: clock.now, sleep=lambda s: setattr(clock, "now", clock.now + s)),
+        SimpleNamespace(
+            perf_counter=lambda: clock.now, sleep=lambda s: setattr(clock, "now", clock.now + s)
+        ),
     )
     target = tiny_target()
     engine = Engine(target, part("drafter", "pld")().example(target), Chain())
@@ -67,14 +78,30 @@ def test_requests_are_submitted_when_they_arrive(monkeypatch: pytest.MonkeyPatch
     assert [one.times[0] for one in found] == pytest.approx([0.7, 1.2, 30.5])
     assert done[-1] == 3
     assert 30.5 <= seconds < 33
-    assert [one.handle.result().tokens for one in found] == [engine.plain([r]).tokens[0] for r in requests]
+    assert [one.handle.result().tokens for one in found] == [
+        engine.plain([r]).tokens[0] for r in requests
+    ]
     assert all(sum(one.counts) == 4 for one in found)
 
 
-def test_the_command_saves_and_prints_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_saves_and_prints_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "r.json"
     prompts.write_text("def f(x):\nimport os\nclass A:\nfor i in\n")
-    common = ["bench", "--arrivals", "200", "--suite", str(prompts), "--drafter", "pld", "--policy", "chain", "-n", "6"]
+    common = [
+        "bench",
+        "--arrivals",
+        "200",
+        "--suite",
+        str(prompts),
+        "--drafter",
+        "pld",
+        "--policy",
+        "chain",
+        "-n",
+        "6",
+    ]
 
     def run(*more: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -105,13 +132,21 @@ def test_plain_decoding_writes_the_same_texts_in_the_scheduler() -> None:
     engine = plain_engine(target)
     requests = [Request([5, 6, n], 3 + n, number=n) for n in range(4)]
     found, _ = serve(engine, requests, np.zeros(4))
-    assert [one.handle.result().tokens for one in found] == [engine.plain([r]).tokens[0] for r in requests]
-    assert all(one.handle.stats.drafted == 0 and one.handle.stats.steps == 2 + n for n, one in enumerate(found))
+    assert [one.handle.result().tokens for one in found] == [
+        engine.plain([r]).tokens[0] for r in requests
+    ]
+    assert all(
+        one.handle.stats.drafted == 0 and one.handle.stats.steps == 2 + n
+        for n, one in enumerate(found)
+    )
 
 
 def test_engines_take_turns_with_batches() -> None:
     target = tiny_target()
-    engines = {"plain": plain_engine(target), "pld": Engine(target, part("drafter", "pld")().example(target), Chain())}
+    engines = {
+        "plain": plain_engine(target),
+        "pld": Engine(target, part("drafter", "pld")().example(target), Chain()),
+    }
     requests = {name: [Request([5, 6, n], 4, number=n) for n in range(5)] for name in engines}
     turns = [(name, [r.number for r in batch]) for name, batch in arrivals._turns(requests, 2)]
     assert turns == [("plain", [0, 1]), ("pld", [0, 1]), ("pld", [2, 3]), ("plain", [2, 3])]
@@ -119,7 +154,11 @@ def test_engines_take_turns_with_batches() -> None:
     found = arrivals.measured_in_batches(engines, requests, 2, SchedulerOptions(), done.append)
     assert done == [2, 4, 6, 8]
     for figures in found.values():
-        assert (figures["requests"], figures["new_tokens"], len(figures["seconds_of_batches"])) == (4, 16, 2)
+        assert (figures["requests"], figures["new_tokens"], len(figures["seconds_of_batches"])) == (
+            4,
+            16,
+            2,
+        )
         assert figures["seconds"] == pytest.approx(sum(figures["seconds_of_batches"]))
     assert found["plain"]["tokens_per_step"] == 1.0
     assert engines["pld"].scheduler.options.max_sequences == 2
@@ -128,7 +167,19 @@ def test_engines_take_turns_with_batches() -> None:
 def test_the_command_measures_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "r.json"
     prompts.write_text("def f(x):\nimport os\nclass A:\nfor i in\n")
-    common = ["bench", "--suite", str(prompts), "--drafter", "pld", "--policy", "chain", "-n", "6", "--out", str(out)]
+    common = [
+        "bench",
+        "--suite",
+        str(prompts),
+        "--drafter",
+        "pld",
+        "--policy",
+        "chain",
+        "-n",
+        "6",
+        "--out",
+        str(out),
+    ]
 
     def run(*more: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -142,7 +193,9 @@ def test_the_command_measures_batches(tmp_path: Path, capsys: pytest.CaptureFixt
         (1, None, 4), (1, "pld", 4), (3, None, 3), (3, "pld", 3)
     ]  # fmt: skip
     assert [r["speedup"] for r in rows if r["drafter"] is None] == [1.0, 1.0]
-    assert rows[3]["speedup"] == pytest.approx(rows[3]["tokens_per_second"] / rows[2]["tokens_per_second"])
+    assert rows[3]["speedup"] == pytest.approx(
+        rows[3]["tokens_per_second"] / rows[2]["tokens_per_second"]
+    )
     status, said, told = run("--force", "--batch", "2")
     assert (status, "plain" in said, "speedup" in said) == (0, True, True), told
     for more, named in ((("--batch", "5"), "number of prompts, 4"), (("--batch", "2", "--repeats", "2"), "with --batch"),

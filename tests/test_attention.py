@@ -34,8 +34,14 @@ def caught(name: str, ids: Tensor) -> list[tuple[Tensor, Tensor]]:
     hooks, inputs = [], dict[int, Tensor]()
     for i, layer in enumerate(decoder.layers):
         parts = dict(layer.named_children())
-        adds = parts["post_attention_layernorm"] if name in POST_NORM else parts.get("self_attn") or parts["attention"]
-        hooks.append(layer.register_forward_pre_hook(lambda _m, args, i=i: inputs.update({i: args[0][0]})))
+        adds = (
+            parts["post_attention_layernorm"]
+            if name in POST_NORM
+            else parts.get("self_attn") or parts["attention"]
+        )
+        hooks.append(
+            layer.register_forward_pre_hook(lambda _m, args, i=i: inputs.update({i: args[0][0]}))
+        )
         hooks.append(adds.register_forward_hook(
             lambda _m, _a, out, i=i: found.append((inputs[i], scale * (out[0] if isinstance(out, tuple) else out)[0]))
         ))  # fmt: skip
@@ -52,7 +58,10 @@ def test_the_output_is_what_is_added_to_the_residual_stream(name: str) -> None:
     """Whatever the architecture does behind its attention, and where both parts of a layer read the same."""
     read, t = some(), target(name)
     rows = [caught(name, torch.from_numpy(text)[None]) for text in read]
-    want = [torch.stack([(add.norm(dim=-1) / x.norm(dim=-1))[8:] for x, add in layer]) for layer in zip(*rows, strict=True)]
+    want = [
+        torch.stack([(add.norm(dim=-1) / x.norm(dim=-1))[8:] for x, add in layer])
+        for layer in zip(*rows, strict=True)
+    ]
     got = [layer.output for layer in attending(t.decoder, read)]
     assert got == pytest.approx([float(w.mean()) for w in want], rel=1e-5)
 
@@ -65,13 +74,17 @@ def changed(name: str, key: str, change: Callable[[Tensor], Any]) -> Decoder:
     return Decoder(copy)
 
 
-@pytest.mark.parametrize("name", ["llama", "mistral-sliding", "gemma2", "gemma3", "qwen2-mixed", "llama-eager-yarn"])
+@pytest.mark.parametrize(
+    "name", ["llama", "mistral-sliding", "gemma2", "gemma3", "qwen2-mixed", "llama-eager-yarn"]
+)
 def test_the_entropy_is_one_where_it_looks_everywhere_alike(name: str) -> None:
     """Where a window slides, among the keys in it."""
     even = attending(changed(name, "q_proj", lambda w: w.zero_()), some())
     assert [layer.entropy for layer in even] == pytest.approx([1.0] * 4)
     sharp = attending(changed(name, "k_proj", lambda w: w.mul_(1e6)), some())
-    assert max(layer.entropy for layer in sharp) < (1 if name in POST_NORM else 0.1), "a cap or a norm leaves some"
+    assert max(layer.entropy for layer in sharp) < (1 if name in POST_NORM else 0.1), (
+        "a cap or a norm leaves some"
+    )
 
 
 def test_the_entropy_is_that_of_the_weights() -> None:
@@ -84,19 +97,27 @@ def test_the_entropy_is_that_of_the_weights() -> None:
         cos, sin = stock.model.rotary_emb(states, torch.arange(16)[None])
         turn = lambda x: x * cos + torch.cat((-x[..., 4:], x[..., :4]), -1) * sin
         q = turn(layer.self_attn.q_proj(states).view(16, 4, 8).transpose(0, 1))
-        k = turn(layer.self_attn.k_proj(states).view(16, 2, 8).transpose(0, 1)).repeat_interleave(2, 0)
-        scores = (q @ k.transpose(1, 2) / 8**0.5).masked_fill(torch.ones(16, 16).triu(1).bool(), -torch.inf)
+        k = turn(layer.self_attn.k_proj(states).view(16, 2, 8).transpose(0, 1)).repeat_interleave(
+            2, 0
+        )
+        scores = (q @ k.transpose(1, 2) / 8**0.5).masked_fill(
+            torch.ones(16, 16).triu(1).bool(), -torch.inf
+        )
         weights = scores.softmax(-1)
     entropy = -(weights * weights.clamp(min=1e-300).log()).sum(-1).mean(0)
     want = float((entropy[8:] / torch.arange(9, 17).log()).mean())
-    assert attending(target("llama").decoder, [ids[0].numpy()])[0].entropy == pytest.approx(want, rel=1e-5)
+    assert attending(target("llama").decoder, [ids[0].numpy()])[0].entropy == pytest.approx(
+        want, rel=1e-5
+    )
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "phi3-sliding", "gpt_neox"])
 @pytest.mark.parametrize("dead", [0, 2])
 def test_a_planted_dead_layer_is_the_only_one(name: str, dead: int) -> None:
     key = f"layers.{dead}.{'attention.dense' if name == 'gpt_neox' else 'self_attn.o_proj'}"
-    factor = 1e-9 if name == "gemma2" else 0.01  # a norm behind it makes up for what is not next to nothing
+    factor = (
+        1e-9 if name == "gemma2" else 0.01
+    )  # a norm behind it makes up for what is not next to nothing
     found = attending(changed(name, key, lambda w: w.mul_(factor)), some())
     assert [i for i, layer in enumerate(found) if layer.dead] == [dead]
 
@@ -112,7 +133,9 @@ def test_the_model_is_left_as_it_was() -> None:
     assert torch.equal(copy(ids).logits, before)
 
 
-def test_a_few_texts_are_read_and_the_same_figures_come_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_few_texts_are_read_and_the_same_figures_come_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decoder, many = target("llama").decoder, some(20)
     monkeypatch.setattr(attention, "TEXTS", 2)
     monkeypatch.setattr(attention, "TOKENS", 6)
@@ -137,12 +160,22 @@ def test_what_cannot_be_measured_is_told() -> None:
 
 
 def test_dead_is_below_a_tenth() -> None:
-    assert [Attending(output, 0.5).dead for output in (0.09, 0.1, float("nan"))] == [True, False, False]
+    assert [Attending(output, 0.5).dead for output in (0.09, 0.1, float("nan"))] == [
+        True,
+        False,
+        False,
+    ]
 
 
 def test_compiled_layers_are_measured_like_others() -> None:
     """A compiled layer runs no attention module in its own forward."""
-    plain, compiled = (Target.load("demo", dtype="float32", compile=chosen).decoder for chosen in (False, True))
+    plain, compiled = (
+        Target.load("demo", dtype="float32", compile=chosen).decoder for chosen in (False, True)
+    )
     expected, found = attending(plain, some()), attending(compiled, some())
-    assert [layer.output for layer in found] == pytest.approx([layer.output for layer in expected], rel=1e-3)
-    assert [layer.entropy for layer in found] == pytest.approx([layer.entropy for layer in expected], rel=1e-3)
+    assert [layer.output for layer in found] == pytest.approx(
+        [layer.output for layer in expected], rel=1e-3
+    )
+    assert [layer.entropy for layer in found] == pytest.approx(
+        [layer.entropy for layer in expected], rel=1e-3
+    )

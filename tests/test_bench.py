@@ -121,12 +121,20 @@ def test_pairs_stand_beside_the_product(folder: str, prompts: Path, tmp_path: Pa
 
 def test_a_pair_is_two_specs(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     assert run("--suite", "demo", "--pair", "pld", "--out", str(tmp_path / "r")) == 2
-    assert "--pair is 'pld', allowed are the specs of a drafter and a policy" in capsys.readouterr().err
+    assert (
+        "--pair is 'pld', allowed are the specs of a drafter and a policy"
+        in capsys.readouterr().err
+    )
     assert run("--suite", "demo", "--pair", "pld pct match x", "--out", str(tmp_path / "r")) == 2
-    assert "--pair is 'pld pct match x', allowed are the specs of a drafter and a policy" in capsys.readouterr().err
+    assert (
+        "--pair is 'pld pct match x', allowed are the specs of a drafter and a policy"
+        in capsys.readouterr().err
+    )
 
 
-def test_acceptors_side_by_side(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_acceptors_side_by_side(
+    folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     options = [
         "--suite",
         str(prompts),
@@ -140,11 +148,24 @@ def test_acceptors_side_by_side(folder: str, prompts: Path, tmp_path: Path, caps
         str(tmp_path / "r"),
     ]
     assert (
-        run(*options, "--pair", "pld chain", "--pair", "pld pct match", "--acceptor", "match", "--acceptor", "block", "--json")
+        run(
+            *options,
+            "--pair",
+            "pld chain",
+            "--pair",
+            "pld pct match",
+            "--acceptor",
+            "match",
+            "--acceptor",
+            "block",
+            "--json",
+        )
         == 0
     )
     rows = json.loads(capsys.readouterr().out)["rows"]
-    said = [(r["policy"], r["rule"], r["acceptor"], r["draw"], r["promises_text"]) for r in rows[1:]]
+    said = [
+        (r["policy"], r["rule"], r["acceptor"], r["draw"], r["promises_text"]) for r in rows[1:]
+    ]
     assert said == [
         ("chain", "match", "match", "coupled", True),
         ("chain", "block", "block", "with-replacement", False),
@@ -161,12 +182,23 @@ def test_a_pairing_that_is_not_exact_is_refused_before_anything_is_loaded(
         ("pld pct block", "1", "prunes on what was drawn"),
         ("pld chain block", "0", "temperature 0"),
     ):
-        options = "--suite", "demo", "--temperature", temperature, "--out", str(tmp_path / "r"), "--target", str(tmp_path)
+        options = (
+            "--suite",
+            "demo",
+            "--temperature",
+            temperature,
+            "--out",
+            str(tmp_path / "r"),
+            "--target",
+            str(tmp_path),
+        )
         assert run(*options, "--pair", pair) == 2
         assert told in capsys.readouterr().err
 
 
-def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_bench_runs_the_whole_product(
+    folder: str, prompts: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     out = tmp_path / "results" / "r.json"
     status = run("--suite", str(prompts), "--target", folder, "--drafter", "pld", "--drafter", "pld:ngram=1",
                  "--policy", "chain", "--policy", "vct:width=2,depth=2", "--temperature", "0", "--temperature", "1",
@@ -180,9 +212,17 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
     assert list(found["provenance"]["suite"]["skipped_too_long"].values()) == [1]
     assert found["format"] == 2
     assert not found["simulated"]
-    assert {"commit", "versions", "hardware", "command", "seed", "date", "target", "costs", "drafting"} <= set(
-        found["provenance"]
-    )
+    assert {
+        "commit",
+        "versions",
+        "hardware",
+        "command",
+        "seed",
+        "date",
+        "target",
+        "costs",
+        "drafting",
+    } <= set(found["provenance"])
     assert len(found["rows"]) == 2 * (1 + 2 * 2)
     for row in found["rows"]:
         assert set(row) == ROW
@@ -203,12 +243,15 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
             6,
         )
         assert (sum(each["tokens"]), sum(each["steps"])) == (row["new_tokens"], row["steps"])
-        assert row["acceptance_length"] == pytest.approx((sum(each["accepted"]) + row["steps"]) / row["steps"])
+        assert row["acceptance_length"] == pytest.approx(
+            (sum(each["accepted"]) + row["steps"]) / row["steps"]
+        )
         if row["policy"]:
             assert row["counted_seconds"] == pytest.approx(sum(each["counted_seconds"]))
             low, high = row["intervals"]["counted_speedup"]
-            # Of equal prompts the interval is one point, by way of logarithms of sums: two of at most 20 in absolute value,
-            # each rounded to 2⁻⁵³ of it, and some twenty roundings around them.
+            # Of equal prompts the interval is one point, by way of logarithms of sums: two of at
+            # most 20 in absolute value, each rounded to 2⁻⁵³ of it, and some twenty roundings
+            # around them.
             rounding = 64 * 2**-53
             assert low * (1 - rounding) <= row["counted_speedup"] <= high * (1 + rounding)
             assert 0 < row["draft_share"] < 1
@@ -217,7 +260,12 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
     assert len(out.read_text().splitlines()) < 1700, "arrays of numbers stand on a line each"
     plain = found["rows"][0]
     assert plain["counted_seconds"] is plain["counted_speedup"] is plain["draft_share"] is None
-    assert (plain["drafter"], plain["policy"], plain["speedup"], plain["acceptance_length"]) == ("plain", None, 1, 1)
+    assert (plain["drafter"], plain["policy"], plain["speedup"], plain["acceptance_length"]) == (
+        "plain",
+        None,
+        1,
+        1,
+    )
     assert plain["new_tokens"] == plain["steps"] + plain["prompts"]
     assert plain["overlap"] is plain["cost_ratio"] is None
     own = {(r["drafter"], r["overlap"], r["cost_ratio"]) for r in found["rows"][1:]}
@@ -226,7 +274,9 @@ def test_bench_runs_the_whole_product(folder: str, prompts: Path, tmp_path: Path
     assert all(0 <= overlap <= 1 and ratio > 0 for d, overlap, ratio in own if d != "plain")
 
 
-def test_the_overlap_is_along_texts_sampled_at_temperature_1(folder: str, prompts: Path, tmp_path: Path) -> None:
+def test_the_overlap_is_along_texts_sampled_at_temperature_1(
+    folder: str, prompts: Path, tmp_path: Path
+) -> None:
     """Whatever temperatures a run has, and whether it writes or replays: it is what rejection at temperature 1 accepts."""
     found = dict[tuple[str, ...], float]()
     for command in ("bench", "replay"):
@@ -253,7 +303,9 @@ def test_the_overlap_is_along_texts_sampled_at_temperature_1(folder: str, prompt
     assert len({round(overlap, 9) for overlap in found.values()}) == 1, found
 
 
-def test_an_interrupted_bench_goes_on(folder: str, prompts: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_an_interrupted_bench_goes_on(
+    folder: str, prompts: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
     out, whole, calls = tmp_path / "r.json", Bench.prompt, []
 
     def prompt(self: Bench, index: int) -> dict[Cell, PromptResult]:
@@ -274,7 +326,9 @@ def test_an_interrupted_bench_goes_on(folder: str, prompts: Path, tmp_path: Path
     assert "speed-up" in capsys.readouterr().out
 
 
-def test_a_prompt_that_cannot_fit_is_told(folder: str, prompts: Path, tmp_path: Path, capsys) -> None:
+def test_a_prompt_that_cannot_fit_is_told(
+    folder: str, prompts: Path, tmp_path: Path, capsys
+) -> None:
     ask = [
         "--suite",
         str(prompts),
@@ -315,8 +369,14 @@ def test_figures_are_of_one_repeat_and_seconds_means_of_all() -> None:
 
 
 def test_expected_speedup_is_the_papers() -> None:
-    # GLIDE, Table 1: Vicuna 7B on GSM8K has a = .648, c = .067, γ = 5 and 1.97; LLAMA-160m a = .58, c = .49 and .66.
-    row = lambda a, c, nodes=5.0: {"overlap": a, "cost_ratio": c, "nodes_per_step": nodes, "depth_per_step": 5.0}
+    # GLIDE, Table 1: Vicuna 7B on GSM8K has a = .648, c = .067, γ = 5 and 1.97; LLAMA-160m a = .58,
+    # c = .49 and .66.
+    row = lambda a, c, nodes=5.0: {
+        "overlap": a,
+        "cost_ratio": c,
+        "nodes_per_step": nodes,
+        "depth_per_step": 5.0,
+    }
     assert report.expected_speedup(row(0.648, 0.067)) == pytest.approx(1.97, abs=0.01)
     assert report.expected_speedup(row(0.58, 0.49)) == pytest.approx(0.66, abs=0.01)
     assert report.expected_speedup(row(1.0, 0.1)) == pytest.approx(6 / 1.5)
@@ -324,14 +384,20 @@ def test_expected_speedup_is_the_papers() -> None:
     assert report.expected_speedup(row(None, 0.1)) is None
 
 
-def counts(tokens: int, accepted: list[int], work: list[Work], seconds: float = 1.0) -> PromptResult:
-    return PromptResult(list(range(tokens)), [Stats(tokens, [Step(a, 4, 4) for a in accepted], 0.0, 0.0, seconds, work)])
+def counts(
+    tokens: int, accepted: list[int], work: list[Work], seconds: float = 1.0
+) -> PromptResult:
+    return PromptResult(
+        list(range(tokens)),
+        [Stats(tokens, [Step(a, 4, 4) for a in accepted], 0.0, 0.0, seconds, work)],
+    )
 
 
 def test_work_is_counted_in_the_costs_whatever_the_clock_said() -> None:
     alone = [Work((), 1, 1, 0)]
     plain = [counts(5, [0] * 4, alone * 4), counts(9, [0] * 8, alone * 8, 99.0)]
-    # a chain of 4: 4 · sₐ(1) + sₜ(5) + commit = 2 + 8 + .5, of which drafting is 2.5; a step without drafts is 4.5
+    # a chain of 4: 4 · sₐ(1) + sₜ(5) + commit = 2 + 8 + .5, of which drafting is 2.5; a step
+    # without drafts is 4.5
     chain = [Work((1, 1, 1, 1), 5, 1, 0)]
     mine = [counts(5, [3], chain), counts(9, [3, 3], [*chain, *chain])]
     row = report.row(Cell("d", "p", 0.0), mine, plain, 0, COSTS)
@@ -345,9 +411,15 @@ def test_work_is_counted_in_the_costs_whatever_the_clock_said() -> None:
         "counted_seconds": [10.5, 21.0], "counted_plain": [16.0, 32.0],
     }  # fmt: skip
     text = shown_tables.cells(row | {"overlap": None, "cost_ratio": None})
-    assert (text["counted speed-up [95 %]"], text["draft share"], text["drafts/step"]) == ("1.52 [1.52, 1.52]", "0.24", "4.00")
+    assert (text["counted speed-up [95 %]"], text["draft share"], text["drafts/step"]) == (
+        "1.52 [1.52, 1.52]",
+        "0.24",
+        "4.00",
+    )
     without = report.row(Cell("d", "p", 0.0), mine, plain, 0)
-    assert without["counted_seconds"] is without["counted_speedup"] is without["draft_share"] is None
+    assert (
+        without["counted_seconds"] is without["counted_speedup"] is without["draft_share"] is None
+    )
     assert shown_tables.cells(without)["counted speed-up [95 %]"] == ""
     assert without["per_prompt"]["counted_seconds"] is None
 
@@ -373,7 +445,13 @@ def module(name: str) -> ModuleType:
 
 
 def compared(tokens: list[int], seconds: list[float]) -> dict[str, object]:
-    return {"per_prompt": {"tokens": tokens, "seconds": list(map(float, seconds)), "counted_seconds": None}}
+    return {
+        "per_prompt": {
+            "tokens": tokens,
+            "seconds": list(map(float, seconds)),
+            "counted_seconds": None,
+        }
+    }
 
 
 def test_paired_ratios_do_not_feel_what_prompts_differ_in() -> None:
@@ -409,22 +487,41 @@ def test_a_result_keeps_arrays_of_numbers_on_a_line(tmp_path: Path) -> None:
     assert ": [1, 2.5, null]" in text
 
 
-def test_work_is_counted_by_what_was_learnt_while_it_was_done(folder: str, prompts: Path, tmp_path: Path) -> None:
+def test_work_is_counted_by_what_was_learnt_while_it_was_done(
+    folder: str, prompts: Path, tmp_path: Path
+) -> None:
     out = tmp_path / "r.json"
-    asked = ("--suite", str(prompts), "--target", folder, "--drafter", "pld", "--policy", "pct", "--max-new-tokens", "16")
+    asked = (
+        "--suite",
+        str(prompts),
+        "--target",
+        folder,
+        "--drafter",
+        "pld",
+        "--policy",
+        "pct",
+        "--max-new-tokens",
+        "16",
+    )
     assert run(*asked, "--out", str(out)) == 0
     found = json.loads(out.read_text())
     about = found["provenance"]
     learnt = {name: int(about[name]["pld"]["about"]["learnt"]) for name in ("costs", "counted_by")}
     assert learnt["counted_by"] > learnt["costs"] > 0
-    assert about["counted_by"]["pld"]["entries"] != about["costs"]["pld"]["entries"], "which the policy has read"
+    assert about["counted_by"]["pld"]["entries"] != about["costs"]["pld"]["entries"], (
+        "which the policy has read"
+    )
     by = tmp_path / "by.json"
     by.write_text(json.dumps(about["counted_by"]["pld"]))
     works = [w for _, each in worklog.decode(found["rows"][1]["work"], "row") for w in each]
-    assert found["rows"][1]["counted_seconds"] == pytest.approx(counted(CostTable.load(by), works)[0])
+    assert found["rows"][1]["counted_seconds"] == pytest.approx(
+        counted(CostTable.load(by), works)[0]
+    )
 
 
-def test_a_policy_is_compared_with_the_others(folder: str, prompts: Path, tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_policy_is_compared_with_the_others(
+    folder: str, prompts: Path, tmp_path: Path, capsys, monkeypatch
+) -> None:
     script, out = module("paired"), tmp_path / "r.json"
     for drafter, entry in (("one", 1.0), ("two", 2.0)):
         CostTable((Costs({1: entry}, {1: 4.0 * entry}),)).save(tmp_path / f"{drafter}.json")
@@ -432,7 +529,10 @@ def test_a_policy_is_compared_with_the_others(folder: str, prompts: Path, tmp_pa
                "--policy", "chain:length=1", "--max-new-tokens", "24", "--out", str(out), "--costs",
                str(tmp_path / "one.json"), "--costs", str(tmp_path / "two.json")) == 0  # fmt: skip
     found = json.loads(out.read_text())
-    assert [c["entries"][0]["target"]["1"] for c in found["provenance"]["costs"].values()] == [4.0, 8.0]
+    assert [c["entries"][0]["target"]["1"] for c in found["provenance"]["costs"].values()] == [
+        4.0,
+        8.0,
+    ]
     assert [r["cost_ratio"] for r in found["rows"]] == [None, *[0.25] * 4]
     capsys.readouterr()
 
@@ -441,9 +541,15 @@ def test_a_policy_is_compared_with_the_others(folder: str, prompts: Path, tmp_pa
         return int(script.main())
 
     lines = list(script.lines(found, "policy", "chain", "counted_seconds"))
-    assert [(x["with"], x["beside"]) for x in lines] == [("pld", "chain:length=1"), ("pld:ngram=1", "chain:length=1")]
+    assert [(x["with"], x["beside"]) for x in lines] == [
+        ("pld", "chain:length=1"),
+        ("pld:ngram=1", "chain:length=1"),
+    ]
     lines = list(script.lines(found, "drafter", "pld", "steps"))
-    assert [(x["with"], x["beside"]) for x in lines] == [("chain", "pld:ngram=1"), ("chain:length=1", "pld:ngram=1")]
+    assert [(x["with"], x["beside"]) for x in lines] == [
+        ("chain", "pld:ngram=1"),
+        ("chain:length=1", "pld:ngram=1"),
+    ]
     assert compare("--drafter", "pld", "--by", "steps") in (0, 1)
     assert "pld:ngram=1" in capsys.readouterr().out
     assert compare("--policy", "chain") in (0, 1)
@@ -451,7 +557,9 @@ def test_a_policy_is_compared_with_the_others(folder: str, prompts: Path, tmp_pa
     assert compare("--policy", "chian") == 2
     assert "did you mean 'chain'" in capsys.readouterr().err
     beside = intervals.beside_plain(found)
-    assert [(c.mine["drafter"], c.other["policy"]) for c in beside] == [(d, None) for d in ["pld"] * 2 + ["pld:ngram=1"] * 2]
+    assert [(c.mine["drafter"], c.other["policy"]) for c in beside] == [
+        (d, None) for d in ["pld"] * 2 + ["pld:ngram=1"] * 2
+    ]
     assert beside[0].ratio.value == pytest.approx(1 / found["rows"][1]["counted_speedup"])
 
 
@@ -479,7 +587,9 @@ def test_a_journal_of_another_run_or_a_broken_line_is_not_read(tmp_path: Path) -
 
 
 def test_a_narrow_terminal_loses_the_last_columns() -> None:
-    rows = [{"drafter": "pld", "τ [95 %]": "1.00 [1.00, 1.00]", "nodes/step": "3.2", "seconds": "1.00"}]
+    rows = [
+        {"drafter": "pld", "τ [95 %]": "1.00 [1.00, 1.00]", "nodes/step": "3.2", "seconds": "1.00"}
+    ]
     keep = ("drafter", "τ [95 %]")
     assert narrowed(rows, 80, keep) == rows
     assert list(narrowed(rows, 47, keep)[0]) == ["drafter", "τ [95 %]", "nodes/step"]
@@ -488,7 +598,9 @@ def test_a_narrow_terminal_loses_the_last_columns() -> None:
 
 def test_the_speed_up_is_shown_in_80_columns() -> None:
     done = [written(3, [1], [0.5])] * 2
-    rows = shown_tables.readable(shown_tables.shown([report.row(Cell("edd", "chain:length=5", 0.0), done, done, 0)]))
+    rows = shown_tables.readable(
+        shown_tables.shown([report.row(Cell("edd", "chain:length=5", 0.0), done, done, 0)])
+    )
     shown = narrowed(rows, 80, shown_tables.FIRST)
     console = Console(width=80, file=io.StringIO())
     console.print(table("", shown))
@@ -502,19 +614,32 @@ def tables() -> ModuleType:
     return module("tables")
 
 
-def test_a_table_is_written_from_its_result(tables: ModuleType, folder: str, prompts: Path, tmp_path: Path) -> None:
+def test_a_table_is_written_from_its_result(
+    tables: ModuleType, folder: str, prompts: Path, tmp_path: Path
+) -> None:
     run("--suite", str(prompts), "--target", folder, "--drafter", "pld", "--policy", "chain", "--max-new-tokens", "8",
         "--limit", "2", "--out", str(tmp_path / "short.json"))  # fmt: skip
     after = tables.block({"result": "short"}, tmp_path)
-    assert "| drafter | policy | τ [95 %] | nodes/step | depth/step | speed-up [95 %] | same output |" in after
+    assert (
+        "| drafter | policy | τ [95 %] | nodes/step | depth/step | speed-up [95 %] | same output |"
+        in after
+    )
     assert "| plain |  | 1.00 [1.00, 1.00] |" in after
     assert after.endswith("Saved as `benchmarks/results/short.json`.*")
-    left = tables.block({"result": "short", "columns": ["policy", "same output"], "without": ["chain"]}, tmp_path)
+    left = tables.block(
+        {"result": "short", "columns": ["policy", "same output"], "without": ["chain"]}, tmp_path
+    )
     assert "| policy | same output |" in left
     assert "| chain |" not in left
     assert "| chain |" in after.replace("pld | chain", "| chain")
-    page = {"title": "T", "intro": "I", "section": [{"heading": "H", "text": "S", "table": [{"result": "short"}]}]}
-    assert tables.rendered(page, tmp_path).startswith(f"{tables.GENERATED}\n\n# T\n\nI\n\n## H\n\nS\n\n| drafter |")
+    page = {
+        "title": "T",
+        "intro": "I",
+        "section": [{"heading": "H", "text": "S", "table": [{"result": "short"}]}],
+    }
+    assert tables.rendered(page, tmp_path).startswith(
+        f"{tables.GENERATED}\n\n# T\n\nI\n\n## H\n\nS\n\n| drafter |"
+    )
 
 
 def test_pages_picture_and_readme_say_what_the_saved_results_say(tables: ModuleType) -> None:
@@ -524,32 +649,54 @@ def test_pages_picture_and_readme_say_what_the_saved_results_say(tables: ModuleT
 
 def test_the_factors_in_the_readme_are_those_of_the_results(tables: ModuleType) -> None:
     def factor(name: str, way: str, other: str) -> float:
-        known = tables.rates(json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8")))
+        known = tables.rates(
+            json.loads((ROOT / "benchmarks" / "results" / f"{name}.json").read_text("utf-8"))
+        )
         return float(known[way] / known[other])
 
     tasks, text = "smollm2_peers_tasks", " ".join((ROOT / "README.md").read_text("utf-8").split())
-    whole, kernels = factor(tasks, tables.OURS, tables.STOCK), factor(tasks, tables.PLAIN, tables.STOCK)
-    drafts, math = factor(tasks, tables.OURS, tables.PLAIN), factor("smollm2_peers_compiled", tables.OURS, tables.PLAIN)
+    whole, kernels = (
+        factor(tasks, tables.OURS, tables.STOCK),
+        factor(tasks, tables.PLAIN, tables.STOCK),
+    )
+    drafts, math = (
+        factor(tasks, tables.OURS, tables.PLAIN),
+        factor("smollm2_peers_compiled", tables.OURS, tables.PLAIN),
+    )
     assert f"{whole:.1f} times as fast as greedy `generate` of `transformers`" in text
-    assert f"kernels bring {kernels:.1f} ×, a trained drafter {drafts:.1f} ×, and on math alone {math:.1f} ×." in text
+    assert (
+        f"kernels bring {kernels:.1f} ×, a trained drafter {drafts:.1f} ×, and on math alone {math:.1f} ×."
+        in text
+    )
 
 
 def test_tokens_of_a_step_by_where_in_the_text_it_begins(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "benchmarks"))
     places, text = module("places"), list(range(11))
-    # Steps begin behind 1, 4, 5 and 9 written tokens, in stretches of four: 0–3, 4–7, 4–7, and 9 in the last of two; of the
-    # tokens that come next there, 1 and 5 stand in the prompt.
-    first = places.by_place([Step(2, 4, 4), Step(0, 4, 4), Step(3, 4, 4), Step(1, 4, 4)], text, [1, 5], 4, 2)
+    # Steps begin behind 1, 4, 5 and 9 written tokens, in stretches of four: 0–3, 4–7, 4–7, and 9 in
+    # the last of two; of the tokens that come next there, 1 and 5 stand in the prompt.
+    first = places.by_place(
+        [Step(2, 4, 4), Step(0, 4, 4), Step(3, 4, 4), Step(1, 4, 4)], text, [1, 5], 4, 2
+    )
     assert first.tolist() == [[3, 1 + 4 + 2, 2, 1], [1, 3, 2, 2]]
     sums = np.array([first, places.by_place([Step(0, 4, 4)], text, [1, 5], 4, 2)])
-    assert places.lengths(sums, np.array([0, 1])).tolist() == [4 / 2, 7 / 3, 2 / 3, 1 / 2], "of all steps, not of texts"
-    assert np.isnan(places.lengths(sums, np.array([[1, 1], [0, 1]]))[:, 1]).tolist() == [True, False]
+    assert places.lengths(sums, np.array([0, 1])).tolist() == [4 / 2, 7 / 3, 2 / 3, 1 / 2], (
+        "of all steps, not of texts"
+    )
+    assert np.isnan(places.lengths(sums, np.array([[1, 1], [0, 1]]))[:, 1]).tolist() == [
+        True,
+        False,
+    ]
     sampled = np.array([[1.0, np.nan, 0.5, 0.5], [3.0, 1.0, 0.5, 0.5]])
     shown = places.told(np.array([2.0, np.nan, 0.5, 0.5]), sampled, 4)
-    assert shown == {"0–3": "2.00 [1.05, 2.95]", "4–7": ""} | dict.fromkeys(places.COPIED, "0.50 [0.50, 0.50]")
+    assert shown == {"0–3": "2.00 [1.05, 2.95]", "4–7": ""} | dict.fromkeys(
+        places.COPIED, "0.50 [0.50, 0.50]"
+    )
 
 
-def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(tmp_path: Path, tables: ModuleType) -> None:
+def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(
+    tmp_path: Path, tables: ModuleType
+) -> None:
     live, out = tmp_path / "live.json", tmp_path / "result.json"
     costs = tmp_path / "costs.json"
     CostTable((COSTS,)).save(costs)
@@ -558,12 +705,32 @@ def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(tmp_path: Path,
     assert run(*map(str, asked), "--out", str(live)) == 0
     for _ in range(2):  # the second time along texts from the folder
         with pytest.raises(SystemExit, match="0"):
-            main(list(map(str, ["replay", *asked, "--recording", tmp_path / "of", "--force", "--out", out])))
+            main(
+                list(
+                    map(
+                        str,
+                        ["replay", *asked, "--recording", tmp_path / "of", "--force", "--out", out],
+                    )
+                )
+            )
         mine, theirs = report.read(out), report.read(live)
-        counts = ("steps", "new_tokens", "acceptance_length", "alpha", "counted_seconds", "counted_speedup", "work", "τ")
-        assert [{c: r[c] for c in counts} for r in mine["rows"]] == [{c: r[c] for c in counts} for r in theirs["rows"]]
+        counts = (
+            "steps",
+            "new_tokens",
+            "acceptance_length",
+            "alpha",
+            "counted_seconds",
+            "counted_speedup",
+            "work",
+            "τ",
+        )
+        assert [{c: r[c] for c in counts} for r in mine["rows"]] == [
+            {c: r[c] for c in counts} for r in theirs["rows"]
+        ]
         same = ("drafter", "starts", "lengths", "reach", "counted_speedup", "interval")
-        assert [[b[k] for k in same] for b in mine["oracle"]] == [[b[k] for k in same] for b in theirs["oracle"]]
+        assert [[b[k] for k in same] for b in mine["oracle"]] == [
+            [b[k] for k in same] for b in theirs["oracle"]
+        ]
         text = (
             json.dumps(mine["rows"])
             .replace("counted_seconds", "")
@@ -574,7 +741,11 @@ def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(tmp_path: Path,
     assert set(mine["rows"][1]["τ"]) == {p.category for p in suites.load("demo").prompts}
     assert "by no clock" in tables.markdown(mine, ("drafter", "τ [95 %]"))
     for bound in mine["oracle"]:
-        best = max(r["counted_speedup"] for r in mine["rows"] if r["drafter"] == bound["drafter"] and r["temperature"] == 0)
+        best = max(
+            r["counted_speedup"]
+            for r in mine["rows"]
+            if r["drafter"] == bound["drafter"] and r["temperature"] == 0
+        )
         assert bound["counted_speedup"] >= best, "no policy beats what knows the text"
 
 
@@ -601,7 +772,10 @@ def test_a_difference_is_told_with_its_place_and_margin() -> None:
 
 
 def test_figures_of_other_scripts_become_a_table(tables: ModuleType, tmp_path: Path) -> None:
-    rows = [{"draft": "guided", "found": {"1.0": 0.123}, "n": 4}, {"draft": "free", "found": {"1.0": 2.0}, "n": 5}]
+    rows = [
+        {"draft": "guided", "found": {"1.0": 0.123}, "n": 4},
+        {"draft": "free", "found": {"1.0": 2.0}, "n": 5},
+    ]
     (tmp_path / "some.json").write_text(json.dumps({"provenance": {"seed": 0}, "rows": rows}))
     table = {
         "result": "some",

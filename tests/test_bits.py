@@ -53,14 +53,21 @@ def costing(share: float, monkeypatch: pytest.MonkeyPatch) -> list[float]:
     (0.01, "float32", None),
 ])  # fmt: skip
 def test_by_default_the_price_decides_in_half_precision(
-    share: float, dtype: str, wanted: str | None, folder: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    share: float,
+    dtype: str,
+    wanted: str | None,
+    folder: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     asked = costing(share, monkeypatch)
     with caplog.at_level(logging.INFO, "draftree"):
         target = Target.load(folder, dtype=dtype)
     assert target.loading.exactness == wanted
     assert (target.decoder.config._attn_implementation == EXACT) == (wanted == "bits")
-    assert all(f"exactness is '{wanted}'" in m and f"{100 * share:.1f} %" in m for m in caplog.messages)
+    assert all(
+        f"exactness is '{wanted}'" in m and f"{100 * share:.1f} %" in m for m in caplog.messages
+    )
     assert len(caplog.messages) == (len(asked) if share >= 0.01 else 0)  # less is not worth a line
     assert len(asked) == (dtype != "float32")
     assert Target.load(folder, dtype=dtype).loading.exactness == wanted
@@ -85,13 +92,17 @@ def test_a_checkpoint_in_bfloat16_is_computed_so_where_that_is_fast(
     assert load(attn_implementation="eager") == (torch.float32, None)
     assert load(dtype="float32") == (torch.float32, None)
     assert load(adapter=None) == (torch.bfloat16, "bits")
-    monkeypatch.setattr(exactness, "looked_into", lambda *_, **__: (None, exactness.Findings({"Odd": None}, None)))
+    monkeypatch.setattr(
+        exactness, "looked_into", lambda *_, **__: (None, exactness.Findings({"Odd": None}, None))
+    )
     assert load() == (torch.float32, None)  # bits cannot be kept
     with pytest.raises(UserError, match="other bits in company, in its Odd"):
         load(exactness="bits")
 
 
-def test_what_was_found_out_is_kept_and_a_broken_file_is_not_believed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_was_found_out_is_kept_and_a_broken_file_is_not_believed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     decoder = Decoder(fresh("llama").to(torch.bfloat16))
     _, first = looked_into(decoder)
     (file,) = (cache_folder() / "exactness").iterdir()
@@ -104,7 +115,11 @@ def test_what_was_found_out_is_kept_and_a_broken_file_is_not_believed(monkeypatc
         file.write_text(broken)
         assert looked_into(decoder)[1] == first
     costing(0.5, monkeypatch)
-    assert looked_into(decoder, priced=True)[1].price == looked_into(decoder, priced=True)[1].price == 0.5
+    assert (
+        looked_into(decoder, priced=True)[1].price
+        == looked_into(decoder, priced=True)[1].price
+        == 0.5
+    )
 
 
 def test_a_price_is_measured_and_leaves_the_model_as_it_was() -> None:
@@ -112,7 +127,9 @@ def test_a_price_is_measured_and_leaves_the_model_as_it_was() -> None:
     before = {name: vars(module).get("forward") for name, module in decoder.model.named_modules()}
     stable = Stable(decoder)
     assert -0.9 < price(decoder, stable, context=16, longest=0.05) < 9
-    assert {name: vars(module).get("forward") for name, module in decoder.model.named_modules()} == before
+    assert {
+        name: vars(module).get("forward") for name, module in decoder.model.named_modules()
+    } == before
     assert decoder.config._attn_implementation != EXACT
 
 
@@ -121,7 +138,9 @@ def test_a_model_that_was_loaded_before_computes_as_before_outside() -> None:
     ids = torch.arange(3, 40)[None]
     with torch.no_grad():
         said = model(ids).logits
-    engine = draftree.load(model, "suffix", "yield", costs=draftree.Costs({1: 1.0}, {1: 1.0}), exactness="bits")
+    engine = draftree.load(
+        model, "suffix", "yield", costs=draftree.Costs({1: 1.0}, {1: 1.0}), exactness="bits"
+    )
     assert engine.target.loading.exactness == "bits"
     request = Request(list(range(3, 30)), 24, frozenset())
     written = [engine.write([request]).tokens[0] for _ in range(2)]
@@ -131,7 +150,9 @@ def test_a_model_that_was_loaded_before_computes_as_before_outside() -> None:
         assert torch.equal(model(ids).logits, said)
     assert model.config._attn_implementation != EXACT
     hook = draftree.speculate("suffix", "trie", exactness="bits")
-    mine = model.generate(ids[:, :27], max_new_tokens=24, do_sample=False, eos_token_id=None, custom_generate=hook)
+    mine = model.generate(
+        ids[:, :27], max_new_tokens=24, do_sample=False, eos_token_id=None, custom_generate=hook
+    )
     assert mine[0, 27:].tolist() == written[0]
     with pytest.raises(UserError, match="exactness is 'bit', allowed is none or bits or ties"):
         draftree.speculate("suffix", exactness="bit")  # type: ignore[arg-type]
@@ -140,23 +161,38 @@ def test_a_model_that_was_loaded_before_computes_as_before_outside() -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype"), [("llama", torch.bfloat16), ("llama", torch.float32), ("mixtral-sliding", torch.bfloat16)]
+    ("name", "dtype"),
+    [("llama", torch.bfloat16), ("llama", torch.float32), ("mixtral-sliding", torch.bfloat16)],
 )
-def test_sampled_texts_are_plain_samplings_in_any_company_and_behind_any_cache(name: str, dtype: torch.dtype) -> None:
+def test_sampled_texts_are_plain_samplings_in_any_company_and_behind_any_cache(
+    name: str, dtype: torch.dtype
+) -> None:
     target = Target.of(fresh(name, layers=2).to(dtype), exactness="bits")
     prompts = [np.random.default_rng(i).integers(3, 70, 7 + 3 * i).tolist() for i in range(5)]
     processors = (RepetitionPenaltyLogitsProcessor(1.3),)
     requests = [
-        Request(ids, 12, frozenset(), i, processors=processors * (i % 2), sampling=Sampling(temperature=0.5 + i / 4, seed=i))
+        Request(
+            ids,
+            12,
+            frozenset(),
+            i,
+            processors=processors * (i % 2),
+            sampling=Sampling(temperature=0.5 + i / 4, seed=i),
+        )
         for i, ids in enumerate(prompts)
     ]
     engine = Engine(
-        target, build("drafter", "suffix").open(target), build("policy", "pct"), costs=draftree.Costs({1: 0.1}, {1: 1.0})
+        target,
+        build("drafter", "suffix").open(target),
+        build("policy", "pct"),
+        costs=draftree.Costs({1: 0.1}, {1: 1.0}),
     )
     alone = [engine.plain([request]).tokens[0] for request in requests]
     for _ in range(2):
         assert engine.write(requests).tokens == alone
-    turns = [replace(r, prompt=[*r.prompt, *text[:7]]) for r, text in zip(requests, alone, strict=True)]
+    turns = [
+        replace(r, prompt=[*r.prompt, *text[:7]]) for r, text in zip(requests, alone, strict=True)
+    ]
     fresh_ones = [engine.plain([turn]).tokens[0] for turn in turns]
     assert engine.write(turns).tokens == fresh_ones  # their beginnings lie in the cache
     assert engine.write(turns, reuse=False).tokens == fresh_ones
@@ -185,15 +221,23 @@ def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
     decoder = Decoder(fresh("llama").to(torch.bfloat16))
     with caplog.at_level(logging.INFO, "draftree"):
         assert decided(decoder, "x", None) == (None, "ties")
-    assert caplog.messages == ["exactness is 'ties': a token has other bits in company, from layer 1 on (X)"]
-    with pytest.raises(UserError, match="target 'x' gives a token other bits in company, from layer 1 on"):
+    assert caplog.messages == [
+        "exactness is 'ties': a token has other bits in company, from layer 1 on (X)"
+    ]
+    with pytest.raises(
+        UserError, match="target 'x' gives a token other bits in company, from layer 1 on"
+    ):
         decided(decoder, "x", "bits")
 
 
-def test_the_doctor_says_what_keeps_bits(draftree: Any, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_says_what_keeps_bits(
+    draftree: Any, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("draftree.doctor.exact.LONGEST", 0.001)
     monkeypatch.setattr("draftree.doctor.exact.price", lambda *_: 0.25)
-    monkeypatch.setattr("draftree.doctor.exact.CONTEXTS", (16, 64, 256))  # the last one is beyond the target's own
+    monkeypatch.setattr(
+        "draftree.doctor.exact.CONTEXTS", (16, 64, 256)
+    )  # the last one is beyond the target's own
     costing(0.01, monkeypatch)
     command = ("doctor", "--exact", "--target", folder, "--dtype", "bfloat16")
     _, out, _ = draftree(*command, "--json")

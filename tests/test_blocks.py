@@ -68,16 +68,21 @@ def tokens_of(rows: int, count: int, seed: int) -> Ints:
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(
-    ("model", "rows", "block", "phase"), [("llama", 3, 4, 3), ("gemma2", 1, 5, 0), ("gpt_neox", 2, 7, 2), ("qwen3", 1, 1, 0)]
+    ("model", "rows", "block", "phase"),
+    [("llama", 3, 4, 3), ("gemma2", 1, 5, 0), ("gpt_neox", 2, 7, 2), ("qwen3", 1, 1, 0)],
 )
-def test_the_training_forward_is_the_decoding_forward(name: str, model: str, rows: int, block: int, phase: int) -> None:
+def test_the_training_forward_is_the_decoding_forward(
+    name: str, model: str, rows: int, block: int, phase: int
+) -> None:
     t = target(model)
     trained, steps = forwards.both(t, drafter_of(name, t), tokens_of(rows, 17, block), block, phase)
     assert worst(steps, trained) < 10 * NOISE
 
 
 @pytest.mark.parametrize(("model", "block", "phase"), [("llama", 4, 3), ("gemma2", 7, 0)])
-def test_what_is_trained_along_paths_decodes_along_paths(model: str, block: int, phase: int) -> None:
+def test_what_is_trained_along_paths_decodes_along_paths(
+    model: str, block: int, phase: int
+) -> None:
     t = target(model)
     drafter = drafter_of("jetspec", t, **PATHS)
     trained, steps = forwards.both(t, drafter, tokens_of(2, 17, block), block, phase)
@@ -102,8 +107,12 @@ def test_the_comparison_sees_the_roots_own_hidden_state(monkeypatch: pytest.Monk
     drafter = drafter_of("dflash", t)
     stock = drafter.model.forward
 
-    def leaking(tokens: Tensor, positions: Tensor, keys: Tensor, there: Tensor, cache: Any) -> Tensor:
-        return stock(tokens, positions, keys, there | (keys[:, None, :] == positions[:, :1, None]), cache)
+    def leaking(
+        tokens: Tensor, positions: Tensor, keys: Tensor, there: Tensor, cache: Any
+    ) -> Tensor:
+        return stock(
+            tokens, positions, keys, there | (keys[:, None, :] == positions[:, :1, None]), cache
+        )
 
     monkeypatch.setattr(drafter.model, "forward", leaking)
     assert forwards.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
@@ -129,11 +138,15 @@ def test_a_tree_of_all_depths_takes_one_pass(name: str, monkeypatch: pytest.Monk
         return stock(tokens, *rest)
 
     monkeypatch.setattr(drafter.model, "forward", counted)
-    done = Engine(t, drafter, Beam(width=3, depth=9), Greedy(), COSTS).write([Request([3, 1, 4], 12)])
+    done = Engine(t, drafter, Beam(width=3, depth=9), Greedy(), COSTS).write(
+        [Request([3, 1, 4], 12)]
+    )
     work = [w for w in done.stats.work if w.fed > 1]  # the last token has no room for drafts
     assert len(passes) == len(work) > 2
     assert {w.frontiers for w in work} == {(1,)}
-    assert max(s.depth for s in done.stats.steps) == drafter.ahead, "beyond the block nothing is drafted"
+    assert max(s.depth for s in done.stats.steps) == drafter.ahead, (
+        "beyond the block nothing is drafted"
+    )
 
 
 def test_a_depth_shares_its_list_and_a_markov_head_tells_parents_apart() -> None:
@@ -141,10 +154,14 @@ def test_a_depth_shares_its_list_and_a_markov_head_tells_parents_apart() -> None
     for name, shared in (("dflash", True), ("jetspec", True), ("dspark", False)):
         drafter = drafter_of(name, t)
         text, root = np.array([3, 1, 4, 1, 5]), np.array([9])
-        state = drafter.start([text], root, t.prefill(t.new_cache(1, 8), [text], drafter.needs).taps)
+        state = drafter.start(
+            [text], root, t.prefill(t.new_cache(1, 8), [text], drafter.needs).taps
+        )
         tree = Tree.planted(np.arange(1), root)
         first, state = drafter.expand(state, tree, np.arange(1), 2, Drawing())
-        tree = tree.append(np.zeros(2, np.int64), first.tokens[0], first.log_q[0], first.log_q[0], first)
+        tree = tree.append(
+            np.zeros(2, np.int64), first.tokens[0], first.log_q[0], first.log_q[0], first
+        )
         found, _ = drafter.expand(state, tree, np.array([1, 2]), 4, Drawing())
         assert np.array_equal(found.log_q[0], found.log_q[1]) == shared
         assert (found.confidence is None) == (name != "dspark")
@@ -152,16 +169,26 @@ def test_a_depth_shares_its_list_and_a_markov_head_tells_parents_apart() -> None
 
 def grown(tree: Tree, parents: list[int], tokens: list[int]) -> Tree:
     zero = np.zeros(len(tokens))
-    return tree.append(np.array(parents), np.array(tokens), zero, zero, Candidates(np.array([tokens]), zero[None]))
+    return tree.append(
+        np.array(parents), np.array(tokens), zero, zero, Candidates(np.array([tokens]), zero[None])
+    )
 
 
 @pytest.mark.parametrize("window", [None, 3])
 def test_paths_over_again_a_whole_block_for_every_node(window: int | None) -> None:
     """The tokens of its path up to a node and masks behind it, alone in a pass over the text."""
     t = target("llama")
-    drafter, prompts, roots = drafter_of("jetspec", t, **PATHS), texts([5, 9], np.random.default_rng(3)), np.array([9, 2])
-    drafter.model.layout = layout = replace(drafter.model.layout, sights=(Sight(True), Sight(True, window)))
-    state = drafter.start(prompts, roots, t.prefill(t.new_cache(2, 12), prompts, drafter.needs).taps)
+    drafter, prompts, roots = (
+        drafter_of("jetspec", t, **PATHS),
+        texts([5, 9], np.random.default_rng(3)),
+        np.array([9, 2]),
+    )
+    drafter.model.layout = layout = replace(
+        drafter.model.layout, sights=(Sight(True), Sight(True, window))
+    )
+    state = drafter.start(
+        prompts, roots, t.prefill(t.new_cache(2, 12), prompts, drafter.needs).taps
+    )
     tree = Tree.planted(np.arange(2), roots)
     for parents, tokens in (([0, 0, 1], [7, 8, 6]), ([2, 2, 3], [5, 4, 3]), ([7], [2])):
         tree = grown(tree, parents, tokens)
@@ -174,11 +201,15 @@ def test_paths_over_again_a_whole_block_for_every_node(window: int | None) -> No
         while tree.parents[path[0]] >= 0:
             path.insert(0, int(tree.parents[path[0]]))
         text = prompts[tree.row[node]]
-        block = torch.tensor([[*tree.tokens[path].tolist(), *[layout.mask] * layout.block][: layout.block]])
+        block = torch.tensor(
+            [[*tree.tokens[path].tolist(), *[layout.mask] * layout.block][: layout.block]]
+        )
         cache, at = DynamicCache(), torch.arange(len(text) + layout.block)[None]
         hidden = read(t, torch.from_numpy(text)[None], drafter.needs).hidden
         with torch.no_grad():
-            for layer, (keys, values) in enumerate(drafter.model.context(hidden, at[:, : len(text)])):
+            for layer, (keys, values) in enumerate(
+                drafter.model.context(hidden, at[:, : len(text)])
+            ):
                 cache.update(keys, values, layer)
             there = torch.ones(1, layout.block, at.shape[1], dtype=torch.bool)
             out = drafter.model(block, at[:, len(text) :], at, there, cache)
@@ -189,12 +220,17 @@ def test_paths_over_again_a_whole_block_for_every_node(window: int | None) -> No
     assert np.isneginf(drafter.expand(state, deep, np.array([9]), 3, Drawing())[0].log_q).all()
 
 
-def test_every_checkpoint_may_be_read_along_paths_if_its_slots_see_back_alone(tmp_path: Path) -> None:
+def test_every_checkpoint_may_be_read_along_paths_if_its_slots_see_back_alone(
+    tmp_path: Path,
+) -> None:
     t = target("llama")
     saved("jetspec", t, tmp_path)
     opened = part("drafter", "jetspec")(checkpoint=str(tmp_path), conditioned=True).open(t)
     assert (opened.ahead, build("drafter", str(tmp_path)).open(t).ahead) == (1, 4)
-    rewritten(tmp_path, lambda said: said | {"dflash_config": said["dflash_config"] | {"causal_head": False}})
+    rewritten(
+        tmp_path,
+        lambda said: said | {"dflash_config": said["dflash_config"] | {"causal_head": False}},
+    )
     with pytest.raises(UserError, match="conditioned is True, allowed is False"):
         part("drafter", "jetspec")(checkpoint=str(tmp_path), conditioned=True).open(t)
 
@@ -204,12 +240,16 @@ def test_the_rnn_head_over_again_on_one_path() -> None:
     t = target("llama")
     drafter = drafter_of("dspark-rnn", t)
     head = drafter.model.markov_head
-    states, tokens = torch.randn(1, 4, t.decoder.hidden, dtype=torch.float64), torch.tensor([[3, 1, 4, 1]])
+    states, tokens = (
+        torch.randn(1, 4, t.decoder.hidden, dtype=torch.float64),
+        torch.tensor([[3, 1, 4, 1]]),
+    )
     with torch.no_grad():
         found, s = head(states, tokens)[0], torch.zeros(6, dtype=torch.float64)
         for k in range(4):
             z = (
-                head.joint_proj.weight @ torch.cat((s, head.markov_w1.weight[tokens[0, k]], states[0, k]))
+                head.joint_proj.weight
+                @ torch.cat((s, head.markov_w1.weight[tokens[0, k]], states[0, k]))
                 + head.joint_proj.bias
             )
             gate, new, out = z[:6], z[6:12], z[12:]
@@ -224,12 +264,18 @@ def test_the_gated_head_over_again() -> None:
     states, tokens = torch.randn(1, 4, t.decoder.hidden, dtype=torch.float64), [3, 1, 4, 1]
     with torch.no_grad():
         found = head(states, torch.tensor([tokens]))[0]
-        weight, bias, x = head.gate_proj.weight.tolist(), head.gate_proj.bias.tolist(), head.markov_w1.weight.tolist()
+        weight, bias, x = (
+            head.gate_proj.weight.tolist(),
+            head.gate_proj.bias.tolist(),
+            head.markov_w1.weight.tolist(),
+        )
         for k, token in enumerate(tokens):
             read = [*states[0, k].tolist(), *x[token]]
             for i in range(6):
                 z = bias[i] + sum(w * v for w, v in zip(weight[i], read, strict=True))
-                assert float(found[k, i]) == pytest.approx(x[token][i] / (1 + math.exp(-z)), rel=1e-9)
+                assert float(found[k, i]) == pytest.approx(
+                    x[token][i] / (1 + math.exp(-z)), rel=1e-9
+                )
 
 
 # Objectives.
@@ -239,7 +285,10 @@ def by_hand(drafter: ParallelDrafter, batch: Any, kind: str) -> float:
     """The loss of one sample, slot by slot: the sum of weighted losses over the sum of weights, times learnt tokens."""
     knobs: Any = drafter.knobs
     places, after = anchored(batch, drafter.ahead, knobs.anchors, knobs.gamma), after_all(batch)[0]
-    logits, (states, before) = drafter.blocks(batch, places.anchors)[0], drafter.along(batch, places.anchors)
+    logits, (states, before) = (
+        drafter.blocks(batch, places.anchors)[0],
+        drafter.along(batch, places.anchors),
+    )
     text, total, weights = batch.tokens[0], 0.0, 0.0
     for a, anchor in enumerate(places.anchors[0].tolist()):
         for k in range(drafter.ahead):
@@ -258,7 +307,9 @@ def by_hand(drafter: ParallelDrafter, batch: Any, kind: str) -> float:
     return total / weights
 
 
-@pytest.mark.parametrize(("name", "kind"), [("dflash", "ce"), ("dflash", "kl"), ("jetspec", "kl"), ("dspark", "dspark")])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("dflash", "ce"), ("dflash", "kl"), ("jetspec", "kl"), ("dspark", "dspark")]
+)
 def test_the_objective_slot_by_slot(name: str, kind: str) -> None:
     t = target("llama")
     drafter = drafter_of(name, t, anchors=5, **({"loss": kind} if name == "dflash" else {}))
@@ -279,7 +330,9 @@ def test_roots_are_learnt_tokens_with_a_learnt_one_behind_them() -> None:
     places = anchored(replace(batch, learn=learn), 4, 10, 2.0)
     assert sorted(places.anchors[0].tolist()) == [6, 7, 14, 15]
     assert places.valid[1].sum() == 1
-    assert [int(v.sum()) for v in places.valid[0]] == [2, 1, 2, 1], "a block ends with what is learnt"
+    assert [int(v.sum()) for v in places.valid[0]] == [2, 1, 2, 1], (
+        "a block ends with what is learnt"
+    )
     assert places.weight.sum(dim=(1, 2)).tolist() == pytest.approx([6.0, 2.0])
 
 
@@ -289,7 +342,11 @@ def test_gradients_reach_every_weight(name: str) -> None:
     torch.manual_seed(0)
     drafter = part("drafter", name)(**SPECS[name]).fresh(t)
     drafter.loss(forwards.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
-    still = [n for n, p in drafter.model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum())]
+    still = [
+        n
+        for n, p in drafter.model.named_parameters()
+        if p.requires_grad and (p.grad is None or not p.grad.abs().sum())
+    ]
     assert still == []
 
 
@@ -302,7 +359,9 @@ def test_a_new_one_reads_the_context_as_the_targets_own_layer(model: str, same: 
     ids = torch.from_numpy(tokens_of(2, 9, 3))
     seen = read(t, ids, Needs(hidden=drafter.model.layout.reads, kv=(layer,)))
     with torch.no_grad():
-        [(keys, values)] = drafter.model.double().context(seen.hidden, torch.arange(9).expand(2, -1))
+        [(keys, values)] = drafter.model.double().context(
+            seen.hidden, torch.arange(9).expand(2, -1)
+        )
     assert torch.allclose(values, seen.kv[layer][1], atol=1e-6)
     alike = torch.cosine_similarity(keys, seen.kv[layer][0], dim=-1)
     assert torch.allclose(alike, torch.ones_like(alike), atol=1e-6)
@@ -310,7 +369,9 @@ def test_a_new_one_reads_the_context_as_the_targets_own_layer(model: str, same: 
     assert 0.5 < float(keys.norm() / seen.kv[layer][0].norm()) < 2
     drawn = part("drafter", "jetspec")(init="scratch").fresh(t)
     assert isinstance(drawn, ParallelDrafter)
-    assert not torch.equal(drawn.model.layers[0].mlp.up_proj.weight, drafter.model.layers[0].mlp.up_proj.weight)
+    assert not torch.equal(
+        drawn.model.layers[0].mlp.up_proj.weight, drafter.model.layers[0].mlp.up_proj.weight
+    )
 
 
 def test_the_mask_is_the_token_that_is_never_learnt() -> None:
@@ -343,7 +404,9 @@ def drafts(drafter: ParallelDrafter, t: Target) -> Tensor:
     return forwards.decoded(t, drafter, tokens_of(1, 15, 5), 4, 1)
 
 
-def rewritten(folder: Path, config: Callable[[dict[str, Any]], dict[str, Any]], **names: Callable[[str], str]) -> None:
+def rewritten(
+    folder: Path, config: Callable[[dict[str, Any]], dict[str, Any]], **names: Callable[[str], str]
+) -> None:
     """Changes a stored config, and the names of its tensors."""
     said = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config(said)))
@@ -359,7 +422,9 @@ def test_a_stored_one_opens_as_it_was(name: str, tmp_path: Path) -> None:
     opened = build("drafter", str(tmp_path)).open(t)
     assert torch.equal(drafts(opened, t), drafts(drafter, t))
     assert opened.knobs == replace(drafter.settled, checkpoint=str(tmp_path))
-    rewritten(tmp_path, lambda said: {k: v for k, v in said.items() if k != "draftree"})  # as a stranger's
+    rewritten(
+        tmp_path, lambda said: {k: v for k, v in said.items() if k != "draftree"}
+    )  # as a stranger's
     assert method_of(tmp_path) == name.partition("-")[0]
     assert torch.equal(drafts(build("drafter", str(tmp_path)).open(t), t), drafts(drafter, t))
 
@@ -385,7 +450,9 @@ def deepspec(said: dict[str, Any]) -> dict[str, Any]:
 
 
 NATIVE = {"fc.weight": "encoder.fc.weight", "hidden_norm.weight": "encoder.output_norm_enc.weight"}
-EARLY = lambda key: f"logit_head.{key}" if key.startswith(("markov_head.", "confidence_head.")) else key
+EARLY = lambda key: (
+    f"logit_head.{key}" if key.startswith(("markov_head.", "confidence_head.")) else key
+)
 
 
 @pytest.mark.parametrize(
@@ -399,20 +466,36 @@ EARLY = lambda key: f"logit_head.{key}" if key.startswith(("markov_head.", "conf
         ("dspark", nested, EARLY),
     ],
 )
-def test_published_layouts(name: str, config: Any, renamed: Callable[[str], str], tmp_path: Path) -> None:
+def test_published_layouts(
+    name: str, config: Any, renamed: Callable[[str], str], tmp_path: Path
+) -> None:
     t = target("llama")
     wanted = drafts(saved(name, t, tmp_path), t)
-    rewritten(tmp_path, lambda said: config({k: v for k, v in said.items() if k != "draftree"}), name=renamed)
+    rewritten(
+        tmp_path,
+        lambda said: config({k: v for k, v in said.items() if k != "draftree"}),
+        name=renamed,
+    )
     assert torch.equal(drafts(build("drafter", str(tmp_path)).open(t), t), wanted)
 
 
 def test_a_dflash_of_deepspec_is_shifted_and_brings_embedding_and_head(tmp_path: Path) -> None:
     t = target("llama")
     drafter = saved("dflash", t, tmp_path)
-    rewritten(tmp_path, lambda said: deepspec({k: v for k, v in said.items() if k != "draftree"}) | {"markov_rank": 0})
+    rewritten(
+        tmp_path,
+        lambda said: (
+            deepspec({k: v for k, v in said.items() if k != "draftree"}) | {"markov_rank": 0}
+        ),
+    )
     model: Any = t.decoder.model
-    own = {"embed_tokens.weight": model.get_input_embeddings().weight, "lm_head.weight": model.get_output_embeddings().weight}
-    tensors = load_file(tmp_path / "model.safetensors") | {k: v.detach().clone() for k, v in own.items()}
+    own = {
+        "embed_tokens.weight": model.get_input_embeddings().weight,
+        "lm_head.weight": model.get_output_embeddings().weight,
+    }
+    tensors = load_file(tmp_path / "model.safetensors") | {
+        k: v.detach().clone() for k, v in own.items()
+    }
     save_file(tensors, tmp_path / "model.safetensors")
     opened = build("drafter", str(tmp_path)).open(t)
     assert (opened.ahead, drafter.ahead) == (5, 4)
@@ -446,7 +529,9 @@ def test_an_exported_one_is_the_same_with_layers_counted_from_the_embedding(
     assert {"embed_tokens.weight", "lm_head.weight", "fc.weight"} <= keys
     assert ({"d2t", "t2d"} <= keys) == bool(draft_vocab)
     opened = build("drafter", str(tmp_path / "theirs")).open(t)
-    assert worst(drafts(opened, t).exp(), drafts(drafter, t).exp()) < 1e-3, "embedding and head are copies in float16"
+    assert worst(drafts(opened, t).exp(), drafts(drafter, t).exp()) < 1e-3, (
+        "embedding and head are copies in float16"
+    )
 
 
 @pytest.mark.parametrize(
@@ -475,15 +560,27 @@ def test_windows_are_exported_or_refused(sights: tuple[Sight, Sight], told: str)
         ("dflash", {"hidden_size": 64}, r"hidden_size 64, allowed is the target's: 32"),
         ("dspark", {"markov_head_type": "lstm"}, "markov_head_type .*'lstm'"),
         ("dflash", {"mask_token_id": 71}, r"mask_token_id 71, allowed are 0 … 70"),
-        ("dflash", {"target_layer_ids": [0, 3]}, r"reads entries \[1, 4\] of hidden_states, allowed are some of 0 … 3"),
+        (
+            "dflash",
+            {"target_layer_ids": [0, 3]},
+            r"reads entries \[1, 4\] of hidden_states, allowed are some of 0 … 3",
+        ),
         ("dflash", {"layer_types": ["full_attention"]}, "layer_types is .* allowed are 2 of"),
     ],
 )
-def test_what_does_not_fit_is_named_in_a_line(name: str, config: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_named_in_a_line(
+    name: str, config: dict[str, Any], told: str, tmp_path: Path
+) -> None:
     t = target("llama")
     saved(name, t, tmp_path)
-    inner = {k: v for k, v in config.items() if k in ("mask_token_id", "target_layer_ids", "markov_head_type")}
-    rewritten(tmp_path, lambda said: said | config | {"dflash_config": said["dflash_config"] | inner})
+    inner = {
+        k: v
+        for k, v in config.items()
+        if k in ("mask_token_id", "target_layer_ids", "markov_head_type")
+    }
+    rewritten(
+        tmp_path, lambda said: said | config | {"dflash_config": said["dflash_config"] | inner}
+    )
     with pytest.raises(UserError, match=told) as error:
         build("drafter", str(tmp_path)).open(t)
     assert "\n" not in str(error.value)
@@ -493,13 +590,31 @@ def test_what_does_not_fit_is_named_in_a_line(name: str, config: dict[str, Any],
     ("name", "change", "told"),
     [
         ("dflash", lambda t: t.pop("fc.weight"), "missing tensors: fc.weight"),
-        ("dspark", lambda t: t.pop("confidence_head.proj.bias"), "missing tensors: confidence_head.proj.bias"),
-        ("dspark", lambda t: t.update({"select_head.weight": torch.zeros(3)}), "foreign tensors: select_head.weight"),
-        ("dflash", lambda t: t.update({"layers.0.attention_conv.base_kernel": torch.zeros(3)}), "holds a DFlash 2"),
-        ("jetspec", lambda t: t.update({"hidden_dim_adapter.proj.weight": torch.zeros(3)}), "foreign tensors: hidden_dim"),
+        (
+            "dspark",
+            lambda t: t.pop("confidence_head.proj.bias"),
+            "missing tensors: confidence_head.proj.bias",
+        ),
+        (
+            "dspark",
+            lambda t: t.update({"select_head.weight": torch.zeros(3)}),
+            "foreign tensors: select_head.weight",
+        ),
+        (
+            "dflash",
+            lambda t: t.update({"layers.0.attention_conv.base_kernel": torch.zeros(3)}),
+            "holds a DFlash 2",
+        ),
+        (
+            "jetspec",
+            lambda t: t.update({"hidden_dim_adapter.proj.weight": torch.zeros(3)}),
+            "foreign tensors: hidden_dim",
+        ),
     ],
 )
-def test_a_missing_tensor_or_an_unknown_head_is_named(name: str, change: Any, told: str, tmp_path: Path) -> None:
+def test_a_missing_tensor_or_an_unknown_head_is_named(
+    name: str, change: Any, told: str, tmp_path: Path
+) -> None:
     t = target("llama")
     saved(name, t, tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")

@@ -25,7 +25,9 @@ def coded(layer: int, shape: LayerShape, numbers: np.ndarray, value: bool) -> Te
     """[R, H, n, width] keys or values in which every entry tells the token's number [R, n], the layer, and which it is."""
     one = torch.from_numpy(numbers).double()[:, None, :, None] * 10 + layer + 0.5 * value
     heads = torch.arange(shape.heads).double()[None, :, None, None] / 8
-    return one + heads + torch.zeros(1, 1, 1, shape.value if value else shape.key, dtype=torch.float64)
+    return (
+        one + heads + torch.zeros(1, 1, 1, shape.value if value else shape.key, dtype=torch.float64)
+    )
 
 
 def write(cache: SlotCache, starts: list[int], numbers: np.ndarray) -> None:
@@ -33,11 +35,16 @@ def write(cache: SlotCache, starts: list[int], numbers: np.ndarray) -> None:
     writer = cache.writer(np.array(starts), numbers.shape[1])
     end = max(starts) + numbers.shape[1]
     for layer, shape in enumerate(SHAPES):
-        keys, values = writer.update(coded(layer, shape, numbers, False), coded(layer, shape, numbers, True), layer)
+        keys, values = writer.update(
+            coded(layer, shape, numbers, False), coded(layer, shape, numbers, True), layer
+        )
         assert keys.shape == (cache.rows, shape.heads, end, shape.key)
         assert values.shape == (cache.rows, shape.heads, end, shape.value)
         for row, start in enumerate(starts):
-            assert torch.equal(keys[row, :, start : start + numbers.shape[1]], coded(layer, shape, numbers, False)[row])
+            assert torch.equal(
+                keys[row, :, start : start + numbers.shape[1]],
+                coded(layer, shape, numbers, False)[row],
+            )
 
 
 def held(cache: SlotCache, row: int) -> list[int]:
@@ -105,7 +112,9 @@ def test_inserted_keys_and_values_are_committed() -> None:
     one = empty(1)
     three = empty(3)
     for layer, shape in enumerate(SHAPES):
-        keys, values = (coded(layer, shape, np.arange(4)[None], value)[0] for value in (False, True))
+        keys, values = (
+            coded(layer, shape, np.arange(4)[None], value)[0] for value in (False, True)
+        )
         one.insert(layer, np.zeros(4, np.int64), np.arange(4), keys, values)
         three.insert(layer, np.array([0, 2, 2, 0]), np.array([0, 0, 1, 1]), keys, values)
     assert held(one, 0) == [0, 1, 2, 3]
@@ -130,7 +139,9 @@ def test_a_mask_is_the_same_by_machine_code(dtype: torch.dtype) -> None:
     """For rows of different lengths, one of them padded."""
     seen = [np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_), np.tri(2, dtype=np.bool_)]
     places = [np.array([4, 5, 5]), np.array([2, 3])]
-    feed = ForwardBatch.packed([np.arange(3), np.arange(2)], places, np.array([4, 2]), seen, places, torch.device("cpu"))
+    feed = ForwardBatch.packed(
+        [np.arange(3), np.arange(2)], places, np.array([4, 2]), seen, places, torch.device("cpu")
+    )
     masks = [torch.full((2, 1, 3, 9), 7, dtype=dtype) for _ in range(2)]
     write_mask(masks[0], feed, np.array([4, 2]))
     write_masks(list(masks[1][:, 0]), feed, np.array([4, 2]))

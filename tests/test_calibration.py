@@ -23,7 +23,9 @@ def test_a_step_is_newtons(seed: int, width: int, examples: int) -> None:
         assert known.weights == pytest.approx(weights)
 
 
-def test_what_was_certain_and_wrong_moves_the_weights_no_further_than_its_curvature_allows() -> None:
+def test_what_was_certain_and_wrong_moves_the_weights_no_further_than_its_curvature_allows() -> (
+    None
+):
     sure = Logistic.around(800.0, prior=1.0).learn(np.ones((1, 1)), np.array([False]))
     assert sure.weights.tolist() == pytest.approx([800 - 1 / (1 + CURVATURE)])
 

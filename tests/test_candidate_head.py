@@ -61,7 +61,10 @@ def test_candidates_have_the_logits_of_the_head(rank: int, count: int, bias: boo
     assert (found.sum(dim=-1) == min(count, V)).all()
     assert torch.allclose(logits[found], whole[found], atol=1e-5)
     if rank == D:  # with all directions they are the largest ones
-        assert (whole.topk(min(count, V)).values.sort().values - logits[found].view(2, 3, -1).sort().values).abs().max() < 1e-5
+        assert (
+            whole.topk(min(count, V)).values.sort().values
+            - logits[found].view(2, 3, -1).sort().values
+        ).abs().max() < 1e-5
 
 
 def test_the_mean_of_all_rows_finds_nobody() -> None:
@@ -73,7 +76,9 @@ def test_the_mean_of_all_rows_finds_nobody() -> None:
     assert set(torch.nonzero(logits > -torch.inf)[:, 0].tolist()) == wanted
 
 
-def test_factors_are_computed_once_and_a_broken_file_is_made_again(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_factors_are_computed_once_and_a_broken_file_is_made_again(
+    cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     calls = list[int]()
     counted = lambda rows, rank: calls.append(rank) or decomposed(rows, rank)
     monkeypatch.setattr(candidate_head, "decomposed", counted)
@@ -96,31 +101,45 @@ def test_factors_are_computed_once_and_a_broken_file_is_made_again(cache: Path, 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("policy", ["chain", "eagle2", "yield"])
 @pytest.mark.parametrize("drafter", ["eagle3", "edd"])
-def test_the_text_is_the_targets_and_drafts_are_accepted(target: Target, drafter: str, policy: str, temperature: float) -> None:
+def test_the_text_is_the_targets_and_drafts_are_accepted(
+    target: Target, drafter: str, policy: str, temperature: float
+) -> None:
     engine = opened(target, f"{drafter}:head_rank=8,head_candidates=16", policy)
-    requests = [Request(p, 16, sampling=Sampling(temperature=temperature, seed=3)) for p in ([40, 50, 60], [70, 80])]
+    requests = [
+        Request(p, 16, sampling=Sampling(temperature=temperature, seed=3))
+        for p in ([40, 50, 60], [70, 80])
+    ]
     out = engine.write(requests)
     assert out.tokens == engine.plain(requests).tokens
     if policy == "chain" and not temperature:
-        assert sum(step.accepted for step in out.stats.steps), "hardly anything was found: the test is idle"
+        assert sum(step.accepted for step in out.stats.steps), (
+            "hardly anything was found: the test is idle"
+        )
 
 
 def opened(target: Target, drafter: str, policy: str = "chain") -> Engine:
-    return Engine(target, build("drafter", drafter).open(target), build("policy", policy), costs=COSTS)
+    return Engine(
+        target, build("drafter", drafter).open(target), build("policy", policy), costs=COSTS
+    )
 
 
 @pytest.mark.parametrize("drafter", ["eagle3", "edd"])
 def test_with_all_directions_and_tokens_it_is_the_whole_head(target: Target, drafter: str) -> None:
     """Drafts are those of the head without factors, over tokens that a draft vocabulary excludes, too."""
     vocab, width = target.decoder.vocab, target.decoder.hidden
-    whole, other = logits_of(target, drafter), logits_of(target, f"{drafter}:head_rank={width},head_candidates={vocab}")
+    whole, other = (
+        logits_of(target, drafter),
+        logits_of(target, f"{drafter}:head_rank={width},head_candidates={vocab}"),
+    )
     assert other.shape[1] == vocab
     assert bool((other > -torch.inf).all())
     if whole.shape == other.shape:
         assert torch.allclose(whole, other, atol=1e-3)
     few = logits_of(target, f"{drafter}:head_rank=8,head_candidates=7")
     assert ((few > -torch.inf).sum(dim=1) == 7).all()
-    assert torch.allclose(few.exp().sum(dim=1), torch.ones(len(few)), atol=1e-4), "q is over the candidates"
+    assert torch.allclose(few.exp().sum(dim=1), torch.ones(len(few)), atol=1e-4), (
+        "q is over the candidates"
+    )
 
 
 def logits_of(target: Target, spec: str) -> torch.Tensor:
@@ -129,13 +148,18 @@ def logits_of(target: Target, spec: str) -> torch.Tensor:
     prompts = [np.array([40, 50, 60]), np.array([70, 80])]
     taps = target.prefill(target.new_cache(2, 32), prompts, drafter.needs).taps
     state = drafter.start(prompts, np.array([61, 62]), taps)
-    found, _ = drafter.expand(state, Tree.planted(np.arange(2), np.array([61, 62])), np.arange(2), 4, Drawing())
+    found, _ = drafter.expand(
+        state, Tree.planted(np.arange(2), np.array([61, 62])), np.arange(2), 4, Drawing()
+    )
     return found.logs
 
 
 def test_a_rank_beyond_the_head_is_refused(target: Target) -> None:
     for drafter in ("eagle3", "edd"):
-        with pytest.raises(UserError, match=f"{drafter}: head_rank is 9999, allowed is at most the width of the head"):
+        with pytest.raises(
+            UserError,
+            match=f"{drafter}: head_rank is 9999, allowed is at most the width of the head",
+        ):
             opened(target, f"{drafter}:head_rank=9999")
 
 

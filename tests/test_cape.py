@@ -30,10 +30,14 @@ def wanted(rule: Rule, root: int, knobs: CAPE, room: int = 99) -> list[Path]:
         order = sorted((t for t in log_q if log_q[t] > -math.inf), key=lambda t: -log_q[t])
         if not order:
             break
-        kept = order[: 1 + (alternatives(math.exp(log_q[order[0]])) if knobs.sets is None else knobs.sets)]
+        kept = order[
+            : 1 + (alternatives(math.exp(log_q[order[0]])) if knobs.sets is None else knobs.sets)
+        ]
         found += [(value + log_q[t], (*chain, t)) for t in sorted(kept)]
         value, chain = value + log_q[order[0]], (*chain, order[0])
-    best = sorted(range(len(found)), key=lambda i: (found[i][1] != chain[: len(found[i][1])], -found[i][0]))[: knobs.max_nodes]
+    best = sorted(
+        range(len(found)), key=lambda i: (found[i][1] != chain[: len(found[i][1])], -found[i][0])
+    )[: knobs.max_nodes]
     return [found[i][1] for i in sorted(best)]
 
 
@@ -66,10 +70,15 @@ def test_children_by_confidence(p: float, paper: int, official: int) -> None:
 @given(st.lists(st.floats(1e-6, 1), min_size=1))
 def test_paper_and_code_differ_at_the_edges_alone(p: list[float]) -> None:
     inside = np.array([x for x in p if min(abs(x - edge) for edge in (0.3, 0.6, 0.8)) > 1e-9])
-    assert CAPE(bins="paper").children(inside).tolist() == CAPE(bins="official").children(inside).tolist()
+    assert (
+        CAPE(bins="paper").children(inside).tolist()
+        == CAPE(bins="official").children(inside).tolist()
+    )
 
 
-@pytest.mark.parametrize(("p", "children"), [(0.1, 4), (0.25, 4), (0.26, 1), (0.5, 1), (0.51, 3), (1.0, 3)])
+@pytest.mark.parametrize(
+    ("p", "children"), [(0.1, 4), (0.25, 4), (0.26, 1), (0.5, 1), (0.51, 3), (1.0, 3)]
+)
 def test_bins_can_be_given(p: float, children: int) -> None:
     # Three beside the top one up to .25, none up to .5, two beyond.
     assert CAPE(bins="3/.25/0/0.5/2").children(np.array([p])).tolist() == [children]
@@ -79,12 +88,20 @@ def test_bins_can_be_given(p: float, children: int) -> None:
 def test_the_papers_bins_and_the_ablation_written_out(p: list[float]) -> None:
     paper, written = CAPE(), CAPE(bins="7/0.3/5/0.6/3/0.8/1")
     assert paper.children(np.array(p)).tolist() == written.children(np.array(p)).tolist()
-    assert CAPE(sets=4).children(np.array(p)).tolist() == [5] * len(p), "the token of the chain and four others"
+    assert CAPE(sets=4).children(np.array(p)).tolist() == [5] * len(p), (
+        "the token of the chain and four others"
+    )
     assert CAPE(bins="4").children(np.array(p)).tolist() == [5] * len(p)
 
 
 def test_it_asks_for_no_more_than_the_largest_set() -> None:
-    rooms = {CAPE(): 8, CAPE(bins="official"): 8, CAPE(sets=4): 5, CAPE(sets=0): 1, CAPE(bins="1/0.5/9"): 10}
+    rooms = {
+        CAPE(): 8,
+        CAPE(bins="official"): 8,
+        CAPE(sets=4): 5,
+        CAPE(sets=0): 1,
+        CAPE(bins="1/0.5/9"): 10,
+    }
     assert [policy.candidates for policy in rooms] == list(rooms.values())
 
 
@@ -92,7 +109,8 @@ def test_it_asks_for_no_more_than_the_largest_set() -> None:
 
 
 def test_sets_of_a_fixed_size_whatever_the_confidence() -> None:
-    # Two beside each of the chain's three tokens, sure (.9) or not (.3): 3 + 3 + 3 nodes; values .9 .05 .05 | .27 …
+    # Two beside each of the chain's three tokens, sure (.9) or not (.3): 3 + 3 + 3 nodes; values .9
+    # .05 .05 | .27 …
     q = [[0.9, 0.05, 0.03, 0.02], [0.3, 0.25, 0.25, 0.2], [0.5, 0.3, 0.1, 0.1]]
     tree = grown(CAPE(3, sets=2), following(lambda path: np.log(q[len(path) - 1]).tolist()))
     assert paths(tree) == [(*[0] * d, t) for d in range(3) for t in range(3)]
@@ -106,7 +124,9 @@ def test_the_less_sure_the_more_alternatives_and_none_is_expanded() -> None:
     tree = grown(CAPE(4), following(rule, asked))
     assert asked == [([0], 8), ([1], 8), ([3], 8), ([7], 8)]
     assert np.bincount(tree.depth).tolist() == [1, 2, 4, 6, 8]
-    assert [tuple(tree.tokens[tree.children(n)].tolist()) for n in (0, 1, 3, 7)] == [tuple(range(n)) for n in (2, 4, 6, 8)]
+    assert [tuple(tree.tokens[tree.children(n)].tolist()) for n in (0, 1, 3, 7)] == [
+        tuple(range(n)) for n in (2, 4, 6, 8)
+    ]
     assert np.exp(tree.score[[1, 3, 7, 13]]) == pytest.approx(np.cumprod(sure))
 
 
@@ -114,7 +134,9 @@ def test_the_chain_follows_the_likeliest_wherever_it_stands() -> None:
     rule = lambda path: np.log([0.02, 0.85, 0.03, 0.1]).tolist()
     assert paths(grown(CAPE(2), following(rule))) == [(1,), (3,), (1, 1), (1, 3)]
     level = lambda path: np.log([0.25] * 4).tolist()
-    assert paths(grown(CAPE(2), following(level)))[4:] == [(0, 0), (0, 1), (0, 2), (0, 3)], "the first of equals"
+    assert paths(grown(CAPE(2), following(level)))[4:] == [(0, 0), (0, 1), (0, 2), (0, 3)], (
+        "the first of equals"
+    )
 
 
 def test_beyond_the_nodes_allowed_the_best_are_kept() -> None:
@@ -127,23 +149,33 @@ def test_beyond_the_nodes_allowed_the_best_are_kept() -> None:
 
 
 def test_the_chain_is_never_cut_by_its_own_alternatives() -> None:
-    # Five times eight equals: by value 32 nodes are four whole layers, and the chain would end before its fifth token.
+    # Five times eight equals: by value 32 nodes are four whole layers, and the chain would end
+    # before its fifth token.
     tree = grown(CAPE(5), always(*[0.125] * 8))
     assert np.bincount(tree.depth).tolist() == [1, 8, 8, 8, 7, 1]
     assert (0,) * 5 in paths(tree)
-    assert paths(grown(CAPE(5, max_nodes=3), always(*[0.125] * 8))) == [(0,), (0, 0), (0, 0, 0)], "only by the budget"
+    assert paths(grown(CAPE(5, max_nodes=3), always(*[0.125] * 8))) == [(0,), (0, 0), (0, 0, 0)], (
+        "only by the budget"
+    )
 
 
 def test_what_is_missing_becomes_no_node() -> None:
     assert grown(CAPE(), always()).drafted == 0
-    assert paths(grown(CAPE(2), always(0.2, 0.1))) == [(0,), (1,), (0, 0), (0, 1)], "six of eight are missing"
+    assert paths(grown(CAPE(2), always(0.2, 0.1))) == [(0,), (1,), (0, 0), (0, 1)], (
+        "six of eight are missing"
+    )
 
 
 # Against the rule over again.
 
 
 @given(
-    st.builds(CAPE, length=st.integers(1, 6), max_nodes=st.integers(1, 40), sets=st.none() | st.integers(0, 7)),
+    st.builds(
+        CAPE,
+        length=st.integers(1, 6),
+        max_nodes=st.integers(1, 40),
+        sets=st.none() | st.integers(0, 7),
+    ),
     st.lists(st.integers(0, 7), min_size=1, max_size=3),
     st.integers(0, 999),
     st.sampled_from([0.0, 0.3, 0.9]),
@@ -160,7 +192,9 @@ def test_the_tree_is_the_papers(policy: CAPE, rooms: list[int], seed: int, missi
 
 def test_a_spec_names_the_knobs() -> None:
     assert registry.build("policy", "cape") == CAPE(4, 32, "paper", None)
-    assert registry.build("policy", "cape:length=4,bins=official") == CAPE(length=4, bins="official")
+    assert registry.build("policy", "cape:length=4,bins=official") == CAPE(
+        length=4, bins="official"
+    )
     assert registry.build("policy", "cape:sets=4") == CAPE(sets=4)
     assert registry.build("policy", "cape:bins=5/0.5/2") == CAPE(bins="5/0.5/2")
 
@@ -172,7 +206,20 @@ def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    "bins", ["mine", "", "7/0.3", "7/0.3/5/0.3/1", "7/0.6/5/0.3/1", "7/0/5", "7/1/5", "-1", "1.5", "7/nan/5", "7/x/5"]
+    "bins",
+    [
+        "mine",
+        "",
+        "7/0.3",
+        "7/0.3/5/0.3/1",
+        "7/0.6/5/0.3/1",
+        "7/0/5",
+        "7/1/5",
+        "-1",
+        "1.5",
+        "7/nan/5",
+        "7/x/5",
+    ],
 )
 def test_bins_that_are_none_are_refused(bins: str) -> None:
     told = f"cape: bins is '{bins}', allowed are paper, official, or sizes with rising edges between them, as in 7/0.3/5/0.6/3"
@@ -184,6 +231,7 @@ def test_bins_that_are_none_are_refused(bins: str) -> None:
 @pytest.mark.parametrize(("sets", "bins"), [(-1, "paper"), (4, "official"), (4, "3/0.5/2")])
 def test_sets_out_of_range_or_beside_bins_are_refused(sets: int, bins: str) -> None:
     with pytest.raises(
-        UserError, match=f"^cape: sets is {sets}.*, allowed is (none or a whole number of at least 0|one of them)$"
+        UserError,
+        match=f"^cape: sets is {sets}.*, allowed is (none or a whole number of at least 0|one of them)$",
     ):
         CAPE(sets=sets, bins=bins)

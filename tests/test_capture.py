@@ -56,12 +56,21 @@ def suite(recorder: Recorder) -> Suite:
 
 def some() -> list[Case]:
     """A case of each check for drafters that have passes of their own; of those that draft on the device, more of some."""
-    mine = [c for c in cases() if c.drafter in NEURAL and c.policy in ("eagle2", "yield") and c.acceptor in EXACT]
+    mine = [
+        c
+        for c in cases()
+        if c.drafter in NEURAL and c.policy in ("eagle2", "yield") and c.acceptor in EXACT
+    ]
     found = {(c.check, c.drafter): c for c in mine}
     places = itertools.product(
-        ("eagle3", "medusa", "hydra", "mtp"), ("eagle2", "yield"), ("ragged", "context", "eos", "joining")
+        ("eagle3", "medusa", "hydra", "mtp"),
+        ("eagle2", "yield"),
+        ("ragged", "context", "eos", "joining"),
     )
-    more = [Case(check, drafter, policy, EXACT[i % 2]) for i, (drafter, policy, check) in enumerate(places)]
+    more = [
+        Case(check, drafter, policy, EXACT[i % 2])
+        for i, (drafter, policy, check) in enumerate(places)
+    ]
     return [*list(found.values())[::3], *more]
 
 
@@ -82,21 +91,33 @@ def test_sizes_are_few() -> None:
 class Waits(TorchFunctionMode):
     """Counts what makes the host wait for a device, as if everything lay on one but what comes from numpy or was copied back.
 
-    A tensor that was copied to the host is waited for once; so is a copy to the device that is not asked to be asynchronous.
+    A tensor that was copied to the host is waited for once; so is a copy to the device that is not
+    asked to be asynchronous.
 
     Args:
-        models: whose weights are moved to where they lie already, as transformers does with rotary frequencies.
+        models: whose weights are moved to where they lie already, as transformers does with rotary
+            frequencies.
     """
 
     ASKING = ("item", "tolist", "numpy", "cpu", "equal", "allclose", "is_nonzero", "__bool__", "__int__", "__float__",
               "__complex__", "__index__", "__array__", "__contains__", "__repr__", "__format__")  # fmt: skip
-    SIZED = ("nonzero", "argwhere", "unique", "unique_consecutive", "masked_select", "bincount", "repeat_interleave")
+    SIZED = (
+        "nonzero",
+        "argwhere",
+        "unique",
+        "unique_consecutive",
+        "masked_select",
+        "bincount",
+        "repeat_interleave",
+    )
     """What makes tensors whose sizes depend on values."""
 
     def __init__(self, *models: nn.Module) -> None:
         super().__init__()
         self._weights = {id(t) for model in models for t in (*model.parameters(), *model.buffers())}
-        self._here = dict[int, Tensor]()  # by identity, which no other tensor gets while they are kept
+        self._here = dict[
+            int, Tensor
+        ]()  # by identity, which no other tensor gets while they are kept
         self.count, self._patch = 0, pytest.MonkeyPatch()
 
     def __enter__(self) -> Any:
@@ -119,9 +140,16 @@ class Waits(TorchFunctionMode):
 
         return noted
 
-    def __torch_function__(self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
         name, given = getattr(func, "__name__", ""), [*args, *(kwargs or {}).values()]
-        tensors = [t for each in given for t in (each if isinstance(each, tuple | list) else (each,)) if isinstance(t, Tensor)]
+        tensors = [
+            t
+            for each in given
+            for t in (each if isinstance(each, tuple | list) else (each,))
+            if isinstance(t, Tensor)
+        ]
         here = bool(tensors) and all(self._is_here(t) for t in tensors)
         moved = name == "to" and any(isinstance(each, torch.device | str) for each in given)
         moved = moved and id(args[0]) not in self._weights
@@ -143,8 +171,12 @@ class Waits(TorchFunctionMode):
         if name in ("__getitem__", "__setitem__"):
             index = args[1] if isinstance(args[1], tuple) else (args[1],)
             masks = any(isinstance(each, Tensor) and each.dtype is torch.bool for each in index)
-            asked = any(isinstance(each, Tensor) and not each.dim() for each in index)  # for a number
-            return masks or asked or any(isinstance(each, list | np.ndarray) for each in index)  # which are copied there
+            asked = any(
+                isinstance(each, Tensor) and not each.dim() for each in index
+            )  # for a number
+            return (
+                masks or asked or any(isinstance(each, list | np.ndarray) for each in index)
+            )  # which are copied there
         return name in self.SIZED or (name == "where" and len(args) == 1)
 
 
@@ -181,12 +213,16 @@ def test_waits_are_noticed() -> None:
 @pytest.fixture
 def rotates_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """Rotations are computed, and not looked up by positions that the host reads."""
-    monkeypatch.setattr(RopeCache, "__call__", lambda self, like, positions: self._module(like, positions))
+    monkeypatch.setattr(
+        RopeCache, "__call__", lambda self, like, positions: self._module(like, positions)
+    )
 
 
 @pytest.mark.usefixtures("rotates_as_a_gpu")
 @pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, top_p=0.95)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(1.0, top_p=0.95)], ids=["greedy", "sampled"]
+)
 @pytest.mark.parametrize(("drafter", "policy", "layers"), [
     *((drafter, "eagle2", 6) for drafter in ("edd", "eagle", "eagle3", "mtp", "medusa:heads=6", "hydra:heads=6")),
     *(("eagle3", policy, layers) for policy, layers in (
@@ -195,12 +231,17 @@ def rotates_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     )),
 ])  # fmt: skip
 def test_a_step_is_few_launches(
-    policy: str, layers: int, drafter: str, sampling: Sampling, rows: int, monkeypatch: pytest.MonkeyPatch
+    policy: str,
+    layers: int,
+    drafter: str,
+    sampling: Sampling,
+    rows: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """One pass for each layer of the tree and one of the target, recorded once; the host waits once.
 
-    Not counted: what is not recorded, as the encoding of what was accepted, and what fills the inputs of a pass; the host waits
-    for none of it.
+    Not counted: what is not recorded, as the encoding of what was accepted, and what fills the
+    inputs of a pass; the host waits for none of it.
     """
     monkeypatch.setattr(places, "on_host", lambda device: False)
     recorder = Recorder()
@@ -208,10 +249,19 @@ def test_a_step_is_few_launches(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         drafts: Any = build("drafter", drafter).example(target)
-    stacks = [layer._run[0] for layer in getattr(drafts.model, "layers", ()) if isinstance(layer, MTPLayer)]
-    writing, rule = Rows(target.new_cache(rows, 96)), part("acceptor", "greedy" if sampling.greedy else "match")()
+    stacks = [
+        layer._run[0]
+        for layer in getattr(drafts.model, "layers", ())
+        if isinstance(layer, MTPLayer)
+    ]
+    writing, rule = (
+        Rows(target.new_cache(rows, 96)),
+        part("acceptor", "greedy" if sampling.greedy else "match")(),
+    )
     parts = Parts(target, drafts, build("policy", policy), rule, COSTS)
-    requests = [Request([7, 18, 29, 40, 51][: 5 - row], 60, sampling=sampling) for row in range(rows)]
+    requests = [
+        Request([7, 18, 29, 40, 51][: 5 - row], 60, sampling=sampling) for row in range(rows)
+    ]
     _, state = admit(parts, writing, requests, State())
     for _ in range(4):
         _, state = step(parts, writing, state)
@@ -219,9 +269,13 @@ def test_a_step_is_few_launches(
         with Waits(target.decoder.model, drafts.model, *stacks) as waits:
             _, state = step(parts, writing, state)
         assert len(writing.stats.work[-1].frontiers) == layers
-        assert recorder.launched - before <= 1 + layers, "the noise is computed with the first layer, for all of them"
+        assert recorder.launched - before <= 1 + layers, (
+            "the noise is computed with the first layer, for all of them"
+        )
         assert waits.count == 1
-    assert recorder.recorded <= 5 + layers, "the first pass of a step comes in a few widths, the others are recorded once"
+    assert recorder.recorded <= 5 + layers, (
+        "the first pass of a step comes in a few widths, the others are recorded once"
+    )
 
 
 @pytest.mark.usefixtures("rotates_as_a_gpu")
@@ -245,10 +299,15 @@ def test_a_step_of_a_tree_that_depends_on_values_waits_once(
     costs = Costs({1: 0.01}, {1: 1.0, 64: 1.1})
     rule = part("acceptor", "greedy" if sampling.greedy else "match")()
     parts = Parts(target, drafts, build("policy", policy), rule, costs)
-    requests = [Request([7, 18, 29, 40, 51][: 5 - row], 90, sampling=sampling) for row in range(rows)]
+    requests = [
+        Request([7, 18, 29, 40, 51][: 5 - row], 90, sampling=sampling) for row in range(rows)
+    ]
     _, state = admit(parts, writing, requests, State())
     while len(writing.live) == rows and writing.context < 80 and grown < ENOUGH:
-        before, recent = recorder.launched, max((s.depth for s in writing.stats.steps[-2 * rows :]), default=2)
+        before, recent = (
+            recorder.launched,
+            max((s.depth for s in writing.stats.steps[-2 * rows :]), default=2),
+        )
         with Waits(target.decoder.model, model) as waits:
             _, state = step(parts, writing, state)
         depth, passes = writing.stats.steps[-1].depth, len(writing.stats.work[-1].frontiers)
@@ -288,9 +347,15 @@ def test_a_step_is_three_launches_and_one_for_each_layer(
     recorder = Recorder()
     target = tiny_target(context=96, capture=Graphs(recorder))
     drafts, writing = agreeing(target), Rows(target.new_cache(rows, 768))
-    costs, rule = Costs({1: 0.05}, {1: 1.0, 64: 1.3}), part("acceptor", "match" if temperature else "greedy")()
+    costs, rule = (
+        Costs({1: 0.05}, {1: 1.0, 64: 1.3}),
+        part("acceptor", "match" if temperature else "greedy")(),
+    )
     parts = Parts(target, drafts, build("policy", policy), rule, costs)
-    requests = [Request([7, 18, 29, 40, 51][: 5 - row], 80, sampling=Sampling(temperature)) for row in range(rows)]
+    requests = [
+        Request([7, 18, 29, 40, 51][: 5 - row], 80, sampling=Sampling(temperature))
+        for row in range(rows)
+    ]
     _, state = admit(parts, writing, requests, State())
     depths, most = list[int](), 0
     while len(writing.live) == rows and writing.context < 70:
@@ -301,7 +366,9 @@ def test_a_step_is_three_launches_and_one_for_each_layer(
         if writing.stats.work[-1].frontiers:
             assert waits.count == 1
             of_late = depths[-1:] if policy == "eagle2" else depths[-3:]
-            assert recorder.launched - before <= 3 + max(of_late), "of this tree, or with yield of the last two"
+            assert recorder.launched - before <= 3 + max(of_late), (
+                "of this tree, or with yield of the last two"
+            )
             most = max(most, recorder.launched - before)
     assert writing.stats.acceptance_length > 2.5
     assert max(depths) >= 4
@@ -318,7 +385,9 @@ def test_a_recorded_pass_reads_what_is_given_now() -> None:
         outs = []
         for decoder, cache in zip((captured, plain), caches, strict=True):
             places = cache.lengths[0] + np.array([0, 1, 1])
-            feed = ForwardBatch.packed([np.array(ids)], [places], cache.lengths.copy(), [seen], [places], decoder.device)
+            feed = ForwardBatch.packed(
+                [np.array(ids)], [places], cache.lengths.copy(), [seen], [places], decoder.device
+            )
             with torch.inference_mode():
                 outs.append(decoder.forward(feed, cache).logits)
             cache.keep(0, cache.lengths[0] + np.array([0, 2]))
@@ -328,9 +397,14 @@ def test_a_recorded_pass_reads_what_is_given_now() -> None:
 
 def a_pass(decoder: Decoder, cache: SlotCache, first: int = 3) -> Tensor:
     """Logits of three tokens of a tree."""
-    places, seen = cache.lengths[0] + np.array([0, 1, 1]), np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)
+    places, seen = (
+        cache.lengths[0] + np.array([0, 1, 1]),
+        np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_),
+    )
     ids = first + np.arange(3)
-    feed = ForwardBatch.packed([ids], [places], cache.lengths.copy(), [seen], [places], decoder.device)
+    feed = ForwardBatch.packed(
+        [ids], [places], cache.lengths.copy(), [seen], [places], decoder.device
+    )
     with torch.inference_mode():
         return decoder.forward(feed, cache).logits
 
@@ -387,7 +461,9 @@ def test_a_recording_of_another_network_is_not_replayed(change: Callable[[Decode
 def test_a_new_text_takes_the_memory_of_the_last_one(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else its caches lie elsewhere, and what was recorded of the last ones is of no use."""
     target = tiny_target()
-    engine = Engine(target, part("drafter", "eagle3")().example(target), build("policy", "eagle2"), costs=COSTS)
+    engine = Engine(
+        target, part("drafter", "eagle3")().example(target), build("policy", "eagle2"), costs=COSTS
+    )
     request = Request([7, 18, 29], 6)
     engine.write([request])
     assert engine.held is not None
@@ -438,7 +514,9 @@ class Failing:
 
 
 @pytest.mark.parametrize("begin", [0, 2])
-def test_passes_that_cannot_be_recorded_run_as_they_are(begin: int, caplog: pytest.LogCaptureFixture) -> None:
+def test_passes_that_cannot_be_recorded_run_as_they_are(
+    begin: int, caplog: pytest.LogCaptureFixture
+) -> None:
     texts = []
     for capture in (Graphs(Failing(begin)), Eager()):
         target = tiny_target(capture=capture)
@@ -458,7 +536,9 @@ def test_passes_that_cannot_be_recorded_run_as_they_are(begin: int, caplog: pyte
     assert "\n" not in told[0]
 
 
-def test_an_error_of_the_pass_itself_is_no_failed_recording(caplog: pytest.LogCaptureFixture) -> None:
+def test_an_error_of_the_pass_itself_is_no_failed_recording(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     decoder = tiny_target(capture=Graphs(Recorder())).decoder
     with pytest.raises(IndexError):
         a_pass(decoder, decoder.new_cache(1, 8), first=1000)
@@ -489,18 +569,28 @@ class Wrong(Recorder):
         return wrong, made
 
 
-@pytest.mark.parametrize(("recorder", "good"), [(Recorder(), True), (Wrong(1.01), False), (Wrong(1), False)])
+@pytest.mark.parametrize(
+    ("recorder", "good"), [(Recorder(), True), (Wrong(1.01), False), (Wrong(1), False)]
+)
 @pytest.mark.parametrize("way", ["loaded", "handed in"])
 def test_recordings_are_tried_at_load(
-    recorder: Recorder, good: bool, way: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    recorder: Recorder,
+    good: bool,
+    way: str,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
 ) -> None:
     recorder.recorded = recorder.launched = 0
-    monkeypatch.setattr("draftree.models.target.usual_capture", lambda model, asked: Graphs(recorder))
+    monkeypatch.setattr(
+        "draftree.models.target.usual_capture", lambda model, asked: Graphs(recorder)
+    )
     given: Any = "demo" if way == "loaded" else tiny_target(context=64).decoder.model.float()
     with caplog.at_level(logging.WARNING, "draftree"):
         engine = draftree.load(given, "pld")
     assert isinstance(engine.target.decoder.capture, Graphs if good else Eager)
-    told = [record.getMessage() for record in caplog.records if "CUDA graphs" in record.getMessage()]
+    told = [
+        record.getMessage() for record in caplog.records if "CUDA graphs" in record.getMessage()
+    ]
     assert len(told) == (not good)
     before = recorder.launched
     assert engine.write([Request([5, 6, 7, 5, 6, 7], 6)]).tokens[0]

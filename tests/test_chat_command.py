@@ -82,7 +82,9 @@ def test_a_context_that_is_full_is_named(say: Command) -> None:
         (("--drafter", "nosuch"), "nosuch"),
     ],
 )
-def test_a_server_that_cannot_be_is_refused(draftree: Command, options: tuple[str, ...], told: str) -> None:
+def test_a_server_that_cannot_be_is_refused(
+    draftree: Command, options: tuple[str, ...], told: str
+) -> None:
     status, out, err = draftree("serve", "demo", *options)
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert told in err

@@ -4,7 +4,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.scheduling.chunks import ALONE, LEAST, LEAST_BESIDE, SHORT, STEPS, UNKNOWN, ChunkSizes, shares
+from draftree.scheduling.chunks import (
+    ALONE,
+    LEAST,
+    LEAST_BESIDE,
+    SHORT,
+    STEPS,
+    UNKNOWN,
+    ChunkSizes,
+    shares,
+)
 from draftree.scheduling.options import SchedulerOptions
 
 
@@ -39,7 +48,9 @@ def test_what_a_shared_pass_takes_more_is_the_chunk_s() -> None:
         sizes.read(100, 0.04 + 0.05, beside=True)
     assert sizes.budget(True, beside=True) == pytest.approx(STEPS * 80, rel=0.05)
     for _ in range(8):
-        sizes.read(100, 0.03, beside=True)  # faster than a step without it, as another program has ended
+        sizes.read(
+            100, 0.03, beside=True
+        )  # faster than a step without it, as another program has ended
     assert sizes.budget(True, beside=True) <= 512
     for _ in range(8):
         sizes.read(10, 3.0, beside=True)
@@ -54,14 +65,20 @@ def test_a_machine_that_becomes_slower_is_followed() -> None:
     assert sizes.budget(False) == pytest.approx(ALONE / 5e-4, rel=0.05)
 
 
-@given(st.dictionaries(st.integers(1, 99), st.integers(1, 300), min_size=1, max_size=6), st.integers(1, 600))
+@given(
+    st.dictionaries(st.integers(1, 99), st.integers(1, 300), min_size=1, max_size=6),
+    st.integers(1, 600),
+)
 def test_a_budget_is_used_up_and_never_exceeded(left: dict[int, int], budget: int) -> None:
     found = shares(left, budget)
     assert all(0 <= found[number] <= left[number] for number in left)
     assert sum(found.values()) == min(budget, sum(left.values()))
 
 
-@given(st.dictionaries(st.integers(1, 99), st.integers(1, 300), min_size=2, max_size=6), st.integers(1, 600))
+@given(
+    st.dictionaries(st.integers(1, 99), st.integers(1, 300), min_size=2, max_size=6),
+    st.integers(1, 600),
+)
 def test_neither_the_oldest_nor_a_short_prompt_waits(left: dict[int, int], budget: int) -> None:
     found = shares(left, budget)
     oldest, shortest = min(left), min(left, key=lambda number: left[number])

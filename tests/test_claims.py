@@ -24,8 +24,21 @@ def result(gains: dict[str, float], noise: float = 0.02) -> dict[str, Any]:
     for pairing, gain in gains.items():
         drafter, _, policy = pairing.partition(" ")
         steps = 100 / gain * rng.normal(1, noise, 20)
-        each = {"tokens": [100] * 20, "steps": steps.tolist(), "nodes": (9 * steps).tolist(), "counted_seconds": steps.tolist()}
-        rows.append({"drafter": drafter, "policy": policy, "temperature": 0.0, "acceptance_length": gain, "per_prompt": each})
+        each = {
+            "tokens": [100] * 20,
+            "steps": steps.tolist(),
+            "nodes": (9 * steps).tolist(),
+            "counted_seconds": steps.tolist(),
+        }
+        rows.append(
+            {
+                "drafter": drafter,
+                "policy": policy,
+                "temperature": 0.0,
+                "acceptance_length": gain,
+                "per_prompt": each,
+            }
+        )
     return {"rows": rows, "provenance": {"seed": 0}}
 
 
@@ -50,14 +63,23 @@ def test_p_values_are_adjusted_for_all_claims_that_were_judged() -> None:
     named = [Claim("P", str(i), "c", "f", "a x", "b y", temperature=0.0) for i in range(30)]
     once = judged(named, [saved], {}, {})
     assert alone is not None
-    assert all(j.ratio is not None and j.ratio.p == alone.p for j in once), "the same pairing thirty times is one comparison"
+    assert all(j.ratio is not None and j.ratio.p == alone.p for j in once), (
+        "the same pairing thirty times is one comparison"
+    )
     assert summary(once).startswith("1 claims")
     assert "the 1 comparison of this run" in summary(once)
     others = result({"a x": 1.02, "b y": 1.0} | {f"b y{i}": 1.0 for i in range(29)}, 0.025)
     others["rows"][1:] = [saved["rows"][1] | {"policy": r["policy"]} for r in others["rows"][1:]]
     others["rows"][0] = saved["rows"][0]
-    many = judged([Claim("P", "1", "c", "f", "a x", f"b y{i}") for i in range(29)] + named[:1], [others], {}, {})
-    assert all(j.ratio is not None and j.ratio.p == pytest.approx(min(1, 30 * alone.p)) for j in many)
+    many = judged(
+        [Claim("P", "1", "c", "f", "a x", f"b y{i}") for i in range(29)] + named[:1],
+        [others],
+        {},
+        {},
+    )
+    assert all(
+        j.ratio is not None and j.ratio.p == pytest.approx(min(1, 30 * alone.p)) for j in many
+    )
 
 
 def test_both_halves_of_a_claim_have_one_verdict() -> None:
@@ -73,7 +95,9 @@ def test_both_halves_of_a_claim_have_one_verdict() -> None:
         assert found.ratio.value < 0.6
 
 
-@pytest.mark.parametrize(("prompts", "verdict"), [(1, "too few prompts"), (7, "too few prompts"), (8, "holds")])
+@pytest.mark.parametrize(
+    ("prompts", "verdict"), [(1, "too few prompts"), (7, "too few prompts"), (8, "holds")]
+)
 def test_few_prompts_give_no_verdict(prompts: int, verdict: str) -> None:
     saved = result({"a x": 2.0, "b y": 1.0})
     for row in saved["rows"]:
@@ -92,13 +116,19 @@ def test_a_pairing_may_name_its_rule() -> None:
     claim = Claim("P", "1", "c", "f", "a x match:coupled=false", "b y match:coupled=false")
     assert claim.parts == {"a", "x", "b", "y"}
     assert judged([claim], [plain, saved], {}, {})[0].taus == (2.0, 1.0)
-    assert judged([replace(claim, mine="a x", other="b y")], [saved, plain], {}, {})[0].taus == (1.0, 1.0)
+    assert judged([replace(claim, mine="a x", other="b y")], [saved, plain], {}, {})[0].taus == (
+        1.0,
+        1.0,
+    )
 
 
 def test_a_pairing_is_compared_with_plain_decoding_on_its_own_costs() -> None:
     saved = result({"a x": 2.0})
     saved["rows"][0]["per_prompt"]["counted_plain"] = [100.0] * 20
-    claims = [Claim("P", "1", "c", "f", "a x", PLAIN, "counted_seconds"), Claim("P", "1", "c", "f", "a x", PLAIN, level=1e-9)]
+    claims = [
+        Claim("P", "1", "c", "f", "a x", PLAIN, "counted_seconds"),
+        Claim("P", "1", "c", "f", "a x", PLAIN, level=1e-9),
+    ]
     found = judged(claims, [saved], {}, {})
     assert found[0].verdict == "holds"
     assert found[0].ratio is not None
@@ -118,9 +148,13 @@ def test_groups_of_candidates_are_claims_by_their_places() -> None:
         "open-said": ([3, 3], [pytest.approx(1.2)] * 2), "closed": ([3, 3], [2.0, 2.0]),
     }  # fmt: skip
     assert rows["closed-said"]["tokens"] == [pytest.approx(2.4)] * 2
-    looked = [replace(one, rank=np.where(np.arange(6) == i % 6, 1 - one.rank.clip(0, 1), one.rank)) for i in range(12)]
+    looked = [
+        replace(one, rank=np.where(np.arange(6) == i % 6, 1 - one.rank.clip(0, 1), one.rank))
+        for i in range(12)
+    ]
     claims = [
-        Claim("P", "1", "c", "f", f"d {a}", f"d {b}", "places") for a, b in (("sure", "unsure"), ("closed-said", "closed"))
+        Claim("P", "1", "c", "f", f"d {a}", f"d {b}", "places")
+        for a, b in (("sure", "unsure"), ("closed-said", "closed"))
     ]
     found = judged(claims, [{"rows": [], "places": grouped(looked, "d"), "provenance": {}}], {}, {})
     assert [j.ratio is not None and (j.ratio.value < 1) for j in found] == [True, True]
@@ -132,11 +166,18 @@ def test_what_is_not_run_says_why() -> None:
               Claim("P", "3", "c", "f", "a x", "z y")]  # fmt: skip
     found = judged(claims, [result({"a x": 1.0})], {}, {"z": "no drafter 'z'"})
     assert [j.verdict for j in found] == ["not run"] * 3
-    assert [j.why for j in found] == ["no result has both at this temperature", "needs a GPU", "no drafter 'z'"]
+    assert [j.why for j in found] == [
+        "no result has both at this temperature",
+        "needs a GPU",
+        "no drafter 'z'",
+    ]
     told = "p adjusted by Holm's method over the 0 different comparisons of this run."
     assert summary(found) == f"3 claims, holds: 0, ties: 0, fails: 0, not run: 3; {told}"
     assert named("edd pct", {"edd": "FOLDER"}) == "FOLDER pct"
-    assert named("a:x=1 c2t:chain=true", {"a": "a:of=F", "c2t": "c2t:c=T"}) == "a:of=F,x=1 c2t:c=T,chain=true"
+    assert (
+        named("a:x=1 c2t:chain=true", {"a": "a:of=F", "c2t": "c2t:c=T"})
+        == "a:of=F,x=1 c2t:c=T,chain=true"
+    )
 
 
 def test_every_pairing_of_the_papers_exists() -> None:
@@ -146,7 +187,9 @@ def test_every_pairing_of_the_papers_exists() -> None:
             drafter, policy, *rule = pairing.split(" ")
             assert drafter.partition(":")[0] in {*names("drafter"), *TRAINED}
             build("policy", policy)
-            assert [build("acceptor", r) for r in rule] == ([] if claim.temperature == 0 else [Match(coupled=False)])
+            assert [build("acceptor", r) for r in rule] == (
+                [] if claim.temperature == 0 else [Match(coupled=False)]
+            )
         if claim.by == "places":
             assert {side.partition(" ")[2] for side in (claim.mine, claim.other)} <= GROUPS.keys()
         assert claim.mine != PLAIN
@@ -162,7 +205,10 @@ def test_the_command_replays_and_judges(tmp_path: Path, capsys) -> None:
     said = json.loads(capsys.readouterr().out)
     assert said == json.loads((tmp_path / "t.json").read_text())
     able = [
-        bool(c["mine"]) and not c["other"].startswith("glide-") and not c["mine"].startswith("glide-") for c in said["claims"]
+        bool(c["mine"])
+        and not c["other"].startswith("glide-")
+        and not c["mine"].startswith("glide-")
+        for c in said["claims"]
     ]
     assert [c["verdict"] for c in said["claims"]] == [FEW if ran else "not run" for ran in able]
     assert sum(able) >= 8
@@ -181,7 +227,10 @@ def test_the_command_replays_and_judges(tmp_path: Path, capsys) -> None:
             ]
         )
     assert json.loads(capsys.readouterr().out)["claims"] == said["claims"]
-    for wrong, told in ((["--paper", "NOPE"], "no paper is named like NOPE"), (["--as", "nope=x"], "--as names 'nope'")):
+    for wrong, told in (
+        (["--paper", "NOPE"], "no paper is named like NOPE"),
+        (["--as", "nope=x"], "--as names 'nope'"),
+    ):
         with pytest.raises(SystemExit, match="2"):
             main(["tables", *wrong, "--out", str(tmp_path / "n.json")])
         assert told in capsys.readouterr().err

@@ -63,7 +63,9 @@ def test_generate_prints_one_json_object(draftree, folder: str) -> None:
     assert set(found["baseline"]) == {"seconds", "tokens_per_second", "same_output"}
     assert found["baseline"]["same_output"] is True
     assert found["stats"]["new_tokens"] == len(found["token_ids"])
-    assert found["speedup"] == pytest.approx(found["stats"]["tokens_per_second"] / found["baseline"]["tokens_per_second"])
+    assert found["speedup"] == pytest.approx(
+        found["stats"]["tokens_per_second"] / found["baseline"]["tokens_per_second"]
+    )
 
 
 @pytest.mark.parametrize(("raw", "content"), [((), question("héllo")), (("--raw",), "héllo")])
@@ -81,12 +83,20 @@ def test_the_chat_template_is_applied_unless_raw(draftree, folder: str, raw, con
     assert found["text"] == decode(engine.tokenizer, expected)
 
 
-def test_plain_text_goes_with_a_summary(draftree, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_text_goes_with_a_summary(
+    draftree, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr("sys.stdin", io.StringIO("from a pipe\n"))
     status, out, err = draftree("generate", "-", "--target", folder, "--drafter", "pld", "--policy", "pct", "--baseline",
                                 "--max-new-tokens", "12")  # fmt: skip
     assert (status, err) == (0, "")
-    for word in ("tokens per pass (τ)", "12 tokens in", "tokens per second", "speed-up", "the same output"):
+    for word in (
+        "tokens per pass (τ)",
+        "12 tokens in",
+        "tokens per second",
+        "speed-up",
+        "the same output",
+    ):
         assert word in out
 
 
@@ -119,8 +129,14 @@ def test_an_option_of_generate_is_that_of_a_completion(draftree, folder: str, op
     assert (status, err) == (0, "")
     found = json.loads(out)
     engine = load(folder, "pld", "chain:length=3")
-    expected = engine.complete(question("abcab"), temperature=0.9, seed=3, max_new_tokens=16, **named)
-    assert (found["token_ids"], found["text"], found["ending"]) == (expected.tokens, expected.text, expected.ending)
+    expected = engine.complete(
+        question("abcab"), temperature=0.9, seed=3, max_new_tokens=16, **named
+    )
+    assert (found["token_ids"], found["text"], found["ending"]) == (
+        expected.tokens,
+        expected.text,
+        expected.ending,
+    )
     assert found["baseline"]["same_output"] is True
     assert ("logprobs" in found) == (option == "--logprobs")
     if option == "--logprobs":
@@ -132,7 +148,10 @@ def test_options_of_a_completion_are_read_from_the_command_line(tmp_path: Path) 
     (tmp_path / "schema.json").write_text('{"type": "null"}')
     nothing = {"json_schema": None, "logit_bias": [], "stop": []}
     assert inputs.options(nothing) == Options(logit_bias={}, stop=[])
-    given = {"json_schema": str(tmp_path / "schema.json"), "logit_bias": ["8=-inf", " a=b=2e-1", '"\\n"=3']}
+    given = {
+        "json_schema": str(tmp_path / "schema.json"),
+        "logit_bias": ["8=-inf", " a=b=2e-1", '"\\n"=3'],
+    }
     read = inputs.options(nothing | given | {"target": "x", "top_k": 5})
     assert read.json_schema == '{"type": "null"}'
     assert read.logit_bias == {8: -np.inf, " a=b": 0.2, "\n": 3.0}
@@ -146,17 +165,24 @@ def test_a_text_that_time_ended_is_written_again_by_its_length() -> None:
 
 
 PROMISES = {
-    "typical": ("LOSSY: acceptor 'typical'", "keeps neither plain decoding's text nor its distribution"),
+    "typical": (
+        "LOSSY: acceptor 'typical'",
+        "keeps neither plain decoding's text nor its distribution",
+    ),
     "rejection": (None, "'rejection' keeps its distribution, not its text"),
 }
 
 
 @pytest.mark.parametrize("acceptor", PROMISES)
-def test_a_rule_that_promises_less_than_the_text_says_so(draftree, folder: str, acceptor: str) -> None:
+def test_a_rule_that_promises_less_than_the_text_says_so(
+    draftree, folder: str, acceptor: str
+) -> None:
     warning, told = PROMISES[acceptor]
     parts = ("--drafter", "pld:ngram=1", "--policy", "chain:length=3", "--acceptor", acceptor)
     draws = ("--temperature", "0.3", "--seed", "1", "--max-new-tokens", "100")
-    status, out, _ = draftree("generate", "abcabcab", "--target", folder, *parts, *draws, "--baseline")
+    status, out, _ = draftree(
+        "generate", "abcabcab", "--target", folder, *parts, *draws, "--baseline"
+    )
     assert status == 0
     assert told in out
     assert "ANOTHER" not in out
@@ -218,7 +244,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_told_in_one_line(draftree, folder: str, tmp_path: Path, monkeypatch, case: str) -> None:
+def test_a_mistake_is_told_in_one_line(
+    draftree, folder: str, tmp_path: Path, monkeypatch, case: str
+) -> None:
     args, told = MISTAKES[case]
     monkeypatch.chdir(tmp_path)
     (tmp_path / "file").write_text("some text")
@@ -245,10 +273,15 @@ def test_a_broken_target_is_told_in_one_line(draftree, tmp_path: Path) -> None:
     ("change", "told"),
     [
         (lambda t: t.pop("fc.weight"), "missing tensors: fc.weight"),
-        (lambda t: t.update({"select_head.weight": torch.zeros(3)}), "foreign tensors: select_head.weight"),
+        (
+            lambda t: t.update({"select_head.weight": torch.zeros(3)}),
+            "foreign tensors: select_head.weight",
+        ),
     ],
 )
-def test_a_broken_drafter_of_blocks_is_told_in_one_line(draftree, folder: str, tmp_path: Path, change, told: str) -> None:
+def test_a_broken_drafter_of_blocks_is_told_in_one_line(
+    draftree, folder: str, tmp_path: Path, change, told: str
+) -> None:
     part("drafter", "dspark")().fresh(Target.load(folder)).save(tmp_path)
     tensors = load_file(tmp_path / "model.safetensors")
     change(tensors)
@@ -262,7 +295,15 @@ def test_list_names_every_part_with_its_knobs(draftree) -> None:
     status, out, _ = draftree("list", "--json")
     found = json.loads(out)
     assert status == 0
-    assert set(found) == {"models", "drafters", "policies", "acceptors", "suites", "formats", "machines"}
+    assert set(found) == {
+        "models",
+        "drafters",
+        "policies",
+        "acceptors",
+        "suites",
+        "formats",
+        "machines",
+    }
     assert found["policies"]["pct"]["knobs"] == {
         "width": 5,
         "max_depth": 10,
@@ -276,7 +317,9 @@ def test_list_names_every_part_with_its_knobs(draftree) -> None:
     assert "leaf_threshold=0.01" in out
 
 
-def test_costs_are_measured_explicitly_and_fixed_by_a_file(draftree, folder: str, tmp_path: Path) -> None:
+def test_costs_are_measured_explicitly_and_fixed_by_a_file(
+    draftree, folder: str, tmp_path: Path
+) -> None:
     fixed = tmp_path / "new" / "costs.json"
     ask = ("costs", "--target", folder, "--drafter", "pld")
     status, out, err = draftree(*ask, "--json", "--out", str(fixed))
@@ -287,10 +330,23 @@ def test_costs_are_measured_explicitly_and_fixed_by_a_file(draftree, folder: str
     assert set(entry) == {"draft", "target", "commit", "find", "catch_up", "context", "rows"}
     assert found["ratio"] == entry["draft"]["1"] / entry["target"]["1"]
     assert json.loads(fixed.read_text()) == {k: found[k] for k in ("entries", "about")}
-    assert json.loads(Path(found["kept"]).read_text())["models"]["draft"]["timings"] > 0, "what was learnt is corrected"
+    assert json.loads(Path(found["kept"]).read_text())["models"]["draft"]["timings"] > 0, (
+        "what was learnt is corrected"
+    )
     _, out, _ = draftree(*ask, "--json", "--rows", "2", "--rows", "3")
     assert {e["rows"] for e in json.loads(out)["entries"]} == {2, 4}
-    status, out, _ = draftree("generate", "x", "--target", folder, "--drafter", "pld", "--policy", "pct", "--costs", str(fixed))
+    status, out, _ = draftree(
+        "generate",
+        "x",
+        "--target",
+        folder,
+        "--drafter",
+        "pld",
+        "--policy",
+        "pct",
+        "--costs",
+        str(fixed),
+    )
     assert status == 0
 
 
@@ -301,10 +357,20 @@ def test_costs_fit_a_terminal_and_a_picture(draftree, folder: str, tmp_path: Pat
     status, out, _ = draftree(*ask)
     assert status == 0
     assert "target pass" in picture.read_text()
-    for word in ("pld for", ", 2 rows", "sₜ/sₜ(1)", "measured on", "corrected by them", "--out FILE"):
+    for word in (
+        "pld for",
+        ", 2 rows",
+        "sₜ/sₜ(1)",
+        "measured on",
+        "corrected by them",
+        "--out FILE",
+    ):
         assert word in out
     shown = Console(file=io.StringIO(), width=80)
-    both = [Costs({1: 0.001, 32: 0.02}, {1: 0.123456, 128: 12.3}, 0.001, context) for context in (128, 1020, 4096)]
+    both = [
+        Costs({1: 0.001, 32: 0.02}, {1: 0.123456, 128: 12.3}, 0.001, context)
+        for context in (128, 1020, 4096)
+    ]
     terminal.show_costs(shown, "edd for demo", CostTable(tuple(both)))
     lines = shown.file.getvalue().splitlines()
     assert max(map(len, lines)) <= 80
@@ -316,7 +382,13 @@ def test_costs_fit_a_terminal_and_a_picture(draftree, folder: str, tmp_path: Pat
 def chats(tmp_path: Path) -> Path:
     """Something to learn."""
     rows = [
-        {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "yes " * 4}]} for i in range(6)
+        {
+            "messages": [
+                {"role": "user", "content": f"{i}?"},
+                {"role": "assistant", "content": "yes " * 4},
+            ]
+        }
+        for i in range(6)
     ]
     path = tmp_path / "chats.jsonl"
     path.write_text("\n".join(map(json.dumps, rows)))
@@ -325,7 +397,20 @@ def chats(tmp_path: Path) -> Path:
 
 def test_train_writes_a_drafter(draftree, folder: str, chats: Path, tmp_path: Path) -> None:
     out = tmp_path / "drafter"
-    ask = ("train", "edd", "--target", folder, "--data", str(chats), "--out", str(out), "--batch-size", "2", "--set", "loss=ce")
+    ask = (
+        "train",
+        "edd",
+        "--target",
+        folder,
+        "--data",
+        str(chats),
+        "--out",
+        str(out),
+        "--batch-size",
+        "2",
+        "--set",
+        "loss=ce",
+    )
     status, said, _ = draftree(*ask, "--held-out", "0.2", "--json")
     found = json.loads(said)
     assert status == 0
@@ -340,22 +425,38 @@ def test_train_writes_a_drafter(draftree, folder: str, chats: Path, tmp_path: Pa
     assert "exists; --force overwrites it" in err
 
 
-def test_an_interrupted_training_says_how_to_go_on(draftree, folder: str, chats: Path, tmp_path: Path, monkeypatch) -> None:
+def test_an_interrupted_training_says_how_to_go_on(
+    draftree, folder: str, chats: Path, tmp_path: Path, monkeypatch
+) -> None:
     def interrupted(*_: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("draftree.training.trainer.train", interrupted)
-    status, out, err = draftree("train", "vdm", "--target", folder, "--data", str(chats), "--out", str(tmp_path / "o"))
+    status, out, err = draftree(
+        "train", "vdm", "--target", folder, "--data", str(chats), "--out", str(tmp_path / "o")
+    )
     assert (status, out) == (130, "")
     assert "the same command goes on" in err
 
 
-@pytest.mark.parametrize("case", ["uneven", "finished", "another run", "another drafter", "too few"])
+@pytest.mark.parametrize(
+    "case", ["uneven", "finished", "another run", "another drafter", "too few"]
+)
 def test_a_training_that_cannot_be_is_refused_before_the_target_is_read(
     case: str, draftree, folder: str, chats: Path, tmp_path: Path
 ) -> None:
     out = tmp_path / "o"
-    ask = ["train", "edd", "--target", folder, "--data", str(chats), "--out", str(out), "--cache-features"]
+    ask = [
+        "train",
+        "edd",
+        "--target",
+        folder,
+        "--data",
+        str(chats),
+        "--out",
+        str(out),
+        "--cache-features",
+    ]
     mistakes = {
         "uneven": (["--batch-size", "3", "--accumulate", "2", "--regenerate"], "--batch-size is 3"),
         "finished": (["--regenerate"], "exists; --force overwrites it"),
@@ -363,7 +464,11 @@ def test_a_training_that_cannot_be_is_refused_before_the_target_is_read(
         "another drafter": (["--regenerate"], "an interrupted run with --drafter another: "),
         "too few": (["--held-out", "0.9"], "6 samples, of which 6 are held out"),
     }
-    said = asdict(Plan(cache_features=True)) | {"target": folder, "drafter": "another", "init_from": None}
+    said = asdict(Plan(cache_features=True)) | {
+        "target": folder,
+        "drafter": "another",
+        "init_from": None,
+    }
     files = {"finished": ["config.json"], "another run": ["training.json", "training.pt"]}
     files["another drafter"] = files["another run"]
     out.mkdir()
@@ -389,7 +494,10 @@ def test_training_without_its_extra_says_what_to_install(draftree, monkeypatch) 
 
 def test_training_options_leave_the_method_its_numbers() -> None:
     """What a method's paper has a number for is not set by an option's default; for the rest that is the plan's."""
-    options, theirs = inspect.signature(train).parameters, {f.name for f in fields(Recipe)} | {"stage"}
+    options, theirs = (
+        inspect.signature(train).parameters,
+        {f.name for f in fields(Recipe)} | {"stage"},
+    )
     assert {options[name].default for name in theirs} == {None}
     rest = {k: v for k, v in vars(Plan()).items() if k not in theirs}
     assert {name: options[name].default for name in rest} == rest
@@ -408,7 +516,10 @@ def test_a_stream_shows_whole_characters_in_the_colour_of_their_origin() -> None
     ids = encode(tokenizer, text)
     for i in range(0, len(ids), 3):
         part = ids[i : i + 3]
-        terminal.show_tokens(console, reading([Emitted(0, part, ["drafted"] * (len(part) - 1) + ["bonus"], *NOTHING)]))
+        terminal.show_tokens(
+            console,
+            reading([Emitted(0, part, ["drafted"] * (len(part) - 1) + ["bonus"], *NOTHING)]),
+        )
         assert "\ufffd" not in shown.getvalue()
     assert "\x1b[32ma \x1b[0m\x1b[39ml\x1b[0m" in shown.getvalue()
     last = Emitted(0, encode(tokenizer, "é")[:1], ["prefill"], *NOTHING, ending="length")
@@ -420,14 +531,21 @@ def test_a_stream_shows_whole_characters_in_the_colour_of_their_origin() -> None
 def test_a_stream_shows_no_stop_text() -> None:
     tokenizer, shown = byte_tokenizer(), io.StringIO()
     console, reading = Console(file=shown, width=80), Reading(tokenizer, Stops(("END",)))
-    terminal.show_tokens(console, reading([Emitted(0, encode(tokenizer, "the E"), ["prefill", *["drafted"] * 4], *NOTHING)]))
+    terminal.show_tokens(
+        console,
+        reading([Emitted(0, encode(tokenizer, "the E"), ["prefill", *["drafted"] * 4], *NOTHING)]),
+    )
     assert shown.getvalue() == "the "
-    last = Emitted(0, encode(tokenizer, "N END"), ["drafted"] * 4 + ["bonus"], *NOTHING, ending="stop")
+    last = Emitted(
+        0, encode(tokenizer, "N END"), ["drafted"] * 4 + ["bonus"], *NOTHING, ending="stop"
+    )
     terminal.show_tokens(console, reading([last]))
     assert shown.getvalue() == "the EN "
 
 
-def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_names_are_shown_as_they_are(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     shown = Console(file=io.StringIO(), width=80)
     monkeypatch.setattr(terminal, "output", lambda: shown)
     monkeypatch.setattr(terminal, "errors", lambda: shown)
@@ -440,7 +558,9 @@ def test_names_are_shown_as_they_are(monkeypatch: pytest.MonkeyPatch, capsys: py
 
 def test_a_bar_and_its_remark_fit_a_narrow_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     shown = io.StringIO()
-    monkeypatch.setattr(terminal, "errors", lambda: Console(file=shown, force_terminal=True, width=80))
+    monkeypatch.setattr(
+        terminal, "errors", lambda: Console(file=shown, force_terminal=True, width=80)
+    )
     remark = "loss 3.638, held-out loss 3.643, overlap 0.066, acceptance length 1.000, by depth 0.50 0.40 0.30 0.20 0.10"
     with terminal.progress("train eagle3", None) as tell:
         tell(250, remark, 10_000)
@@ -472,10 +592,23 @@ def test_the_demo_is_exact(draftree) -> None:
     assert found["stats"]["acceptance_length"] > 1.2
 
 
-def test_a_grammar_of_a_file_and_a_beginning(draftree: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_a_grammar_of_a_file_and_a_beginning(
+    draftree: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     rules = tmp_path / "rules.lark"
     rules.write_text('start: "It is " ("red" | "blue") " " /[0-9]{2}/')
-    options = "generate", "What is it?", "--drafter", "edd", "--policy", "chain", "--grammar", rules, "--baseline", "--json"
+    options = (
+        "generate",
+        "What is it?",
+        "--drafter",
+        "edd",
+        "--policy",
+        "chain",
+        "--grammar",
+        rules,
+        "--baseline",
+        "--json",
+    )
     status, out, err = draftree(*options, "--beginning", "It is b")
     assert (status, err) == (0, "")
     said = json.loads(out)

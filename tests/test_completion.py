@@ -70,12 +70,16 @@ def test_a_completion_is_plain_decodings_text(target: Target, options: dict[str,
         assert len(found.origins) == LENGTH
         assert found.origins[0] == "prefill"
         assert {"drafted", "bonus"} <= set(found.origins)
-        ids = engine.complete(encode(target.tokenizer, PROMPT), max_new_tokens=LENGTH, ignore_eos=True, **options)
+        ids = engine.complete(
+            encode(target.tokenizer, PROMPT), max_new_tokens=LENGTH, ignore_eos=True, **options
+        )
         assert replace(ids, stats=found.stats) == found, "ids are taken as they are"
 
 
 @pytest.mark.parametrize("options", SAMPLED, ids=str)
-def test_a_stop_text_ends_it_in_the_middle_of_an_accepted_path(target: Target, options: dict[str, Any]) -> None:
+def test_a_stop_text_ends_it_in_the_middle_of_an_accepted_path(
+    target: Target, options: dict[str, Any]
+) -> None:
     tokens = plainly(target, PROMPT, **options)
     for at in range(2, 20, 2):
         whole = decode(target.tokenizer, tokens[:at])
@@ -85,7 +89,9 @@ def test_a_stop_text_ends_it_in_the_middle_of_an_accepted_path(target: Target, o
         first = whole.find(stop)
         expected = plainly(target, PROMPT, stop=stop, **options)
         for engine in every(target, options):
-            found = engine.complete(PROMPT, max_new_tokens=LENGTH, ignore_eos=True, stop=["never", stop], **options)
+            found = engine.complete(
+                PROMPT, max_new_tokens=LENGTH, ignore_eos=True, stop=["never", stop], **options
+            )
             assert found.tokens == expected == tokens[: len(expected)]
             assert found.text == whole[:first], "without the stop text"
             assert decode(target.tokenizer, found.tokens).endswith(stop), "which its tokens hold"
@@ -119,14 +125,29 @@ def test_characters_of_several_tokens_come_whole(target: Target) -> None:
     engine = Engine(target, Sometimes([[]], 260), Chain(3))
     told = list(engine.stream(PROMPT, beginning=text, max_new_tokens=len(text.encode())))
     assert [t.text for t in told if t.text] == list(text)
-    assert [bool(t.text) for t in told] == [True, *[False, True], *[False] * 3, True, *[False] * 2, True, True, True]
+    assert [bool(t.text) for t in told] == [
+        True,
+        *[False, True],
+        *[False] * 3,
+        True,
+        *[False] * 2,
+        True,
+        True,
+        True,
+    ]
     cut = list(engine.stream(PROMPT, beginning="aé", max_new_tokens=2))
     assert [t.text for t in cut] == ["a", "\ufffd"], "at its end a text shows what was held back"
 
 
 @pytest.mark.parametrize("options", SAMPLED, ids=str)
 def test_log_probabilities_are_plain_decodings(target: Target, options: dict[str, Any]) -> None:
-    asked = {"max_new_tokens": 16, "ignore_eos": True, "logprobs": 3, "repetition_penalty": 1.3, **options}
+    asked = {
+        "max_new_tokens": 16,
+        "ignore_eos": True,
+        "logprobs": 3,
+        "repetition_penalty": 1.3,
+        **options,
+    }
     told, known = list[Any](), Options(**asked)
     request = known.request(target, encode(target.tokenizer, PROMPT))
     plain = Engine(target, Sometimes([[]], 260), Chain(1))
@@ -153,7 +174,12 @@ def test_an_eos_and_the_context_end_a_text(target: Target) -> None:
     full = engine.complete([9] * 150, ignore_eos=True)
     assert (full.ending, len(full.tokens)) == ("context", 11)
     stopped = engine.complete(PROMPT, beginning="hi<|user|>you", stop="<|user|>")
-    assert (stopped.text, stopped.tokens[-1], stopped.ending, stopped.stop) == ("hi", 2, "stop", "<|user|>")
+    assert (stopped.text, stopped.tokens[-1], stopped.ending, stopped.stop) == (
+        "hi",
+        2,
+        "stop",
+        "<|user|>",
+    )
 
 
 def test_messages_go_through_the_template(engine: Engine, target: Target) -> None:
@@ -161,18 +187,24 @@ def test_messages_go_through_the_template(engine: Engine, target: Target) -> Non
     assert found.tokens == plainly(target, question(PROMPT), max_new_tokens=9)
 
 
-def test_chat_answers_a_question_messages_or_a_list_of_either(engine: Engine, target: Target) -> None:
+def test_chat_answers_a_question_messages_or_a_list_of_either(
+    engine: Engine, target: Target
+) -> None:
     system = {"role": "system", "content": "Be brief."}
     options: dict[str, Any] = {"max_new_tokens": 9, "ignore_eos": True}
     expected = plainly(target, [system, *question(PROMPT)], **options)
     assert engine.chat(PROMPT, system="Be brief.", **options).tokens == expected
     assert engine.chat([system, *question(PROMPT)], **options).tokens == expected
-    assert engine.chat(question(PROMPT)[0], **options).tokens == plainly(target, question(PROMPT), **options)
+    assert engine.chat(question(PROMPT)[0], **options).tokens == plainly(
+        target, question(PROMPT), **options
+    )
     assert [c.tokens for c in engine.chat([PROMPT, "b"], system="Be brief.", **options)] == [
         expected,
         plainly(target, [system, *question("b")], **options),
     ]
-    assert [c.tokens for c in engine.chat([question(PROMPT)], system="Be brief.", **options)] == [expected]
+    assert [c.tokens for c in engine.chat([question(PROMPT)], system="Be brief.", **options)] == [
+        expected
+    ]
     assert asyncio.run(engine.achat(PROMPT, system="Be brief.", **options)).tokens == expected
 
 
@@ -189,7 +221,9 @@ def test_chat_answers_a_question_messages_or_a_list_of_either(engine: Engine, ta
         (lambda e: asyncio.run(e.acomplete([9] * 200)), "200 tokens"),
     ],
 )
-def test_a_mistake_is_told_before_anything_is_written(engine: Engine, call: Callable[[Engine], object], told: str) -> None:
+def test_a_mistake_is_told_before_anything_is_written(
+    engine: Engine, call: Callable[[Engine], object], told: str
+) -> None:
     with pytest.raises(UserError, match=told):
         call(engine)
     assert engine.complete(PROMPT, max_new_tokens=3).tokens, "and the engine is as before"
@@ -259,7 +293,9 @@ class alone:
 
 
 @pytest.mark.parametrize("times", [1, 3])
-def test_a_cancelled_task_ends_the_writing_after_the_step_at_hand(engine: Engine, target: Target, times: int) -> None:
+def test_a_cancelled_task_ends_the_writing_after_the_step_at_hand(
+    engine: Engine, target: Target, times: int
+) -> None:
     reached, go_on, steps = threading.Event(), threading.Event(), []
     verify = target.verify
 
@@ -287,7 +323,9 @@ def test_a_cancelled_task_ends_the_writing_after_the_step_at_hand(engine: Engine
         assert len(steps) == 2
     finally:
         del target.verify
-    assert engine.complete(PROMPT, max_new_tokens=LENGTH, ignore_eos=True).tokens == plainly(target, PROMPT)
+    assert engine.complete(PROMPT, max_new_tokens=LENGTH, ignore_eos=True).tokens == plainly(
+        target, PROMPT
+    )
 
 
 def test_an_asynchronous_stream_may_be_left_early(engine: Engine, target: Target) -> None:
@@ -300,7 +338,10 @@ def test_an_asynchronous_stream_may_be_left_early(engine: Engine, target: Target
         return found
 
     assert [t.id for t in asyncio.run(some())] == plainly(target, PROMPT)[:4]
-    assert engine.complete(PROMPT, max_new_tokens=9, ignore_eos=True).tokens == plainly(target, PROMPT)[:9]
+    assert (
+        engine.complete(PROMPT, max_new_tokens=9, ignore_eos=True).tokens
+        == plainly(target, PROMPT)[:9]
+    )
 
 
 # Chats.
@@ -320,19 +361,29 @@ class Fed:
         monkeypatch.setattr(target, "prefill", counted)
 
 
-def test_a_chat_keeps_its_messages_and_its_cache(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_chat_keeps_its_messages_and_its_cache(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, fed = Engine(target, Sometimes([[]], 260), Chain(3)), Fed(target, monkeypatch)
     chat = engine.conversation("Be brief.", max_new_tokens=6)
-    ascii_only = list(range(98, 260))  # an answer that is not text would be rendered as other tokens than it was written in
+    ascii_only = list(
+        range(98, 260)
+    )  # an answer that is not text would be rendered as other tokens than it was written in
     first = chat.say("hi", suppress=ascii_only)
     messages = [{"role": "system", "content": "Be brief."}, {"role": "user", "content": "hi"}]
-    assert first.tokens == plainly(target, messages, max_new_tokens=6, suppress=ascii_only, ignore_eos=False)
+    assert first.tokens == plainly(
+        target, messages, max_new_tokens=6, suppress=ascii_only, ignore_eos=False
+    )
     messages += [{"role": "assistant", "content": first.text}, {"role": "user", "content": "and?"}]
     second = chat.say("and?", max_new_tokens=4)
     assert len(second.tokens) <= 4, "a turn's own options"
     assert second.tokens == plainly(target, messages, max_new_tokens=4, ignore_eos=False)
     assert chat.messages == [*messages, {"role": "assistant", "content": second.text}]
-    new = len(encode(target.tokenizer, messages)) - len(encode(target.tokenizer, messages[:2])) - len(first.tokens)
+    new = (
+        len(encode(target.tokenizer, messages))
+        - len(encode(target.tokenizer, messages[:2]))
+        - len(first.tokens)
+    )
     told = [read for read in fed.reads if read[1] == len(encode(target.tokenizer, messages))]
     assert told[0][0] <= new + 1, "the last token written was in no cache yet"
 
@@ -341,7 +392,10 @@ def test_a_chat_streams_and_forgets_what_failed(target: Target) -> None:
     engine = Engine(target, Sometimes([[]], 260), Chain(3))
     chat = engine.conversation(max_new_tokens=8, ignore_eos=True)
     told = "".join(t.text for t in chat.stream("hi"))
-    assert chat.messages == [{"role": "user", "content": "hi"}, {"role": "assistant", "content": told}]
+    assert chat.messages == [
+        {"role": "user", "content": "hi"},
+        {"role": "assistant", "content": told},
+    ]
     before = list(chat.messages)
     with pytest.raises(UserError, match="context"):
         chat.say("x" * 200)
@@ -361,9 +415,14 @@ def test_the_demos_second_turn_reads_only_what_is_new(monkeypatch: pytest.Monkey
     engine = load("demo", "edd", "chain:length=3")
     fed = Fed(engine.target, monkeypatch)
     chat = engine.conversation(max_new_tokens=24)
-    answers = [chat.say("Tom has 3 apples and buys 5. How many has he?"), chat.say("And if he eats 2?")]
+    answers = [
+        chat.say("Tom has 3 apples and buys 5. How many has he?"),
+        chat.say("And if he eats 2?"),
+    ]
     (_, one), (read, two) = fed.reads
-    assert two - read >= one + len(answers[0].tokens) - 1, "the prompt and the answer, but for its last token, were there"
+    assert two - read >= one + len(answers[0].tokens) - 1, (
+        "the prompt and the answer, but for its last token, were there"
+    )
     fresh = load(engine.target, "edd", "chain:length=3")
     assert fresh.complete(chat.messages[:-1], max_new_tokens=24).tokens == answers[1].tokens
     assert answers[0].stats.acceptance_length > 1.2
@@ -379,14 +438,23 @@ NO_PROMPTS = [
 
 @pytest.mark.parametrize("prompt", NO_PROMPTS, ids=str)
 def test_what_is_no_prompt_is_told_in_one_line(engine: Engine, prompt: Any) -> None:
-    with pytest.raises(UserError, match=r"^the prompt is .*, allowed is a text, ids in one row, or messages that"):
+    with pytest.raises(
+        UserError, match=r"^the prompt is .*, allowed is a text, ids in one row, or messages that"
+    ):
         engine.complete(prompt, max_new_tokens=2)
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda ids: list(torch.tensor(ids))])
-def test_ids_may_come_in_any_row(engine: Engine, target: Target, kind: Callable[[list[int]], Any]) -> None:
+@pytest.mark.parametrize(
+    "kind", [list, tuple, np.array, torch.tensor, lambda ids: list(torch.tensor(ids))]
+)
+def test_ids_may_come_in_any_row(
+    engine: Engine, target: Target, kind: Callable[[list[int]], Any]
+) -> None:
     ids = encode(target.tokenizer, PROMPT)
-    assert engine.complete(kind(ids), max_new_tokens=5).tokens == engine.complete(PROMPT, max_new_tokens=5).tokens
+    assert (
+        engine.complete(kind(ids), max_new_tokens=5).tokens
+        == engine.complete(PROMPT, max_new_tokens=5).tokens
+    )
 
 
 def test_a_completion_says_its_log_probabilities_in_json(engine: Engine, target: Target) -> None:

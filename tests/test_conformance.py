@@ -37,8 +37,25 @@ from draftree.sampling.distributions import Distributions
 from draftree.sampling.drawing import Drawing
 from draftree.sampling.noise import Chance
 from draftree.sampling.settings import Sampling
-from draftree.testing import Always, Case, Coached, Suite, TableDrafter, cases, random_table, table_target
-from draftree.testing.conformance import CHECKS, COSTS, EVERYWHERE, PAIRWISE, SCRIPTED, batch_cases, pairwise
+from draftree.testing import (
+    Always,
+    Case,
+    Coached,
+    Suite,
+    TableDrafter,
+    cases,
+    random_table,
+    table_target,
+)
+from draftree.testing.conformance import (
+    CHECKS,
+    COSTS,
+    EVERYWHERE,
+    PAIRWISE,
+    SCRIPTED,
+    batch_cases,
+    pairwise,
+)
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 
@@ -55,8 +72,15 @@ def test_continuous_batching_conforms(suite: Suite, case: Case) -> None:
 
 def test_every_pairing_runs_in_batches_of_the_sizes_asked_for() -> None:
     parts = {kind: len(names(kind)) for kind in KINDS}
-    assert len(batch_cases((1, 3, 8))) == 3 * (parts["drafter"] + len(SCRIPTED)) * parts["policy"] * parts["acceptor"]
-    assert {case.check for case in batch_cases((1, 3, 8))} == {"scheduled-1", "scheduled", "scheduled-8"}
+    assert (
+        len(batch_cases((1, 3, 8)))
+        == 3 * (parts["drafter"] + len(SCRIPTED)) * parts["policy"] * parts["acceptor"]
+    )
+    assert {case.check for case in batch_cases((1, 3, 8))} == {
+        "scheduled-1",
+        "scheduled",
+        "scheduled-8",
+    }
     assert len(batch_cases((2,), {"drafter": ["edd"], "acceptor": ["greedy"]})) == parts["policy"]
 
 
@@ -75,7 +99,11 @@ def test_plain_is_what_transformers_writes(suite: Suite) -> None:
         request = Request(suite.prompt(length), 9)
         ids = torch.tensor([request.prompt])
         theirs = suite.target.decoder.model.generate(
-            ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False, pad_token_id=0
+            ids,
+            attention_mask=torch.ones_like(ids),
+            max_new_tokens=9,
+            do_sample=False,
+            pad_token_id=0,
         )
         suite.same(request, Sampling(), theirs[0, length:].tolist(), "transformers")
 
@@ -97,7 +125,9 @@ def test_always_is_accepted_and_never_is_not(suite: Suite) -> None:
     sampling, request = Sampling(), Request(suite.prompt(7), 13)
     lengths = {}
     for name in SCRIPTED:
-        engine = Engine(suite.target, suite.drafter(name, [request], sampling), Chain(4), costs=COSTS)
+        engine = Engine(
+            suite.target, suite.drafter(name, [request], sampling), Chain(4), costs=COSTS
+        )
         lengths[name] = engine.write([request]).stats.acceptance_length
     assert lengths["always"] == 4.0, "12 tokens in three steps: 5, 5 and the last 2"
     assert lengths["never"] == 1.0 < lengths["sometimes"] < 4.0
@@ -106,18 +136,28 @@ def test_always_is_accepted_and_never_is_not(suite: Suite) -> None:
 def test_every_case_is_there() -> None:
     chosen = cases()
     assert len(set(chosen)) == len(chosen)
-    parts = {"drafter": (*SCRIPTED, *names("drafter")), "policy": names("policy"), "acceptor": names("acceptor")}
+    parts = {
+        "drafter": (*SCRIPTED, *names("drafter")),
+        "policy": names("policy"),
+        "acceptor": names("acceptor"),
+    }
     everywhere = [c for c in chosen if c.check == "ragged"]
     for one, other in combinations(parts, 2):
         met = {(getattr(c, one), getattr(c, other)) for c in everywhere}
         assert met == set(product(parts[one], parts[other])), "any two meet"
-    alone = {c.acceptor for c in cases(only={"drafter": ["edd"], "policy": ["vct"]}) if c.check == "ragged"}
+    alone = {
+        c.acceptor
+        for c in cases(only={"drafter": ["edd"], "policy": ["vct"]})
+        if c.check == "ragged"
+    }
     assert alone == set(parts["acceptor"])
     rest = [c for c in chosen if c.check in PAIRWISE]
     for check in PAIRWISE:
         for kind, known in parts.items():
             assert {getattr(c, kind) for c in rest if c.check == check} == set(known)
-    assert len(cases(full=True)) == prod(map(len, parts.values())) * (len(EVERYWHERE) + len(PAIRWISE))
+    assert len(cases(full=True)) == prod(map(len, parts.values())) * (
+        len(EVERYWHERE) + len(PAIRWISE)
+    )
 
 
 def test_pairwise_meets_every_pair_in_few_rows() -> None:
@@ -158,7 +198,12 @@ class Hasty(Acceptor):
 
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         right = Greedy().accept(tree, p, chance)
-        return replace(right, bonus=np.array([p.argmax(int(max(tree.of_row(int(tree.row[r]))))) for r in range(tree.roots)]))
+        return replace(
+            right,
+            bonus=np.array(
+                [p.argmax(int(max(tree.of_row(int(tree.row[r]))))) for r in range(tree.roots)]
+            ),
+        )
 
 
 @pytest.mark.parametrize("wrong", [Credulous(), Hasty()], ids=lambda w: type(w).__name__)
@@ -175,7 +220,12 @@ def test_a_policy_beyond_the_room_fails(suite: Suite) -> None:
             return VCT(1, 3).draft(expand, tree, costs, replace(room, depth=room.depth + 1), memory)
 
     with pytest.raises(AssertionError, match="deeper than the room"):
-        suite.write(Case("mutant", "always", "deep", "greedy"), Deep(), Greedy(), [Request(suite.prompt(4), 3)])
+        suite.write(
+            Case("mutant", "always", "deep", "greedy"),
+            Deep(),
+            Greedy(),
+            [Request(suite.prompt(4), 3)],
+        )
 
 
 def test_a_drafter_that_forgets_a_token_fails(suite: Suite) -> None:
@@ -231,7 +281,9 @@ def test_a_tie_is_told_from_an_error(suite: Suite) -> None:
 # The table model itself.
 
 
-def test_the_table_model_notices_a_wrong_mask_position_or_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_table_model_notices_a_wrong_mask_position_or_slot(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     target = table_target(random_table(4, 0))
     prompt, roots = [np.array([1, 2, 3])], Tree.planted(np.array([0]), np.array([0]))
     both = Candidates(np.array([[1, 2]]), np.zeros((1, 2)))
@@ -246,15 +298,21 @@ def test_the_table_model_notices_a_wrong_mask_position_or_slot(monkeypatch: pyte
     table = target.decoder.model.lm_head.weight.T.reshape(5, 4, 4)
     assert torch.equal(logits(), torch.stack([table[3, 0], table[0, 1], table[0, 2]]))
     assert logits(lambda cache: cache.truncate(np.array([2])))[0].allclose(table[2, 0])
-    assert logits(lambda cache: cache.keep(0, np.array([0]))).isnan().all(), "position 3 is missing, 0 is there twice"
+    assert logits(lambda cache: cache.keep(0, np.array([0]))).isnan().all(), (
+        "position 3 is missing, 0 is there twice"
+    )
     seen_by_all = np.tri(3, dtype=np.bool_).ravel()
-    monkeypatch.setattr(models_target, "packed", lambda *columns: (*packed(*columns)[:-1], seen_by_all))
+    monkeypatch.setattr(
+        models_target, "packed", lambda *columns: (*packed(*columns)[:-1], seen_by_all)
+    )
     spoilt = logits()
     assert spoilt[2].isnan().all(), "node 2 sees its sibling"
     assert not spoilt[:2].isnan().any()
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=1.3, seed=2)], ids=["greedy", "match"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=1.3, seed=2)], ids=["greedy", "match"]
+)
 def test_the_table_model_under_ragged_batches(sampling: Sampling) -> None:
     target, q = table_target(random_table(4, 1)), random_table(4, 2)[0]
     requests = [Request([0], 9), Request([3, 1, 2, 2], 4, number=1), Request([2] * 12, 9, number=2)]
@@ -294,13 +352,27 @@ def test_a_block_that_is_read_along_paths_conforms() -> None:
     along = Suite()
     example = part("drafter", "jetspec")(conditioned=True).example(along.target)
     along._examples["jetspec"] = example
-    pairs = {"ragged": "yield", "limit": "ddtree", "caches": "chain", "reuse": "eagle2", "processed": "beam"}
+    pairs = {
+        "ragged": "yield",
+        "limit": "ddtree",
+        "caches": "chain",
+        "reuse": "eagle2",
+        "processed": "beam",
+    }
     for check, policy in pairs.items():
         along.run(Case(check, "jetspec", policy, "match"))
 
 
 def test_a_drafter_drafts_nothing_beyond_its_own_context(suite: Suite) -> None:
-    config = GPT2Config(vocab_size=61, n_positions=12, n_embd=16, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None)
+    config = GPT2Config(
+        vocab_size=61,
+        n_positions=12,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         short = LMDrafter(Target(Decoder(GPT2LMHeadModel(config).double()), "short"))
@@ -323,14 +395,25 @@ class Window(Drafter[Committed]):
     sends_probes = True
 
     def __init__(self, inner: Always, vocab: int) -> None:
-        self.inner, self.vocab, self.back = inner, vocab, list[tuple[list[int], list[int], torch.Tensor]]()
+        self.inner, self.vocab, self.back = (
+            inner,
+            vocab,
+            list[tuple[list[int], list[int], torch.Tensor]](),
+        )
 
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Committed | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Committed | None = None,
+        rows: Ints | None = None,
     ) -> Committed:
         return self.inner.start(prompts, roots, taps, state, rows)
 
-    def expand(self, state: Committed, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Committed]:
+    def expand(
+        self, state: Committed, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Committed]:
         return self.inner.expand(state, tree, frontier, k, drawing)
 
     def truncate(self, state: Committed, lengths: Ints, rows: Ints | None = None) -> Committed:
@@ -363,7 +446,9 @@ def test_probes_ride_along_and_change_nothing(suite: Suite, rows: int) -> None:
     assert len(window.back) == len(texts.stats.steps)
     for text, probes, logits in window.back:
         with torch.inference_mode():
-            alone = suite.target.decoder.model(input_ids=torch.tensor([text + probes]), use_cache=False).logits[0, -2:]
+            alone = suite.target.decoder.model(
+                input_ids=torch.tensor([text + probes]), use_cache=False
+            ).logits[0, -2:]
         assert (logits - alone).abs().max() < 1e-5
     deepest = max(s.nodes for s in texts.stats.steps)
     assert deepest == 2 + 4 + 2, "probes count as nodes"
@@ -379,7 +464,9 @@ def test_logits_that_are_no_numbers_are_refused() -> None:
 def test_text_does_not_depend_on_neighbours_or_their_order(suite: Suite) -> None:
     sampling = Sampling(temperature=1.2, seed=5)
     requests = [Request(suite.prompt(3 + 2 * n), 6, number=n) for n in range(3)]
-    engine = Engine(suite.target, suite.drafter("vdm", requests, sampling), VCT(2, 3), Match(), COSTS)
+    engine = Engine(
+        suite.target, suite.drafter("vdm", requests, sampling), VCT(2, 3), Match(), COSTS
+    )
     forwards = engine.write(requests, sampling).tokens
     backwards = engine.write(requests[::-1], sampling).tokens[::-1]
     assert forwards == backwards == [engine.plain([r], sampling).tokens[0] for r in requests]
@@ -389,16 +476,24 @@ def test_text_does_not_depend_on_neighbours_or_their_order(suite: Suite) -> None
 
 def rows_mixed_up(patch: pytest.MonkeyPatch) -> None:
     put = SlotCache.put
-    patch.setattr(SlotCache, "put", lambda self, rows, part: put(self, (rows + 1) % self.rows, part))
+    patch.setattr(
+        SlotCache, "put", lambda self, rows, part: put(self, (rows + 1) % self.rows, part)
+    )
 
 
 def others_forgotten(patch: pytest.MonkeyPatch) -> None:
     start = MedusaDrafter.start
-    patch.setattr(MedusaDrafter, "start", lambda self, p, r, taps, state=None, rows=None: start(self, p, r, taps, None, rows))
+    patch.setattr(
+        MedusaDrafter,
+        "start",
+        lambda self, p, r, taps, state=None, rows=None: start(self, p, r, taps, None, rows),
+    )
 
 
 def waiting_tokens_dropped(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(language_model, "rewind", lambda state, lengths, rows: rewind(state, lengths, None))
+    patch.setattr(
+        language_model, "rewind", lambda state, lengths, rows: rewind(state, lengths, None)
+    )
 
 
 def cache_kept(patch: pytest.MonkeyPatch) -> None:
@@ -408,7 +503,9 @@ def cache_kept(patch: pytest.MonkeyPatch) -> None:
 def one_sampling_for_all(patch: pytest.MonkeyPatch) -> None:
     right = Rows.distributions
 
-    def wrong(self: Rows, tree: Tree, logits: torch.Tensor, *known: Any, **drawn: bool) -> Distributions:
+    def wrong(
+        self: Rows, tree: Tree, logits: torch.Tensor, *known: Any, **drawn: bool
+    ) -> Distributions:
         p = right(self, tree, logits, *known, **drawn)
         greedy = self.requests[int(tree.row[0])].sampling.greedy
         p.greedy = lambda node: greedy
@@ -428,10 +525,16 @@ def one_sampling_for_all(patch: pytest.MonkeyPatch) -> None:
     ],
 )
 def test_a_mistake_with_rows_that_come_and_go_is_noticed(
-    suite: Suite, mistake: Callable[[pytest.MonkeyPatch], None], drafter: str, policy: str, monkeypatch: pytest.MonkeyPatch
+    suite: Suite,
+    mistake: Callable[[pytest.MonkeyPatch], None],
+    drafter: str,
+    policy: str,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     case = Case("joining-8", drafter, policy, "match")
     suite.run(case)
     mistake(monkeypatch)
-    with pytest.raises((AssertionError, ValueError, IndexError)):  # a cache that holds too much leaves nothing to read
+    with pytest.raises(
+        (AssertionError, ValueError, IndexError)
+    ):  # a cache that holds too much leaves nothing to read
         suite.run(case)

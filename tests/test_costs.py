@@ -62,7 +62,9 @@ def test_a_step_costs_its_draft_steps_its_pass_and_a_commit() -> None:
     assert CURVES.drafting(Work((1, 4), 8, 1, 0)) == 0.5 + 2.0 + 0.25
     assert CURVES.step(Work((), 1, 1, 0)) == 4.0 + 0.25, "a step that drafts nothing"
     assert replace(CURVES, find=3.0).step(Work((), 1, 1, 0, finds=2)) == 4.0 + 0.25 + 6.0
-    table = CostTable((replace(CURVES, find=3.0, context=100), replace(CURVES, find=5.0, context=200)))
+    table = CostTable(
+        (replace(CURVES, find=3.0, context=100), replace(CURVES, find=5.0, context=200))
+    )
     assert table.at(150, 1).find == 4.0
     # two rows: widths are of a row, so sₐ(2/2) + sₐ(5/2) + sₜ(10/2) = 0.5 + 1.25 + 6.5
     assert CURVES.step(Work((2, 5), 10, 2, 0)) == 0.5 + 1.25 + 6.5 + 0.25
@@ -94,8 +96,25 @@ def test_the_nearest_number_of_rows_is_taken() -> None:
     entries = [replace(SHORT, rows=r, commit=float(r)) for r in (8, 1, 2)]
     table = CostTable(tuple(entries))
     assert [table.at(0, rows).rows for rows in (1, 2, 3, 4, 5, 6, 64)] == [1, 2, 2, 2, 8, 8, 8]
-    assert [bracket(rows) for rows in (1, 2, 3, 4, 5, 33, 64, 65, 1000)] == [1, 2, 4, 4, 8, 64, 64, 64, 64]
-    assert [table.has(rows) for rows in (1, 2, 3, 5, 8, 9)] == [True, True, False, True, True, False]
+    assert [bracket(rows) for rows in (1, 2, 3, 4, 5, 33, 64, 65, 1000)] == [
+        1,
+        2,
+        4,
+        4,
+        8,
+        64,
+        64,
+        64,
+        64,
+    ]
+    assert [table.has(rows) for rows in (1, 2, 3, 5, 8, 9)] == [
+        True,
+        True,
+        False,
+        True,
+        True,
+        False,
+    ]
 
 
 widths = st.dictionaries(st.integers(1, 64), st.floats(1e-6, 10), min_size=1, max_size=6)
@@ -151,7 +170,10 @@ ENTRY = {"draft": {"1": 1.0}, "target": {"1": 1.0}}
 BAD = {
     "not JSON": ("{", "Expecting"),
     "not text": (b"\xff\xfe", "codec"),
-    "an earlier format": (json.dumps(ENTRY | {"commit": 0.1}), "entries is missing, allowed is a list of"),
+    "an earlier format": (
+        json.dumps(ENTRY | {"commit": 0.1}),
+        "entries is missing, allowed is a list of",
+    ),
     "a list": ("[1]", "holds [1], allowed is a JSON object"),
     "no entries": ('{"entries": []}', "no entries"),
     "no target": ('{"entries": [{"draft": {"1": 1}}]}', "entry 0: target is missing"),
@@ -170,7 +192,10 @@ BAD = {
     "commit": (json.dumps({"entries": [ENTRY | {"commit": -1}]}), "commit is -1.0"),
     "context": (json.dumps({"entries": [ENTRY | {"context": -1}]}), "context is -1"),
     "rows": (json.dumps({"entries": [ENTRY | {"rows": 0}]}), "rows is 0"),
-    "rows without end": (json.dumps({"entries": [ENTRY | {"rows": math.inf}]}), "rows is inf, allowed is a whole number"),
+    "rows without end": (
+        json.dumps({"entries": [ENTRY | {"rows": math.inf}]}),
+        "rows is inf, allowed is a whole number",
+    ),
     "about": (json.dumps({"entries": [ENTRY], "about": "x"}), "about is 'x', allowed is an object"),
 }
 
@@ -217,7 +242,11 @@ def test_slow_works_are_timed_seldom_and_in_between(monkeypatch: pytest.MonkeyPa
     clock, done = [0.0], list[str]()
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
     monkeypatch.setattr(machine, "ROUNDS", (3, 25))
-    times = {"fast": [0.2, *[0.001] * 99], "middle": [0.1] * 99, "slow": [2.0, 4.0, 3.0] + [9.0] * 99}
+    times = {
+        "fast": [0.2, *[0.001] * 99],
+        "middle": [0.1] * 99,
+        "slow": [2.0, 4.0, 3.0] + [9.0] * 99,
+    }
     left = {name: iter(each) for name, each in times.items()}
 
     def work(name: str):
@@ -228,7 +257,8 @@ def test_slow_works_are_timed_seldom_and_in_between(monkeypatch: pytest.MonkeyPa
         return run
 
     found = interleaved([work(n) for n in times], CPU, longest=3.15)
-    # 1.05 s for each, after a warm-up of what is fast: 0.001 s 25 times at most, 0.1 s 10 times, 2 s 3 times at least
+    # 1.05 s for each, after a warm-up of what is fast: 0.001 s 25 times at most, 0.1 s 10 times, 2
+    # s 3 times at least
     assert [done.count(n) for n in times] == [1 + 25, 1 + 10, 3]
     assert found == pytest.approx([0.001, 0.1, 2.5])  # lower quartiles; of 2, 3, 4 it is 2.5
     places = [i / len(done) for i, name in enumerate(done) if name == "slow"]
@@ -243,7 +273,9 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
         plots.draw_costs(table, "a drafter", path)
         assert path.stat().st_size > 5000
     drawn = (tmp_path / "costs.svg").read_text()
-    assert drawn.count("<!-- sₜ target pass, 100 tokens before -->") == 2, "one for each number of rows"
+    assert drawn.count("<!-- sₜ target pass, 100 tokens before -->") == 2, (
+        "one for each number of rows"
+    )
     assert "4 rows: draft step" in drawn
 
 

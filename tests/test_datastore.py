@@ -63,11 +63,26 @@ def corpus(path: Path, kind: str) -> tuple[Path, list[str]]:
     if kind == "chat":
         rows = [{"messages": CHAT}, {"question": " q ", "answer": "1+1=<<1+1=2>>2"}]
         (path / "a.json").write_text(json.dumps(rows))
-        return path / "a.json", ["<|user|>ab<|assistant|>cd<eos>", "<|user|>q<|assistant|>1+1=2<eos>"]
+        return path / "a.json", [
+            "<|user|>ab<|assistant|>cd<eos>",
+            "<|user|>q<|assistant|>1+1=2<eos>",
+        ]
     (path / "deep" / "er").mkdir(parents=True)
     (path / ".hidden").mkdir()
-    wanted = {"deep/er/a.py": "import a", "deep/b.rs": "fn b() {}", "README.md": "# c", "rows.jsonl": '{"text": "d"}'}
-    others = {".hidden/a.py": "x", ".b.py": "x", "data.bin": "x", "lock.json": "{}", "empty.py": "", "noname": "x"}
+    wanted = {
+        "deep/er/a.py": "import a",
+        "deep/b.rs": "fn b() {}",
+        "README.md": "# c",
+        "rows.jsonl": '{"text": "d"}',
+    }
+    others = {
+        ".hidden/a.py": "x",
+        ".b.py": "x",
+        "data.bin": "x",
+        "lock.json": "{}",
+        "empty.py": "",
+        "noname": "x",
+    }
     for name, text in (wanted | others).items():
         (path / name).write_text(text)
     (path / "latin.py").write_bytes(b"caf\xe9 = 1")
@@ -103,7 +118,9 @@ def test_without_a_template_every_message_is_a_document(tmp_path: Path) -> None:
 
 def test_a_chat_that_the_template_refuses_is_named() -> None:
     refusing = byte_tokenizer("{{ raise_exception('no system') }}")
-    with pytest.raises(UserError, match=r"here: the target's chat template refuses this chat: no system"):
+    with pytest.raises(
+        UserError, match=r"here: the target's chat template refuses this chat: no system"
+    ):
         texts({"messages": CHAT}, "here", refusing)
 
 
@@ -154,7 +171,13 @@ def test_build_show_and_generate(draftree, folder: str, tmp_path: Path, kind: st
     assert sorted(p.name for p in out.iterdir()) == on_disk
     assert [p.name for p in out.parent.iterdir()] == ["store"]
     size = sum((out / name).stat().st_size for name in on_disk[1:])
-    counts = {"documents": len(want), "text_bytes": sum(map(len, want)), "bytes": size, "vocab": 260, "target": folder}
+    counts = {
+        "documents": len(want),
+        "text_bytes": sum(map(len, want)),
+        "bytes": size,
+        "vocab": 260,
+        "target": folder,
+    }
     assert {k: said[k] for k in counts} == counts
     assert said["tokens"] == len(np.load(out / "tokens.npy")) - len(want)
     assert said["tokenizer"] == tokenizer_hash(byte_tokenizer())
@@ -173,7 +196,10 @@ def test_build_show_and_generate(draftree, folder: str, tmp_path: Path, kind: st
 
 
 def test_several_paths_and_a_line_of_what_was_built(draftree, folder: str, tmp_path: Path) -> None:
-    (text, first), (source, second) = corpus(tmp_path / "t", "text"), corpus(tmp_path / "s", "source")
+    (text, first), (source, second) = (
+        corpus(tmp_path / "t", "text"),
+        corpus(tmp_path / "s", "source"),
+    )
     out = tmp_path / "store"
     out.mkdir()  # an empty folder is as good as none
     status, printed, err = draftree("datastore", "build", "--kind", "rest", "--target", folder, "--data", str(text),
@@ -208,7 +234,13 @@ def test_another_tokenizer_is_refused_by_name(store: Path, folder: str, tmp_path
     with pytest.raises(UserError) as refused:
         REST(datastore=str(store)).open(other)
     told = str(refused.value)
-    for part in (folder, other.name, tokenizer_hash(other.tokenizer), tokenizer_hash(byte_tokenizer()), "--kind rest"):
+    for part in (
+        folder,
+        other.name,
+        tokenizer_hash(other.tokenizer),
+        tokenizer_hash(byte_tokenizer()),
+        "--kind rest",
+    ):
         assert part in told
     assert "\n" not in told
 
@@ -239,8 +271,12 @@ def test_what_does_not_fit_is_refused(store: Path, folder: str, tmp_path: Path) 
     target = Target.load(folder)
     wrong = {
         tmp_path / "none": "does not exist",
-        changed(store, tmp_path / "a", drafter="aded"): "is a datastore for 'aded', asked for was one for 'rest'",
-        changed(store, tmp_path / "b", vocab=300): "token ids up to 299, allowed are those below the vocabulary",
+        changed(
+            store, tmp_path / "a", drafter="aded"
+        ): "is a datastore for 'aded', asked for was one for 'rest'",
+        changed(
+            store, tmp_path / "b", vocab=300
+        ): "token ids up to 299, allowed are those below the vocabulary",
     }
     (tmp_path / "c").mkdir()
     (tmp_path / "c" / "config.json").write_text('{"draftree": {"drafter": "edd"}}')
@@ -253,7 +289,9 @@ def test_what_does_not_fit_is_refused(store: Path, folder: str, tmp_path: Path) 
             REST(datastore=str(where)).open(target)
 
 
-def test_an_interruption_leaves_nothing(draftree, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interruption_leaves_nothing(
+    draftree, folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, _ = corpus(tmp_path / "c", "source")
     made: list[Path] = []
 
@@ -277,16 +315,31 @@ MISTAKES = {
     "no command": ([], "known are build, show"),
     "unknown command": (["biuld"], "did you mean 'build'"),
     "unknown kind": (["build", "--kind", "rets"], "unknown kind of datastore 'rets': known are"),
-    "no data": (["build", "--kind", "rest", "--data", "nowhere"], "data is 'nowhere', but there is no such file or folder"),
-    "nothing to read": (["build", "--kind", "rest", "--data", "hollow"], "folder 'hollow' has no file to read"),
+    "no data": (
+        ["build", "--kind", "rest", "--data", "nowhere"],
+        "data is 'nowhere', but there is no such file or folder",
+    ),
+    "nothing to read": (
+        ["build", "--kind", "rest", "--data", "hollow"],
+        "folder 'hollow' has no file to read",
+    ),
     "no text": (["build", "--kind", "rest", "--data", "empty.txt"], "the corpus is empty"),
-    "no row": (["build", "--kind", "rest", "--data", "row.jsonl"], "row.jsonl:1 has the keys a; allowed are"),
+    "no row": (
+        ["build", "--kind", "rest", "--data", "row.jsonl"],
+        "row.jsonl:1 has the keys a; allowed are",
+    ),
     "no target": (
         ["build", "--kind", "rest", "--data", "a.txt", "--target", "./nowhere"],
         "there is no folder or file './nowhere'",
     ),
-    "no setting": (["build", "--kind", "rest", "--data", "a.txt", "--set", "order=3"], "unknown setting"),
-    "no pair": (["build", "--kind", "rest", "--data", "a.txt", "--set", "order"], "--set is 'order', allowed is KEY=VALUE"),
+    "no setting": (
+        ["build", "--kind", "rest", "--data", "a.txt", "--set", "order=3"],
+        "unknown setting",
+    ),
+    "no pair": (
+        ["build", "--kind", "rest", "--data", "a.txt", "--set", "order"],
+        "--set is 'order', allowed is KEY=VALUE",
+    ),
     "out is full": (
         ["build", "--kind", "rest", "--data", "a.txt", "--out", "full"],
         "'full' holds files that draftree did not write",
@@ -295,16 +348,26 @@ MISTAKES = {
         ["build", "--kind", "rest", "--data", "a.txt", "--out", "a.txt"],
         "'a.txt' is a file, allowed is a folder",
     ),
-    "out in a file": (["build", "--kind", "rest", "--data", "a.txt", "--out", "a.txt/b"], "cannot be written"),
+    "out in a file": (
+        ["build", "--kind", "rest", "--data", "a.txt", "--out", "a.txt/b"],
+        "cannot be written",
+    ),
     "no datastore": (["show", "nowhere"], "datastore 'nowhere' does not exist"),
     "not a datastore": (["show", "full"], "is not a drafter's config"),
 }
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_mistakes_are_told_in_one_line(draftree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str) -> None:
+def test_mistakes_are_told_in_one_line(
+    draftree, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
     monkeypatch.chdir(tmp_path)
-    for name, text in {"a.txt": "some text", "empty.txt": "", "row.jsonl": '{"a": 1}', "full/x": "x"}.items():
+    for name, text in {
+        "a.txt": "some text",
+        "empty.txt": "",
+        "row.jsonl": '{"a": 1}',
+        "full/x": "x",
+    }.items():
         Path(name).parent.mkdir(exist_ok=True)
         Path(name).write_text(text)
     Path("hollow").mkdir()

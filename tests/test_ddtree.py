@@ -19,7 +19,9 @@ def heaped(rule: Rule, nodes: int, depth: int) -> dict[Path, float]:
 
     def order(path: Path) -> list[int]:
         log_q = rule((0, *path))
-        return sorted((t for t, q in enumerate(log_q) if q > -math.inf), key=lambda t: (-log_q[t], t))
+        return sorted(
+            (t for t, q in enumerate(log_q) if q > -math.inf), key=lambda t: (-log_q[t], t)
+        )
 
     heap, found = list[tuple[float, Path, int]](), dict[Path, float]()
 

@@ -8,7 +8,13 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel, T5Config, T5ForConditionalGeneration
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    PreTrainedModel,
+    T5Config,
+    T5ForConditionalGeneration,
+)
 
 from architectures import CONFIGS, MIXED, SCALED, SIZES, SOME, VOCAB, WINDOW, fresh, model, target
 from draftree.errors import UserError
@@ -19,17 +25,38 @@ from draftree.models.target import Target
 from forests import NOISE, worst
 
 LAUREL = {"laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0] * 4}
-PER_LAYER = {"vocab_size_per_layer_input": VOCAB, "hidden_size_per_layer_input": 8, "head_dim": 8, "layer_types": MIXED}
+PER_LAYER = {
+    "vocab_size_per_layer_input": VOCAB,
+    "hidden_size_per_layer_input": 8,
+    "head_dim": 8,
+    "layer_types": MIXED,
+}
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
-    "MiniMax": ("minimax", {"num_local_experts": 2, "num_experts_per_tok": 1}, "lightning attention is computed inside"),
+    "MiniMax": (
+        "minimax",
+        {"num_local_experts": 2, "num_experts_per_tok": 1},
+        "lightning attention is computed inside",
+    ),
     "RecurrentGemma": ("recurrent_gemma", {}, "its states lie in its modules"),
     "Rwkv": ("rwkv", {}, "its states are lists of its own"),
     "xLSTM": ("xlstm", {"num_heads": 2, "num_blocks": 2}, "its states are an object of its own"),
     "Llama4": ("llama4_text", {"num_local_experts": 2}, "chunked_attention"),
-    "Gemma3n": ("gemma3n_text", {**PER_LAYER, **LAUREL, "num_kv_shared_layers": 2}, "share the keys and values"),
-    "Gemma4": ("gemma4_text", {**PER_LAYER, "global_head_dim": 8, "num_kv_shared_layers": 2}, "share the keys and values"),
+    "Gemma3n": (
+        "gemma3n_text",
+        {**PER_LAYER, **LAUREL, "num_kv_shared_layers": 2},
+        "share the keys and values",
+    ),
+    "Gemma4": (
+        "gemma4_text",
+        {**PER_LAYER, "global_head_dim": 8, "num_kv_shared_layers": 2},
+        "share the keys and values",
+    ),
     "Falcon": ("falcon", {"alibi": True}, "cache slots"),
-    "GPTNeo": ("gpt_neo", {"num_layers": 2, "attention_types": [[["global", "local"], 1]]}, "cache slots"),
+    "GPTNeo": (
+        "gpt_neo",
+        {"num_layers": 2, "attention_types": [[["global", "local"], 1]]},
+        "cache slots",
+    ),
     "Bloom": ("bloom", {}, "takes no position_ids"),
     "Bert": ("bert", {"is_decoder": True}, "encoder by design"),
 }
@@ -39,7 +66,9 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
 def config_of(model_type: str, changes: Mapping[str, Any]) -> Any:
     """A tiny config, without the keys that the architecture derives from others."""
     derived = ("num_hidden_layers", "num_key_value_heads") if model_type == "gpt_neo" else ()
-    return AutoConfig.for_model(model_type, **{k: v for k, v in {**SIZES, **changes}.items() if k not in derived})
+    return AutoConfig.for_model(
+        model_type, **{k: v for k, v in {**SIZES, **changes}.items() if k not in derived}
+    )
 
 
 def on_meta(model_type: str, changes: Mapping[str, Any]) -> PreTrainedModel:
@@ -65,7 +94,10 @@ def test_an_encoder_decoder_is_refused() -> None:
     config = T5Config(vocab_size=VOCAB, d_model=16, d_kv=4, d_ff=16, num_layers=1, num_heads=2)
     with torch.device("meta"):
         t5 = T5ForConditionalGeneration(config)
-    with pytest.raises(UserError, match=r"^T5ForConditionalGeneration \(model_type 't5'\) is not supported: .*encoder-decoder"):
+    with pytest.raises(
+        UserError,
+        match=r"^T5ForConditionalGeneration \(model_type 't5'\) is not supported: .*encoder-decoder",
+    ):
         Decoder(t5)
 
 
@@ -91,8 +123,15 @@ def test_a_folder_without_a_model_is_a_users_mistake(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", CONFIGS)
 def test_what_is_known_of_a_model(name: str) -> None:
     decoder, config = Decoder(model(name)), model(name).config
-    assert (decoder.vocab, decoder.hidden, decoder.context, len(decoder.layers)) == (VOCAB, 32, 128, 4)
-    assert decoder.hf.window == (WINDOW if "sliding" in name or "mixed" in name or "gemma" in name else None)
+    assert (decoder.vocab, decoder.hidden, decoder.context, len(decoder.layers)) == (
+        VOCAB,
+        32,
+        128,
+        4,
+    )
+    assert decoder.hf.window == (
+        WINDOW if "sliding" in name or "mixed" in name or "gemma" in name else None
+    )
     heads = config.num_attention_heads if name == "gpt_neox" else 2
     width = getattr(config, "head_dim", None) or 8
     assert {(s.heads, s.key, s.value) for s in decoder.shapes} == {(heads, width, width)}
@@ -100,7 +139,9 @@ def test_what_is_known_of_a_model(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", SOME)
-def test_one_layer_of_a_model_is_a_decoder_with_full_attention_where_types_are_mixed(name: str) -> None:
+def test_one_layer_of_a_model_is_a_decoder_with_full_attention_where_types_are_mixed(
+    name: str,
+) -> None:
     small = Decoder(one_layer(model(name).config))
     assert type(small.model) is type(model(name))
     assert len(small.layers) == len(small.shapes) == 1
@@ -112,7 +153,9 @@ def test_hidden_states_are_numbered_as_transformers_does() -> None:
     decoder = Decoder(model("llama"))
     assert [decoder.hidden_index(i) for i in (0, 4, -1, -4, -5)] == [0, 4, 4, 1, 0]
     for layer in (5, -6):
-        with pytest.raises(UserError, match=rf"hidden state {layer} does not exist: the target's are -5 … 4"):
+        with pytest.raises(
+            UserError, match=rf"hidden state {layer} does not exist: the target's are -5 … 4"
+        ):
             decoder.hidden_index(layer)
 
 
@@ -125,7 +168,9 @@ def test_taps_see_a_stock_forward_and_leave_no_hook(name: str, layers: tuple[int
     ids = torch.randint(3, VOCAB, (2, 9))
     with decoder.hf.tapped(layers) as caught:
         decoder.model(input_ids=ids, use_cache=False)
-    assert [len(m._forward_hooks) + len(m._forward_pre_hooks) for m in decoder.model.modules()] == hooks
+    assert [
+        len(m._forward_hooks) + len(m._forward_pre_hooks) for m in decoder.model.modules()
+    ] == hooks
     stock = decoder.model(input_ids=ids, output_hidden_states=True, use_cache=False).hidden_states
     assert set(caught) == set(layers)
     for layer in layers:
@@ -167,7 +212,10 @@ def test_a_mask_shows_what_is_committed_and_what_is_visible() -> None:
     mask = decoder.hf.mask(holding(decoder, 3, 1), feed)  # row 0 holds a scratch token before these
     assert isinstance(mask, torch.Tensor)
     assert mask.shape == (2, 1, 2, 6)
-    assert seen(mask) == [[[0, 1, 2, 3], [0, 1, 2, 3, 5]], [[0, 1], [0, 1, 2, 3, 4, 5]]]  # padding sees all
+    assert seen(mask) == [
+        [[0, 1, 2, 3], [0, 1, 2, 3, 5]],
+        [[0, 1], [0, 1, 2, 3, 4, 5]],
+    ]  # padding sees all
 
 
 def test_a_window_counts_positions_and_not_slots() -> None:
@@ -184,7 +232,9 @@ def test_a_window_counts_positions_and_not_slots() -> None:
 
 
 @pytest.mark.parametrize("name", ["llama", "gemma2", "qwen3"])
-def test_the_head_gives_the_models_logits_without_a_pass_of_it(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_head_gives_the_models_logits_without_a_pass_of_it(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Caps and scales behind the head included."""
     stock = model(name)
     decoder = Decoder(stock)
@@ -193,5 +243,7 @@ def test_the_head_gives_the_models_logits_without_a_pass_of_it(name: str, monkey
         out = stock(input_ids=ids, output_hidden_states=True, use_cache=False)
         last = out.hidden_states[-1][0]
         decoder.head(last)
-        monkeypatch.setattr(decoder, "_through_model", None)  # asked once, when the head is first used
+        monkeypatch.setattr(
+            decoder, "_through_model", None
+        )  # asked once, when the head is first used
         assert worst(decoder.head(last), out.logits[0]) < NOISE

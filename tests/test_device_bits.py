@@ -1,6 +1,7 @@
 """Trees that grow on the device have the host's bits in float32, where both run passes of the same shapes.
 
-The host's form pads its passes as recorded ones are padded: sums of other shapes may be rounded otherwise.
+The host's form pads its passes as recorded ones are padded: sums of other shapes may be rounded
+otherwise.
 """
 
 import warnings
@@ -64,7 +65,9 @@ def written(
     rows = Rows(target.new_cache(count, 96))
     rule = build("acceptor", "greedy" if sampling.greedy else "match")
     parts = Parts(target, drafter(name, target, broken), build("policy", policy), rule, COSTS)
-    requests = [Request([7, 18, 29, 40, 51][: 5 - i], 16, number=i, sampling=sampling) for i in range(count)]
+    requests = [
+        Request([7, 18, 29, 40, 51][: 5 - i], 16, number=i, sampling=sampling) for i in range(count)
+    ]
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", DraftreeWarning)
         events = [event for events, _ in decode(parts, rows, requests) for event in events]
@@ -81,10 +84,17 @@ CASES = [
 
 
 @pytest.mark.parametrize("count", [1, 3])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0, top_p=0.95)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(1.0, top_p=0.95)], ids=["greedy", "sampled"]
+)
 @pytest.mark.parametrize(("name", "policy", "broken"), CASES)
 def test_trees_have_the_hosts_bits(
-    name: str, policy: str, broken: bool, sampling: Sampling, count: int, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    policy: str,
+    broken: bool,
+    sampling: Sampling,
+    count: int,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ties, NaN and ∞ included; and the same nodes are accepted."""
     width = Ladder.width

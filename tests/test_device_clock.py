@@ -27,7 +27,8 @@ from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Recorder, tiny_target
 
 PASS, FIRST = 11.0, 2.0
-"""Seconds of the target's pass, and of the first draft step; each further one takes a second more."""
+"""Seconds of the target's pass, and of the first draft step; each further one takes a second more.
+"""
 
 
 class Event:
@@ -109,9 +110,13 @@ def steps(policy: str, costs: Any, count: int, sampling: Sampling = Sampling()) 
         yield rows
 
 
-@pytest.mark.parametrize("policy", ["eagle2:depth=4,width=3,nodes=9", "chain:length=3", "yield:width=3"])
+@pytest.mark.parametrize(
+    "policy", ["eagle2:depth=4,width=3,nodes=9", "chain:length=3", "yield:width=3"]
+)
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(1.0)], ids=["greedy", "sampled"])
-def test_steps_have_the_seconds_of_the_device(policy: str, sampling: Sampling, device: list[int]) -> None:
+def test_steps_have_the_seconds_of_the_device(
+    policy: str, sampling: Sampling, device: list[int]
+) -> None:
     costs = Noted(Costs({1: 0.01}, {1: 1.0, 64: 1.1}))
     for rows in steps(policy, costs, 5, sampling):
         fed, timed = rows.stats.work[-1].frontiers, costs.seen[-1]
@@ -119,7 +124,9 @@ def test_steps_have_the_seconds_of_the_device(policy: str, sampling: Sampling, d
         assert timed.drafts == tuple(DraftStep(count, FIRST + i) for i, count in enumerate(fed))
         assert timed.target == PASS
         layers = len(Event.recorded) - 2
-        assert [count for count in device if count] == [layers + 2], "all events were complete at the one wait"
+        assert [count for count in device if count] == [layers + 2], (
+            "all events were complete at the one wait"
+        )
         assert layers >= len(fed), "layers of padding are no draft steps"
         device.clear()
     assert rows.stats.verify_seconds == 5 * PASS
@@ -135,7 +142,9 @@ def test_costs_that_are_learnt_are_the_devices(device: list[int]) -> None:
     draft, target = learner.models["draft"], learner.models["target"]
     assert wrong < 0.1
     assert draft.seconds(Place(1, 64, first=True)) == pytest.approx(FIRST, rel=0.1)
-    assert draft.seconds(Place(3, 64)) == pytest.approx(FIRST + 2, rel=0.2), "between those of the three layers"
+    assert draft.seconds(Place(3, 64)) == pytest.approx(FIRST + 2, rel=0.2), (
+        "between those of the three layers"
+    )
     assert target.seconds(Place(10, 64)) == pytest.approx(PASS, rel=0.05)
 
 
@@ -148,7 +157,12 @@ def test_steps_that_record_passes_teach_nothing(device: list[int]) -> None:
     sizes = {name: Size(seconds=1.0) for name in ("target", "draft", "commit", "find")}
     learner = Learner(None, {}, sizes, lambda: Speed(bandwidth=1e10, rate=1e11, overhead=0.0))
     learning = OnlineCosts(learner, learner)
-    for recorded, learnt in ((True, 0), (True, 0), (False, 0), (False, 1)):  # the first in a process is left out
+    for recorded, learnt in (
+        (True, 0),
+        (True, 0),
+        (False, 0),
+        (False, 1),
+    ):  # the first in a process is left out
         learning.observe(StepTimes(64, 1, 4, 3.0, seconds=3.0, recorded=recorded))
         assert learner.models["target"].correction.timings == learnt
 

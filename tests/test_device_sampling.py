@@ -9,7 +9,11 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, RepetitionPenaltyLogitsProcessor, SuppressTokensLogitsProcessor
+from transformers import (
+    LogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+    SuppressTokensLogitsProcessor,
+)
 
 from draftree.acceptors.match import Match
 from draftree.models.capture import Graphs
@@ -49,7 +53,9 @@ def forest(draw: np.random.Generator, rows: int, vocab: int) -> Tree:
         tokens = np.stack([draw.permutation(vocab)[:2] for _ in parents])
         found = Candidates(tokens, np.full(tokens.shape, -1.0))
         both = np.repeat(parents, 2)
-        tree = tree.append(both, tokens.ravel(), np.full(len(both), -1.0), np.full(len(both), -1.0), found)
+        tree = tree.append(
+            both, tokens.ravel(), np.full(len(both), -1.0), np.full(len(both), -1.0), found
+        )
     return tree
 
 
@@ -81,7 +87,9 @@ def of_tree(tree: Tree, logits: Tensor, keyed: Keyed, at_once: bool) -> Distribu
         row = int(tree.row[node])
         return (*PROCESSORS[row % len(PROCESSORS)], *settings(row).processors)
 
-    after = lambda nodes: keyed.gumbel_of(tree.row[nodes], tree.depth[nodes], logits.shape[1], logits.device)
+    after = lambda nodes: keyed.gumbel_of(
+        tree.row[nodes], tree.depth[nodes], logits.shape[1], logits.device
+    )
     text = lambda node: [1, 2, *tree.tokens[tree.path(node)].tolist()]
     greedy = lambda node: settings(int(tree.row[node])).greedy
     return Distributions(logits, processors, text, greedy, noise=after if at_once else None)
@@ -89,7 +97,9 @@ def of_tree(tree: Tree, logits: Tensor, keyed: Keyed, at_once: bool) -> Distribu
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float64])
 @pytest.mark.parametrize("rows", [1, 6])
-def test_the_device_accepts_what_the_host_accepts(device: Callable[[bool], None], rows: int, dtype: torch.dtype) -> None:
+def test_the_device_accepts_what_the_host_accepts(
+    device: Callable[[bool], None], rows: int, dtype: torch.dtype
+) -> None:
     """With equal logits, −∞ among them, and rows where processors leave nothing."""
     lengths = set[int]()
     for seed in range(20):
@@ -99,14 +109,18 @@ def test_the_device_accepts_what_the_host_accepts(device: Callable[[bool], None]
         made[draw.random(made.shape) < 0.2] = -np.inf
         made[np.arange(len(tree)), draw.integers(0, 31, len(tree))] = 1.0
         logits = torch.from_numpy(made).to(dtype)
-        keyed = Keyed([settings(row).seed for row in range(rows)], np.arange(rows), draw.integers(0, 99, rows))
+        keyed = Keyed(
+            [settings(row).seed for row in range(rows)], np.arange(rows), draw.integers(0, 99, rows)
+        )
         found = []
         for there in (False, True):
             device(there)
             p = of_tree(tree, logits, keyed, there)
             verdict = Match().accept(tree, p, keyed)
             refused = [str(p._refused[node]) for node in sorted(p._refused)]
-            found.append(([path.tolist() for path in verdict.paths], verdict.bonus.tolist(), refused))
+            found.append(
+                ([path.tolist() for path in verdict.paths], verdict.bonus.tolist(), refused)
+            )
         assert found[0][:2] == found[1][:2], seed
         assert bool(found[0][2]) == bool(found[1][2]) == (rows == 6)
         lengths |= set(map(len, found[0][0]))
@@ -114,18 +128,29 @@ def test_the_device_accepts_what_the_host_accepts(device: Callable[[bool], None]
 
 
 def test_noise_of_several_places_has_the_hosts_bits(device: Callable[[bool], None]) -> None:
-    keyed = Keyed([0, 2**64 - 1, 5], np.array([0, 7, 2**33]), np.array([3, 0, 70]), np.array([0, 1, 2]))
+    keyed = Keyed(
+        [0, 2**64 - 1, 5], np.array([0, 7, 2**33]), np.array([3, 0, 70]), np.array([0, 1, 2])
+    )
     rows, depths = np.array([2, 0, 0, 1, 2]), np.array([0, 1, 1, 5, 0])
     for kind in (0, 2, 3):
         found = []
         for there in (False, True):
             device(there)
-            found.append(keyed.gumbel_of(rows, depths, 37, torch.device("cpu"), kind).numpy().tobytes())
-        each = np.stack([keyed.gumbel(r, d, 37, kind) for r, d in zip(rows.tolist(), depths.tolist(), strict=True)])
+            found.append(
+                keyed.gumbel_of(rows, depths, 37, torch.device("cpu"), kind).numpy().tobytes()
+            )
+        each = np.stack(
+            [
+                keyed.gumbel(r, d, 37, kind)
+                for r, d in zip(rows.tolist(), depths.tolist(), strict=True)
+            ]
+        )
         assert found == [each.tobytes()] * 2
 
 
-@pytest.mark.parametrize("kind", [Draw.COUPLED, Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT], ids=lambda k: k.value)
+@pytest.mark.parametrize(
+    "kind", [Draw.COUPLED, Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT], ids=lambda k: k.value
+)
 def test_the_device_drafts_what_the_host_drafts(device: Callable[[bool], None], kind: Draw) -> None:
     logits = torch.from_numpy(np.random.default_rng(2).normal(0, 2, (6, 40)).round(1)).float()
     rows, depths = np.array([0, 1, 2, 3, 0, 2]), np.array([0, 0, 0, 0, 1, 2])
@@ -140,11 +165,15 @@ def test_the_device_drafts_what_the_host_drafts(device: Callable[[bool], None], 
 
 
 @pytest.mark.parametrize("temperatures", [(1.0, 1.0), (1.0, 0.5), (1.0, 0.0), (0.0, 0.0)], ids=str)
-def test_coupled_drafting_never_waits(device: Callable[[bool], None], temperatures: tuple[float, float]) -> None:
+def test_coupled_drafting_never_waits(
+    device: Callable[[bool], None], temperatures: tuple[float, float]
+) -> None:
     """And leaves greedy rows as they are."""
     device(True)
     log_q = torch.log_softmax(torch.arange(20.0, dtype=torch.float64).view(2, 10), -1)
-    drawing = Drawing(Draw.COUPLED, [*map(Sampling, temperatures)], Keyed(0, np.arange(2), np.arange(2)))
+    drawing = Drawing(
+        Draw.COUPLED, [*map(Sampling, temperatures)], Keyed(0, np.arange(2), np.arange(2))
+    )
     with Waits() as waits:
         found = coupled(log_q, drawing, np.arange(2), np.zeros(2, np.int64))
     assert waits.count == 0
@@ -156,7 +185,12 @@ def grown(target_rows: int) -> Iterator[tuple[Rows, Tree, Verified]]:
     """Rows that write at temperature 1, a tree, and the pass over it, on what stands for a device."""
     target = tiny_target(context=96, capture=Graphs(Recorder()))
     rows = Rows(target.new_cache(target_rows, 96))
-    rows.admit(under([Request([7, 18, 29 + row], 60, number=row) for row in range(target_rows)], Sampling(1.0, top_p=0.9)))
+    rows.admit(
+        under(
+            [Request([7, 18, 29 + row], 60, number=row) for row in range(target_rows)],
+            Sampling(1.0, top_p=0.9),
+        )
+    )
     target.prefill(rows.cache, [np.array([7, 18, 29 + row]) for row in range(target_rows)], Needs())
     for seed in range(3):
         tree = forest(np.random.default_rng(seed), target_rows, 61)
@@ -164,7 +198,9 @@ def grown(target_rows: int) -> Iterator[tuple[Rows, Tree, Verified]]:
 
 
 @pytest.mark.parametrize("target_rows", [1, 3])
-def test_a_sampled_tree_is_judged_with_one_wait(device: Callable[[bool], None], target_rows: int) -> None:
+def test_a_sampled_tree_is_judged_with_one_wait(
+    device: Callable[[bool], None], target_rows: int
+) -> None:
     device(True)
     for rows, tree, verified in grown(target_rows):
         with Waits() as waits:

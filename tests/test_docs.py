@@ -1,16 +1,18 @@
 """What README, CONTRIBUTING and the pages of docs/ show is run as it stands there.
 
-**Python** blocks of a page run one after the other in one namespace, with the demo's folder in the place of the hub id HUB.
-Where a block without a language follows, it is what the one before prints.
+**Python** blocks of a page run one after the other in one namespace, with the demo's folder in the
+place of the hub id HUB. Where a block without a language follows, it is what the one before prints.
 
-**Commands**, `draftree …` and `python -m draftree…`, run in the order of their page, in a folder with small files of the
-names that they use. For FOLDER stands a small target, or a drafter of the target that is named; on a page that makes a
-package, it is installed. Costs are timed in fewer rounds, and of the conformance suite every eighth case runs. Of some lines
-only the options are parsed, by the command's own parser: those after `accelerate launch`, those of a block behind `<!-- only
-parsed -->`, and those that hold one of the words in `<!-- only parsed: WORD, … -->`; behind these marks are commands for data
-and machines that are not here, and some that take minutes. Commands that need an optional package run where it is installed.
-Of scripts (`python benchmarks/…`, `python recipes/…`) and of commands inside a sentence it is tested that they and their
-options exist.
+**Commands**, `draftree …` and `python -m draftree…`, run in the order of their page, in a folder
+with small files of the names that they use. For FOLDER stands a small target, or a drafter of the
+target that is named; on a page that makes a package, it is installed. Costs are timed in fewer
+rounds, and of the conformance suite every eighth case runs. Of some lines only the options are
+parsed, by the command's own parser: those after `accelerate launch`, those of a block behind `<!--
+only parsed -->`, and those that hold one of the words in `<!-- only parsed: WORD, … -->`; behind
+these marks are commands for data and machines that are not here, and some that take minutes.
+Commands that need an optional package run where it is installed. Of scripts (`python benchmarks/…`,
+`python recipes/…`) and of commands inside a sentence it is tested that they and their options
+exist.
 """
 
 import importlib.util
@@ -48,7 +50,12 @@ BLOCK = re.compile(MARK + r"^ *```(?P<kind>[^\n]*)\n(?P<text>.*?)^ *```$", re.DO
 COMMAND = re.compile(r"(?:accelerate launch .* -m|python -m)? ?draftree\b")
 INLINE = re.compile(r"`(draftree [^`]+|python (?:benchmarks|recipes)/[^`]+)`")
 PROMPT = '{"prompt": "Tom has 3 apples. How many?", "completion": "He has 3 apples."}\n'
-NEEDS = {"--plot": "matplotlib", "--pictures": "matplotlib", "draftree tune": "optuna", "draftree report": "jinja2"}
+NEEDS = {
+    "--plot": "matplotlib",
+    "--pictures": "matplotlib",
+    "draftree tune": "optuna",
+    "draftree report": "jinja2",
+}
 """Words of commands, and the optional package without which these are only parsed."""
 TOP = {"--help", "--version", "--install-completion", "--show-completion"}
 """Options of the program itself."""
@@ -89,18 +96,26 @@ def read(path: Path) -> Page:
         elif page.python and follows and not COMMAND.match(body):
             page.python[-1] = page.python[-1][0], body
         else:
-            mark = None if block["mark"] is None else [w.strip() for w in block["mark"].lstrip(":").split(",") if w.strip()]
+            mark = (
+                None
+                if block["mark"] is None
+                else [w.strip() for w in block["mark"].lstrip(":").split(",") if w.strip()]
+            )
             page.commands += [(line, _only_parsed(line, mark)) for line in lines(body)]
     return page
 
 
 def _only_parsed(line: str, mark: list[str] | None) -> bool:
-    return line.startswith("accelerate") or (mark is not None and (not mark or any(word in line for word in mark)))
+    return line.startswith("accelerate") or (
+        mark is not None and (not mark or any(word in line for word in mark))
+    )
 
 
 def lines(block: str) -> Iterator[str]:
     """Its commands, each on a line, without comments."""
-    for line in re.sub(r" *(&& )?\\\n\s*", lambda found: "\n" if found[1] else " ", block).splitlines():
+    for line in re.sub(
+        r" *(&& )?\\\n\s*", lambda found: "\n" if found[1] else " ", block
+    ).splitlines():
         line = re.sub(r"\s+#.*", "", line.strip())
         if COMMAND.match(line):
             yield line
@@ -135,7 +150,12 @@ def sandbox(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
     for name in ("chats.jsonl", "pile.jsonl", "text.jsonl"):
         Path(name).write_text(CHATS)
     Path("prompts.jsonl").write_text(PROMPT)
-    schema = {"type": "object", "properties": {"a": {"enum": [1]}}, "required": ["a"], "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "properties": {"a": {"enum": [1]}},
+        "required": ["a"],
+        "additionalProperties": False,
+    }
     Path("schema.json").write_text(json.dumps(schema))
     for name in ("src", "corpus"):
         Path(name).mkdir()
@@ -146,7 +166,11 @@ def sandbox(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Iter
 
 def filled(line: str, home: Path) -> list[str]:
     """A line's words with folders for FOLDER."""
-    drafter = home / "edd" if "--target FOLDER" in line else demo_folder("eagle" if " export " in line else "edd")
+    drafter = (
+        home / "edd"
+        if "--target FOLDER" in line
+        else demo_folder("eagle" if " export " in line else "edd")
+    )
     words = shlex.split(line.replace("--target FOLDER", f"--target {home / 'target'}"))
     return [str(drafter) if word == "FOLDER" else word for word in words]
 
@@ -154,7 +178,9 @@ def filled(line: str, home: Path) -> list[str]:
 NAMES = [str(path.relative_to(ROOT)) for path in PAGES]
 
 
-@pytest.mark.parametrize("name", [n for n, p in zip(NAMES, map(read, PAGES), strict=True) if p.python])
+@pytest.mark.parametrize(
+    "name", [n for n, p in zip(NAMES, map(read, PAGES), strict=True) if p.python]
+)
 def test_the_python_of_a_page_runs(name: str) -> None:
     space = {"__name__": "page"}
     for text, prints in read(ROOT / name).python:
@@ -163,9 +189,15 @@ def test_the_python_of_a_page_runs(name: str) -> None:
         assert prints is None or out.getvalue() == prints
 
 
-@pytest.mark.parametrize("name", [n for n, p in zip(NAMES, map(read, PAGES), strict=True) if p.commands])
+@pytest.mark.parametrize(
+    "name", [n for n, p in zip(NAMES, map(read, PAGES), strict=True) if p.commands]
+)
 def test_the_commands_of_a_page_run(
-    name: str, draftree: Callable[..., tuple[int, str, str]], sandbox: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    name: str,
+    draftree: Callable[..., tuple[int, str, str]],
+    sandbox: Path,
+    home: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     page = read(ROOT / name)
     if page.points:
@@ -176,17 +208,27 @@ def test_the_commands_of_a_page_run(
             monkeypatch.delitem(sys.modules, module)
     for line, parse_only in page.commands:
         parsed(line) if "testing" not in line else None
-        long = "draftree tune" in line and "--trials" not in line  # 40 settings, along more prompts than there are here
-        if parse_only or long or any(word in line and find_spec(package) is None for word, package in NEEDS.items()):
+        long = (
+            "draftree tune" in line and "--trials" not in line
+        )  # 40 settings, along more prompts than there are here
+        if (
+            parse_only
+            or long
+            or any(word in line and find_spec(package) is None for word, package in NEEDS.items())
+        ):
             continue
         if line.startswith("python -m draftree.testing"):
             monkeypatch.setattr(sys, "argv", shlex.split(line)[2:])
-            monkeypatch.setattr(testing, "cases", lambda *given: cases(*given)[::32])  # test_plugins.py runs more
+            monkeypatch.setattr(
+                testing, "cases", lambda *given: cases(*given)[::32]
+            )  # test_plugins.py runs more
             assert testing.main() == 0, line
         else:
             words = filled(line, home)
             status, _, err = draftree(*words[words.index("draftree") + 1 :])
-            allowed = (0, 1) if "doctor" in words else (0,)  # 1: its verdict on a drafter that was trained for a moment is bad
+            allowed = (
+                (0, 1) if "doctor" in words else (0,)
+            )  # 1: its verdict on a drafter that was trained for a moment is bad
             assert status in allowed, f"{line}: {err}"
 
 
@@ -196,18 +238,29 @@ def test_what_a_page_names_is_there(name: str) -> None:
     path = ROOT / name
     text = path.read_text("utf-8")
     for file in re.findall(
-        r"(?<![\w/.])(?:src/draftree|benchmarks|recipes|tests|docs)/[\w/.-]+\.(?:py|sh|json|md|svg)\b", text
+        r"(?<![\w/.])(?:src/draftree|benchmarks|recipes|tests|docs)/[\w/.-]+\.(?:py|sh|json|md|svg)\b",
+        text,
     ):
         assert (ROOT / file).is_file() or "NAME" in file, file
-    for file in re.findall(r"`((?:drafters|policies|acceptors|models|sampling|formats)/\w+(?:/\w+)*\.py)`", text):
+    for file in re.findall(
+        r"`((?:drafters|policies|acceptors|models|sampling|formats)/\w+(?:/\w+)*\.py)`", text
+    ):
         assert (ROOT / "src" / "draftree" / file).is_file(), file
     for script, words in re.findall(r"python ((?:benchmarks|recipes)/\w+\.py)([^`\n]*)", text):
-        known = set(re.findall(r"[\w-]+", "".join(p.read_text("utf-8") for p in (ROOT / script).parent.glob("*.py"))))
+        known = set(
+            re.findall(
+                r"[\w-]+",
+                "".join(p.read_text("utf-8") for p in (ROOT / script).parent.glob("*.py")),
+            )
+        )
         for option in re.findall(r"--([\w-]+)", words.partition("#")[0]):
             assert {f"--{option}", option.replace("-", "_")} & known, (script, option)
     for link in re.findall(r"\]\((?!https?:|#)([^)#]+)", text):
         assert (path.parent / link).exists(), link
-        assert not name.startswith("docs/") or (ROOT / "docs") in (path.parent / link).resolve().parents, "the site ends there"
+        assert (
+            not name.startswith("docs/")
+            or (ROOT / "docs") in (path.parent / link).resolve().parents
+        ), "the site ends there"
     commands = {word for c in typer.main.get_command(app).commands.values() for word in _options(c)}  # type: ignore[attr-defined]
     for line in INLINE.findall(text):
         if line.startswith("draftree "):
@@ -216,8 +269,13 @@ def test_what_a_page_names_is_there(name: str) -> None:
 
 
 def _options(command: typer.core.TyperCommand | TyperGroup) -> set[str]:
-    deeper = [_options(c) for c in command.commands.values()] if isinstance(command, TyperGroup) else []
-    return {str(command.name), *(option for p in command.params for option in p.opts + p.secondary_opts)}.union(*deeper)
+    deeper = (
+        [_options(c) for c in command.commands.values()] if isinstance(command, TyperGroup) else []
+    )
+    return {
+        str(command.name),
+        *(option for p in command.params for option in p.opts + p.secondary_opts),
+    }.union(*deeper)
 
 
 def test_every_page_is_listed() -> None:
@@ -229,11 +287,15 @@ def test_every_page_is_listed() -> None:
     index = (ROOT / "docs" / "index.md").read_text()
     assert set(re.findall(r"\]\(([\w/-]+\.md)\)", index)) == pages - {"index.md"} - decisions
     listed = (ROOT / "docs" / "explanation" / "decisions" / "index.md").read_text()
-    assert {f"explanation/decisions/{name}" for name in re.findall(r"\]\(([\w-]+\.md)\)", listed)} == decisions
+    assert {
+        f"explanation/decisions/{name}" for name in re.findall(r"\]\(([\w-]+\.md)\)", listed)
+    } == decisions
 
 
 def test_the_public_names_are_listed() -> None:
-    told = re.findall(r"^::: draftree\.(\w+)$", (ROOT / "docs" / "reference" / "api.md").read_text(), re.MULTILINE)
+    told = re.findall(
+        r"^::: draftree\.(\w+)$", (ROOT / "docs" / "reference" / "api.md").read_text(), re.MULTILINE
+    )
     assert sorted(told) == sorted([*public.__all__, "testing"])
 
 
@@ -260,7 +322,9 @@ def test_the_readme_is_short() -> None:
 def test_the_readme_shows_what_the_demo_prints() -> None:
     """But for figures by the clock."""
     demo = script("benchmarks/demo.py")
-    shown = re.findall(r"<!-- demo -->\n```\n(.*?)```", FRONT[0].read_text("utf-8"), re.DOTALL)[0].splitlines()
+    shown = re.findall(r"<!-- demo -->\n```\n(.*?)```", FRONT[0].read_text("utf-8"), re.DOTALL)[
+        0
+    ].splitlines()
     stats = {"steps": 12, "new_tokens": 34, "acceptance_length": 35 / 12, "tokens_per_second": 79.0}
     plain = {"same_output": True, "same_bits": True, "tokens_per_second": 46.0}
     result = {"text": " ".join(shown[:2]), "stats": stats, "baseline": plain, "speedup": 1.72}

@@ -79,7 +79,9 @@ def test_a_shipped_drafter_is_healthy(demo: Target, texts: list[Text], name: str
     tau = 1 + sum(np.cumprod([d.accepted for d in report.depths]))
     assert finding(report, "acceptance length").value == pytest.approx(tau)
     lengths = 1 + np.cumsum(np.cumprod([d.accepted for d in report.depths]))
-    assert finding(report, "speed-up").value == pytest.approx(max(tau / (1 + n * 0.1) for n, tau in enumerate(lengths, 1)))
+    assert finding(report, "speed-up").value == pytest.approx(
+        max(tau / (1 + n * 0.1) for n, tau in enumerate(lengths, 1))
+    )
 
 
 def test_costs_that_another_program_slowed_are_measured_again(
@@ -100,7 +102,9 @@ def test_costs_that_another_program_slowed_are_measured_again(
     assert "compete" not in good.text
     bad = finding(examine(demo, drafter, texts[:2], slow, again=lambda: again(slow)), "speed-up")
     assert (bad.verdict, len(measured)) == ("bad", 1 + fit.AGAIN)
-    assert "9.0 programs compete for 2 processors: run it again when the machine is idle" in bad.text
+    assert (
+        "9.0 programs compete for 2 processors: run it again when the machine is idle" in bad.text
+    )
 
 
 @pytest.mark.parametrize("name", [name for _, name in shipped("demo")])
@@ -108,19 +112,25 @@ def test_every_shipped_drafter_can_be_examined(demo: Target, texts: list[Text], 
     """Nothing ends in an error, and the verdict agrees with what it is made of."""
     report = examine(demo, build("drafter", name).open(demo), texts[:2], FLAT)
     said = json.loads(json.dumps(report.as_json(), allow_nan=False))
-    assert said["verdict"] == ("bad" if report.suspects or "bad" in [f.verdict for f in report.findings] else "ok")
+    assert said["verdict"] == (
+        "bad" if report.suspects or "bad" in [f.verdict for f in report.findings] else "ok"
+    )
     assert report.suspects == ()
 
 
 def test_a_hidden_layer_off_by_one_is_named(demo: Target, texts: list[Text]) -> None:
     edd = EDD().open(demo)
-    report = examine(demo, EDDDrafter(replace(edd.knobs, hidden_layer=-5), edd.model, demo, edd._stored), texts)
+    report = examine(
+        demo, EDDDrafter(replace(edd.knobs, hidden_layer=-5), edd.model, demo, edd._stored), texts
+    )
     assert causes(report) == [faults.LAYER]
     assert "hidden state 21 for 20" in report.suspects[0].evidence
 
 
 @pytest.mark.parametrize("base", [500.0, 1e6])
-def test_a_wrong_rope_is_named(demo: Target, texts: list[Text], tmp_path: Path, base: float) -> None:
+def test_a_wrong_rope_is_named(
+    demo: Target, texts: list[Text], tmp_path: Path, base: float
+) -> None:
     folder = shutil.copytree(demo_folder("edd"), tmp_path / "edd")
     config = json.loads((folder / "config.json").read_text())
     config["rope_parameters"]["rope_theta"] = base
@@ -142,20 +152,30 @@ def leaked(tokens: int, block: int, phase: int, window: int | None = None) -> Te
     return mask
 
 
-def test_a_training_mask_off_by_one_is_named(demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_training_mask_off_by_one_is_named(
+    demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(edd, "dual_block", leaked)
     assert causes(examine(demo, EDD().open(demo), texts)) == [FORWARDS]
 
 
-def test_a_decoding_position_off_by_one_is_named(demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_decoding_position_off_by_one_is_named(
+    demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The soft prompt's states stand one position late."""
     drafter = EDD().open(demo)
     stock = drafter.decoder.keys_and_values
-    monkeypatch.setattr(drafter.decoder, "keys_and_values", lambda x, at: stock(x, at + int(torch.is_inference_mode_enabled())))
+    monkeypatch.setattr(
+        drafter.decoder,
+        "keys_and_values",
+        lambda x, at: stock(x, at + int(torch.is_inference_mode_enabled())),
+    )
     assert causes(examine(demo, drafter, texts))[0] == FORWARDS
 
 
-def test_states_of_the_wrong_token_are_named(demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_states_of_the_wrong_token_are_named(
+    demo: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Decoding is handed every token's predecessor's state."""
     drafter = EDD().open(demo)
     encode = drafter._encode
@@ -223,7 +243,9 @@ def test_a_wrong_vocabulary_map_is_named(case: str, marked: bool) -> None:
     planted = net.d2t.clone()
     report = examine(target, drafter, found)
     assert causes(report) == [faults.VOCABULARY]
-    assert ("overlap goes from" in report.suspects[0].evidence) is not (case == "no offsets" and not marked)
+    assert ("overlap goes from" in report.suspects[0].evidence) is not (
+        case == "no offsets" and not marked
+    )
     assert torch.equal(net.d2t, planted)
 
 
@@ -232,7 +254,9 @@ def traced_block(count: int = 6) -> tuple[Target, DFlashDrafter, list[Text]]:
     home = GOLDENS / "blocks" / "dflash"
     target = Target.load(str(home / "target"))
     runs = json.loads((home / "golden.json").read_text())["runs"]
-    found = driven.answered(target, [r["output"][at : at + 20] for r in runs for at in range(0, 48, 8)][:count], 26)
+    found = driven.answered(
+        target, [r["output"][at : at + 20] for r in runs for at in range(0, 48, 8)][:count], 26
+    )
     drafter = build("drafter", str(home / "draft")).open(target)
     assert isinstance(drafter, DFlashDrafter)
     return target, drafter, found
@@ -240,7 +264,11 @@ def traced_block(count: int = 6) -> tuple[Target, DFlashDrafter, list[Text]]:
 
 BLOCKS = {
     "mask": (lambda layout: replace(layout, mask=7), doctor_blocks.MASK, "token 319 for 7"),
-    "shift": (lambda layout: replace(layout, shifted=True), doctor_blocks.SHIFT, "what comes in its place"),
+    "shift": (
+        lambda layout: replace(layout, shifted=True),
+        doctor_blocks.SHIFT,
+        "what comes in its place",
+    ),
     "layer": (lambda layout: replace(layout, reads=(2, 3)), faults.LAYER, "hidden state 1 for 2"),
     "healthy": (lambda layout: layout, None, ""),
 }
@@ -268,7 +296,9 @@ def test_a_missing_injection_is_named(gone: str, monkeypatch: pytest.MonkeyPatch
         return
     stock = SlotCache.insert  # in decoding alone
     monkeypatch.setattr(
-        SlotCache, "insert", lambda cache, layer, rows, slots, k, v: stock(cache, layer, rows, slots, 0 * k, 0 * v)
+        SlotCache,
+        "insert",
+        lambda cache, layer, rows, slots, k, v: stock(cache, layer, rows, slots, 0 * k, 0 * v),
     )
     assert causes(examine(target, drafter, found))[0] == FORWARDS
 
@@ -278,7 +308,9 @@ def test_a_hidden_layer_of_medusa_off_by_one_is_named(monkeypatch: pytest.Monkey
     monkeypatch.setattr(medusa, "LAST", -2)
     monkeypatch.setattr(medusa.MedusaDrafter, "needs", Needs(hidden=(-2,)))
     target, found = trace("medusa1", 6)
-    report = examine(target, build("drafter", str(GOLDENS / "medusa1" / "draft")).open(target), found)
+    report = examine(
+        target, build("drafter", str(GOLDENS / "medusa1" / "draft")).open(target), found
+    )
     assert causes(report) == [faults.LAYER]
     assert "hidden state 8 for 7" in report.suspects[0].evidence
 
@@ -287,11 +319,15 @@ def test_a_hidden_layer_of_medusa_off_by_one_is_named(monkeypatch: pytest.Monkey
 def test_a_wrong_rope_of_eagle_is_named(tmp_path: Path) -> None:
     """Its rotary frequencies are no buffers of its network."""
     target, found = trace("eagle2", 14, 64)
-    folder = shutil.copytree(GOLDENS / "eagle2" / "draft", tmp_path / "draft", copy_function=shutil.copyfile)
+    folder = shutil.copytree(
+        GOLDENS / "eagle2" / "draft", tmp_path / "draft", copy_function=shutil.copyfile
+    )
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").chmod(0o600)
     (folder / "config.json").write_text(json.dumps(config | {"rope_theta": 200.0}))
-    assert causes(examine(target, build("drafter", str(folder)).open(target), found)) == [faults.ROPE]
+    assert causes(examine(target, build("drafter", str(folder)).open(target), found)) == [
+        faults.ROPE
+    ]
 
 
 @traced
@@ -307,7 +343,10 @@ def test_another_tokenizer_is_named(tmp_path: Path) -> None:
     same = LMDrafter(Target.load(str(target_folder(tmp_path / "same"))))
     assert list(fit._tokenizer(target, same)) == []
     raw = json.loads(byte_tokenizer().backend_tokenizer.to_str())
-    raw["model"]["vocab"]["a"], raw["model"]["vocab"]["b"] = raw["model"]["vocab"]["b"], raw["model"]["vocab"]["a"]
+    raw["model"]["vocab"]["a"], raw["model"]["vocab"]["b"] = (
+        raw["model"]["vocab"]["b"],
+        raw["model"]["vocab"]["a"],
+    )
     other = LMDrafter(Target.load(str(target_folder(tmp_path / "other"))))
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(raw))
     assert [s.cause for s in fit._tokenizer(target, other)] == [TOKENIZER]
@@ -333,7 +372,9 @@ def test_places_are_counted_by_chains() -> None:
 
 def test_the_calibration_error_is_the_gap_in_each_bin() -> None:
     confidence, right = np.array([0.12, 0.18, 0.95, 0.91]), np.array([0, 1, 1, 1], bool)
-    assert fit.calibration_error(confidence, right) == pytest.approx((abs(0.30 - 1) + abs(1.86 - 2)) / 4)
+    assert fit.calibration_error(confidence, right) == pytest.approx(
+        (abs(0.30 - 1) + abs(1.86 - 2)) / 4
+    )
     assert fit.calibration_error(np.array([1.0]), np.array([True])) == 0
 
 
@@ -369,7 +410,9 @@ def test_a_planted_dead_layer_is_named() -> None:
     layers, found = fit._attention(target, everything, text)
     assert [layer.dead for layer in layers] == [False, True, False, False]
     assert (found.verdict, found.value) == ("warn", layers[1].output)
-    assert said(Needs(kv=(1,))).text.startswith("of the residual stream before it, attention of layer 1, whose keys and values")
+    assert said(Needs(kv=(1,))).text.startswith(
+        "of the residual stream before it, attention of layer 1, whose keys and values"
+    )
     assert "layer 1, whose output it reads" in said(Needs(hidden=(2,))).text
     assert said(Needs(hidden=(-3,))).verdict == said(Needs(kv=(-3,))).verdict == "warn"
     for alive in (Needs(), Needs(hidden=(0, 1, 3)), Needs(hidden=(-1, 4)), Needs(kv=(0, 2, 3))):
@@ -393,7 +436,9 @@ def doctored(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
     """Runs a command: (exit status, standard output, standard error)."""
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
     CostTable((FLAT,)).save(tmp_path / "costs.json")
-    monkeypatch.setattr(forecast, "written_seconds", lambda *_, **__: 0.0)  # a busy machine would be told to wait
+    monkeypatch.setattr(
+        forecast, "written_seconds", lambda *_, **__: 0.0
+    )  # a busy machine would be told to wait
 
     def run(*args: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
@@ -408,15 +453,28 @@ def test_the_command_shows_a_screen(doctored) -> None:
     status, out, err = doctored("--drafter", "pld")
     assert (status, err) == (0, "")
     assert out.splitlines()[-1].startswith("healthy")
-    for word in ("agreement", "speed-up", "margin / noise", "by depth", "attention of the target's layers"):
+    for word in (
+        "agreement",
+        "speed-up",
+        "margin / noise",
+        "by depth",
+        "attention of the target's layers",
+    ):
         assert word in out
 
 
 def test_the_command_prints_one_json_object(doctored, tmp_path: Path) -> None:
     data = tmp_path / "some.jsonl"
-    data.write_text("".join(json.dumps({"text": f"{n} and {n} make {2 * n}, or so I was told. " * 3}) + "\n" for n in range(4)))
+    data.write_text(
+        "".join(
+            json.dumps({"text": f"{n} and {n} make {2 * n}, or so I was told. " * 3}) + "\n"
+            for n in range(4)
+        )
+    )
     folder = str(target_folder(tmp_path / "target"))
-    status, out, err = doctored("--target", folder, "--drafter", "pld", "--data", str(data), "--json")
+    status, out, err = doctored(
+        "--target", folder, "--drafter", "pld", "--data", str(data), "--json"
+    )
     found = json.loads(out)
     assert (status, err) == (1, ""), "a lookup is of no use to a target of random weights"
     assert (found["healthy"], found["verdict"]) == (False, "bad")

@@ -29,7 +29,9 @@ def folder(tmp_path: Path) -> Path:
     return shutil.copytree(source, tmp_path / "edd")
 
 
-def test_a_card_says_what_the_folder_says_and_push_what_it_would_upload(folder: Path, capsys) -> None:
+def test_a_card_says_what_the_folder_says_and_push_what_it_would_upload(
+    folder: Path, capsys
+) -> None:
     assert run("push", folder, "me/edd", "--dry-run") == 2
     assert "no README.md: `draftree card` writes the card" in capsys.readouterr().err
     assert run("card", folder, "--license", "apache-2.0") == 0
@@ -85,7 +87,9 @@ def test_the_citation_is_of_this_version() -> None:
 
 
 @pytest.mark.parametrize("name", ["compare", "train"])
-def test_a_notebook_runs(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None) -> None:
+def test_a_notebook_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
     """Its cells, in order and in one namespace, as a kernel would run them; none asks for a magic."""
     monkeypatch.chdir(tmp_path)
     book = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8"))

@@ -28,7 +28,20 @@ from forests import texts
 
 SIZE = 20
 COSTS = Costs({1: 1.0}, {1: 1.0})
-TRAINED = ("edd", "vdm", "eagle", "eagle3", "mtp", "glide", "medusa", "hydra", "dflash", "dspark", "jetspec", "peagle")
+TRAINED = (
+    "edd",
+    "vdm",
+    "eagle",
+    "eagle3",
+    "mtp",
+    "glide",
+    "medusa",
+    "hydra",
+    "dflash",
+    "dspark",
+    "jetspec",
+    "peagle",
+)
 MORE = {"glide": ",init=shared", "edd": ",shared=true", "vdm": ",shared=true"}
 SHARING = ("edd", "vdm", "eagle", "mtp", "glide")
 """Those whose head is the target's own."""
@@ -59,26 +72,37 @@ def test_decoding_and_training_draft_the_same_tokens_of_the_vocabulary_alone(nam
     t = target("llama")
     drafter, ids = fresh(name, t)
     precise(drafter, torch.float64)
-    trained, decoded = forwards.both(t, drafter, np.stack(texts([12, 12], np.random.default_rng(2))), 4, 1)
+    trained, decoded = forwards.both(
+        t, drafter, np.stack(texts([12, 12], np.random.default_rng(2))), 4, 1
+    )
     assert torch.allclose(trained.exp(), decoded.exp(), atol=1e-9)
     there = torch.isfinite(decoded).any(0).any(0).nonzero().flatten()
     assert there.tolist() == ids.tolist()
 
 
 @pytest.mark.parametrize("name", TRAINED)
-def test_a_checkpoint_keeps_the_vocabulary_and_nothing_of_the_targets(name: str, tmp_path: Path) -> None:
+def test_a_checkpoint_keeps_the_vocabulary_and_nothing_of_the_targets(
+    name: str, tmp_path: Path
+) -> None:
     t = target("llama")
     drafter, _ = fresh(name, t)
     precise(drafter, torch.float16, torch.float32)  # as it is written
     drafter.save(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
     tensors = load_file(file)
-    whole = ("t2d", "markov_head.markov_w1.weight")  # what DSpark knows of the token before is of every token
-    assert not [k for k, v in tensors.items() if t.decoder.vocab in v.shape and k not in whole]  # no embedding, no whole head
+    whole = (
+        "t2d",
+        "markov_head.markov_w1.weight",
+    )  # what DSpark knows of the token before is of every token
+    assert not [
+        k for k, v in tensors.items() if t.decoder.vocab in v.shape and k not in whole
+    ]  # no embedding, no whole head
     opened = build("drafter", f"{name}:checkpoint={tmp_path}").open(t)
     text = np.stack(texts([12], np.random.default_rng(2)))
     precise(drafter, t.decoder.dtype)
-    assert torch.equal(forwards.decoded(t, opened, text, 4, 1), forwards.decoded(t, drafter, text, 4, 1))
+    assert torch.equal(
+        forwards.decoded(t, opened, text, 4, 1), forwards.decoded(t, drafter, text, 4, 1)
+    )
     with pytest.raises(UserError, match=r"draft_vocab is 7, allowed is 20"):
         build("drafter", f"{name}:checkpoint={tmp_path},draft_vocab=7{MORE.get(name, '')}").open(t)
 
@@ -95,7 +119,9 @@ def test_texts_are_the_targets(name: str, acceptor: str) -> None:
     policy = EAGLE2(8, 3, 3) if acceptor == "match" else build("policy", "chain")
     for sampling in samplings if acceptor == "match" else samplings[1:]:
         chosen = build("acceptor", acceptor) if sampling.temperature else None
-        requests = [Request(list(p), 16, number=i, sampling=sampling) for i, p in enumerate(prompts)]
+        requests = [
+            Request(list(p), 16, number=i, sampling=sampling) for i, p in enumerate(prompts)
+        ]
         written = Engine(t, drafter, policy, chosen, COSTS).write(requests)
         if acceptor == "match":
             assert written.tokens == plain(t, requests).tokens
@@ -109,7 +135,10 @@ def test_what_is_drawn_does_not_depend_on_where_it_is_computed(draw: Draw) -> No
     part, rows, depths = Drafted(ids, 40), np.zeros(4, np.int64), np.arange(4)
     noise = None if draw is Draw.POINT else Keyed(3, np.zeros(1, np.int64), np.full(1, 9))
     drawing = Drawing(draw, (Sampling(0.7, seed=3),) if noise else (), noise)
-    narrow, wide = drawn(logits, 3, drawing, rows, depths, part), drawn(part.whole(logits), 3, drawing, rows, depths)
+    narrow, wide = (
+        drawn(logits, 3, drawing, rows, depths, part),
+        drawn(part.whole(logits), 3, drawing, rows, depths),
+    )
     assert narrow.tokens.tolist() == wide.tokens.tolist()
     assert np.allclose(narrow.log_q, wide.log_q)
     assert narrow.log_probs is not None
@@ -137,10 +166,15 @@ def test_embedding_and_head_are_neither_trained_nor_changed(name: str) -> None:
     assert not [k for k, v in drafter.model.state_dict().items() if t.decoder.vocab in v.shape]
 
 
-@pytest.mark.parametrize("spec", ["edd:shared=false", "vdm:shared=false", "glide:init=target", "glide:init=scratch"])
+@pytest.mark.parametrize(
+    "spec", ["edd:shared=false", "vdm:shared=false", "glide:init=target", "glide:init=scratch"]
+)
 def test_a_head_of_its_own_is_whole(spec: str) -> None:
     t = target("llama")
-    assert any(t.decoder.vocab in v.shape for v in build("drafter", spec).fresh(t).model.state_dict().values())
+    assert any(
+        t.decoder.vocab in v.shape
+        for v in build("drafter", spec).fresh(t).model.state_dict().values()
+    )
     with pytest.raises(UserError, match=r"draft_vocab is 20, allowed with .* is 0"):
         build("drafter", f"{spec},draft_vocab=20").fresh(t)
 
@@ -148,7 +182,10 @@ def test_a_head_of_its_own_is_whole(spec: str) -> None:
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_vocabulary_larger_than_the_targets(name: str) -> None:
     t = target("llama")
-    with pytest.raises(UserError, match=f"{name}: draft_vocab is 9999, allowed is at most the target's vocabulary: "):
+    with pytest.raises(
+        UserError,
+        match=f"{name}: draft_vocab is 9999, allowed is at most the target's vocabulary: ",
+    ):
         fresh(name, t, 9999)
 
 
@@ -164,17 +201,28 @@ def test_another_embedding_is_told(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["edd", "vdm", "glide"])
-def test_a_drafter_with_copies_of_embedding_and_head_drafts_as_before(name: str, tmp_path: Path, draftree) -> None:
+def test_a_drafter_with_copies_of_embedding_and_head_drafts_as_before(
+    name: str, tmp_path: Path, draftree
+) -> None:
     t = target("llama")
     t.decoder.model.save_pretrained(tmp_path / "target")
     loaded = Target.load(str(tmp_path / "target"), "float64")
     drafter, _ = fresh(name, loaded, 0)
     drafter.save(tmp_path / "borrowing")
-    status, _, told = draftree("export", tmp_path / "borrowing", "--standalone", "--out", tmp_path / "alone")
+    status, _, told = draftree(
+        "export", tmp_path / "borrowing", "--standalone", "--out", tmp_path / "alone"
+    )
     assert not status, told
     text = np.stack(texts([12], np.random.default_rng(2)))
-    one, other = (build("drafter", f"{name}:checkpoint={tmp_path / folder}").open(loaded) for folder in ("borrowing", "alone"))
-    assert torch.allclose(forwards.decoded(loaded, one, text, 4, 1), forwards.decoded(loaded, other, text, 4, 1), atol=1e-2)
+    one, other = (
+        build("drafter", f"{name}:checkpoint={tmp_path / folder}").open(loaded)
+        for folder in ("borrowing", "alone")
+    )
+    assert torch.allclose(
+        forwards.decoded(loaded, one, text, 4, 1),
+        forwards.decoded(loaded, other, text, 4, 1),
+        atol=1e-2,
+    )
     if name == "vdm":  # transformers' own
         AutoModelForCausalLM.from_pretrained(tmp_path / "alone")
     status, _, told = draftree("export", tmp_path / "borrowing", "--out", tmp_path / "neither")
@@ -182,15 +230,21 @@ def test_a_drafter_with_copies_of_embedding_and_head_drafts_as_before(name: str,
     assert "what can be exported" in told
 
 
-def test_where_no_program_knows_a_draft_vocabulary_the_head_is_the_targets(tmp_path: Path, draftree) -> None:
+def test_where_no_program_knows_a_draft_vocabulary_the_head_is_the_targets(
+    tmp_path: Path, draftree
+) -> None:
     t = target("llama")
     drafter, _ = fresh("eagle", t)
     drafter.save(tmp_path / "ours")
-    status, _, told = draftree("export", tmp_path / "ours", "--format", "eagle", "--out", tmp_path / "theirs")
+    status, _, told = draftree(
+        "export", tmp_path / "ours", "--format", "eagle", "--out", tmp_path / "theirs"
+    )
     assert not status, told
     opened = build("drafter", f"eagle:checkpoint={tmp_path / 'theirs'}").open(t)
     assert opened.knobs.draft_vocab == 0
-    left, written = (set(load_file(tmp_path / name / "model.safetensors")) for name in ("ours", "theirs"))
+    left, written = (
+        set(load_file(tmp_path / name / "model.safetensors")) for name in ("ours", "theirs")
+    )
     assert left - written == {"head.d2t"}
     opened = build("drafter", "medusa:draft_vocab=20").fresh(t)
     opened.save(tmp_path / "medusa")
@@ -198,9 +252,14 @@ def test_where_no_program_knows_a_draft_vocabulary_the_head_is_the_targets(tmp_p
     more = ("--format", "vllm-medusa", "--target", tmp_path / "target", "--out", tmp_path / "vllm")
     status, _, told = draftree("export", tmp_path / "medusa", *more)
     assert not status, told
-    assert load_file(tmp_path / "vllm" / "model.safetensors")["token_map"].tolist() == list(range(20))
+    assert load_file(tmp_path / "vllm" / "model.safetensors")["token_map"].tolist() == list(
+        range(20)
+    )
     text = np.stack(texts([12], np.random.default_rng(2)))
-    ours, vllm = (build("drafter", f"medusa:checkpoint={tmp_path / name}").open(t) for name in ("medusa", "vllm"))
+    ours, vllm = (
+        build("drafter", f"medusa:checkpoint={tmp_path / name}").open(t)
+        for name in ("medusa", "vllm")
+    )
     assert torch.equal(forwards.decoded(t, ours, text, 4, 1), forwards.decoded(t, vllm, text, 4, 1))
 
 

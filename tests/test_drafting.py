@@ -35,7 +35,11 @@ class Spelling(LogitsProcessor):
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         token = self.forced(input_ids[0].tolist())
-        allowed = torch.arange(scores.shape[1]) < 40 if token is None else torch.arange(scores.shape[1]) == token
+        allowed = (
+            torch.arange(scores.shape[1]) < 40
+            if token is None
+            else torch.arange(scores.shape[1]) == token
+        )
         return scores.masked_fill(~allowed, -torch.inf)
 
 
@@ -44,9 +48,25 @@ def written(
 ) -> tuple[list[list[int]], list[list[int]], list[int]]:
     """The texts of two rows, the tokens of every tree, and how many nodes each draft step was fed."""
     target, rule = tiny_target(), Spelling()
-    rows = [Request([3, 1, 4], 20, processors=(rule,), guides=(rule,), forced=rule.forced if free else None)]
-    rows.append(Request([9, 50, 51], 14, number=1, processors=(rule,), guides=(rule,), forced=rule.forced if free else None))
-    engine, trees = Engine(target, drafter, policy, costs=Costs({1: 0.1}, {1: 1.0})), list[list[int]]()
+    rows = [
+        Request(
+            [3, 1, 4], 20, processors=(rule,), guides=(rule,), forced=rule.forced if free else None
+        )
+    ]
+    rows.append(
+        Request(
+            [9, 50, 51],
+            14,
+            number=1,
+            processors=(rule,),
+            guides=(rule,),
+            forced=rule.forced if free else None,
+        )
+    )
+    engine, trees = (
+        Engine(target, drafter, policy, costs=Costs({1: 0.1}, {1: 1.0})),
+        list[list[int]](),
+    )
 
     def told(events: list[Emitted]) -> None:
         trees.append(events[0].tree.tokens.tolist())
@@ -60,13 +80,21 @@ def written(
 @pytest.mark.parametrize("policy", [Chain(3), Chain(8), VCT(2, 7)], ids=str)
 @pytest.mark.parametrize("method", [EDD, VDM], ids=lambda m: m.__name__)
 def test_the_same_trees_in_fewer_draft_steps(
-    method: type[EDD] | type[VDM], policy: Policy, temperature: float, monkeypatch: pytest.MonkeyPatch
+    method: type[EDD] | type[VDM],
+    policy: Policy,
+    temperature: float,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(5)
         drafter = method().example(tiny_target())
-    asked, free = written(drafter, policy, False, temperature), written(drafter, policy, True, temperature)
-    assert free[:2] == asked[:2], "whether the drafter reads a forced token at once or later, it drafts the same"
+    asked, free = (
+        written(drafter, policy, False, temperature),
+        written(drafter, policy, True, temperature),
+    )
+    assert free[:2] == asked[:2], (
+        "whether the drafter reads a forced token at once or later, it drafts the same"
+    )
     assert len(free[2]) < len(asked[2])
     monkeypatch.setattr(type(drafter), "expands_paths", False)
     by_layer = written(drafter, policy, True, temperature)
@@ -78,7 +106,9 @@ def test_a_chain_within_a_span_asks_nobody() -> None:
     nobody, rule, target = Never([[]], 61), Spelling(), tiny_target()
     request = Request([3, 1, 4], 12, processors=(rule,), guides=(rule,), forced=rule.forced)
     stats = Engine(target, nobody, Chain(3), costs=Costs({1: 0.1}, {1: 1.0})).write([request]).stats
-    assert any(w.frontiers == () and w.fed == 4 for w in stats.work), "a chain of three forced tokens, and no draft step"
+    assert any(w.frontiers == () and w.fed == 4 for w in stats.work), (
+        "a chain of three forced tokens, and no draft step"
+    )
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
@@ -89,11 +119,22 @@ def test_nothing_that_is_forbidden_is_drafted(temperature: float) -> None:
     prompt = [50, 9, 51, 9, 52, 9, 53, 9, 54, 45, 1]  # what follows there is forbidden
     request = Request(prompt, 24, processors=(rule,), guides=(rule,))
     for kept in (True, False):
-        engine, told = Engine(target, drafter, VCT(2, 3), costs=Costs({1: 0.1}, {1: 1.0})), list[Tree]()
-        texts, steps = engine.begin([request if kept else replace(request, guides=())], Sampling(temperature, seed=2))
+        engine, told = (
+            Engine(target, drafter, VCT(2, 3), costs=Costs({1: 0.1}, {1: 1.0})),
+            list[Tree](),
+        )
+        texts, steps = engine.begin(
+            [request if kept else replace(request, guides=())], Sampling(temperature, seed=2)
+        )
         told += [event.tree for events in engine.timed(steps, texts) for event in events]
-        pairs = [(t.tokens[t.parents[n]], t.tokens[n]) for t in told for n in range(t.roots, len(t))]
-        wrong = [(a, b) for a, b in pairs if b != (rule.forced([a]) or b) or (rule.forced([a]) is None and b >= 40)]
+        pairs = [
+            (t.tokens[t.parents[n]], t.tokens[n]) for t in told for n in range(t.roots, len(t))
+        ]
+        wrong = [
+            (a, b)
+            for a, b in pairs
+            if b != (rule.forced([a]) or b) or (rule.forced([a]) is None and b >= 40)
+        ]
         assert not wrong if kept else wrong
         seen += len(pairs)
     assert seen

@@ -28,7 +28,10 @@ def test_the_loss_is_its_formula() -> None:
         # Position 0 has no pair before it; from position 8 nothing is left to predict.
         drafted, wanted = out[:, 1:8], true[:, 1:8]
         q, p = (torch.log_softmax(drafter.model.logits(x), -1) for x in (drafted, wanted))
-        expected = smooth_l1_loss(drafted, wanted, reduction="none").mean(-1).sum() - 0.1 * (p.exp() * q).sum()
+        expected = (
+            smooth_l1_loss(drafted, wanted, reduction="none").mean(-1).sum()
+            - 0.1 * (p.exp() * q).sum()
+        )
         assert float(drafter.loss(batch)) == pytest.approx(float(expected) / batch.count, rel=1e-5)
 
 
@@ -37,7 +40,9 @@ def test_the_top_k_loss_token_by_token(k: int, weight: float) -> None:
     """HASS, section 3.2: −Σ p(x) log q(x) over the K tokens x that the target holds likeliest, p as it is."""
     t = target("llama")
     torch.manual_seed(1)
-    drafter = EAGLE(noise=0.0, feature_weight=0.0, token_weight=0.0, top_k=k, top_weight=weight).fresh(t)
+    drafter = EAGLE(
+        noise=0.0, feature_weight=0.0, token_weight=0.0, top_k=k, top_weight=weight
+    ).fresh(t)
     drafter.model.double()
     tokens = np.stack(texts([9, 9], np.random.default_rng(0)))
     batch = forwards.batch_of(t, drafter, tokens)

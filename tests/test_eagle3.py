@@ -41,7 +41,9 @@ def test_small_targets_get_three_different_layers(count: int) -> None:
 
 
 def test_layers_that_collide_are_named() -> None:
-    with pytest.raises(UserError, match=r"the layers are \(2, 2, 5\), allowed are three different ones of 0 … 8"):
+    with pytest.raises(
+        UserError, match=r"the layers are \(2, 2, 5\), allowed are three different ones of 0 … 8"
+    ):
         EAGLE3(middle=2, high=5).layers(of_layers(8))
     with pytest.raises(UserError, match="does not exist"):
         EAGLE3(high=9).layers(of_layers(8))
@@ -76,7 +78,9 @@ def test_tokens_that_cannot_be_drafted_are_not_learnt() -> None:
         features = drafter.model.fuse(batch.hidden)
         for j, (out, _) in enumerate(drafter.aligned(batch, features, 2)):
             for row in range(2):
-                for i in range(1 + j, 10):  # token i + 1 is predicted; position 0 has no pair before it
+                for i in range(
+                    1 + j, 10
+                ):  # token i + 1 is predicted; position 0 has no pair before it
                     wanted = after_all(batch)[row, i]
                     if int(wanted.argmax()) in ids:
                         q = torch.log_softmax(drafter.model.logits(out[row, i]), -1)
@@ -105,7 +109,11 @@ def test_layers_that_codes_count_differently_have_to_be_said(tmp_path: Path) -> 
     )
     with pytest.raises(UserError, match=r"names its layers \[1, 3, 6\] in eagle_config"):
         EAGLE3(checkpoint=str(tmp_path)).open(t)
-    assert EAGLE3(checkpoint=str(tmp_path), low=2, middle=4, high=7).open(t).needs.hidden == (2, 4, 7)
+    assert EAGLE3(checkpoint=str(tmp_path), low=2, middle=4, high=7).open(t).needs.hidden == (
+        2,
+        4,
+        7,
+    )
 
 
 @torch.no_grad()
@@ -119,15 +127,21 @@ def test_it_begins_as_the_targets_layer_that_reads_the_highest_entry() -> None:
     torch.testing.assert_close(features, hidden[high], rtol=0, atol=0)
     mask = decoder.hf.causal(ids)["attention_mask"]
     out = net(ids, features, positions, mask, DynamicCache())
-    theirs = decoder.layers[high](features, attention_mask=mask, position_embeddings=net.rotary(features, positions))
+    theirs = decoder.layers[high](
+        features, attention_mask=mask, position_embeddings=net.rotary(features, positions)
+    )
     torch.testing.assert_close(out, theirs, rtol=0, atol=1e-6)
     scratch = EAGLE3(low=1, middle=2, high=3).fresh(ours).model
-    assert not torch.equal(scratch.fuse({i: h.float() for i, h in enumerate(hidden)}), hidden[high].float())
+    assert not torch.equal(
+        scratch.fuse({i: h.float() for i, h in enumerate(hidden)}), hidden[high].float()
+    )
 
 
 def test_a_target_of_other_layers_leaves_it_as_it_is() -> None:
     torch.manual_seed(0)
     drawn = EAGLE3(low=1, middle=2, high=3).fresh(target("gpt_neox")).model.state_dict()
     torch.manual_seed(0)
-    begun = EAGLE3(low=1, middle=2, high=3, init="target").fresh(target("gpt_neox")).model.state_dict()
+    begun = (
+        EAGLE3(low=1, middle=2, high=3, init="target").fresh(target("gpt_neox")).model.state_dict()
+    )
     assert all(torch.equal(value, begun[name]) for name, value in drawn.items())

@@ -45,7 +45,9 @@ def drafter_of(t: Target, **knobs: Any) -> EDDDrafter:
     return drafter
 
 
-def both(name: str, rows: int, count: int, block: int, phase: int, seed: int) -> tuple[Tensor, Tensor]:
+def both(
+    name: str, rows: int, count: int, block: int, phase: int, seed: int
+) -> tuple[Tensor, Tensor]:
     """Log-probabilities of the training forward and of decoding, from the first block behind the text's first token on."""
     t = target(name)
     tokens = np.stack(texts([count] * rows, np.random.default_rng(seed)))
@@ -54,7 +56,9 @@ def both(name: str, rows: int, count: int, block: int, phase: int, seed: int) ->
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("rows", "block", "phase"), [(1, 1, 0), (3, 5, 0), (1, 4, 3), (3, 7, 2)])
-def test_the_training_forward_is_the_decoding_forward(name: str, rows: int, block: int, phase: int) -> None:
+def test_the_training_forward_is_the_decoding_forward(
+    name: str, rows: int, block: int, phase: int
+) -> None:
     trained, steps = both(name, rows, 17, block, phase, seed=block)
     assert worst(steps, trained) < NOISE
 
@@ -64,10 +68,14 @@ def test_the_training_forward_is_the_decoding_forward(name: str, rows: int, bloc
     name=st.sampled_from(DECODED),
     rows=st.sampled_from([1, 3]),
     count=st.integers(9, 20),
-    cut=st.integers(1, 8).flatmap(lambda block: st.tuples(st.just(block), st.integers(0, block - 1))),
+    cut=st.integers(1, 8).flatmap(
+        lambda block: st.tuples(st.just(block), st.integers(0, block - 1))
+    ),
     seed=st.integers(0, 2**32 - 1),
 )
-def test_and_so_for_random_blocks_and_phases(name: str, rows: int, count: int, cut: tuple[int, int], seed: int) -> None:
+def test_and_so_for_random_blocks_and_phases(
+    name: str, rows: int, count: int, cut: tuple[int, int], seed: int
+) -> None:
     trained, steps = both(name, rows, count, *cut, seed)
     assert worst(steps, trained) < NOISE
 
@@ -89,10 +97,14 @@ def leaked(tokens: int, block: int, phase: int, window: int | None = None) -> Te
 @settings(max_examples=60)
 @given(
     tokens=st.integers(1, 24),
-    cut=st.integers(1, 9).flatmap(lambda block: st.tuples(st.just(block), st.integers(0, block - 1))),
+    cut=st.integers(1, 9).flatmap(
+        lambda block: st.tuples(st.just(block), st.integers(0, block - 1))
+    ),
     window=st.none() | st.integers(1, 8),
 )
-def test_the_dual_block_mask_is_its_rule(tokens: int, cut: tuple[int, int], window: int | None) -> None:
+def test_the_dual_block_mask_is_its_rule(
+    tokens: int, cut: tuple[int, int], window: int | None
+) -> None:
     """Input i of a block [s, e) sees h_k for k < s, and t_k for s ≤ k ≤ i."""
     block, phase = cut
     edges = [0, *range(block - phase, tokens, block), tokens]
@@ -108,7 +120,9 @@ def test_the_dual_block_mask_is_its_rule(tokens: int, cut: tuple[int, int], wind
     starts = block_starts(tokens, block, phase)
     assert not mask[torch.arange(tokens), starts].any()  # the root's own h
     for i, s in enumerate(starts.tolist()):
-        assert int(mask[i].sum()) == (i + 1 if window is None else min(i + 1, window))  # every position once
+        assert int(mask[i].sum()) == (
+            i + 1 if window is None else min(i + 1, window)
+        )  # every position once
         assert s <= i
 
 
@@ -125,7 +139,9 @@ def test_a_prefix_is_kept_and_the_rest_read_anew() -> None:
 # What is drawn in training.
 
 
-def drawn(drafter: EDDDrafter, batches: list[Batch], monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, int]]:
+def drawn(
+    drafter: EDDDrafter, batches: list[Batch], monkeypatch: pytest.MonkeyPatch
+) -> list[tuple[int, int]]:
     """Block length and phase of every sample, as the mask is asked for them."""
     found: list[tuple[int, int]] = []
 
@@ -142,13 +158,17 @@ def drawn(drafter: EDDDrafter, batches: list[Batch], monkeypatch: pytest.MonkeyP
 
 def teacher(drafter: EDDDrafter, seed: int = 0) -> Teacher:
     rows = texts([14] * 6, np.random.default_rng(0))
-    return Teacher(target("llama"), drafter.needs, [Sample(row, np.arange(14) > 0) for row in rows], seed)
+    return Teacher(
+        target("llama"), drafter.needs, [Sample(row, np.arange(14) > 0) for row in rows], seed
+    )
 
 
 def test_a_step_draws_one_block_length_for_all_its_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """EDD + PCT, section 3.1: "different block lengths for the division at each step"; the phase is each sample's own."""
     drafter = drafter_of(target("llama"), phase="random")
-    steps = [drawn(drafter, [teacher(drafter).batch(range(6), step)], monkeypatch) for step in range(40)]
+    steps = [
+        drawn(drafter, [teacher(drafter).batch(range(6), step)], monkeypatch) for step in range(40)
+    ]
     assert all(len({block for block, _ in step}) == 1 for step in steps)
     assert {step[0][0] for step in steps} == set(range(5, 11))
     assert {phase for step in steps for _, phase in step} == set(range(10))
@@ -162,20 +182,31 @@ def test_it_is_the_same_however_the_batch_is_cut(monkeypatch: pytest.MonkeyPatch
     for step in range(8):
         whole = drawn(drafter, [teacher(drafter).batch(range(6), step)], monkeypatch)
         for cuts in ([range(3), range(3, 6)], [[i] for i in range(6)], [range(1), range(1, 6)]):
-            assert drawn(drafter, [teacher(drafter).batch(part, step) for part in cuts], monkeypatch) == whole
-    lengths = lambda seed: [drawn(drafter, [teacher(drafter, seed).batch([0], s)], monkeypatch)[0][0] for s in range(12)]
+            assert (
+                drawn(drafter, [teacher(drafter).batch(part, step) for part in cuts], monkeypatch)
+                == whole
+            )
+    lengths = lambda seed: [
+        drawn(drafter, [teacher(drafter, seed).batch([0], s)], monkeypatch)[0][0] for s in range(12)
+    ]
     assert lengths(0) == lengths(0) != lengths(1)
 
 
 def test_a_phase_that_is_named_is_every_samples(monkeypatch: pytest.MonkeyPatch) -> None:
     """With phase 0 blocks begin at multiples of their length, as in the paper."""
     drafter = drafter_of(target("llama"), phase=0, max_block=7)
-    found = [pair for step in range(12) for pair in drawn(drafter, [teacher(drafter).batch(range(3), step)], monkeypatch)]
+    found = [
+        pair
+        for step in range(12)
+        for pair in drawn(drafter, [teacher(drafter).batch(range(3), step)], monkeypatch)
+    ]
     assert {phase for _, phase in found} == {0}
     assert {block for block, _ in found} == {5, 6, 7}
     assert build("drafter", "edd").phase == 0
     assert build("drafter", "edd:phase=random").phase == "random"
-    with pytest.raises(UserError, match=r"edd: phase is 5, allowed are random and 0 … 4 \(min_block − 1\)"):
+    with pytest.raises(
+        UserError, match=r"edd: phase is 5, allowed are random and 0 … 4 \(min_block − 1\)"
+    ):
         EDD(phase=5)
     with pytest.raises(UserError, match="phase is 'half', allowed is a whole number or random"):
         build("drafter", "edd:phase=half")
@@ -194,7 +225,9 @@ def test_a_phase_that_is_named_is_every_samples(monkeypatch: pytest.MonkeyPatch)
         ([0.5, 0.5], 1),
     ],
 )
-def test_auto_is_the_highest_living_layer_from_the_papers_down(outputs: list[float], entry: int) -> None:
+def test_auto_is_the_highest_living_layer_from_the_papers_down(
+    outputs: list[float], entry: int
+) -> None:
     assert EDD.living([Attending(output, 0.5) for output in outputs]) == entry
 
 
@@ -208,9 +241,13 @@ def test_auto_is_settled_by_the_texts_and_saved(tmp_path: Path) -> None:
             _ = drafter.needs
         assert drafter.settle(texts([12] * 3, np.random.default_rng(0))) == {"hidden_layer": entry}
         assert drafter.needs.hidden == (entry,)
-        assert drafter.knobs == EDD(hidden_layer="auto"), "as it was asked for, so that the same command goes on"
+        assert drafter.knobs == EDD(hidden_layer="auto"), (
+            "as it was asked for, so that the same command goes on"
+        )
     drafter.model.double()
-    trained, steps = forwards.both(t, drafter, np.stack(texts([14], np.random.default_rng(1))), 5, 2)
+    trained, steps = forwards.both(
+        t, drafter, np.stack(texts([14], np.random.default_rng(1))), 5, 2
+    )
     assert worst(steps, trained) < NOISE
     drafter.save(tmp_path / "a")
     opened = build("drafter", str(tmp_path / "a")).open(t)
@@ -218,7 +255,9 @@ def test_auto_is_settled_by_the_texts_and_saved(tmp_path: Path) -> None:
     assert EDD().fresh(t).settle(texts([12], np.random.default_rng(0))) == {}
 
 
-def test_what_is_committed_is_read_when_something_is_drafted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_is_committed_is_read_when_something_is_drafted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     target = tiny_target()
     drafter = EDD().example(target)
     assert isinstance(drafter, EDDDrafter)
@@ -226,8 +265,14 @@ def test_what_is_committed_is_read_when_something_is_drafted(monkeypatch: pytest
     cache = target.new_cache(1, 32)
     state = drafter.start([prompt], root, target.prefill(cache, [prompt], drafter.needs).taps)
     read, keys_and_values = [], drafter.decoder.keys_and_values
-    monkeypatch.setattr(drafter.decoder, "keys_and_values", lambda h, at: read.append(h.shape[1]) or keys_and_values(h, at))
-    eager = drafter.start([prompt], root, target.prefill(target.new_cache(1, 32), [prompt], drafter.needs).taps)
+    monkeypatch.setattr(
+        drafter.decoder,
+        "keys_and_values",
+        lambda h, at: read.append(h.shape[1]) or keys_and_values(h, at),
+    )
+    eager = drafter.start(
+        [prompt], root, target.prefill(target.new_cache(1, 32), [prompt], drafter.needs).taps
+    )
     read.clear()
     for token in (3, 1, 4):
         tree = Tree.planted(np.arange(1), np.array([token]))
@@ -239,7 +284,9 @@ def test_what_is_committed_is_read_when_something_is_drafted(monkeypatch: pytest
         eager = drafter.caught_up(drafter.commit(eager, tree, verdict, taps))
         read.clear()
     tree = Tree.planted(np.arange(1), np.array([9]))
-    (late, _), (early, _) = (drafter.expand(s, tree, np.arange(1), 4, Drawing()) for s in (state, eager))
+    (late, _), (early, _) = (
+        drafter.expand(s, tree, np.arange(1), 4, Drawing()) for s in (state, eager)
+    )
     assert read == [8], "prompt and steps, all in one pass"
     assert (late.tokens == early.tokens).all()
     assert np.allclose(late.log_q, early.log_q, atol=1e-4)

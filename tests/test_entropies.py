@@ -22,7 +22,9 @@ def summed(logs: Tensor, top: int) -> np.ndarray:
 @pytest.mark.parametrize("top", [1, 4, 1000])
 @pytest.mark.parametrize("scale", [0.5, 3.0, 20.0])
 def test_it_is_what_torch_sums(width: int, top: int, scale: float) -> None:
-    logs = torch.log_softmax(scale * torch.randn(6, width, generator=torch.Generator().manual_seed(width + top)), dim=-1)
+    logs = torch.log_softmax(
+        scale * torch.randn(6, width, generator=torch.Generator().manual_seed(width + top)), dim=-1
+    )
     assert told(logs, top) == pytest.approx(summed(logs, top), abs=1e-5)
 
 
@@ -36,10 +38,14 @@ def test_tokens_of_one_q_and_tokens_that_cannot_come() -> None:
 
 
 def test_a_distribution_has_the_same_bits_in_any_company() -> None:
-    logs = torch.log_softmax(3 * torch.randn(5, 300, generator=torch.Generator().manual_seed(1)), dim=-1)
+    logs = torch.log_softmax(
+        3 * torch.randn(5, 300, generator=torch.Generator().manual_seed(1)), dim=-1
+    )
     assert [told(row[None], 40)[0] for row in logs] == told(logs, 40).tolist()
 
 
 def test_half_precision_is_widened() -> None:
-    logs = torch.log_softmax(torch.randn(3, 50, generator=torch.Generator().manual_seed(2)), dim=-1).bfloat16()
+    logs = torch.log_softmax(
+        torch.randn(3, 50, generator=torch.Generator().manual_seed(2)), dim=-1
+    ).bfloat16()
     assert told(logs, 10) == pytest.approx(summed(logs, 10), abs=1e-4)

@@ -15,7 +15,9 @@ import draftree as public
 Run = Callable[..., tuple[int, str, str]]
 
 
-def test_the_environment_holds_what_a_bug_report_needs(draftree: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_the_environment_holds_what_a_bug_report_needs(
+    draftree: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path))
     status, out, _ = draftree("env", "--json")
     found = json.loads(out)
@@ -27,17 +29,32 @@ def test_the_environment_holds_what_a_bug_report_needs(draftree: Run, monkeypatc
     assert found["cores"] == os.cpu_count()
     assert found["cache_folder"] == str(tmp_path)
     assert found["variables"]["DRAFTREE_CACHE"] == str(tmp_path)
-    assert {"system", "processor", "instruction_sets", "torch_build", "gpus", "kernels", "python", "memory_gb"} <= found.keys()
+    assert {
+        "system",
+        "processor",
+        "instruction_sets",
+        "torch_build",
+        "gpus",
+        "kernels",
+        "python",
+        "memory_gb",
+    } <= found.keys()
 
 
 def test_the_environment_is_printed_a_line_for_each_entry(draftree: Run) -> None:
     status, out, _ = draftree("env")
     assert status == 0
-    assert [line.partition(":")[0] for line in out.splitlines()][:3] == ["draftree", "python", "system"]
+    assert [line.partition(":")[0] for line in out.splitlines()][:3] == [
+        "draftree",
+        "python",
+        "system",
+    ]
     assert f"torch {torch.__version__}" in out
 
 
-@pytest.mark.skipif(not Path("/proc/cpuinfo").is_file(), reason="the system does not list instruction sets")
+@pytest.mark.skipif(
+    not Path("/proc/cpuinfo").is_file(), reason="the system does not list instruction sets"
+)
 def test_instruction_sets_are_those_of_the_processor(draftree: Run) -> None:
     from draftree.evaluation.environment import instruction_sets
 
@@ -47,7 +64,11 @@ def test_instruction_sets_are_those_of_the_processor(draftree: Run) -> None:
 
 @pytest.mark.parametrize(
     ("words", "index", "wanted"),
-    [("draftree gen", 1, "generate"), ("draftree datastore b", 2, "build"), ("draftree bench --po", 2, "--policy")],
+    [
+        ("draftree gen", 1, "generate"),
+        ("draftree datastore b", 2, "build"),
+        ("draftree bench --po", 2, "--policy"),
+    ],
 )
 def test_a_shell_completes_commands_and_options(words: str, index: int, wanted: str) -> None:
     asked = {"COMP_WORDS": words, "COMP_CWORD": str(index), "_DRAFTREE_COMPLETE": "complete_bash"}

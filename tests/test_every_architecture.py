@@ -25,11 +25,22 @@ NOT_BUILT = {
     "blt": "transformers' own generate asks its config for num_hidden_layers, which it lacks",
     "gemma4_assistant": "its default config is refused by transformers itself",
 }
-"""What transformers cannot make or run by its defaults, so that there is nothing to compare with."""
+"""What transformers cannot make or run by its defaults, so that there is nothing to compare with.
+"""
 LATE = {"mllama": "MllamaForCausalLM is not supported: its layers share or skip keys and values"}
 """What is refused once its weights are there."""
-SOME = ("cohere2", "deepseek_v2", "deepseek_v3", "falcon", "gemma4_text", "gpt_oss", "hunyuan_v1_moe", "opt")
-"""Kinds that nothing else tests: latent attention, heads of several widths, sinks, positions of their own."""
+SOME = (
+    "cohere2",
+    "deepseek_v2",
+    "deepseek_v3",
+    "falcon",
+    "gemma4_text",
+    "gpt_oss",
+    "hunyuan_v1_moe",
+    "opt",
+)
+"""Kinds that nothing else tests: latent attention, heads of several widths, sinks, positions of
+their own."""
 
 
 def refusal(kind: str) -> str:
@@ -43,7 +54,9 @@ def refusal(kind: str) -> str:
 
 
 @pytest.mark.filterwarnings("default")
-@pytest.mark.parametrize("kind", [t if t in SOME else pytest.param(t, marks=pytest.mark.long) for t in TYPES])
+@pytest.mark.parametrize(
+    "kind", [t if t in SOME else pytest.param(t, marks=pytest.mark.long) for t in TYPES]
+)
 def test_what_is_not_refused_is_exact(kind: str) -> None:
     if kind in NOT_BUILT:
         pytest.skip(NOT_BUILT[kind])
@@ -54,14 +67,23 @@ def test_what_is_not_refused_is_exact(kind: str) -> None:
     model = tiny(kind)
     ids = torch.tensor([PROMPT])
     options = {"max_new_tokens": NEW, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-    theirs = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[0, len(PROMPT) :].tolist()
+    theirs = model.generate(ids, attention_mask=torch.ones_like(ids), **options)[
+        0, len(PROMPT) :
+    ].tolist()
     target = Target(Decoder(model), kind)
     if kind in LATE:
         with pytest.raises(UserError, match=LATE[kind]):
             target.new_cache(1, 8)
         return
-    drafters: tuple[Drafter[Any], ...] = (Suffix().open(target), Sometimes([[*PROMPT, *theirs]], VOCAB))
+    drafters: tuple[Drafter[Any], ...] = (
+        Suffix().open(target),
+        Sometimes([[*PROMPT, *theirs]], VOCAB),
+    )
     for drafter in drafters:
-        written = Engine(target, drafter, EAGLE2(nodes=12, depth=4, width=3)).write([Request(PROMPT, NEW)])
+        written = Engine(target, drafter, EAGLE2(nodes=12, depth=4, width=3)).write(
+            [Request(PROMPT, NEW)]
+        )
         assert written.tokens == [theirs]
-    assert written.stats.acceptance_length > 1.5, "nothing of what was drafted was accepted: the test is idle"
+    assert written.stats.acceptance_length > 1.5, (
+        "nothing of what was drafted was accepted: the test is idle"
+    )

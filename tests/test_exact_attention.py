@@ -45,13 +45,21 @@ def test_it_is_attention(dtype: torch.dtype, width: int, values: int, more: dict
         drawn(i, 2, heads, n, w, dtype=dtype)
         for i, (heads, n, w) in enumerate([(6, 40, width), (2, 150, width), (2, 150, values)])
     )
-    mask = torch.zeros(2, 1, 40, 150, dtype=dtype).masked_fill_(drawn(5, 2, 1, 40, 150) > 0.5, hidden(dtype))
+    mask = torch.zeros(2, 1, 40, 150, dtype=dtype).masked_fill_(
+        drawn(5, 2, 1, 40, 150) > 0.5, hidden(dtype)
+    )
     found, none = exact_attention(LAYER, q, k, v, mask, **more)
     assert none is None
     assert found.dtype == dtype
     bias = more.get("position_bias", torch.zeros(1))
     wanted = _in_float64(
-        q, k, v, mask + bias.to(dtype), more.get("scaling", width**-0.5), more.get("softcap", 0.0), more.get("s_aux")
+        q,
+        k,
+        v,
+        mask + bias.to(dtype),
+        more.get("scaling", width**-0.5),
+        more.get("softcap", 0.0),
+        more.get("s_aux"),
     )
     step = torch.finfo(dtype).eps
     assert float((found.double() - wanted).abs().max()) < (
@@ -60,7 +68,10 @@ def test_it_is_attention(dtype: torch.dtype, width: int, values: int, more: dict
 
 
 def test_float64_inside_is_eager_attention() -> None:
-    q, k, v = (drawn(i, 2, h, n, 16, dtype=torch.float64) for i, (h, n) in enumerate([(4, 5), (2, 9), (2, 9)]))
+    q, k, v = (
+        drawn(i, 2, h, n, 16, dtype=torch.float64)
+        for i, (h, n) in enumerate([(4, 5), (2, 9), (2, 9)])
+    )
     found, _ = exact_attention(LAYER, q, k, v)
     keys, theirs = (t.repeat_interleave(2, 1) for t in (k, v))
     seen = torch.ones(5, 9, dtype=torch.bool).tril(4)
@@ -92,7 +103,9 @@ def test_a_querys_bits_do_not_depend_on_company(
     seen = rng.random((width, length)) < 0.6
     seen[:, 0] = True
     slots = np.sort(rng.choice(length + gaps, length, replace=False))
-    wide_k, wide_v = (drawn(seed + 3 + i, 2, 2, length + gaps + behind, 16, dtype=dtype) * 50 for i in range(2))
+    wide_k, wide_v = (
+        drawn(seed + 3 + i, 2, 2, length + gaps + behind, 16, dtype=dtype) * 50 for i in range(2)
+    )
     wide_k[:, :, slots], wide_v[:, :, slots] = k, v
     mask = torch.full((1, 1, width, length + gaps + behind), hidden(dtype), dtype=dtype)
     at = np.ix_([0], [0], range(width), slots)
@@ -101,7 +114,12 @@ def test_a_querys_bits_do_not_depend_on_company(
     for i in rng.choice(width, min(width, 3), replace=False):
         at = torch.from_numpy(np.flatnonzero(seen[i]))
         for row in range(2):
-            alone, _ = exact_attention(LAYER, q[row : row + 1, :, i : i + 1], k[row : row + 1, :, at], v[row : row + 1, :, at])
+            alone, _ = exact_attention(
+                LAYER,
+                q[row : row + 1, :, i : i + 1],
+                k[row : row + 1, :, at],
+                v[row : row + 1, :, at],
+            )
             assert torch.equal(alone[0, 0], whole[row, i])
 
 
@@ -116,7 +134,8 @@ def test_what_sees_nothing_is_no_nan_and_dropout_is_refused() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "gemma2", "gemma3", "mistral-sliding", "phi3-sliding", "gpt_neox", "mixtral-sliding"]
+    "name",
+    ["llama", "gemma2", "gemma3", "mistral-sliding", "phi3-sliding", "gpt_neox", "mixtral-sliding"],
 )
 def test_models_read_with_it(name: str) -> None:
     """Windows, soft caps and grouped heads: as with eager attention, and alone as among rows that are padded on the left."""
@@ -130,10 +149,14 @@ def test_models_read_with_it(name: str) -> None:
     padded = torch.nn.functional.pad(torch.cat((ids, ids.flip(1))), (4, 0))
     mask = (torch.arange(15) >= 4).long().expand(2, -1)
     beside: Any = model.generate(padded, attention_mask=mask, max_new_tokens=8, do_sample=False)  # type: ignore[operator]
-    alone: Any = model.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False)  # type: ignore[operator]
+    alone: Any = model.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=8, do_sample=False
+    )  # type: ignore[operator]
     assert beside[0, 15:].tolist()[: alone.shape[1] - 11] == alone[0, 11:].tolist()
     engine = load(model, drafter="suffix", policy="yield")
-    assert engine.write([Request(ids[0].tolist(), 8, engine.eos)]).tokens[0] == alone[0, 11:].tolist()
+    assert (
+        engine.write([Request(ids[0].tolist(), 8, engine.eos)]).tokens[0] == alone[0, 11:].tolist()
+    )
 
 
 def test_a_target_is_loaded_with_it_by_name(tmp_path: Path) -> None:

@@ -1,6 +1,7 @@
 """Every exact acceptor writes with the target's distribution, enumerated over every outcome of chance; wrong ones do not.
 
-The first token of a text is certain here, so that the first tree, of up to two layers, costs no more outcomes than it must.
+The first token of a text is certain here, so that the first tree, of up to two layers, costs no
+more outcomes than it must.
 """
 
 import itertools
@@ -174,7 +175,9 @@ def whole(text: tuple[int, ...], logits: Floats) -> Floats:
 
 
 def repeating(text: tuple[int, ...], logits: Floats) -> Floats:
-    return np.array([x * 1.8 if t in text else x for t, x in enumerate(logits)])  # every logit is negative, or 0 or −∞
+    return np.array(
+        [x * 1.8 if t in text else x for t, x in enumerate(logits)]
+    )  # every logit is negative, or 0 or −∞
 
 
 def biased(text: tuple[int, ...], logits: Floats) -> Floats:
@@ -207,7 +210,9 @@ ASKED = {
     "top-p": Asked(Sampling(1.7, top_p=0.6)),
     "min-p": Asked(Sampling(1.0, min_p=0.3)),
     "typical-p": Asked(Sampling(1.0, typical_p=0.6)),
-    "warpers": Asked(Sampling(1.0, warpers=(TopKLogitsWarper(2), TemperatureLogitsWarper(0.7))), warped=cool),
+    "warpers": Asked(
+        Sampling(1.0, warpers=(TopKLogitsWarper(2), TemperatureLogitsWarper(0.7))), warped=cool
+    ),
     "repetition": Asked(Sampling(1.0), REPEATING, repeating),
     "frequency": Asked(Sampling(1.0), (Frequent(),), frequent),
     "whole text": Asked(Sampling(0.8), (Whole(),), whole),
@@ -224,7 +229,11 @@ ASKED = {
 
 
 def wanted(
-    asked: Asked, length: int = LENGTH, prompt: tuple[int, ...] = PROMPT, table: Tensor = TABLE, eos: int | None = None
+    asked: Asked,
+    length: int = LENGTH,
+    prompt: tuple[int, ...] = PROMPT,
+    table: Tensor = TABLE,
+    eos: int | None = None,
 ) -> Law:
     """The target's law of continuations, as a product of its rows."""
     found: Law = {}
@@ -233,7 +242,9 @@ def wanted(
         if len(text) == len(prompt) + length or (len(text) > len(prompt) and text[-1] == eos):
             found[text[len(prompt) :]] = probability
             return
-        for token, x in enumerate(asked.p(text, table[text[-2] if len(text) > 1 else table.shape[1], text[-1]])):
+        for token, x in enumerate(
+            asked.p(text, table[text[-2] if len(text) > 1 else table.shape[1], text[-1]])
+        ):
             if x:
                 extend((*text, token), probability * float(x))
 
@@ -289,7 +300,10 @@ PAIRINGS: dict[str, tuple[Acceptor, Policy | None]] = {
     "match-pct": (Match(coupled=False), PCT(width=3, max_depth=3, ratio=0.2)),
     "match-coupled-vct": (Match(), VCT(2, 2)),
     "match-coupled-pct": (Match(), PCT(width=3, max_depth=3, ratio=0.2)),
-    "match-sampled-pct": (Asking(Match(), Draw.WITHOUT_REPLACEMENT), PCT(width=2, max_depth=1, ratio=0.2)),
+    "match-sampled-pct": (
+        Asking(Match(), Draw.WITHOUT_REPLACEMENT),
+        PCT(width=2, max_depth=1, ratio=0.2),
+    ),
     "rejection-chain": (Rejection(), Chain(2)),
     "block-chain": (Block(), Chain(2)),
     "multiround-static": (MultiRound(), None),
@@ -325,31 +339,47 @@ def in_turns(i: int, name: str) -> Iterator[Any]:
         yield pytest.param(name, pairing, marks=() if due else pytest.mark.long)
 
 
-@pytest.mark.parametrize(("name", "pairing"), [p for i, name in enumerate(ASKED) for p in in_turns(i, name)])
+@pytest.mark.parametrize(
+    ("name", "pairing"), [p for i, name in enumerate(ASKED) for p in in_turns(i, name)]
+)
 def test_output_has_the_targets_distribution(name: str, pairing: str, static: Static) -> None:
     acceptor, policy = PAIRINGS[pairing]
-    assert law(policy or static, acceptor, tabled(FAR), ASKED[name]) == pytest.approx(wanted(ASKED[name]), abs=1e-12)
+    assert law(policy or static, acceptor, tabled(FAR), ASKED[name]) == pytest.approx(
+        wanted(ASKED[name]), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("pairing", LARGE)
-@pytest.mark.parametrize("name", [n if n == "many" else pytest.param(n, marks=pytest.mark.long) for n in ASKED])
-def test_output_of_larger_trees_has_the_targets_distribution(name: str, pairing: str, static: Static) -> None:
+@pytest.mark.parametrize(
+    "name", [n if n == "many" else pytest.param(n, marks=pytest.mark.long) for n in ASKED]
+)
+def test_output_of_larger_trees_has_the_targets_distribution(
+    name: str, pairing: str, static: Static
+) -> None:
     acceptor, policy = LARGE[pairing]
-    assert law(policy or static, acceptor, tabled(FAR), ASKED[name]) == pytest.approx(wanted(ASKED[name]), abs=1e-12)
+    assert law(policy or static, acceptor, tabled(FAR), ASKED[name]) == pytest.approx(
+        wanted(ASKED[name]), abs=1e-12
+    )
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("pairing", [*PAIRINGS, *LARGE])
 @pytest.mark.parametrize("name", ["t=1", "many"])
-def test_output_of_a_full_and_close_q_has_the_targets_distribution(name: str, pairing: str, static: Static) -> None:
+def test_output_of_a_full_and_close_q_has_the_targets_distribution(
+    name: str, pairing: str, static: Static
+) -> None:
     acceptor, policy = {**PAIRINGS, **LARGE}[pairing]
-    assert law(policy or static, acceptor, tabled(NEAR), ASKED[name]) == pytest.approx(wanted(ASKED[name]), abs=1e-12)
+    assert law(policy or static, acceptor, tabled(NEAR), ASKED[name]) == pytest.approx(
+        wanted(ASKED[name]), abs=1e-12
+    )
 
 
 @pytest.mark.filterwarnings("ignore:the drafter's output is not finite")
 @pytest.mark.parametrize("pairing", PAIRINGS)
 @pytest.mark.parametrize("name", ["t=1", pytest.param("many", marks=pytest.mark.long)])
-def test_output_has_the_targets_distribution_where_q_is_not_finite(name: str, pairing: str, static: Static) -> None:
+def test_output_has_the_targets_distribution_where_q_is_not_finite(
+    name: str, pairing: str, static: Static
+) -> None:
     """After one token or two nothing is found, and what is drafted after the others is drawn as ever."""
     acceptor, policy = PAIRINGS[pairing]
     for wrong in (torch.nan, torch.inf, 0.0):
@@ -379,7 +409,9 @@ def test_first_token_has_the_targets_distribution() -> None:
     assert got == pytest.approx(wanted(asked, 3, table=table), abs=1e-12)
 
 
-@pytest.mark.parametrize("acceptor", [Match(coupled=False), Rejection(), Block(), MultiRound()], ids=str)
+@pytest.mark.parametrize(
+    "acceptor", [Match(coupled=False), Rejection(), Block(), MultiRound()], ids=str
+)
 def test_rows_of_unequal_texts_are_independent_and_exact(acceptor: Acceptor) -> None:
     asked = ASKED["whole text"]
     rows = [request(asked), replace(request(asked, 3), prompt=(0, *PROMPT), number=1)]
@@ -397,12 +429,24 @@ class Searching(Drafter[None]):
 
     searches = True
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None, rows: Ints | None = None) -> None:
+    def start(
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: None = None,
+        rows: Ints | None = None,
+    ) -> None:
         return None
 
-    def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
+    def expand(
+        self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, None]:
         last = tree.tokens[frontier][:, None]
-        tokens, log_q = (last + np.array([[1, 2]])) % 3, np.where(last < 2, np.log([[0.6, 0.3]]), -np.inf)
+        tokens, log_q = (
+            (last + np.array([[1, 2]])) % 3,
+            np.where(last < 2, np.log([[0.6, 0.3]]), -np.inf),
+        )
         return Candidates(tokens[:, :k], log_q[:, :k]), None
 
     def commit(self, state: None, tree: Tree, verdict: Verdict, taps: Taps) -> None:
@@ -424,10 +468,19 @@ class Mixed(Drafter[None]):
     def __init__(self, searched: int, q: Tensor, chance: Chance) -> None:
         self._searched, self._search, self._draw = searched, Searching(), TableDrafter(q, chance)
 
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None, rows: Ints | None = None) -> None:
+    def start(
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: None = None,
+        rows: Ints | None = None,
+    ) -> None:
         return None
 
-    def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
+    def expand(
+        self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, None]:
         drafter = self._search if tree.depth[frontier[0]] == self._searched else self._draw
         return drafter.expand(None, tree, frontier, k, drawing)
 
@@ -457,9 +510,13 @@ RULES: dict[str, tuple[Acceptor, Policy | None]] = {
 @pytest.mark.parametrize("rule", RULES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
 @pytest.mark.parametrize("name", ["t=1", "many"])
-def test_output_of_searching_drafters_has_the_targets_distribution(name: str, drafter: str, rule: str, static: Static) -> None:
+def test_output_of_searching_drafters_has_the_targets_distribution(
+    name: str, drafter: str, rule: str, static: Static
+) -> None:
     acceptor, policy = RULES[rule]
-    assert law(policy or static, acceptor, DRAFTERS[drafter], ASKED[name]) == pytest.approx(wanted(ASKED[name]), abs=1e-12)
+    assert law(policy or static, acceptor, DRAFTERS[drafter], ASKED[name]) == pytest.approx(
+        wanted(ASKED[name]), abs=1e-12
+    )
 
 
 # A grammar, whose texts end early and whose forced tokens are drafted without asking.
@@ -475,7 +532,10 @@ def allowed(text: tuple[int, ...], logits: Floats) -> Floats:
     if EOS in text[len(PROMPT) :]:  # only drafted, never written
         return np.where(np.arange(len(logits)) == EOS, logits, -np.inf)
     said = b"".join(WRITTEN[t] for t in text[len(PROMPT) :]).decode()
-    fits = [any(re.fullmatch(PATTERN, said + w.decode() + more) for more in LETTERS) for w in WRITTEN[:EOS]]
+    fits = [
+        any(re.fullmatch(PATTERN, said + w.decode() + more) for more in LETTERS)
+        for w in WRITTEN[:EOS]
+    ]
     fits.append(re.fullmatch(PATTERN, said) is not None)
     return np.where(fits, logits, -np.inf)
 
@@ -483,11 +543,19 @@ def allowed(text: tuple[int, ...], logits: Floats) -> Floats:
 @pytest.mark.parametrize("forced", [False, True], ids=["", "forced"])
 @pytest.mark.parametrize("guided", [False, True], ids=["", "guided"])
 @pytest.mark.parametrize("rule", RULES)
-def test_output_in_a_grammar_has_the_targets_distribution(rule: str, guided: bool, forced: bool, static: Static) -> None:
+def test_output_in_a_grammar_has_the_targets_distribution(
+    rule: str, guided: bool, forced: bool, static: Static
+) -> None:
     vocabulary = byte_vocabulary(WRITTEN, (EOS,))
     grammar = Constrained(Grammar.regex(PATTERN, canonical=False), vocabulary, len(PROMPT))
-    asked, table, q = Asked(Sampling(1.0), (grammar,), allowed), random_table(4, 5), random_table(4, 6)[0]
-    q = q * torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1]]).repeat(2, 1)  # two tokens after each, one of them mostly forbidden
+    asked, table, q = (
+        Asked(Sampling(1.0), (grammar,), allowed),
+        random_table(4, 5),
+        random_table(4, 6)[0],
+    )
+    q = q * torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1]]).repeat(
+        2, 1
+    )  # two tokens after each, one of them mostly forbidden
     q = q / q.sum(-1, keepdim=True)
     acceptor, policy = RULES[rule]
     made = Request(
@@ -500,7 +568,9 @@ def test_output_in_a_grammar_has_the_targets_distribution(rule: str, guided: boo
     )
     expected = wanted(asked, table=table, eos=EOS)
     assert {len(t) for t in expected} == {3, 4}
-    assert law(policy or static, acceptor, tabled(q), asked, [made], table) == pytest.approx(expected, abs=1e-12)
+    assert law(policy or static, acceptor, tabled(q), asked, [made], table) == pytest.approx(
+        expected, abs=1e-12
+    )
 
 
 # Pruning on what was drawn.
@@ -522,11 +592,15 @@ class Dropping(Layered):
 
 
 @pytest.mark.parametrize(
-    ("kind", "policy"), [(Draw.WITHOUT_REPLACEMENT, Dropping(2, 2)), (Draw.WITH_REPLACEMENT, Dropping(2, 1))], ids=str
+    ("kind", "policy"),
+    [(Draw.WITHOUT_REPLACEMENT, Dropping(2, 2)), (Draw.WITH_REPLACEMENT, Dropping(2, 1))],
+    ids=str,
 )
 def test_match_survives_pruning_on_draws(kind: Draw, policy: Policy) -> None:
     asked = ASKED["many"]
-    assert law(policy, Asking(Match(), kind), tabled(FAR), asked) == pytest.approx(wanted(asked), abs=1e-12)
+    assert law(policy, Asking(Match(), kind), tabled(FAR), asked) == pytest.approx(
+        wanted(asked), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("rule", [Rejection(), Block(), MultiRound()], ids=str)
@@ -558,8 +632,12 @@ class Pretending(Searching):
     def __init__(self, q: Tensor) -> None:
         self._q = TableDrafter(q)
 
-    def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
-        found, _ = self._q.expand(None, tree, frontier, k, replace(drawing, kind=Draw.POINT, noise=None))
+    def expand(
+        self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, None]:
+        found, _ = self._q.expand(
+            None, tree, frontier, k, replace(drawing, kind=Draw.POINT, noise=None)
+        )
         return replace(found, draw=drawing.kind), None
 
 
@@ -575,9 +653,21 @@ MISTAKES: dict[str, tuple[Acceptor, Policy, str]] = {
     "residual not normalised": (Rounds("residual not normalised", True), VCT(2, 1), "t=1.7"),
     "residual of another q": (Rounds("q of another node"), VCT(2, 1), "t=1"),
     "drawn without, believed with replacement": (Rounds(believed=True), VCT(2, 1), "t=1"),
-    "drawn with, believed without replacement": (Rounds(replacement=True, believed=False), VCT(2, 1), "t=1"),
-    "multiround told with replacement": (Asking(MultiRound(True), Draw.WITHOUT_REPLACEMENT), VCT(2, 1), "t=1"),
-    "multiround told without replacement": (Asking(MultiRound(), Draw.WITH_REPLACEMENT), VCT(2, 1), "t=1"),
+    "drawn with, believed without replacement": (
+        Rounds(replacement=True, believed=False),
+        VCT(2, 1),
+        "t=1",
+    ),
+    "multiround told with replacement": (
+        Asking(MultiRound(True), Draw.WITHOUT_REPLACEMENT),
+        VCT(2, 1),
+        "t=1",
+    ),
+    "multiround told without replacement": (
+        Asking(MultiRound(), Draw.WITH_REPLACEMENT),
+        VCT(2, 1),
+        "t=1",
+    ),
 }
 
 
@@ -618,7 +708,9 @@ def unweighted(tree: Tree, chain: list[int], i: int, p: Distributions, weight: f
     return here if i == len(chain) - 1 else residual(here, proposal(tree, chain[i + 1], len(here)))
 
 
-@pytest.mark.parametrize(("name", "wrong"), [("_kept", token_wise), ("_left", unweighted)], ids=["h", "residual"])
+@pytest.mark.parametrize(
+    ("name", "wrong"), [("_kept", token_wise), ("_left", unweighted)], ids=["h", "residual"]
+)
 def test_a_mistake_in_block_verification_is_noticed(
     name: str, wrong: Callable[..., object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -633,7 +725,8 @@ def test_a_mistake_in_block_verification_is_noticed(
 EVEN = torch.full((3, 2, 2), 0.5, dtype=torch.float64)
 SKEWED = torch.tensor([[0.9, 0.1], [0.1, 0.9]], dtype=torch.float64)
 TRIALS = 2000
-"""A test of so many texts of 4 tokens finds a total variation of 0.083 between their 16 laws with probability 0.99."""
+"""A test of so many texts of 4 tokens finds a total variation of 0.083 between their 16 laws with
+probability 0.99."""
 LEVEL = 1e-3
 BATCH = 250
 
@@ -643,7 +736,10 @@ def keyed(acceptor: Acceptor, policy: Policy, trials: int = TRIALS) -> list[list
     written, target = [], table_target(EVEN, 8)
     for first in range(0, trials, BATCH):
         requests = [Request((0,), 4, number=i) for i in range(first, first + BATCH)]
-        rows, parts = Rows(target.new_cache(BATCH, 8)), Parts(target, TableDrafter(SKEWED), policy, acceptor, COSTS)
+        rows, parts = (
+            Rows(target.new_cache(BATCH, 8)),
+            Parts(target, TableDrafter(SKEWED), policy, acceptor, COSTS),
+        )
         for _ in decode(parts, rows, under(requests, Sampling(1.0, seed=5))):
             pass
         written += rows.written
@@ -653,7 +749,9 @@ def keyed(acceptor: Acceptor, policy: Policy, trials: int = TRIALS) -> list[list
 def fair(texts: Sequence[Sequence[int]]) -> float:
     """The p-value of all 16 texts being equally likely."""
     count = Counter(map(tuple, texts))
-    return goodness([count[text] for text in itertools.product(range(2), repeat=4)], [1 / 16] * 16).p_value
+    return goodness(
+        [count[text] for text in itertools.product(range(2), repeat=4)], [1 / 16] * 16
+    ).p_value
 
 
 KEYED: dict[str, tuple[Acceptor, Policy]] = {
@@ -683,10 +781,16 @@ def test_block_verification_needs_fresh_noise_where_a_place_is_drafted_again(
 
     monkeypatch.setattr(noise.Keyed, "_place", without_step)
     assert fair(keyed(*KEYED["block"])) < 1e-9
-    assert fair(keyed(*KEYED["rejection"])) > LEVEL, "it looks at no draft behind the first that it rejects"
+    assert fair(keyed(*KEYED["rejection"])) > LEVEL, (
+        "it looks at no draft behind the first that it rejects"
+    )
 
 
-@pytest.mark.parametrize("policy", [Chain(2), VCT(2, 2), PCT(width=2, max_depth=3, ratio=0.2)], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "policy",
+    [Chain(2), VCT(2, 2), PCT(width=2, max_depth=3, ratio=0.2)],
+    ids=lambda p: type(p).__name__,
+)
 def test_match_with_coupled_drafts_writes_the_very_text_of_plain_decoding(policy: Policy) -> None:
     asked, target = ASKED["many"], table_target(random_table(3, 4), 8)
     requests = [Request(PROMPT, LENGTH, number=i, processors=asked.processors) for i in range(100)]

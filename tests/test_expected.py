@@ -53,7 +53,9 @@ def test_a_tree_counts_the_draft_steps_that_its_policy_takes() -> None:
     costs = cost_estimate.learnt_costs(target, drafter).at(512, 1)
     *_, tree = examine(target, drafter, "eagle2:nodes=20").shapes
     drafts = costs.draft_seconds(1) + 5 * costs.draft_seconds(10)
-    assert tree.seconds == pytest.approx(drafts + costs.target_seconds(21) + costs.commit + costs.catch_up)
+    assert tree.seconds == pytest.approx(
+        drafts + costs.target_seconds(21) + costs.commit + costs.catch_up
+    )
     static = examine(target, drafter, "eagle2:nodes=200,depth=2,width=3").shapes[-1]
     assert static.nodes == 1 + 3 + 9
 
@@ -69,7 +71,9 @@ def test_recorded_passes_start_fewer_operations() -> None:
 
 
 @pytest.mark.parametrize("memory", [False, True])
-def test_it_fits_a_screen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Command, memory: bool) -> None:
+def test_it_fits_a_screen(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Command, memory: bool
+) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     if memory:
         from draftree.doctor import expected

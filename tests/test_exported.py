@@ -23,7 +23,8 @@ def folder(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("drafter", "form"), [("eagle3", "speculators"), ("eagle3", "eagle"), ("eagle", "eagle"), ("medusa", "vllm-medusa")]
+    ("drafter", "form"),
+    [("eagle3", "speculators"), ("eagle3", "eagle"), ("eagle", "eagle"), ("medusa", "vllm-medusa")],
 )
 def test_what_was_exported_is_fine(tmp_path: Path, drafter: str, form: str) -> None:
     export(f"demo/{drafter}", form, tmp_path / "out")
@@ -42,7 +43,10 @@ def test_an_eagle_for_the_official_code_is_told_to_be_none_for_vllm(tmp_path: Pa
 def test_a_damaged_one_is_told(folder: Path) -> None:
     whole = load_file(folder / "model.safetensors")
     for change, told in (
-        ({"fc.weight": whole["fc.weight"] * float("nan")}, "fc.weight has values that are not finite"),
+        (
+            {"fc.weight": whole["fc.weight"] * float("nan")},
+            "fc.weight has values that are not finite",
+        ),
         ({"fc.weight": torch.zeros_like(whole["fc.weight"])}, "fc.weight has only zeros"),
         ({"fc.weight": whole["fc.weight"][:5].clone()}, "mis-shaped"),
     ):

@@ -20,7 +20,9 @@ from draftree.errors import UserError
         ({"a": 1.5}, dict[str, float], 0), ({"a": [None]}, dict, None), ([{"a": 1}], list[dict[str, Any]], None),
     ],
 )  # fmt: skip
-def test_what_a_hint_allows_is_taken_as_it_is(value: object, hint: Any, least: float | None) -> None:
+def test_what_a_hint_allows_is_taken_as_it_is(
+    value: object, hint: Any, least: float | None
+) -> None:
     assert checked(value, hint, "x", least) == value
 
 
@@ -38,7 +40,9 @@ def test_what_a_hint_allows_is_taken_as_it_is(value: object, hint: Any, least: f
         ({"a": {}}, dict[str, float], None, "allowed is an object of a finite number"),
     ],
 )  # fmt: skip
-def test_anything_else_is_told_with_what_is_allowed(value: object, hint: Any, least: float | None, told: str) -> None:
+def test_anything_else_is_told_with_what_is_allowed(
+    value: object, hint: Any, least: float | None, told: str
+) -> None:
     with pytest.raises(UserError, match=told):
         checked(value, hint, "x", least)
 
@@ -46,9 +50,14 @@ def test_anything_else_is_told_with_what_is_allowed(value: object, hint: Any, le
 def test_an_entry_is_named_with_its_file() -> None:
     said = Entries({"layers": "3"}, Path("a/config.json"))
     assert said.get("heads", int, 4) == 4
-    with pytest.raises(UserError, match=r"^'a/config.json': layers is '3', allowed is a whole number of at least 1$"):
+    with pytest.raises(
+        UserError,
+        match=r"^'a/config.json': layers is '3', allowed is a whole number of at least 1$",
+    ):
         said.get("layers", int, least=1)
-    with pytest.raises(UserError, match=r"^'a/config.json': heads is missing, allowed is a whole number$"):
+    with pytest.raises(
+        UserError, match=r"^'a/config.json': heads is missing, allowed is a whole number$"
+    ):
         said.get("heads", int)
 
 

@@ -51,7 +51,10 @@ def layer(begin: str, width: int, size: int = D) -> Shapes:
 
 
 FUSING = {"fc.weight": (D, 2 * D), "fc.bias": (D,)}
-BIASES = {f"layers.0.self_attn.{n}_proj.bias": (h * WIDTH,) for n, h in (("q", HEADS), ("k", KEYS), ("v", KEYS))}
+BIASES = {
+    f"layers.0.self_attn.{n}_proj.bias": (h * WIDTH,)
+    for n, h in (("q", HEADS), ("k", KEYS), ("v", KEYS))
+}
 EMBED = {"embed_tokens.weight": (VOCAB, D)}
 FIRST = {"fc.weight": (D, 2 * D), **layer("layers.0.", D)}
 
@@ -65,15 +68,23 @@ def third(begin: str = "midlayer.", draft: int = DRAFT, size: int = D) -> Shapes
 
 def drawn(shapes: Mapping[str, tuple[int, ...]], dtype: torch.dtype = torch.float16) -> Tensors:
     rng = torch.Generator().manual_seed(7)
-    return {k: (0.2 * torch.randn(s, generator=rng) + ("norm" in k)).to(dtype) for k, s in shapes.items()}
+    return {
+        k: (0.2 * torch.randn(s, generator=rng) + ("norm" in k)).to(dtype)
+        for k, s in shapes.items()
+    }
 
 
 def maps(draft: int = DRAFT) -> Tensors:
     ids = torch.randperm(VOCAB, generator=torch.Generator().manual_seed(3))[:draft].sort().values
-    return {"d2t": ids - torch.arange(draft), "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True)}
+    return {
+        "d2t": ids - torch.arange(draft),
+        "t2d": torch.zeros(VOCAB, dtype=torch.bool).index_fill(0, ids, True),
+    }
 
 
-def stored(folder: Path, config: Mapping[str, Any], tensors: Tensors, file: str = "model.safetensors") -> Path:
+def stored(
+    folder: Path, config: Mapping[str, Any], tensors: Tensors, file: str = "model.safetensors"
+) -> Path:
     folder.mkdir(exist_ok=True)
     (folder / "config.json").write_text(json.dumps(config))
     if file.endswith(".bin"):
@@ -95,11 +106,16 @@ def sharded(folder: Path, config: Mapping[str, Any], tensors: Tensors) -> Path:
     stored(folder, config, {})
     (folder / "model.safetensors").unlink()
     names = sorted(tensors)
-    parts = {"model-00001-of-00002.safetensors": names[:5], "model-00002-of-00002.safetensors": names[5:]}
+    parts = {
+        "model-00001-of-00002.safetensors": names[:5],
+        "model-00002-of-00002.safetensors": names[5:],
+    }
     for part, keys in parts.items():
         save_file({k: tensors[k] for k in keys}, folder / part)
     places = {k: part for part, keys in parts.items() for k in keys}
-    (folder / "model.safetensors.index.json").write_text(json.dumps({"metadata": {}, "weight_map": places}))
+    (folder / "model.safetensors.index.json").write_text(
+        json.dumps({"metadata": {}, "weight_map": places})
+    )
     return folder
 
 
@@ -107,14 +123,23 @@ def spoken(tensors: Tensors, method: str) -> Tensors:
     """Tensors of an original layout as speculators calls them."""
     if method == "eagle3":
         return {k.replace("midlayer.", "layers.0."): v for k, v in tensors.items()}
-    return {k.replace("layers.0.", "transformer.").replace("fc.", "fusion_fc."): v for k, v in tensors.items()}
+    return {
+        k.replace("layers.0.", "transformer.").replace("fc.", "fusion_fc."): v
+        for k, v in tensors.items()
+    }
 
 
 QWEN2 = {**LLAMA, "model_type": "qwen2", "qkv_bias": True}
 MORE3 = {"draft_vocab_size": DRAFT}
 IDS = {"eagle_aux_hidden_state_layer_ids": [1, 2, 3]}
 LAST3 = {"draft_vocab_size": VOCAB}
-OWN3 = {**LLAMA, "hidden_size": 16, "head_dim": WIDTH, "target_hidden_size": D, "draft_vocab_size": DRAFT}
+OWN3 = {
+    **LLAMA,
+    "hidden_size": 16,
+    "head_dim": WIDTH,
+    "target_hidden_size": D,
+    "draft_vocab_size": DRAFT,
+}
 LINEAR = {"rope_scaling": {"type": "linear", "factor": 2.0}}
 SPEC3 = nested("eagle3", draft_vocab_size=DRAFT, norm_before_residual=True, target_hidden_size=None, norm_before_fc=False,
                embed_requires_grad=True, eagle_aux_hidden_state_layer_ids=None)  # fmt: skip
@@ -145,7 +170,11 @@ LAYOUTS: dict[str, tuple[str, dict[str, Any], Tensors, str]] = {
 def there(name: str, folder: Path) -> tuple[Path, str, Tensors]:
     """A layout's folder, method and tensors."""
     method, config, tensors, file = LAYOUTS[name]
-    path = sharded(folder, config, tensors) if file == "shards" else stored(folder, config, tensors, file)
+    path = (
+        sharded(folder, config, tensors)
+        if file == "shards"
+        else stored(folder, config, tensors, file)
+    )
     return path, method, tensors
 
 
@@ -167,7 +196,13 @@ def same(ours: Tensors, theirs: Tensors) -> bool:
 
 def drafts(t: Target, folder: Path) -> Tensor:
     """What a checkpoint drafts along two texts."""
-    return forwards.decoded(t, build("drafter", str(folder)).open(t), np.stack(texts([13, 13], np.random.default_rng(1))), 4, 1)
+    return forwards.decoded(
+        t,
+        build("drafter", str(folder)).open(t),
+        np.stack(texts([13, 13], np.random.default_rng(1))),
+        4,
+        1,
+    )
 
 
 @pytest.mark.parametrize("name", LAYOUTS)
@@ -175,7 +210,9 @@ def test_a_layout_is_recognised_drafted_with_and_written_back(name: str, tmp_pat
     t = target("llama")
     folder, method, tensors = there(name, tmp_path / "there")
     drafter = build("drafter", str(folder)).open(t)
-    assert build("drafter", str(folder)) == {"eagle": EAGLE, "eagle3": EAGLE3}[method](checkpoint=str(folder))
+    assert build("drafter", str(folder)) == {"eagle": EAGLE, "eagle3": EAGLE3}[method](
+        checkpoint=str(folder)
+    )
     requests = [Request([5, 6, 7], 7), Request([9, 4, 8, 11, 3], 5, number=1)]
     engine, sampling = Engine(t, drafter, VCT(2, 3), costs=COSTS), Sampling(0.9, seed=2)
     assert engine.write(requests, sampling).tokens == engine.plain(requests, sampling).tokens
@@ -197,15 +234,24 @@ def test_the_original_layout_of_any(name: str, tmp_path: Path) -> None:
     config = config_of(tmp_path / "out")
     if name.startswith("speculators"):
         assert same(spoken(written, method), tensors)
-        assert config["architectures"] == [{"eagle": "LlamaForCausalLM", "eagle3": "LlamaForCausalLMEagle3"}[method]]
+        assert config["architectures"] == [
+            {"eagle": "LlamaForCausalLM", "eagle3": "LlamaForCausalLMEagle3"}[method]
+        ]
     else:
         assert same(written, tensors)
-        assert {k: v for k, v in config_of(folder).items() if k != "rope_scaling"}.items() <= config.items()
+        assert {
+            k: v for k, v in config_of(folder).items() if k != "rope_scaling"
+        }.items() <= config.items()
     assert config["bias" if method == "eagle" else "draft_vocab_size"] == (
-        any("bias" in k for k in tensors if "fc" in k) if method == "eagle" else len(tensors["lm_head.weight"])
+        any("bias" in k for k in tensors if "fc" in k)
+        if method == "eagle"
+        else len(tensors["lm_head.weight"])
     )
     assert "draftree" not in config
-    assert (config["rope_theta"], config["model_type"]) == (500.0, LAYOUTS[name][1].get("model_type", "llama"))
+    assert (config["rope_theta"], config["model_type"]) == (
+        500.0,
+        LAYOUTS[name][1].get("model_type", "llama"),
+    )
     assert torch.equal(drafts(t, tmp_path / "out"), drafts(t, folder))
 
 
@@ -215,14 +261,25 @@ def test_the_layout_of_speculators_of_any(name: str, tmp_path: Path) -> None:
     t.decoder.model.config.save_pretrained(tmp_path / "target")
     folder, method, tensors = there(name, tmp_path / "there")
     known = name.startswith("speculators")
-    export(str(folder), "speculators", tmp_path / "out", None if known else str(tmp_path / "target"))
+    export(
+        str(folder), "speculators", tmp_path / "out", None if known else str(tmp_path / "target")
+    )
     config = config_of(tmp_path / "out")
     assert config["speculators_model_type"] == method
-    named = VERIFIER if known else {"name_or_path": str(tmp_path / "target"), "architectures": ["LlamaForCausalLM"]}
-    assert config["speculators_config"] == nested(method)["speculators_config"] | {"verifier": named}
+    named = (
+        VERIFIER
+        if known
+        else {"name_or_path": str(tmp_path / "target"), "architectures": ["LlamaForCausalLM"]}
+    )
+    assert config["speculators_config"] == nested(method)["speculators_config"] | {
+        "verifier": named
+    }
     inner = config["transformer_layer_config"]
     assert {k: v for k, v in LLAMA.items() if k != "hidden_size"}.items() <= inner.items()
-    assert not {"bias", "draft_vocab_size", "target_hidden_size", "architectures", "draftree"} & inner.keys()
+    assert (
+        not {"bias", "draft_vocab_size", "target_hidden_size", "architectures", "draftree"}
+        & inner.keys()
+    )
     if method == "eagle":
         assert config["fusion_bias"] is ("fusion_fc.bias" in tensors or "fc.bias" in tensors)
         assert config["layernorms"] is False
@@ -241,20 +298,27 @@ def test_the_layout_of_speculators_of_any(name: str, tmp_path: Path) -> None:
     assert same(back, {k: v for k, v in direct.items() if method == "eagle3" or k not in EMBED})
 
 
-@pytest.mark.parametrize("name", ["eagle, official", "eagle3, reduced", "speculators eagle3", "eagle, qwen2"])
+@pytest.mark.parametrize(
+    "name", ["eagle, official", "eagle3, reduced", "speculators eagle3", "eagle, qwen2"]
+)
 def test_each_tensor_keeps_its_dtype(name: str, tmp_path: Path) -> None:
     """As some files mix half precisions, and drafters compute in their target's dtype."""
     model = fresh("llama").float()
     t, (_, config, tensors, file) = Target(Decoder(model), "single"), LAYOUTS[name]
     halves = (torch.float16, torch.bfloat16, torch.float32)
-    mixed = {k: v.to(halves[i % 3]) if v.is_floating_point() else v for i, (k, v) in enumerate(tensors.items())}
+    mixed = {
+        k: v.to(halves[i % 3]) if v.is_floating_point() else v
+        for i, (k, v) in enumerate(tensors.items())
+    }
     stored(tmp_path / "there", config, mixed, file)
     drafter = build("drafter", str(tmp_path / "there")).open(t)
     assert {p.dtype for p in drafter.model.parameters()} == {torch.float32}
     drafter.save(tmp_path / "copy")
     assert same(read(tmp_path / "copy"), mixed)
     export(str(tmp_path / "there"), "eagle", tmp_path / "out")
-    assert {v.dtype for v in load_file(tmp_path / "out" / "model.safetensors").values()} == {v.dtype for v in mixed.values()}
+    assert {v.dtype for v in load_file(tmp_path / "out" / "model.safetensors").values()} == {
+        v.dtype for v in mixed.values()
+    }
 
 
 def test_biases_of_queries_keys_and_values_are_used(tmp_path: Path) -> None:
@@ -281,7 +345,9 @@ def test_layers_are_those_of_the_config(tmp_path: Path) -> None:
     assert build("drafter", str(folder)).open(target("llama")).needs.hidden == (1, 2, 3)
 
 
-def changed(name: str, change: Callable[[dict[str, Any], Tensors], object]) -> tuple[str, dict[str, Any], Tensors]:
+def changed(
+    name: str, change: Callable[[dict[str, Any], Tensors], object]
+) -> tuple[str, dict[str, Any], Tensors]:
     method, config, tensors, _ = LAYOUTS[name]
     config, tensors = json.loads(json.dumps(config)), dict(tensors)
     change(config, tensors)
@@ -292,7 +358,12 @@ def flag(**values: Any) -> Callable[[dict[str, Any], Tensors], object]:
     return lambda c, t: c.update(values)
 
 
-EAGLE_1, EAGLE_3, SPEC_1, SPEC_3 = "eagle, official", "eagle3, reduced", "speculators eagle", "speculators eagle3"
+EAGLE_1, EAGLE_3, SPEC_1, SPEC_3 = (
+    "eagle, official",
+    "eagle3, reduced",
+    "speculators eagle",
+    "speculators eagle3",
+)
 Q3 = "layers.0.self_attn.q_proj.weight"
 WRONG = {
     "missing": (changed(EAGLE_1, lambda c, t: t.pop("fc.bias")), r"missing tensors: fc\.bias"),
@@ -378,15 +449,25 @@ def ours(name: str, folder: Path, to: Path) -> Target:
     [("eagle", "eagle"), ("eagle", "speculators"), ("eagle3:draft_vocab=100", "eagle"), ("eagle3", "speculators"),
      ("medusa:heads=2", "vllm-medusa")],
 )  # fmt: skip
-def test_a_drafter_of_ours_is_exported_and_read_again(draftree, folder: Path, tmp_path: Path, spec: str, wanted: str) -> None:
+def test_a_drafter_of_ours_is_exported_and_read_again(
+    draftree, folder: Path, tmp_path: Path, spec: str, wanted: str
+) -> None:
     t = ours(spec, folder, tmp_path / "drafter")
     out = tmp_path / "new" / "out"
-    status, said, err = draftree("export", tmp_path / "drafter", "--format", wanted, "--out", out, "--json")
+    status, said, err = draftree(
+        "export", tmp_path / "drafter", "--format", wanted, "--out", out, "--json"
+    )
     assert (status, err) == (0, "")
     found, tensors, config = json.loads(said), load_file(out / "model.safetensors"), config_of(out)
     size = sum(v.numel() * v.element_size() for v in tensors.values())
     name = spec.partition(":")[0]
-    assert found == {"drafter": name, "format": wanted, "out": str(out), "tensors": len(tensors), "bytes": size}
+    assert found == {
+        "drafter": name,
+        "format": wanted,
+        "out": str(out),
+        "tensors": len(tensors),
+        "bytes": size,
+    }
     assert {p.name for p in out.iterdir()} == {"config.json", "model.safetensors"}
     assert {p.name for p in out.parent.iterdir()} == {"out"}
     assert "draftree" not in config
@@ -407,17 +488,27 @@ def test_what_was_done_is_told_in_a_line(draftree, tmp_path: Path) -> None:
     assert f"{tmp_path / 'out'}: 'eagle' as eagle, 11 tensors" in said
 
 
-def test_a_shipped_drafter_goes_by_its_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+def test_a_shipped_drafter_goes_by_its_name(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path
+) -> None:
     ours("eagle", folder, tmp_path / "eagle")
     (tmp_path / "eagle" / "config.json").write_text(
         (tmp_path / "eagle" / "config.json").read_text().replace(json.dumps(str(folder)), '"demo"')
     )
-    monkeypatch.setattr("draftree.models.sources.demo_folder", lambda name="target": tmp_path / name)
-    monkeypatch.setattr("draftree.training.export.shipped_folder", lambda _, name: tmp_path / name if name == "eagle" else None)
+    monkeypatch.setattr(
+        "draftree.models.sources.demo_folder", lambda name="target": tmp_path / name
+    )
+    monkeypatch.setattr(
+        "draftree.training.export.shipped_folder",
+        lambda _, name: tmp_path / name if name == "eagle" else None,
+    )
     export("eagle", "speculators", tmp_path / "out")
     verifier = config_of(tmp_path / "out")["speculators_config"]["verifier"]
     assert verifier == {"name_or_path": "demo", "architectures": ["LlamaForCausalLM"]}
-    with pytest.raises(UserError, match=r"unknown drafter's folder or shipped drafter 'eagl': .*did you mean 'eagle'"):
+    with pytest.raises(
+        UserError,
+        match=r"unknown drafter's folder or shipped drafter 'eagl': .*did you mean 'eagle'",
+    ):
         export("eagl", "speculators", tmp_path / "more")
 
 
@@ -459,7 +550,11 @@ def test_a_mistake_is_told_in_one_line_and_leaves_nothing(
     there("eagle, qwen2", tmp_path / "qwen2")
     _, config, tensors = changed(EAGLE_1, lambda c, t: t.pop("fc.bias"))
     stored(tmp_path / "broken", config, tensors)
-    stored(tmp_path / "legacy", {}, {"0.0.linear.weight": torch.ones(D, D), "0.0.linear.bias": torch.ones(D)})
+    stored(
+        tmp_path / "legacy",
+        {},
+        {"0.0.linear.weight": torch.ones(D, D), "0.0.linear.bias": torch.ones(D)},
+    )
     target("llama").decoder.model.config.save_pretrained(tmp_path / "llama")
     stored(tmp_path / "t5", {"model_type": "t5", "vocab_size": VOCAB, "d_model": D}, {})
     (tmp_path / "file").touch()
@@ -485,14 +580,21 @@ def test_vllm_heads_come_back_as_they_were(tmp_path: Path, folder: Path) -> None
     ours("medusa:heads=3", folder, tmp_path / "ours")
     export(str(tmp_path / "ours"), "vllm-medusa", tmp_path / "one")
     export(str(tmp_path / "one"), "vllm-medusa", tmp_path / "two")
-    assert same(load_file(tmp_path / "one" / "model.safetensors"), load_file(tmp_path / "two" / "model.safetensors"))
+    assert same(
+        load_file(tmp_path / "one" / "model.safetensors"),
+        load_file(tmp_path / "two" / "model.safetensors"),
+    )
     assert config_of(tmp_path / "one") == config_of(tmp_path / "two")
     theirs = load_file(tmp_path / "ours" / "medusa_lm_head.safetensors")
-    assert torch.equal(load_file(tmp_path / "one" / "model.safetensors")["lm_heads.2.weight"], theirs["2.1.weight"])
+    assert torch.equal(
+        load_file(tmp_path / "one" / "model.safetensors")["lm_heads.2.weight"], theirs["2.1.weight"]
+    )
 
 
 @pytest.mark.parametrize("embedding", [False, True])
-def test_the_bias_of_the_fusing_layer_goes_into_an_embedding_for_vllm(tmp_path: Path, folder: Path, embedding: bool) -> None:
+def test_the_bias_of_the_fusing_layer_goes_into_an_embedding_for_vllm(
+    tmp_path: Path, folder: Path, embedding: bool
+) -> None:
     """The only `bias` that vLLM knows is attention's, and it leaves out `fc.bias` without a word."""
     t = ours("eagle", folder, tmp_path / "zero")
     path, config = tmp_path / "zero" / "model.safetensors", config_of(tmp_path / "zero")
@@ -515,8 +617,13 @@ def test_the_bias_of_the_fusing_layer_goes_into_an_embedding_for_vllm(tmp_path: 
 
 
 def test_the_formats() -> None:
-    declared = {name: getattr(registry.part("drafter", name), "formats", ()) for name in registry.names("drafter")}
-    assert {format: [name for name, known in declared.items() if format in known] for format in FORMATS} == {
+    declared = {
+        name: getattr(registry.part("drafter", name), "formats", ())
+        for name in registry.names("drafter")
+    }
+    assert {
+        format: [name for name, known in declared.items() if format in known] for format in FORMATS
+    } == {
         "speculators": ["dflash", "dspark", "eagle", "eagle3", "jetspec", "peagle"],
         "eagle": ["eagle", "eagle3"],
         "vllm-eagle": ["eagle"],

@@ -60,16 +60,23 @@ def file(folder: Path, *rows: dict[str, Any]) -> str:
 
 
 @pytest.mark.parametrize("name", FORMATS)
-def test_a_row_of_a_format_is_asked_and_another_is_refused_by_name(name: str, tmp_path: Path) -> None:
+def test_a_row_of_a_format_is_asked_and_another_is_refused_by_name(
+    name: str, tmp_path: Path
+) -> None:
     suite = suites.load(f"{name}:{file(tmp_path, ROWS[name])}")
     (prompt,) = suite.prompts
     wanted = ASKED.get(name, "Add 2 and 3.")
-    assert prompt.content == (wanted if name == "humaneval" else [{"role": "user", "content": wanted}])
+    assert prompt.content == (
+        wanted if name == "humaneval" else [{"role": "user", "content": wanted}]
+    )
     assert prompt.later == (("And 4?",) if ROWS[name].get("turns") == TURNS["turns"] else ())
     assert suite.name == name
     assert FORMATS[name].page.startswith("https://")
     other = NEAREST[name]
-    with pytest.raises(UserError, match=rf"rows.jsonl:2 is not in the format of {name}: .*it reads as .*\b{other}\b"):
+    with pytest.raises(
+        UserError,
+        match=rf"rows.jsonl:2 is not in the format of {name}: .*it reads as .*\b{other}\b",
+    ):
         suites.load(f"{name}:{file(tmp_path, ROWS[name], ROWS[other])}")
 
 
@@ -85,12 +92,18 @@ def test_categories_are_the_benchmarks_own(tmp_path: Path) -> None:
         ("gsm8k", {"question": "How many?"}, "it has no 'answer'"),
         ("gsm8k", {"question": "", "answer": "#### 4"}, "what it asks is empty"),
         ("speed_bench", ROWS["speed_bench"] | {"turns": [WITHHELD]}, "holds no text yet"),
-        ("codesearchnet_python", ROWS["codesearchnet_python"] | {"language": "go"}, "its values are others"),
+        (
+            "codesearchnet_python",
+            ROWS["codesearchnet_python"] | {"language": "go"},
+            "its values are others",
+        ),
         ("mt_bench", ROWS["mt_bench"] | {"turns": []}, "its values are others"),
         ("gsm8k", None, "holds no prompts"),
     ],
 )
-def test_what_is_wrong_is_one_line_and_status_2(name: str, row: Any, told: str, tmp_path: Path, capsys) -> None:
+def test_what_is_wrong_is_one_line_and_status_2(
+    name: str, row: Any, told: str, tmp_path: Path, capsys
+) -> None:
     path = file(tmp_path, *([row] if row else []))
     with pytest.raises(SystemExit) as ended:
         main(["bench", "--suite", f"{name}:{path}", "--out", str(tmp_path / "r.json")])
@@ -114,18 +127,25 @@ def test_a_set_without_a_file_needs_the_hub(monkeypatch: pytest.MonkeyPatch) -> 
 def test_later_questions_keep_the_cache_and_write_what_a_fresh_one_writes(tmp_path: Path) -> None:
     target = Target.load("demo")
     engine = Engine(
-        target, build("drafter", "pld").open(target), build("policy", "chain"), costs=Costs({1: 0.1}, {1: 1.0, 8: 1.5})
+        target,
+        build("drafter", "pld").open(target),
+        build("policy", "chain"),
+        costs=Costs({1: 0.1}, {1: 1.0, 8: 1.5}),
     )
     prompts = suites.load(f"mt_bench:{file(tmp_path, ROWS['mt_bench'])}").prompts
     first = Request(encode(target.tokenizer, prompts[0].content), 8, engine.eos, 0)
     requests = conversations(engine, prompts, [first])
     assert [r.number for r in requests] == [0, FOLLOWING]
     read = list[int]()
-    target.decoder.model.register_forward_pre_hook(lambda _, __, how: read.append(how["input_ids"].shape[-1]), with_kwargs=True)
+    target.decoder.model.register_forward_pre_hook(
+        lambda _, __, how: read.append(how["input_ids"].shape[-1]), with_kwargs=True
+    )
     cells = product([("pld", "chain", None)], [0.0])
     done = Bench(cells, {("pld", "chain"): engine}, requests).run(Journal(tmp_path / "j", {}))
     shared = len(first.prompt) + 1
-    assert max(read[read.index(shared - 1) + 1 :]) <= len(requests[1].prompt) - shared, "what came before is not read again"
+    assert max(read[read.index(shared - 1) + 1 :]) <= len(requests[1].prompt) - shared, (
+        "what came before is not read again"
+    )
     for request, written in zip(requests, done, strict=True):
         fresh = engine.plain([request]).tokens[0]
         assert [w.tokens for w in written.values()] == [fresh, fresh]

@@ -20,7 +20,13 @@ import numpy as np
 import pytest
 import torch
 import typer
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, LlamaModel, PreTrainedModel
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    LlamaModel,
+    PreTrainedModel,
+)
 
 import draftree as public
 from draftree.boundary.files import read_object, write_text
@@ -53,7 +59,11 @@ from folders import byte_tokenizer, target_folder
 TEXTS = ["abcab", "x", "the cat sat on the cat"]
 UNIT = Costs({1: 1.0}, {1: 1.0})
 SMALL = {"max_new_tokens": 9, "ignore_eos": True}
-TRAINED = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod) and demo_folder(n).is_dir()]
+TRAINED = [
+    n
+    for n in names("drafter")
+    if issubclass(part("drafter", n), TrainableMethod) and demo_folder(n).is_dir()
+]
 
 
 @pytest.fixture(scope="module")
@@ -77,7 +87,13 @@ def loaded(folder: Path) -> PreTrainedModel:
 
 
 def in_memory(vocab: int = 260) -> LlamaForCausalLM:
-    config = LlamaConfig(vocab_size=vocab, hidden_size=16, intermediate_size=16, num_hidden_layers=2, num_attention_heads=2)
+    config = LlamaConfig(
+        vocab_size=vocab,
+        hidden_size=16,
+        intermediate_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(2)
         return LlamaForCausalLM(config)
@@ -87,22 +103,38 @@ def in_memory(vocab: int = 260) -> LlamaForCausalLM:
 
 
 def test_a_loaded_model_works_alone_and_says_what_drafts(folder: Path, target: Target) -> None:
-    with pytest.warns(UserWarning, match=r"none is shipped for target .*: 'suffix' drafts, which needs no training"):
+    with pytest.warns(
+        UserWarning,
+        match=r"none is shipped for target .*: 'suffix' drafts, which needs no training",
+    ):
         engine = load(loaded(folder), costs=UNIT)
     assert "Suffix" in type(engine.drafter).__name__
-    assert engine.tokenizer.get_vocab() == target.tokenizer.get_vocab(), "that of the folder it was loaded from"
+    assert engine.tokenizer.get_vocab() == target.tokenizer.get_vocab(), (
+        "that of the folder it was loaded from"
+    )
     found = engine.complete(TEXTS[0], **SMALL)
     ids = torch.tensor([encode(target.tokenizer, TEXTS[0])])
     stock: Any = loaded(folder)
-    theirs = stock.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=9, do_sample=False, eos_token_id=None)
+    theirs = stock.generate(
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=9,
+        do_sample=False,
+        eos_token_id=None,
+    )
     assert found.tokens == theirs[0, ids.shape[1] :].tolist()
 
 
-def test_a_folder_may_be_a_path_and_so_may_a_drafter(target: Target, folder: Path, tmp_path: Path) -> None:
+def test_a_folder_may_be_a_path_and_so_may_a_drafter(
+    target: Target, folder: Path, tmp_path: Path
+) -> None:
     drafter: Any = VDM().fresh(target)
     drafter.save(tmp_path)
     engine = load(folder, drafter=tmp_path, policy="chain", dtype="float64")
-    assert engine.complete(TEXTS[0], **SMALL).tokens == load(target, PLD(), Chain(3)).complete(TEXTS[0], **SMALL).tokens
+    assert (
+        engine.complete(TEXTS[0], **SMALL).tokens
+        == load(target, PLD(), Chain(3)).complete(TEXTS[0], **SMALL).tokens
+    )
 
 
 def test_the_demo_has_its_drafter_by_whatever_name() -> None:
@@ -125,16 +157,23 @@ def test_without_a_tokenizer_ids_are_written_and_texts_are_told_to_need_one() ->
     written = engine.write([Request([5, 6, 7], 4)]).tokens
     assert written == engine.plain([Request([5, 6, 7], 4)]).tokens
     ids = torch.tensor([[5, 6, 7]])
-    assert engine.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4)[0, 3:].tolist() == written[0]
+    assert (
+        engine.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=4)[0, 3:].tolist()
+        == written[0]
+    )
     for prompt in ("ab", [5, 6]):
-        with pytest.raises(UserError, match=r"has no tokenizer that can be read .*load\(…, tokenizer=…\) takes one"):
+        with pytest.raises(
+            UserError, match=r"has no tokenizer that can be read .*load\(…, tokenizer=…\) takes one"
+        ):
             engine.complete(prompt)
 
 
 def test_a_model_in_training_is_told_and_put_to_rest_whenever_that_is_found(folder: Path) -> None:
     model = loaded(folder)
     model.train()
-    with pytest.warns(UserWarning, match="is in training mode and is put into evaluation mode") as told:
+    with pytest.warns(
+        UserWarning, match="is in training mode and is put into evaluation mode"
+    ) as told:
         engine = load(model, "pld", "chain")
     assert len(told) == 1
     assert not model.training
@@ -145,7 +184,9 @@ def test_a_model_in_training_is_told_and_put_to_rest_whenever_that_is_found(fold
     with pytest.warns(UserWarning, match="training mode"):
         second = engine.complete(TEXTS[0], **SMALL).tokens
     assert second != first
-    assert second == load(model, "pld", "chain").complete(TEXTS[0], **SMALL).tokens, "and nothing of the old weights is kept"
+    assert second == load(model, "pld", "chain").complete(TEXTS[0], **SMALL).tokens, (
+        "and nothing of the old weights is kept"
+    )
     model.train()
     with pytest.warns(UserWarning, match="training mode"):
         engine.plain([Request([1, 2], 2)])
@@ -159,13 +200,18 @@ def test_speculate_drafts_for_any_model_without_being_told_how(folder: Path) -> 
     hook = speculate(policy="chain")
     with pytest.warns(UserWarning, match="'suffix' drafts"):
         assert torch.equal(model.generate(ids, **asked, custom_generate=hook), expected)
-    assert torch.equal(model.generate(ids, **asked, custom_generate=hook), expected), "and says it once"
+    assert torch.equal(model.generate(ids, **asked, custom_generate=hook), expected), (
+        "and says it once"
+    )
 
 
 MODELS: dict[str, tuple[Callable[[], Any], str]] = {
     "meta": (lambda: in_memory().eval().to("meta"), "the LlamaForCausalLM has no weights"),
     "no head": (lambda: LlamaModel(in_memory().config).eval(), "LlamaModel .* is not supported"),
-    "a class": (lambda: LlamaForCausalLM, "target is <class .*, allowed is demo, smollm2, a Hugging Face folder"),
+    "a class": (
+        lambda: LlamaForCausalLM,
+        "target is <class .*, allowed is demo, smollm2, a Hugging Face folder",
+    ),
     "a module": (lambda: torch.nn.Linear(2, 2), "target is Linear"),
     "nothing": (lambda: None, "target is None"),
     "bytes": (lambda: b"demo", "target is b'demo'"),
@@ -183,7 +229,10 @@ def test_what_is_no_target_is_told_in_a_line(name: str) -> None:
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
-    ({"policy": 5}, r"policy is 5, allowed is a spec \(accumlogp, .*beam, c2t, .*\) or an instance of Policy, or None$"),
+    (
+        {"policy": 5},
+        r"policy is 5, allowed is a spec \(accumlogp, .*beam, c2t, .*\) or an instance of Policy, or None$",
+    ),
     ({"policy": PCT}, r"policy is <class .*; did you mean PCT\(\)\?"),
     ({"policy": PLD()}, r"policy is PLD\(.*, allowed is a spec"),
     ({"policy": ""}, "unknown policy ''"),
@@ -196,17 +245,25 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"costs": 5}, "costs is 5, allowed is Costs, a CostTable"),
     ({"costs": "costs.json"}, "costs is 'costs.json'"),
     ({"tokenizer": "demo"}, "tokenizer is 'demo', allowed is one of transformers' tokenizers"),
-    ({"device": "meta"}, "device is 'meta', allowed is one that torch can use here .*: it holds no values"),
+    (
+        {"device": "meta"},
+        "device is 'meta', allowed is one that torch can use here .*: it holds no values",
+    ),
     ({"device": "tpu"}, "device is 'tpu', allowed is one that torch can use here"),
     ({"device": []}, r"device is \[\], allowed is one that torch can use here"),
-    ({"dtype": "float23"}, "unknown dtype 'float23': known are bfloat16, .*; did you mean 'float32'"),
+    (
+        {"dtype": "float23"},
+        "unknown dtype 'float23': known are bfloat16, .*; did you mean 'float32'",
+    ),
     ({"dtype": torch.int8}, "unknown dtype 'int8'"),
     ({"dtype": 5}, "unknown dtype '5'"),
 ]
 
 
 @pytest.mark.parametrize(("wrong", "told"), WRONG, ids=lambda value: str(value)[:40])
-def test_a_wrong_type_is_told_at_load_with_what_is_allowed(wrong: dict[str, Any], told: str) -> None:
+def test_a_wrong_type_is_told_at_load_with_what_is_allowed(
+    wrong: dict[str, Any], told: str
+) -> None:
     with pytest.raises(UserError, match=told) as found:
         load("demo", **{"drafter": "pld", "policy": "chain", **wrong})
     assert "\n" not in str(found.value)
@@ -215,7 +272,8 @@ def test_a_wrong_type_is_told_at_load_with_what_is_allowed(wrong: dict[str, Any]
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
 def test_a_gpu_that_is_not_there_is_told() -> None:
     with pytest.raises(
-        UserError, match=r"device is 'cuda', (but there is no CUDA here|allowed is one that torch can use here)"
+        UserError,
+        match=r"device is 'cuda', (but there is no CUDA here|allowed is one that torch can use here)",
     ):
         load("demo", device="cuda")
 
@@ -235,11 +293,22 @@ def test_a_dtype_may_be_named(folder: Path) -> None:
 # Lists of prompts
 
 
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 4}, {"stop": "a"}, {"logprobs": 1}], ids=str)
-def test_each_text_of_a_list_is_the_one_that_it_would_be_alone(engine: Engine, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0, "seed": 4}, {"stop": "a"}, {"logprobs": 1}], ids=str
+)
+def test_each_text_of_a_list_is_the_one_that_it_would_be_alone(
+    engine: Engine, options: dict[str, Any]
+) -> None:
     chats = [question(text) for text in TEXTS]
     ids = [encode(engine.tokenizer, text) for text in TEXTS]
-    for prompts in (TEXTS, tuple(TEXTS), ids, [np.array(row) for row in ids], chats, [TEXTS[0], ids[1], chats[2]]):
+    for prompts in (
+        TEXTS,
+        tuple(TEXTS),
+        ids,
+        [np.array(row) for row in ids],
+        chats,
+        [TEXTS[0], ids[1], chats[2]],
+    ):
         found: Any = engine.complete(prompts, **SMALL, **options)
         for prompt, done in zip(prompts, found, strict=True):
             alone = engine.complete(prompt, **SMALL, **options)
@@ -259,17 +328,23 @@ def test_an_array_of_two_dimensions_is_a_list_of_ids(engine: Engine) -> None:
         found: Any = engine.complete(given, **SMALL)
         assert [done.tokens for done in found] == expected
     one: Any = engine.complete([torch.tensor([70]), torch.tensor([80])], **SMALL)
-    assert [done.tokens for done in one] == [engine.complete([i], **SMALL).tokens for i in (70, 80)], "rows of one id, no ids"
+    assert [done.tokens for done in one] == [
+        engine.complete([i], **SMALL).tokens for i in (70, 80)
+    ], "rows of one id, no ids"
 
 
 def test_asyncio_takes_lists_too(engine: Engine) -> None:
     found = asyncio.run(engine.acomplete(TEXTS, **SMALL))
-    assert [done.tokens for done in found] == [engine.complete(text, **SMALL).tokens for text in TEXTS]
+    assert [done.tokens for done in found] == [
+        engine.complete(text, **SMALL).tokens for text in TEXTS
+    ]
 
 
 def test_a_stream_refuses_a_list(engine: Engine) -> None:
     prompts: Any = TEXTS
-    with pytest.raises(UserError, match="there is a list of 3 prompts, allowed is one: `complete` takes several"):
+    with pytest.raises(
+        UserError, match="there is a list of 3 prompts, allowed is one: `complete` takes several"
+    ):
         engine.stream(prompts)
 
     async def streamed() -> None:
@@ -289,11 +364,17 @@ def test_a_list_of_nothing_is_an_empty_prompt(engine: Engine) -> None:
 # Wrong types in calls
 
 CALLS: list[tuple[Callable[[Engine], Any], str]] = [
-    (lambda e: e.write("text"), "the requests are 'text', allowed is a list of Request; texts are for `complete`"),  # type: ignore[arg-type]
+    (
+        lambda e: e.write("text"),
+        "the requests are 'text', allowed is a list of Request; texts are for `complete`",
+    ),  # type: ignore[arg-type]
     (lambda e: e.write(Request([5])), "allowed is a list of Request"),  # type: ignore[arg-type]
     (lambda e: e.write([5]), "allowed is a list of Request"),  # type: ignore[list-item]
     (lambda e: e.write([Request([5])], 0.7), "sampling is 0.7, allowed is a Sampling"),  # type: ignore[arg-type]
-    (lambda e: e.write([Request([5])], on_tokens=5), "on_tokens is 5, allowed is what can be called, or None"),  # type: ignore[arg-type]
+    (
+        lambda e: e.write([Request([5])], on_tokens=5),
+        "on_tokens is 5, allowed is what can be called, or None",
+    ),  # type: ignore[arg-type]
     (lambda e: e.plain([Request([5])], "greedy"), "sampling is 'greedy'"),  # type: ignore[arg-type]
     (lambda e: e.conversation().say(None), "the text is None, allowed is a text"),  # type: ignore[arg-type]
     (lambda e: e.conversation().say("\ud800"), "the text is '.ud800', allowed is a text"),
@@ -302,7 +383,10 @@ CALLS: list[tuple[Callable[[Engine], Any], str]] = [
     (lambda e: e.chat([]), r"messages is \[\]"),
     (lambda e: e.chat([5, 6]), r"messages is \[5, 6\].*`complete` takes token ids"),
     (lambda e: e.chat([{"role": "user", "content": b"a"}]), "messages is"),
-    (lambda e: e.chat([{"role": "system", "content": "b"}], system="a"), "begin with a system message"),
+    (
+        lambda e: e.chat([{"role": "system", "content": "b"}], system="a"),
+        "begin with a system message",
+    ),
     (lambda e: e.chat("a", system=5), "system is 5, allowed is a text"),
     (lambda e: e.conversation(["a"]), r"system is \['a'\], allowed is a text"),
     (lambda e: e.conversation(messages="a"), "messages is 'a', allowed is a list of messages"),
@@ -315,26 +399,38 @@ CALLS: list[tuple[Callable[[Engine], Any], str]] = [
     (lambda e: e.complete("a", regex="\ud800"), "regex is"),
     (lambda e: e.complete("a", ignore_eos="no"), "ignore_eos is 'no', allowed is true or false"),
     (lambda e: e.complete("a", json_schema={1: 2}), "it has the key 1, allowed are texts"),
-    (lambda e: e.complete("a", json_schema={"properties": {"a": {"enum": [{None: 1}]}}}), "it has the key None"),
+    (
+        lambda e: e.complete("a", json_schema={"properties": {"a": {"enum": [{None: 1}]}}}),
+        "it has the key None",
+    ),
     (lambda e: e.complete("a", temperature=10**400), "temperature is 1000"),
     (lambda e: e.complete("a", seed=10**5000), "seed is a int, allowed is a whole number"),
     (lambda e: e.generate([5, 6]), "allowed is a tensor of ids"),
-    (lambda e: e.generate(torch.tensor([[5]]), streamer=5), "streamer is 5, allowed is one of transformers' streamers"),
+    (
+        lambda e: e.generate(torch.tensor([[5]]), streamer=5),
+        "streamer is 5, allowed is one of transformers' streamers",
+    ),
     (lambda e: e.generate(torch.tensor([[5]]), seed="x"), "seed is 'x'"),
     (lambda e: e.generate(torch.tensor([[5]]), tokenizer=5), "tokenizer is 5"),  # type: ignore[arg-type]
 ]
 
 
 @pytest.mark.parametrize(("call", "told"), CALLS, ids=[told for _, told in CALLS])
-def test_a_wrong_type_in_a_call_is_told_in_a_line(engine: Engine, call: Callable[[Engine], Any], told: str) -> None:
+def test_a_wrong_type_in_a_call_is_told_in_a_line(
+    engine: Engine, call: Callable[[Engine], Any], told: str
+) -> None:
     with pytest.raises(UserError, match=told) as found:
         call(engine)
     assert "\n" not in str(found.value)
     assert engine.complete("ab", max_new_tokens=2).tokens
 
 
-@pytest.mark.parametrize("kind", [list, tuple, np.array, torch.tensor, lambda ids: np.array(ids, np.uint8)])
-def test_a_requests_ids_may_come_in_any_row(engine: Engine, kind: Callable[[list[int]], Any]) -> None:
+@pytest.mark.parametrize(
+    "kind", [list, tuple, np.array, torch.tensor, lambda ids: np.array(ids, np.uint8)]
+)
+def test_a_requests_ids_may_come_in_any_row(
+    engine: Engine, kind: Callable[[list[int]], Any]
+) -> None:
     plain = Request([70, 71], 5, frozenset([1]), before=[3])
     given = Request(kind([70, 71]), 5, kind([1]), before=kind([3]))
     assert given == plain
@@ -399,7 +495,9 @@ def test_an_engine_can_be_used_again_after_ctrl_c(target: Target, name: str, met
 @pytest.mark.long
 @pytest.mark.parametrize("name", INTERRUPTED)
 @pytest.mark.parametrize("method", METHODS)
-def test_an_engine_can_be_used_again_after_ctrl_c_at_many_points(target: Target, name: str, method: str) -> None:
+def test_an_engine_can_be_used_again_after_ctrl_c_at_many_points(
+    target: Target, name: str, method: str
+) -> None:
     survives(target, METHODS[method], INTERRUPTED[name], 60)
 
 
@@ -407,7 +505,10 @@ def survives(target: Target, method: Method, call: Callable[[Engine], Any], poin
     """One engine, interrupted at so many points, writes the right texts after each."""
     drafter = method.example(target) if isinstance(method, TrainableMethod) else method.open(target)
     engine, fresh = Engine(target, drafter, VCT(2, 2)), Engine(target, drafter, VCT(2, 2))
-    greedy, sampled = (fresh.complete(TEXTS[0], **SMALL, **options).tokens for options in ({}, {"temperature": 1.0, "seed": 2}))
+    greedy, sampled = (
+        fresh.complete(TEXTS[0], **SMALL, **options).tokens
+        for options in ({}, {"temperature": 1.0, "seed": 2})
+    )
     longest = 0
     for i in range(points):
         counting = Interrupter()
@@ -423,7 +524,9 @@ def survives(target: Target, method: Method, call: Callable[[Engine], Any], poin
 
 def test_an_interrupted_turn_leaves_a_chat_as_it_was(target: Target) -> None:
     options = {"max_new_tokens": 6, "ignore_eos": True}
-    chat, other = (Engine(target, Suffix().open(target), VCT(2, 2)).conversation(**options) for _ in range(2))
+    chat, other = (
+        Engine(target, Suffix().open(target), VCT(2, 2)).conversation(**options) for _ in range(2)
+    )
     first = chat.say("ab").text
     assert other.say("ab").text == first
     counting = Interrupter()
@@ -433,18 +536,24 @@ def test_an_interrupted_turn_leaves_a_chat_as_it_was(target: Target) -> None:
     second = other.say("cd").text
     for i in range(8):
         with pytest.raises(KeyboardInterrupt):
-            Interrupter(1 + int(counting.lines / 2 * random.Random(i).random())).run(lambda: chat.say("cd"))
+            Interrupter(1 + int(counting.lines / 2 * random.Random(i).random())).run(
+                lambda: chat.say("cd")
+            )
         assert chat.messages == messages
     assert chat.say("cd").text == second
 
 
-def test_a_call_that_is_interrupted_among_the_caches_leaves_none(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_is_interrupted_among_the_caches_leaves_none(
+    engine: Engine, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def interrupted(*_: Any) -> None:
         raise KeyboardInterrupt
 
     expected = engine.complete("abcabcabc", **SMALL).tokens
     with monkeypatch.context() as patch:
-        patch.setattr(type(engine.drafter), "truncate", interrupted)  # the target's cache is cut by then, the drafter's is not
+        patch.setattr(
+            type(engine.drafter), "truncate", interrupted
+        )  # the target's cache is cut by then, the drafter's is not
         with pytest.raises(KeyboardInterrupt):
             engine.complete("ab", **SMALL)
     assert engine.held is None
@@ -464,36 +573,54 @@ def test_a_listener_may_interrupt(target: Target, engine: Engine) -> None:
 @pytest.mark.parametrize("how", [pickle.dumps, copy.copy, copy.deepcopy])
 def test_an_engine_is_neither_pickled_nor_copied(engine: Engine, how: Callable[[Any], Any]) -> None:
     for held in (engine, engine.conversation()):
-        with pytest.raises(UserError, match="an Engine cannot be pickled or copied: it holds a model"):
+        with pytest.raises(
+            UserError, match="an Engine cannot be pickled or copied: it holds a model"
+        ):
             how(held) if held is engine else pickle.dumps(held)
 
 
 # Nothing is passed over in silence
 
 
-OTHERWISE = {"loss": ("ce", "kl"), "arch": ("mlp", "prefix-mlp"), "variant": ("official", "paper"), "cross": (True, False)}
+OTHERWISE = {
+    "loss": ("ce", "kl"),
+    "arch": ("mlp", "prefix-mlp"),
+    "variant": ("official", "paper"),
+    "cross": (True, False),
+}
 """Two values of knobs that are no numbers; a checkpoint cannot have both."""
 
 
 @pytest.mark.parametrize("name", TRAINED)
 def test_a_knob_that_the_checkpoint_fixes_is_honoured_or_refused(name: str) -> None:
-    demo, said = Target.load("demo"), read_object(demo_folder(name) / "config.json", "a config")[ABOUT]
+    demo, said = (
+        Target.load("demo"),
+        read_object(demo_folder(name) / "config.json", "a config")[ABOUT],
+    )
     own = {f.name: said[f.name] for f in fields(part("drafter", name)) if f.name in said}
     assert own
     for knob, fixed in own.items():
-        wrong = next(v for v in OTHERWISE.get(knob, (0.5, 0.25) if isinstance(fixed, float) else (7, 8)) if v != fixed)
+        wrong = next(
+            v
+            for v in OTHERWISE.get(knob, (0.5, 0.25) if isinstance(fixed, float) else (7, 8))
+            if v != fixed
+        )
         with pytest.raises(UserError, match=rf"{knob}\b.*, allowed "):
             load(demo, f"{name}:{knob}={wrong}", "chain")
     same = ",".join(f"{k}={v}" for k, v in own.items() if v is not None)
     engines = [load(demo, spec, "chain") for spec in (f"{name}:{same}", name)]
-    assert len({e.drafter.described for e in engines}) == 1, "what the checkpoint says anyway may be said"
+    assert len({e.drafter.described for e in engines}) == 1, (
+        "what the checkpoint says anyway may be said"
+    )
 
 
 def test_a_default_that_was_asked_for_is_no_exception(target: Target, tmp_path: Path) -> None:
     EDD(hidden_layer=-3).example(target).save(tmp_path)  # type: ignore[attr-defined]
     assert build("drafter", f"edd:checkpoint={tmp_path}").open(target).knobs.hidden_layer == -3
     for asked in (-4, -2):
-        with pytest.raises(UserError, match=f"edd: hidden_layer is {asked}, allowed is -3: '.*' fixes it"):
+        with pytest.raises(
+            UserError, match=f"edd: hidden_layer is {asked}, allowed is -3: '.*' fixes it"
+        ):
             build("drafter", f"edd:checkpoint={tmp_path},hidden_layer={asked}").open(target)
     with pytest.raises(UserError, match="hidden_layer is -4"):
         load(target, f"edd:checkpoint={tmp_path},hidden_layer=-4+suffix", "chain")
@@ -501,22 +628,35 @@ def test_a_default_that_was_asked_for_is_no_exception(target: Target, tmp_path: 
 
 def test_a_published_checkpoint_fixes_what_its_weights_say(tmp_path: Path) -> None:
     demo = Target.load("demo")
-    for name, asked in (("medusa", "heads=3"), ("hydra", "heads=2"), ("eagle3", "draft_vocab=100"), ("eagle", "bias=False")):
+    for name, asked in (
+        ("medusa", "heads=3"),
+        ("hydra", "heads=2"),
+        ("eagle3", "draft_vocab=100"),
+        ("eagle", "bias=False"),
+    ):
         folder = tmp_path / name
         folder.mkdir()
         for file in demo_folder(name).iterdir():
             (folder / file.name).write_bytes(file.read_bytes())
-        config = {k: v for k, v in read_object(folder / "config.json", "a config").items() if k != ABOUT}
+        config = {
+            k: v for k, v in read_object(folder / "config.json", "a config").items() if k != ABOUT
+        }
         write_text(folder / "config.json", json.dumps(config))
         knob, _, value = asked.partition("=")
         build("drafter", f"{name}:checkpoint={folder}").open(demo)
-        with pytest.raises(UserError, match=rf"{name}: {knob} is {value}, allowed is \w+: '.*' fixes it"):
+        with pytest.raises(
+            UserError, match=rf"{name}: {knob} is {value}, allowed is \w+: '.*' fixes it"
+        ):
             build("drafter", f"{name}:checkpoint={folder},{asked}").open(demo)
 
 
 @pytest.mark.parametrize("option", ["--acceptor", "--policy", "--drafter"])
-def test_an_empty_spec_is_refused(draftree: Callable[..., tuple[int, str, str]], option: str) -> None:
-    status, out, err = draftree("generate", "x", "--drafter", "pld", "--policy", "chain", option, "")
+def test_an_empty_spec_is_refused(
+    draftree: Callable[..., tuple[int, str, str]], option: str
+) -> None:
+    status, out, err = draftree(
+        "generate", "x", "--drafter", "pld", "--policy", "chain", option, ""
+    )
     assert (status, out, err.count("\n")) == (2, "", 1)
     assert f"unknown {option[2:]} ''" in err
 
@@ -532,8 +672,21 @@ def test_the_command_says_what_drafts_where_nothing_is_named(
     assert (status, err) == (0, "")
 
 
-def test_doctor_promises_nothing_where_nothing_promises_it(draftree: Callable[..., tuple[int, str, str]]) -> None:
-    asked = ("doctor", "--lossless", "--drafter", "pld", "--policy", "chain", "--acceptor", "typical", "--limit", 2)
+def test_doctor_promises_nothing_where_nothing_promises_it(
+    draftree: Callable[..., tuple[int, str, str]],
+) -> None:
+    asked = (
+        "doctor",
+        "--lossless",
+        "--drafter",
+        "pld",
+        "--policy",
+        "chain",
+        "--acceptor",
+        "typical",
+        "--limit",
+        2,
+    )
     status, out, err = draftree(*asked, "--max-new-tokens", 4, "--trials", 100)
     assert (status, err) == (1, "")
     told = "NOT lossless: nothing that was asked for promises it; typical, chain, T = 1 is lossy by design"
@@ -629,12 +782,19 @@ def strange(engine: Engine, name: str, cases: int, seed: int = 0) -> None:
     rng = random.Random(f"{name} {seed}")
     served = 0
     for _ in range(cases):
-        wrong = {key: junk(rng) for key in rng.sample(sorted(good), min(len(good), rng.choice([1, 1, 2])))}
+        wrong = {
+            key: junk(rng)
+            for key in rng.sample(sorted(good), min(len(good), rng.choice([1, 1, 2])))
+        }
         if name == "load" and isinstance(wrong.get("target"), str | Path):
             continue  # it would be looked for under the hub's names
         if name == "generate" and wrong.get("inputs", good) is None:
             continue  # transformers asks the config for a first token, and says itself that there is none
-        if any(callable(part) for key in OWN & wrong.keys() for part in [wrong[key], *listed(wrong[key])]):
+        if any(
+            callable(part)
+            for key in OWN & wrong.keys()
+            for part in [wrong[key], *listed(wrong[key])]
+        ):
             continue  # what it raises when called is its own
         served += told_in_a_line(partial(get(engine), **{**good, **wrong}), f"{name}({wrong!r})")
     assert told_in_a_line(partial(get(engine), **good), f"{name}: what is right is served")
@@ -664,25 +824,39 @@ VALUES = [
 def options_of(command: str) -> list[str]:
     """The options of a command that take a value."""
     found: Any = typer.main.get_command(app)
-    told = [p.opts[-1] for p in found.commands[command].params if p.opts[-1].startswith("--") and not p.is_flag]
+    told = [
+        p.opts[-1]
+        for p in found.commands[command].params
+        if p.opts[-1].startswith("--") and not p.is_flag
+    ]
     return sorted(set(told) - {"--target"})
 
 
 def on_the_command_line(
-    draftree: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch, where: Path, cases: int, seed: int
+    draftree: Callable[..., tuple[int, str, str]],
+    monkeypatch: pytest.MonkeyPatch,
+    where: Path,
+    cases: int,
+    seed: int,
 ) -> None:
     """`generate` with one or two options that may be anything: status 0, or 2 and one line."""
     inputs.quiet()
     demo, real = Target.load("demo"), Target.load
-    quick = lambda name, *place, **how: real(name, *place, **how) if any((*place, *how.values())) else demo
+    quick = lambda name, *place, **how: (
+        real(name, *place, **how) if any((*place, *how.values())) else demo
+    )
     monkeypatch.setattr(Target, "load", quick)
     monkeypatch.chdir(where)
     options, rng, refused = options_of("generate"), random.Random(seed), 0
     assert len(options) > 25
     for _ in range(cases):
-        wrong = [f"{name}={rng.choice(VALUES)}" for name in rng.choices(options, k=rng.choice([1, 1, 2]))]
+        wrong = [
+            f"{name}={rng.choice(VALUES)}" for name in rng.choices(options, k=rng.choice([1, 1, 2]))
+        ]
         good = ["--drafter=pld", "--policy=chain", "--max-new-tokens=3", "--json"]
-        status, out, err = draftree("generate", rng.choice(["ab", "ab", *VALUES[-5:]]), *good, *wrong)
+        status, out, err = draftree(
+            "generate", rng.choice(["ab", "ab", *VALUES[-5:]]), *good, *wrong
+        )
         assert status in (0, 2), (wrong, err)
         assert err.count("\n") == (status == 2), (wrong, err[:600])
         assert len(err) < 800, (wrong, err)

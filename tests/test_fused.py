@@ -44,7 +44,9 @@ class Given(Drafter[tuple[int, ...]]):
 
     remembers = True
 
-    def __init__(self, proposals: dict[int, float], vocab: int | None = None, needs: Needs = Needs()) -> None:
+    def __init__(
+        self, proposals: dict[int, float], vocab: int | None = None, needs: Needs = Needs()
+    ) -> None:
         self.proposals, self.vocab, self._needs = proposals, vocab, needs
         self.given: list[Taps] = []
 
@@ -57,20 +59,31 @@ class Given(Drafter[tuple[int, ...]]):
         return f"given {self.proposals}"
 
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Any = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Any = None,
+        rows: Ints | None = None,
     ) -> tuple[int, ...]:
         self.given.append(taps)
         return (*(state or ()), *roots.tolist())
 
-    def expand(self, state: Any, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Any]:
+    def expand(
+        self, state: Any, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Any]:
         best = sorted(self.proposals.items(), key=lambda one: -one[1])[:k]
         tokens, q = np.array([t for t, _ in best], np.int64), np.array([p for _, p in best])
         whole = None
         if self.vocab is not None:
             whole = torch.full((len(frontier), self.vocab), 1e-9, dtype=torch.float64)
-            whole[:, list(self.proposals)] = torch.tensor(list(self.proposals.values()), dtype=torch.float64)
+            whole[:, list(self.proposals)] = torch.tensor(
+                list(self.proposals.values()), dtype=torch.float64
+            )
             whole = whole.log()
-        return Candidates(np.tile(tokens, (len(frontier), 1)), np.tile(np.log(q), (len(frontier), 1)), whole), state
+        return Candidates(
+            np.tile(tokens, (len(frontier), 1)), np.tile(np.log(q), (len(frontier), 1)), whole
+        ), state
 
     def commit(self, state: Any, tree: Tree, verdict: Verdict, taps: Taps) -> tuple[int, ...]:
         self.given.append(taps)
@@ -90,7 +103,10 @@ class Probing(Given):
 
     def probes(self, state: Any) -> Probes | None:
         return Probes(
-            np.array(state), np.zeros(len(state), np.int64), np.arange(len(state)), np.eye(len(state), dtype=np.bool_)
+            np.array(state),
+            np.zeros(len(state), np.int64),
+            np.arange(len(state)),
+            np.eye(len(state), dtype=np.bool_),
         )
 
 
@@ -100,16 +116,24 @@ def begun(drafter: FusedDrafter, rows: int = 1, state: Fusing | None = None) -> 
 
 def asked(drafter: FusedDrafter, state: Fusing, k: int = 4) -> tuple[Candidates, Fusing]:
     rows = len(state.trust)
-    return drafter.expand(state, Tree.planted(np.arange(rows), np.full(rows, 3)), np.arange(rows), k, Drawing())
+    return drafter.expand(
+        state, Tree.planted(np.arange(rows), np.full(rows, 3)), np.arange(rows), k, Drawing()
+    )
 
 
 def find(
-    tokens: list[list[int]], value: list[list[float]], guide: list[list[float]], part: int = 1, guided: bool = True
+    tokens: list[list[int]],
+    value: list[list[float]],
+    guide: list[list[float]],
+    part: int = 1,
+    guided: bool = True,
 ) -> Find:
     values = np.array(value)
     numbers = np.arange(len(tokens))
     place, x = np.where(values > 0, -np.inf, np.nan), np.zeros((*values.shape, 4))
-    return Find(part, guided, numbers, np.array(tokens), place, np.array(guide, np.float64), x, values)
+    return Find(
+        part, guided, numbers, np.array(tokens), place, np.array(guide, np.float64), x, values
+    )
 
 
 def logs(q: list[list[float]]) -> Floats:
@@ -128,7 +152,9 @@ def test_finds_have_their_value_and_the_guides_others_share_the_rest() -> None:
     assert np.exp(out.log_q) == pytest.approx(np.array([[0.6, 0.2, 0.5 * left, 0.1 * left]]))
     assert out.sources is not None
     assert out.sources.tolist() == [[2, 1, 0, 0]], "both, the second, the first"
-    assert merged(guide, [find([[2, 9]], [[0.6, 0.2]], [[0.3, 0.05]])], 2).tokens.tolist() == [[2, 9]]
+    assert merged(guide, [find([[2, 9]], [[0.6, 0.2]], [[0.3, 0.05]])], 2).tokens.tolist() == [
+        [2, 9]
+    ]
 
 
 def test_where_nothing_was_found_the_guide_is_left_bit_for_bit() -> None:
@@ -143,7 +169,10 @@ def test_where_nothing_was_found_the_guide_is_left_bit_for_bit() -> None:
 
 
 def test_of_several_finds_of_a_token_the_largest_value_counts() -> None:
-    first, second = find([[5, 6]], [[0.4, 0.1]], [[0.0, 0.0]], 0, False), find([[6, 5]], [[0.3, 0.2]], [[0.0, 0.0]], 1, False)
+    first, second = (
+        find([[5, 6]], [[0.4, 0.1]], [[0.0, 0.0]], 0, False),
+        find([[6, 5]], [[0.3, 0.2]], [[0.0, 0.0]], 1, False),
+    )
     out = merged(None, [first, second], 4)
     assert out.tokens.tolist() == [[5, 6]]
     assert np.exp(out.log_q) == pytest.approx(np.array([[0.4, 0.3]]))
@@ -153,10 +182,21 @@ def test_of_several_finds_of_a_token_the_largest_value_counts() -> None:
 
 
 def test_ties_go_to_the_earlier_part_and_rank() -> None:
-    out = merged(None, [find([[8, 3]], [[0.2, 0.2]], [[0, 0]], 0, False), find([[9, 1]], [[0.2, 0.2]], [[0, 0]], 1, False)], 4)
+    out = merged(
+        None,
+        [
+            find([[8, 3]], [[0.2, 0.2]], [[0, 0]], 0, False),
+            find([[9, 1]], [[0.2, 0.2]], [[0, 0]], 1, False),
+        ],
+        4,
+    )
     assert out.tokens.tolist() == [[8, 3, 9, 1]]
-    guide = Candidates(np.array([[9]]), logs([[0.25]]), source=1)  # the second part is the guide; it keeps half of 1/4
-    out = merged(guide, [find([[4]], [[0.5]], [[0.0]], 0), find([[6]], [[0.125 / 2]], [[0.0]], 2)], 3)
+    guide = Candidates(
+        np.array([[9]]), logs([[0.25]]), source=1
+    )  # the second part is the guide; it keeps half of 1/4
+    out = merged(
+        guide, [find([[4]], [[0.5]], [[0.0]], 0), find([[6]], [[0.125 / 2]], [[0.0]], 2)], 3
+    )
     assert out.tokens.tolist() == [[4, 9, 6]]
     assert out.sources is not None
     assert out.sources.tolist() == [[0, 1, 3]]
@@ -167,13 +207,17 @@ def test_finds_that_promise_too_much_leave_something() -> None:
     out = merged(guide, [find([[5, 6]], [[0.9, 0.6]], [[0.05, 0.05]])], 3)
     assert out.tokens.tolist() == [[5, 6, 4]]
     assert np.exp(out.log_q) == pytest.approx(np.array([[0.6, 0.4, 0.001]]) * [0.999, 0.999, 1])
-    assert np.exp(merged(None, [find([[5]], [[1.0]], [[0.0]], 0, False)], 3).log_q) == pytest.approx(0.999)
+    assert np.exp(
+        merged(None, [find([[5]], [[1.0]], [[0.0]], 0, False)], 3).log_q
+    ) == pytest.approx(0.999)
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 12))
 def test_siblings_are_distinct_and_sum_to_one_at_most(seed: int, k: int) -> None:
     rng = np.random.default_rng(seed)
-    q = torch.log_softmax(torch.from_numpy(rng.normal(size=(3, 9)) * rng.choice([0.1, 3, 30])).float(), -1)
+    q = torch.log_softmax(
+        torch.from_numpy(rng.normal(size=(3, 9)) * rng.choice([0.1, 3, 30])).float(), -1
+    )
     tokens = np.argsort(-q.numpy(), kind="stable")[:, :k]
     guide = Candidates(tokens, np.take_along_axis(q.double().numpy(), tokens, 1), q)
     finds = []
@@ -181,7 +225,12 @@ def test_siblings_are_distinct_and_sum_to_one_at_most(seed: int, k: int) -> None
         found = np.array([rng.permutation(9)[:4] for _ in range(3)])
         value = rng.random((3, 4)) * (rng.random((3, 4)) < 0.5)
         finds.append(
-            find(found.tolist(), value.tolist(), np.take_along_axis(q.double().exp().numpy(), found, 1).tolist(), part)
+            find(
+                found.tolist(),
+                value.tolist(),
+                np.take_along_axis(q.double().exp().numpy(), found, 1).tolist(),
+                part,
+            )
         )
     if not any((f.value > 0).any() for f in finds):
         return
@@ -207,8 +256,13 @@ def test_the_trained_part_alone_where_nothing_is_found() -> None:
     prompts = [np.array([4, 9, 2]), np.array([1, 7, 8, 1])]
     verified = target.prefill(target.new_cache(2, 8), prompts, fused.needs)
     roots = np.array([30, 7])  # 30 is new, 7 stood before 8
-    alone, state = medusa.start(prompts, roots, verified.taps), fused.start(prompts, roots, verified.taps)
-    learnt = replace(Trust(), recent=0.9, beside=Trust().beside.learn(np.ones((3, 4)), np.ones(3, np.bool_)))
+    alone, state = (
+        medusa.start(prompts, roots, verified.taps),
+        fused.start(prompts, roots, verified.taps),
+    )
+    learnt = replace(
+        Trust(), recent=0.9, beside=Trust().beside.learn(np.ones((3, 4)), np.ones(3, np.bool_))
+    )
     for row in ((Trust(),) * 2, (learnt,) * 2):  # whatever was learnt
         state = replace(state, trust=(row,) * 2)
         tree = Tree.planted(np.arange(2), roots)
@@ -232,7 +286,9 @@ def test_a_find_multiplies_the_guides_odds_at_first() -> None:
     odds = np.e * (0.25 / 0.75)  # weights 1, 0.5, 1: e · (0.5 / 0.5)^½ · the guide's
     value = odds / (1 + odds)
     assert out.tokens.tolist() == [[6, 4]]
-    assert np.exp(out.log_q) == pytest.approx(np.array([[value, 0.5 * (1 - value) / 0.75]]), rel=1e-6)
+    assert np.exp(out.log_q) == pytest.approx(
+        np.array([[value, 0.5 * (1 - value) / 0.75]]), rel=1e-6
+    )
 
 
 def test_without_a_guide_the_parts_q_is_the_estimate_at_first() -> None:
@@ -249,8 +305,15 @@ def test_the_tree_remembers_who_proposed_a_node() -> None:
     out, _ = asked(drafter, begun(drafter))
     roots = Tree.planted(np.arange(1), np.array([3]))
     tree = append(roots, np.arange(1), out)
-    assert dict(zip(tree.tokens.tolist(), tree.source.tolist(), strict=True)) == {3: -1, 4: 0, 6: 2, 7: 1}
-    alone = append(roots, np.arange(1), drafter.parts[0].expand((), roots, np.arange(1), 2, Drawing())[0])
+    assert dict(zip(tree.tokens.tolist(), tree.source.tolist(), strict=True)) == {
+        3: -1,
+        4: 0,
+        6: 2,
+        7: 1,
+    }
+    alone = append(
+        roots, np.arange(1), drafter.parts[0].expand((), roots, np.arange(1), 2, Drawing())[0]
+    )
     assert alone.source.tolist() == [-1, 0, 0]
 
 
@@ -258,7 +321,9 @@ def test_what_is_found_costs_no_pass_and_is_not_searched_for_twice() -> None:
     class Counted(Given):
         asked = 0
 
-        def expand(self, state: Any, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Any]:
+        def expand(
+            self, state: Any, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+        ) -> tuple[Candidates, Any]:
             self.asked += 1
             return super().expand(state, tree, frontier, k, drawing)
 
@@ -275,10 +340,18 @@ def test_what_is_found_costs_no_pass_and_is_not_searched_for_twice() -> None:
     assert (guide.asked, search.asked) == (0, 1)
     both, _ = drafter.expand(after, tree, np.array([0]), 4, drawing)
     alone, _ = drafter.expand(state, tree, np.array([0]), 4, drawing)
-    assert (both.tokens.tolist(), both.log_q.tolist()) == (alone.tokens.tolist(), alone.log_q.tolist())
+    assert (both.tokens.tolist(), both.log_q.tolist()) == (
+        alone.tokens.tolist(),
+        alone.log_q.tolist(),
+    )
     assert (guide.asked, search.asked) == (2, 2)
-    assert drafter.find(state, tree, np.array([0]), 4, Drawing(Draw.WITH_REPLACEMENT)) == (None, state)
-    assert FusedDrafter([search, search]).find(state, tree, np.array([0]), 4, drawing)[0] is None  # nothing costs a pass
+    assert drafter.find(state, tree, np.array([0]), 4, Drawing(Draw.WITH_REPLACEMENT)) == (
+        None,
+        state,
+    )
+    assert (
+        FusedDrafter([search, search]).find(state, tree, np.array([0]), 4, drawing)[0] is None
+    )  # nothing costs a pass
 
 
 def test_all_that_is_found_below_is_valued_and_learnt_from_as_by_layers() -> None:
@@ -286,7 +359,11 @@ def test_all_that_is_found_below_is_valued_and_learnt_from_as_by_layers() -> Non
     search = SuffixDrafter(Suffix())
     drafter = FusedDrafter([Given({7: 0.6}, vocab=9), search])
     begin = drafter.start([text], np.array([2]), TAPS)
-    first = append(Tree.planted(np.array([0]), np.array([2])), np.array([0]), Candidates(np.array([[3]]), np.zeros((1, 1))))
+    first = append(
+        Tree.planted(np.array([0]), np.array([2])),
+        np.array([0]),
+        Candidates(np.array([[3]]), np.zeros((1, 1))),
+    )
     found, once = drafter.below(begin, first, np.array([1]), 4, drawing, np.array([4]))
     assert found is not None
     assert not found.alone
@@ -307,7 +384,12 @@ def test_all_that_is_found_below_is_valued_and_learnt_from_as_by_layers() -> Non
     learnt = [drafter.commit(each, whole, verdict, TAPS).trust[0][1] for each in (once, state)]
     assert learnt[0].recent == learnt[1].recent != begin.trust[0][1].recent
     assert learnt[0].alone.weights == pytest.approx(learnt[1].alone.weights)
-    assert FusedDrafter([search, search]).below(begin, first, np.array([1]), 4, drawing, np.array([4]))[0] is None
+    assert (
+        FusedDrafter([search, search]).below(
+            begin, first, np.array([1]), 4, drawing, np.array([4])
+        )[0]
+        is None
+    )
     nothing = drafter.start([np.array([8])], np.array([2]), TAPS)
     none, _ = drafter.below(nothing, first, np.array([1]), 4, drawing, np.array([4]))
     assert none is not None
@@ -315,7 +397,9 @@ def test_all_that_is_found_below_is_valued_and_learnt_from_as_by_layers() -> Non
 
 
 def test_samples_are_one_parts_own() -> None:
-    drawing = Drawing(Draw.WITHOUT_REPLACEMENT, [Sampling(1.0)], Keyed(5, np.array([0]), np.array([2])))
+    drawing = Drawing(
+        Draw.WITHOUT_REPLACEMENT, [Sampling(1.0)], Keyed(5, np.array([0]), np.array([2]))
+    )
     table = TableDrafter(random_table(9, 2)[0])
     drafter = FusedDrafter([Given({6: 0.5}), table])
     tree, frontier = Tree.planted(np.arange(1), np.array([3])), np.arange(1)
@@ -337,7 +421,9 @@ def test_finds_after_kept_nodes_are_learnt_from_and_no_others() -> None:
     tree = append(Tree.planted(np.arange(1), np.array([3])), np.arange(1), out)
     _, state = drafter.expand(state, tree, np.array([1, 2]), 4, Drawing())
     node = int(np.flatnonzero(tree.tokens == 4)[0])
-    verdict = Verdict((np.array([node]),), np.array([6]))  # 4 is accepted, where 6 was found; then 6 is chosen, as found
+    verdict = Verdict(
+        (np.array([node]),), np.array([6])
+    )  # 4 is accepted, where 6 was found; then 6 is chosen, as found
     after = drafter.commit(state, tree, verdict, TAPS)
     x = state.finds[0].x[0]
     assert (state.finds[1].x == x).all(), "the same everywhere"
@@ -347,8 +433,12 @@ def test_finds_after_kept_nodes_are_learnt_from_and_no_others() -> None:
     assert (trust.beside.information == want.information).all()
     assert trust.recent == pytest.approx(0.5 * 0.8 * 0.8 + 0.2)
     assert trust.alone.weights.tolist() == list(_fused.ALONE)
-    assert after.trust[0][0].beside.weights.tolist() == list(_fused.BESIDE), "the guide is never judged"
-    assert before.trust[0][1].beside.weights.tolist() == list(_fused.BESIDE), "the earlier state is as it was"
+    assert after.trust[0][0].beside.weights.tolist() == list(_fused.BESIDE), (
+        "the guide is never judged"
+    )
+    assert before.trust[0][1].beside.weights.tolist() == list(_fused.BESIDE), (
+        "the earlier state is as it was"
+    )
     assert not after.finds
 
 
@@ -361,7 +451,9 @@ def test_a_node_that_was_verified_under_another_number_is_found_again() -> None:
     _, state = drafter.expand(state, tree, np.array([node]), 4, Drawing())
     cut = tree.select(np.isin(np.arange(len(tree)), [0, node]))
     after = drafter.commit(state, cut, Verdict((np.array([1]),), np.array([6])), TAPS)
-    assert after.trust[0][1].recent == pytest.approx(0.5 * 0.8 * 0.8 + 0.2), "wrong after the root, right after the node"
+    assert after.trust[0][1].recent == pytest.approx(0.5 * 0.8 * 0.8 + 0.2), (
+        "wrong after the root, right after the node"
+    )
 
 
 @pytest.mark.parametrize("right", [True, False])
@@ -379,7 +471,9 @@ def test_trust_follows_what_was_accepted(right: bool) -> None:
         assert asked(drafter, state, 1)[0].tokens.tolist() == [[6]]
     else:
         assert values[-1] < values[0]
-        assert np.exp(asked(drafter, state)[0].log_q[0, :2]) == pytest.approx([0.5, 0.3], rel=1e-3), "as the guide alone"
+        assert np.exp(asked(drafter, state)[0].log_q[0, :2]) == pytest.approx(
+            [0.5, 0.3], rel=1e-3
+        ), "as the guide alone"
 
 
 def test_what_was_learnt_is_carried_on_and_rows_are_put_together() -> None:
@@ -392,7 +486,8 @@ def test_what_was_learnt_is_carried_on_and_rows_are_put_together() -> None:
     assert carried.parts == ((3, 3, 3, -1), (3, 3, 3, -1))
     together = carried.trust[0][1].beside
     want = np.linalg.solve(
-        one.information + other.information, one.information @ one.weights + other.information @ other.weights
+        one.information + other.information,
+        one.information @ one.weights + other.information @ other.weights,
     )
     assert together.weights == pytest.approx(want)
     assert (other.weights < together.weights)[0]
@@ -422,7 +517,9 @@ def written(engine: Engine, requests: list[Request]) -> Trees:
         for e in events:
             nodes = NOTHING if e.tree is None else e.tree.of_row(e.row)
             if e.tree is not None and len(nodes) > 1:
-                trees[e.row].append([(int(e.tree.tokens[n]), round(float(e.tree.log_q[n]), 9)) for n in nodes])
+                trees[e.row].append(
+                    [(int(e.tree.tokens[n]), round(float(e.tree.log_q[n]), 9)) for n in nodes]
+                )
 
     return Trees(engine.write(requests, on_tokens=told).tokens, trees)
 
@@ -431,7 +528,11 @@ def written(engine: Engine, requests: list[Request]) -> Trees:
 def test_rows_are_drafted_for_as_if_alone(policy: Policy) -> None:
     q = torch.softmax(random_table(4, 1)[0].clamp(1e-3).log() * 0.5 + random_table(4, 7)[1], -1)
     drafter = FusedDrafter([TableDrafter(q), PLDDrafter(PLD()), PLDDrafter(PLD(ngram=1))])
-    requests = [Request([0, 1, 2, 0, 1], 30), Request([3, 3, 1], 20, number=1), Request([2] * 9, 25, number=2)]
+    requests = [
+        Request([0, 1, 2, 0, 1], 30),
+        Request([3, 3, 1], 20, number=1),
+        Request([2] * 9, 25, number=2),
+    ]
     together = written(Engine(TABLE, drafter, policy, costs=COSTS), requests)
     assert len(together.trees[0]) > 5
     for i, request in enumerate(requests):
@@ -446,13 +547,18 @@ def test_rows_are_drafted_for_as_if_alone(policy: Policy) -> None:
 
 def test_each_part_gets_the_taps_it_asked_for() -> None:
     target = tiny_target()
-    one, other = Given({4: 0.5}, 61, Needs(hidden=(-1, 2))), Given({4: 0.5}, 61, Needs(hidden=(2,), kv=(1,)))
+    one, other = (
+        Given({4: 0.5}, 61, Needs(hidden=(-1, 2))),
+        Given({4: 0.5}, 61, Needs(hidden=(2,), kv=(1,))),
+    )
     drafter = FusedDrafter([one, other])
     assert drafter.needs == Needs((-1, 2), (1,))
     prompts = [np.array([1, 2, 3])]
     taps = target.prefill(target.new_cache(1, 8), prompts, drafter.needs).taps
     state = drafter.start(prompts, np.array([4]), taps)
-    drafter.commit(state, Tree.planted(np.arange(1), np.array([4])), Verdict((NOTHING,), np.array([5])), taps)
+    drafter.commit(
+        state, Tree.planted(np.arange(1), np.array([4])), Verdict((NOTHING,), np.array([5])), taps
+    )
     assert [list(t.hidden) for t in one.given] == [[-1, 2]] * 2
     assert [list(t.hidden) for t in other.given] == [[2]] * 2
 
@@ -464,14 +570,22 @@ def test_probes_are_one_parts() -> None:
     assert probes.tokens.tolist() == [3]
     quiet = FusedDrafter([Given({4: 0.5}), Given({5: 0.5})])
     assert quiet.probes(begun(quiet)) is None
-    with pytest.raises(UserError, match=r"'given .*' and 'given .*' cannot be fused: each sends probe rows") as told:
+    with pytest.raises(
+        UserError, match=r"'given .*' and 'given .*' cannot be fused: each sends probe rows"
+    ) as told:
         FusedDrafter([Probing({4: 0.5}), Given({5: 0.5}), Probing({6: 0.5})])
     assert "\n" not in str(told.value)
 
 
 def test_described_tells_fusions_apart() -> None:
-    assert FusedDrafter([Given({4: 0.5}), Given({5: 0.5})]).described == "given {4: 0.5} + given {5: 0.5}"
-    opened = [build("drafter", spec).open(TABLE).described for spec in ("pld+pld:ngram=2", "pld:ngram=2+pld", "pld+pld")]
+    assert (
+        FusedDrafter([Given({4: 0.5}), Given({5: 0.5})]).described
+        == "given {4: 0.5} + given {5: 0.5}"
+    )
+    opened = [
+        build("drafter", spec).open(TABLE).described
+        for spec in ("pld+pld:ngram=2", "pld:ngram=2+pld", "pld+pld")
+    ]
     assert len(set(opened)) == 3
 
 
@@ -491,7 +605,12 @@ def test_copying_gains() -> None:
 def test_what_is_found_without_a_pass_is_counted() -> None:
     drafter = FusedDrafter((TableDrafter(torch.full((4, 4), 0.25)), PLDDrafter(PLD())))
     asked, layered = (
-        [w.finds for w in Engine(TABLE, drafter, policy, costs=COSTS).write([Request([0], 20)]).stats.work]
+        [
+            w.finds
+            for w in Engine(TABLE, drafter, policy, costs=COSTS)
+            .write([Request([0], 20)])
+            .stats.work
+        ]
         for policy in (Yield(), EAGLE2(nodes=6, depth=5, width=3))
     )
     assert all(asked[:-1]), "in the last step there is no room for a draft"
@@ -500,7 +619,14 @@ def test_what_is_found_without_a_pass_is_counted() -> None:
 
 # The conformance suite.
 
-FUSIONS = ("edd+pld", "medusa+pld", "edd+suffix", "lookahead+glide+medusa", "pld+pld:ngram=1", "edd+token_recycling")
+FUSIONS = (
+    "edd+pld",
+    "medusa+pld",
+    "edd+suffix",
+    "lookahead+glide+medusa",
+    "pld+pld:ngram=1",
+    "edd+token_recycling",
+)
 POLICIES = ("chain", "vct", "pct", "eagle2", "static", "c2t", "trie", "yield", "mcts")
 
 
@@ -515,7 +641,9 @@ def suite() -> Suite:
     return ready
 
 
-CASES = pairwise([[check for check in CHECKS if check != "joining-8"], FUSIONS, POLICIES, ("greedy", "match")])
+CASES = pairwise(
+    [[check for check in CHECKS if check != "joining-8"], FUSIONS, POLICIES, ("greedy", "match")]
+)
 """Of the two checks that differ by their number of rows alone, the one with few."""
 
 

@@ -1,7 +1,8 @@
 """Whatever a file holds, a program that reads it succeeds or ends with one line.
 
-Small files of every format are mutated by chance (`mutations.py`). What still opens is used, and its text must be the
-target's. `fuzz_files.py` does the same for thousands of mutations, under limits of time and memory.
+Small files of every format are mutated by chance (`mutations.py`). What still opens is used, and
+its text must be the target's. `fuzz_files.py` does the same for thousands of mutations, under
+limits of time and memory.
 """
 
 import json
@@ -50,7 +51,9 @@ def odd_spec(kind: str, rng: random.Random) -> str:
     for _ in range(rng.choice([0, 0, 0, 1, 5])):
         place = rng.randrange(1 + len(spec))
         spec = (
-            spec[:place] + rng.choice([":", ",", "=", "+", "\0", "a", "é", "a" * 9000, ""]) + spec[place + rng.randrange(2) :]
+            spec[:place]
+            + rng.choice([":", ",", "=", "+", "\0", "a", "é", "a" * 9000, ""])
+            + spec[place + rng.randrange(2) :]
         )
     return spec
 
@@ -83,7 +86,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Callable[..., Path]:
     return lambda name, number=0: made(name, number)
 
 
-@pytest.mark.parametrize(("name", "number"), [(name, i) for name, f in FORMATS.items() for i in range(len(f.originals))])
+@pytest.mark.parametrize(
+    ("name", "number"), [(name, i) for name, f in FORMATS.items() for i in range(len(f.originals))]
+)
 def test_an_original_is_used_and_a_mutation_is_used_or_refused(
     name: str, number: int, whole: Callable[..., Path], tmp_path: Path
 ) -> None:
@@ -131,20 +136,37 @@ def test_no_knob_makes_a_drafter_larger_than_memory(name: str) -> None:
 # What chance seldom finds.
 
 
-DRAFTERS = {"edd": "drafter", "vdm": "drafter", "eagle": "drafter", "eagle3": "drafter", "glide": "published drafter"}
+DRAFTERS = {
+    "edd": "drafter",
+    "vdm": "drafter",
+    "eagle": "drafter",
+    "eagle3": "drafter",
+    "glide": "published drafter",
+}
 """Methods, and the format in which their files are."""
 
 
 def original_of(method: str) -> tuple[str, int]:
     """Return the format and number of the original of a method's drafter; of any other format the first."""
     name = DRAFTERS.get(method, method)
-    return name, (TRAINABLE if name == "drafter" else PUBLISHED).index(method) if method in DRAFTERS else 0
+    return name, (TRAINABLE if name == "drafter" else PUBLISHED).index(
+        method
+    ) if method in DRAFTERS else 0
 
 
 @pytest.mark.parametrize("method", [*DRAFTERS, "target config"])
-def test_sizes_are_bounded_by_the_weights(method: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+def test_sizes_are_bounded_by_the_weights(
+    method: str, whole: Callable[..., Path], tmp_path: Path
+) -> None:
     name, number = original_of(method)
-    for key in ("hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "vocab_size", "head_dim"):
+    for key in (
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "vocab_size",
+        "head_dim",
+    ):
         folder = tmp_path / key
         shutil.copytree(whole(name, number), folder)
         config = json.loads((folder / "config.json").read_text())
@@ -155,7 +177,9 @@ def test_sizes_are_bounded_by_the_weights(method: str, whole: Callable[..., Path
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "glide"])
-def test_nothing_is_allocated_before_shapes_are_compared(method: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+def test_nothing_is_allocated_before_shapes_are_compared(
+    method: str, whole: Callable[..., Path], tmp_path: Path
+) -> None:
     shutil.copytree(whole(*original_of(method)), tmp_path / "x")
     change(tmp_path / "x", intermediate_size=10**14)  # more than any machine has
     assert "mis-shaped tensors" in (use_format("drafter", tmp_path / "x") or "")
@@ -164,18 +188,33 @@ def test_nothing_is_allocated_before_shapes_are_compared(method: str, whole: Cal
 @pytest.mark.parametrize(
     ("change_", "line"),
     [
-        ({"intermediate_size": 48000}, "intermediate_size 48000 makes model.layers.0.mlp.gate_proj.weight [48000, 32]"),
-        ({"intermediate_size": 47}, "intermediate_size 47 makes model.layers.0.mlp.gate_proj.weight [47, 32]"),
-        ({"num_key_value_heads": 4}, "its sizes make model.layers.0.self_attn.k_proj.weight [32, 32]"),
+        (
+            {"intermediate_size": 48000},
+            "intermediate_size 48000 makes model.layers.0.mlp.gate_proj.weight [48000, 32]",
+        ),
+        (
+            {"intermediate_size": 47},
+            "intermediate_size 47 makes model.layers.0.mlp.gate_proj.weight [47, 32]",
+        ),
+        (
+            {"num_key_value_heads": 4},
+            "its sizes make model.layers.0.self_attn.k_proj.weight [32, 32]",
+        ),
     ],
     ids=["too large", "too small", "no entry has the size"],
 )
 def test_a_targets_sizes_are_compared_before_it_is_loaded(
-    change_: dict[str, int], line: str, whole: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    change_: dict[str, int],
+    line: str,
+    whole: Callable[..., Path],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     shutil.copytree(whole("target config"), tmp_path / "x")
     change(tmp_path / "x", **change_)
-    monkeypatch.setattr(PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("it is loaded"))
+    monkeypatch.setattr(
+        PreTrainedModel, "from_pretrained", lambda *_, **__: pytest.fail("it is loaded")
+    )
     said = use_format("target config", tmp_path / "x") or ""
     assert line in said
     assert "'model.safetensors' has [" in said
@@ -192,21 +231,32 @@ def test_experts_that_are_merged_as_they_are_read_are_bounded(tmp_path: Path) ->
 
 
 def test_the_sizes_of_shards_are_compared(whole: Callable[..., Path], tmp_path: Path) -> None:
-    AutoModelForCausalLM.from_pretrained(whole("target config")).save_pretrained(tmp_path, max_shard_size="20KB")
+    AutoModelForCausalLM.from_pretrained(whole("target config")).save_pretrained(
+        tmp_path, max_shard_size="20KB"
+    )
     shards, config = sorted(tmp_path.glob("*.safetensors")), AutoConfig.from_pretrained(tmp_path)
     assert len(shards) > 1
     check_shapes(config, tmp_path)
     config.intermediate_size = 48000
-    with pytest.raises(UserError, match=r"intermediate_size 48000 makes .*, 'model-0000\d-of-.*safetensors' has \[48, 32\]"):
+    with pytest.raises(
+        UserError,
+        match=r"intermediate_size 48000 makes .*, 'model-0000\d-of-.*safetensors' has \[48, 32\]",
+    ):
         check_shapes(config, tmp_path)
 
 
 @pytest.mark.parametrize(
     ("change_", "line"),
     [
-        ({"r": 800000}, "r is 800000, 'adapter_model.safetensors' has base_model.model.model.layers.0"),
+        (
+            {"r": 800000},
+            "r is 800000, 'adapter_model.safetensors' has base_model.model.model.layers.0",
+        ),
         ({"r": 1}, "r is 1, 'adapter_model.safetensors' has base_model.model.model.layers.0"),
-        ({"rank_pattern": {"q_proj": 800000}}, "rank_pattern['q_proj'] is 800000, 'adapter_model.safetensors' has"),
+        (
+            {"rank_pattern": {"q_proj": 800000}},
+            "rank_pattern['q_proj'] is 800000, 'adapter_model.safetensors' has",
+        ),
         ({"r": 7, "rank_pattern": {"q_proj": 2}, "alpha_pattern": {"q_proj": 8}}, None),
     ],
     ids=["too large", "too small", "pattern", "pattern for all"],
@@ -225,26 +275,38 @@ def test_an_adapters_ranks_are_compared_before_it_is_loaded(
     if line is None:
         assert use_format("adapter", tmp_path / "x") is None
         return
-    monkeypatch.setattr(peft.PeftModel, "from_pretrained", lambda *_, **__: pytest.fail("it is loaded"))
+    monkeypatch.setattr(
+        peft.PeftModel, "from_pretrained", lambda *_, **__: pytest.fail("it is loaded")
+    )
     assert line in (use_format("adapter", tmp_path / "x") or "")
 
 
 @pytest.mark.parametrize("method", ["dflash", "dspark"])
-def test_a_block_is_no_larger_than_a_tree(method: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_block_is_no_larger_than_a_tree(
+    method: str, whole: Callable[..., Path], tmp_path: Path
+) -> None:
     shutil.copytree(whole("published drafter", PUBLISHED.index(method)), tmp_path / "x")
     change(tmp_path / "x", block_size=10**6)  # its masks would take 8 TB
-    assert "block_size is 1000000, allowed is at most" in (use_format("published drafter", tmp_path / "x") or "")
+    assert "block_size is 1000000, allowed is at most" in (
+        use_format("published drafter", tmp_path / "x") or ""
+    )
 
 
 @pytest.mark.parametrize("dtype", [">i4", ">i8"])
-def test_a_datastore_of_another_byte_order_is_refused(dtype: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_datastore_of_another_byte_order_is_refused(
+    dtype: str, whole: Callable[..., Path], tmp_path: Path
+) -> None:
     shutil.copytree(whole("data store of REST"), tmp_path / "x")
     np.save(tmp_path / "x" / "tokens.npy", np.load(tmp_path / "x" / "tokens.npy").astype(dtype))
-    assert "allowed is a row of this machine's whole numbers" in (use_format("data store of REST", tmp_path / "x") or "")
+    assert "allowed is a row of this machine's whole numbers" in (
+        use_format("data store of REST", tmp_path / "x") or ""
+    )
 
 
 @pytest.mark.parametrize("seed", [501, 922, 1045, 1343, 1375])
-def test_a_gguf_header_that_was_too_much_is_refused(seed: int, whole: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_gguf_header_that_was_too_much_is_refused(
+    seed: int, whole: Callable[..., Path], tmp_path: Path
+) -> None:
     """Mutations that took all memory, or minutes."""
     pytest.importorskip("gguf")
     shutil.copytree(whole("GGUF"), tmp_path / "x")
@@ -276,16 +338,22 @@ def test_a_row_without_a_policy_is_refused(whole: Callable[..., Path], tmp_path:
     result = json.loads((tmp_path / "x" / "result.json").read_text())
     del result["rows"][1]["policy"]
     (tmp_path / "x" / "result.json").write_text(json.dumps(result))
-    assert "the entries do not fit together: no 'policy'" in (use_format("result", tmp_path / "x") or "")
+    assert "the entries do not fit together: no 'policy'" in (
+        use_format("result", tmp_path / "x") or ""
+    )
 
 
 CACHED = ("learnt costs", "findings of a machine", "training state", "recordings", "journal")
 """Formats of which a broken file is written anew."""
 
 
-@pytest.mark.parametrize("text", [DEEP, '{"a":' * 10000 + "1" + "}" * 10000], ids=["lists", "objects"])
+@pytest.mark.parametrize(
+    "text", [DEEP, '{"a":' * 10000 + "1" + "}" * 10000], ids=["lists", "objects"]
+)
 @pytest.mark.parametrize("name", [n for n in FORMATS if n not in CACHED])
-def test_json_nested_ten_thousand_deep_is_refused(name: str, text: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+def test_json_nested_ten_thousand_deep_is_refused(
+    name: str, text: str, whole: Callable[..., Path], tmp_path: Path
+) -> None:
     for file in whole(name).glob("*.json*"):
         folder = tmp_path / file.name
         shutil.copytree(whole(name), folder)
@@ -294,15 +362,25 @@ def test_json_nested_ten_thousand_deep_is_refused(name: str, text: str, whole: C
             assert "nested too deep" in (use_format(name, folder) or ""), file.name
 
 
-TEMPLATES = ["{{ 1 / 0 }}", "{{ messages[9].x.y }}", "{% for i in range(10 ** 12) %}{% endfor %}", "{{ x(", 3]
+TEMPLATES = [
+    "{{ 1 / 0 }}",
+    "{{ messages[9].x.y }}",
+    "{% for i in range(10 ** 12) %}{% endfor %}",
+    "{{ x(",
+    3,
+]
 
 
 @pytest.mark.parametrize("template", TEMPLATES)
-def test_a_template_may_raise_anything(template: Any, whole: Callable[..., Path], tmp_path: Path) -> None:
+def test_a_template_may_raise_anything(
+    template: Any, whole: Callable[..., Path], tmp_path: Path
+) -> None:
     shutil.copytree(whole("target config"), tmp_path / "t")
     (tmp_path / "t" / "chat_template.jinja").unlink()
     config = json.loads((tmp_path / "t" / "tokenizer_config.json").read_text())
-    (tmp_path / "t" / "tokenizer_config.json").write_text(json.dumps(config | {"chat_template": template}))
+    (tmp_path / "t" / "tokenizer_config.json").write_text(
+        json.dumps(config | {"chat_template": template})
+    )
     assert refusal(written, tmp_path / "t") is not None
 
 
@@ -335,10 +413,21 @@ def change(folder: Path, **values: Any) -> list[str]:
 
 
 @pytest.mark.parametrize("case", LINES)
-def test_the_command_line_tells_it_in_one_line(draftree, case: str, whole: Callable[..., Path], tmp_path: Path) -> None:
+def test_the_command_line_tells_it_in_one_line(
+    draftree, case: str, whole: Callable[..., Path], tmp_path: Path
+) -> None:
     shutil.copytree(whole("target config"), tmp_path / "t")
     options = LINES[case](tmp_path / "t")
-    usual = ("--target", tmp_path / "t", "--drafter", "pld", "--policy", "chain", "--max-new-tokens", "2")
+    usual = (
+        "--target",
+        tmp_path / "t",
+        "--drafter",
+        "pld",
+        "--policy",
+        "chain",
+        "--max-new-tokens",
+        "2",
+    )
     status, out, err = draftree("generate", "x", *usual, *options)
     assert (status, out, err.count("\n")) == (2, "", 1), err
     assert len(err) < 2 * LONGEST
@@ -376,7 +465,9 @@ def child(code: str) -> subprocess.Popen[bytes]:
     ],
     ids=["waits", "computes", "waits for ever"],
 )
-def test_a_process_is_ended_by_its_processor_time(code: str, limits: dict[str, float], by_itself: bool, tmp_path: Path) -> None:
+def test_a_process_is_ended_by_its_processor_time(
+    code: str, limits: dict[str, float], by_itself: bool, tmp_path: Path
+) -> None:
     (tmp_path / "x").touch()
     process = child(code)
     assert ended(process, tmp_path / "x", **limits) is by_itself

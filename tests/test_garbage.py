@@ -48,7 +48,9 @@ with seldom():
 old = set(map(id, gc.get_objects(2)))
 print(sum(id(m) in old for m in made), sum(again) - sum(searched), gc.get_freeze_count())
 """
-    found = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
+    found = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert found[2] == "0"
     return int(found[0]), int(found[1])
 
@@ -72,6 +74,8 @@ def test_what_somebody_froze_stays_frozen() -> None:
 
 def test_loading_searches_a_few_times() -> None:
     told = "import gc, draftree; draftree.load; print(sum(s['collections'] for s in gc.get_stats()), gc.get_threshold()[0])"
-    found = subprocess.run([sys.executable, "-c", told], capture_output=True, text=True, check=True).stdout.split()
+    found = subprocess.run(
+        [sys.executable, "-c", told], capture_output=True, text=True, check=True
+    ).stdout.split()
     assert int(found[0]) < 100
     assert int(found[1]) == gc.get_threshold()[0]

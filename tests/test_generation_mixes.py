@@ -10,7 +10,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, PreTrainedModel, SuppressTokensLogitsProcessor, WatermarkingConfig
+from transformers import (
+    LogitsProcessor,
+    PreTrainedModel,
+    SuppressTokensLogitsProcessor,
+    WatermarkingConfig,
+)
 
 from architectures import VOCAB, fresh
 from draftree import UserError
@@ -20,12 +25,39 @@ from draftree.models.decoder import Decoder
 from draftree.models.target import Target
 from draftree.registry import build
 from draftree.testing.fakes import Sometimes
-from generating import PAD, Counting, Divisible, Forbidding, Forcing, Options, Rowwise, Shifting, plans
+from generating import (
+    PAD,
+    Counting,
+    Divisible,
+    Forbidding,
+    Forcing,
+    Options,
+    Rowwise,
+    Shifting,
+    plans,
+)
 
-POLICIES = ("eagle2:nodes=12,depth=4,width=3", "chain", "vct:width=2,depth=3", "pct:max_depth=4,ratio=0.1", "cape")
+POLICIES = (
+    "eagle2:nodes=12,depth=4,width=3",
+    "chain",
+    "vct:width=2,depth=3",
+    "pct:max_depth=4,ratio=0.1",
+    "cape",
+)
 NOISE = 1e-5
-"""How far scores of the same text may be apart: a pass over a tree rounds otherwise than one over a token."""
-NAMED = ("Forbidding", "Forcing", "Suppress", "Prefix", "NoBadWords", "Shifting", "NoRepeat", "Exponential", "Temperature")
+"""How far scores of the same text may be apart: a pass over a tree rounds otherwise than one over a
+token."""
+NAMED = (
+    "Forbidding",
+    "Forcing",
+    "Suppress",
+    "Prefix",
+    "NoBadWords",
+    "Shifting",
+    "NoRepeat",
+    "Exponential",
+    "Temperature",
+)
 """What may leave nothing to choose, or an infinity."""
 KINDS = ("llama", "qwen3", "mistral-sliding")
 
@@ -51,7 +83,9 @@ CHOICES: dict[str, Callable[[random.Random, int], Options]] = {
     "repetition": lambda rng, n: {"repetition_penalty": rng.choice([0.3, 1.2, 1.9])},
     "ngrams": lambda rng, n: {"no_repeat_ngram_size": rng.choice([1, 2, 3])},
     "bad words": lambda rng, n: {"bad_words_ids": [some(rng, k) for k in (1, 1, 2, 3)]},
-    "bias": lambda rng, n: {"sequence_bias": [[some(rng, 1), -6.0], [some(rng, 1), 4.0], [some(rng, 2), 7.0]]},
+    "bias": lambda rng, n: {
+        "sequence_bias": [[some(rng, 1), -6.0], [some(rng, 1), 4.0], [some(rng, 2), 7.0]]
+    },
     "suppress": lambda rng, n: {"suppress_tokens": some(rng, 30)},
     "begin": lambda rng, n: {"begin_suppress_tokens": some(rng, 50)},
     "forced": lambda rng, n: {"forced_eos_token_id": 33},
@@ -62,13 +96,28 @@ CHOICES: dict[str, Callable[[random.Random, int], Options]] = {
     "decay": lambda rng, n: {"exponential_decay_length_penalty": (rng.randrange(5), 1.3)},
     "renormalize": lambda rng, n: {"renormalize_logits": True},
     "invalid": lambda rng, n: {"remove_invalid_values": True},
-    "encoder": lambda rng, n: {"encoder_repetition_penalty": rng.choice([0.5, 4.0]), "encoder_no_repeat_ngram_size": 2},
+    "encoder": lambda rng, n: {
+        "encoder_repetition_penalty": rng.choice([0.5, 4.0]),
+        "encoder_no_repeat_ngram_size": 2,
+    },
     "watermark": lambda rng, n: {"watermarking_config": WatermarkingConfig(bias=4.0)},
     "prefix": lambda rng, n: {
-        "prefix_allowed_tokens_fn": lambda row, ids: [(int(ids.sum()) * 5 + i) % VOCAB for i in range(9)]
+        "prefix_allowed_tokens_fn": lambda row, ids: [
+            (int(ids.sum()) * 5 + i) % VOCAB for i in range(9)
+        ]
     },
-    "sampled": lambda rng, n: {"do_sample": True, "top_k": 1, "temperature": rng.choice([0.6, 1.4])},
-    "cut": lambda rng, n: {"do_sample": True, "top_k": 1, "eta_cutoff": 0.01, "min_p": 0.1, "typical_p": 0.9},
+    "sampled": lambda rng, n: {
+        "do_sample": True,
+        "top_k": 1,
+        "temperature": rng.choice([0.6, 1.4]),
+    },
+    "cut": lambda rng, n: {
+        "do_sample": True,
+        "top_k": 1,
+        "eta_cutoff": 0.01,
+        "min_p": 0.1,
+        "typical_p": 0.9,
+    },
     "several": lambda rng, n: {"do_sample": True, "top_k": 1, "num_return_sequences": 2},
     "criterion": lambda rng, n: {"stopping_criteria": [Divisible(rng.randrange(7, 15))]},
     "call": lambda rng, n: {"stopping_criteria": [Counting(rng.randrange(4, 9))]},
@@ -124,10 +173,22 @@ def mix(seed: int) -> Mix:
             told |= CHOICES[name](drawn, n)
         if own:
             told["logits_processor"] = [OWN[i](n) for i in own]
-        return {"max_new_tokens": 12, "return_dict_in_generate": True, "output_scores": True, "output_logits": True, **told}
+        return {
+            "max_new_tokens": 12,
+            "return_dict_in_generate": True,
+            "output_scores": True,
+            "output_logits": True,
+            **told,
+        }
 
     what = (*names, *(type(OWN[i](n)).__name__ for i in own), *(["holes"] if holes else []))
-    return Mix(rng.choice(KINDS), {"input_ids": ids, "attention_mask": mask}, options, what, rng.choice(POLICIES))
+    return Mix(
+        rng.choice(KINDS),
+        {"input_ids": ids, "attention_mask": mask},
+        options,
+        what,
+        rng.choice(POLICIES),
+    )
 
 
 @cache
@@ -146,7 +207,9 @@ def tried(call: Callable[[], Any]) -> Any:
 def engine(m: Mix, theirs: Any) -> Engine:
     """An engine whose drafter knows what transformers has written."""
     known = [[3]] * 6 if isinstance(theirs, Exception) else plans(m.prompted, theirs.sequences)
-    return Engine(Target(Decoder(model(m.kind))), Sometimes(known, VOCAB), build("policy", m.policy))
+    return Engine(
+        Target(Decoder(model(m.kind))), Sometimes(known, VOCAB), build("policy", m.policy)
+    )
 
 
 def compared(seed: int) -> str:
@@ -162,7 +225,9 @@ def compared(seed: int) -> str:
         return "raised by both"
     assert torch.equal(ours.sequences, theirs.sequences), where
     for name in ("scores", "logits"):
-        for t, (mine, other) in enumerate(zip(getattr(ours, name), getattr(theirs, name), strict=True)):
+        for t, (mine, other) in enumerate(
+            zip(getattr(ours, name), getattr(theirs, name), strict=True)
+        ):
             assert mine.dtype == other.dtype
             there = mine.any(dim=1)  # of rows that have ended all are 0
             assert there.all() or t, where
@@ -182,7 +247,9 @@ def refused(m: Mix, theirs: Any, told: str, where: str) -> str:
     assert "processor" in told, f"{where}: {told}"
     assert any(name in told for name in NAMED), f"{where}: {told}"
     if not isinstance(theirs, Exception):
-        assert any(not torch.isfinite(s.max(-1).values).all() for s in theirs.scores), f"{where}: {told}"
+        assert any(not torch.isfinite(s.max(-1).values).all() for s in theirs.scores), (
+            f"{where}: {told}"
+        )
     return "refused: nothing left"
 
 

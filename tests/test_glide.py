@@ -66,7 +66,9 @@ def tokens_of(rows: int, count: int, seed: int = 0) -> Ints:
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize(("rows", "block", "phase"), BLOCKS)
-def test_the_training_forward_is_the_decoding_forward(name: str, rows: int, layers: int, block: int, phase: int) -> None:
+def test_the_training_forward_is_the_decoding_forward(
+    name: str, rows: int, layers: int, block: int, phase: int
+) -> None:
     """The prompt is the first block, which with two layers has to be read in the blocks of the forward."""
     t = target(name)
     drafter = drafter_of(t, layers=layers, block=block)
@@ -76,43 +78,57 @@ def test_the_training_forward_is_the_decoding_forward(name: str, rows: int, laye
 
 @settings(max_examples=15)
 @given(
-    knobs=st.fixed_dictionaries({"layers": st.sampled_from([1, 2, 3]), "hidden": st.sampled_from([0, 16, 48])}),
+    knobs=st.fixed_dictionaries(
+        {"layers": st.sampled_from([1, 2, 3]), "hidden": st.sampled_from([0, 16, 48])}
+    ),
     rows=st.sampled_from([1, 3]),
     count=st.integers(9, 20),
-    cut=st.integers(1, 8).flatmap(lambda block: st.tuples(st.just(block), st.integers(0, block - 1))),
+    cut=st.integers(1, 8).flatmap(
+        lambda block: st.tuples(st.just(block), st.integers(0, block - 1))
+    ),
     seed=st.integers(0, 2**32 - 1),
 )
 def test_and_so_for_random_blocks_and_sizes(
     knobs: dict[str, int], rows: int, count: int, cut: tuple[int, int], seed: int
 ) -> None:
     t = target("llama")
-    trained, steps = forwards.both(t, drafter_of(t, block=cut[0], **knobs), tokens_of(rows, count, seed), *cut)
+    trained, steps = forwards.both(
+        t, drafter_of(t, block=cut[0], **knobs), tokens_of(rows, count, seed), *cut
+    )
     assert worst(steps, trained) < NOISE
 
 
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("off", [-1, 1])
-def test_the_comparison_sees_a_mask_off_by_one(layers: int, off: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_sees_a_mask_off_by_one(
+    layers: int, off: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """The root's own key is leaked, or the last committed one is hidden."""
 
     def shifted(tokens: int, block: int, phase: int) -> Tensor:
         return torch.arange(tokens)[None, :] < block_starts(tokens, block, phase)[:, None] + off
 
     monkeypatch.setattr(glide, "earlier_blocks", shifted)
-    trained, steps = forwards.both(target("llama"), drafter_of(target("llama"), layers=layers), tokens_of(1, 17), 5, 1)
+    trained, steps = forwards.both(
+        target("llama"), drafter_of(target("llama"), layers=layers), tokens_of(1, 17), 5, 1
+    )
     assert worst(steps, trained) > 1e-3
 
 
 @settings(max_examples=60)
 @given(
     tokens=st.integers(1, 24),
-    cut=st.integers(1, 9).flatmap(lambda block: st.tuples(st.just(block), st.integers(0, block - 1))),
+    cut=st.integers(1, 9).flatmap(
+        lambda block: st.tuples(st.just(block), st.integers(0, block - 1))
+    ),
 )
 def test_the_block_mask_is_its_rule(tokens: int, cut: tuple[int, int]) -> None:
     """Mask_Block: j sees k where block(j) > block(k)."""
     block, phase = cut
     number = (np.arange(tokens) + phase) // block
-    assert np.array_equal(earlier_blocks(tokens, block, phase).numpy(), number[:, None] > number[None, :])
+    assert np.array_equal(
+        earlier_blocks(tokens, block, phase).numpy(), number[:, None] > number[None, :]
+    )
 
 
 # What each token sees while decoding, against a forward over its whole text.
@@ -125,31 +141,44 @@ def after(t: Target, drafter: GLIDEDrafter, text: Ints, limits: Sequence[int]) -
     visible = torch.arange(len(text))[None, :] < torch.tensor(limits)[:, None]
     with torch.no_grad():
         glimpse = Glimpse([kv[layer] for layer in drafter.needs.kv], visible[None, None])
-        logits = drafter.model(ids, position_ids=torch.arange(len(text))[None], glimpse=glimpse).logits
+        logits = drafter.model(
+            ids, position_ids=torch.arange(len(text))[None], glimpse=glimpse
+        ).logits
     return torch.log_softmax(logits[0, -1], dim=-1)
 
 
 def reading(drafter: GLIDEDrafter, length: int) -> list[int]:
     """What the tokens of a prompt see."""
     block = drafter.knobs.block
-    return [length] * length if drafter.knobs.variant == "official" else [i // block * block for i in range(length)]
+    return (
+        [length] * length
+        if drafter.knobs.variant == "official"
+        else [i // block * block for i in range(length)]
+    )
 
 
 def walk(t: Target, drafter: GLIDEDrafter, lengths: Sequence[int], steps: int, seed: int) -> float:
     """How far decoding is from a forward over whole texts, in steps over random forests of which only a part is expanded.
 
-    So accepted paths end in nodes that were never fed. Every third step drafts for the first row alone.
+    So accepted paths end in nodes that were never fed. Every third step drafts for the first row
+    alone.
     """
     rng = np.random.default_rng(seed)
     committed, rows = texts(lengths, rng), len(lengths)
     limits = [reading(drafter, n) for n in lengths]
     cache, far = t.new_cache(rows, 8), 0.0
-    state = drafter.start(committed, np.zeros(rows, np.int64), t.prefill(cache, committed, drafter.needs).taps)
+    state = drafter.start(
+        committed, np.zeros(rows, np.int64), t.prefill(cache, committed, drafter.needs).taps
+    )
     for step in range(steps):
         tree = random_forest(rows, 6 * rows, rng)
         fed = np.zeros(len(tree), np.bool_)
         for depth in range(int(tree.depth.max())):
-            ready = (tree.depth == depth) & (fed[tree.parents] | (depth == 0)) & (rng.random(len(tree)) < 0.8)
+            ready = (
+                (tree.depth == depth)
+                & (fed[tree.parents] | (depth == 0))
+                & (rng.random(len(tree)) < 0.8)
+            )
             frontier = np.flatnonzero(ready & ((tree.row == 0) | (step % 3 < 2)))
             if not frontier.size:
                 break
@@ -174,8 +203,15 @@ def walk(t: Target, drafter: GLIDEDrafter, lengths: Sequence[int], steps: int, s
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("lengths", [[7], [1, 9, 4]])
 @pytest.mark.parametrize("name", ["llama", "gpt_neox"])
-def test_every_token_keeps_the_view_it_was_drafted_with(name: str, layers: int, lengths: list[int]) -> None:
-    assert walk(target(name), drafter_of(target(name), layers=layers, block=3), lengths, 5, seed=layers) < NOISE
+def test_every_token_keeps_the_view_it_was_drafted_with(
+    name: str, layers: int, lengths: list[int]
+) -> None:
+    assert (
+        walk(
+            target(name), drafter_of(target(name), layers=layers, block=3), lengths, 5, seed=layers
+        )
+        < NOISE
+    )
 
 
 @pytest.mark.parametrize("lengths", [[7], [1, 9, 4]])
@@ -185,10 +221,16 @@ def test_official_reads_committed_tokens_again_with_all_the_target_has(lengths: 
     assert walk(target("llama"), drafter, lengths, 5, seed=3) < NOISE
 
 
-def test_the_comparison_sees_a_waiting_token_that_sees_too_much(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_sees_a_waiting_token_that_sees_too_much(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """As if an accepted node that was not fed in its step belonged to the next one."""
-    monkeypatch.setattr(glide.Glimpsing, "seen", lambda s, at: np.broadcast_to(s.roots[:, None], at.shape).copy())
-    assert walk(target("llama"), drafter_of(target("llama"), layers=2, block=3), [7], 5, seed=2) > 1e-3
+    monkeypatch.setattr(
+        glide.Glimpsing, "seen", lambda s, at: np.broadcast_to(s.roots[:, None], at.shape).copy()
+    )
+    assert (
+        walk(target("llama"), drafter_of(target("llama"), layers=2, block=3), [7], 5, seed=2) > 1e-3
+    )
 
 
 @pytest.mark.parametrize(("layers", "variant"), [(2, "paper"), (1, "official"), (2, "official")])
@@ -217,9 +259,13 @@ def test_a_query_that_sees_nothing_gets_nothing() -> None:
     assert torch.equal(first, drafter.forward(batch, 9, 0)), "one block: there is nothing to see"
     blocked = drafter.forward(batch, 4, 0)
     assert torch.equal(blocked[:, :4], first[:, :4])
-    assert (blocked[:, 4:] - first[:, 4:]).abs().amax(dim=2).min() > 1e-3, "behind it everything is seen"
+    assert (blocked[:, 4:] - first[:, 4:]).abs().amax(dim=2).min() > 1e-3, (
+        "behind it everything is seen"
+    )
     blocked.sum().backward()
-    assert all(bool(p.grad.isfinite().all()) for p in drafter.model.parameters() if p.grad is not None)
+    assert all(
+        bool(p.grad.isfinite().all()) for p in drafter.model.parameters() if p.grad is not None
+    )
     assert float(drafter.model.model.layers[0].cross_attn.q_proj.weight.grad.abs().max()) > 0  # type: ignore[union-attr]
 
 
@@ -238,13 +284,19 @@ def test_without_cross_attention_it_is_a_llama_that_needs_nothing(layers: int) -
     tokens = tokens_of(2, 11)
     trained, steps = forwards.both(t, drafter, tokens, 4, 1)
     with torch.no_grad():
-        want = torch.log_softmax(stock(torch.from_numpy(tokens)).logits, dim=-1)[:, -steps.shape[1] :]
+        want = torch.log_softmax(stock(torch.from_numpy(tokens)).logits, dim=-1)[
+            :, -steps.shape[1] :
+        ]
     assert worst(steps, trained) < NOISE
     assert worst(steps, want) < NOISE
 
 
-@pytest.mark.parametrize(("kv_layer", "reads"), [(-1, (2, 3)), (-3, (0, 1)), (2, (1, 2)), (3, (2, 3))])
-def test_a_draft_layer_reads_the_layer_of_the_target_that_is_named(kv_layer: int, reads: tuple[int, int]) -> None:
+@pytest.mark.parametrize(
+    ("kv_layer", "reads"), [(-1, (2, 3)), (-3, (0, 1)), (2, (1, 2)), (3, (2, 3))]
+)
+def test_a_draft_layer_reads_the_layer_of_the_target_that_is_named(
+    kv_layer: int, reads: tuple[int, int]
+) -> None:
     t = target("llama")
     drafter = drafter_of(t, layers=2, kv_layer=kv_layer)
     assert drafter.needs.kv == reads
@@ -261,7 +313,15 @@ def test_a_draft_layer_reads_the_layer_of_the_target_that_is_named(kv_layer: int
 
 
 @pytest.mark.parametrize(
-    "name", ["llama", "llama-linear-rope", "llama-tied-llama3-rope", "llama-eager-yarn", "gemma3", "gpt_neox"]
+    "name",
+    [
+        "llama",
+        "llama-linear-rope",
+        "llama-tied-llama3-rope",
+        "llama-eager-yarn",
+        "gemma3",
+        "gpt_neox",
+    ],
 )
 def test_queries_are_rotated_as_the_targets_keys_are(name: str) -> None:
     t = target(name)
@@ -281,7 +341,9 @@ def test_queries_are_rotated_as_the_targets_keys_are(name: str) -> None:
 def test_official_rotates_with_base_10000_whatever_the_target_does() -> None:
     layer = drafter_of(target("llama-tied-llama3-rope"), variant="official").model.model.layers[0]
     rotary: Any = layer.cross_attn.rotary  # type: ignore[union-attr]
-    assert torch.allclose(rotary.inv_freq.double(), 10000.0 ** (-torch.arange(0, 8, 2).double() / 8))
+    assert torch.allclose(
+        rotary.inv_freq.double(), 10000.0 ** (-torch.arange(0, 8, 2).double() / 8)
+    )
 
 
 # Training.
@@ -295,16 +357,23 @@ def test_blocks_begin_anywhere_and_each_sample_draws_for_itself() -> None:
     for seed in range(6):
         batch = forwards.batch_of(t, drafter, tokens_of(2, 15), seed)
         at = torch.nn.functional.pad(batch.learn[:, 1:], (0, 1))
-        drawn = [int(torch.randint(4, (), generator=torch.Generator().set_state(g.get_state()))) for g in batch.generators]
+        drawn = [
+            int(torch.randint(4, (), generator=torch.Generator().set_state(g.get_state())))
+            for g in batch.generators
+        ]
         rows = torch.stack([drafter.forward(batch, 4, p)[i] for i, p in enumerate(drawn)])
         losses.append(float(drafter.loss(batch)) - float(draft_loss("ce", batch, rows[at])))
         phases += drawn
     assert max(map(abs, losses)) < 1e-6
     assert len(set(phases)) > 2
-    official = GLIDEDrafter(replace(drafter.knobs, variant="official", phase=0), drafter.model, t, drafter._stored)
+    official = GLIDEDrafter(
+        replace(drafter.knobs, variant="official", phase=0), drafter.model, t, drafter._stored
+    )
     batch = forwards.batch_of(t, official, tokens_of(2, 15))
     logits = official.forward(batch, 4, 0)[:, :-1]
-    assert float(official.loss(batch)) == pytest.approx(float(draft_loss("ce", batch, logits.flatten(0, 1))), abs=1e-6)
+    assert float(official.loss(batch)) == pytest.approx(
+        float(draft_loss("ce", batch, logits.flatten(0, 1))), abs=1e-6
+    )
 
 
 @torch.no_grad()
@@ -314,7 +383,9 @@ def test_the_loss_against_the_target_is_zero_where_both_agree() -> None:
     batch = forwards.batch_of(t, drafter, tokens_of(1, 8))
     assert float(drafter.loss(batch)) > 0.1
     own = torch.stack([drafter.forward(batch, 5, p)[0] for p in range(5)])
-    phase = int(torch.randint(5, (), generator=torch.Generator().set_state(batch.generators[0].get_state())))
+    phase = int(
+        torch.randint(5, (), generator=torch.Generator().set_state(batch.generators[0].get_state()))
+    )
     agreed = replace(batch, target=lambda at: own[phase : phase + 1][at])
     assert float(drafter.loss(agreed)) == pytest.approx(0, abs=1e-6)
 
@@ -324,7 +395,11 @@ def test_every_weight_learns(layers: int) -> None:
     t = target("qwen3")
     drafter = drafter_of(t, layers=layers)
     drafter.loss(forwards.batch_of(t, drafter, tokens_of(2, 15))).backward()
-    silent = [name for name, p in drafter.model.named_parameters() if p.grad is None or not float(p.grad.abs().max()) > 0]
+    silent = [
+        name
+        for name, p in drafter.model.named_parameters()
+        if p.grad is None or not float(p.grad.abs().max()) > 0
+    ]
     assert silent == []
 
 
@@ -332,7 +407,9 @@ def test_every_weight_learns(layers: int) -> None:
 def test_a_new_one_begins_with_the_targets_embedding_and_head() -> None:
     t = target("llama")
     drafter, stock = GLIDE(init="target").fresh(t), model("llama")
-    assert torch.equal(drafter.model.model.embed_tokens.weight, stock.get_input_embeddings().weight.float())  # type: ignore[arg-type]
+    assert torch.equal(
+        drafter.model.model.embed_tokens.weight, stock.get_input_embeddings().weight.float()
+    )  # type: ignore[arg-type]
     assert torch.equal(drafter.model.lm_head.weight, stock.get_output_embeddings().weight.float())  # type: ignore[union-attr]
     assert {p.dtype for p in drafter.model.parameters()} == {torch.float32}
     small = GLIDE(hidden=16).fresh(t)
@@ -358,7 +435,11 @@ def test_from_scratch_nothing_is_the_targets() -> None:
 @pytest.mark.parametrize(
     ("layers", "outputs", "found"),
     [
-        (1, [19.0, 0.01, 0.3, 0.01, 0.5, 0.03], 4),  # the first adds most of all, and is not of the upper third
+        (
+            1,
+            [19.0, 0.01, 0.3, 0.01, 0.5, 0.03],
+            4,
+        ),  # the first adds most of all, and is not of the upper third
         (1, [19.0, 0.9, 0.9, 0.9, 0.2, 0.3], 5),
         (1, [0.1, 0.3], 1),
         (1, [0.3], 0),
@@ -366,8 +447,15 @@ def test_from_scratch_nothing_is_the_targets() -> None:
         (3, [0.9, 0.8, 0.1], 2),  # there have to be two layers below it
     ],
 )
-def test_auto_is_the_busiest_of_the_upper_third(layers: int, outputs: list[float], found: int) -> None:
-    assert GLIDE(layers=layers, kv_layer="auto").busiest([Attending(output, 0.5) for output in outputs]) == found
+def test_auto_is_the_busiest_of_the_upper_third(
+    layers: int, outputs: list[float], found: int
+) -> None:
+    assert (
+        GLIDE(layers=layers, kv_layer="auto").busiest(
+            [Attending(output, 0.5) for output in outputs]
+        )
+        == found
+    )
 
 
 def planted(name: str, dead: int) -> Target:
@@ -380,7 +468,9 @@ def planted(name: str, dead: int) -> Target:
 @pytest.mark.parametrize("name", ["llama", "gemma3"])
 @pytest.mark.parametrize("layers", [1, 2])
 @pytest.mark.parametrize("dead", [2, 3])
-def test_auto_is_settled_by_the_texts_and_saved(name: str, layers: int, dead: int, tmp_path: Path) -> None:
+def test_auto_is_settled_by_the_texts_and_saved(
+    name: str, layers: int, dead: int, tmp_path: Path
+) -> None:
     """In gemma3 its queries are then rotated otherwise than for the layer it would have read."""
     t, reads = planted(name, dead), 5 - dead
     drafter = drafter_of(t, layers=layers, kv_layer="auto")
@@ -388,7 +478,9 @@ def test_auto_is_settled_by_the_texts_and_saved(name: str, layers: int, dead: in
         _ = drafter.needs
     assert drafter.settle(list(tokens_of(4, 12))) == {"kv_layer": reads}
     assert drafter.needs.kv == tuple(range(reads - layers + 1, reads + 1))
-    assert drafter.knobs == GLIDE(layers=layers, kv_layer="auto"), "as it was asked for, so that the same command goes on"
+    assert drafter.knobs == GLIDE(layers=layers, kv_layer="auto"), (
+        "as it was asked for, so that the same command goes on"
+    )
     named = drafter_of(t, layers=layers, kv_layer=reads)
     named.model.load_state_dict(drafter.model.state_dict())
     tokens = tokens_of(2, 15, 1)
@@ -422,14 +514,20 @@ def test_a_saved_one_is_opened_again(tmp_path: Path) -> None:
     for name, value in drafter.model.state_dict().items():
         assert torch.equal(opened.model.state_dict()[name], value.half().double()), name
     opened.save(tmp_path / "b")
-    assert (tmp_path / "a/model.safetensors").read_bytes() == (tmp_path / "b/model.safetensors").read_bytes()
+    assert (tmp_path / "a/model.safetensors").read_bytes() == (
+        tmp_path / "b/model.safetensors"
+    ).read_bytes()
     assert (tmp_path / "a/config.json").read_text() == (tmp_path / "b/config.json").read_text()
     trained, steps = forwards.both(t, opened, tokens_of(1, 11), 3, 1)
     assert worst(steps, trained) < NOISE
 
 
 def official(
-    folder: Path, file: str = "pytorch_model.bin", prefix: str = "", dtype: torch.dtype = torch.float32, layers: int = 2
+    folder: Path,
+    file: str = "pytorch_model.bin",
+    prefix: str = "",
+    dtype: torch.dtype = torch.float32,
+    layers: int = 2,
 ) -> dict[str, Tensor]:
     """A random checkpoint as the official code writes it, for the `llama` target; returns its tensors."""
     config = {
@@ -449,7 +547,9 @@ def official(
         at = f"model.layers.{i}"
         shapes |= {f"{at}.self_attn.{k}_proj": (24, 24) for k in "qkvo"}
         shapes |= {f"{at}.cross_attn.q_proj": (32, 24), f"{at}.cross_attn.o_proj": (24, 32)}
-        shapes |= {f"{at}.mlp.{k}_proj": (40, 24) for k in ("gate", "up")} | {f"{at}.mlp.down_proj": (24, 40)}
+        shapes |= {f"{at}.mlp.{k}_proj": (40, 24) for k in ("gate", "up")} | {
+            f"{at}.mlp.down_proj": (24, 40)
+        }
         shapes |= {f"{at}.{k}_layernorm": (24,) for k in ("input", "post_attention")}
     torch.manual_seed(4)
     tensors = {f"{prefix}{k}.weight": torch.randn(shape).to(dtype) for k, shape in shapes.items()}
@@ -497,7 +597,9 @@ def test_in_half_precision_rotary_frequencies_and_stored_weights_stay_exact(tmp_
     tokens = texts([9], np.random.default_rng(0))
     cache = half.new_cache(1, 16)
     state = drafter.start(tokens, np.array([4]), half.prefill(cache, tokens, drafter.needs).taps)
-    candidates, _ = drafter.expand(state, Tree.planted(np.array([0]), np.array([4])), np.array([0]), 3, Drawing())
+    candidates, _ = drafter.expand(
+        state, Tree.planted(np.array([0]), np.array([4])), np.array([0]), 3, Drawing()
+    )
     assert np.isfinite(candidates.log_q).all()
 
 
@@ -524,16 +626,31 @@ CROSS = "model.layers.1.cross_attn.q_proj.weight"
     ("change", "said"),
     [
         (lambda c, t: t.pop(CROSS), rf"missing tensors: {CROSS}"),
-        (lambda c, t: t.update({"model.layers.2.mlp.x.weight": torch.zeros(1)}), r"foreign tensors: model.layers.2.mlp.x"),
+        (
+            lambda c, t: t.update({"model.layers.2.mlp.x.weight": torch.zeros(1)}),
+            r"foreign tensors: model.layers.2.mlp.x",
+        ),
         (
             lambda c, t: t.update({CROSS: torch.zeros(16, 24)}),
             rf"mis-shaped tensors: {CROSS} \[16, 24\] \(allowed \[32, 24\]\)",
         ),
         (lambda c, t: c.update(vocab_size=99), r"vocab_size 99, allowed is the target's: 71"),
-        (lambda c, t: c.update(large_hidden_size=64), r"large_hidden_size 64, allowed is the target's: 32"),
-        (lambda c, t: c.update(large_num_attention_heads=8), r"large_num_attention_heads 8, allowed is the target's: 4"),
-        (lambda c, t: c.update(large_head_dim=16), r"large_head_dim 16, allowed is the target's: 8"),
-        (lambda c, t: c.update(num_hidden_layers=9), r"kv_layer=-1 with layers=9; of the target's 4 layers"),
+        (
+            lambda c, t: c.update(large_hidden_size=64),
+            r"large_hidden_size 64, allowed is the target's: 32",
+        ),
+        (
+            lambda c, t: c.update(large_num_attention_heads=8),
+            r"large_num_attention_heads 8, allowed is the target's: 4",
+        ),
+        (
+            lambda c, t: c.update(large_head_dim=16),
+            r"large_head_dim 16, allowed is the target's: 8",
+        ),
+        (
+            lambda c, t: c.update(num_hidden_layers=9),
+            r"kv_layer=-1 with layers=9; of the target's 4 layers",
+        ),
         (lambda c, t: c.update(num_hidden_layers=1), r"foreign tensors: model.layers.1"),
     ],
 )
@@ -552,7 +669,10 @@ def test_a_checkpoint_that_does_not_fit_is_refused(change: Any, said: str, tmp_p
         ({"hidden": -1}, "hidden is -1, allowed is"),
         ({"block": 0}, "block is 0, allowed is"),
         ({"hidden": 12}, r"hidden=12, 4 heads of odd width; allowed is a multiple of 8"),
-        ({"kv_layer": 4}, r"kv_layer=4 with layers=1; of the target's 4 layers allowed are 0 … 3 \(or -4 … -1\)"),
+        (
+            {"kv_layer": 4},
+            r"kv_layer=4 with layers=1; of the target's 4 layers allowed are 0 … 3 \(or -4 … -1\)",
+        ),
         ({"kv_layer": -4, "layers": 2}, r"kv_layer=-4 with layers=2; .* 1 … 3 \(or -3 … -1\)"),
         ({"kv_layer": 0, "layers": 2}, r"kv_layer=0"),
     ],
@@ -573,7 +693,9 @@ def test_a_prefix_is_kept_and_the_rest_read_anew(name: str, layers: int) -> None
 
 @pytest.mark.parametrize("variant", ["paper", "official"])
 @pytest.mark.parametrize("lengths", [[9], [3, 8, 1]])
-def test_a_long_prompt_is_read_in_parts(variant: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_prompt_is_read_in_parts(
+    variant: str, lengths: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
     drafter = drafter_of(target("llama"), layers=2, block=3, variant=variant)
     monkeypatch.setattr(glide, "CHUNK", 4)
     assert walk(target("llama"), drafter, lengths, 1, seed=1) < NOISE
@@ -590,13 +712,17 @@ def test_nothing_is_drafted_beyond_its_own_context(tmp_path: Path) -> None:
         cache = t.new_cache(len(lengths), 32)
         state = short.start(prompts, roots, t.prefill(cache, prompts, short.needs).taps)
         known = np.array(lengths) < 12
-        assert (state.own.cache.lengths == np.where(known, lengths, 0)).all(), "such a prompt is not read, the others are"
+        assert (state.own.cache.lengths == np.where(known, lengths, 0)).all(), (
+            "such a prompt is not read, the others are"
+        )
         candidates, _ = short.expand(state, Tree.planted(rows, roots), rows, 2, Drawing())
         assert ((candidates.log_q > -np.inf) == known[:, None]).all()
         requests = [Request(p.tolist(), 9, number=n) for n, p in enumerate(prompts)]
         plain = [Engine(t, short, Chain(3), costs=COSTS).plain([r]).tokens[0] for r in requests]
         script = Always([[*r.prompt, *p] for r, p in zip(requests, plain, strict=True)], VOCAB)
-        assert Engine(t, Coached(short, script), Chain(3), costs=COSTS).write(requests).tokens == plain
+        assert (
+            Engine(t, Coached(short, script), Chain(3), costs=COSTS).write(requests).tokens == plain
+        )
 
 
 def test_a_text_that_outgrows_its_cache_goes_on() -> None:
@@ -604,7 +730,9 @@ def test_a_text_that_outgrows_its_cache_goes_on() -> None:
     suite = Suite()
     drafter = drafter_of(suite.target)
     prompt = suite.prompt(5)
-    plain = Engine(suite.target, drafter, VCT(2, 2), costs=COSTS).plain([Request(prompt, 20)]).tokens
+    plain = (
+        Engine(suite.target, drafter, VCT(2, 2), costs=COSTS).plain([Request(prompt, 20)]).tokens
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(glide, "SPARE", 1)
         engine = Engine(suite.target, drafter, VCT(2, 2), costs=COSTS)

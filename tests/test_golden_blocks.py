@@ -35,8 +35,9 @@ COSTS = Costs({1: 0.1}, {1: 1.0})
 FLOAT32 = 3e-5
 """How far the official codes' numbers, which are float32's, may lie from float64's: 2.0e-5 is the most over all traces.
 
-Ours are held to float64's, too, and not to theirs, as both round: with torch's own kernels, in 17 of 120 orders that hidden
-entries may be added up in, a log-probability is farther than this from its trace.
+Ours are held to float64's, too, and not to theirs, as both round: with torch's own kernels, in 17
+of 120 orders that hidden entries may be added up in, a log-probability is farther than this from
+its trace.
 """
 TWICE, CLOSE = 2.0, 1e-4
 """How far ours may lie from float64's: on average, by how far theirs do; and at most. Of those orders 0.9 … 1.3, and 5.1e-5.
@@ -62,7 +63,11 @@ def norms_in_float64(monkeypatch: pytest.MonkeyPatch) -> None:
     def forward(norm: Any, rows: Tensor) -> Tensor:
         if rows.dtype is not torch.float64:
             return stock(norm, rows)
-        of_rows: Tensor = norm.weight * rows * (rows.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+        of_rows: Tensor = (
+            norm.weight
+            * rows
+            * (rows.square().mean(-1, keepdim=True) + norm.variance_epsilon).rsqrt()
+        )
         return of_rows
 
     monkeypatch.setattr(Qwen3RMSNorm, "forward", forward)
@@ -76,7 +81,9 @@ def parts(name: str, dtype: torch.dtype = torch.float32) -> tuple[Target, Parall
     return target, drafter
 
 
-def begun(name: str, run: dict[str, Any], step: dict[str, Any], dtype: torch.dtype = torch.float32) -> tuple[Blocks, Tree]:
+def begun(
+    name: str, run: dict[str, Any], step: dict[str, Any], dtype: torch.dtype = torch.float32
+) -> tuple[Blocks, Tree]:
     """The drafter's state before a step, and its bare root."""
     target, drafter = parts(name, dtype)
     text, root = np.array(run["output"][: step["base_len"]]), np.array(step["tokens"][:1])
@@ -112,7 +119,9 @@ class Recording(Acceptor):
 def policy_of(name: str, run: dict[str, Any], drafter: ParallelDrafter) -> Policy:
     if name == "ddtree":
         return DDTree(run["tree_budget"])
-    return AccumLogP(run["budget"], run["tree_width"]) if name == "jetspec" else Chain(drafter.ahead)
+    return (
+        AccumLogP(run["budget"], run["tree_width"]) if name == "jetspec" else Chain(drafter.ahead)
+    )
 
 
 def paths_of(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
@@ -125,13 +134,17 @@ def paths_of(tokens: list[int], parents: list[int]) -> list[tuple[int, ...]]:
 
 def check(ours: list[Any], exact: list[Any], theirs: list[Any]) -> None:
     """Theirs are float64's numbers, rounded; ours are no farther from these than rounding in another order takes them."""
-    found, true, told = (np.stack([np.asarray(step, np.float64) for step in each]) for each in (ours, exact, theirs))
+    found, true, told = (
+        np.stack([np.asarray(step, np.float64) for step in each]) for each in (ours, exact, theirs)
+    )
     assert np.abs(told - true).max() < FLOAT32
     assert np.abs(found - true).max() < CLOSE
     assert np.sqrt(np.square(found - true).mean()) < TWICE * np.sqrt(np.square(told - true).mean())
 
 
-def drafted(name: str, run: dict[str, Any], step: dict[str, Any], dtype: torch.dtype) -> tuple[Any, ...]:
+def drafted(
+    name: str, run: dict[str, Any], step: dict[str, Any], dtype: torch.dtype
+) -> tuple[Any, ...]:
     """Of a block the outputs, the logits along the drafted tokens, those of the slots alone, and confidence."""
     drafter = parts(name, dtype)[1]
     state, tree = begun(name, run, step, dtype)
@@ -140,17 +153,35 @@ def drafted(name: str, run: dict[str, Any], step: dict[str, Any], dtype: torch.d
     tree = chained(tree, step.get("drafted", step["tokens"][1:])[: drafter.ahead])
     nodes, first = np.arange(drafter.ahead), 0 if name == "dspark" else 1
     alone = drafter.model.head(state.outputs[0, first:])
-    return state.outputs[0], drafter.after(state.outputs, tree, nodes), alone, drafter.confidence(state.outputs, tree, nodes)
+    return (
+        state.outputs[0],
+        drafter.after(state.outputs, tree, nodes),
+        alone,
+        drafter.confidence(state.outputs, tree, nodes),
+    )
 
 
 @pytest.mark.parametrize("name", ["dflash", "dspark", "jetspec"])
 @torch.inference_mode()
 def test_the_logits_of_blocks(name: str) -> None:
     unit, run = load_file(GOLDENS / name / "unit.safetensors"), golden(name)["runs"][0]
-    ours, exact = (list(zip(*(drafted(name, run, s, t) for s in run["steps"][:3]), strict=True)) for t in DTYPES)
-    along, alone = ("corrected_logits", "base_logits") if name == "dspark" else ("draft_logits", "draft_logits")
-    for i, kind in enumerate(["hidden_out", along, alone]):  # of JetSpec a tree is drafted; its lists go by depth all the same
-        check(ours[i], exact[i], [unit[f"step{k}.{kind}"].reshape(exact[i][0].shape) for k in range(3)])
+    ours, exact = (
+        list(zip(*(drafted(name, run, s, t) for s in run["steps"][:3]), strict=True))
+        for t in DTYPES
+    )
+    along, alone = (
+        ("corrected_logits", "base_logits")
+        if name == "dspark"
+        else ("draft_logits", "draft_logits")
+    )
+    for i, kind in enumerate(
+        ["hidden_out", along, alone]
+    ):  # of JetSpec a tree is drafted; its lists go by depth all the same
+        check(
+            ours[i],
+            exact[i],
+            [unit[f"step{k}.{kind}"].reshape(exact[i][0].shape) for k in range(3)],
+        )
     if name == "dspark":
         sure = [unit[f"step{k}.confidence_logits"].flatten().sigmoid() for k in range(3)]
         assert all(
@@ -168,11 +199,17 @@ def test_a_greedy_run(name: str, number: int) -> None:
     # Our trees end where the text ends, theirs do not: leave room behind their last step.
     engine = Engine(target, drafter, policy_of(name, run, drafter), rule, COSTS)
     written = engine.write([Request(run["prompt"], count + 16)])
-    assert written.tokens[0][:count] == run["output"][len(run["prompt"]) :] == run["hf_greedy_continuation"]
+    assert (
+        written.tokens[0][:count]
+        == run["output"][len(run["prompt"]) :]
+        == run["hf_greedy_continuation"]
+    )
     lengths = run["accept_lengths"]
     steps = rule.steps[: len(lengths)]
     assert [len(v.paths[0]) for _, v, _ in steps] == lengths
-    assert {w.frontiers for w in written.stats.work[: len(lengths)]} == {(1,)}, "one draft pass, whatever the tree"
+    assert {w.frontiers for w in written.stats.work[: len(lengths)]} == {(1,)}, (
+        "one draft pass, whatever the tree"
+    )
     start = run.get("steps_from", 0)
     assert len(run["steps"]) > 5
     for (tree, verdict, choice), step in zip(steps[start:], run["steps"], strict=False):
@@ -180,7 +217,9 @@ def test_a_greedy_run(name: str, number: int) -> None:
         ours = paths_of(tree.tokens.tolist(), tree.parents.tolist())
         if name == "ddtree" and step["cut_gap"] < CLOSE:
             continue
-        if parted := {p[:-1] for p in set(ours) ^ set(theirs)}:  # of two parents as likely, each code took another
+        if parted := {
+            p[:-1] for p in set(ours) ^ set(theirs)
+        }:  # of two parents as likely, each code took another
             value = dict(zip((*theirs, *ours), (*step["scores"], *tree.score), strict=True))
             assert len(parted) == 2
             assert abs(np.subtract(*(value[path] for path in parted))) < CLOSE
@@ -196,20 +235,33 @@ def test_a_greedy_run(name: str, number: int) -> None:
 
 @pytest.mark.parametrize(("name", "number"), RUNS)
 def test_the_likeliest_tokens_of_every_slot(name: str, number: int) -> None:
-    run, kind = golden(name)["runs"][number], "corrected_top10" if name == "dspark" else "draft_top10"
+    run, kind = (
+        golden(name)["runs"][number],
+        "corrected_top10" if name == "dspark" else "draft_top10",
+    )
     lists: dict[torch.dtype, list[Candidates]] = {dtype: [] for dtype in DTYPES}
     for dtype, step in product(DTYPES, run["steps"]):
         drafter, wanted = parts(name, dtype)[1], step[kind]
         state, tree = begun(name, run, step, dtype)
         tree = chained(tree, step.get("drafted", [0] * drafter.ahead)[: drafter.ahead - 1])
         found, _ = drafter.expand(state, tree, np.arange(drafter.ahead), 10, Drawing())
-        for ours, theirs, gap in zip(found.tokens.tolist(), wanted["ids"], wanted["min_gap_in_top11"], strict=True):
+        for ours, theirs, gap in zip(
+            found.tokens.tolist(), wanted["ids"], wanted["min_gap_in_top11"], strict=True
+        ):
             assert ours == theirs or gap < CLOSE
         lists[dtype].append(found)
     ours, exact = lists.values()
-    check([c.log_q for c in ours], [c.log_q for c in exact], [step[kind]["logprobs"] for step in run["steps"]])
+    check(
+        [c.log_q for c in ours],
+        [c.log_q for c in exact],
+        [step[kind]["logprobs"] for step in run["steps"]],
+    )
     if name == "dspark":
-        check([c.confidence for c in ours], [c.confidence for c in exact], [step["confidence"] for step in run["steps"]])
+        check(
+            [c.confidence for c in ours],
+            [c.confidence for c in exact],
+            [step["confidence"] for step in run["steps"]],
+        )
 
 
 def built(policy: Policy, logits: Tensor, root: int) -> Tree:
@@ -235,10 +287,15 @@ def test_the_builder_alone(name: str) -> None:
         if name == "ddtree":
             tree, theirs = built(DDTree(case["budget"]), logits, 0), [0, *case["tokens"]]
         else:
-            tree, theirs = built(AccumLogP(case["budget"], case["tree_width"]), logits, case["root"]), case["tokens"]
+            tree, theirs = (
+                built(AccumLogP(case["budget"], case["tree_width"]), logits, case["root"]),
+                case["tokens"],
+            )
         wanted = paths_of(theirs, case["parents"])
         assert sorted(paths_of(tree.tokens.tolist(), tree.parents.tolist())) == sorted(wanted)
-        assert len(tree) - (name == "ddtree") <= case["budget"], "one budget counts the root, the other does not"
+        assert len(tree) - (name == "ddtree") <= case["budget"], (
+            "one budget counts the root, the other does not"
+        )
 
 
 def test_a_causal_block_may_be_longer_and_another_one_not() -> None:

@@ -48,7 +48,13 @@ def test_one_forward(name: str) -> None:
     worst(keys[0, :, : len(prompt)], unit["kv_key"][0])
     worst(values[0, :, : len(prompt)], unit["kv_value"][0])
     assert sorted(candidates.tokens[0]) == sorted(unit["tree_ids"][0].tolist())
-    tree = tree.append(np.zeros(4, np.int64), unit["tree_ids"][0].long().numpy(), np.zeros(4), np.zeros(4), candidates)
+    tree = tree.append(
+        np.zeros(4, np.int64),
+        unit["tree_ids"][0].long().numpy(),
+        np.zeros(4),
+        np.zeros(4),
+        candidates,
+    )
     level, state = drafter.expand(state, tree, np.arange(1, 5), 4, Drawing())
     worst(state.outputs[1:], unit["tree_draft_out"][0])
     assert level.log_probs is not None

@@ -52,7 +52,9 @@ def test_a_published_checkpoint_is_opened_as_official(drafter: GLIDEDrafter) -> 
     assert drafter.needs.kv == (6, 7)
 
 
-def test_the_network_gives_the_official_logits(drafter: GLIDEDrafter, unit: dict[str, Tensor]) -> None:
+def test_the_network_gives_the_official_logits(
+    drafter: GLIDEDrafter, unit: dict[str, Tensor]
+) -> None:
     """All positions of prompt and root see the keys of the whole prompt, as in the official code."""
     ids = unit["draft_input_ids"].long()
     count = ids.shape[1]
@@ -69,9 +71,14 @@ def check_two_steps(drafter: GLIDEDrafter, state: Any, root: Ints, unit: dict[st
     first, state = drafter.expand(state, tree, np.array([0]), 1, Drawing())
     assert first.tokens.item() == unit["draft_step2_id"].item()
     nothing = np.zeros(1)
-    tree = tree.append(np.array([0]), first.tokens[0], nothing, nothing, Candidates(first.tokens, nothing[None]))
+    tree = tree.append(
+        np.array([0]), first.tokens[0], nothing, nothing, Candidates(first.tokens, nothing[None])
+    )
     second, _ = drafter.expand(state, tree, np.array([1]), 1, Drawing())
-    for got, want in ((first, unit["draft_logits"][:, -1]), (second, unit["draft_step2_logits"][:, -1])):
+    for got, want in (
+        (first, unit["draft_logits"][:, -1]),
+        (second, unit["draft_step2_logits"][:, -1]),
+    ):
         assert got.log_probs is not None
         assert got.log_probs.shape == want.shape
         assert float((got.log_probs - torch.log_softmax(want, dim=-1)).abs().max()) < 5e-5
@@ -80,11 +87,18 @@ def check_two_steps(drafter: GLIDEDrafter, state: Any, root: Ints, unit: dict[st
 def test_the_drafter_gives_the_official_first_and_second_step(
     target: Target, drafter: GLIDEDrafter, unit: dict[str, Tensor]
 ) -> None:
-    prompt, root = unit["prompt_ids"][0].long().numpy(), unit["draft_input_ids"][0, -1:].long().numpy()
+    prompt, root = (
+        unit["prompt_ids"][0].long().numpy(),
+        unit["draft_input_ids"][0, -1:].long().numpy(),
+    )
     cache = target.new_cache(1, 64)
     verified = target.prefill(cache, [prompt], drafter.needs)
     for i in drafter.needs.kv:
-        for got, want in zip(cache.layer(i), (unit[f"target_key_layer{i}"], unit[f"target_value_layer{i}"]), strict=True):
+        for got, want in zip(
+            cache.layer(i),
+            (unit[f"target_key_layer{i}"], unit[f"target_value_layer{i}"]),
+            strict=True,
+        ):
             assert float((got[:, :, : len(prompt)] - want).abs().max()) < 1e-5
     state = drafter.start([prompt], root, verified.taps)
     check_two_steps(drafter, state, root, unit)
@@ -114,7 +128,9 @@ def runs() -> list[Any]:
     return [pytest.param(*values, id=str(i)) for i, values in enumerate(named)]
 
 
-def followed(target: Target, drafter: GLIDEDrafter, policy: CAPE, run: dict[str, Any]) -> tuple[Recorded, list[int]]:
+def followed(
+    target: Target, drafter: GLIDEDrafter, policy: CAPE, run: dict[str, Any]
+) -> tuple[Recorded, list[int]]:
     """The trees of a run, and its output; some tokens more are asked for, so that the last steps are not cut short."""
     wanted = len(run["output"]) - len(run["prompt"])
     texts = Rows(target.new_cache(1, 8))
@@ -131,7 +147,11 @@ def test_greedy_runs_are_the_official_ones(
 ) -> None:
     assert bins == [8, 8, 8, 6, 6, 6, 4, 4, 2, 2, 2, 2], "the official bins"
     recorded, output = followed(target, drafter, CAPE(length=length, bins="official"), run)
-    assert output == run["output"][len(run["prompt"]) :] == run["hf_greedy_continuation"][: len(output)]
+    assert (
+        output
+        == run["output"][len(run["prompt"]) :]
+        == run["hf_greedy_continuation"][: len(output)]
+    )
     accepted = [len(verdict.paths[0]) for _, verdict in recorded.steps]
     assert accepted[: run["n_steps"]] == run["accept_lengths"]
     compared = 0
@@ -141,8 +161,12 @@ def test_greedy_runs_are_the_official_ones(
         assert verdict.bonus.tolist() == [step["bonus"]]
         if step["draft_min_top8_gap"] > GAP:
             compared += 1
-            assert paths(tree.tokens, tree.parents) == paths(np.array(step["tokens"]), np.array(step["parents"]))
-            chain = [i for i in range(1, len(tree)) if tree.children(i).size or i == best_leaf(tree)]
+            assert paths(tree.tokens, tree.parents) == paths(
+                np.array(step["tokens"]), np.array(step["parents"])
+            )
+            chain = [
+                i for i in range(1, len(tree)) if tree.children(i).size or i == best_leaf(tree)
+            ]
             assert tree.tokens[chain].tolist() == step["draft_chain"]
             assert np.abs(np.exp(tree.log_q[chain]) - step["draft_max_probs"]).max() < 1e-5
     assert compared >= 9
@@ -171,4 +195,6 @@ def test_the_paper_variant_writes_the_same_text(target: Target) -> None:
     recorded, output = followed(target, drafter, CAPE(length=4, bins="official"), run)
     assert output == run["output"][len(run["prompt"]) :]
     accepted = [len(verdict.paths[0]) for _, verdict in recorded.steps]
-    assert accepted[: run["n_steps"]] != run["accept_lengths"], "the variants are told apart by what they draft"
+    assert accepted[: run["n_steps"]] != run["accept_lengths"], (
+        "the variants are told apart by what they draft"
+    )

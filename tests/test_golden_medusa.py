@@ -73,7 +73,9 @@ def test_the_config_says_two_heads_and_the_file_holds_five() -> None:
 def test_logits_of_all_heads() -> None:
     unit, t = load_file(GOLDEN / "unit.safetensors"), target()
     drafter = drafter_for(t)
-    taps = t.prefill(t.new_cache(1, 64), [unit["prompt_ids"][0].numpy().astype(np.int64)], drafter.needs).taps
+    taps = t.prefill(
+        t.new_cache(1, 64), [unit["prompt_ids"][0].numpy().astype(np.int64)], drafter.needs
+    ).taps
     assert (taps.hidden[-1] - unit["target_last_hidden"][0]).abs().max() < 1e-5
     with torch.inference_mode():
         ours = torch.stack([head(taps.hidden[-1]) for head in drafter.model])
@@ -89,7 +91,11 @@ def test_a_greedy_run(run: int) -> None:
     engine = Engine(t, drafter_for(t), Static(f"medusa/{setting['tree']}"), rule, COSTS)
     # Our trees end where the text ends, theirs do not: leave room behind their last step.
     written = engine.write([Request(wanted["prompt"], count + 8)]).tokens[0]
-    assert written[:count] == wanted["output"][len(wanted["prompt"]) :] == wanted["hf_greedy_continuation"][:count]
+    assert (
+        written[:count]
+        == wanted["output"][len(wanted["prompt"]) :]
+        == wanted["hf_greedy_continuation"][:count]
+    )
     steps = rule.steps[: wanted["n_steps"]]
     assert [len(v.paths[0]) for _, v, _ in steps] == wanted["accept_lengths"]
     assert len(wanted["steps"]) > 5
@@ -112,9 +118,13 @@ def test_the_lists_of_all_heads(run: int) -> None:
         assert np.allclose(logits, step["head_topk_logits"], rtol=0, atol=FLOAT32)
 
 
-def lists(t: Target, drafter: MedusaDrafter, text: Ints, root: int) -> tuple[list[list[int]], Tensor]:
+def lists(
+    t: Target, drafter: MedusaDrafter, text: Ints, root: int
+) -> tuple[list[list[int]], Tensor]:
     """The ten likeliest tokens of every head [5, 10] in order, as `expand` gives them, and their logits."""
-    state = drafter.start([text], np.array([root]), t.prefill(t.new_cache(1, 64), [text], drafter.needs).taps)
+    state = drafter.start(
+        [text], np.array([root]), t.prefill(t.new_cache(1, 64), [text], drafter.needs).taps
+    )
     tree = attach(Tree.planted(np.arange(1), np.array([root])), range(4), [3] * 4)
     found, state = drafter.expand(state, tree, np.arange(5), 10, Drawing())
     return found.tokens.tolist(), torch.stack([head[0].topk(10).values for head in state.logits])
@@ -124,7 +134,10 @@ def test_the_pad_of_the_official_code_is_not_accepted() -> None:
     """With a frequent token as id 0, the official code takes the pad of a short path for an accepted token 0."""
     t, common = target(), 173
     drafter = drafter_for(t)
-    embedding, head = t.decoder.model.get_input_embeddings(), t.decoder.model.get_output_embeddings()
+    embedding, head = (
+        t.decoder.model.get_input_embeddings(),
+        t.decoder.model.get_output_embeddings(),
+    )
     with torch.no_grad():
         for weight in (embedding.weight, head.weight, *(h[-1].weight for h in drafter.model)):
             weight[[0, common]] = weight[[common, 0]]
@@ -134,6 +147,12 @@ def test_the_pad_of_the_official_code_is_not_accepted() -> None:
         request = Request(rng.integers(3, 256, 20).tolist(), 60, number=number)
         assert engine.write([request], reuse=False).tokens == engine.plain([request]).tokens
     deepest = golden()["trees"]["mc_sim_7b_63"]["position_offsets"][-1]
-    ends = [(tree, v.paths[0]) for tree, v, _ in rule.steps if v.bonus[0] == 0 and 0 < len(v.paths[0]) < deepest]
+    ends = [
+        (tree, v.paths[0])
+        for tree, v, _ in rule.steps
+        if v.bonus[0] == 0 and 0 < len(v.paths[0]) < deepest
+    ]
     tempted = [tree for tree, path in ends if not tree.children(path[-1]).size]
-    assert len(tempted) >= 2, "no short path of the tree was accepted to its end and followed by token 0"
+    assert len(tempted) >= 2, (
+        "no short path of the tree was accepted to its end and followed by token 0"
+    )

@@ -34,7 +34,13 @@ TRACES = json.loads((GOLDENS / "traces.json").read_text("utf-8"))
 NEAR = 1e-4
 """Scores nearer than this may come in another order on another machine."""
 VOCAB, HEADS = 256, {"num_attention_heads": 4, "num_key_value_heads": 2}
-LLAMA = {"model_type": "llama", "hidden_size": 64, "rms_norm_eps": 1e-5, "max_position_embeddings": 512, **HEADS}
+LLAMA = {
+    "model_type": "llama",
+    "hidden_size": 64,
+    "rms_norm_eps": 1e-5,
+    "max_position_embeddings": 512,
+    **HEADS,
+}
 CONFIGS: dict[str, dict[str, Any]] = {
     "eagle2": {**LLAMA, "num_hidden_layers": 1, "intermediate_size": 128, "rope_theta": 10000.0},
     "eagle3": {**LLAMA, "num_hidden_layers": 1, "intermediate_size": 96, "rope_theta": 50000.0,
@@ -44,7 +50,8 @@ CONFIGS: dict[str, dict[str, Any]] = {
               "large_hidden_size": 64, "large_head_dim": 16, "large_num_attention_heads": 4, "block_size": 5,
               "rope_theta": 10000.0, "architectures": ["smallLlamaForCausalLM"]},
 }  # fmt: skip
-"""The configs of the official checkpoints; that of Medusa says two heads whatever its file holds, as published ones do."""
+"""The configs of the official checkpoints; that of Medusa says two heads whatever its file holds,
+as published ones do."""
 FILES = {"medusa1": "medusa_lm_head.safetensors"}
 
 
@@ -56,7 +63,11 @@ def traced(name: str) -> dict[str, Tensor]:
 def opened(name: str, tensors: dict[str, Tensor], folder: Path) -> tuple[Target, Any]:
     """A target of the right shape with the traced embedding and head, and the drafter from its official checkpoint."""
     draft = {k.removeprefix("draft."): v for k, v in tensors.items() if k.startswith("draft.")}
-    vocab = len(tensors.get("target.embed_tokens.weight", draft.get("lm_head.weight", draft.get("0.1.weight"))))
+    vocab = len(
+        tensors.get(
+            "target.embed_tokens.weight", draft.get("lm_head.weight", draft.get("0.1.weight"))
+        )
+    )
     config = CONFIGS[name] | {"vocab_size": vocab}
     if name == "eagle2":
         draft["embed_tokens.weight"] = tensors["target.embed_tokens.weight"].clone()
@@ -99,12 +110,16 @@ def test_eagle_s_network(name: str, tmp_path: Path) -> None:
     layers = drafter.needs.hidden
     assert layers == ((2, 4, 5) if name == "eagle3" else (LAST,))
     hidden = dict(zip(layers, unit["features"][0].chunk(len(layers), dim=-1), strict=True))
-    taps = Taps(hidden, np.zeros(count, np.int64), np.arange(count), prompt, target.new_cache(1, 64))
+    taps = Taps(
+        hidden, np.zeros(count, np.int64), np.arange(count), prompt, target.new_cache(1, 64)
+    )
     state = drafter.start([prompt], np.array([root]), taps)
     tree = Tree.planted(np.arange(1), np.array([root]))
     candidates, state = drafter.expand(state, tree, np.arange(1), 4, Drawing())
     assert worst(state.outputs[0], unit["draft_out"][0]) < 2e-5
-    for ours, theirs in zip(state.decoding.cache.layer(0), (unit["kv_key"], unit["kv_value"]), strict=True):
+    for ours, theirs in zip(
+        state.decoding.cache.layer(0), (unit["kv_key"], unit["kv_value"]), strict=True
+    ):
         assert worst(ours[:, :, :count], theirs) < 2e-5
     four = unit["tree_ids"][0].long().numpy()
     tree = tree.append(np.zeros(4, np.int64), four, np.zeros(4), np.zeros(4), candidates)
@@ -112,7 +127,11 @@ def test_eagle_s_network(name: str, tmp_path: Path) -> None:
     assert worst(state.outputs[1:], unit["tree_draft_out"][0]) < 2e-5
     for got, want in ((candidates, unit["draft_logits"]), (level, unit["tree_draft_logits"][0])):
         assert got.log_probs is not None
-        known = drafter.model.state_dict()["t2d"].bool() if name == "eagle3" else torch.ones(got.log_probs.shape[1]).bool()
+        known = (
+            drafter.model.state_dict()["t2d"].bool()
+            if name == "eagle3"
+            else torch.ones(got.log_probs.shape[1]).bool()
+        )
         assert (got.log_probs[:, ~known] == -torch.inf).all()
         assert worst(got.log_probs[:, known], torch.log_softmax(want, -1)) < 2e-5
 
@@ -147,7 +166,9 @@ def test_glide_s_network(tmp_path: Path) -> None:
         for stored, traced_ in zip(cache.layer(layer), pair, strict=True):
             stored[:, :, : len(prompt)] = traced_
     cache.keep(0, np.arange(len(prompt)))
-    state = drafter.start([prompt], root, Taps({}, np.zeros(0, np.int64), np.zeros(0, np.int64), prompt[:0], cache))
+    state = drafter.start(
+        [prompt], root, Taps({}, np.zeros(0, np.int64), np.zeros(0, np.int64), prompt[:0], cache)
+    )
     check_two_steps(drafter, state, root, unit)
 
 
@@ -161,7 +182,9 @@ def steps(name: str) -> list[Any]:
     """The steps of a method's runs, each with what is said of all of them."""
     trace = TRACES[name]
     return [
-        pytest.param(trace, step, id=f"{r}-{i}") for r, run in enumerate(trace["runs"]) for i, step in enumerate(run["steps"])
+        pytest.param(trace, step, id=f"{r}-{i}")
+        for r, run in enumerate(trace["runs"])
+        for i, step in enumerate(run["steps"])
     ]
 
 
@@ -206,19 +229,38 @@ def level_lists(step: dict[str, Any], k: int) -> Lists:
         for rank, (path, score) in enumerate(zip(frontier, before, strict=True)):
             of = slice(rank * k, rank * k + k)
             lists[path] = level["tokens"][of], [s - score for s in level["scores"][of]]
-            for child, (token, worth) in enumerate(zip(level["tokens"][of], level["scores"][of], strict=True)):
-                path_of[start + rank * k + child], score_of[start + rank * k + child] = (*path, token), worth
-        frontier, before = [path_of[i] for i in level["frontier"]], [score_of[i] for i in level["frontier"]]
+            for child, (token, worth) in enumerate(
+                zip(level["tokens"][of], level["scores"][of], strict=True)
+            ):
+                path_of[start + rank * k + child], score_of[start + rank * k + child] = (
+                    (*path, token),
+                    worth,
+                )
+        frontier, before = (
+            [path_of[i] for i in level["frontier"]],
+            [score_of[i] for i in level["frontier"]],
+        )
     return lists
 
 
 @pytest.mark.parametrize(("trace", "step"), [*steps("eagle2"), *steps("eagle3")])
 def test_eagle_2_s_tree(trace: dict[str, Any], step: dict[str, Any]) -> None:
-    assert min(level["margin"] for level in step["levels"]) > NEAR, "which nodes are expanded hangs on no near tie"
+    assert min(level["margin"] for level in step["levels"]) > NEAR, (
+        "which nodes are expanded hangs on no near tie"
+    )
     lists = level_lists(step, trace["top_k"])
-    tree = draft(EAGLE2(nodes=trace["total_token"] - 1, depth=trace["depth"] + 1, width=trace["top_k"]), lists)
+    tree = draft(
+        EAGLE2(nodes=trace["total_token"] - 1, depth=trace["depth"] + 1, width=trace["top_k"]),
+        lists,
+    )
     theirs = dict(zip(node_paths(step["tokens"], step["parents"]), step["scores"], strict=True))
-    ours = dict(zip(node_paths(tree.tokens.tolist(), tree.parents.tolist()), tree.score.tolist(), strict=True))
+    ours = dict(
+        zip(
+            node_paths(tree.tokens.tolist(), tree.parents.tolist()),
+            tree.score.tolist(),
+            strict=True,
+        )
+    )
     assert step["rerank_set_margin"] > NEAR
     assert ours.keys() == theirs.keys()
     assert max(abs(ours[p] - theirs[p]) for p in ours) < 1e-5
@@ -230,7 +272,9 @@ def test_cape_s_tree(trace: dict[str, Any], step: dict[str, Any]) -> None:
     assert trace["bins"] == [8, 8, 8, 6, 6, 6, 4, 4, 2, 2, 2, 2]
     assert step["draft_min_top8_gap"] > NEAR
     lists, path = Lists(), ()
-    for tokens, logits, most in zip(step["draft_top8"], step["draft_top8_logits"], step["draft_max_probs"], strict=True):
+    for tokens, logits, most in zip(
+        step["draft_top8"], step["draft_top8_logits"], step["draft_max_probs"], strict=True
+    ):
         lists[path] = tokens, [float(np.log(most) + logit - logits[0]) for logit in logits]
         path = (*path, tokens[0])
     tree = draft(CAPE(length=trace["propose_num"], bins="official"), lists)
@@ -245,7 +289,11 @@ def test_medusa_s_tree(trace: dict[str, Any], step: dict[str, Any]) -> None:
     assert step["min_head_topk_gap"] > NEAR
     heads = list(zip(step["head_topk"], step["head_topk_logits"], strict=True))
     step = step | {"parents": trace["parents"]}
-    lists = {path: heads[len(path)] for path in node_paths(step["tokens"], step["parents"]) if len(path) < len(heads)}
+    lists = {
+        path: heads[len(path)]
+        for path in node_paths(step["tokens"], step["parents"])
+        if len(path) < len(heads)
+    }
     tree = draft(Static(f"medusa/{trace['tree']}"), lists)
     assert tree.tokens[1:].tolist() == step["tokens"][1:]
     assert tree.parents.tolist() == step["parents"]

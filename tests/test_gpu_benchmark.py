@@ -21,7 +21,12 @@ def test_it_goes_on_and_writes_a_machine_file(tmp_path: Path) -> None:
     assert "this is no GPU" in first.stdout
     journal = tmp_path / "journal.jsonl"
     lines = journal.read_text().splitlines(keepends=True)
-    cells = [f"texts tiny × {b}, temperature {t}, {mode}" for b in (1, 8) for t in (0, 1) for mode in MODES]
+    cells = [
+        f"texts tiny × {b}, temperature {t}, {mode}"
+        for b in (1, 8)
+        for t in (0, 1)
+        for mode in MODES
+    ]
     parts = ["ceilings", "demo", *cells, "tiny 16", "attention 64", "tiny 64"]
     assert [json.loads(line)["part"] for line in lines] == parts
     journal.write_text("".join(lines[:-1]))  # as if it had been stopped
@@ -41,7 +46,10 @@ def check_cells(found: dict[str, Any]) -> None:
     """Every mode at every temperature and batch, with what is accepted as the weights script it."""
     cells = [cell for name, cell in found.items() if name.startswith("texts tiny")]
     assert [(c["batch"], c["temperature"], c["mode"]) for c in cells] == [
-        (batch, temperature, mode) for batch in (1, 8) for temperature in (0.0, 1.0) for mode in MODES
+        (batch, temperature, mode)
+        for batch in (1, 8)
+        for temperature in (0.0, 1.0)
+        for mode in MODES
     ]
     for cell in cells:
         if cell["mode"] == "assisted" and cell["batch"] > 1:
@@ -51,15 +59,24 @@ def check_cells(found: dict[str, Any]) -> None:
         least, most = (1, 1) if "plain" in cell["mode"] else (2, 5)
         assert least <= cell["per_pass"] <= most, cell
     for kind in ("", "tree "):
-        same = [[c["per_pass"] for c in cells if c["mode"] == kind + mode] for mode in ("eager", "graphs")]
+        same = [
+            [c["per_pass"] for c in cells if c["mode"] == kind + mode]
+            for mode in ("eager", "graphs")
+        ]
         assert same[0] == same[1]
 
 
 def check_table(text: str, found: dict[str, Any]) -> None:
     """A row for each batch and temperature, whose ratios are those of the cells."""
-    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in text.splitlines() if line.startswith("| tiny")]
+    rows = [
+        [cell.strip() for cell in line.split("|")[1:-1]]
+        for line in text.splitlines()
+        if line.startswith("| tiny")
+    ]
     assert [(row[1], row[2]) for row in rows] == [("1", "0"), ("1", "1"), ("8", "0"), ("8", "1")]
-    cells = [cell for name, cell in found.items() if name.startswith("texts tiny × 1, temperature 0")]
+    cells = [
+        cell for name, cell in found.items() if name.startswith("texts tiny × 1, temperature 0")
+    ]
     speed = {cell["mode"]: cell["per_second"] for cell in cells}
     assert float(rows[0][7]) == pytest.approx(speed["graphs"] / speed["plain"], abs=0.006)
     assert float(rows[0][10]) == pytest.approx(speed["graphs"] / speed["assisted"], abs=0.006)

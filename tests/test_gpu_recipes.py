@@ -29,24 +29,39 @@ def answers(monkeypatch: pytest.MonkeyPatch) -> ModuleType:
 
 def test_greedy_answers_are_those_of_generate(target: Target, answers: ModuleType) -> None:
     model = target.decoder.model
-    prompts, ends = [target.tokenizer("Tom has two apples" + " and" * i)["input_ids"] for i in range(7)], sorted(target.eos)
+    prompts, ends = (
+        [target.tokenizer("Tom has two apples" + " and" * i)["input_ids"] for i in range(7)],
+        sorted(target.eos),
+    )
     writer = answers.Writer(model, 3, 96, ends)
-    found = {q.number: ids for q, ids in writer.write([answers.Question(i, p, 9 + i) for i, p in enumerate(prompts)])}
+    found = {
+        q.number: ids
+        for q, ids in writer.write([answers.Question(i, p, 9 + i) for i, p in enumerate(prompts)])
+    }
     assert sorted(found) == list(range(7))
     for i, prompt in enumerate(prompts):
         given = torch.tensor([prompt])
         with torch.inference_mode():
-            whole = model.generate(given, max_new_tokens=9 + i, do_sample=False, eos_token_id=ends, pad_token_id=0)
+            whole = model.generate(
+                given, max_new_tokens=9 + i, do_sample=False, eos_token_id=ends, pad_token_id=0
+            )
         assert found[i] == whole[0, len(prompt) :].tolist()
 
 
 @pytest.mark.parametrize("top_p", [1.0, 0.9])
-def test_sampled_answers_depend_on_seed_and_number_alone(target: Target, answers: ModuleType, top_p: float) -> None:
+def test_sampled_answers_depend_on_seed_and_number_alone(
+    target: Target, answers: ModuleType, top_p: float
+) -> None:
     prompt = target.tokenizer("Tom has")["input_ids"]
 
     def drawn(rows: int, slots: int, seed: int, temperature: float = 1.0) -> dict[int, list[int]]:
         writer = answers.Writer(target.decoder.model, rows, slots, sorted(target.eos), seed, top_p)
-        return {q.number: ids for q, ids in writer.write([answers.Question(i, prompt, 12, temperature) for i in range(9)])}
+        return {
+            q.number: ids
+            for q, ids in writer.write(
+                [answers.Question(i, prompt, 12, temperature) for i in range(9)]
+            )
+        }
 
     assert drawn(2, 64, 0) == drawn(5, 96, 0) != drawn(5, 96, 1)
     assert len({tuple(ids) for ids in drawn(4, 64, 0).values()}) > 5
@@ -57,19 +72,30 @@ def test_draws_have_the_models_distribution(target: Target, answers: ModuleType)
     """First tokens of 2,000 answers: the share of each likely one is within four standard deviations of its probability."""
     prompt, count = target.tokenizer("Tom has")["input_ids"], 2000
     writer = answers.Writer(target.decoder.model, 128, 32, sorted(target.eos))
-    firsts = [ids[0] for _, ids in writer.write([answers.Question(i, prompt, 1, 0.7) for i in range(count)])]
+    firsts = [
+        ids[0]
+        for _, ids in writer.write([answers.Question(i, prompt, 1, 0.7) for i in range(count)])
+    ]
     with torch.inference_mode():
-        p = torch.softmax(target.decoder.model(torch.tensor([prompt])).logits[0, -1].double() / 0.7, -1).numpy()
+        p = torch.softmax(
+            target.decoder.model(torch.tensor([prompt])).logits[0, -1].double() / 0.7, -1
+        ).numpy()
     share = np.bincount(firsts, minlength=len(p)) / count
     likely = p > 0.01
     assert likely.sum() > 3
     assert np.all(np.abs(share - p)[likely] < 4 * np.sqrt(p * (1 - p) / count)[likely])
 
 
-def test_batches_read_by_few_operations_are_the_targets(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_read_by_few_operations_are_the_targets(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
     monkeypatch.setattr(teacher, "read", teacher.read)  # put back afterwards
-    ours, ids, needs = recipe("smollm2_on_gpu"), torch.randint(0, 4000, (3, 40)), Needs(hidden=(1, 2, -4))
+    ours, ids, needs = (
+        recipe("smollm2_on_gpu"),
+        torch.randint(0, 4000, (3, 40)),
+        Needs(hidden=(1, 2, -4)),
+    )
     ours.SLOTS = 64
     ours.read_fast(target)
     theirs, found = features.read(target, ids, needs), teacher.read(target, ids, needs)
@@ -83,7 +109,9 @@ def test_prompts_are_of_every_kind_and_none_is_excluded(monkeypatch: pytest.Monk
     ours = recipe("smollm2_prompts")
     monkeypatch.setattr(ours, "PACKAGES", {"PSF-2.0": "statistics textwrap fractions decimal"})
     questions = [
-        f"{name} has {n} apples and eats {n - 2} of them. How many remain?" for n in range(3, 9) for name in ("Tom", "Ann")
+        f"{name} has {n} apples and eats {n - 2} of them. How many remain?"
+        for n in range(3, 9)
+        for name in ("Tom", "Ann")
     ]
     rows = ours.prompts(questions, Excluded(["What is gravity?"]), share=0.02)
     assert rows == ours.prompts(questions, Excluded(["What is gravity?"]), share=0.02)
@@ -95,7 +123,9 @@ def test_prompts_are_of_every_kind_and_none_is_excluded(monkeypatch: pytest.Monk
         assert all(own[number] == bool(row.get("held")) for number in row.get("passages", ()))
         texts = row.get("turns", [])
         assert all(texts)
-        assert not any("{topic" in text or "{place" in text or text == "What is gravity?" for text in texts)
+        assert not any(
+            "{topic" in text or "{place" in text or text == "What is gravity?" for text in texts
+        )
     chosen = next(row["turns"] for row in rows if row["kind"] == "question")
     left = ours.prompts(questions, Excluded(chosen), share=0.02)
     assert chosen not in [row.get("turns") for row in left]

@@ -20,23 +20,38 @@ class Largest(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         found = func(*args, **(kwargs or {}))
-        if isinstance(found, torch.Tensor) and not any(found.data_ptr() == a.data_ptr() for a in args if torch.is_tensor(a)):
+        if isinstance(found, torch.Tensor) and not any(
+            found.data_ptr() == a.data_ptr() for a in args if torch.is_tensor(a)
+        ):
             self.made = max(self.made, found.numel())
         return found
 
 
-def given(n: int, heads: int, groups: int, slots: int, per_head: bool, boolean: bool) -> tuple[Any, ...]:
+def given(
+    n: int, heads: int, groups: int, slots: int, per_head: bool, boolean: bool
+) -> tuple[Any, ...]:
     torch.manual_seed(n)
     q, k, v = (torch.randn(2, h, s, 8) for h, s in ((heads, n), (groups, slots), (groups, slots)))
     seen = torch.rand(2, heads if per_head else 1, n, slots + 3) < 0.5
     seen[..., 0] = True
-    return q, k, v, seen if boolean else torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min)
+    return (
+        q,
+        k,
+        v,
+        seen
+        if boolean
+        else torch.zeros(seen.shape).masked_fill(~seen, torch.finfo(torch.float32).min),
+    )
 
 
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("boolean", [False, True])
-@pytest.mark.parametrize(("n", "heads", "groups"), [(1, 8, 2), (5, 8, 2), (61, 4, 1), (7, 4, 4), (WIDEST + 1, 4, 2)])
-def test_numbers_are_those_of_repeated_heads(n: int, heads: int, groups: int, boolean: bool, per_head: bool) -> None:
+@pytest.mark.parametrize(
+    ("n", "heads", "groups"), [(1, 8, 2), (5, 8, 2), (61, 4, 1), (7, 4, 4), (WIDEST + 1, 4, 2)]
+)
+def test_numbers_are_those_of_repeated_heads(
+    n: int, heads: int, groups: int, boolean: bool, per_head: bool
+) -> None:
     q, k, v, mask = given(n, heads, groups, n + 40, per_head, boolean)
     module = torch.nn.Module()
     module.num_key_value_groups = heads // groups
@@ -45,7 +60,9 @@ def test_numbers_are_those_of_repeated_heads(n: int, heads: int, groups: int, bo
     )
     each = heads // groups
     wide_k, wide_v = (t.repeat_interleave(each, 1) for t in (k, v))
-    wanted = torch.nn.functional.scaled_dot_product_attention(q, wide_k, wide_v, mask[..., : n + 40])
+    wanted = torch.nn.functional.scaled_dot_product_attention(
+        q, wide_k, wide_v, mask[..., : n + 40]
+    )
     torch.testing.assert_close(found, wanted.transpose(1, 2), rtol=1e-5, atol=1e-5)
     assert weights is None
 
@@ -58,7 +75,9 @@ def test_keys_and_values_are_not_copied() -> None:
         grouped_attention(module, q, k, v, mask)
     assert seen.made < k.numel()  # the mask of four heads, and the result
     with Largest() as seen:
-        grouped_attention(module, q, k, v, mask[..., :4096], position_bias=torch.zeros(1, 1, 8, 4096))
+        grouped_attention(
+            module, q, k, v, mask[..., :4096], position_bias=torch.zeros(1, 1, 8, 4096)
+        )
     assert seen.made >= 4 * k.numel()
 
 
@@ -67,14 +86,23 @@ def test_texts_are_those_of_sdpa() -> None:
     for name in ("sdpa", "grouped"):
         model: Any = tiny_target().decoder.model
         model.set_attn_implementation(name)
-        written.append(load(Target.of(model), "pld", "pct").write([Request([1, 2, 3, 1, 2], 20), Request([4, 4], 20)]).tokens)
+        written.append(
+            load(Target.of(model), "pld", "pct")
+            .write([Request([1, 2, 3, 1, 2], 20), Request([4, 4], 20)])
+            .tokens
+        )
     assert written[0] == written[1]
 
 
-def test_it_is_taken_on_a_gpu_for_heads_that_share(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_is_taken_on_a_gpu_for_heads_that_share(
+    tmp_path: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     folder = str(target_folder(tmp_path / "t"))
     assert Target.load(folder).decoder.config._attn_implementation == "sdpa"
-    assert Target.load(folder, attn_implementation="grouped").decoder.config._attn_implementation == "grouped"
+    assert (
+        Target.load(folder, attn_implementation="grouped").decoder.config._attn_implementation
+        == "grouped"
+    )
     taken = list[Any]()
     monkeypatch.setattr("draftree.models.target.use_grouped_attention", taken.append)
     monkeypatch.setattr("draftree.models.target.usable", lambda device: torch.device("cuda"))
@@ -87,7 +115,8 @@ def test_it_is_taken_on_a_gpu_for_heads_that_share(tmp_path: Any, monkeypatch: p
 
 
 @pytest.mark.parametrize(
-    ("groups", "attention", "wanted"), [(2, "sdpa", "grouped"), (4, "sdpa", "sdpa"), (2, "eager", "eager")]
+    ("groups", "attention", "wanted"),
+    [(2, "sdpa", "grouped"), (4, "sdpa", "sdpa"), (2, "eager", "eager")],
 )
 def test_only_copies_are_replaced(groups: int, attention: str, wanted: str) -> None:
     config = LlamaConfig(

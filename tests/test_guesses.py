@@ -1,7 +1,8 @@
 """What users of other tools try first: each guess works, or its message says what to write.
 
-The guesses are written from the references of transformers, vLLM, the OpenAI API, ollama, llama.cpp, llama-cpp-python, mlx_lm
-and lm_eval. Guesses on the command line are in `test_guesses_cli.py`.
+The guesses are written from the references of transformers, vLLM, the OpenAI API, ollama,
+llama.cpp, llama-cpp-python, mlx_lm and lm_eval. Guesses on the command line are in
+`test_guesses_cli.py`.
 """
 
 import asyncio
@@ -15,7 +16,13 @@ from typing import Any
 import pytest
 import torch
 from pydantic import BaseModel
-from transformers import AutoModelForCausalLM, AutoTokenizer, BatchEncoding, GenerationConfig, TextStreamer
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    BatchEncoding,
+    GenerationConfig,
+    TextStreamer,
+)
 
 import draftree
 from draftree import Completion, Engine, load
@@ -38,7 +45,9 @@ def engine() -> Engine:
 @pytest.fixture(scope="module")
 def written(engine: Engine) -> SimpleNamespace:
     """A completion and a token."""
-    return SimpleNamespace(completion=engine.complete("a", **SHORT), token=next(engine.stream("a", **SHORT)))
+    return SimpleNamespace(
+        completion=engine.complete("a", **SHORT), token=next(engine.stream("a", **SHORT))
+    )
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +55,9 @@ def plain() -> SimpleNamespace:
     """The demo as transformers loads it."""
     folder = demo_folder()
     model: Any = AutoModelForCausalLM.from_pretrained(folder, dtype="float32")
-    return SimpleNamespace(model=model, tokenizer=AutoTokenizer.from_pretrained(folder), folder=str(folder))
+    return SimpleNamespace(
+        model=model, tokenizer=AutoTokenizer.from_pretrained(folder), folder=str(folder)
+    )
 
 
 def text(found: Any) -> bool:
@@ -109,28 +120,49 @@ CALLS: dict[str, Guess] = {
     "max_gen_toks": (lambda e: e.complete("a", max_gen_toks=3), text),
     "min_tokens": (lambda e: e.complete("a", min_tokens=2, max_tokens=3), text),
     "min_length": (lambda e: e.complete("a", min_length=30), "min_new_tokens counts new tokens"),
-    "both names": (lambda e: e.complete("a", max_tokens=3, max_new_tokens=4), "max_tokens and max_new_tokens are given"),
+    "both names": (
+        lambda e: e.complete("a", max_tokens=3, max_new_tokens=4),
+        "max_tokens and max_new_tokens are given",
+    ),
     # sampling
     "do_sample=False": (lambda e: e.complete("a", do_sample=False, **SHORT), text),
-    "do_sample and temperature": (lambda e: e.complete("a", do_sample=True, temperature=0.7, **SHORT), text),
+    "do_sample and temperature": (
+        lambda e: e.complete("a", do_sample=True, temperature=0.7, **SHORT),
+        text,
+    ),
     "temp": (lambda e: e.complete("a", temp=0.7, **SHORT), text),
-    "temperature=None": (lambda e: e.complete("a", temperature=None, stop=None, seed=None, **SHORT), text),
+    "temperature=None": (
+        lambda e: e.complete("a", temperature=None, stop=None, seed=None, **SHORT),
+        text,
+    ),
     "typical": (lambda e: e.complete("a", typical=0.9, **SHORT), text),
     "mirostat": (lambda e: e.complete("a", mirostat=2), "temperature, top_k"),
     "xtc_probability": (lambda e: e.complete("a", xtc_probability=0.1), "temperature, top_k"),
     "num_beams": (lambda e: e.complete("a", num_beams=4), "beam search is not offered"),
-    "use_beam_search": (lambda e: e.complete("a", use_beam_search=True), "beam search is not offered"),
+    "use_beam_search": (
+        lambda e: e.complete("a", use_beam_search=True),
+        "beam search is not offered",
+    ),
     "best_of": (lambda e: e.complete("a", best_of=4), "n=N writes N texts"),
     "n": (lambda e: e.complete("a", n=2, temperature=1.0, **SHORT), several(2)),
-    "num_return_sequences": (lambda e: e.complete("a", num_return_sequences=2, temperature=1.0, **SHORT), several(2)),
+    "num_return_sequences": (
+        lambda e: e.complete("a", num_return_sequences=2, temperature=1.0, **SHORT),
+        several(2),
+    ),
     "stream with n": (lambda e: e.stream("a", n=2), "n is 2, allowed is 1 here"),
-    "sampling_params": (lambda e: e.chat("a", sampling_params=5), "temperature, top_p, max_new_tokens"),
+    "sampling_params": (
+        lambda e: e.chat("a", sampling_params=5),
+        "temperature, top_p, max_new_tokens",
+    ),
     "options (ollama)": (lambda e: e.chat("a", options={"temperature": 1, "num_predict": 3}), text),
     "generation_config": (lambda e: e.complete("a", generation_config=5), "engine.generate"),
     "repeat_penalty": (lambda e: e.complete("a", repeat_penalty=1.1), "repetition_penalty"),
     "repetition_penalty": (lambda e: e.complete("a", repetition_penalty=1.1, **SHORT), text),
     "dry_multiplier": (lambda e: e.complete("a", dry_multiplier=1.1), "repetition_penalty"),
-    "penalty_alpha": (lambda e: e.complete("a", penalty_alpha=0.6), "contrastive search is not offered"),
+    "penalty_alpha": (
+        lambda e: e.complete("a", penalty_alpha=0.6),
+        "contrastive search is not offered",
+    ),
     "logit_bias": (lambda e: e.complete("a", logit_bias={5: -3.0}, **SHORT), text),
     "suppress_tokens": (lambda e: e.complete("a", suppress_tokens=[5], **SHORT), text),
     "bad_words": (lambda e: e.complete("a", bad_words=["b"], **SHORT), text),
@@ -140,20 +172,35 @@ CALLS: dict[str, Guess] = {
     "until": (lambda e: e.complete("a", until=["\n"], **SHORT), text),
     "ignore_eos": (lambda e: e.complete("a", ignore_eos=True, **SHORT), text),
     # forms and outputs
-    "response_format": (lambda e: e.chat("a", response_format={"type": "json_object"}, **SHORT), starts("{")),
+    "response_format": (
+        lambda e: e.chat("a", response_format={"type": "json_object"}, **SHORT),
+        starts("{"),
+    ),
     "format (ollama)": (lambda e: e.chat("a", format="json", **SHORT), starts("{")),
     "guided_json": (lambda e: e.chat("a", guided_json={"enum": [1, 2]}, **SHORT), text),
     "guided_regex": (lambda e: e.chat("a", guided_regex="[ab]{2}", **SHORT), text),
-    "guided_choice": (lambda e: e.chat("a", guided_choice=["yes", "no."]), lambda found: str(found) in ("yes", "no.")),
+    "guided_choice": (
+        lambda e: e.chat("a", guided_choice=["yes", "no."]),
+        lambda found: str(found) in ("yes", "no."),
+    ),
     "structured_outputs": (lambda e: e.chat("a", structured_outputs=5), "json_schema="),
     "tools": (lambda e: e.chat("a", tools=[len]), "apply_chat_template(messages"),
     "logprobs": (lambda e: e.complete("a", logprobs=2, **SHORT), text),
     "top_logprobs": (lambda e: e.chat("a", top_logprobs=2, **SHORT), text),
     "prompt_logprobs": (lambda e: e.complete("a", prompt_logprobs=1), "logprobs=N"),
-    "skip_special_tokens": (lambda e: e.complete("a", skip_special_tokens=False), "without special tokens"),
+    "skip_special_tokens": (
+        lambda e: e.complete("a", skip_special_tokens=False),
+        "without special tokens",
+    ),
     "batch_size": (lambda e: e.complete(["a"], batch_size=4), "a list of prompts is one batch"),
-    "assistant_model of a call": (lambda e: e.complete("a", assistant_model=5), "draftree.load(…, drafter=…)"),
-    "a misspelt option": (lambda e: e.complete("a", max_new_token=3), "did you mean 'max_new_tokens'"),
+    "assistant_model of a call": (
+        lambda e: e.complete("a", assistant_model=5),
+        "draftree.load(…, drafter=…)",
+    ),
+    "a misspelt option": (
+        lambda e: e.complete("a", max_new_token=3),
+        "did you mean 'max_new_tokens'",
+    ),
     "a misspelt alias": (lambda e: e.complete("a", max_tokns=3), "did you mean 'max_new_tokens'"),
     "an option that nothing is near": (lambda e: e.complete("a", frobnicate=3), "known are"),
     # attributes of results
@@ -166,9 +213,18 @@ CALLS: dict[str, Guess] = {
     "tokenize": (lambda e: e.tokenize("a"), "engine.tokenizer(text)"),
     "engine.compleet": (lambda e: e.compleet, "did you mean 'complete'"),
     "generate ids": (lambda e: e.generate(torch.tensor([[5, 6]]), max_new_tokens=3), ids),
-    "generate do_sample": (lambda e: e.generate(torch.tensor([[5, 6]]), max_new_tokens=3, do_sample=True, top_k=5), ids),
-    "generate num_beams": (lambda e: e.generate(torch.tensor([[5, 6]]), num_beams=3), "beam search is not offered"),
-    "generate assistant_model": (lambda e: e.generate(torch.tensor([[5]]), assistant_model=5), "draftree.load(model, drafter"),
+    "generate do_sample": (
+        lambda e: e.generate(torch.tensor([[5, 6]]), max_new_tokens=3, do_sample=True, top_k=5),
+        ids,
+    ),
+    "generate num_beams": (
+        lambda e: e.generate(torch.tensor([[5, 6]]), num_beams=3),
+        "beam search is not offered",
+    ),
+    "generate assistant_model": (
+        lambda e: e.generate(torch.tensor([[5]]), assistant_model=5),
+        "draftree.load(model, drafter",
+    ),
     # names of the module
     "pipeline": (lambda e: draftree.pipeline("text-generation"), "draftree.load(MODEL)"),
     "draftree.generate": (lambda e: draftree.generate("a"), "draftree.load(MODEL).chat('text')"),
@@ -177,25 +233,52 @@ CALLS: dict[str, Guess] = {
 
 LOADS: dict[str, Guess] = {
     "load(model)": (lambda p: load(p.model), loaded),
-    "load(model, tokenizer)": (lambda p: load(p.model, p.tokenizer), lambda e: e.tokenizer is not None),
+    "load(model, tokenizer)": (
+        lambda p: load(p.model, p.tokenizer),
+        lambda e: e.tokenizer is not None,
+    ),
     "load(model, tokenizer=)": (lambda p: load(p.model, tokenizer=p.tokenizer), loaded),
     "load(model=)": (lambda p: load(model=p.folder), lambda e: e.target.name == "demo"),
-    "pretrained_model_name_or_path=": (lambda p: load(pretrained_model_name_or_path="demo"), loaded),
-    "assistant_model=": (lambda p: load(p.model, assistant_model=p.model), lambda e: e.drafter.described.startswith("lm")),
-    "draft_model= a folder": (lambda p: load(p.model, draft_model=p.folder), lambda e: e.drafter.described.startswith("lm")),
+    "pretrained_model_name_or_path=": (
+        lambda p: load(pretrained_model_name_or_path="demo"),
+        loaded,
+    ),
+    "assistant_model=": (
+        lambda p: load(p.model, assistant_model=p.model),
+        lambda e: e.drafter.described.startswith("lm"),
+    ),
+    "draft_model= a folder": (
+        lambda p: load(p.model, draft_model=p.folder),
+        lambda e: e.drafter.described.startswith("lm"),
+    ),
     "speculative_model=": (lambda p: load("demo", speculative_model="ngram"), loaded),
-    "drafter= a loaded model": (lambda p: load(p.model, drafter=p.model), lambda e: e.drafter.described.startswith("lm")),
-    "drafter= a folder": (lambda p: load(p.model, drafter=p.folder), lambda e: e.drafter.described.startswith("lm")),
-    "drafter= an open drafter": (lambda p: load(p.model, drafter=load(p.model, "pld").drafter), loaded),
+    "drafter= a loaded model": (
+        lambda p: load(p.model, drafter=p.model),
+        lambda e: e.drafter.described.startswith("lm"),
+    ),
+    "drafter= a folder": (
+        lambda p: load(p.model, drafter=p.folder),
+        lambda e: e.drafter.described.startswith("lm"),
+    ),
+    "drafter= an open drafter": (
+        lambda p: load(p.model, drafter=load(p.model, "pld").drafter),
+        loaded,
+    ),
     "drafter= an engine": (lambda p: load(p.model, drafter=load("demo", "pld")), loaded),
     "drafter='ngram'": (lambda p: load("demo", "ngram"), lambda e: "PLD" in repr(e)),
-    "drafter='prompt_lookup'": (lambda p: load("demo", "prompt_lookup"), lambda e: "PLD" in repr(e)),
+    "drafter='prompt_lookup'": (
+        lambda p: load("demo", "prompt_lookup"),
+        lambda e: "PLD" in repr(e),
+    ),
     "drafter='eagle-3'": (lambda p: load("demo", "eagle-3"), lambda e: "EAGLE3" in repr(e)),
     "drafter='EAGLE3'": (lambda p: load("demo", "EAGLE3"), lambda e: "EAGLE3" in repr(e)),
     "drafter='deepseek_mtp'": (lambda p: load("demo", "deepseek_mtp"), lambda e: "MTP" in repr(e)),
     "drafter='Medusa'": (lambda p: load("demo", "Medusa"), loaded),
     "drafter='suffix_decoding'": (lambda p: load("demo", "suffix_decoding"), loaded),
-    "drafter='draft_model'": (lambda p: load("demo", "draft_model"), "give the loaded model itself"),
+    "drafter='draft_model'": (
+        lambda p: load("demo", "draft_model"),
+        "give the loaded model itself",
+    ),
     "drafter='eagle2'": (lambda p: load("demo", "eagle2"), "policy 'eagle2'"),
     "drafter='mlp_speculator'": (lambda p: load("demo", "mlp_speculator"), "'medusa' and 'hydra'"),
     "drafter='none'": (lambda p: load("demo", "none"), "engine.plain"),
@@ -205,10 +288,16 @@ LOADS: dict[str, Guess] = {
     "policy='tree'": (lambda p: load("demo", policy="tree"), "pct, yield and eagle2"),
     "torch_dtype=": (lambda p: load("demo", torch_dtype="float32"), loaded),
     "dtype='auto'": (lambda p: load("demo", dtype="auto"), loaded),
-    "dtype='bf16'": (lambda p: load("demo", dtype="bf16"), lambda e: e.target.decoder.dtype is torch.bfloat16),
+    "dtype='bf16'": (
+        lambda p: load("demo", dtype="bf16"),
+        lambda e: e.target.decoder.dtype is torch.bfloat16,
+    ),
     "dtype='int8'": (lambda p: load("demo", dtype="int8"), "quantize='int8'"),
     "device_map='auto'": (lambda p: load("demo", device_map="auto"), loaded),
-    "quantization= (vLLM)": (lambda p: load("demo", quantization="awq"), "allowed is none or int8 or int4"),
+    "quantization= (vLLM)": (
+        lambda p: load("demo", quantization="awq"),
+        "allowed is none or int8 or int4",
+    ),
     "tensor_parallel_size=": (lambda p: load("demo", tensor_parallel_size=2), "one device"),
     "n_gpu_layers=": (lambda p: load("demo", n_gpu_layers=-1), "device='cuda'"),
     "cache_dir=": (lambda p: load("demo", cache_dir="x"), "HF_HOME"),
@@ -216,9 +305,15 @@ LOADS: dict[str, Guess] = {
     "local_files_only=": (lambda p: load("demo", local_files_only=True), "HF_HUB_OFFLINE=1"),
     "adapter_path= (mlx_lm)": (lambda p: load("demo", adapter_path="./nowhere"), "nowhere"),
     "temperature= of load": (lambda p: load("demo", temperature=0.7), "option of each call"),
-    "attn_implementation=": (lambda p: load("demo", attn_implementation="flash_attention_2"), "sdpa or eager"),
+    "attn_implementation=": (
+        lambda p: load("demo", attn_implementation="flash_attention_2"),
+        "sdpa or eager",
+    ),
     "a path that does not exist": (lambda p: load("./nowhere"), "no folder or file './nowhere'"),
-    "a model that the hub is not asked for": (lambda p: load("nosuch"), "there is no folder 'nosuch' here"),
+    "a model that the hub is not asked for": (
+        lambda p: load("nosuch"),
+        "there is no folder 'nosuch' here",
+    ),
 }
 
 
@@ -367,9 +462,18 @@ WORKS: tuple[str, ...] = (
 
 
 @pytest.mark.parametrize("call", WITHIN | MORE)
-def test_the_message_of_a_guess_says_what_to_write(engine: Engine, written: SimpleNamespace, call: str) -> None:
+def test_the_message_of_a_guess_says_what_to_write(
+    engine: Engine, written: SimpleNamespace, call: str
+) -> None:
     c, t = written.completion, written.token
-    names = {"e": engine, "c": c, "t": t, "s": c.stats, "tok": engine.tokenizer, "IDS": torch.tensor([[5, 6]])}
+    names = {
+        "e": engine,
+        "c": c,
+        "t": t,
+        "s": c.stats,
+        "tok": engine.tokenizer,
+        "IDS": torch.tensor([[5, 6]]),
+    }
     with pytest.raises((draftree.UserError, AttributeError)) as found:
         eval(call, {**globals(), **names})
     assert (WITHIN | MORE)[call] in str(found.value)
@@ -387,10 +491,18 @@ def test_other_tools_forms_mean_the_same(engine: Engine) -> None:
     assert engine.complete("a b", max_tokens=3, logprobs=True, top_logprobs=2).logprobs[0].top[1:]
     assert not engine.complete("a b", max_tokens=3, logprobs=True).logprobs[0].top
     assert str(engine.chat("a", guided_choice=["y.s", "n+"])) in ("y.s", "n+")
-    schema = {"type": "object", "required": ["x"], "properties": {"x": {"enum": [7]}}, "additionalProperties": False}
+    schema = {
+        "type": "object",
+        "required": ["x"],
+        "properties": {"x": {"enum": [7]}},
+        "additionalProperties": False,
+    }
     form = {"type": "json_schema", "json_schema": {"name": "n", "schema": schema}}
     assert engine.chat("a", response_format=form).text.replace(" ", "") == '{"x":7}'
-    assert engine.generate(torch.tensor([[5, 6]]), GenerationConfig(max_new_tokens=2)).shape == (1, 4)
+    assert engine.generate(torch.tensor([[5, 6]]), GenerationConfig(max_new_tokens=2)).shape == (
+        1,
+        4,
+    )
 
 
 def test_a_bias_of_digits_is_of_an_id_as_in_openais_api(engine: Engine) -> None:
@@ -407,11 +519,18 @@ def test_ids_that_a_tokenizer_padded_are_refused(engine: Engine) -> None:
 
 def test_a_suggestion_is_a_misspelling_or_nothing() -> None:
     options = ("temperature", "stop", "seed", "json_schema", "complete", "learned", "top_k")
-    near = {"tempreture": "temperature", "stpo": "stop", "sed": "seed", "topk": "top_k", "compleet": "complete"}
+    near = {
+        "tempreture": "temperature",
+        "stpo": "stop",
+        "sed": "seed",
+        "topk": "top_k",
+        "compleet": "complete",
+    }
     assert {word: nearest(OPTION, word, options) for word in near} == near
-    assert [nearest(OPTION, word, options) for word in ("template", "store", "strip", "compile", "compare", "clear")] == [
-        None
-    ] * 6
+    assert [
+        nearest(OPTION, word, options)
+        for word in ("template", "store", "strip", "compile", "compare", "clear")
+    ] == [None] * 6
 
 
 def test_a_drafter_by_the_name_of_a_target_is_a_language_model() -> None:
@@ -424,8 +543,12 @@ def test_a_drafter_by_the_name_of_a_target_is_a_language_model() -> None:
 
 def test_python_adds_no_suggestion_to_a_hint() -> None:
     code = "import draftree; draftree.load('demo', 'pld').compleet"
-    done = subprocess.run([sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True)
-    assert done.stderr.strip().endswith("unknown attribute of an Engine 'compleet': did you mean 'complete'?")
+    done = subprocess.run(
+        [sys.executable, "-W", "ignore", "-c", code], capture_output=True, text=True
+    )
+    assert done.stderr.strip().endswith(
+        "unknown attribute of an Engine 'compleet': did you mean 'complete'?"
+    )
 
 
 @pytest.mark.parametrize("name", CALLS)
@@ -442,17 +565,24 @@ def test_there_are_enough_guesses() -> None:
     assert sum(map(len, (CALLS, LOADS, WITHIN, WORKS, MORE, ACCEPTED, NOTED))) >= 500
 
 
-def test_the_hook_prints_through_a_streamer(plain: SimpleNamespace, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_hook_prints_through_a_streamer(
+    plain: SimpleNamespace, capsys: pytest.CaptureFixture[str]
+) -> None:
     inputs = plain.tokenizer("def main(", return_tensors="pt", return_token_type_ids=False)
     plain.model.generate(
-        **inputs, max_new_tokens=12, streamer=TextStreamer(plain.tokenizer), custom_generate=draftree.speculate("pld")
+        **inputs,
+        max_new_tokens=12,
+        streamer=TextStreamer(plain.tokenizer),
+        custom_generate=draftree.speculate("pld"),
     )
     assert capsys.readouterr().out.startswith("def main(")
 
 
 def test_complete_recommends_chat_once_for_a_question() -> None:
     fresh = load("demo", "pld", "chain")
-    with pytest.warns(draftree.errors.DraftreeWarning, match=r"looks like a question, .*chat\(\) puts it into"):
+    with pytest.warns(
+        draftree.errors.DraftreeWarning, match=r"looks like a question, .*chat\(\) puts it into"
+    ):
         fresh.complete(QUESTION, **SHORT)
     fresh.complete(QUESTION, **SHORT)  # a second warning would be an error
     with pytest.warns(draftree.errors.DraftreeWarning, match="the completion is empty"):
@@ -466,7 +596,10 @@ def test_objects_have_short_representations(engine: Engine) -> None:
         assert "\n" not in repr(shown)
         assert len(repr(shown)) < 250
     assert f"{found.stats.acceptance_length:.2f} tokens per pass (τ)" in repr(found)
-    assert "".join(map(str, engine.stream("def main(", **SHORT))) == engine.complete("def main(", **SHORT).text
+    assert (
+        "".join(map(str, engine.stream("def main(", **SHORT)))
+        == engine.complete("def main(", **SHORT).text
+    )
 
 
 def test_a_notebook_shows_the_text_coloured_by_origin(engine: Engine) -> None:
@@ -475,7 +608,12 @@ def test_a_notebook_shows_the_text_coloured_by_origin(engine: Engine) -> None:
     assert html.count("<span") >= 2
     assert "tokens/s" in html
     assert "tokens per pass (τ)" in html
-    assert "<b>" not in Completion("<b>", [5], ["drafted"], [], "length", None, found.stats, ["<b>"])._repr_html_()
+    assert (
+        "<b>"
+        not in Completion(
+            "<b>", [5], ["drafted"], [], "length", None, found.stats, ["<b>"]
+        )._repr_html_()
+    )
 
 
 def test_completion_in_editors_shows_the_public_names() -> None:

@@ -24,7 +24,16 @@ WORKS = {
     "model and prompt": ("generate", "demo", "hi", *PLD, "-n", 4),
     "model, -p": ("generate", "demo", "-p", "hi", *PLD, "-n", 4),
     "-m, -p (llama.cpp)": ("generate", "-m", "demo", "-p", "hi", *PLD, "-n", "4"),
-    "--model, --prompt (mlx_lm)": ("generate", "--model", "demo", "--prompt", "hi", *PLD, "--max-tokens", "4"),
+    "--model, --prompt (mlx_lm)": (
+        "generate",
+        "--model",
+        "demo",
+        "--prompt",
+        "hi",
+        *PLD,
+        "--max-tokens",
+        "4",
+    ),
     "--model=": ("generate", "--model=demo", "--prompt=hi", *PLD, "--max-tokens=4"),
     "-hf (llama.cpp)": ("generate", "-hf", "demo", "-p", "hi", *PLD, "--n-predict", "4"),
     "the prompt alone": ("generate", "hi", *PLD, "--max-new-tokens", "4"),
@@ -33,23 +42,81 @@ WORKS = {
     "--stream": ("generate", "demo", "hi", *PLD, "-n", "4", "--stream"),
     "--system-prompt": ("generate", "demo", "hi", *PLD, "-n", "4", "--system-prompt", "Be brief."),
     "--stop-strings": ("generate", "demo", "hi", *PLD, "-n", "4", "--stop-strings", "x"),
-    "--draft-model (mlx_lm)": ("generate", "demo", "hi", "--draft-model", "ngram", "--policy", "chain:length=2", "-n", "4"),
-    "-md (llama.cpp)": ("generate", "demo", "hi", "-md", "prompt_lookup", "--policy", "chain:length=2", "-n", "4"),
+    "--draft-model (mlx_lm)": (
+        "generate",
+        "demo",
+        "hi",
+        "--draft-model",
+        "ngram",
+        "--policy",
+        "chain:length=2",
+        "-n",
+        "4",
+    ),
+    "-md (llama.cpp)": (
+        "generate",
+        "demo",
+        "hi",
+        "-md",
+        "prompt_lookup",
+        "--policy",
+        "chain:length=2",
+        "-n",
+        "4",
+    ),
     "--torch-dtype": ("generate", "demo", "hi", *PLD, "-n", "4", "--torch-dtype", "float32"),
     "run (ollama)": ("run", "demo", "hi", *PLD, "-n", "4"),
-    "no command (llama.cpp)": ("-m", "demo", "-p", "hi", "-md", "pld", "--draft-max", "2", "-n", "4"),
+    "no command (llama.cpp)": (
+        "-m",
+        "demo",
+        "-p",
+        "hi",
+        "-md",
+        "pld",
+        "--draft-max",
+        "2",
+        "-n",
+        "4",
+    ),
     "gen": ("gen", "demo", "hi", *PLD, "-n", "4"),
     "ls": ("ls",),
     "list policies": ("list", "policies"),
     "drafters MODEL": ("drafters", "meta-llama/Llama-3.1-8B-Instruct"),
     "drafters --for": ("drafters", "--for", "Qwen/Qwen3-8B"),
     "--repo-id": ("generate", "--repo-id", "demo", "-p", "hi", *PLD, "-n", "4"),
-    "--max_new_tokens with underscores": ("generate", "demo", "hi", *PLD, "--max_new_tokens", "4", "--top_k", "5"),
+    "--max_new_tokens with underscores": (
+        "generate",
+        "demo",
+        "hi",
+        *PLD,
+        "--max_new_tokens",
+        "4",
+        "--top_k",
+        "5",
+    ),
     "--dtype half (vLLM)": ("generate", "demo", "hi", *PLD, "-n", "4", "--dtype", "float"),
     "--predict, -r (llama.cpp)": ("generate", "demo", "hi", *PLD, "--predict", "4", "-r", "x"),
     "-j (llama.cpp)": ("generate", "demo", "hi", *PLD, "-n", "4", "-j", '{"type": "boolean"}'),
-    "--prefill-response (mlx_lm)": ("generate", "demo", "hi", *PLD, "-n", "4", "--prefill-response", "Well"),
-    "--system-instruction (lm_eval)": ("generate", "demo", "hi", *PLD, "-n", "4", "--system-instruction", "Be brief."),
+    "--prefill-response (mlx_lm)": (
+        "generate",
+        "demo",
+        "hi",
+        *PLD,
+        "-n",
+        "4",
+        "--prefill-response",
+        "Well",
+    ),
+    "--system-instruction (lm_eval)": (
+        "generate",
+        "demo",
+        "hi",
+        *PLD,
+        "-n",
+        "4",
+        "--system-instruction",
+        "Be brief.",
+    ),
     "-n4": ("generate", "demo", "hi", *PLD, "-n4"),
     "--dev (llama.cpp)": ("generate", "demo", "hi", *PLD, "-n", "4", "-dev", "cpu"),
     "drafters -m": ("drafters", "-m", "demo"),
@@ -74,8 +141,14 @@ TOLD = {
     "login (hf)": (("login",), "hf auth login"),
     "an unknown command": (("frobnicate",), "known are"),
     "-t as threads (llama.cpp)": (("generate", "demo", "hi", "-t", "8"), "--threads 8"),
-    "--draft-min (llama.cpp)": (("generate", "demo", "hi", "--draft-min", "1"), "--policy chain:length=5"),
-    "--draft-p-min (llama.cpp)": (("generate", "demo", "hi", "--draft-p-min", "0.8"), "--policy pct:"),
+    "--draft-min (llama.cpp)": (
+        ("generate", "demo", "hi", "--draft-min", "1"),
+        "--policy chain:length=5",
+    ),
+    "--draft-p-min (llama.cpp)": (
+        ("generate", "demo", "hi", "--draft-p-min", "0.8"),
+        "--policy pct:",
+    ),
     "-ngld (llama.cpp)": (("generate", "demo", "hi", "-ngld", "99"), "--device"),
     "-b (llama.cpp)": (("generate", "demo", "hi", "-b", "99"), "draftree bench"),
     "-np (llama.cpp)": (("generate", "demo", "hi", "-np", "2"), "draftree bench"),
@@ -86,28 +159,55 @@ TOLD = {
     "-e (llama.cpp)": (("generate", "demo", "hi", "-e"), "the shell writes escapes"),
     "--mirostat (llama.cpp)": (("generate", "demo", "hi", "--mirostat", "2"), "--min-p"),
     "--samplers (llama.cpp)": (("generate", "demo", "hi", "--samplers", "k"), "--top-k"),
-    "--repeat-penalty (llama.cpp)": (("generate", "demo", "hi", "--repeat-penalty", "1.1"), "--repetition-penalty"),
-    "--grammar-file (llama.cpp)": (("generate", "demo", "hi", "--grammar-file", "g"), "--grammar FILE takes a Lark grammar"),
+    "--repeat-penalty (llama.cpp)": (
+        ("generate", "demo", "hi", "--repeat-penalty", "1.1"),
+        "--repetition-penalty",
+    ),
+    "--grammar-file (llama.cpp)": (
+        ("generate", "demo", "hi", "--grammar-file", "g"),
+        "--grammar FILE takes a Lark grammar",
+    ),
     "-hff (llama.cpp)": (("generate", "demo", "hi", "-hff", "x.gguf"), ".gguf file as MODEL"),
     "-mu (llama.cpp)": (("generate", "demo", "hi", "-mu", "http://x"), "download the file"),
     "--log-disable (llama.cpp)": (("generate", "demo", "hi", "--log-disable"), "2>/dev/null"),
-    "--prompt-cache (llama.cpp)": (("generate", "demo", "hi", "--prompt-cache", "x"), "draftree chat"),
-    "-lcs (llama.cpp)": (("generate", "demo", "hi", "--lookup-cache-static", "x"), "datastore build"),
+    "--prompt-cache (llama.cpp)": (
+        ("generate", "demo", "hi", "--prompt-cache", "x"),
+        "draftree chat",
+    ),
+    "-lcs (llama.cpp)": (
+        ("generate", "demo", "hi", "--lookup-cache-static", "x"),
+        "datastore build",
+    ),
     "--think (ollama)": (("generate", "demo", "hi", "--think"), "chat template"),
     "-m as tokens (mlx_lm)": (("generate", "demo", "-p", "hi", "-m", "100"), "-n 100 bounds"),
     "-m as tokens, no model (mlx_lm)": (("generate", "-p", "hi", "-m", "100"), "-n 100 bounds"),
     "--kv-bits (mlx_lm)": (("generate", "demo", "hi", "--kv-bits", "8"), "dtype of the model"),
-    "--extra-eos-token (mlx_lm)": (("generate", "demo", "hi", "--extra-eos-token", "x"), "--stop TEXT"),
-    "--speculative-config (vLLM)": (("generate", "demo", "hi", "--speculative-config", "{}"), "--drafter eagle3 --policy"),
+    "--extra-eos-token (mlx_lm)": (
+        ("generate", "demo", "hi", "--extra-eos-token", "x"),
+        "--stop TEXT",
+    ),
+    "--speculative-config (vLLM)": (
+        ("generate", "demo", "hi", "--speculative-config", "{}"),
+        "--drafter eagle3 --policy",
+    ),
     "-tp (vLLM)": (("generate", "demo", "hi", "-tp", "2"), "one device"),
-    "--kv-cache-dtype (vLLM)": (("generate", "demo", "hi", "--kv-cache-dtype", "fp8"), "dtype of the model"),
-    "--quantization awq (vLLM)": (("generate", "demo", "hi", "--quantize", "awq"), "load the model with transformers"),
+    "--kv-cache-dtype (vLLM)": (
+        ("generate", "demo", "hi", "--kv-cache-dtype", "fp8"),
+        "dtype of the model",
+    ),
+    "--quantization awq (vLLM)": (
+        ("generate", "demo", "hi", "--quantize", "awq"),
+        "load the model with transformers",
+    ),
     "--dtype int8": (("generate", "demo", "hi", "--dtype=int8"), "--quantize int8"),
     "--download-dir (vLLM)": (("generate", "demo", "hi", "--download-dir", "x"), "HF_HOME"),
     "--api-key (vLLM)": (("generate", "demo", "hi", "--api-key", "x"), "draftree serve"),
     "--max-num-seqs (vLLM)": (("generate", "demo", "hi", "--max-num-seqs", "8"), "draftree bench"),
     "--tokenizer (vLLM)": (("generate", "demo", "hi", "--tokenizer", "x"), "the model's folder"),
-    "bench throughput (vLLM)": (("bench", "throughput", "--model", "demo"), "has no sub-commands, and 'throughput' was read"),
+    "bench throughput (vLLM)": (
+        ("bench", "throughput", "--model", "demo"),
+        "has no sub-commands, and 'throughput' was read",
+    ),
     "bench latency (vLLM)": (("bench", "latency", "--model", "demo"), "type draftree bench demo"),
     "bench serve (vLLM)": (("bench", "serve", "-m", "demo"), "type draftree bench demo"),
     "two models, --model": (("bench", "demo", "--model", "smollm2"), "as --model 'smollm2'"),
@@ -115,27 +215,60 @@ TOLD = {
         ("export", "demo", "--format", "gguf", "--outfile", "F"),
         "writes drafters, not models, as draftree export eagle3; formats are speculators, eagle, vllm-",
     ),
-    "export of a model by its name": (("export", "demo"), "'demo' is a model, but draftree export writes drafters"),
+    "export of a model by its name": (
+        ("export", "demo"),
+        "'demo' is a model, but draftree export writes drafters",
+    ),
     "two unknown options": (
         ("generate", "demo", "hi", "--num-beams", "4", "--frobnicate", "--numa", "5"),
         "numactl binds",
     ),
-    "unknown options, together": (("generate", "demo", "--num-beams=4", "--frobnicate"), "; unknown option '--frobnicate'"),
+    "unknown options, together": (
+        ("generate", "demo", "--num-beams=4", "--frobnicate"),
+        "; unknown option '--frobnicate'",
+    ),
     "--input-len (vLLM)": (("bench", "demo", "--input-len", "128"), "--suite FILE"),
     "--request-rate (vLLM)": (("bench", "demo", "--request-rate", "4"), "one text at a time"),
-    "--num-fewshot (lm_eval)": (("bench", "demo", "--num-fewshot", "5"), "lm_eval --model draftree"),
-    "--gen-kwargs (lm_eval)": (("generate", "demo", "hi", "--gen_kwargs", "temperature=0"), "--top-p, --max-new-tokens"),
+    "--num-fewshot (lm_eval)": (
+        ("bench", "demo", "--num-fewshot", "5"),
+        "lm_eval --model draftree",
+    ),
+    "--gen-kwargs (lm_eval)": (
+        ("generate", "demo", "hi", "--gen_kwargs", "temperature=0"),
+        "--top-p, --max-new-tokens",
+    ),
     "--model-args (lm_eval)": (("bench", "--model_args", "pretrained=demo"), "--dtype"),
-    "--num-return-sequences (transformers)": (("generate", "demo", "hi", "--num-return-sequences", "2"), "--seed"),
-    "--max-length (transformers)": (("generate", "demo", "hi", "--max-length", "20"), "--max-new-tokens"),
+    "--num-return-sequences (transformers)": (
+        ("generate", "demo", "hi", "--num-return-sequences", "2"),
+        "--seed",
+    ),
+    "--max-length (transformers)": (
+        ("generate", "demo", "hi", "--max-length", "20"),
+        "--max-new-tokens",
+    ),
     "--streamer (transformers)": (("generate", "demo", "hi", "--streamer", "x"), "--stream"),
-    "--use-auth-token (transformers)": (("generate", "demo", "hi", "--use-auth-token", "x"), "hf auth login"),
-    "--early-stopping (transformers)": (("generate", "demo", "hi", "--early-stopping"), "beam search"),
-    "--output-scores (transformers)": (("generate", "demo", "hi", "--output-scores"), "--json --logprobs N"),
+    "--use-auth-token (transformers)": (
+        ("generate", "demo", "hi", "--use-auth-token", "x"),
+        "hf auth login",
+    ),
+    "--early-stopping (transformers)": (
+        ("generate", "demo", "hi", "--early-stopping"),
+        "beam search",
+    ),
+    "--output-scores (transformers)": (
+        ("generate", "demo", "hi", "--output-scores"),
+        "--json --logprobs N",
+    ),
     "--best-of (OpenAI)": (("generate", "demo", "hi", "--best-of", "2"), "--seed"),
     "--n (OpenAI)": (("generate", "demo", "hi", "--n-completions", "2"), "--seed"),
-    "--response-format (OpenAI)": (("generate", "demo", "hi", "--response-format", "json"), "--json-schema"),
-    "--speculative-eagle-topk (SGLang)": (("generate", "demo", "hi", "--speculative-eagle-topk", "5"), "--policy eagle2"),
+    "--response-format (OpenAI)": (
+        ("generate", "demo", "hi", "--response-format", "json"),
+        "--json-schema",
+    ),
+    "--speculative-eagle-topk (SGLang)": (
+        ("generate", "demo", "hi", "--speculative-eagle-topk", "5"),
+        "--policy eagle2",
+    ),
     "a drafter as argument": (("bench", "demo", "edd"), "write --drafter edd"),
     "an output as argument": (("export", "eagle3", "out_dir"), "write --out out_dir"),
     "a kind that list does not have": (("list", "drafter"), "did you mean 'drafters'"),
@@ -143,19 +276,43 @@ TOLD = {
     "-ngl (llama.cpp)": (("generate", "demo", "hi", "-ngl", "99"), "device"),
     "-i (llama.cpp)": (("generate", "demo", "-i"), "draftree chat"),
     "-f (llama.cpp)": (("generate", "demo", "-f", "x"), "-f is 'x', allowed is a file of text"),
-    "--tensor-parallel-size": (("generate", "demo", "hi", "--tensor-parallel-size", "2"), "one device"),
+    "--tensor-parallel-size": (
+        ("generate", "demo", "hi", "--tensor-parallel-size", "2"),
+        "one device",
+    ),
     "--num-beams": (("generate", "demo", "hi", "--num-beams", "4"), "beam search is not offered"),
-    "a misspelt option": (("generate", "demo", "hi", "--temprature", "1"), "did you mean --temperature"),
-    "a misspelt alias": (("generate", "demo", "hi", "--max-token", "1"), "did you mean --max-new-tokens"),
-    "an option that nothing is near": (("generate", "demo", "hi", "--frobnicate"), "--help lists them"),
+    "a misspelt option": (
+        ("generate", "demo", "hi", "--temprature", "1"),
+        "did you mean --temperature",
+    ),
+    "a misspelt alias": (
+        ("generate", "demo", "hi", "--max-token", "1"),
+        "did you mean --max-new-tokens",
+    ),
+    "an option that nothing is near": (
+        ("generate", "demo", "hi", "--frobnicate"),
+        "--help lists them",
+    ),
     "a prompt without quotes": (("generate", "demo", "how", "many"), "put the prompt into quotes"),
     "two models": (("generate", "demo", "hi", "--target", "demo"), "given twice"),
     "two prompts": (("generate", "demo", "hi", "-p", "hi"), "given twice"),
-    "a path that does not exist": (("generate", "./nowhere", "hi"), "no folder or file './nowhere'"),
-    "a name that does not exist": (("generate", "nosuch", "hi"), "there is no folder 'nosuch' here"),
-    "a drafter that does not exist": (("generate", "demo", "hi", "--drafter", "nosuch"), "known are"),
+    "a path that does not exist": (
+        ("generate", "./nowhere", "hi"),
+        "no folder or file './nowhere'",
+    ),
+    "a name that does not exist": (
+        ("generate", "nosuch", "hi"),
+        "there is no folder 'nosuch' here",
+    ),
+    "a drafter that does not exist": (
+        ("generate", "demo", "hi", "--drafter", "nosuch"),
+        "known are",
+    ),
     "eagle2 as a drafter": (("generate", "demo", "hi", "--drafter", "eagle2"), "policy 'eagle2'"),
-    "a draft model without a name": (("generate", "demo", "hi", "--drafter", "draft_model"), "give the loaded model"),
+    "a draft model without a name": (
+        ("generate", "demo", "hi", "--drafter", "draft_model"),
+        "give the loaded model",
+    ),
     "a range": (("generate", "demo", "hi", "--top-p", "3"), "--top-p is 3.0, allowed is"),
     "several ranges": (
         ("generate", "demo", "hi", "--top-p", "3", "--temperature", "-1", "-n", "0"),
@@ -198,18 +355,31 @@ def test_a_pipe_is_the_prompt(draftree: Run, monkeypatch: pytest.MonkeyPatch) ->
         assert '"text"' in out
 
 
-def test_a_terminal_without_a_prompt_is_told_to_name_one(draftree: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+def test_a_terminal_without_a_prompt_is_told_to_name_one(
+    draftree: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})()
+    )
     status, _, err = draftree("generate", "demo")
-    assert (status, err) == (2, "draftree: there is no prompt: draftree generate demo 'PROMPT', or a pipe into it\n")
+    assert (status, err) == (
+        2,
+        "draftree: there is no prompt: draftree generate demo 'PROMPT', or a pipe into it\n",
+    )
 
 
-ALL = [(), ("datastore",), *(tuple(told.split()) for told, _ in unknown.commands(typer.main.get_command(app)))]
+ALL = [
+    (),
+    ("datastore",),
+    *(tuple(told.split()) for told, _ in unknown.commands(typer.main.get_command(app))),
+]
 
 
 @pytest.mark.parametrize("width", [80, 120])
 @pytest.mark.parametrize("command", ALL)
-def test_a_help_fits(draftree: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], width: int) -> None:
+def test_a_help_fits(
+    draftree: Run, monkeypatch: pytest.MonkeyPatch, command: tuple[str, ...], width: int
+) -> None:
     """Every name is whole, no line is wider than the terminal, and all of it is two screens of fifty lines at most."""
     monkeypatch.setenv("COLUMNS", str(width))
     status, out, _ = draftree(*command, "--help")
@@ -236,7 +406,9 @@ def test_tables_are_as_wide_as_the_terminal(draftree: Run, monkeypatch: pytest.M
         assert max(map(len, out.splitlines())) <= 60
 
 
-def test_a_list_in_a_pipe_is_as_wide_as_a_page(draftree: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_list_in_a_pipe_is_as_wide_as_a_page(
+    draftree: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.delenv("COLUMNS", raising=False)
     for command in (("list",), ("drafters",)):
         _, out, _ = draftree(*command)
@@ -268,7 +440,10 @@ def test_what_the_hub_would_have_is_refused_before_a_model_is_loaded(
 
 
 FORECAST = {
-    "doctor": (("doctor", "demo", "--drafter", "pld"), "12 answers of 48 tokens, and their examination"),
+    "doctor": (
+        ("doctor", "demo", "--drafter", "pld"),
+        "12 answers of 48 tokens, and their examination",
+    ),
     "doctor --lossless": (("doctor", "demo", "--lossless", "--limit", 2), "2 texts in "),
     "costs": (("costs", "demo", "--drafter", "pld"), "timing draft steps and passes"),
     "bench": (
@@ -303,11 +478,18 @@ def test_a_training_says_how_long_it_will_take_before_it_begins(
 
     monkeypatch.setattr(trainer, "train", stop)
     monkeypatch.setattr(run, "training_seconds", lambda *_: 90.0)
-    (tmp_path / "texts.jsonl").write_text("".join(f'{{"text": "the text number {i} of some words"}}\n' for i in range(8)))
-    status, _, err = draftree("train", "medusa", "--data", tmp_path / "texts.jsonl", "--epochs", 2, "--held-out", 0.2)
+    (tmp_path / "texts.jsonl").write_text(
+        "".join(f'{{"text": "the text number {i} of some words"}}\n' for i in range(8))
+    )
+    status, _, err = draftree(
+        "train", "medusa", "--data", tmp_path / "texts.jsonl", "--epochs", 2, "--held-out", 0.2
+    )
     *_, said, _, last = err.splitlines()
     assert (status, last) == (2, "draftree: it begins")
-    assert re.fullmatch(r"draftree: [\d,]+ samples of [\d,]+ tokens, 2 epochs: about .* by what passes cost here", said)
+    assert re.fullmatch(
+        r"draftree: [\d,]+ samples of [\d,]+ tokens, 2 epochs: about .* by what passes cost here",
+        said,
+    )
 
 
 @pytest.mark.parametrize("slow", [90.0, 0.1])
@@ -328,8 +510,18 @@ def test_answers_and_questions_of_a_training_are_forecast(
     monkeypatch.setattr(trainer, "train", stop)
     monkeypatch.setattr(authors.Local, "seconds", seconds)
     turn = '{"role": "user", "content": "How many legs have 2 dogs?"}, {"role": "assistant", "content": ""}'
-    (tmp_path / "chats.jsonl").write_text(f'{{"messages": [{turn}]}}\n{{"messages": [{turn}, {turn}]}}\n')
-    given = ("--data", tmp_path / "chats.jsonl", "--regenerate", "--regenerate-tokens", 4, "--epochs", 1)
+    (tmp_path / "chats.jsonl").write_text(
+        f'{{"messages": [{turn}]}}\n{{"messages": [{turn}, {turn}]}}\n'
+    )
+    given = (
+        "--data",
+        tmp_path / "chats.jsonl",
+        "--regenerate",
+        "--regenerate-tokens",
+        4,
+        "--epochs",
+        1,
+    )
     status, _, err = draftree("train", "medusa", *given)
     assert (status, asked) == (2, [(3, 4)])
     assert ("draftree: 3 answers of at most 4 tokens: at most about" in err) == (slow > 1)
@@ -347,12 +539,21 @@ def test_an_author_knows_how_long_texts_take() -> None:
 def test_bench_says_what_it_read_and_what_its_columns_mean(draftree: Run, tmp_path: Path) -> None:
     costs = tmp_path / "costs.json"
     CostTable((Costs({1: 0.1}, {1: 1.0}),)).save(costs)
-    (tmp_path / "notes.txt").write_text("How many legs have 2 dogs?\n\nHow many legs have 3 dogs?\n")
+    (tmp_path / "notes.txt").write_text(
+        "How many legs have 2 dogs?\n\nHow many legs have 3 dogs?\n"
+    )
     asked = ("bench", "demo", "--suite", "notes.txt", "--drafter", "pld", "--costs", costs, "-n", 4)
     status, out, err = draftree(*asked)
     assert status == 0
-    assert "2 prompts: no categories (each line is a question; --whole takes the file as one prompt)" in err
-    for word in ("tokens", "speed-up", "tokens/pass (τ): tokens that one pass of the target yields; plain decoding has 1"):
+    assert (
+        "2 prompts: no categories (each line is a question; --whole takes the file as one prompt)"
+        in err
+    )
+    for word in (
+        "tokens",
+        "speed-up",
+        "tokens/pass (τ): tokens that one pass of the target yields; plain decoding has 1",
+    ):
         assert word in out
     assert (tmp_path / "bench-demo-notes.json").exists()
     status, _, err = draftree(*asked, "--out", "notes.txt")
@@ -375,16 +576,41 @@ OUTPUTS = {
     "pictures": ("analyse", "demo", "--pictures", "pictures"),
     "a card": ("card", "ours", "--out", "there.json"),
     "an export": ("export", "eagle3", "--out", "ours"),
-    "a datastore": ("datastore", "build", "--kind", "rest", "--data", "result.json", "--out", "ours"),
+    "a datastore": (
+        "datastore",
+        "build",
+        "--kind",
+        "rest",
+        "--data",
+        "result.json",
+        "--out",
+        "ours",
+    ),
     "a drafter": ("train", "edd", "--data", "result.json", "--out", "ours"),
-    "a static tree": ("train", "static", "--drafter", "edd", "--data", "result.json", "--out", "there.json"),
+    "a static tree": (
+        "train",
+        "static",
+        "--drafter",
+        "edd",
+        "--data",
+        "result.json",
+        "--out",
+        "there.json",
+    ),
 }
 
 
 @pytest.mark.parametrize("name", OUTPUTS)
 def test_nothing_is_overwritten_without_consent(draftree: Run, tmp_path: Path, name: str) -> None:
     """Without a terminal an output that exists is refused; the line names both ways out, and nothing changes."""
-    for path in ("there.json", "there.html", "there.svg", "result.json", "ours/config.json", "pictures/reliability.png"):
+    for path in (
+        "there.json",
+        "there.html",
+        "there.svg",
+        "result.json",
+        "ours/config.json",
+        "pictures/reliability.png",
+    ):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text("{}")
     before = sorted(tmp_path.rglob("*"))
@@ -400,7 +626,9 @@ def test_a_terminal_is_asked_before_a_file_is_overwritten(
 ) -> None:
     there = tmp_path / "there.json"
     there.touch()
-    monkeypatch.setattr(sys, "stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})(answer))
+    monkeypatch.setattr(
+        sys, "stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})(answer)
+    )
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True, raising=False)
     if status:
         assert check_output(there, False)
@@ -425,30 +653,49 @@ HAVING = re.compile(r"draftree .* ha(s|ve) it(, as --[a-z-]+)?")
 def test_every_hint_names_what_works_where_it_is_shown() -> None:
     """For each word in the tables and each command: the options that its hint names are options of the command it names."""
     group: Any = typer.main.get_command(app)
-    root, options = typer.Context(group, info_name="draftree"), {told: c.options[0] for told, c in unknown.commands(group)}
+    root, options = (
+        typer.Context(group, info_name="draftree"),
+        {told: c.options[0] for told, c in unknown.commands(group)},
+    )
     words = {word: None for kind in (FLAG, OPTION, LOADING) for word in INSTEAD[kind]}
     hints = set[str]()
     for told, command in unknown.commands(group):
-        for option in (f"--{word.replace('_', '-')}" if len(word) > 1 else f"-{word}" for word in words):
+        for option in (
+            f"--{word.replace('_', '-')}" if len(word) > 1 else f"-{word}" for word in words
+        ):
             try:
-                command.parse_args(typer.Context(command, parent=root, info_name=told), [option, "1"])
+                command.parse_args(
+                    typer.Context(command, parent=root, info_name=told), [option, "1"]
+                )
             except UserError as error:
-                hint = str(error).partition(": ")[2] if str(error).startswith("unknown option") else ""
+                hint = (
+                    str(error).partition(": ")[2] if str(error).startswith("unknown option") else ""
+                )
             except (typer.TyperException, typer.Exit):  # the option is accepted
                 continue
             if not hint or HAVING.fullmatch(hint):
                 continue
             host = HOST.match(hint)
-            named = unknown.named_options(hint.partition("in Python: ")[0][host.end() if host else 0 :])
+            named = unknown.named_options(
+                hint.partition("in Python: ")[0][host.end() if host else 0 :]
+            )
             assert named <= options[host[1] if host else told].keys(), (told, option, hint)
             hints.add(hint)
     assert len(hints) > 100
     for hint in hints:
         for at in re.finditer(r"draftree ((?:datastore )?[a-z]+)([^;,:`]*)", hint):
             assert at[1] in PROSE or at[1] in options, hint
-            assert at[1] in PROSE or unknown.NAMED_OPTION.findall(at[2]) <= list(options[at[1]]) or " --" not in at[2], hint
+            assert (
+                at[1] in PROSE
+                or unknown.NAMED_OPTION.findall(at[2]) <= list(options[at[1]])
+                or " --" not in at[2]
+            ), hint
         text, _, python = hint.partition("in Python: ")
-        assert python or "of Python" in text or not re.search(r"(?<![:\w,])[a-z_]+=|engine\.|load\(|completion\.", text), hint
+        assert (
+            python
+            or "of Python" in text
+            or not re.search(r"(?<![:\w,])[a-z_]+=|engine\.|load\(|completion\.", text)
+        ), hint
 
 
 def test_an_option_of_another_command_is_said_to_be_there(draftree: Run) -> None:

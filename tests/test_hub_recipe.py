@@ -13,15 +13,21 @@ RECIPE = Path(__file__).resolve().parents[1] / "recipes" / "custom_generate"
 
 
 @pytest.mark.parametrize("options", [{}, {"drafter": "suffix", "policy": "chain:length=2"}])
-def test_a_repository_generates_the_same_text(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+def test_a_repository_generates_the_same_text(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, options: dict[str, str]
+) -> None:
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     repository = tmp_path / "draftree"
     shutil.copytree(RECIPE, repository)
     name = draftree.demo_folder()
     model = AutoModelForCausalLM.from_pretrained(name, dtype="float32")
     ids = AutoTokenizer.from_pretrained(name)("def main(", return_tensors="pt")["input_ids"]
     plain = model.generate(ids, max_new_tokens=16)
-    drafted = model.generate(ids, max_new_tokens=16, custom_generate=str(repository), trust_remote_code=True, **options)
+    drafted = model.generate(
+        ids, max_new_tokens=16, custom_generate=str(repository), trust_remote_code=True, **options
+    )
     assert torch.equal(drafted, plain)
 
 
@@ -29,5 +35,9 @@ def test_a_wrong_option_is_told() -> None:
     model = AutoModelForCausalLM.from_pretrained(draftree.demo_folder(), dtype="float32")
     with pytest.raises(draftree.UserError, match="did you mean 'suffix'"):
         model.generate(
-            torch.tensor([[1, 5]]), max_new_tokens=4, custom_generate=str(RECIPE), trust_remote_code=True, drafter="sufix"
+            torch.tensor([[1, 5]]),
+            max_new_tokens=4,
+            custom_generate=str(RECIPE),
+            trust_remote_code=True,
+            drafter="sufix",
         )

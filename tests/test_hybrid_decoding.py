@@ -36,7 +36,11 @@ from frequencies import goodness
 from hybrids import FAMILIES, RULES, VOCAB, OneByOne, hybrid
 
 NEW = 10
-PROMPTS = [[5, 9, 7, 11, 5, 9, 7, 11, 5], [3, 3, 8], [40, 41, 42, 43, 44, 40, 41, 42, 43, 44, 40, 41, 2]]
+PROMPTS = [
+    [5, 9, 7, 11, 5, 9, 7, 11, 5],
+    [3, 3, 8],
+    [40, 41, 42, 43, 44, 40, 41, 42, 43, 44, 40, 41, 2],
+]
 COSTS = Costs({1: 0.02}, {1: 1.0, 16: 1.2, 64: 2.0})
 POLICIES: dict[str, Policy] = {
     "chain": Chain(4),
@@ -53,9 +57,17 @@ PRODUCT = [
     for drafter in (*DRAFTERS, *(("medusa",) if family in ALONE else ()))
     for policy in POLICIES
 ]
-FEW = [(f, d, p) for i, (f, d, p) in enumerate(PRODUCT) if list(POLICIES).index(p) == (i // 3 + list(FAMILIES).index(f)) % 3]
+FEW = [
+    (f, d, p)
+    for i, (f, d, p) in enumerate(PRODUCT)
+    if list(POLICIES).index(p) == (i // 3 + list(FAMILIES).index(f)) % 3
+]
 """Every family with every drafter once, and with every policy."""
-OFTEN = [(f, d, p) for i, (f, d, p) in enumerate(FEW) if f in (*RULES.values(), *ALONE) or (i + list(FAMILIES).index(f)) % 2]
+OFTEN = [
+    (f, d, p)
+    for i, (f, d, p) in enumerate(FEW)
+    if f in (*RULES.values(), *ALONE) or (i + list(FAMILIES).index(f)) % 2
+]
 """Those of a family of each rule; of the others every second."""
 
 
@@ -70,7 +82,9 @@ def small(family: str) -> LMDrafter:
     """A drafter that folds its text into a state itself: much like the target, and not quite."""
     model, draw = hybrid(family), torch.Generator().manual_seed(9)
     for weight in model.parameters():
-        weight.add_(0.02 * torch.randn(weight.shape, generator=draw, dtype=torch.float32).to(weight.dtype))
+        weight.add_(
+            0.02 * torch.randn(weight.shape, generator=draw, dtype=torch.float32).to(weight.dtype)
+        )
     return LMDrafter(Target(Decoder(model), "small"))
 
 
@@ -93,13 +107,20 @@ def requests(sampling: Sampling = Sampling()) -> list[Request]:
 
 def drafter(name: str, family: str, texts: list[list[int]]) -> Drafter[Any]:
     """One that is right now and then: random weights hardly ever are."""
-    own: dict[str, Any] = {"suffix": Suffix(), "lookahead": Lookahead(), "eagle": EAGLE(), "medusa": Medusa()}
+    own: dict[str, Any] = {
+        "suffix": Suffix(),
+        "lookahead": Lookahead(),
+        "eagle": EAGLE(),
+        "medusa": Medusa(),
+    }
     own["token_recycling"] = TokenRecycling()
     inner = small(family) if name == "lm" else own[name].example(target(family))
     return Coached(inner, Sometimes([[*p, *t] for p, t in zip(PROMPTS, texts, strict=True)], VOCAB))
 
 
-def written(family: str, name: str, policy: str, sampling: Sampling, texts: list[list[int]]) -> None:
+def written(
+    family: str, name: str, policy: str, sampling: Sampling, texts: list[list[int]]
+) -> None:
     """Writes with drafts, and compares with what they must be."""
     engine = Engine(target(family), drafter(name, family, texts), POLICIES[policy], costs=COSTS)
     out = engine.write(requests(sampling))
@@ -120,17 +141,29 @@ def test_a_seeds_text_is_that_of_plain_decoding(family: str, name: str, policy: 
 @pytest.mark.parametrize(
     ("family", "dtype"),
     [(f, torch.bfloat16) for f in FAMILIES]
-    + [pytest.param(f, torch.float32, marks=[pytest.mark.long] * (f not in RULES.values())) for f in FAMILIES],
+    + [
+        pytest.param(f, torch.float32, marks=[pytest.mark.long] * (f not in RULES.values()))
+        for f in FAMILIES
+    ],
 )
-def test_texts_part_where_two_tokens_are_as_good_as_equal_alone(family: str, dtype: torch.dtype) -> None:
+def test_texts_part_where_two_tokens_are_as_good_as_equal_alone(
+    family: str, dtype: torch.dtype
+) -> None:
     """Stock greedy decoding's text, up to where it prefers its own token by less than its own forms round apart."""
     model = hybrid(family, dtype)
     texts = [OneByOne(model, prompt).write(NEW) for prompt in PROMPTS]
-    whole, likely = Target(Decoder(model), family), Sometimes([[*p, *t] for p, t in zip(PROMPTS, texts, strict=True)], VOCAB)
-    out = Engine(whole, Coached(Suffix().example(whole), likely), POLICIES["eagle2"], costs=COSTS).write(requests())
+    whole, likely = (
+        Target(Decoder(model), family),
+        Sometimes([[*p, *t] for p, t in zip(PROMPTS, texts, strict=True)], VOCAB),
+    )
+    out = Engine(
+        whole, Coached(Suffix().example(whole), likely), POLICIES["eagle2"], costs=COSTS
+    ).write(requests())
     assert out.stats.acceptance_length > 1.2, "hardly anything was accepted: the test is idle"
     for prompt, ours, theirs in zip(PROMPTS, out.tokens, texts, strict=True):
-        same = next((i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), NEW)
+        same = next(
+            (i for i, pair in enumerate(zip(ours, theirs, strict=True)) if pair[0] != pair[1]), NEW
+        )
         if same < NEW:
             one_by_one = OneByOne(model, prompt).after(theirs[:same]).logits.float()
             at_once = OneByOne(model, [*prompt, *theirs[:same]]).logits.float()
@@ -146,7 +179,8 @@ def test_the_whole_product(family: str, name: str, policy: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "family", [pytest.param(f, marks=pytest.mark.long) if f == "kimi_linear" else f for f in RULES.values()]
+    "family",
+    [pytest.param(f, marks=pytest.mark.long) if f == "kimi_linear" else f for f in RULES.values()],
 )
 def test_rejection_keeps_the_distribution(family: str) -> None:
     """χ² of pairs of tokens drawn behind a prompt, with a drafter near the target, against stock decoding's law."""
@@ -176,7 +210,10 @@ def likeliest(logits: torch.Tensor) -> list[tuple[int, float]]:
 def test_rows_that_join_leave_and_finish_inside_a_path(family: str) -> None:
     whole, texts = target(family), greedy(family)
     ends = [frozenset({t[6]}) for t in texts]  # within an accepted path now and then
-    until = [t[: next(i for i, token in enumerate(t) if token in end) + 1] for t, end in zip(texts, ends, strict=True)]
+    until = [
+        t[: next(i for i, token in enumerate(t) if token in end) + 1]
+        for t, end in zip(texts, ends, strict=True)
+    ]
     helped = Coached(small(family), Sometimes([[*PROMPTS[i], *texts[i]] for i in (0, 1)], VOCAB))
     parts = Parts(whole, helped, POLICIES["eagle2"], Greedy(), COSTS)
     rows, state, found = Rows(whole.new_cache(2, 8)), State(), dict[int, list[int]]()
@@ -202,7 +239,10 @@ def test_rows_that_join_leave_and_finish_inside_a_path(family: str) -> None:
 
 @pytest.mark.parametrize(
     "family",
-    [pytest.param(f, marks=[pytest.mark.long] * (f == "kimi_linear")) for f in (*RULES.values(), "nemotron_h")],
+    [
+        pytest.param(f, marks=[pytest.mark.long] * (f == "kimi_linear"))
+        for f in (*RULES.values(), "nemotron_h")
+    ],
 )
 def test_chats_that_go_on_fork_and_shrink(family: str) -> None:
     """Whatever is taken from the caches, the text is that of a prompt read from its beginning."""
@@ -222,7 +262,9 @@ def test_chats_that_go_on_fork_and_shrink(family: str) -> None:
         "the first again": first,
     }
     for told, prompt in turns.items():
-        assert engine.write([Request(prompt, NEW)]).tokens == [OneByOne(whole.decoder.model, prompt).write(NEW)], told
+        assert engine.write([Request(prompt, NEW)]).tokens == [
+            OneByOne(whole.decoder.model, prompt).write(NEW)
+        ], told
 
 
 @pytest.mark.parametrize("family", RULES.values())
@@ -232,7 +274,11 @@ def test_a_prompt_is_not_read_again_up_to_a_snapshot(family: str) -> None:
     engine = Engine(whole, Suffix().open(whole), POLICIES["chain"])
     answer = engine.write([Request(first, NEW)]).tokens[0]
     reused = {}
-    for told, prompt in {"on": [*first, *answer, 8], "again": first, "other end": [*first[:-6], 1, 2]}.items():
+    for told, prompt in {
+        "on": [*first, *answer, 8],
+        "again": first,
+        "other end": [*first[:-6], 1, 2],
+    }.items():
         engine = replace(engine)
         engine.write([Request(first, NEW)])
         rows, steps = engine.begin([Request(prompt, NEW)])

@@ -21,7 +21,9 @@ def grown(draw: np.random.Generator, roots: Ints, nodes: int) -> Tree:
     tree, none = Tree.planted(np.arange(len(roots)), roots), np.zeros(1)
     for _ in range(nodes):
         parent, token = draw.integers(len(tree), size=1), draw.integers(2, 90, size=1)
-        tree = tree.append(parent, token, none, none, Candidates(np.zeros((1, 1), np.int64), np.zeros((1, 1))))
+        tree = tree.append(
+            parent, token, none, none, Candidates(np.zeros((1, 1), np.int64), np.zeros((1, 1)))
+        )
     return tree
 
 
@@ -65,7 +67,9 @@ def errors(family: str, steps: int = 2, nodes: int = 12, seed: int = 3) -> tuple
                 wrong.append(_off(logits[node], reached.logits))
             verdict = some_paths(draw, tree)
             target.commit(cache, tree, verdict)
-            stock = [each.after(tree.tokens[verdict.kept(r)].tolist()) for r, each in enumerate(stock)]
+            stock = [
+                each.after(tree.tokens[verdict.kept(r)].tolist()) for r, each in enumerate(stock)
+            ]
             states.append(state_error(cache, stock))
     return max(wrong), max(states)
 

@@ -49,17 +49,25 @@ def drafter_of(t: Target, **knobs: int | str) -> HydraDrafter:
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("arch", ARCHS)
-@pytest.mark.parametrize(("rows", "block", "phase"), [(1, 1, 0), (3, 2, 1), (1, 3, 0), (3, 3, 2), (3, 5, 1)])
-def test_the_training_forward_is_the_decoding_forward(name: str, arch: Arch, rows: int, block: int, phase: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "block", "phase"), [(1, 1, 0), (3, 2, 1), (1, 3, 0), (3, 3, 2), (3, 5, 1)]
+)
+def test_the_training_forward_is_the_decoding_forward(
+    name: str, arch: Arch, rows: int, block: int, phase: int
+) -> None:
     t, tokens = target(name), np.stack(texts([15] * rows, np.random.default_rng(block)))
     trained, steps = forwards.both(t, drafter_of(t, arch=arch), tokens, block, phase)
     assert worst(steps, trained) < NOISE
-    assert (float(steps.std(-1).min()) < 1e-9) is (block > 3), "beyond the last head, and only there, q is uniform"
+    assert (float(steps.std(-1).min()) < 1e-9) is (block > 3), (
+        "beyond the last head, and only there, q is uniform"
+    )
 
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("name", NAMES)
-def test_the_comparison_sees_a_hidden_state_of_the_root(name: str, arch: Arch, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_sees_a_hidden_state_of_the_root(
+    name: str, arch: Arch, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Heads that read position s instead of s − 1, where decoding has no hidden state yet, are told apart."""
     stock: Callable[..., Batch] = forwards.batch_of
 
@@ -93,7 +101,11 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_rows_that_have_ended_keep_their_state() -> None:
     t = target("llama")
-    drafter, prompts, roots = drafter_of(t), texts([5, 3, 4], np.random.default_rng(2)), np.array([4, 5, 6])
+    drafter, prompts, roots = (
+        drafter_of(t),
+        texts([5, 3, 4], np.random.default_rng(2)),
+        np.array([4, 5, 6]),
+    )
     cache = t.new_cache(3, 16)
     state = drafter.start(prompts, roots, t.prefill(cache, prompts, drafter.needs).taps)
     live = Tree.planted(np.array([0, 2]), roots[[0, 2]])
@@ -110,7 +122,9 @@ def test_siblings_have_continuations_of_their_own_and_the_last_head_none() -> No
     t = target("llama")
     drafter = drafter_of(t, heads=2)
     prompts, roots = texts([5, 3], np.random.default_rng(2)), np.array([4, 5])
-    state = drafter.start(prompts, roots, t.prefill(t.new_cache(2, 16), prompts, drafter.needs).taps)
+    state = drafter.start(
+        prompts, roots, t.prefill(t.new_cache(2, 16), prompts, drafter.needs).taps
+    )
     tree = attach(Tree.planted(np.arange(2), roots), [0, 0, 1, 2], [3, 4, 3, 6])
     found, _ = drafter.expand(state, tree, np.array([5, 3, 0, 4, 2]), 3, Drawing())
     assert found.log_probs is not None
@@ -120,14 +134,19 @@ def test_siblings_have_continuations_of_their_own_and_the_last_head_none() -> No
     for one in range(1, 5):
         for other in range(one + 1, 5):
             assert worst(found.log_probs[one], found.log_probs[other]) > 1e-3
-    alone = [drafter.expand(state, tree, np.array([n]), 3, Drawing())[0].log_probs for n in (3, 0, 4, 2)]
+    alone = [
+        drafter.expand(state, tree, np.array([n]), 3, Drawing())[0].log_probs for n in (3, 0, 4, 2)
+    ]
     assert worst(torch.cat([q for q in alone if q is not None]), found.log_probs[1:]) < NOISE
 
 
 @pytest.mark.parametrize("policy", names("policy"))
 def test_every_policy_ends_with_the_last_head(policy: str) -> None:
     t = target("llama")
-    requests = [Request(text.tolist(), 7, number=i) for i, text in enumerate(texts([4, 6], np.random.default_rng(5)))]
+    requests = [
+        Request(text.tolist(), 7, number=i)
+        for i, text in enumerate(texts([4, 6], np.random.default_rng(5)))
+    ]
     for sampling in (Sampling(), Sampling(temperature=1.0)):
         engine = Engine(t, drafter_of(t, heads=1), build("policy", policy), costs=COSTS)
         written = engine.write(requests, sampling)
@@ -141,14 +160,20 @@ def test_the_loss_is_that_of_each_learnt_token_and_head(kind: str, arch: Arch) -
     t = target("llama")
     drafter = drafter_of(t, loss=kind, arch=arch)
     batch = forwards.batch_of(t, drafter, np.stack(texts([9, 9], np.random.default_rng(3))))
-    learn = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 0, 0, 1]], dtype=torch.bool)
+    learn = torch.tensor(
+        [[0, 1, 1, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 0, 0, 1]], dtype=torch.bool
+    )
     logits = after_all(batch)
-    batch = Batch(batch.tokens, learn, batch.hidden, {}, lambda at: logits[at], batch.generators, 5.0)
+    batch = Batch(
+        batch.tokens, learn, batch.hidden, {}, lambda at: logits[at], batch.generators, 5.0
+    )
     drafts = [forwards_of(drafter, batch, head) for head in range(3)]
     wanted = torch.zeros(())
     for row, place in learn.nonzero().tolist():
         for head in range(min(3, place - 1)):
-            q = drafts[head][row, place - 1].float().log_softmax(-1)  # after the token before the learnt one
+            q = (
+                drafts[head][row, place - 1].float().log_softmax(-1)
+            )  # after the token before the learnt one
             p = torch.softmax(logits[row, place - 1].float(), -1)
             ce = cross_entropy(q, batch.tokens[row, place])
             wanted = wanted + (ce if kind == "ce" else (p * (p.log() - q)).sum())
@@ -203,7 +228,9 @@ def test_it_reads_the_last_hidden_state_alone() -> None:
 
 @pytest.mark.parametrize("knobs", [{"heads": 0}, {"layers": 0}], ids=str)
 def test_knobs_out_of_range_are_refused(knobs: dict[str, int]) -> None:
-    with pytest.raises(UserError, match=f"^hydra: {next(iter(knobs))} is {next(iter(knobs.values()))}, allowed is"):
+    with pytest.raises(
+        UserError, match=f"^hydra: {next(iter(knobs))} is {next(iter(knobs.values()))}, allowed is"
+    ):
         Hydra(**knobs)  # type: ignore[arg-type]
 
 
@@ -211,7 +238,11 @@ def test_knobs_out_of_range_are_refused(knobs: dict[str, int]) -> None:
 
 
 def official(
-    arch: Arch = "prefix-mlp", heads: int = 4, layers: int = 4, width: int = WIDTH, vocab: int = VOCAB
+    arch: Arch = "prefix-mlp",
+    heads: int = 4,
+    layers: int = 4,
+    width: int = WIDTH,
+    vocab: int = VOCAB,
 ) -> dict[str, Tensor]:
     """Random tensors as the official file has them, in float16."""
     generator, tensors = torch.Generator().manual_seed(0), dict[str, Tensor]()
@@ -224,12 +255,25 @@ def official(
     if deep:
         put("prefix_embeding_layer.embed_tokens.weight", vocab, width)
         inside = "prefix_embeding_layer.layers.0."
-        for name, shape in (("q", (WIDTH, width)), ("k", (KEYS, width)), ("v", (KEYS, width)), ("o", (width, WIDTH))):
+        for name, shape in (
+            ("q", (WIDTH, width)),
+            ("k", (KEYS, width)),
+            ("v", (KEYS, width)),
+            ("o", (width, WIDTH)),
+        ):
             put(f"{inside}self_attn.{name}_proj.weight", *shape)
         tensors[f"{inside}self_attn.rotary_emb.inv_freq"] = 1 / 10000 ** (torch.arange(0, 8, 2) / 8)
-        for name, shape in (("gate", (INNER, width)), ("up", (INNER, width)), ("down", (width, INNER))):
+        for name, shape in (
+            ("gate", (INNER, width)),
+            ("up", (INNER, width)),
+            ("down", (width, INNER)),
+        ):
             put(f"{inside}mlp.{name}_proj.weight", *shape)
-        for name in (f"{inside}input_layernorm", f"{inside}post_attention_layernorm", "prefix_embeding_layer.norm"):
+        for name in (
+            f"{inside}input_layernorm",
+            f"{inside}post_attention_layernorm",
+            "prefix_embeding_layer.norm",
+        ):
             put(f"{name}.weight", width)
     for i in range(heads):
         first, *rest = [f"hydra_mlp.{i}.{2 * j + 1 if deep else j}." for j in range(layers)]
@@ -239,7 +283,9 @@ def official(
         put(f"{rest[0]}linear.weight", width, width)
         put(f"{rest[0]}linear.bias", width)
         for name in rest[1:]:
-            tensors |= {f"{name}linear.{p}": tensors[f"{rest[0]}linear.{p}"] for p in ("weight", "bias")}
+            tensors |= {
+                f"{name}linear.{p}": tensors[f"{rest[0]}linear.{p}"] for p in ("weight", "bias")
+            }
         put(f"hydra_lm_head.{i}.{'1.' if deep else ''}weight", vocab, width)
         put(f"hydra_lm_head.{i}.{'1.' if deep else ''}bias", vocab)
     return tensors
@@ -247,20 +293,31 @@ def official(
 
 def published(folder: Path, tensors: dict[str, Tensor], **changes: object) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    config = {"base_model_name_or_path": "lmsys/x", "grounded_heads": True, "hidden_state_offset": 0, "hydra_num_heads": 2}
+    config = {
+        "base_model_name_or_path": "lmsys/x",
+        "grounded_heads": True,
+        "hidden_state_offset": 0,
+        "hydra_num_heads": 2,
+    }
     (folder / "config.json").write_text(json.dumps(config | changes))
     torch.save(tensors, folder / "hydra_lm_head.pt")
 
 
 @torch.no_grad()
-def by_hand(t: Target, tensors: dict[str, Tensor], arch: Arch, hidden: Tensor, path: list[int]) -> Tensor:
+def by_hand(
+    t: Target, tensors: dict[str, Tensor], arch: Arch, hidden: Tensor, path: list[int]
+) -> Tensor:
     """Log q [V] after a path that begins with the root, behind hidden states [N, D]; the prefix layer is a stock Llama."""
     tensors = {k: v.double() for k, v in tensors.items()}
     if arch == "prefix-mlp":
         inside = "prefix_embeding_layer."
         config = t.decoder.config.to_dict() | {"num_hidden_layers": 1, "layer_types": None}
         stock = LlamaModel(type(t.decoder.config)(**config)).double()
-        names = {k.removeprefix(inside): v for k, v in tensors.items() if k.startswith(inside) and "inv_freq" not in k}
+        names = {
+            k.removeprefix(inside): v
+            for k, v in tensors.items()
+            if k.startswith(inside) and "inv_freq" not in k
+        }
         stock.load_state_dict(names)
         hidden = stock(inputs_embeds=hidden[None], use_cache=False).last_hidden_state[0]
     head, deep = len(path) - 1, arch == "prefix-mlp"
@@ -277,7 +334,9 @@ def by_hand(t: Target, tensors: dict[str, Tensor], arch: Arch, hidden: Tensor, p
 
 
 @pytest.mark.parametrize("arch", ARCHS)
-def test_the_published_layouts_are_recognised_read_and_written_back(arch: Arch, tmp_path: Path) -> None:
+def test_the_published_layouts_are_recognised_read_and_written_back(
+    arch: Arch, tmp_path: Path
+) -> None:
     t, tensors = target("llama"), official(arch)
     published(tmp_path / "there", tensors, hydra_head_arch=arch)
     drafter = build("drafter", str(tmp_path / "there")).open(t)
@@ -294,15 +353,28 @@ def test_the_published_layouts_are_recognised_read_and_written_back(arch: Arch, 
     found, _ = drafter.expand(state, tree, np.arange(4), 1, Drawing())
     assert found.log_probs is not None
     for depth in range(4):
-        assert worst(found.log_probs[depth], by_hand(t, tensors, arch, taps.hidden[LAST], path[: depth + 1])) < NOISE
+        assert (
+            worst(
+                found.log_probs[depth],
+                by_hand(t, tensors, arch, taps.hidden[LAST], path[: depth + 1]),
+            )
+            < NOISE
+        )
     request = Request([5, 6, 7], 6)
     engine = Engine(t, drafter, VCT(2, 3), costs=COSTS)
     assert engine.write([request]).tokens == engine.plain([request]).tokens
     drafter.save(tmp_path / "copy")
-    assert sorted(f.name for f in (tmp_path / "copy").iterdir()) == ["config.json", "hydra_lm_head.pt"]
+    assert sorted(f.name for f in (tmp_path / "copy").iterdir()) == [
+        "config.json",
+        "hydra_lm_head.pt",
+    ]
     assert same(torch.load(tmp_path / "copy" / "hydra_lm_head.pt", weights_only=True), tensors)
     config = json.loads((tmp_path / "copy" / "config.json").read_text())
-    assert (config["base_model_name_or_path"], config["hydra_num_heads"], config["hydra_head_arch"]) == ("lmsys/x", 4, arch)
+    assert (
+        config["base_model_name_or_path"],
+        config["hydra_num_heads"],
+        config["hydra_head_arch"],
+    ) == ("lmsys/x", 4, arch)
 
 
 def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
@@ -324,7 +396,9 @@ def test_without_an_embedding_of_its_own_it_reads_the_targets(tmp_path: Path) ->
 
 @pytest.mark.parametrize("arch", ARCHS)
 @pytest.mark.parametrize("layers", [1, 3])
-def test_ours_is_written_as_published_and_read_back(arch: Arch, layers: int, tmp_path: Path) -> None:
+def test_ours_is_written_as_published_and_read_back(
+    arch: Arch, layers: int, tmp_path: Path
+) -> None:
     t = target("qwen3")
     drafter = drafter_of(t, arch=arch, layers=layers, loss="ce")
     drafter.save(tmp_path)
@@ -336,7 +410,11 @@ def test_ours_is_written_as_published_and_read_back(arch: Arch, layers: int, tmp
             "prefix_embeding_layer.layers.0.self_attn.rotary_emb.inv_freq",
         }  # fmt: skip
     config = json.loads((tmp_path / "config.json").read_text())
-    assert (config["hydra_head_arch"], config["hydra_num_heads"], config["hydra_num_layers"]) == (arch, 3, layers)
+    assert (config["hydra_head_arch"], config["hydra_num_heads"], config["hydra_num_layers"]) == (
+        arch,
+        3,
+        layers,
+    )
     opened = build("drafter", str(tmp_path)).open(t)
     assert opened.knobs == Hydra(str(tmp_path), 3, layers, arch, "ce")
     for ours, theirs in zip(opened.model.parameters(), drafter.model.parameters(), strict=True):
@@ -352,9 +430,18 @@ def broken(change: Callable[[dict[str, Tensor]], object]) -> dict[str, Tensor]:
 @pytest.mark.parametrize(
     ("tensors", "told"),
     [
-        (broken(lambda t: t.pop("hydra_mlp.2.5.linear.bias")), r"missing tensors: hydra_mlp\.2\.5\.linear\.bias"),
-        (broken(lambda t: t.pop("hydra_lm_head.3.1.bias")), r"missing tensors: hydra_lm_head\.3\.1\.bias"),
-        (broken(lambda t: t.update({"norm.weight": torch.ones(2)})), r"foreign tensors: norm\.weight"),
+        (
+            broken(lambda t: t.pop("hydra_mlp.2.5.linear.bias")),
+            r"missing tensors: hydra_mlp\.2\.5\.linear\.bias",
+        ),
+        (
+            broken(lambda t: t.pop("hydra_lm_head.3.1.bias")),
+            r"missing tensors: hydra_lm_head\.3\.1\.bias",
+        ),
+        (
+            broken(lambda t: t.update({"norm.weight": torch.ones(2)})),
+            r"foreign tensors: norm\.weight",
+        ),
         (
             broken(lambda t: t.update({"hydra_mlp.1.1.linear.weight": torch.ones(32, 64)})),
             r"mis-shaped tensors: hydra_mlp\.1\.1\.linear\.weight \[32, 64\] \(allowed \[32, 96\]\)",
@@ -367,7 +454,16 @@ def broken(change: Callable[[dict[str, Tensor]], object]) -> dict[str, Tensor]:
         (official(vocab=70), "vocab_size 70, allowed is the target's: 71"),
         ({"fc.weight": torch.zeros(2)}, "no Hydra heads"),
     ],
-    ids=["missing", "bias-missing", "foreign", "mis-shaped", "aliases", "width", "vocabulary", "no-heads"],
+    ids=[
+        "missing",
+        "bias-missing",
+        "foreign",
+        "mis-shaped",
+        "aliases",
+        "width",
+        "vocabulary",
+        "no-heads",
+    ],
 )
 def test_what_does_not_fit_is_named(tensors: dict[str, Tensor], told: str, tmp_path: Path) -> None:
     published(tmp_path, tensors)
@@ -383,7 +479,9 @@ def test_what_does_not_fit_is_named(tensors: dict[str, Tensor], told: str, tmp_p
         ("hydra_head_arch", "eagle-attn", "prefix-mlp or mlp"),
     ],
 )
-def test_variants_that_are_not_decoded_are_refused(key: str, value: object, allowed: str, tmp_path: Path) -> None:
+def test_variants_that_are_not_decoded_are_refused(
+    key: str, value: object, allowed: str, tmp_path: Path
+) -> None:
     published(tmp_path, official(), **{key: value})
     with pytest.raises(UserError, match=f"{key} {str(value).lower()}, allowed is {allowed}"):
         Hydra(str(tmp_path)).open(target("llama"))

@@ -1,7 +1,8 @@
 """A failure or a signal at every write of a command leaves the old output or the new one, and the next start goes on.
 
-Openings for writing, renamings, makings of folders and flushings below a folder are counted in a fork of this process; at one
-of them the disk is full, or a signal comes. The other signals come at random times.
+Openings for writing, renamings, makings of folders and flushings below a folder are counted in a
+fork of this process; at one of them the disk is full, or a signal comes. The other signals come at
+random times.
 """
 
 import errno
@@ -82,11 +83,17 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("drafter", "pushed"):
         VDM().fresh(tiny("llama")).save(home / name)
     (home / "pushed" / "README.md").write_text("card")
-    (home / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "ab" * (i + 1)}) for i in range(3)))
+    (home / "prompts.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": "ab" * (i + 1)}) for i in range(3))
+    )
     chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "yes"}]}
     (home / "chats.jsonl").write_text("\n".join([json.dumps(chat)] * 3))
     CostTable((Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, commit=0.5),)).save(home / "costs.json")
-    assert failure(run(home, CASES["bench"].words, home / "bench", lambda: setattr(terminal, "CLOCK", Silent()))) == (0, [])
+    assert failure(
+        run(
+            home, CASES["bench"].words, home / "bench", lambda: setattr(terminal, "CLOCK", Silent())
+        )
+    ) == (0, [])
     (home / "bench" / "result.json").rename(home / "result.json")
     return home
 
@@ -118,8 +125,14 @@ def at_write(out: Path, number: int, act: Act, hits: Path) -> Callable[[], None]
                 act(path)
 
     def look(event: str, args: tuple[Any, ...]) -> None:
-        makes = event == "os.mkdir" and not os.path.exists(args[0])  # else pathlib takes no notice of the failure
-        if makes or event == "os.rename" or (event == "open" and bool((args[2] or 0) & (os.O_WRONLY | os.O_RDWR))):
+        makes = event == "os.mkdir" and not os.path.exists(
+            args[0]
+        )  # else pathlib takes no notice of the failure
+        if (
+            makes
+            or event == "os.rename"
+            or (event == "open" and bool((args[2] or 0) & (os.O_WRONLY | os.O_RDWR)))
+        ):
             count(args[0])
 
     def begin() -> None:
@@ -157,8 +170,14 @@ def content(out: Path, name: str) -> dict[str, Any]:
         return b"</html>" in held if path.endswith(".html") else held
 
     of = CASES[name].out
-    kept = {path: held for path, held in everything(out).items() if path.startswith(of) and ".lock" not in path}
-    return {path: whole(path, held) for path, held in kept.items() if path != "result.json.partial"}  # it goes on from that
+    kept = {
+        path: held
+        for path, held in everything(out).items()
+        if path.startswith(of) and ".lock" not in path
+    }
+    return {
+        path: whole(path, held) for path, held in kept.items() if path != "result.json.partial"
+    }  # it goes on from that
 
 
 def moments(count: int, act: str, every: bool) -> list[int]:
@@ -168,8 +187,16 @@ def moments(count: int, act: str, every: bool) -> list[int]:
     return list(range(1, count + 1, 1 if act == "full" else 1 + count // 12))
 
 
-ACTS = {"full": (full, 1), "SIGINT": (ended_by(signal.SIGINT), 130), "SIGTERM": (ended_by(signal.SIGTERM), 143)}
-USUAL = {("card", "full"), ("export", "full"), ("push", "SIGTERM")}  # what `load` writes depends on what it has timed
+ACTS = {
+    "full": (full, 1),
+    "SIGINT": (ended_by(signal.SIGINT), 130),
+    "SIGTERM": (ended_by(signal.SIGTERM), 143),
+}
+USUAL = {
+    ("card", "full"),
+    ("export", "full"),
+    ("push", "SIGTERM"),
+}  # what `load` writes depends on what it has timed
 TOLD = (
     "draftree: dequantising", "draftree: the target is", "Converting and de-quantizing", "draftree: nothing was written; the",
     "draftree: the same command goes on from",
@@ -180,14 +207,21 @@ TOLD = (
 def failure(result: tuple[int, str]) -> tuple[int, list[str]]:
     """The status of a command, and the lines of its errors."""
     status, told = result
-    return status, [line for line in told.replace("\r", "\n").split("\n") if line and not line.startswith(TOLD)]
+    return status, [
+        line for line in told.replace("\r", "\n").split("\n") if line and not line.startswith(TOLD)
+    ]
 
 
 def pairs() -> Iterator[Any]:
     """Every command with every fault."""
     for name in CASES:
         for act in ACTS:
-            yield pytest.param(name, act, id=f"{name}-{act}", marks=() if (name, act) in USUAL else pytest.mark.long)
+            yield pytest.param(
+                name,
+                act,
+                id=f"{name}-{act}",
+                marks=() if (name, act) in USUAL else pytest.mark.long,
+            )
 
 
 @pytest.mark.parametrize(("name", "act"), list(pairs()))
@@ -220,15 +254,22 @@ def test_a_fault_at_each_write_leaves_the_old_output_or_the_new_one(
             assert found in (old, new) or case.cached, where
             left = [p for p in out.rglob(".*") if p.suffix in (".partial", ".replaced", ".lock")]
             assert not left, where
-            assert not [p for p in out.rglob("*") if p.is_dir() and not any(p.iterdir())], (where, "an empty folder is left")
-            assert failure(run(home, case.words, out, at_write(out, 0, fault, hits))) == (0, []), where
+            assert not [p for p in out.rglob("*") if p.is_dir() and not any(p.iterdir())], (
+                where,
+                "an empty folder is left",
+            )
+            assert failure(run(home, case.words, out, at_write(out, 0, fault, hits))) == (0, []), (
+                where
+            )
             assert case.cached or content(out, name) == new, where
     print(f"{name}, {act}: {tried} faults")
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
-def test_signals_at_random_times_leave_the_old_output_or_the_new_one(name: str, home: Path, tmp_path: Path) -> None:
+def test_signals_at_random_times_leave_the_old_output_or_the_new_one(
+    name: str, home: Path, tmp_path: Path
+) -> None:
     case, rng, hits = CASES[name], np.random.default_rng(0), tmp_path / "hits"
     out, start = tmp_path / "out", time.monotonic()
     assert failure(run(home, case.words, out, at_write(out, 0, full, hits))) == (0, [])

@@ -1,7 +1,8 @@
 """A run that is ended by a signal, killed, or stopped by a full disk: the same command goes on to what it would have been.
 
-Each run is a fork of this process that gets real signals, or writes to a disk that is really full. It is ended at seeded
-moments of the time that an undisturbed run takes, and while it writes what it goes on from: half of that is written then.
+Each run is a fork of this process that gets real signals, or writes to a disk that is really full.
+It is ended at seeded moments of the time that an undisturbed run takes, and while it writes what it
+goes on from: half of that is written then.
 """
 
 import ctypes
@@ -59,11 +60,18 @@ def home(tmp_path_factory: pytest.TempPathFactory) -> Path:
     home = tmp_path_factory.mktemp("given")
     target_folder(home / "target")
     chats = [
-        {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "yes " * (i % 3 + 1)}]}
+        {
+            "messages": [
+                {"role": "user", "content": f"{i}?"},
+                {"role": "assistant", "content": "yes " * (i % 3 + 1)},
+            ]
+        }
         for i in range(12)
     ]
     (home / "chats.jsonl").write_text("\n".join(map(json.dumps, chats)))
-    (home / "prompts.jsonl").write_text("\n".join(json.dumps({"prompt": "ab" * (i + 1)}) for i in range(8)))
+    (home / "prompts.jsonl").write_text(
+        "\n".join(json.dumps({"prompt": "ab" * (i + 1)}) for i in range(8))
+    )
     (home / "corpus").mkdir()
     for i in range(20):
         (home / "corpus" / f"{i}.txt").write_text(f"text {i} " * 40)
@@ -101,22 +109,30 @@ class Running:
     def end(self) -> tuple[int, str]:
         """Waits: the exit status, or minus the signal that ended it, and what it said on standard error but its plan."""
         _, status = os.waitpid(self.pid, 0)
-        said = self.told.read_text() if self.told.exists() else ""  # it may be killed before it opens the file
+        said = (
+            self.told.read_text() if self.told.exists() else ""
+        )  # it may be killed before it opens the file
         told = [line for line in said.splitlines(keepends=True) if not line.startswith(PLANNED)]
         return os.waitstatus_to_exitcode(status), "".join(told)
 
 
-def begun(home: Path, command: str | list[str], out: Path, before: Callable[[], None] = lambda: None) -> Running:
+def begun(
+    home: Path, command: str | list[str], out: Path, before: Callable[[], None] = lambda: None
+) -> Running:
     """Starts a command whose outputs come into a folder, which is made; `before` is called in the fork."""
     out.mkdir(exist_ok=True)
     told = out.with_name(out.name + ".err")
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: torch runs on one here
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of forking beside threads: torch runs on one here
         pid = os.fork()
     return Running(pid or _command(home, command, out, told, before), told)
 
 
-def _command(home: Path, command: str | list[str], out: Path, told: Path, before: Callable[[], None]) -> NoReturn:
+def _command(
+    home: Path, command: str | list[str], out: Path, told: Path, before: Callable[[], None]
+) -> NoReturn:
     status = 70
     try:
         for number in interruption.ENDING:
@@ -140,7 +156,9 @@ def _command(home: Path, command: str | list[str], out: Path, told: Path, before
         os._exit(status)
 
 
-def run(home: Path, command: str | list[str], out: Path, before: Callable[[], None] = lambda: None) -> tuple[int, str]:
+def run(
+    home: Path, command: str | list[str], out: Path, before: Callable[[], None] = lambda: None
+) -> tuple[int, str]:
     return begun(home, command, out, before).end()
 
 
@@ -170,7 +188,9 @@ class Undisturbed:
 
 
 @pytest.fixture(scope="module")
-def undisturbed(home: Path, tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Undisturbed]:
+def undisturbed(
+    home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Callable[[str], Undisturbed]:
     known: dict[str, Undisturbed] = {}
 
     def of(command: str) -> Undisturbed:
@@ -212,7 +232,9 @@ def kinds() -> Iterator[Any]:
             for moment in MOMENTS:
                 always = moment == (4 if c == s else c)
                 name = f"{command}-{signal.Signals(number).name}-{moment}"
-                yield pytest.param(command, number, moment, id=name, marks=() if always else pytest.mark.long)
+                yield pytest.param(
+                    command, number, moment, id=name, marks=() if always else pytest.mark.long
+                )
 
 
 def finished(out: Path) -> bool:
@@ -221,16 +243,25 @@ def finished(out: Path) -> bool:
     if drafter.exists():
         return (drafter / "config.json").exists() and not (drafter / "training.pt").exists()
     result = out / "result.json"
-    return (out / "store").exists() or (result.exists() and not result.with_name("result.json.partial").exists())
+    return (out / "store").exists() or (
+        result.exists() and not result.with_name("result.json.partial").exists()
+    )
 
 
 @pytest.mark.parametrize(("command", "number", "moment"), list(kinds()))
 def test_a_run_that_was_ended_goes_on_to_the_same(
-    command: str, number: signal.Signals, moment: int, home: Path, undisturbed: Callable[[str], Undisturbed], tmp_path: Path
+    command: str,
+    number: signal.Signals,
+    moment: int,
+    home: Path,
+    undisturbed: Callable[[str], Undisturbed],
+    tmp_path: Path,
 ) -> None:
     want, out = undisturbed(command), tmp_path / "out"
     writing = moment == MOMENTS[-1]
-    running = begun(home, command, out, lambda: breaking(*WRITERS[command], number) if writing else None)
+    running = begun(
+        home, command, out, lambda: breaking(*WRITERS[command], number) if writing else None
+    )
     if not writing:
         seed = [GOES_ON.index(command), SIGNALS.index(number), moment]
         time.sleep(np.random.default_rng(seed).uniform(0, 1) * want.seconds)
@@ -246,7 +277,9 @@ def test_a_run_that_was_ended_goes_on_to_the_same(
     if not finished(out):
         assert run(home, command, out) == (0, "")
     found = everything(out)
-    if (status == -signal.SIGKILL and finished(out)) and found != want.holds:  # killed behind its last write
+    if (
+        status == -signal.SIGKILL and finished(out)
+    ) and found != want.holds:  # killed behind its last write
         found = {k: v for k, v in found.items() if not k.endswith(".lock")}
     assert found == want.holds
 
@@ -265,7 +298,10 @@ def disk(tmp_path: Path) -> Iterator[tuple[Path, Callable[[int], Callable[[], No
     libc = ctypes.CDLL(None, use_errno=True)
 
     def mounted(size: int, flags: int) -> bool:
-        return sys.platform == "linux" and libc.mount(b"tmpfs", bytes(out), b"tmpfs", flags, f"size={size}".encode()) == 0
+        return (
+            sys.platform == "linux"
+            and libc.mount(b"tmpfs", bytes(out), b"tmpfs", flags, f"size={size}".encode()) == 0
+        )
 
     if mounted(4096, 0):
         yield out, lambda size: lambda: None if mounted(size, REMOUNT) else pytest.fail("no disk")
@@ -280,7 +316,9 @@ REMOUNT, DETACH = 32, 2
 
 
 @pytest.mark.parametrize("command", COMMANDS)
-def test_a_full_disk_is_told_in_a_line_and_the_same_command_goes_on(command: str, home: Path, undisturbed, disk) -> None:
+def test_a_full_disk_is_told_in_a_line_and_the_same_command_goes_on(
+    command: str, home: Path, undisturbed, disk
+) -> None:
     want, (out, of) = undisturbed(command), disk
     whole = sum(len(held) if isinstance(held, bytes) else 4096 for held in want.holds.values())
     for size in (4096, whole // 4):
@@ -295,7 +333,18 @@ def test_a_full_disk_is_told_in_a_line_and_the_same_command_goes_on(command: str
     assert everything(out) == want.holds
 
 
-TREES = ["generate", "ab", "--target", "target", "--drafter", "pld", "--max-new-tokens", "4", "--trees", "OUT/trees.html"]
+TREES = [
+    "generate",
+    "ab",
+    "--target",
+    "target",
+    "--drafter",
+    "pld",
+    "--max-new-tokens",
+    "4",
+    "--trees",
+    "OUT/trees.html",
+]
 
 
 def full_at(out: Path, number: int, calls: list[str]) -> Callable[[], None]:
@@ -305,8 +354,14 @@ def full_at(out: Path, number: int, calls: list[str]) -> Callable[[], None]:
     """
 
     def look(event: str, args: tuple[Any, ...]) -> None:
-        makes = event == "os.mkdir" and not os.path.exists(args[0])  # else pathlib takes no notice of the failure
-        writes = makes or event == "os.rename" or (event == "open" and bool(args[2] & (os.O_WRONLY | os.O_RDWR)))
+        makes = event == "os.mkdir" and not os.path.exists(
+            args[0]
+        )  # else pathlib takes no notice of the failure
+        writes = (
+            makes
+            or event == "os.rename"
+            or (event == "open" and bool(args[2] & (os.O_WRONLY | os.O_RDWR)))
+        )
         if writes and str(args[0]).startswith(str(out)):
             calls.append(event)
             if len(calls) >= number:
@@ -316,12 +371,20 @@ def full_at(out: Path, number: int, calls: list[str]) -> Callable[[], None]:
     return lambda: sys.addaudithook(look)
 
 
-INJECTED = {"trees": "trees.html", "datastore": "store", "bench": "result.json", "export": "exported", "train": "drafter"}
+INJECTED = {
+    "trees": "trees.html",
+    "datastore": "store",
+    "bench": "result.json",
+    "export": "exported",
+    "train": "drafter",
+}
 """Commands, and what each of them writes."""
 
 
 @pytest.mark.parametrize("command", INJECTED)
-def test_a_failure_at_each_write_leaves_the_old_output_or_the_new_one(command: str, home: Path, tmp_path: Path) -> None:
+def test_a_failure_at_each_write_leaves_the_old_output_or_the_new_one(
+    command: str, home: Path, tmp_path: Path
+) -> None:
     for number in range(1, 60, 7 if command == "train" else 1):  # of training, all took a minute
         out = tmp_path / str(number)
         out.mkdir()
@@ -331,7 +394,9 @@ def test_a_failure_at_each_write_leaves_the_old_output_or_the_new_one(command: s
         assert (status, told.count("\n")) == (1, 1), (number, told)
         assert f"No space left on device: '{out}" in told
         assert not list(out.rglob(".*.partial"))
-        assert not [p for p in out.rglob("*") if p.is_dir() and not any(p.iterdir())], "an empty folder is left"
+        assert not [p for p in out.rglob("*") if p.is_dir() and not any(p.iterdir())], (
+            "an empty folder is left"
+        )
         assert run(home, command, out) == (0, ""), "a second start does not go on"
         assert (out / INJECTED[command]).exists()
     assert number > 1, "nothing was written"
@@ -361,7 +426,9 @@ def test_an_interruption_while_the_program_is_imported_is_one_line() -> None:
 
 
 @pytest.mark.parametrize("entering", [True, False])
-def test_a_signal_while_handlers_are_set_or_reset_is_one_line(entering: bool, draftree, monkeypatch) -> None:
+def test_a_signal_while_handlers_are_set_or_reset_is_one_line(
+    entering: bool, draftree, monkeypatch
+) -> None:
     @contextmanager
     def raised() -> Iterator[list[int]]:
         if entering:
@@ -380,15 +447,37 @@ def test_a_signal_while_handlers_are_set_or_reset_is_one_line(entering: bool, dr
 OTHERS = {
     "trees": TREES,
     "misspelt": [*TREES[:-1], "OUT/nowhere/trees.html"],
-    "c2t": ["train", "c2t", "--drafter", "eagle", "--data", "prompts.jsonl", "--out", "OUT/classifier"],
-    "static": ["train", "static", "--drafter", "eagle", "--data", "prompts.jsonl", "--out", "OUT/tree.json"],
+    "c2t": [
+        "train",
+        "c2t",
+        "--drafter",
+        "eagle",
+        "--data",
+        "prompts.jsonl",
+        "--out",
+        "OUT/classifier",
+    ],
+    "static": [
+        "train",
+        "static",
+        "--drafter",
+        "eagle",
+        "--data",
+        "prompts.jsonl",
+        "--out",
+        "OUT/tree.json",
+    ],
 }
 
 
-@pytest.mark.parametrize("command", [name for name in COMMANDS | OTHERS if name not in ("trees", "misspelt")])
+@pytest.mark.parametrize(
+    "command", [name for name in COMMANDS | OTHERS if name not in ("trees", "misspelt")]
+)
 def test_the_second_process_is_refused_in_a_line(command: str, home: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    name = next(part for part in (COMMANDS | OTHERS)[command] if part.startswith("OUT")).removeprefix("OUT/")
+    name = next(
+        part for part in (COMMANDS | OTHERS)[command] if part.startswith("OUT")
+    ).removeprefix("OUT/")
     lock = files.inside(out / name) if command in ("train", "regenerate", "c2t") else None
     with files.locked(out / name, lock):
         status, told = run(home, command, out)
@@ -403,7 +492,10 @@ def test_a_lock_is_asked_for_again_by_its_thread_and_leaves_nothing(tmp_path: Pa
         with files.locked(out, files.inside(out)):
             pass
         assert files.inside(out).exists(), "it is still held"
-        with ThreadPoolExecutor() as others, pytest.raises(UserError, match="another process writes"):
+        with (
+            ThreadPoolExecutor() as others,
+            pytest.raises(UserError, match="another process writes"),
+        ):
             others.submit(lambda: files.locked(out, files.inside(out)).__enter__()).result()
     assert not out.exists()
 
@@ -415,7 +507,11 @@ def test_what_a_killed_process_left_half_written_goes_with_the_next_lock(tmp_pat
     (tmp_path / ".a.3.partial" / "x").touch()
     with files.locked(tmp_path / "a"):
         pass
-    assert sorted(p.name for p in tmp_path.iterdir()) == [".b.22.partial", "a.1.partial", "regenerated.partial"]
+    assert sorted(p.name for p in tmp_path.iterdir()) == [
+        ".b.22.partial",
+        "a.1.partial",
+        "regenerated.partial",
+    ]
     with files.locked(tmp_path, files.inside(tmp_path)):
         pass
     assert sorted(p.name for p in tmp_path.iterdir()) == ["a.1.partial", "regenerated.partial"]
@@ -440,7 +536,14 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
     out = tmp_path_factory.mktemp("stopped")
     target, drafter, samples = made()
     with pytest.raises(KeyboardInterrupt):
-        train(target, drafter, samples, PLAN, out, lambda p: os.kill(os.getpid(), signal.SIGINT) if p.step == 3 else None)
+        train(
+            target,
+            drafter,
+            samples,
+            PLAN,
+            out,
+            lambda p: os.kill(os.getpid(), signal.SIGINT) if p.step == 3 else None,
+        )
     return out
 
 
@@ -455,7 +558,11 @@ def changed(of: str, how: Callable[[Any], Any]) -> Callable[[Path], None]:
 
 
 def cut_moments(optimizer: dict[str, Any]) -> dict[str, Any]:
-    return optimizer | {"state": {i: m | {"exp_avg": m["exp_avg"].flatten()[:1]} for i, m in optimizer["state"].items()}}
+    return optimizer | {
+        "state": {
+            i: m | {"exp_avg": m["exp_avg"].flatten()[:1]} for i, m in optimizer["state"].items()
+        }
+    }
 
 
 def random_bytes(out: Path) -> None:
@@ -464,19 +571,34 @@ def random_bytes(out: Path) -> None:
 
 BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
     "empty": (lambda out: (out / STATE).write_bytes(b""), "no state that this run can go on from"),
-    "half": (lambda out: os.truncate(out / STATE, (out / STATE).stat().st_size // 2), "no state that"),
+    "half": (
+        lambda out: os.truncate(out / STATE, (out / STATE).stat().st_size // 2),
+        "no state that",
+    ),
     "random": (random_bytes, "no state that"),
     "a list": (lambda out: torch.save([1], out / STATE), "no state that"),
     "no entries": (lambda out: torch.save({}, out / STATE), "no state that"),
-    "other names": (changed("model", lambda m: {f"x{k}": v for k, v in m.items()}), "another model's: "),
-    "other shapes": (changed("model", lambda m: {k: v[:1] for k, v in m.items()}), "another model's: "),
+    "other names": (
+        changed("model", lambda m: {f"x{k}": v for k, v in m.items()}),
+        "another model's: ",
+    ),
+    "other shapes": (
+        changed("model", lambda m: {k: v[:1] for k, v in m.items()}),
+        "another model's: ",
+    ),
     "other moments": (changed("optimizer", cut_moments), "its moments are another model's"),
     "no moments": (changed("optimizer", lambda _: {}), "no state that"),
-    "a text for a step": (changed("step", lambda _: "3"), "step is '3', allowed is a whole number in 0 … 8"),
+    "a text for a step": (
+        changed("step", lambda _: "3"),
+        "step is '3', allowed is a whole number in 0 … 8",
+    ),
     "a step behind the last": (changed("step", lambda _: 9), "step is 9"),
     "no plan": (lambda out: (out / "training.json").unlink(), "is not the plan"),
     "half a plan": (lambda out: os.truncate(out / "training.json", 20), "is not the plan"),
-    "a plan that is a list": (lambda out: (out / "training.json").write_text("[]"), "is not the plan"),
+    "a plan that is a list": (
+        lambda out: (out / "training.json").write_text("[]"),
+        "is not the plan",
+    ),
     "a deep plan": (lambda out: (out / "training.json").write_text("[" * 10000), "is not the plan"),
 }
 
@@ -493,14 +615,25 @@ def test_a_broken_state_is_told_in_a_line(case: str, stopped: Path, tmp_path: Pa
 
 
 @pytest.mark.parametrize(
-    "rest", ['{"step": 3, "loss"', "\x00\x01", "[1]\n{}\n", '{"step": []}\n', "[" * 10000, '{"step": Infinity}\n'], ids=range(6)
+    "rest",
+    [
+        '{"step": 3, "loss"',
+        "\x00\x01",
+        "[1]\n{}\n",
+        '{"step": []}\n',
+        "[" * 10000,
+        '{"step": Infinity}\n',
+    ],
+    ids=range(6),
 )
 def test_a_broken_log_is_repaired(rest: str, stopped: Path, tmp_path: Path) -> None:
     shutil.copytree(stopped, tmp_path / "out")
     with (tmp_path / "out" / LOG).open("a") as file:
         file.write(rest)
     train(*made(), PLAN, tmp_path / "out")
-    assert [json.loads(line)["step"] for line in (tmp_path / "out" / LOG).read_text().splitlines()] == list(range(1, 9))
+    assert [
+        json.loads(line)["step"] for line in (tmp_path / "out" / LOG).read_text().splitlines()
+    ] == list(range(1, 9))
 
 
 def test_kept_features_that_are_broken_are_told_in_a_line(tmp_path: Path) -> None:
@@ -520,7 +653,9 @@ def test_kept_trees_that_are_broken_are_told_in_a_line(spoilt: bytes, tmp_path: 
         Collected(tmp_path, {})[3]
 
 
-@pytest.mark.parametrize("rest", ["\udcff\udc80", "[" * 100_000, "null", "[[1], 2]", '{"a": 1}'], ids=range(5))
+@pytest.mark.parametrize(
+    "rest", ["\udcff\udc80", "[" * 100_000, "null", "[[1], 2]", '{"a": 1}'], ids=range(5)
+)
 def test_a_journal_is_read_up_to_what_is_broken(rest: str, tmp_path: Path) -> None:
     cell = cells.Cell(None, None, 0.0)
     done = {cell: cells.PromptResult([1, 2], [])}
@@ -536,7 +671,12 @@ def test_a_journal_is_read_up_to_what_is_broken(rest: str, tmp_path: Path) -> No
 
 
 def test_a_signal_in_the_last_step_ends_nothing_that_is_not_done(tmp_path: Path) -> None:
-    end = train(*made(), PLAN, tmp_path, lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.step == 8 else None)
+    end = train(
+        *made(),
+        PLAN,
+        tmp_path,
+        lambda p: os.kill(os.getpid(), signal.SIGTERM) if p.step == 8 else None,
+    )
     assert end.step == 8
     assert not (tmp_path / STATE).exists()
     assert (tmp_path / "config.json").exists()
@@ -571,12 +711,17 @@ def numbers(path: Path) -> None:
     numbers,
     lambda path: path.write_bytes(bytes(400_000)),
 ], ids=["torch", "safetensors", "numpy", "bytes"])  # fmt: skip
-def test_whatever_library_writes_a_full_disk_is_an_error_of_the_system(write: Callable[[Path], Any], disk) -> None:
+def test_whatever_library_writes_a_full_disk_is_an_error_of_the_system(
+    write: Callable[[Path], Any], disk
+) -> None:
     out, of = disk
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     of(65536)()
     try:
-        with pytest.raises(OSError, match=r"No space left|File too large") as full, files.whole(out / "file") as partial:
+        with (
+            pytest.raises(OSError, match=r"No space left|File too large") as full,
+            files.whole(out / "file") as partial,
+        ):
             write(partial)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)

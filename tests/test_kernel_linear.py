@@ -15,11 +15,20 @@ from draftree import Request, Target
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
 from draftree.models import kernel_linear
-from draftree.models.kernel_linear import KernelLinear, Packed, faster, packable, packed_shapes, use_kernels
+from draftree.models.kernel_linear import (
+    KernelLinear,
+    Packed,
+    faster,
+    packable,
+    packed_shapes,
+    use_kernels,
+)
 from draftree.registry import build
 from folders import resident, target_folder
 
-pytestmark = pytest.mark.skipif(not packable(torch.zeros(2, 2), None), reason="this torch has no oneDNN")
+pytestmark = pytest.mark.skipif(
+    not packable(torch.zeros(2, 2), None), reason="this torch has no oneDNN"
+)
 
 
 def layer(bias: bool = True, dtype: torch.dtype = torch.float32) -> nn.Linear:
@@ -106,7 +115,9 @@ def test_other_layers_are_left_alone() -> None:
     class Own(nn.Linear):
         pass
 
-    model = nn.Sequential(Own(4, 4), nn.Linear(4, 4).double(), nn.Embedding(4, 4), nn.Linear(4, 4, device="meta"))
+    model = nn.Sequential(
+        Own(4, 4), nn.Linear(4, 4).double(), nn.Embedding(4, 4), nn.Linear(4, 4, device="meta")
+    )
     use_kernels(model, "packed")
     use_kernels(model[1].float(), "stock")
     assert not any(isinstance(m, KernelLinear) for m in model)
@@ -130,7 +141,9 @@ def test_a_target_writes_the_same_by_either(tmp_path: Path, exactness: str) -> N
 
 @pytest.mark.skipif(sys.platform != "linux", reason="memory is given back on Linux alone")
 @pytest.mark.parametrize("looked_up", [False, True])
-def test_a_packed_weight_that_lies_in_a_file_is_in_memory_once(looked_up: bool, tmp_path: Path) -> None:
+def test_a_packed_weight_that_lies_in_a_file_is_in_memory_once(
+    looked_up: bool, tmp_path: Path
+) -> None:
     path, drawn = tmp_path / "weights", torch.randn(1024, 1024)
     save_file({"weight": drawn}, path)
     one = nn.Linear(1024, 1024, bias=False, device="meta").requires_grad_(False)

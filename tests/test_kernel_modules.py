@@ -30,7 +30,9 @@ def replaced(module: nn.Module) -> nn.Module:
 
 
 def drawn(*shape: int, dtype: torch.dtype) -> Tensor:
-    return torch.empty(*shape).normal_(generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+    return (
+        torch.empty(*shape).normal_(generator=torch.Generator().manual_seed(len(shape))).to(dtype)
+    )
 
 
 def layer(kind: str, dtype: torch.dtype, width: int = 50) -> Any:
@@ -81,7 +83,11 @@ def test_a_gate_keeps_bits_wherever_a_number_lies() -> None:
 
         whole, wanted = gated(0, 2000), nn.functional.silu(x) * y
         torch.testing.assert_close(whole, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)
-        assert all(torch.equal(gated(at, at + n), whole[at : at + n]) for at in (0, 5, 700) for n in (1, 15, 64, 513))
+        assert all(
+            torch.equal(gated(at, at + n), whole[at : at + n])
+            for at in (0, 5, 700)
+            for n in (1, 15, 64, 513)
+        )
 
 
 def test_what_is_another_norm_stays() -> None:
@@ -108,7 +114,9 @@ def test_a_model_writes_the_same_logits(name: str) -> None:
     ours = copy.deepcopy(own)
     replace_modules(ours)
     decoders = Decoder(own), Decoder(ours)
-    feed = ForwardBatch.chains([torch.arange(3, 20).numpy()], torch.zeros(1, dtype=torch.long).numpy(), torch.device("cpu"))
+    feed = ForwardBatch.chains(
+        [torch.arange(3, 20).numpy()], torch.zeros(1, dtype=torch.long).numpy(), torch.device("cpu")
+    )
     with torch.inference_mode():
         wanted, found = (d.forward(feed, d.new_cache(1, 20)).logits for d in decoders)
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-5)

@@ -60,11 +60,24 @@ def test_what_is_not_allowed_is_told_in_one_wording(wrong: dict[str, Any], told:
 
 
 def test_bounds_that_may_be_reached_are_allowed() -> None:
-    Shelf(boards=1, books=99, full=1, bent=0, load=1e-300, shift=-5, top=None, first=0, painted=True, other=object())
+    Shelf(
+        boards=1,
+        books=99,
+        full=1,
+        bent=0,
+        load=1e-300,
+        shift=-5,
+        top=None,
+        first=0,
+        painted=True,
+        other=object(),
+    )
 
 
 def test_a_part_names_itself() -> None:
-    with pytest.raises(UserError, match=r"^rack: rows is 0, allowed is a whole number of at least 1$"):
+    with pytest.raises(
+        UserError, match=r"^rack: rows is 0, allowed is a whole number of at least 1$"
+    ):
         Rack(0)
 
 
@@ -75,14 +88,21 @@ def test_texts_are_read_by_the_fields_types() -> None:
     )
 
 
-@pytest.mark.parametrize("text", ["boards=x", "boards=1.5", f"boards={LARGEST + 1}", "load=inf", "wood=ash", "painted=yes"])
+@pytest.mark.parametrize(
+    "text",
+    ["boards=x", "boards=1.5", f"boards={LARGEST + 1}", "load=inf", "wood=ash", "painted=yes"],
+)
 def test_a_text_of_no_such_value_is_refused_by_the_dataclass(text: str) -> None:
     with pytest.raises(UserError, match=f"^{text.partition('=')[0]} is .*, allowed is"):
         Shelf(**parsed([text], Shelf, "a shelf"))
 
 
 def test_what_is_no_key_is_told_with_those_that_are() -> None:
-    with pytest.raises(UserError, match="'boards' is not key=value; keys of a shelf: boards, books"):
+    with pytest.raises(
+        UserError, match="'boards' is not key=value; keys of a shelf: boards, books"
+    ):
         parsed(["boards"], Shelf, "a shelf")
-    with pytest.raises(UnknownName, match=r"unknown key of a shelf 'bords': known are .*did you mean 'boards'"):
+    with pytest.raises(
+        UnknownName, match=r"unknown key of a shelf 'bords': known are .*did you mean 'boards'"
+    ):
         parsed(["bords=1"], Shelf, "a shelf")

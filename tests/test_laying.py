@@ -15,7 +15,9 @@ def grown(seed: int) -> Tree:
     tree = Tree.planted(np.zeros(1, np.int64), np.array([7]))
     for _ in range(9):
         at, zero = np.array([draw.integers(len(tree))]), np.zeros(1)
-        tree = tree.append(at, draw.integers(0, 50, 1), zero, zero, Candidates(at[None], zero[None]))
+        tree = tree.append(
+            at, draw.integers(0, 50, 1), zero, zero, Candidates(at[None], zero[None])
+        )
     return tree
 
 
@@ -37,7 +39,9 @@ def test_a_node_sees_pending_tokens_and_its_path(seed: int, first: bool) -> None
     tree, pending, base = grown(seed), np.array([3, 4]), 10
     before = np.zeros(0, np.int64) if first else np.array([0, 1])
     nodes = np.array([0]) if first else np.array([2, 5, 9])
-    ids, positions, seen, scratch = laid(pending, before, nodes, base, tree.tokens, tree.depth, tree.parents)
+    ids, positions, seen, scratch = laid(
+        pending, before, nodes, base, tree.tokens, tree.depth, tree.parents
+    )
     waiting, places = (2 if first else 0), np.concatenate((before, nodes))
     assert ids.tolist() == [*pending[:waiting], *tree.tokens[nodes]]
     assert scratch.tolist() == [10, 11, *(12 + tree.depth[places])]
@@ -61,7 +65,15 @@ def test_the_likeliest_are_those_of_a_stable_sort(dtype: torch.dtype, k: int) ->
 
 def test_log_q_of_a_draft_vocabulary_is_that_of_the_whole_one() -> None:
     logs = torch.log_softmax(torch.arange(6.0).reshape(2, 3), dim=-1)
-    narrow = Candidates(np.zeros((2, 1), np.int64), np.zeros((2, 1)), logs, drafted=Drafted(torch.tensor([1, 4, 5]), 7))
+    narrow = Candidates(
+        np.zeros((2, 1), np.int64),
+        np.zeros((2, 1)),
+        logs,
+        drafted=Drafted(torch.tensor([1, 4, 5]), 7),
+    )
     assert narrow.log_probs is not None
     tokens = np.array([[5, 0], [1, 6]])
-    assert np.array_equal(narrow.log_of(tokens), narrow.log_probs.gather(-1, torch.from_numpy(tokens)).double().numpy())
+    assert np.array_equal(
+        narrow.log_of(tokens),
+        narrow.log_probs.gather(-1, torch.from_numpy(tokens)).double().numpy(),
+    )

@@ -40,9 +40,14 @@ def drafter_of(method: str, t: Target) -> Trainable[Any]:
 class Text:
     """Rows that are written step by step with a drafter's state, along random paths."""
 
-    def __init__(self, t: Target, drafter: Drafter[Any], lengths: Sequence[int], seed: int = 0) -> None:
+    def __init__(
+        self, t: Target, drafter: Drafter[Any], lengths: Sequence[int], seed: int = 0
+    ) -> None:
         self.rng, self.target, self.drafter = np.random.default_rng(seed), t, drafter
-        self.committed, self.roots = texts(lengths, self.rng), self.rng.integers(3, 60, len(lengths))
+        self.committed, self.roots = (
+            texts(lengths, self.rng),
+            self.rng.integers(3, 60, len(lengths)),
+        )
         self.cache = t.new_cache(len(lengths), 8)
         taps = t.prefill(self.cache, self.committed, drafter.needs).taps
         self.state = drafter.start(self.committed, self.roots, taps)
@@ -68,7 +73,11 @@ class Text:
         """Every row's root with two children, and a grandchild of the first."""
         rows = len(self.roots)
         parents = [*range(rows), *range(rows), *range(rows, 2 * rows)]
-        return attach(Tree.planted(np.arange(rows), self.roots), parents, self.rng.integers(3, 60, len(parents)).tolist())
+        return attach(
+            Tree.planted(np.arange(rows), self.roots),
+            parents,
+            self.rng.integers(3, 60, len(parents)).tolist(),
+        )
 
     def drafts(self, tree: Tree, frontiers: Sequence[Ints], state: Any = None) -> Tensor:
         """[F, V] q after the nodes of some frontiers; the text's own state goes on from there."""
@@ -83,7 +92,9 @@ class Text:
     def fresh(self) -> Any:
         """The state of a drafter that reads the whole text now."""
         rows = len(self.roots)
-        taps = self.target.prefill(self.target.new_cache(rows, 8), self.committed, self.drafter.needs).taps
+        taps = self.target.prefill(
+            self.target.new_cache(rows, 8), self.committed, self.drafter.needs
+        ).taps
         return self.drafter.start(self.committed, self.roots, taps)
 
 
@@ -95,14 +106,20 @@ def layers_of(tree: Tree) -> list[Ints]:
 def networks(drafter: Drafter[Any]) -> list[nn.Module]:
     """What a draft pass runs through: the model's transformer layers, or whatever computes its attention."""
     assert isinstance(drafter, Trainable)
-    return [m for m in drafter.model.modules() if type(m).__name__.endswith(("DecoderLayer", "EAGLE3Layer", "GlimpseLayer"))]
+    return [
+        m
+        for m in drafter.model.modules()
+        if type(m).__name__.endswith(("DecoderLayer", "EAGLE3Layer", "GlimpseLayer"))
+    ]
 
 
 @contextmanager
 def passes(drafter: Drafter[Any]) -> Iterator[Counter[str]]:
     """Counts the passes through a drafter's layers."""
     found: Counter[str] = Counter()
-    hooks = [m.register_forward_hook(lambda *_: found.update(["passes"])) for m in networks(drafter)]
+    hooks = [
+        m.register_forward_hook(lambda *_: found.update(["passes"])) for m in networks(drafter)
+    ]
     try:
         yield found
     finally:
@@ -129,7 +146,10 @@ def test_steps_without_drafts_leave_the_state_of_a_fresh_start(method: str, rows
         assert not found
     for last in (False, True):
         tree = text.bush()
-        mine, fresh = text.drafts(tree, layers_of(tree)), text.drafts(tree, layers_of(tree), text.fresh())
+        mine, fresh = (
+            text.drafts(tree, layers_of(tree)),
+            text.drafts(tree, layers_of(tree), text.fresh()),
+        )
         assert worst(mine, fresh) < NOISE
         if not last:
             text.step(tree, [f.tolist() for f in layers_of(tree)])
@@ -150,7 +170,10 @@ def test_rows_that_are_not_drafted_for_wait(method: str) -> None:
     late = [roots[[0, 2]], children[tree.row[children] != 1], np.append(roots[1], grandchildren[0])]
     late += [children[tree.row[children] == 1], grandchildren[1:]]
     order = np.argsort(np.concatenate(late))
-    assert worst(text.drafts(tree, late)[order], wanted[np.argsort(np.concatenate(layers_of(tree)))]) < NOISE
+    assert (
+        worst(text.drafts(tree, late)[order], wanted[np.argsort(np.concatenate(layers_of(tree)))])
+        < NOISE
+    )
 
 
 def waiting(method: str) -> Text:
@@ -163,7 +186,9 @@ def waiting(method: str) -> Text:
 
 
 @pytest.mark.parametrize(("method", "reading"), [("hydra", 2), ("peagle", 3)])
-def test_a_long_wait_is_read_in_parts(method: str, reading: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_wait_is_read_in_parts(
+    method: str, reading: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Six that wait; a root's pair and seven slots behind it."""
     text = waiting(method)
     tree = text.bush()
@@ -177,7 +202,9 @@ def test_a_long_wait_is_read_in_parts(method: str, reading: int, monkeypatch: py
 
 
 @pytest.mark.parametrize("method", ["eagle", "eagle3", "mtp"])
-def test_of_a_long_wait_a_single_layer_makes_keys_and_values_alone(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_of_a_long_wait_a_single_layer_makes_keys_and_values_alone(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     text = waiting(method)
     tree = text.bush()
     monkeypatch.setattr(pairs, "FEW", 100)
@@ -195,7 +222,9 @@ def test_a_prompt_is_read_when_something_is_drafted(method: str) -> None:
     t = target("llama")
     drafter, read = drafter_of(method, t), list[int]()
     borrowed = set(t.decoder.model.modules())
-    for linear in (m for m in drafter.model.modules() if isinstance(m, nn.Linear) and m not in borrowed):
+    for linear in (
+        m for m in drafter.model.modules() if isinstance(m, nn.Linear) and m not in borrowed
+    ):
         linear.register_forward_hook(lambda *_: read.append(1))
     Text(t, drafter, [2])  # what is looked up once for a model
     read.clear()
@@ -254,14 +283,26 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 
         return counted
 
-    for name in ("cpu", "item", "tolist", "nonzero", "__bool__", "__int__", "__float__", "__index__", "__array__"):
+    for name in (
+        "cpu",
+        "item",
+        "tolist",
+        "nonzero",
+        "__bool__",
+        "__int__",
+        "__float__",
+        "__index__",
+        "__array__",
+    ):
         monkeypatch.setattr(Tensor, name, counting(name, getattr(Tensor, name)))
     return found
 
 
 @pytest.mark.parametrize("rows", [1, 2])
 @pytest.mark.parametrize("method", METHODS)
-def test_a_draft_step_takes_one_transfer(method: str, rows: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_draft_step_takes_one_transfer(
+    method: str, rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(drawing, "on_host", lambda values: False)
     t = target("llama")
     text = Text(t, drafter_of(method, t), [6, 4][:rows])

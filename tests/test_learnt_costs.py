@@ -34,7 +34,8 @@ from draftree.testing.conformance import RandomCosts
 
 SPEED = Speed(bandwidth=1e10, rate=1e11, overhead=0.0)
 BOUND, FLAT = Size(weights=1e8, bytes=2e7), Size(weights=1e6, bytes=2e8)
-"""A pass that multiplies most of the time, so that each token costs the same; and one that reads, so that tokens are free."""
+"""A pass that multiplies most of the time, so that each token costs the same; and one that reads,
+so that tokens are free."""
 WIDTHS = np.arange(1, 17)
 Curve = Callable[[float], float]
 
@@ -55,7 +56,9 @@ def model(size: Size = FLAT) -> CostModel:
     return CostModel(size, SPEED, Correction.prior())
 
 
-def taught(start: CostModel, true: Curve, steps: int, seed: int = 0, noise: float = 0.05) -> CostModel:
+def taught(
+    start: CostModel, true: Curve, steps: int, seed: int = 0, noise: float = 0.05
+) -> CostModel:
     """Return a model after steps over 1 to 16 tokens, timed with noise."""
     rng = np.random.default_rng(seed)
     for _ in range(steps):
@@ -117,8 +120,15 @@ def test_contexts_and_batches_are_learnt_apart_from_widths() -> None:
     found, rng = model(), np.random.default_rng(0)
     true = lambda n, context, rows: 0.01 * (1 + n / 16) * (1 + context / 4096) * rows**0.2
     for _ in range(400):
-        n, context, rows = int(rng.choice(WIDTHS)), int(rng.choice([64, 256, 1024, 4096])), int(rng.choice([1, 2, 4]))
-        found = found.learn(Place(n * rows, context, rows), true(n * rows, context, rows) * math.exp(0.05 * rng.normal()))
+        n, context, rows = (
+            int(rng.choice(WIDTHS)),
+            int(rng.choice([64, 256, 1024, 4096])),
+            int(rng.choice([1, 2, 4])),
+        )
+        found = found.learn(
+            Place(n * rows, context, rows),
+            true(n * rows, context, rows) * math.exp(0.05 * rng.normal()),
+        )
     for place in (Place(8, 1024, 1), Place(8, 64, 4), Place(4, 4096, 2)):
         assert found.seconds(place) == pytest.approx(true(*place[:3]), rel=0.15)
 
@@ -137,7 +147,9 @@ def test_wrong_estimates_cost_little_time(case: str, home: Path) -> None:
 
     best = max(tokens_per_second(true, n) for n in range(33))
     learner = Learner(None, {}, {"target": size}, lambda: SPEED)
-    drafter = Learner(None, {}, {name: Size(seconds=draft) for name in ("draft", "commit", "find")}, lambda: SPEED)
+    drafter = Learner(
+        None, {}, {name: Size(seconds=draft) for name in ("draft", "commit", "find")}, lambda: SPEED
+    )
     costs, rng, spent, gained = OnlineCosts(learner, drafter), np.random.default_rng(0), 0.0, 0.0
     for _ in range(500):
         believed = costs.at(0, 1)
@@ -146,7 +158,17 @@ def test_wrong_estimates_cost_little_time(case: str, home: Path) -> None:
         written = 1 + sum(VALUES[:n])
         spent, gained = spent + draft * (n > 0) + true(1 + n), gained + written
         drafts = (DraftStep(1, draft),) * (n > 0)
-        costs.observe(StepTimes(0, 1, 1 + n, seconds, drafts, seconds=seconds + draft * (n > 0), gained=round(written)))
+        costs.observe(
+            StepTimes(
+                0,
+                1,
+                1 + n,
+                seconds,
+                drafts,
+                seconds=seconds + draft * (n > 0),
+                gained=round(written),
+            )
+        )
     assert spent <= 1.03 * gained / best
 
 
@@ -158,9 +180,17 @@ def test_exploring_stops_where_all_is_known_and_loses_little() -> None:
     for _ in range(online.EXPLORED):
         costs.observe(StepTimes(0, 1, 1, 0.02, seconds=0.02))
         optimistic.append(costs.at(0, 1))
-    assert min(c.target_seconds(32) for c in optimistic) < 0.8 * expected.target_seconds(32), "uncertain widths are tried"
+    assert min(c.target_seconds(32) for c in optimistic) < 0.8 * expected.target_seconds(32), (
+        "uncertain widths are tried"
+    )
     table = CostTable(
-        (Costs(dict.fromkeys((1, 2, 4, 8, 16, 32), 0.001), {n: 0.02 + 0.001 * n for n in (1, 2, 4, 8, 16, 32)}, context=128),)
+        (
+            Costs(
+                dict.fromkeys((1, 2, 4, 8, 16, 32), 0.001),
+                {n: 0.02 + 0.001 * n for n in (1, 2, 4, 8, 16, 32)},
+                context=128,
+            ),
+        )
     )
     for _ in range(4):
         costs.teach(table)
@@ -177,7 +207,9 @@ def test_draft_steps_that_were_timed_under_a_load_are_tried_again_once_it_is_gon
     learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
     sizes = dict.fromkeys(("draft", "commit", "find"), Size(seconds=1e-3))
     drafter, token, true = Learner(None, {}, sizes, lambda: SPEED), 0.02, 1e-3
-    slow = CostTable((Costs({1: 100 * true}, dict.fromkeys((1, 2, 4, 8, 16, 32), token), context=128),))
+    slow = CostTable(
+        (Costs({1: 100 * true}, dict.fromkeys((1, 2, 4, 8, 16, 32), token), context=128),)
+    )
     for _ in range(4):
         OnlineCosts(learner, drafter).teach(slow)
     costs, drafted = OnlineCosts(learner, drafter), 0
@@ -198,7 +230,10 @@ def test_draft_steps_that_were_never_timed_are_estimated_as_the_targets_passes_w
     probed = replace(SPEED, bandwidth=SPEED.bandwidth / factor, rate=SPEED.rate / factor)
     learner = Learner(None, {}, {"target": FLAT}, lambda: probed)
     sizes = dict.fromkeys(("draft", "commit", "find"), Size(weights=1e5, bytes=2e7))
-    drafter, true = Learner(None, {}, sizes, lambda: probed), sizes["draft"].estimate(SPEED, Place(1))
+    drafter, true = (
+        Learner(None, {}, sizes, lambda: probed),
+        sizes["draft"].estimate(SPEED, Place(1)),
+    )
     costs = OnlineCosts(learner, drafter)
     token = FLAT.estimate(SPEED, Place(1))
     for _ in range(50):
@@ -213,7 +248,11 @@ def test_draft_steps_that_are_slow_are_tried_for_a_hundredth_of_the_time(factor:
     sizes = dict.fromkeys(("draft", "commit", "find"), Size(seconds=1e-3))
     drafter, token = Learner(None, {}, sizes, lambda: SPEED), 0.02
     costs, lost, steps = OnlineCosts(learner, drafter), 0.0, 4000
-    costs.teach(CostTable((Costs({1: factor * token}, dict.fromkeys((1, 2, 4, 8, 16, 32), token), context=128),)))
+    costs.teach(
+        CostTable(
+            (Costs({1: factor * token}, dict.fromkeys((1, 2, 4, 8, 16, 32), token), context=128),)
+        )
+    )
     for _ in range(steps):
         pays = costs.at(128, 1).draft_seconds(1) < token / 2
         drafts, seconds = (DraftStep(1, factor * token),) * pays, token * (1 + factor * pays)
@@ -232,9 +271,13 @@ def test_what_was_learnt_is_kept_for_the_next_process(tmp_path: Path) -> None:
     for _ in range(20):
         first.learn("target", Place(4), 0.05)
     first.save()
-    second = Learner(path, {}, {"target": FLAT}, lambda: pytest.fail("the machine was probed again"))
+    second = Learner(
+        path, {}, {"target": FLAT}, lambda: pytest.fail("the machine was probed again")
+    )
     assert second.models["target"].seconds(Place(4)) == pytest.approx(0.05, rel=0.02)
-    assert second.models["target"].correction.timings == 19, "the first timing of a process is left out"
+    assert second.models["target"].correction.timings == 19, (
+        "the first timing of a process is left out"
+    )
     assert json.loads(path.read_text())["about"] == {"device": "a"}
 
 
@@ -266,7 +309,13 @@ def test_writers_at_the_same_time_leave_a_whole_file(tmp_path: Path) -> None:
     assert [p.name for p in tmp_path.iterdir()] == ["costs.json"]
 
 
-BROKEN = ["{", "[]", "{}", '{"speed": {}, "models": {}}', '{"speed": 1, "models": {"target": {"mean": [1]}}}']
+BROKEN = [
+    "{",
+    "[]",
+    "{}",
+    '{"speed": {}, "models": {}}',
+    '{"speed": 1, "models": {"target": {"mean": [1]}}}',
+]
 
 
 @pytest.mark.parametrize("text", BROKEN)
@@ -301,7 +350,9 @@ def test_costs_are_written_once_a_minute(tmp_path: Path, monkeypatch: pytest.Mon
         assert path.exists() == (second > 60)
 
 
-def test_a_probe_takes_less_than_half_a_second_and_is_kept(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_probe_takes_less_than_half_a_second_and_is_kept(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     probe._probe.cache_clear()
     found = probe.machine_speed(torch.device("cpu"), torch.float32)
     assert found.bandwidth > 1e8
@@ -324,7 +375,9 @@ def test_a_probe_of_a_busy_machine_is_not_kept(home: Path, monkeypatch: pytest.M
     probe._probe.cache_clear()
 
 
-def test_a_machine_that_cannot_be_probed_is_assumed(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_machine_that_cannot_be_probed_is_assumed(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fail(device: torch.device, dtype: torch.dtype) -> Speed:
         raise RuntimeError("out of memory")
 
@@ -359,7 +412,9 @@ class PretendedGPU(TorchFunctionMode):
             name = func.__name__
             read = max(sum(t.nbytes for t in tensors) - self.cache, 0)
             product = tensors[0].shape[0] ** 3 if "matmul" in name else 0
-            self.seconds += self.speed.overhead + max(read / self.speed.bandwidth, product / self.speed.rate)
+            self.seconds += self.speed.overhead + max(
+                read / self.speed.bandwidth, product / self.speed.rate
+            )
             self.seconds += 0 if name in self.seen else self.setup
             self.seen.add(name)
         return found
@@ -371,7 +426,9 @@ class PretendedGPU(TorchFunctionMode):
 
 
 @pytest.mark.parametrize(
-    "speed", [Speed(3.0e12, 400e12, 5e-6), Speed(0.9e12, 80e12, 10e-6), Speed(0.1e12, 3e12, 20e-6)], ids=["h100", "4090", "m3"]
+    "speed",
+    [Speed(3.0e12, 400e12, 5e-6), Speed(0.9e12, 80e12, 10e-6), Speed(0.1e12, 3e12, 20e-6)],
+    ids=["h100", "4090", "m3"],
 )
 def test_a_gpu_is_probed_by_works_that_take_longer_than_their_launch(
     home: Path, monkeypatch: pytest.MonkeyPatch, speed: Speed
@@ -387,10 +444,14 @@ def test_a_gpu_is_probed_by_works_that_take_longer_than_their_launch(
     assert found.overhead == pytest.approx(speed.overhead, rel=0.01)
 
 
-def test_the_probe_is_of_the_device_that_the_target_will_be_on(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_probe_is_of_the_device_that_the_target_will_be_on(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     probed: list[str] = []
     monkeypatch.setattr(probe, "_full_name", lambda device: f"{device}:0")
-    monkeypatch.setattr(probe, "probe", lambda device, dtype: probed.append(str(device)) or Speed(1.0, 1.0, 1.0))
+    monkeypatch.setattr(
+        probe, "probe", lambda device, dtype: probed.append(str(device)) or Speed(1.0, 1.0, 1.0)
+    )
     monkeypatch.setattr(probe, "machine", lambda device: {"device": str(device)})
     for there in (True, False):
         probe._probe.cache_clear()
@@ -404,7 +465,9 @@ def test_the_probe_is_of_the_device_that_the_target_will_be_on(home: Path, monke
 def test_sizes_count_the_weights_of_a_pass(target: Target) -> None:
     decoder = target.decoder
     found = target_size(decoder)
-    linear = sum(m.weight.numel() for m in decoder.model.modules() if isinstance(m, torch.nn.Linear))
+    linear = sum(
+        m.weight.numel() for m in decoder.model.modules() if isinstance(m, torch.nn.Linear)
+    )
     assert found.weights == linear
     assert found.bytes == linear * decoder.dtype.itemsize
     assert draft_size(PLD().open(target), decoder) == cost_estimate.LOOK_UP
@@ -425,7 +488,16 @@ def test_engines_of_one_process_share_what_they_learn(target: Target) -> None:
     costs = other.step_costs
     assert isinstance(costs, OnlineCosts)
     assert costs.target.models["target"].correction.timings > 0
-    assert {"device", "threads", "torch", "dtype", "attention", "target", "parameters", "draftree"} <= set(identity(target))
+    assert {
+        "device",
+        "threads",
+        "torch",
+        "dtype",
+        "attention",
+        "target",
+        "parameters",
+        "draftree",
+    } <= set(identity(target))
 
 
 def test_nothing_is_measured_before_a_text(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -443,7 +515,9 @@ def test_fixed_costs_stay_what_they_are(target: Target) -> None:
     assert engine.step_costs is fixed
 
 
-def test_costs_to_count_by_are_measured_where_too_little_is_known(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_costs_to_count_by_are_measured_where_too_little_is_known(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     drafter, told = PLD().open(target), list[str]()
     first = settled_costs(target, drafter, lambda done, remark="", of=None: told.append(remark))
     assert told
@@ -454,16 +528,21 @@ def test_costs_to_count_by_are_measured_where_too_little_is_known(target: Target
     assert again.entries == first.entries
 
 
-def test_all_drafters_are_counted_by_one_cost_curve_of_the_target(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_all_drafters_are_counted_by_one_cost_curve_of_the_target(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each is measured with the target, and what the last one taught of its passes counts for the first, too."""
     drafters = {"pld": PLD().open(target), "edd": EDD().example(target)}
-    engines = {(name, "yield"): Engine(target, drafter, Yield()) for name, drafter in drafters.items()}
+    engines = {
+        (name, "yield"): Engine(target, drafter, Yield()) for name, drafter in drafters.items()
+    }
     speeds = iter((1.0, 5.0))
 
     def measured(target: Target, drafter: object, *args: object) -> tuple[Costs, ...]:
         each = next(speeds) * 1e-3
         return tuple(
-            Costs({1: 1e-4, 32: 2e-4}, {n: each * (8 + n) for n in (1, 2, 4, 8, 16, 32)}, 1e-5, c) for c in (128, 1024)
+            Costs({1: 1e-4, 32: 2e-4}, {n: each * (8 + n) for n in (1, 2, 4, 8, 16, 32)}, 1e-5, c)
+            for c in (128, 1024)
         )
 
     monkeypatch.setattr("draftree.measure_costs.measure", measured)
@@ -474,20 +553,26 @@ def test_all_drafters_are_counted_by_one_cost_curve_of_the_target(target: Target
 
 @pytest.fixture
 def random_costs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Engine, "step_costs", property(lambda engine: RandomCosts(engine.calls + 1)))
+    monkeypatch.setattr(
+        Engine, "step_costs", property(lambda engine: RandomCosts(engine.calls + 1))
+    )
 
 
 @pytest.mark.usefixtures("random_costs")
 @pytest.mark.parametrize("policy", ["yield", "pct", "opttree"])
 @pytest.mark.parametrize("drafter", [PLD(), EDD()], ids=["pld", "edd"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_no_text_depends_on_costs(target: Target, drafter: PLD | EDD, policy: str, temperature: float) -> None:
+def test_no_text_depends_on_costs(
+    target: Target, drafter: PLD | EDD, policy: str, temperature: float
+) -> None:
     from draftree.registry import build
 
     opened = drafter.example(target) if isinstance(drafter, EDD) else drafter.open(target)
     engine = Engine(target, opened, build("policy", policy))
     prompts = [[1, 2, 3, 1, 2], [4, 5], [7, 7, 7, 7]]
-    requests = [replace(Request(p, 14), sampling=Sampling(temperature=temperature, seed=3)) for p in prompts]
+    requests = [
+        replace(Request(p, 14), sampling=Sampling(temperature=temperature, seed=3)) for p in prompts
+    ]
     plain = engine.plain(requests).tokens
     for _ in range(4):
         assert engine.write(requests, reuse=False).tokens == plain

@@ -51,7 +51,9 @@ OTHERS = {
     "scaled logits": GraniteConfig(**SIZES, logits_scaling=8.0),
     "norms after": Olmo2Config(**SIZES),
     "parallel": CohereConfig(**SIZES),
-    "partial rotation": LlamaConfig(**SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}),
+    "partial rotation": LlamaConfig(
+        **SIZES, rope_parameters={"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
+    ),
 }
 
 
@@ -75,11 +77,18 @@ def passes(runner: HFRunner, columns: bool = False) -> list[Tensor]:
     with torch.inference_mode():
         prompts = [np.arange(12), np.arange(7) + 20]
         batch = ForwardBatch.chains(prompts, cache.lengths.copy(), device)
-        found.append(runner.forward(batch, cache, Outputs((0, 2, -1, UNNORMED), np.array([11, 18]) if columns else None)))
+        found.append(
+            runner.forward(
+                batch, cache, Outputs((0, 2, -1, UNNORMED), np.array([11, 18]) if columns else None)
+            )
+        )
         for row, prompt in enumerate(prompts):
             cache.keep(row, np.arange(len(prompt)))
         seen = np.array([[1, 0, 0], [1, 1, 0], [1, 0, 1]], np.bool_)
-        ids, places = [np.array([3, 4, 5])] * 2, [length + np.array([0, 1, 1]) for length in cache.lengths]
+        ids, places = (
+            [np.array([3, 4, 5])] * 2,
+            [length + np.array([0, 1, 1]) for length in cache.lengths],
+        )
         slots = [length + np.arange(3) for length in cache.lengths]
         tree = ForwardBatch.packed(ids, places, cache.lengths.copy(), [seen] * 2, slots, device)
         found.append(runner.forward(tree, cache, wanted))
@@ -95,7 +104,10 @@ def test_numbers_are_the_models_own(name: str, dtype: torch.dtype, attention: st
     with torch.inference_mode():
         assert runner.few_operations() is not None
     for columns in (False, True):
-        found, wanted = passes(runner, columns), passes(HFRunner(made, few_operations=False), columns)
+        found, wanted = (
+            passes(runner, columns),
+            passes(HFRunner(made, few_operations=False), columns),
+        )
         for ours, own in zip(found, wanted, strict=True):
             # Three layers, each of which rounds some twenty times.
             allowed = 3 * 20 * torch.finfo(dtype).eps
@@ -141,7 +153,12 @@ def wrapped(made: Any) -> None:
     class Doubled(torch.nn.Module):
         def __init__(self, inner: torch.nn.Linear) -> None:
             super().__init__()
-            self.inner, self.weight, self.bias, self.in_features = inner, inner.weight, inner.bias, inner.in_features
+            self.inner, self.weight, self.bias, self.in_features = (
+                inner,
+                inner.weight,
+                inner.bias,
+                inner.in_features,
+            )
 
         def forward(self, x: Tensor) -> Tensor:
             return 2 * self.inner(x)

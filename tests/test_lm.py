@@ -7,7 +7,13 @@ import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
-from transformers import GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+from transformers import (
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+)
 
 from draftree.drafters.lm import LM, LMDrafter
 from draftree.drafters.neural.vocabulary import Shared
@@ -26,7 +32,15 @@ from folders import target_folder
 
 def foreign(vocab: int, size: int = 40) -> LMDrafter:
     """A drafter of `size` tokens, 30 of which the target has too, under other numbers."""
-    config = GPT2Config(vocab_size=size, n_positions=64, n_embd=16, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None)
+    config = GPT2Config(
+        vocab_size=size,
+        n_positions=64,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         small = Target(Decoder(GPT2LMHeadModel(config).double()), "small")
@@ -82,19 +96,26 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> Target:
     return Target.load(str(target_folder(tmp_path_factory.mktemp("large"))), torch.float64)
 
 
-def test_tokens_are_matched_by_their_text_and_spaces_by_what_they_are(large: Target, tmp_path: Path) -> None:
+def test_tokens_are_matched_by_their_text_and_spaces_by_what_they_are(
+    large: Target, tmp_path: Path
+) -> None:
     letters = {c: i for i, c in enumerate(["▁", *"zyxwvutsrqponmlkjihgfedcba", "日"])}
     drafter = LM(model=model_folder(tmp_path / "small", letters, "▁")).open(large)
     shared, theirs = drafter.shared, large.tokenizer.get_vocab()
     assert shared is not None
-    wanted = {theirs[c]: i for c, i in letters.items() if c not in "▁日"} | {theirs["Ġ"]: 0}  # of which it has three bytes
+    wanted = {theirs[c]: i for c, i in letters.items() if c not in "▁日"} | {
+        theirs["Ġ"]: 0
+    }  # of which it has three bytes
     assert dict(zip(shared.drafted.ids.tolist(), shared.columns.tolist(), strict=True)) == wanted
     assert [int(shared.reads[token]) for token in wanted] == list(wanted.values())
     assert drafter.described.endswith(", 27 of 260 tokens shared")
     prompt = large.tokenizer.encode("some words", add_special_tokens=False)
     engine = Engine(large, drafter, VCT(), costs=COSTS)
     written = engine.write([Request(prompt, 12)])
-    assert written.tokens == Engine(large, drafter, Chain(), costs=COSTS).plain([Request(prompt, 12)]).tokens
+    assert (
+        written.tokens
+        == Engine(large, drafter, Chain(), costs=COSTS).plain([Request(prompt, 12)]).tokens
+    )
 
 
 def test_the_same_weights_under_other_numbers_draft_the_same(large: Target) -> None:
@@ -108,7 +129,9 @@ def test_the_same_weights_under_other_numbers_draft_the_same(large: Target) -> N
     shared = Shared(Drafted(torch.arange(vocab), vocab), order, order)
     request = Request([5, 9, 20, 31], 12)
     right, wrong = (
-        Engine(large, LMDrafter(Target(Decoder(model), "copy"), s), Chain(3), costs=COSTS).write([request])
+        Engine(large, LMDrafter(Target(Decoder(model), "copy"), s), Chain(3), costs=COSTS).write(
+            [request]
+        )
         for s in (shared, replace(shared, reads=torch.arange(vocab)))
     )
     assert right.tokens == wrong.tokens

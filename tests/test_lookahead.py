@@ -55,15 +55,27 @@ def lists(window: Sequence[Ints]) -> list[list[int]]:
 
 def begun(knobs: Lookahead, *texts: Sequence[int]) -> Lookaheads:
     """The state after texts whose last tokens are the roots."""
-    return LookaheadDrafter(knobs).start([ids(*t[:-1]) for t in texts], ids(*(t[-1] for t in texts)), TAPS)
+    return LookaheadDrafter(knobs).start(
+        [ids(*t[:-1]) for t in texts], ids(*(t[-1] for t in texts)), TAPS
+    )
 
 
-def row_of(pool: dict[int, Any], knobs: Lookahead, text: Sequence[int] = (9,), **known: Any) -> Guesses:
+def row_of(
+    pool: dict[int, Any], knobs: Lookahead, text: Sequence[int] = (9,), **known: Any
+) -> Guesses:
     none = (0,) * (knobs.ngram - 1)
-    return Guesses(ids(*text), pool, known.pop("window", ()), known.pop("tried", none), known.pop("right", none))
+    return Guesses(
+        ids(*text),
+        pool,
+        known.pop("window", ()),
+        known.pop("tried", none),
+        known.pop("right", none),
+    )
 
 
-def drafted(drafter: LookaheadDrafter, state: Lookaheads, root: int, policy: Policy = Trie()) -> tuple[Tree, list[list[int]]]:
+def drafted(
+    drafter: LookaheadDrafter, state: Lookaheads, root: int, policy: Policy = Trie()
+) -> tuple[Tree, list[list[int]]]:
     """The tree of one row, and the tokens of its paths."""
     expand = lambda tree, frontier, k: drafter.expand(state, tree, frontier, k, Drawing())[0]
     tree = policy.draft(expand, Tree.planted(ids(0), ids(root)), COSTS, Room(ids(50), 100), None)
@@ -77,7 +89,12 @@ def said(tokens: Sequence[int], vocab: int = 50) -> Taps:
 
 
 def committed(
-    drafter: LookaheadDrafter, state: Lookaheads, taps: Taps, chain: Sequence[int], bonus: int, row: int = 0
+    drafter: LookaheadDrafter,
+    state: Lookaheads,
+    taps: Taps,
+    chain: Sequence[int],
+    bonus: int,
+    row: int = 0,
 ) -> Lookaheads:
     """After a step in which a root and a chain behind it were all accepted."""
     tree = Tree.planted(ids(row), ids(chain[0]))
@@ -92,7 +109,13 @@ def committed(
 
 def test_places_and_mask_of_two_levels_by_hand() -> None:
     level, column = places((2, 3))
-    assert list(zip(level.tolist(), column.tolist(), strict=True)) == [(0, 1), (0, 2), (1, 0), (1, 1), (1, 2)]
+    assert list(zip(level.tolist(), column.tolist(), strict=True)) == [
+        (0, 1),
+        (0, 2),
+        (1, 0),
+        (1, 1),
+        (1, 2),
+    ]
     assert sees(level, column).astype(int).tolist() == [
         [1, 0, 0, 0, 0],
         [1, 1, 0, 0, 0],
@@ -123,7 +146,9 @@ def test_the_windows_logits_are_those_of_feeding_what_each_token_sees(rows: int)
         roots = ids(58 + step % 2, 12 + step)[:rows]
         tree = Tree.planted(np.arange(rows), roots)
         both = Candidates(ids(1, 2)[None], np.zeros((1, 2)))
-        tree = tree.append(ids(0, 0), ids(1, 2), np.zeros(2), np.zeros(2), both)  # drafted nodes do not disturb it
+        tree = tree.append(
+            ids(0, 0), ids(1, 2), np.zeros(2), np.zeros(2), both
+        )  # drafted nodes do not disturb it
         probes = drafter.probes(state)
         assert probes is not None
         verified = target.verify(cache, tree, Needs(), probes)
@@ -133,7 +158,9 @@ def test_the_windows_logits_are_those_of_feeding_what_each_token_sees(rows: int)
             for seen in alone(row.window):
                 text = torch.tensor([[*row.text.tolist(), int(roots[r]), *seen]])
                 with torch.inference_mode():
-                    wanted.append(target.decoder.model(input_ids=text, use_cache=False).logits[0, -1])
+                    wanted.append(
+                        target.decoder.model(input_ids=text, use_cache=False).logits[0, -1]
+                    )
                 position.append(text.shape[1] - 1)
         assert probes.positions.tolist() == position
         assert (verified.taps.probe_logits - torch.stack(wanted)).abs().max() < 1e-6
@@ -156,11 +183,12 @@ def test_the_window_advances_by_hand() -> None:
     """N = 4 and W = 3: levels of 4, then 3 and 4, then 2, 3 and 3 tokens, from where on it is full."""
     drafter, state = LookaheadDrafter(SMALL), begun(SMALL, [5, 6])
     b, c, d = state.rows[0].window[0].tolist()[1:]
-    # After its four come 11 … 14. Root 6 is committed, 7 is the next: it takes the first one's place, 11 is behind it.
+    # After its four come 11 … 14. Root 6 is committed, 7 is the next: it takes the first one's
+    # place, 11 is behind it.
     state = committed(drafter, state, said([11, 12, 13, 14]), [6], 7)
     assert lists(state.rows[0].window) == [[b, c, d], [11, 12, 13, 14]]
-    # The choices after b, c, d are of no use: the tokens there are known. Those after 11 … 14 are 21 … 24; the first of
-    # them stands where the new level begins one place before its column 0.
+    # The choices after b, c, d are of no use: the tokens there are known. Those after 11 … 14 are
+    # 21 … 24; the first of them stands where the new level begins one place before its column 0.
     state = committed(drafter, state, said([0, 0, 0, 21, 22, 23, 24]), [7], 8)
     assert lists(state.rows[0].window) == [[c, d], [12, 13, 14], [22, 23, 24]]
     assert dict(state.rows[0].pool) == {}, "no column is an n-gram yet"
@@ -176,7 +204,9 @@ def test_the_window_advances_by_hand() -> None:
     # One step for four tokens as for one.
     state = committed(drafter, state, said([0] * 5 + [41, 42, 43]), [9, 1, 2, 3], 4)
     assert lists(state.rows[0].window) == [[23, 24], [31, 32, 33], [41, 42, 43]]
-    assert state.rows[0].pool[9] == ((22, 31, 41),), "the column of the root, not of what was accepted"
+    assert state.rows[0].pool[9] == ((22, 31, 41),), (
+        "the column of the root, not of what was accepted"
+    )
 
 
 def test_while_nothing_is_accepted_every_guess_keeps_its_place_in_the_text() -> None:
@@ -184,11 +214,15 @@ def test_while_nothing_is_accepted_every_guess_keeps_its_place_in_the_text() -> 
     window: tuple[Ints, ...] = (rng.integers(0, 9, width + n - 3),)
     for root in range(10, 18):
         full, level = len(window) == n - 1, places(tuple(map(len, window)))
-        stands = set(zip((root + sum(level)).tolist(), np.concatenate(window).tolist(), strict=True))
+        stands = set(
+            zip((root + sum(level)).tolist(), np.concatenate(window).tolist(), strict=True)
+        )
         new = rng.integers(0, 9, len(window[-1]))
         window = advanced(window, new, full)
         level = places(tuple(map(len, window)))
-        moved = list(zip((root + 1 + sum(level)).tolist(), np.concatenate(window).tolist(), strict=True))
+        moved = list(
+            zip((root + 1 + sum(level)).tolist(), np.concatenate(window).tolist(), strict=True)
+        )
         assert set(moved[: -len(window[-1])]) <= stands
     assert [len(level) for level in window] == [width - 1, width, width, width]
 
@@ -230,8 +264,15 @@ def test_the_pool_forgets_the_least_recently_met() -> None:
     assert pool == {1: ((2, 3), (4, 5)), 2: ((3, 3),)}, "the earlier pool is as it was"
 
 
-@given(st.lists(st.tuples(st.integers(0, 2), st.tuples(st.integers(0, 1), st.integers(0, 1))), max_size=30), st.integers(1, 3))
-def test_the_pool_holds_the_last_different_ones(met: list[tuple[int, tuple[int, int]]], cap: int) -> None:
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 2), st.tuples(st.integers(0, 1), st.integers(0, 1))), max_size=30
+    ),
+    st.integers(1, 3),
+)
+def test_the_pool_holds_the_last_different_ones(
+    met: list[tuple[int, tuple[int, int]]], cap: int
+) -> None:
     pool = filled(filled({}, met[:10], cap), met[10:], cap)
     for first in range(3):
         latest = list(dict.fromkeys(rest for token, rest in reversed(met) if token == first))
@@ -246,7 +287,9 @@ def test_the_grams_of_a_window() -> None:
 def test_the_grams_of_prompt_and_output_are_found() -> None:
     knobs = Lookahead(ngram=3, window=2, guesses=4)
     drafter, state = LookaheadDrafter(knobs), begun(knobs, [1, 2, 3, 1, 2])
-    assert dict(state.rows[0].pool) == {1: ((2, 3),), 2: ((3, 1),), 3: ((1, 2),)}, "the root counts, it is known"
+    assert dict(state.rows[0].pool) == {1: ((2, 3),), 2: ((3, 1),), 3: ((1, 2),)}, (
+        "the root counts, it is known"
+    )
     assert drafted(drafter, state, 2)[1] == [[3], [3, 1]]
     after = committed(drafter, state, TAPS, [2, 3], 4)
     wanted = {1: ((2, 3),), 2: ((3, 1), (3, 4)), 3: ((1, 2),)}
@@ -258,9 +301,13 @@ def test_an_n_gram_of_the_text_is_met_once() -> None:
     knobs = Lookahead(ngram=3, window=1, guesses=4)
     drafter, state = LookaheadDrafter(knobs), begun(knobs, [2, 3])
     state = committed(drafter, state, said([5]), [3], 2)
-    assert dict(state.rows[0].pool) == {2: ((3, 2),)}, "the text's 2 3 2, of which the last is the root"
+    assert dict(state.rows[0].pool) == {2: ((3, 2),)}, (
+        "the text's 2 3 2, of which the last is the root"
+    )
     state = committed(drafter, state, said([6]), [2], 9)
-    assert dict(state.rows[0].pool) == {2: ((3, 2), (5, 6)), 3: ((2, 9),)}, "the window's 2 5 6 came after it"
+    assert dict(state.rows[0].pool) == {2: ((3, 2), (5, 6)), 3: ((2, 9),)}, (
+        "the window's 2 5 6 came after it"
+    )
 
 
 def test_a_text_written_in_steps_fills_the_pool_as_if_it_were_read() -> None:
@@ -283,9 +330,16 @@ def test_a_cut_text_is_gone_on_from_as_if_it_were_new() -> None:
     assert [row.text.tolist() for row in cut.rows] == [[1, 2, 3], []]
     assert [dict(row.pool) for row in cut.rows] == [{1: ((2, 3),)}, {}]
     assert drafter.probes(cut) is None, "the window is drawn when the text goes on"
-    on, new = drafter.start([ids(1, 2, 3, 9), ids(4)], ids(1, 2), TAPS, cut), begun(knobs, [1, 2, 3, 9, 1], [4, 2])
+    on, new = (
+        drafter.start([ids(1, 2, 3, 9), ids(4)], ids(1, 2), TAPS, cut),
+        begun(knobs, [1, 2, 3, 9, 1], [4, 2]),
+    )
     for mine, fresh in zip(on.rows, new.rows, strict=True):
-        assert (mine.text.tolist(), lists(mine.window), mine.pool) == (fresh.text.tolist(), lists(fresh.window), fresh.pool)
+        assert (mine.text.tolist(), lists(mine.window), mine.pool) == (
+            fresh.text.tolist(),
+            lists(fresh.window),
+            fresh.pool,
+        )
     assert len(state.rows[0].text) == 6, "the earlier state is as it was"
 
 
@@ -293,7 +347,9 @@ def test_a_cut_text_is_gone_on_from_as_if_it_were_new() -> None:
 
 
 def test_guesses_are_a_trie_and_q_is_share_times_how_often_they_were_right() -> None:
-    pool = {1: ((2, 3, 4), (5, 6, 7), (2, 3, 8))}  # the last one counts 1, the one before 1/2, the first 1/3
+    pool = {
+        1: ((2, 3, 4), (5, 6, 7), (2, 3, 8))
+    }  # the last one counts 1, the one before 1/2, the first 1/3
     row = row_of(pool, SMALL, tried=(2, 0, 0), right=(2, 0, 0))
     drafter, state = LookaheadDrafter(SMALL), Lookaheads((row,), ids(0))
     tree, paths = drafted(drafter, state, 1)
@@ -318,7 +374,12 @@ def test_how_often_guesses_were_right_is_counted_by_depth() -> None:
         ([1], 9, (1, 0, 0), (0, 0, 0)),  # 2 was guessed, 9 came
         ([1, 2], 5, (1, 1, 0), (1, 1, 0)),  # 5 is among the guesses, whether it was drafted or not
         ([1, 2, 3, 4], 7, (1, 1, 1), (1, 1, 1)),  # behind a whole guess nothing is guessed
-        ([1, 2, 9, 8], 7, (1, 1, 0), (1, 0, 0)),  # 9 came from elsewhere; behind it nothing is known
+        (
+            [1, 2, 9, 8],
+            7,
+            (1, 1, 0),
+            (1, 0, 0),
+        ),  # 9 came from elsewhere; behind it nothing is known
         ([3, 2], 5, (0, 0, 0), (0, 0, 0)),  # no guesses at all
     ):
         after = committed(drafter, state, TAPS, chain, bonus).rows[0]
@@ -332,13 +393,17 @@ def test_drafts_end_with_the_guess_unless_they_are_to_be_chained() -> None:
     knobs = Lookahead(ngram=4, chain=True)
     chained = LookaheadDrafter(knobs)
     assert drafted(chained, state, 1, Chain(9))[1][-1] == [2, 3, 4, 5, 6, 7]
-    after = committed(chained, Lookaheads((row_of(pool, knobs),), ids(0)), TAPS, [1, 2, 3, 4, 5], 9).rows[0]
+    after = committed(
+        chained, Lookaheads((row_of(pool, knobs),), ids(0)), TAPS, [1, 2, 3, 4, 5], 9
+    ).rows[0]
     assert (after.tried, after.right) == ((2, 2, 1), (2, 1, 1))
 
 
 def test_nodes_of_other_drafters_are_no_obstacle() -> None:
     drafter = LookaheadDrafter(SMALL)
-    state = Lookaheads((row_of({1: ((2, 3, 4),)}, SMALL), row_of({1: ((5, 6, 7),)}, SMALL)), ids(0, 1))
+    state = Lookaheads(
+        (row_of({1: ((2, 3, 4),)}, SMALL), row_of({1: ((5, 6, 7),)}, SMALL)), ids(0, 1)
+    )
     tree = Tree.planted(ids(0, 1), ids(1, 1))
     both = Candidates(ids(2, 9, 5)[:, None], np.zeros((3, 1)))
     tree = tree.append(ids(0, 0, 1), ids(2, 9, 5), np.zeros(3), np.zeros(3), both)
@@ -347,7 +412,12 @@ def test_nodes_of_other_drafters_are_no_obstacle() -> None:
     assert (found.log_q[1] == -np.inf).all(), "9 was never guessed"
 
 
-@given(st.lists(st.integers(0, 2), min_size=2, max_size=25), st.integers(3, 4), st.integers(1, 3), st.booleans())
+@given(
+    st.lists(st.integers(0, 2), min_size=2, max_size=25),
+    st.integers(3, 4),
+    st.integers(1, 3),
+    st.booleans(),
+)
 def test_never_an_invented_token(text: list[int], n: int, cap: int, chain: bool) -> None:
     knobs = Lookahead(ngram=n, window=2, guesses=cap, chain=chain)
     drafter, state = LookaheadDrafter(knobs), begun(knobs, text)
@@ -365,7 +435,9 @@ def test_never_an_invented_token(text: list[int], n: int, cap: int, chain: bool)
 
 def written(target: Target, knobs: Lookahead, requests: Sequence[Request], policy: Policy) -> Rows:
     texts = Rows(target.new_cache(len(requests), 8))
-    for _ in decode(Parts(target, LookaheadDrafter(knobs), policy, Greedy(), COSTS), texts, requests):
+    for _ in decode(
+        Parts(target, LookaheadDrafter(knobs), policy, Greedy(), COSTS), texts, requests
+    ):
         pass
     plain = Engine(target, LookaheadDrafter(knobs), policy).plain(requests)
     assert texts.written == plain.tokens
@@ -385,27 +457,45 @@ def test_jacobi_iteration_finds_what_was_never_written() -> None:
     knobs = Lookahead(ngram=n, window=6, guesses=6, seed_prompt=False)
     texts = written(target, knobs, [Request([0, 7, 14, 21, 28], 30)], Trie())
     steps = texts.stats.steps
-    assert [s.accepted for s in steps[: n - 1]] == [0] * (n - 1), "n − 2 steps fill the window, one more the pool"
+    assert [s.accepted for s in steps[: n - 1]] == [0] * (n - 1), (
+        "n − 2 steps fill the window, one more the pool"
+    )
     assert max(s.accepted for s in steps) == n - 1, "a whole guess, which the official code cannot"
     assert len(steps) < 16
     sent = [8, 7 + 8, 6 + 7 + 7, 5 + 6 + 6 + 6]
-    assert [s.nodes for s in steps[: n - 1]] == sent, "probes count; nothing else was sent, as nothing was known"
-    assert {s.nodes - s.accepted for s in steps[n - 1 :]} == {sent[-1]}, "one guess at most, and right wherever there is one"
+    assert [s.nodes for s in steps[: n - 1]] == sent, (
+        "probes count; nothing else was sent, as nothing was known"
+    )
+    assert {s.nodes - s.accepted for s in steps[n - 1 :]} == {sent[-1]}, (
+        "one guess at most, and right wherever there is one"
+    )
     assert [w.fed for w in texts.stats.work] == [1 + s.nodes for s in steps]
 
 
 def test_the_texts_own_grams_are_accepted_from_the_first_step_on() -> None:
     texts = written(
-        table_target(cycle(), context=64), Lookahead(ngram=4, window=2, guesses=3), [Request([0, 1, 2, 3, 4] * 2, 20)], Trie()
+        table_target(cycle(), context=64),
+        Lookahead(ngram=4, window=2, guesses=3),
+        [Request([0, 1, 2, 3, 4] * 2, 20)],
+        Trie(),
     )
-    assert [s.accepted for s in texts.stats.steps] == [3] * 4 + [2], "20 tokens: one of the prefill, 4 · 4, and 3"
+    assert [s.accepted for s in texts.stats.steps] == [3] * 4 + [2], (
+        "20 tokens: one of the prefill, 4 · 4, and 3"
+    )
 
 
 def test_rows_do_not_depend_on_their_neighbours() -> None:
     target = table_target(random_table(4, 1), context=48)
-    requests = [Request([0], 20, number=0), Request([3, 1, 2, 2], 30, number=1), Request([2] * 12, 9, number=2)]
+    requests = [
+        Request([0], 20, number=0),
+        Request([3, 1, 2, 2], 30, number=1),
+        Request([2] * 12, 9, number=2),
+    ]
     knobs = Lookahead(ngram=4, window=3, guesses=3)
-    together, apart = written(target, knobs, requests, Trie()), [written(target, knobs, [r], Trie()) for r in requests]
+    together, apart = (
+        written(target, knobs, requests, Trie()),
+        [written(target, knobs, [r], Trie()) for r in requests],
+    )
     assert len(together.stats.steps) == sum(len(t.stats.steps) for t in apart)
     paths = sorted((s.accepted, s.nodes, s.depth) for s in together.stats.steps)
     assert paths == sorted((s.accepted, s.nodes, s.depth) for t in apart for s in t.stats.steps)
@@ -422,11 +512,23 @@ class Declining(Policy):
 @pytest.mark.parametrize("policy", [Declining(), Trie()], ids=["declining", "trie"])
 def test_the_window_ends_with_the_context(policy: Policy) -> None:
     """Learned positions: one beyond the last would be an error. A row that is full is done before the others are."""
-    config = GPT2Config(vocab_size=61, n_positions=12, n_embd=16, n_layer=1, n_head=2, bos_token_id=None, eos_token_id=None)
+    config = GPT2Config(
+        vocab_size=61,
+        n_positions=12,
+        n_embd=16,
+        n_layer=1,
+        n_head=2,
+        bos_token_id=None,
+        eos_token_id=None,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         target = Target(Decoder(GPT2LMHeadModel(config).double()), "short")
-    requests = [Request([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 9), Request([4, 5], 9, number=1), Request([3] * 12, 9, number=2)]
+    requests = [
+        Request([1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11], 9),
+        Request([4, 5], 9, number=1),
+        Request([3] * 12, 9, number=2),
+    ]
     texts = written(target, Lookahead(ngram=4, window=6), requests, policy)
     assert [len(t) for t in texts.written] == [2, 9, 1]
 
@@ -438,4 +540,6 @@ def test_knobs_out_of_range_are_refused(knobs: dict[str, int]) -> None:
 
 
 def test_described_tells_knobs_apart() -> None:
-    assert LookaheadDrafter(Lookahead()).described != LookaheadDrafter(Lookahead(window=7)).described
+    assert (
+        LookaheadDrafter(Lookahead()).described != LookaheadDrafter(Lookahead(window=7)).described
+    )

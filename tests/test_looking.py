@@ -30,8 +30,8 @@ class Looking(Policy):
     """Drafts all there is, looks at it, and decides by what it sees.
 
     Attributes:
-        keeps: of the candidates of a node those that are `unlikely`, of even `parity`, `unlike` the token accepted last; or
-            `half` of all, by token and place.
+        keeps: of the candidates of a node those that are `unlikely`, of even `parity`, `unlike` the
+            token accepted last; or `half` of all, by token and place.
     """
 
     keeps: Literal["unlikely", "parity", "unlike", "half"]
@@ -49,7 +49,10 @@ class Looking(Policy):
         return tree
 
     def _kept(self, tree: Tree, frontier: Any, found: Candidates, memory: int) -> Any:
-        tokens, sum_ = found.tokens, found.tokens + tree.tokens[frontier][:, None] + tree.depth[frontier][:, None]
+        tokens, sum_ = (
+            found.tokens,
+            found.tokens + tree.tokens[frontier][:, None] + tree.depth[frontier][:, None],
+        )
         return {
             "unlikely": found.log_q < found.log_q.max(axis=1, keepdims=True),
             "parity": tokens % 2 == 0,
@@ -69,7 +72,9 @@ KINDS = ("unlikely", "parity", "unlike", "half")
 def test_the_distribution_is_the_targets_whatever_it_looks_at(keeps: Any, draw: Draw) -> None:
     rule = Match() if draw is Draw.COUPLED else Asking(Match(), draw)
     asked, depth = ASKED["t=1"], 2 - draw.sampled  # of draws there are many more outcomes
-    assert law(Looking(keeps, depth), rule, tabled(FAR), asked) == pytest.approx(wanted(asked), abs=1e-12)
+    assert law(Looking(keeps, depth), rule, tabled(FAR), asked) == pytest.approx(
+        wanted(asked), abs=1e-12
+    )
 
 
 @pytest.mark.parametrize("rule", [Rejection(), MultiRound()], ids=str)
@@ -77,7 +82,10 @@ def test_rejection_is_refused_and_would_be_off(rule: Any) -> None:
     with pytest.raises(UserError, match="prunes on what was drawn; allowed: match"):
         check_exact(Looking("half"), rule)
     asked = ASKED["t=1"]
-    off = max(distance(law(Looking(keeps, 1), rule, tabled(FAR), asked), wanted(asked)) for keeps in ("half", "parity"))
+    off = max(
+        distance(law(Looking(keeps, 1), rule, tabled(FAR), asked), wanted(asked))
+        for keeps in ("half", "parity")
+    )
     assert off > 0.01
 
 
@@ -85,10 +93,20 @@ def test_rejection_is_refused_and_would_be_off(rule: Any) -> None:
 def test_a_drafter_that_knows_the_targets_own_choices_is_no_different(keeps: Any) -> None:
     """The text is plain decoding's for the seed, though drafts are right always and kept by their looks."""
     target, request, sampling = tiny_target(), Request([3, 1, 4, 1, 5], 24), Sampling(1.2, seed=5)
-    blank = Engine(target, Always([[]], target.decoder.vocab), Looking(keeps), Match(), Costs({1: 0.1}, {1: 1.0}))
+    blank = Engine(
+        target,
+        Always([[]], target.decoder.vocab),
+        Looking(keeps),
+        Match(),
+        Costs({1: 0.1}, {1: 1.0}),
+    )
     plain = blank.plain([request], sampling).tokens
     knowing = Always([[*request.prompt, *plain[0]]], target.decoder.vocab)
-    written = Engine(target, knowing, Looking(keeps), Match(), Costs({1: 0.1}, {1: 1.0})).write([request], sampling)
+    written = Engine(target, knowing, Looking(keeps), Match(), Costs({1: 0.1}, {1: 1.0})).write(
+        [request], sampling
+    )
     assert written.tokens == plain
     if keeps != "unlikely":
-        assert 1.2 < written.stats.acceptance_length < 3.0, "some of the right drafts were kept, and some were not"
+        assert 1.2 < written.stats.acceptance_length < 3.0, (
+            "some of the right drafts were kept, and some were not"
+        )

@@ -77,14 +77,24 @@ def test_a_sound_pairing_is_lossless() -> None:
     )  # fmt: skip
     assert report.lossless
     assert {f.verdict for f in report.findings} == {"ok"}
-    assert report.summary == "lossless: 16 of 16 texts the same as plain decoding's, 8 of 8 frequency tests passed"
+    assert (
+        report.summary
+        == "lossless: 16 of 16 texts the same as plain decoding's, 8 of 8 frequency tests passed"
+    )
     assert [c.case for c in report.compared] == [
         "greedy, chain, T = 0", "greedy, pct, T = 0", "match, chain, T = 2", "match, pct, T = 2"
     ]  # fmt: skip
-    assert all(c.tokens == 4 * 14 and 0 < c.shift <= report.allowed < 1e-11 for c in report.compared)
+    assert all(
+        c.tokens == 4 * 14 and 0 < c.shift <= report.allowed < 1e-11 for c in report.compared
+    )
     assert report.level == LEVEL / 8
-    assert all(t.trials == 120 and t.detectable and t.detectable < 1 and t.dof > 3 for t in report.frequencies)
-    assert [done for done, _ in told] == list(range(told[0][1]))  # the bar ends where it said it would
+    assert all(
+        t.trials == 120 and t.detectable and t.detectable < 1 and t.dof > 3
+        for t in report.frequencies
+    )
+    assert [done for done, _ in told] == list(
+        range(told[0][1])
+    )  # the bar ends where it said it would
     assert {of for _, of in told} == {len(told)}
     assert finding(report, "greedy, pct, T = 0").value == "4/4"
 
@@ -107,11 +117,23 @@ def test_rules_get_policies_that_leave_them_exact() -> None:
         (["chian"], [], [0.0], "did you mean 'chain'"),
         (["chain"], ["rejektion"], [1.0], "did you mean 'rejection'"),
         (["chain"], [], [-1.0], "temperature is -1"),
-        (["chain"], ["greedy", "rejection"], [0.0], "acceptor 'rejection' serves none of the temperatures 0; allowed: above 0"),
-        (["chain"], ["greedy"], [0.5, 1.0], "acceptor 'greedy' serves none of the temperatures 0.5, 1; allowed: 0"),
+        (
+            ["chain"],
+            ["greedy", "rejection"],
+            [0.0],
+            "acceptor 'rejection' serves none of the temperatures 0; allowed: above 0",
+        ),
+        (
+            ["chain"],
+            ["greedy"],
+            [0.5, 1.0],
+            "acceptor 'greedy' serves none of the temperatures 0.5, 1; allowed: 0",
+        ),
     ],
 )
-def test_mistakes_are_told(policies: list[str], acceptors: list[str], temperatures: list[float], said: str) -> None:
+def test_mistakes_are_told(
+    policies: list[str], acceptors: list[str], temperatures: list[float], said: str
+) -> None:
     with pytest.raises(UserError, match=said):
         cases(policies, acceptors, temperatures)
 
@@ -121,7 +143,9 @@ def test_a_plan_of_nothing_is_refused() -> None:
         Extent(trials=0)
 
 
-def verifications(target: Target, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any], Any], of: Any, what: str) -> None:
+def verifications(
+    target: Target, monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Any], Any], of: Any, what: str
+) -> None:
     """Spoils the mask of passes over trees with drafts in them, or what they read, and of no others."""
     inside = [False]
     verify, inner = target.verify, getattr(of, what)
@@ -133,13 +157,23 @@ def verifications(target: Target, monkeypatch: pytest.MonkeyPatch, spoil: Callab
         return found
 
     monkeypatch.setattr(target, "verify", watched)
-    monkeypatch.setattr(of, what, lambda *a, **k: spoil(inner(*a, **k)) if inside[0] else inner(*a, **k))
+    monkeypatch.setattr(
+        of, what, lambda *a, **k: spoil(inner(*a, **k)) if inside[0] else inner(*a, **k)
+    )
 
 
-def test_a_bias_in_verifications_is_found_before_it_changes_a_token(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_bias_in_verifications_is_found_before_it_changes_a_token(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     target = model()
     bias = 1e-6 * torch.randn(61, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
-    verifications(target, monkeypatch, lambda out: replace(out, logits=out.logits + bias), target.decoder, "forward")
+    verifications(
+        target,
+        monkeypatch,
+        lambda out: replace(out, logits=out.logits + bias),
+        target.decoder,
+        "forward",
+    )
     report = checked(target, cases(["chain"], ["greedy"], [0.0]))
     assert finding(report, "greedy, chain, T = 0").value == "4/4"
     assert finding(report, "greedy, chain, T = 0").verdict == "bad"
@@ -166,7 +200,9 @@ def test_a_mask_off_by_one_is_found(monkeypatch: pytest.MonkeyPatch, temperature
     assert all(p.margin > 1e-3 and p.plain != p.ours for p in parted)
 
 
-def test_plain_decoding_that_is_not_the_stock_model_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_plain_decoding_that_is_not_the_stock_model_is_found(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """No pass sees the text's first token."""
     target = model()
     inner = SlotCache.mask
@@ -190,7 +226,13 @@ def test_a_tie_is_told_and_does_not_count(monkeypatch: pytest.MonkeyPatch) -> No
         head[1::2] = head[:-1:2]
     favour = torch.zeros(61)
     favour[1::2] = 4e-6
-    verifications(target, monkeypatch, lambda out: replace(out, logits=out.logits + favour), target.decoder, "forward")
+    verifications(
+        target,
+        monkeypatch,
+        lambda out: replace(out, logits=out.logits + favour),
+        target.decoder,
+        "forward",
+    )
     report = checked(target, cases(["chain"], ["greedy"], [0.0]))
     assert report.allowed > 4e-6
     assert report.lossless
@@ -265,7 +307,9 @@ class Wrong(Acceptor):
 @pytest.mark.parametrize("fault", ["", "q is 1", "no residual"])
 def test_a_wrong_rejection_is_found(fault: str) -> None:
     rough = LMDrafter(tiny_target(seed=5))  # drafts what the target would not
-    plan = replace(SHORT, max_new_tokens=10, trials=1500)  # 600 miss a fault under two seeds of three
+    plan = replace(
+        SHORT, max_new_tokens=10, trials=1500
+    )  # 600 miss a fault under two seeds of three
     report = examine(model(), rough, PROMPTS, planted(Wrong(fault), 3.0, length=1), plan)
     assert report.lossless is not bool(fault)
     assert finding(report, "planted, chain, T = 3").verdict == ("bad" if fault else "ok")
@@ -284,7 +328,9 @@ def test_a_lossy_rule_is_told_as_such() -> None:
     assert not any(t.exact for t in report.frequencies)
     assert report.as_json()["lossless"] is True
     alone = replace(report, compared=(), findings=(lossy,))
-    assert alone.as_json()["lossless"] is False, "a script that asks whether the output is the target's is told no"
+    assert alone.as_json()["lossless"] is False, (
+        "a script that asks whether the output is the target's is told no"
+    )
     told = "NOT lossless: nothing that was asked for promises it; typical, chain, T = 2 is lossy by design"
     assert alone.summary == told
 
@@ -302,7 +348,9 @@ def test_the_margin_is_that_of_the_two_tokens_in_logits() -> None:
     base.scores = [Scores(raw, raw), Scores(raw, raw / 0.5)]
     keyed = Keyed(4, np.array([2]), np.array([9]))
     g = keyed.gumbel(0, 0, 3)
-    assert behind(base, ours, 1, Sampling(0.5), keyed) == pytest.approx(abs(2 + 0.5 * (g[0] - g[1])))
+    assert behind(base, ours, 1, Sampling(0.5), keyed) == pytest.approx(
+        abs(2 + 0.5 * (g[0] - g[1]))
+    )
     base.scores[1] = base.scores[0]
     assert behind(base, ours, 1, Sampling(), keyed) == 2
     ours.tokens = [7, 2]
@@ -347,12 +395,22 @@ def test_noise_is_measured_beside_the_stock_model() -> None:
 SMALL = ("--limit", 2, "--max-new-tokens", 6, "--trials", 100, "--policy", "chain:length=2")
 
 
-def test_the_command_shows_a_table_and_one_last_line(draftree: Callable[..., tuple[int, str, str]]) -> None:
-    status, out, err = draftree("doctor", "--lossless", *SMALL, "--acceptor", "match", "--acceptor", "rejection")
+def test_the_command_shows_a_table_and_one_last_line(
+    draftree: Callable[..., tuple[int, str, str]],
+) -> None:
+    status, out, err = draftree(
+        "doctor", "--lossless", *SMALL, "--acceptor", "match", "--acceptor", "rejection"
+    )
     assert (status, err) == (0, "")
     said = "lossless: 6 of 6 texts the same as plain decoding's, 2 of 2 frequency tests passed"
     assert out.splitlines()[-1] == said
-    for word in ("edd for demo, 2 prompts", "rejection, chain:length=2, T = 1", "noise", "2/2", "4/4"):
+    for word in (
+        "edd for demo, 2 prompts",
+        "rejection, chain:length=2, T = 1",
+        "noise",
+        "2/2",
+        "4/4",
+    ):
         assert word in out
 
 
@@ -360,7 +418,12 @@ def test_the_command_fails_where_the_output_is_another(
     draftree: Callable[..., tuple[int, str, str]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def second(self: Match, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        return walk(tree, lambda node: int(p.processed(node).topk(2).indices[1]) if tree.drafted else p.argmax(node))
+        return walk(
+            tree,
+            lambda node: (
+                int(p.processed(node).topk(2).indices[1]) if tree.drafted else p.argmax(node)
+            ),
+        )
 
     monkeypatch.setattr(Match, "accept", second)
     args = ("doctor", "--lossless", *SMALL, "--acceptor", "match", "--temperature", 1)
@@ -373,7 +436,9 @@ def test_the_command_fails_where_the_output_is_another(
         "target", "drafter", "texts", "noise", "allowed", "level", "findings", "compared", "frequencies", "lossy", "lossless",
         "summary",
     }  # fmt: skip
-    assert {"text", "seed", "token", "plain", "ours", "margin"} == set(found["compared"][0]["parted"][0])
+    assert {"text", "seed", "token", "plain", "ours", "margin"} == set(
+        found["compared"][0]["parted"][0]
+    )
     status, out, _ = draftree(*args)
     assert status == 1
     assert "no noise explains it" in out
@@ -405,7 +470,10 @@ def test_prompts_are_spread_over_what_there_is(tmp_path: Path) -> None:
     assert len(every) == 32
     assert prompts(demo, count=3) == [every[0], every[10], every[21]]
     data = tmp_path / "chats.jsonl"
-    chat = [{"role": "user", "content": "What is 2 + 2?"}, {"role": "assistant", "content": "It is 4, as 2 and 2 make 4."}]
+    chat = [
+        {"role": "user", "content": "What is 2 + 2?"},
+        {"role": "assistant", "content": "It is 4, as 2 and 2 make 4."},
+    ]
     data.write_text(json.dumps({"messages": chat}))
     assert prompts(demo, data) == [encode(demo.tokenizer, question("What is 2 + 2?"))]
     with pytest.raises(UserError, match="all 1 prompts are too long"):

@@ -48,16 +48,24 @@ def drafter_of(t: Target, heads: int = 4, layers: int = 1, **knobs: float) -> Me
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("rows", "block", "phase"), [(1, 1, 0), (3, 2, 1), (1, 3, 0), (1, 4, 1), (3, 4, 3), (3, 6, 2)])
-def test_the_training_forward_is_the_decoding_forward(name: str, rows: int, block: int, phase: int) -> None:
+@pytest.mark.parametrize(
+    ("rows", "block", "phase"), [(1, 1, 0), (3, 2, 1), (1, 3, 0), (1, 4, 1), (3, 4, 3), (3, 6, 2)]
+)
+def test_the_training_forward_is_the_decoding_forward(
+    name: str, rows: int, block: int, phase: int
+) -> None:
     t, tokens = target(name), np.stack(texts([17] * rows, np.random.default_rng(block)))
     trained, steps = forwards.both(t, drafter_of(t, layers=2), tokens, block, phase)
     assert worst(steps, trained) < NOISE
-    assert (float(steps.std(-1).min()) < 1e-9) is (block > 4), "beyond the last head, and only there, q is uniform"
+    assert (float(steps.std(-1).min()) < 1e-9) is (block > 4), (
+        "beyond the last head, and only there, q is uniform"
+    )
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_the_comparison_sees_a_hidden_state_of_the_root(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_sees_a_hidden_state_of_the_root(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Heads that read position s instead of s − 1, where decoding has no hidden state yet, are told apart."""
     stock: Callable[..., Batch] = forwards.batch_of
 
@@ -111,7 +119,9 @@ def test_nodes_of_a_depth_and_row_share_one_list(kind: Draw) -> None:
     t = target("llama")
     drafter = drafter_of(t, heads=2)
     state, tree = started(t, drafter, [5, 3])
-    tree = attach(tree, [0, 0, 1, 2, 4], [3, 4, 5, 6, 7])  # nodes 2, 3 and 5 below row 0, 4 below row 1, and one node too deep
+    tree = attach(
+        tree, [0, 0, 1, 2, 4], [3, 4, 5, 6, 7]
+    )  # nodes 2, 3 and 5 below row 0, 4 below row 1, and one node too deep
     drawing = Drawing(kind, [Sampling(1.0)] * 2, Keyed(0, np.arange(2), np.full(2, 5)))
     found, state = drafter.expand(state, tree, np.array([3, 4, 2, 6, 5, 0]), 3, drawing)
     assert tree.depth[[3, 4, 2, 6, 5, 0]].tolist() == [1, 1, 1, 2, 2, 0]
@@ -133,7 +143,10 @@ def test_nodes_of_a_depth_and_row_share_one_list(kind: Draw) -> None:
 @pytest.mark.parametrize("policy", names("policy"))
 def test_every_policy_ends_with_the_last_head(policy: str) -> None:
     t = target("llama")
-    requests = [Request(text.tolist(), 7, number=i) for i, text in enumerate(texts([4, 6], np.random.default_rng(5)))]
+    requests = [
+        Request(text.tolist(), 7, number=i)
+        for i, text in enumerate(texts([4, 6], np.random.default_rng(5)))
+    ]
     for sampling in (Sampling(), Sampling(temperature=1.0)):
         engine = Engine(t, drafter_of(t, heads=1), build("policy", policy), costs=COSTS)
         written = engine.write(requests, sampling)
@@ -165,7 +178,9 @@ def test_the_loss_is_that_of_each_learnt_token_and_head(distil: float) -> None:
     drafter = drafter_of(t, heads=3, decay=0.7, distil=distil)
     tokens = np.stack(texts([9, 9], np.random.default_rng(3)))
     batch = forwards.batch_of(t, drafter, tokens)
-    learn = torch.tensor([[0, 1, 1, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 0, 0, 1]], dtype=torch.bool)
+    learn = torch.tensor(
+        [[0, 1, 1, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 0, 0, 1]], dtype=torch.bool
+    )
     batch = Batch(batch.tokens, learn, batch.hidden, {}, only(batch), batch.generators, 5.0)
     wanted = torch.zeros(())
     for row, place in learn.nonzero().tolist():
@@ -194,19 +209,26 @@ def test_training_touches_no_target_and_every_head() -> None:
     assert all(p.grad is None for p in t.decoder.model.parameters())
 
 
-@pytest.mark.parametrize("knobs", [{"heads": 0}, {"layers": 0}, {"decay": 0.0}, {"distil": 1.5}], ids=str)
+@pytest.mark.parametrize(
+    "knobs", [{"heads": 0}, {"layers": 0}, {"decay": 0.0}, {"distil": 1.5}], ids=str
+)
 def test_knobs_out_of_range_are_refused(knobs: dict[str, float]) -> None:
-    with pytest.raises(UserError, match=f"^medusa: {next(iter(knobs))} is {next(iter(knobs.values()))}, allowed is"):
+    with pytest.raises(
+        UserError, match=f"^medusa: {next(iter(knobs))} is {next(iter(knobs.values()))}, allowed is"
+    ):
         Medusa(**knobs)  # type: ignore[arg-type]
 
 
 # Checkpoints.
 
 Writer = Callable[[Path, dict[str, Tensor]], dict[str, Tensor]]
-"""Writes official tensors into a folder in some layout; returns those that a saved copy must hold."""
+"""Writes official tensors into a folder in some layout; returns those that a saved copy must hold.
+"""
 
 
-def official(heads: int = 5, layers: int = 1, width: int = WIDTH, vocab: int = VOCAB, seed: int = 0) -> dict[str, Tensor]:
+def official(
+    heads: int = 5, layers: int = 1, width: int = WIDTH, vocab: int = VOCAB, seed: int = 0
+) -> dict[str, Tensor]:
     """Random tensors as the official file has them."""
     generator, tensors = torch.Generator().manual_seed(seed), dict[str, Tensor]()
     for i in range(heads):
@@ -240,14 +262,18 @@ def legacy(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 def merged(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     configure(folder, model_type="llama", hidden_size=WIDTH)
-    whole = {f"medusa_head.{k}": v for k, v in tensors.items()} | {"model.norm.weight": torch.ones(WIDTH)}
+    whole = {f"medusa_head.{k}": v for k, v in tensors.items()} | {
+        "model.norm.weight": torch.ones(WIDTH)
+    }
     save_file(whole, folder / "model.safetensors")
     return tensors
 
 
 def merged_pickle(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     configure(folder, model_type="llama", hidden_size=WIDTH)
-    whole = {f"medusa_head.{k}": v for k, v in tensors.items()} | {"model.norm.weight": torch.ones(WIDTH)}
+    whole = {f"medusa_head.{k}": v for k, v in tensors.items()} | {
+        "model.norm.weight": torch.ones(WIDTH)
+    }
     torch.save(whole, folder / "pytorch_model.bin")
     return tensors
 
@@ -256,7 +282,11 @@ def sharded(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """In three files; the first holds nothing of the heads."""
     configure(folder, model_type="llama", hidden_size=WIDTH)
     whole = {f"medusa_head.{k}": v for k, v in tensors.items()}
-    parts = [{"model.norm.weight": torch.ones(WIDTH)}, dict(list(whole.items())[:7]), dict(list(whole.items())[7:])]
+    parts = [
+        {"model.norm.weight": torch.ones(WIDTH)},
+        dict(list(whole.items())[:7]),
+        dict(list(whole.items())[7:]),
+    ]
     places = {}
     for i, part in enumerate(parts):
         save_file(part, folder / f"model-{i}.safetensors")
@@ -277,7 +307,9 @@ def vllm_without_biases(folder: Path, tensors: dict[str, Tensor]) -> dict[str, T
     configure(folder, **config | {"medusa_fc_bias": False})
     for name in [n for n in renamed if n.endswith("bias")]:
         del renamed[name]
-        tensors[name.replace("blocks.", "").replace("layers.", "").replace(".bias", ".linear.bias")].zero_()
+        tensors[
+            name.replace("blocks.", "").replace("layers.", "").replace(".bias", ".linear.bias")
+        ].zero_()
     save_file(renamed, folder / "model.safetensors")
     return renamed
 
@@ -285,25 +317,45 @@ def vllm_without_biases(folder: Path, tensors: dict[str, Tensor]) -> dict[str, T
 def vllm_with_one_head(folder: Path, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     config, renamed = to_vllm({}, tensors)
     configure(folder, **config | {"original_lm_head": True})
-    renamed = {k: v for k, v in renamed.items() if not k.startswith("lm_heads.") or k == "lm_heads.0.weight"}
+    renamed = {
+        k: v
+        for k, v in renamed.items()
+        if not k.startswith("lm_heads.") or k == "lm_heads.0.weight"
+    }
     tensors |= {k: tensors["0.1.weight"] for k in tensors if k.endswith(".1.weight")}
     save_file(renamed, folder / "model.safetensors")
     return renamed
 
 
-WRITERS = (v13, safe, legacy, merged, merged_pickle, sharded, vllm, vllm_without_biases, vllm_with_one_head)
+WRITERS = (
+    v13,
+    safe,
+    legacy,
+    merged,
+    merged_pickle,
+    sharded,
+    vllm,
+    vllm_without_biases,
+    vllm_with_one_head,
+)
 
 
 @pytest.mark.parametrize("writer", WRITERS, ids=lambda w: w.__name__)
-def test_published_layouts_are_recognised_read_and_written_back(writer: Writer, tmp_path: Path) -> None:
+def test_published_layouts_are_recognised_read_and_written_back(
+    writer: Writer, tmp_path: Path
+) -> None:
     t, tensors = target("llama"), official()
     wanted = writer(tmp_path / "there", tensors)
     drafter = build("drafter", str(tmp_path / "there")).open(t)
     assert isinstance(drafter, MedusaDrafter)
-    assert (drafter.knobs.heads, drafter.knobs.layers) == (5, 1), "as many as the file holds, whatever the config says"
+    assert (drafter.knobs.heads, drafter.knobs.layers) == (5, 1), (
+        "as many as the file holds, whatever the config says"
+    )
     states = torch.randn(3, WIDTH, dtype=torch.float64)
     for i, head in enumerate(drafter.model):
-        theirs = by_hand({k: v.double() for k, v in tensors.items()}, i, states, t if writer is legacy else None)
+        theirs = by_hand(
+            {k: v.double() for k, v in tensors.items()}, i, states, t if writer is legacy else None
+        )
         assert (head(states) - theirs).abs().max() < 1e-9
     request = Request([5, 6, 7], 6)
     engine = Engine(t, drafter, VCT(2, 3), costs=COSTS)
@@ -314,18 +366,32 @@ def test_published_layouts_are_recognised_read_and_written_back(writer: Writer, 
     assert "model_type" not in config or config["model_type"] == "medusa"
     assert config.get("medusa_num_heads", config.get("num_heads")) == 5
     again = build("drafter", str(tmp_path / "copy")).open(t)
-    assert all(torch.equal(a, b) for a, b in zip(again.model.parameters(), drafter.model.parameters(), strict=True))
+    assert all(
+        torch.equal(a, b)
+        for a, b in zip(again.model.parameters(), drafter.model.parameters(), strict=True)
+    )
 
 
 def by_hand(tensors: dict[str, Tensor], i: int, x: Tensor, t: Target | None) -> Tensor:
     x = x + silu(x @ tensors[f"{i}.0.linear.weight"].T + tensors[f"{i}.0.linear.bias"])
-    return x @ (tensors[f"{i}.1.weight"] if t is None else t.decoder.model.get_output_embeddings().weight).T
+    return (
+        x
+        @ (
+            tensors[f"{i}.1.weight"]
+            if t is None
+            else t.decoder.model.get_output_embeddings().weight
+        ).T
+    )
 
 
 def stored(folder: Path) -> dict[str, Tensor]:
     files = [f for f in folder.iterdir() if f.suffix in (".pt", ".safetensors", ".bin")]
     assert len(files) == 1
-    return load_file(files[0]) if files[0].suffix == ".safetensors" else torch.load(files[0], weights_only=True)
+    return (
+        load_file(files[0])
+        if files[0].suffix == ".safetensors"
+        else torch.load(files[0], weights_only=True)
+    )
 
 
 def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
@@ -338,7 +404,10 @@ def same(ours: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
 def test_a_file_keeps_its_name(tmp_path: Path) -> None:
     v13(tmp_path / "there", official())
     Medusa(str(tmp_path / "there")).open(target("llama")).save(tmp_path / "copy")
-    assert sorted(f.name for f in (tmp_path / "copy").iterdir()) == ["config.json", "medusa_lm_head.pt"]
+    assert sorted(f.name for f in (tmp_path / "copy").iterdir()) == [
+        "config.json",
+        "medusa_lm_head.pt",
+    ]
 
 
 def test_of_a_merged_model_only_the_heads_are_read(tmp_path: Path) -> None:
@@ -371,12 +440,23 @@ def test_the_layout_of_vllm_is_a_renaming(layers: int) -> None:
     config, renamed = to_vllm({"base_model_name_or_path": "x", "medusa_num_heads": 2}, tensors)
     assert config["num_heads"] == 3
     assert config["num_hidden_layers"] == layers
-    assert (config["hidden_size"], config["vocab_size"], config["truncated_vocab_size"]) == (WIDTH, VOCAB, VOCAB)
+    assert (config["hidden_size"], config["vocab_size"], config["truncated_vocab_size"]) == (
+        WIDTH,
+        VOCAB,
+        VOCAB,
+    )
     assert set(renamed) == {
-        f"blocks.{i}.layers.{j}.{p}" for i in range(3) for j in range(layers) for p in ("weight", "bias")
+        f"blocks.{i}.layers.{j}.{p}"
+        for i in range(3)
+        for j in range(layers)
+        for p in ("weight", "bias")
     } | {f"lm_heads.{i}.weight" for i in range(3)}
     back, again = from_vllm(config, renamed)
-    assert back == {"base_model_name_or_path": "x", "medusa_num_heads": 3, "medusa_num_layers": layers}
+    assert back == {
+        "base_model_name_or_path": "x",
+        "medusa_num_heads": 3,
+        "medusa_num_layers": layers,
+    }
     assert same(again, tensors)
 
 
@@ -391,8 +471,14 @@ def broken(change: Callable[[dict[str, Tensor]], object]) -> dict[str, Tensor]:
     [
         (broken(lambda t: t.pop("2.0.linear.bias")), r"missing tensors: 2\.0\.linear\.bias"),
         (broken(lambda t: t.pop("2.1.weight")), r"missing tensors: 2\.1\.weight"),
-        (broken(lambda t: t.update({"2.1.bias": torch.zeros(VOCAB)})), r"foreign tensors: 2\.1\.bias"),
-        (broken(lambda t: t.update({"3.1.weight": torch.zeros(3, WIDTH)})), r"mis-shaped tensors: 3\.1\.weight \[3, 32\]"),
+        (
+            broken(lambda t: t.update({"2.1.bias": torch.zeros(VOCAB)})),
+            r"foreign tensors: 2\.1\.bias",
+        ),
+        (
+            broken(lambda t: t.update({"3.1.weight": torch.zeros(3, WIDTH)})),
+            r"mis-shaped tensors: 3\.1\.weight \[3, 32\]",
+        ),
         (official(width=16), "hidden_size 16, allowed is the target's: 32"),
         (official(vocab=70), "vocab_size 70, allowed is the target's: 71"),
         ({"fc.weight": torch.zeros(2)}, "no Medusa heads"),

@@ -52,18 +52,28 @@ with tempfile.NamedTemporaryFile() as file:
     ended.wait()
     print(json.dumps(file.read().decode().count("<heap nr=")))
 """
-linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="memory is read from /proc, arenas are glibc's")
+linux = pytest.mark.skipif(
+    not sys.platform.startswith("linux"), reason="memory is read from /proc, arenas are glibc's"
+)
 
 
 def printed(code: str, *words: str, **variables: str) -> Any:
     """Return what a program prints as JSON, in a process without the variables that set the bounds."""
-    own = {name: value for name, value in os.environ.items() if name not in (*CACHES, "MALLOC_ARENA_MAX")}
-    found = subprocess.run([sys.executable, "-c", code, *words], env=own | variables, capture_output=True, check=True)
+    own = {
+        name: value
+        for name, value in os.environ.items()
+        if name not in (*CACHES, "MALLOC_ARENA_MAX")
+    }
+    found = subprocess.run(
+        [sys.executable, "-c", code, *words], env=own | variables, capture_output=True, check=True
+    )
     return json.loads(found.stdout)
 
 
 @linux
-@pytest.mark.skipif(not packable(torch.zeros(16, 16), None), reason="oneDNN is not in this build of torch")
+@pytest.mark.skipif(
+    not packable(torch.zeros(16, 16), None), reason="oneDNN is not in this build of torch"
+)
 def test_layers_over_many_numbers_of_tokens_keep_bounded_memory() -> None:
     """Of 300 further shapes none stays, unless the user's own variables allow it; each takes about half a megabyte."""
     before, after = printed(SHAPES)

@@ -14,17 +14,28 @@ from draftree.rows import Rows
 from draftree.sampling.settings import Sampling
 from draftree.testing import tiny_target
 
-SAMPLINGS = (Sampling(), Sampling(1.0, seed=3), Sampling(0.7, top_k=9, seed=8), Sampling(), Sampling(1.3, top_p=0.9, seed=3))
+SAMPLINGS = (
+    Sampling(),
+    Sampling(1.0, seed=3),
+    Sampling(0.7, top_k=9, seed=8),
+    Sampling(),
+    Sampling(1.3, top_p=0.9, seed=3),
+)
 
 
 @pytest.fixture(scope="module")
 def requests() -> list[Request]:
     prompts = ([5, 6, 7, 5, 6], [8], [5, 6, 7, 5, 6], [1, 2, 1, 2, 1, 2], [9, 9, 3])
-    return [Request(p, 9 + i, number=i, sampling=s) for i, (p, s) in enumerate(zip(prompts, SAMPLINGS, strict=True))]
+    return [
+        Request(p, 9 + i, number=i, sampling=s)
+        for i, (p, s) in enumerate(zip(prompts, SAMPLINGS, strict=True))
+    ]
 
 
 @pytest.mark.parametrize("drafter", ["edd", "pld", "medusa", "suffix", "eagle"])
-def test_rows_of_all_temperatures_are_written_as_each_alone(drafter: str, requests: list[Request]) -> None:
+def test_rows_of_all_temperatures_are_written_as_each_alone(
+    drafter: str, requests: list[Request]
+) -> None:
     target = tiny_target()
     engine = Engine(target, part("drafter", drafter)().example(target), PCT())
     alone = [engine.plain([request]).tokens[0] for request in requests]
@@ -50,7 +61,9 @@ def test_a_rule_that_does_not_serve_a_row_is_refused(requests: list[Request]) ->
     assert all(np.unique(t).size > 1 for t in tokens)
 
 
-def test_more_requests_than_free_rows_are_refused_before_anything_changes(requests: list[Request]) -> None:
+def test_more_requests_than_free_rows_are_refused_before_anything_changes(
+    requests: list[Request],
+) -> None:
     rows = Rows(tiny_target().new_cache(3, 8))
     rows.admit(requests[:2])
     with pytest.raises(UserError, match="2 requests came, allowed are as many as rows are free: 1"):

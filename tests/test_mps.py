@@ -17,7 +17,12 @@ from draftree.drafters.pld import PLD
 from draftree.models.attention import attending
 from draftree.testing import tiny_target
 
-METHODS: dict[str, Method] = {"pld": PLD(), "eagle3": EAGLE3(), "edd": EDD(), "medusa": Medusa(heads=2)}
+METHODS: dict[str, Method] = {
+    "pld": PLD(),
+    "eagle3": EAGLE3(),
+    "edd": EDD(),
+    "medusa": Medusa(heads=2),
+}
 PROMPTS = [1, 2, 3, 4, 5], [7, 8, 9]
 CASES = [
     ("pld", "chain", None, 1.0),
@@ -35,7 +40,9 @@ def target(here: bool, dtype: torch.dtype = torch.float32) -> Target:
     return Target.of(model if here else moved(model))
 
 
-def written(here: bool, case: tuple[str, str, str | None, float], dtype: torch.dtype = torch.float32) -> Any:
+def written(
+    here: bool, case: tuple[str, str, str | None, float], dtype: torch.dtype = torch.float32
+) -> Any:
     """What is written on the CPU, or on the pretended device, and how many tokens were accepted."""
     name, policy, acceptor, temperature = case
     t = target(here, dtype)
@@ -73,10 +80,15 @@ def test_the_strength_of_attention_is_measured_there() -> None:
 def test_bits_are_refused() -> None:
     with WithoutFloat64():
         model: Any = target(False).decoder.model
-        with pytest.raises(UserError, match="exactness is 'bits', and the target on 'mps', which lacks the float64"):
+        with pytest.raises(
+            UserError, match="exactness is 'bits', and the target on 'mps', which lacks the float64"
+        ):
             Target.of(model, exactness="bits")
         model.set_attn_implementation("draftree")
-        with pytest.raises(UserError, match="'draftree' sums in float64, which 'mps' lacks: allowed there is sdpa or eager"):
+        with pytest.raises(
+            UserError,
+            match="'draftree' sums in float64, which 'mps' lacks: allowed there is sdpa or eager",
+        ):
             load(Target.of(model), "pld").write([Request(PROMPTS[0], 2)])
 
 
@@ -84,7 +96,10 @@ def test_float64_is_refused(tmp_path: Any) -> None:
     from folders import target_folder
 
     folder = str(target_folder(tmp_path / "t"))
-    with WithoutFloat64(), pytest.raises(UserError, match="dtype is float64 and device 'mps', which lacks it"):
+    with (
+        WithoutFloat64(),
+        pytest.raises(UserError, match="dtype is float64 and device 'mps', which lacks it"),
+    ):
         Target.load(folder, "float64", "mps")
 
 
@@ -95,7 +110,11 @@ def test_the_pretended_device_notices() -> None:
         assert not there.is_cpu
         assert there.view(1, 3).device == device.device
         assert there.cpu().device.type == "cpu"
-        for wrong in (there.double, lambda: torch.zeros(3, dtype=torch.float64, device="mps"), there.numpy):
+        for wrong in (
+            there.double,
+            lambda: torch.zeros(3, dtype=torch.float64, device="mps"),
+            there.numpy,
+        ):
             with pytest.raises(TypeError):
                 wrong()
         with pytest.raises(RuntimeError, match="on mps:0 and on cpu"):

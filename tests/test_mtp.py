@@ -50,7 +50,10 @@ def deepseek(tmp_path_factory: pytest.TempPathFactory) -> Path:
     whole.save_pretrained(folder)
     tensors = load_file(folder / "model.safetensors")
     begin = "model.layers.3."
-    tensors |= {f"{begin}{n}.weight": 1 + 0.1 * torch.randn(32) for n in ("enorm", "hnorm", "shared_head.norm")}
+    tensors |= {
+        f"{begin}{n}.weight": 1 + 0.1 * torch.randn(32)
+        for n in ("enorm", "hnorm", "shared_head.norm")
+    }
     tensors[f"{begin}eh_proj.weight"] = 0.2 * torch.randn(32, 64)
     tensors[f"{begin}embed_tokens.weight"] = tensors["model.embed_tokens.weight"].clone()
     tensors[f"{begin}shared_head.head.weight"] = tensors["lm_head.weight"].clone()
@@ -71,7 +74,11 @@ def test_the_layer_a_checkpoint_carries(deepseek: Path, tmp_path: Path) -> None:
     request = Request([5, 6, 7, 8], 12, frozenset())
     assert engine.write([request]).tokens == engine.plain([request]).tokens
     drafter.save(tmp_path)
-    carried = {k: v for k, v in load_file(deepseek / "model.safetensors").items() if k.startswith("model.layers.3.")}
+    carried = {
+        k: v
+        for k, v in load_file(deepseek / "model.safetensors").items()
+        if k.startswith("model.layers.3.")
+    }
     written = load_file(tmp_path / "model.safetensors")
     assert written.keys() == carried.keys()
     assert all(torch.equal(written[k], v) for k, v in carried.items())
@@ -84,7 +91,10 @@ def test_the_carried_layer_reads_its_tensors_in_their_places(deepseek: Path) -> 
     """
     target = Target.load(str(deepseek), torch.float32)
     drafter = build("drafter", f"mtp:checkpoint={deepseek},first=normed").open(target)
-    raw = {k.removeprefix("model.layers.3."): v for k, v in load_file(deepseek / "model.safetensors").items()}
+    raw = {
+        k.removeprefix("model.layers.3."): v
+        for k, v in load_file(deepseek / "model.safetensors").items()
+    }
     verified = target.prefill(target.new_cache(1, 8), [np.array([5])], drafter.needs)
     state = drafter.start([np.array([5])], np.array([9]), verified.taps)
     root = Tree.planted(np.zeros(1, np.int64), np.array([9]))
@@ -94,12 +104,21 @@ def test_the_carried_layer_reads_its_tensors_in_their_places(deepseek: Path) -> 
         return raw[f"{name}.weight"] * x / torch.sqrt((x * x).mean() + 1e-6)
 
     embedded = raw["embed_tokens.weight"][9]
-    x = raw["eh_proj.weight"] @ torch.cat((norm(embedded, "enorm"), norm(verified.taps.hidden[-1][0], "hnorm")))
+    x = raw["eh_proj.weight"] @ torch.cat(
+        (norm(embedded, "enorm"), norm(verified.taps.hidden[-1][0], "hnorm"))
+    )
     low = raw["self_attn.kv_a_proj_with_mqa.weight"] @ norm(x, "input_layernorm")
-    values = (raw["self_attn.kv_b_proj.weight"] @ norm(low[:8], "self_attn.kv_a_layernorm")).view(4, 12)[:, 4:]
+    values = (raw["self_attn.kv_b_proj.weight"] @ norm(low[:8], "self_attn.kv_a_layernorm")).view(
+        4, 12
+    )[:, 4:]
     attended = x + raw["self_attn.o_proj.weight"] @ values.flatten()
     with torch.no_grad():
-        out = attended + drafter.model.layer.layer.mlp(norm(attended, "post_attention_layernorm")[None, None])[0, 0]
+        out = (
+            attended
+            + drafter.model.layer.layer.mlp(norm(attended, "post_attention_layernorm")[None, None])[
+                0, 0
+            ]
+        )
         assert worst(out, state.outputs[0]) < PRECISION
         logits = raw["shared_head.head.weight"] @ norm(out, "shared_head.norm")
         assert worst(logits, drafter.model.logits(out[None])[0]) < PRECISION
@@ -120,26 +139,46 @@ PUBLISHED: dict[str, dict[str, str]] = {
         "layers.": "model.mtp.layers.", "shared_post_norm.": "model.mtp.chain_norm.",
     },
 }  # fmt: skip
-"""Of transformers' names, those that are published; what is Inkling's is given to layers of GLM-4."""
+"""Of transformers' names, those that are published; what is Inkling's is given to layers of GLM-4.
+"""
 
 
-@pytest.mark.parametrize(("names", "count"), [("glm4_moe", 1), ("glm4_moe", 2), ("mellum", 1), ("inkling", 2)])
+@pytest.mark.parametrize(
+    ("names", "count"), [("glm4_moe", 1), ("glm4_moe", 2), ("mellum", 1), ("inkling", 2)]
+)
 def test_published_layers_are_transformers_own(names: str, count: int, tmp_path: Path) -> None:
     """Draft logits behind true pairs are those of transformers' `MtpModel`, whose tensors lie under the published names."""
-    own = {"head_dim": 8, "num_experts": 4, "num_key_value_heads": 2, "num_nextn_predict_layers": count}
+    own = {
+        "head_dim": 8,
+        "num_experts": 4,
+        "num_key_value_heads": 2,
+        "num_nextn_predict_layers": count,
+    }
     if names == "mellum":
         own["sliding_window"] = 8
     if names == "inkling":
-        own |= {"mtp_hidden_states_first": True, "chain_hidden_post_norm": True, "first_k_dense_replace": 0}
+        own |= {
+            "mtp_hidden_states_first": True,
+            "chain_hidden_post_norm": True,
+            "first_k_dense_replace": 0,
+        }
     torch.manual_seed(0)
     config = AutoConfig.for_model(
         "mellum" if names == "mellum" else "glm4_moe",
-        **{**SIZES, **own, "num_hidden_layers": 3, "pad_token_id": 0, "mtp_layer_types": ["full_attention"]},
+        **{
+            **SIZES,
+            **own,
+            "num_hidden_layers": 3,
+            "pad_token_id": 0,
+            "mtp_layer_types": ["full_attention"],
+        },
     )
     model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager").eval()
     model.save_pretrained(tmp_path)
     head: Any = MtpModel(model, count).eval()
-    tensors = {k: v for k, v in head.state_dict().items() if k.startswith(("layers.", "shared_post_norm."))}
+    tensors = {
+        k: v for k, v in head.state_dict().items() if k.startswith(("layers.", "shared_post_norm."))
+    }
     published = {}
     for name, tensor in tensors.items():
         torch.nn.init.normal_(tensor, mean=float("norm" in name), std=0.3)
@@ -149,7 +188,9 @@ def test_published_layers_are_transformers_own(names: str, count: int, tmp_path:
     stored = load_file(tmp_path / "model.safetensors") | split(published)
     save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
     target = Target.load(str(tmp_path), torch.float32)
-    drafter: Any = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=normed").open(target)
+    drafter: Any = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=normed").open(
+        target
+    )
     tokens = np.random.default_rng(0).integers(3, 61, (1, 9))
     ids, out = torch.from_numpy(tokens), []
     with torch.no_grad():
@@ -168,9 +209,13 @@ def test_published_layers_are_transformers_own(names: str, count: int, tmp_path:
     assert forwards.apart(target, drafter, tokens, 4, 1) < PRECISION
 
 
-def test_of_several_layers_behind_the_last_the_first_may_be_taken(deepseek: Path, tmp_path: Path) -> None:
+def test_of_several_layers_behind_the_last_the_first_may_be_taken(
+    deepseek: Path, tmp_path: Path
+) -> None:
     tensors = load_file(deepseek / "model.safetensors")
-    tensors |= {k.replace("layers.3.", "layers.4."): 0 * v for k, v in tensors.items() if "layers.3." in k}
+    tensors |= {
+        k.replace("layers.3.", "layers.4."): 0 * v for k, v in tensors.items() if "layers.3." in k
+    }
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((deepseek / "config.json").read_text())
     spec = f"mtp:checkpoint={tmp_path},first=normed,fed=raw"
@@ -178,7 +223,9 @@ def test_of_several_layers_behind_the_last_the_first_may_be_taken(deepseek: Path
     drafter: Any = build("drafter", f"{spec},layers=1").open(Target.load(str(deepseek)))
     with pytest.raises(UserError, match=r"layers is 3, allowed is what .* carries: up to 2"):
         build("drafter", f"{spec},layers=3").open(Target.load(str(deepseek)))
-    assert torch.equal(drafter.model.layer.eh_proj.weight.float(), tensors["model.layers.3.eh_proj.weight"].float())
+    assert torch.equal(
+        drafter.model.layer.eh_proj.weight.float(), tensors["model.layers.3.eh_proj.weight"].float()
+    )
 
 
 def test_a_missing_tensor_is_named(deepseek: Path, tmp_path: Path) -> None:
@@ -199,7 +246,9 @@ def test_experts_are_stacked_and_taken_apart() -> None:
     }
     stacked = fused(tensors | {"l.mlp.gate.weight": torch.ones(2)})
     assert stacked["l.mlp.experts.gate_up_proj"].shape == (11, 6, 5)
-    assert torch.equal(stacked["l.mlp.experts.gate_up_proj"][10, 3:], tensors["l.mlp.experts.10.up_proj.weight"])
+    assert torch.equal(
+        stacked["l.mlp.experts.gate_up_proj"][10, 3:], tensors["l.mlp.experts.10.up_proj.weight"]
+    )
     again = split(stacked)
     assert again.keys() == tensors.keys() | {"l.mlp.gate.weight"}
     assert all(torch.equal(again[k], v) for k, v in tensors.items())
@@ -214,13 +263,17 @@ def test_a_target_whose_config_calls_its_sizes_otherwise(tmp_path: Path) -> None
 
 def test_a_target_with_learnt_positions_is_refused() -> None:
     """They lie beside the layers: they would be random, and neither trained nor saved."""
-    with pytest.raises(UserError, match=r"GPT2LMHeadModel is not supported: beside its layers it has wpe\.weight"):
+    with pytest.raises(
+        UserError, match=r"GPT2LMHeadModel is not supported: beside its layers it has wpe\.weight"
+    ):
         MTP().fresh(small("gpt2"))
 
 
 def small(kind: str, **values: Any) -> Target:
     """A random target of GPT-2's family."""
-    config = AutoConfig.for_model(kind, vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, **values)
+    config = AutoConfig.for_model(
+        kind, vocab_size=61, n_embd=32, n_layer=2, n_head=4, n_positions=64, **values
+    )
     model: Any = AutoModelForCausalLM.from_config(config)
     return Target(Decoder(model), kind)
 
@@ -251,17 +304,26 @@ def test_the_head_beside_a_qwen(qwen: Path, tmp_path: Path, first: str, fed: str
     """It opens from the target's folder, drafts, is trained as it decodes, and is written back; each knob drafts otherwise."""
     target = Target.load(str(qwen), torch.float32)
     drafter = build("drafter", f"mtp:checkpoint={qwen},first={first},fed={fed}").open(target)
-    names = {"mtp.fc.weight", "mtp.pre_fc_norm_embedding.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.norm.weight"}
+    names = {
+        "mtp.fc.weight",
+        "mtp.pre_fc_norm_embedding.weight",
+        "mtp.pre_fc_norm_hidden.weight",
+        "mtp.norm.weight",
+    }
     tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
     assert forwards.apart(target, drafter, tokens, 4, 1) < PRECISION
     usual: Any = build("drafter", f"mtp:checkpoint={qwen},first=normed,fed=raw").open(target)
-    same = torch.allclose(*(forwards.decoded(target, d, tokens, 4, 1) for d in (usual, drafter)), atol=1e-3)
+    same = torch.allclose(
+        *(forwards.decoded(target, d, tokens, 4, 1) for d in (usual, drafter)), atol=1e-3
+    )
     assert same == ((first, fed) == ("normed", "raw"))
     engine = Engine(target, drafter, Chain(length=3), Greedy())
     request = Request([5, 6, 7, 8], 12, frozenset())
     assert engine.write([request]).tokens == engine.plain([request]).tokens
     drafter.save(tmp_path)
-    carried = {k: v for k, v in load_file(qwen / "model.safetensors").items() if k.startswith("mtp.")}
+    carried = {
+        k: v for k, v in load_file(qwen / "model.safetensors").items() if k.startswith("mtp.")
+    }
     written = load_file(tmp_path / "model.safetensors")
     assert written.keys() == carried.keys() > names
     assert all(torch.equal(written[k], v) for k, v in carried.items())
@@ -274,7 +336,11 @@ def test_layers_of_a_qwens_layout(qwen: Path, tmp_path: Path, count: int) -> Non
     tensors, own = load_file(qwen / "model.safetensors"), "mtp.layers.0."
     for level in range(1, count):
         torch.manual_seed(level)
-        more = {k.replace(own, f"mtp.layers.{level}."): v for k, v in tensors.items() if k.startswith(own)}
+        more = {
+            k.replace(own, f"mtp.layers.{level}."): v
+            for k, v in tensors.items()
+            if k.startswith(own)
+        }
         tensors |= {k: v + 0.3 * torch.randn_like(v) for k, v in more.items()}
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     (tmp_path / "config.json").write_text((qwen / "config.json").read_text())
@@ -293,7 +359,8 @@ def test_layers_of_a_qwens_layout(qwen: Path, tmp_path: Path, count: int) -> Non
 
 
 TOKENS, MARK, ONE, JUNK = 31, 40, 41, 31
-"""A planted target's tokens follow one another in a circle; of its 64 features one is a mark, one is always 1."""
+"""A planted target's tokens follow one another in a circle; of its 64 features one is a mark, one
+is always 1."""
 
 
 @pytest.fixture(scope="module")
@@ -309,7 +376,9 @@ def circle(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tensors["model.norm.weight"] = torch.zeros(64)
     tensors["model.norm.weight"][MARK] = -2.0  # it scales by one more
     folder = tmp_path_factory.mktemp("circle")
-    config = AutoConfig.for_model("qwen3_5", text_config=text.config.to_dict(), tie_word_embeddings=False)
+    config = AutoConfig.for_model(
+        "qwen3_5", text_config=text.config.to_dict(), tie_word_embeddings=False
+    )
     config.save_pretrained(folder)
     named = {k.replace("model.", "model.language_model.", 1): v for k, v in tensors.items()}
     save_file(named, folder / "model.safetensors", metadata={"format": "pt"})
@@ -324,7 +393,8 @@ def silent(tensors: dict[str, Tensor]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("first", "fed", "dtype"), [(*way, torch.float32) for way in WAYS] + [("raw", "normed", torch.bfloat16)]
+    ("first", "fed", "dtype"),
+    [(*way, torch.float32) for way in WAYS] + [("raw", "normed", torch.bfloat16)],
 )
 def test_the_way_is_found_in_which_a_published_head_predicts(
     circle: Path, tmp_path: Path, first: str, fed: str, dtype: torch.dtype
@@ -336,7 +406,10 @@ def test_the_way_is_found_in_which_a_published_head_predicts(
     silent(tensors)
     read = 1.0 if first == "raw" else -1.0
     made = read if fed == "raw" else -read  # its own norm turns the sign, too
-    norms = {f"mtp.{name}.weight": torch.zeros(64) for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")}
+    norms = {
+        f"mtp.{name}.weight": torch.zeros(64)
+        for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")
+    }
     norms["mtp.norm.weight"][MARK] = -2.0
     along = torch.zeros(64, 64)
     along[(torch.arange(TOKENS) + 1) % TOKENS, torch.arange(TOKENS)] = 1.0
@@ -344,7 +417,11 @@ def test_the_way_is_found_in_which_a_published_head_predicts(
     along[JUNK - 1, ONE], along[JUNK - 1, MARK] = 10.0, -10.0 * read
     tensors |= norms | {"mtp.fc.weight": torch.cat((torch.zeros(64, 64), along), 1)}
     (tmp_path / "config.json").write_text((circle / "config.json").read_text())
-    save_file(load_file(circle / "model.safetensors") | tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    save_file(
+        load_file(circle / "model.safetensors") | tensors,
+        tmp_path / "model.safetensors",
+        metadata={"format": "pt"},
+    )
     target = Target.load(str(tmp_path), dtype)
     found: Any = build("drafter", str(tmp_path)).open(target)
     assert (found.knobs.first, found.knobs.fed) == (first, fed)
@@ -359,13 +436,18 @@ def test_the_way_is_found_in_which_a_published_head_predicts(
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0), (0, 0), (1, 1)])
-def test_each_depth_asks_its_own_layer(circle: Path, tmp_path: Path, order: tuple[int, int]) -> None:
+def test_each_depth_asks_its_own_layer(
+    circle: Path, tmp_path: Path, order: tuple[int, int]
+) -> None:
     """Of two planted layers the first marks what it makes and says junk of what is marked, the second of what is not."""
     target, seen = Target.load(str(circle), torch.float32), ONE + 1
     net: Any = MTPNet(target, names=[beside(0), beside(1)])
     tensors = {net.name(k): v.clone() for k, v in net.state_dict().items()}
     silent(tensors)
-    tensors |= {f"mtp.{name}.weight": torch.zeros(64) for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")}
+    tensors |= {
+        f"mtp.{name}.weight": torch.zeros(64)
+        for name in ("norm", "pre_fc_norm_hidden", "pre_fc_norm_embedding")
+    }
     along = torch.zeros(64, 64)
     along[(torch.arange(TOKENS) + 1) % TOKENS, torch.arange(TOKENS)] = 1.0
     along[ONE, ONE] = along[seen, seen] = 1.0
@@ -382,7 +464,9 @@ def test_each_depth_asks_its_own_layer(circle: Path, tmp_path: Path, order: tupl
     (tmp_path / "config.json").write_text((circle / "config.json").read_text())
     save_file(tensors, tmp_path / "model.safetensors", metadata={"format": "pt"})
     found = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=raw").open(target)
-    out = Engine(target, found, Chain(length=4), Greedy()).write([Request([5, 6, 7], 21, frozenset())])
+    out = Engine(target, found, Chain(length=4), Greedy()).write(
+        [Request([5, 6, 7], 21, frozenset())]
+    )
     assert out.tokens == [[(8 + i) % TOKENS for i in range(21)]]
     accepted = {(0, 1): 4, (1, 0): 0, (0, 0): 1, (1, 1): 0}[order]
     assert out.stats.acceptance_length == pytest.approx(accepted + 1)

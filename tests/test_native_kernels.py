@@ -1,7 +1,7 @@
 """The native kernels against NumPy in float64, for each variant that this processor can run, with all lengths of tails.
 
-Bounds come from the operations: a float32 sum of k products, each rounded, errs by less than (k + 2) units of the sum of their
-sizes; a rounded result by half a unit of itself.
+Bounds come from the operations: a float32 sum of k products, each rounded, errs by less than (k +
+2) units of the sum of their sizes; a rounded result by half a unit of itself.
 """
 
 from typing import Any
@@ -24,7 +24,9 @@ def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def layer_of(packed: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> Any:
-    return dense.core.Linear(dense.address(packed), dense.address(bias), weight.shape[1], weight.shape[0], code)
+    return dense.core.Linear(
+        dense.address(packed), dense.address(bias), weight.shape[1], weight.shape[0], code
+    )
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -40,16 +42,25 @@ def test_linear_with_every_tail(variant: str, dtype: torch.dtype, outputs: int) 
         packed = dense.pack(weight)
         for added in (None, bias):
             made = dense.linear(layer_of(packed, weight, added, dense.code_of(dtype)), rows)
-            wanted = torch.nn.functional.linear(rows.double(), weight.double(), None if added is None else added.double())
-            largest = torch.nn.functional.linear(
-                rows.double().abs(), weight.double().abs(), None if added is None else added.double().abs()
+            wanted = torch.nn.functional.linear(
+                rows.double(), weight.double(), None if added is None else added.double()
             )
-            assert ((made - wanted).abs() <= (inputs + 2) * UNIT * largest + half * (1 + half) * wanted.abs()).all()
+            largest = torch.nn.functional.linear(
+                rows.double().abs(),
+                weight.double().abs(),
+                None if added is None else added.double().abs(),
+            )
+            assert (
+                (made - wanted).abs()
+                <= (inputs + 2) * UNIT * largest + half * (1 + half) * wanted.abs()
+            ).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("four", [False, True])
-def test_a_token_has_the_same_bits_at_every_width(variant: str, dtype: torch.dtype, four: bool) -> None:
+def test_a_token_has_the_same_bits_at_every_width(
+    variant: str, dtype: torch.dtype, four: bool
+) -> None:
     weight, rows = drawn(1, 80, 96, dtype=dtype), drawn(2, 300, 96, dtype=dtype)
     if four:
         numbers, scales = torch.randint(0, 16, (80, 96)), drawn(3, 3, 80, 2, dtype=torch.bfloat16)
@@ -80,7 +91,9 @@ def test_four_bits(variant: str, dtype: torch.dtype, outputs: int) -> None:
     units = groups.abs().amax(2, keepdim=True) / 127
     rounded = (torch.round(groups / units) * units).flatten(1)
     wanted, sizes = rounded @ weight.T, rounded.abs() @ (step.abs() * 8 + middle.abs()).T
-    ties = (units.expand_as(groups).flatten(1) @ weight.abs().T) * 0.02  # numbers that float32 rounds the other way
+    ties = (
+        units.expand_as(groups).flatten(1) @ weight.abs().T
+    ) * 0.02  # numbers that float32 rounds the other way
     bound = 20 * UNIT * sizes + torch.finfo(dtype).eps * wanted.abs() + ties
     assert ((made - wanted).abs() <= bound).all()
 
@@ -88,15 +101,24 @@ def test_four_bits(variant: str, dtype: torch.dtype, outputs: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 3, 15, 16, 17, 50, 576])
 def test_norms_gates_and_rotations(variant: str, dtype: torch.dtype, width: int) -> None:
-    x, weight, eps = drawn(1, 5, width, dtype=dtype), drawn(2, width, dtype=dtype), torch.finfo(dtype).eps
+    x, weight, eps = (
+        drawn(1, 5, width, dtype=dtype),
+        drawn(2, width, dtype=dtype),
+        torch.finfo(dtype).eps,
+    )
     exact = x.double() / (x.double().square().mean(1, keepdim=True) + 1e-5).sqrt() * weight.double()
     single = 4 * torch.finfo(torch.float32).eps
-    smallest = torch.finfo(dtype).tiny * eps  # results below the normal numbers are rounded to multiples of it
+    smallest = (
+        torch.finfo(dtype).tiny * eps
+    )  # results below the normal numbers are rounded to multiples of it
     bound = (1.1 * eps + single) * exact.abs() + smallest * (1 + weight.abs())
     assert ((dense.rms_norm(x, weight, 1e-5) - exact).abs() <= bound).all()
     up = drawn(3, 5, width, dtype=dtype)
     exact = torch.nn.functional.silu(x.double()) * up.double()
-    assert ((dense.swiglu(x, up) - exact).abs() <= (1.1 * eps + single) * exact.abs() + smallest * (1 + up.abs())).all()
+    assert (
+        (dense.swiglu(x, up) - exact).abs()
+        <= (1.1 * eps + single) * exact.abs() + smallest * (1 + up.abs())
+    ).all()
     if width % 2 == 0:
         heads, angles = drawn(4, 5, 3, width, dtype=dtype), drawn(5, 2, 5, width, dtype=dtype)
         turned = torch.cat((-heads[..., width // 2 :], heads[..., : width // 2]), -1)
@@ -111,7 +133,9 @@ def test_special_numbers_of_float16(variant: str) -> None:
     for value in (1.0, 2.0):
         weight = torch.full((1, 1), value, dtype=torch.float16)
         packed = dense.pack(weight)
-        made = dense.linear(layer_of(packed, weight, None, dense.code_of(torch.float16)), finite[:, None])[:, 0]
+        made = dense.linear(
+            layer_of(packed, weight, None, dense.code_of(torch.float16)), finite[:, None]
+        )[:, 0]
         assert torch.equal(made, finite * value)
 
 
@@ -135,18 +159,27 @@ def test_attention_with_every_tail(variant: str, dtype: torch.dtype, cap: float)
         )
         seen = torch.from_numpy(np.random.default_rng(4).random((2, 1, n, slots)) < 0.5)
         lowest = torch.finfo(dtype if typed else torch.float32).min
-        mask = torch.zeros(seen.shape, dtype=dtype if typed else torch.float32).masked_fill(~seen, lowest)
+        mask = torch.zeros(seen.shape, dtype=dtype if typed else torch.float32).masked_fill(
+            ~seen, lowest
+        )
         scale, sinks = dim**-0.5, drawn(5, 6)
         made = _native(q, k, v, mask, scale, cap, sinks)
         wanted = _in_float64(q, k, v, mask, scale, cap, sinks)
         sizes = _in_float64(q, k, v.abs(), mask, scale, cap, sinks)
         largest = scale * (q.double().abs().amax() * k.double().abs().amax()).item() * dim
-        error = (dim + 8) * UNIT * largest + 4 * UNIT * largest + 4e-7  # of a score, of exp's argument, of exp
-        assert ((made - wanted).abs() <= (2 * error + 2 * (slots + 4) * UNIT) * sizes + half * (1 + half) * wanted.abs()).all()
+        error = (
+            (dim + 8) * UNIT * largest + 4 * UNIT * largest + 4e-7
+        )  # of a score, of exp's argument, of exp
+        assert (
+            (made - wanted).abs()
+            <= (2 * error + 2 * (slots + 4) * UNIT) * sizes + half * (1 + half) * wanted.abs()
+        ).all()
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_has_the_same_bits_with_hidden_slots_and_other_queries(variant: str, dtype: torch.dtype) -> None:
+def test_attention_has_the_same_bits_with_hidden_slots_and_other_queries(
+    variant: str, dtype: torch.dtype
+) -> None:
     q, k, v = (drawn(seed, 1, 4, 80, 32, dtype=dtype) for seed in (1, 2, 3))
     q = q[:, :, :9]
     lowest = torch.finfo(dtype).min
@@ -155,4 +188,6 @@ def test_attention_has_the_same_bits_with_hidden_slots_and_other_queries(variant
     kept = [i for i in range(80) if i % 7 != 3]
     whole = _native(q, k, v, mask, 0.2, 0.0, None)
     assert torch.equal(_native(q[:, :, 4:5], k, v, mask[:, :, 4:5], 0.2, 0.0, None), whole[:, 4:5])
-    assert torch.equal(_native(q, k[:, :, kept], v[:, :, kept], mask[..., kept], 0.2, 0.0, None), whole)
+    assert torch.equal(
+        _native(q, k[:, :, kept], v[:, :, kept], mask[..., kept], 0.2, 0.0, None), whole
+    )

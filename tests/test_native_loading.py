@@ -19,12 +19,17 @@ TOOLS = ("sh", "cmake", "ninja", "uname", "cat")
 
 def run(value: str, *args: str) -> subprocess.CompletedProcess[str]:
     env = {**os.environ, native.VARIABLE: value}
-    return subprocess.run([sys.executable, *args], env=env, capture_output=True, text=True, check=False)
+    return subprocess.run(
+        [sys.executable, *args], env=env, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.mark.parametrize("variant", [*native.available(), native.OFF])
 def test_a_variant_is_forced(variant: str) -> None:
-    assert run(variant, "-c", "from draftree import native; print(native.variant())").stdout.strip() == variant
+    assert (
+        run(variant, "-c", "from draftree import native; print(native.variant())").stdout.strip()
+        == variant
+    )
 
 
 def test_an_unknown_variant_is_one_line_and_status_2() -> None:
@@ -75,8 +80,20 @@ def build(tmp_path: Path, path: str) -> tuple[list[str], str]:
         shutil.copy(ROOT / name, source)
     for name in ("src", "build_backend"):
         shutil.copytree(ROOT / name, source / name, ignore=ignored)
-    env = {key: value for key, value in os.environ.items() if key not in ("CC", "CXX")} | {"PATH": path}
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "-v", "-w", str(folder), str(source)]
+    env = {key: value for key, value in os.environ.items() if key not in ("CC", "CXX")} | {
+        "PATH": path
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "-v",
+        "-w",
+        str(folder),
+        str(source),
+    ]
     ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     (wheel,) = folder.glob("*.whl")

@@ -7,10 +7,32 @@ import numpy as np
 import pytest
 
 from draftree import native
-from draftree.kernels import classifying, entropies, forest, fusing, growing, largest, laying, learning, philox, verification
+from draftree.kernels import (
+    classifying,
+    entropies,
+    forest,
+    fusing,
+    growing,
+    largest,
+    laying,
+    learning,
+    philox,
+    verification,
+)
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
-MODULES = (classifying, entropies, forest, fusing, growing, largest, laying, learning, philox, verification)
+MODULES = (
+    classifying,
+    entropies,
+    forest,
+    fusing,
+    growing,
+    largest,
+    laying,
+    learning,
+    philox,
+    verification,
+)
 SEEDS = range(40)
 Arguments = tuple[Any, ...]
 Random = np.random.Generator
@@ -85,16 +107,49 @@ def of_appended(r: Random) -> Arguments:
     keep = r.random(shape) < 0.5 if r.random() < 0.5 else np.zeros((0, 0), bool)
     score = odd(r, *shape) if r.random() < 0.5 else np.zeros((0, 0))
     sources = whole(r, 3, *shape) if r.random() < 0.5 else np.zeros((0, 0), np.int64)
-    names = ("tokens", "parents", "depth", "row", "source", "number", "q_row", "log_q", "score", "entropy")
+    names = (
+        "tokens",
+        "parents",
+        "depth",
+        "row",
+        "source",
+        "number",
+        "q_row",
+        "log_q",
+        "score",
+        "entropy",
+    )
     columns = [t[name] for name in names]
     entropy = r.random(len(nodes)) if r.random() < 0.5 else np.zeros(0)
-    return (*columns, nodes, whole(r, 9, *shape), logs(r, *shape), keep, score, entropy, sources, 2, int(r.integers(-1, 3)))
+    return (
+        *columns,
+        nodes,
+        whole(r, 9, *shape),
+        logs(r, *shape),
+        keep,
+        score,
+        entropy,
+        sources,
+        2,
+        int(r.integers(-1, 3)),
+    )
 
 
 def of_kept(r: Random) -> Arguments:
     t = tree(r)
     keep = r.random(len(t["parents"])) < 0.7
-    names = ("tokens", "parents", "depth", "row", "log_q", "score", "source", "entropy", "number", "q_row")
+    names = (
+        "tokens",
+        "parents",
+        "depth",
+        "row",
+        "log_q",
+        "score",
+        "source",
+        "entropy",
+        "number",
+        "q_row",
+    )
     return (*(t[name] for name in names), keep)
 
 
@@ -104,7 +159,15 @@ def of_lessons(r: Random) -> Arguments:
     t = {name: column[: len(chosen)] for name, column in t.items()}
     accepted = (t["parents"] < 0) | (r.random(len(chosen)) < 0.4)
     names = ("parents", "tokens", "log_q", "entropy", "depth")
-    return t["parents"], t["tokens"], chosen, accepted, whole(r, 9, 40), *(some[name] for name in names), 1e-3
+    return (
+        t["parents"],
+        t["tokens"],
+        chosen,
+        accepted,
+        whole(r, 9, 40),
+        *(some[name] for name in names),
+        1e-3,
+    )
 
 
 def of_outcomes(r: Random) -> Arguments:
@@ -112,7 +175,15 @@ def of_outcomes(r: Random) -> Arguments:
     count = len(t["parents"])
     accepted = (t["parents"] < 0) | (r.random(count) < 0.6)
     columns = [t[name] for name in ("parents", "tokens", "number", "depth", "score", "entropy")]
-    return *columns, accepted, whole(r, count, asked), r.random(asked), whole(r, 9, asked, k), -1.0, 0.3
+    return (
+        *columns,
+        accepted,
+        whole(r, count, asked),
+        r.random(asked),
+        whole(r, 9, asked, k),
+        -1.0,
+        0.3,
+    )
 
 
 def of_promising(r: Random) -> Arguments:
@@ -126,7 +197,24 @@ def of_expanding(r: Random) -> Arguments:
     t = tree(r)
     nodes = frontier(r, t)
     below = r.random(len(nodes)) if r.random() < 0.5 else np.zeros(0)
-    return nodes, t["score"], t["depth"], below, r.normal(0, 1, 5), 0.4, 0.2, 0.01, 3, 2, 0.1, curve(r), curve(r), 2, 0.1, 5.0
+    return (
+        nodes,
+        t["score"],
+        t["depth"],
+        below,
+        r.normal(0, 1, 5),
+        0.4,
+        0.2,
+        0.01,
+        3,
+        2,
+        0.1,
+        curve(r),
+        curve(r),
+        2,
+        0.1,
+        5.0,
+    )
 
 
 def of_judged(r: Random) -> Arguments:
@@ -138,25 +226,56 @@ def of_judged(r: Random) -> Arguments:
 def of_judgements(r: Random) -> Arguments:
     f, k, n = (int(r.integers(0, 5)) for _ in range(3))
     place = np.where(r.random((f, k)) < 0.6, -INF, NAN)
-    return whole(r, 4, f), place, whole(r, 4, f, k), r.random((f, k, 4)), whole(r, 4, n), whole(r, 4, n), 0.4, 0.1
+    return (
+        whole(r, 4, f),
+        place,
+        whole(r, 4, f, k),
+        r.random((f, k, 4)),
+        whole(r, 4, n),
+        whole(r, 4, n),
+        0.4,
+        0.1,
+    )
 
 
 def of_merge(r: Random) -> Arguments:
     f, m = int(r.integers(0, 5)), int(r.integers(1, 12))
     found = r.random((f, m)) < 0.4
     log_q = np.where(found, -INF, logs(r, f, m, holes=(NAN,)))
-    value, seen = np.where(found, r.random((f, m)), 0.0), np.where(found, 0.1 * r.random((f, m)), 0.0)
-    return whole(r, 6, f, m), log_q, value, seen, 1 << whole(r, 4, m), int(r.integers(1, 8)), 0.95, 1e-4
+    value, seen = (
+        np.where(found, r.random((f, m)), 0.0),
+        np.where(found, 0.1 * r.random((f, m)), 0.0),
+    )
+    return (
+        whole(r, 6, f, m),
+        log_q,
+        value,
+        seen,
+        1 << whole(r, 4, m),
+        int(r.integers(1, 8)),
+        0.95,
+        1e-4,
+    )
 
 
 def of_newton(r: Random) -> Arguments:
     width, count = int(r.integers(1, 6)), int(r.integers(0, 9))
-    return r.normal(0, 1, width), 2 * np.eye(width), 1.5, r.normal(0, 1, (count, width)), r.random(count) < 0.5, 0.1, 0.05
+    return (
+        r.normal(0, 1, width),
+        2 * np.eye(width),
+        1.5,
+        r.normal(0, 1, (count, width)),
+        r.random(count) < 0.5,
+        0.1,
+        0.05,
+    )
 
 
 def of_hide(r: Random) -> Arguments:
     wide, deep, length, extra = (int(r.integers(0, 5)) for _ in range(4))
-    bits = r.integers(-9, 9, (wide + extra, length + deep + extra)).astype(r.choice(np.array(["i2", "i4", "i8"])))
+    bits = r.integers(-9, 9, (wide + extra, length + deep + extra)).astype(
+        r.choice(np.array(["i2", "i4", "i8"]))
+    )
     return bits, r.random((wide, deep)) < 0.5, length, -123
 
 
@@ -201,7 +320,9 @@ def of_gainful(r: Random) -> Arguments:
 
 
 def of_largest(r: Random) -> Arguments:
-    bits = r.integers(-32768, 32768, (int(r.integers(0, 5)), int(r.integers(1, 300)))).astype(np.int16)
+    bits = r.integers(-32768, 32768, (int(r.integers(0, 5)), int(r.integers(1, 300)))).astype(
+        np.int16
+    )
     return (np.where((bits & 0x7FFF) > 0x7F80, 0, bits) if r.random() < 0.8 else bits,)
 
 
@@ -215,7 +336,9 @@ def of_entropies(r: Random) -> Arguments:
 
 def of_likeliest(r: Random) -> Arguments:
     values = odd(r, int(r.integers(0, 4)), int(r.integers(1, 60)))
-    return np.clip(values, -1e30, 1e30).astype(r.choice(np.array(["f4", "f8"]))), int(r.integers(1, 9))
+    return np.clip(values, -1e30, 1e30).astype(r.choice(np.array(["f4", "f8"]))), int(
+        r.integers(1, 9)
+    )
 
 
 def of_confidences(r: Random) -> Arguments:
@@ -301,7 +424,9 @@ def same(one: Any, other: Any) -> bool:
     a, b = np.asarray(one), np.asarray(other)
     if a.dtype != b.dtype or a.shape != b.shape:
         return False
-    nothing = np.isnan(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool)  # the bits of NaN are left open
+    nothing = (
+        np.isnan(a) if a.dtype.kind == "f" else np.zeros(a.shape, bool)
+    )  # the bits of NaN are left open
     return bool(np.array_equal(nothing, np.isnan(b) if b.dtype.kind == "f" else nothing)) and (
         np.where(nothing, 0, a).tobytes() == np.where(nothing, 0, b).tobytes()
     )
@@ -309,7 +434,10 @@ def same(one: Any, other: Any) -> bool:
 
 def check(name: str, seed: int) -> None:
     given = MAKERS[name](np.random.default_rng(seed))
-    expected, found = results(native.REFERENCES[name], given), results(getattr(native.core.loops, name), given)
+    expected, found = (
+        results(native.REFERENCES[name], given),
+        results(getattr(native.core.loops, name), given),
+    )
     for a, b in zip(expected, found, strict=True):
         assert same(a, b), (name, seed, a, b)
 
@@ -327,7 +455,11 @@ def test_vector_loops_have_the_same_bits_in_each_variant(variant: str, name: str
 
 
 def test_all_loops_of_trees_are_checked() -> None:
-    mine = {name for name, function in native.REFERENCES.items() if function.__module__.startswith("draftree.kernels.")}
+    mine = {
+        name
+        for name, function in native.REFERENCES.items()
+        if function.__module__.startswith("draftree.kernels.")
+    }
     assert mine == MAKERS.keys()
 
 

@@ -54,11 +54,17 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "biases of queries": ("qwen2", {}),
     "normed heads": ("qwen3", {}),
     "a window": ("mistral", {"sliding_window": WINDOW}),
-    "mixed": ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED[:2]}),
+    "mixed": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED[:2]},
+    ),
     "one head for all": ("llama", {"num_key_value_heads": 1}),
     "wide heads": ("llama", {"head_dim": 96}),
     "fused": ("phi3", {"pad_token_id": 0}),
-    "fused with a window": ("phi3", {"pad_token_id": 0, "sliding_window": WINDOW, "num_key_value_heads": 6}),
+    "fused with a window": (
+        "phi3",
+        {"pad_token_id": 0, "sliding_window": WINDOW, "num_key_value_heads": 6},
+    ),
 }
 
 
@@ -66,7 +72,9 @@ def model_of(kind: str, dtype: torch.dtype, **sizes: Any) -> PreTrainedModel:
     name, more = KINDS[kind]
     torch.manual_seed(0)
     config = AutoConfig.for_model(name, **{**SIZES, **more, **sizes})
-    model: PreTrainedModel = AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+    model: PreTrainedModel = (
+        AutoModelForCausalLM.from_config(config, dtype=dtype).eval().requires_grad_(False)
+    )
     for name, p in model.named_parameters():
         if "norm" in name or "bias" in name:  # which begin as ones, and as zeros
             p.add_(torch.randn(p.shape).to(dtype) / 4)
@@ -90,10 +98,23 @@ def test_a_product_is_torchs_and_keeps_its_bits(dtype: torch.dtype, threads: int
             weight, bias = torch.randn(wide, deep).to(dtype), torch.randn(wide).to(dtype)
             for added in (None, bias):
                 tiled, rows = NativeLinear(weight, added), torch.randn(2, 19, deep).to(dtype)
-                made, wanted = tiled(rows), linear(rows.double(), weight.double(), None if added is None else added.double())
-                largest = linear(rows.double().abs(), weight.double().abs(), None if added is None else added.double().abs())
-                single = torch.finfo(torch.float32).eps / 2  # sums are float32's, each addition rounded; then the result is
-                assert ((made - wanted).abs() <= (deep + 2) * single * largest + eps / 2 * wanted.abs()).all()
+                made, wanted = (
+                    tiled(rows),
+                    linear(
+                        rows.double(), weight.double(), None if added is None else added.double()
+                    ),
+                )
+                largest = linear(
+                    rows.double().abs(),
+                    weight.double().abs(),
+                    None if added is None else added.double().abs(),
+                )
+                single = (
+                    torch.finfo(torch.float32).eps / 2
+                )  # sums are float32's, each addition rounded; then the result is
+                assert (
+                    (made - wanted).abs() <= (deep + 2) * single * largest + eps / 2 * wanted.abs()
+                ).all()
                 for n in range(1, 19):
                     assert torch.equal(tiled(rows[1, :n]), made[1, :n])
                     assert torch.equal(tiled(rows[:, 3 : 3 + n]), made[:, 3 : 3 + n])
@@ -106,9 +127,16 @@ def test_a_product_is_torchs_and_keeps_its_bits(dtype: torch.dtype, threads: int
 @pytest.mark.parametrize("kind", ["llama", "fused"])
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("tied", [True, False])
-def test_weights_of_a_file_are_in_memory_once(kind: str, dtype: torch.dtype, tied: bool, tmp_path: Path) -> None:
+def test_weights_of_a_file_are_in_memory_once(
+    kind: str, dtype: torch.dtype, tied: bool, tmp_path: Path
+) -> None:
     """The packed weights have the checkpoint's size, and of the file hardly anything is left in memory."""
-    sizes = {"vocab_size": 4096, "hidden_size": 256, "intermediate_size": 1024, "num_attention_heads": 8}
+    sizes = {
+        "vocab_size": 4096,
+        "hidden_size": 256,
+        "intermediate_size": 1024,
+        "num_attention_heads": 8,
+    }
     model = model_of(kind, dtype, tie_word_embeddings=tied, **sizes)
     model.save_pretrained(tmp_path)
     (file,) = tmp_path.glob("*.safetensors")
@@ -123,7 +151,9 @@ def test_weights_of_a_file_are_in_memory_once(kind: str, dtype: torch.dtype, tie
     assert runner.bytes <= 1.02 * size - (0 if tied else table)
     assert left <= 0.1 * size + table, "an embedding is read as it is"
     for mine, theirs in zip(found, passes(Decoder(model)), strict=True):
-        assert (mine.logits - theirs.logits).norm() <= (8 * torch.finfo(dtype).eps + 1e-5) * theirs.logits.norm()
+        assert (mine.logits - theirs.logits).norm() <= (
+            8 * torch.finfo(dtype).eps + 1e-5
+        ) * theirs.logits.norm()
         assert torch.equal(mine.hidden[0], theirs.hidden[0])
 
 
@@ -172,7 +202,9 @@ def passes(decoder: Decoder, count: int = 3) -> list[ModelOutput]:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("kind", KINDS)
-def test_passes_are_the_models_own_without_its_modules(kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_passes_are_the_models_own_without_its_modules(
+    kind: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
     own, ours = both(kind, dtype)
     wanted = passes(own)
     stack = type(ours.stack)
@@ -212,7 +244,9 @@ def test_a_model_that_does_more_keeps_its_own_way(monkeypatch: pytest.MonkeyPatc
 
 
 def test_heads_that_are_rotated_in_part_keep_their_own_way() -> None:
-    partly = {"rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}}
+    partly = {
+        "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    }
     decoder = Decoder(model_of("fused", torch.float32, **partly))
     assert not decoder.use_native_kernels()
     assert decoder.runner is decoder.hf
@@ -221,7 +255,9 @@ def test_heads_that_are_rotated_in_part_keep_their_own_way() -> None:
 @pytest.mark.parametrize("four", [False, True])
 def test_fused_weights_are_those_of_layers_apart(four: bool) -> None:
     """Phi-3's weights, split as Llama has them, give the same bits."""
-    fused, apart = (model_of(kind, torch.bfloat16, rms_norm_eps=1e-5) for kind in ("fused", "llama"))
+    fused, apart = (
+        model_of(kind, torch.bfloat16, rms_norm_eps=1e-5) for kind in ("fused", "llama")
+    )
     weights = fused.state_dict()
     for name in list(weights):
         if name.endswith("qkv_proj.weight"):
@@ -243,8 +279,14 @@ def test_fused_weights_are_those_of_layers_apart(four: bool) -> None:
 
 def test_frequencies_of_fused_layers_change_with_the_length_of_the_text() -> None:
     values = CROSSING["longrope"][1]
-    parameters = {**values["rope_parameters"], "short_factor": [1.0] * 16, "long_factor": [1.0 + i / 4 for i in range(16)]}
-    own, ours = both("fused", torch.float32, **{**values, "hidden_size": 192, "rope_parameters": parameters})
+    parameters = {
+        **values["rope_parameters"],
+        "short_factor": [1.0] * 16,
+        "long_factor": [1.0 + i / 4 for i in range(16)],
+    }
+    own, ours = both(
+        "fused", torch.float32, **{**values, "hidden_size": 192, "rope_parameters": parameters}
+    )
     assert ours.native_kinds == ["Phi3DecoderLayer"]
     for mine, theirs in zip(passes(ours, 8), passes(own, 8), strict=True):
         assert torch.allclose(mine.logits, theirs.logits, atol=1e-3)
@@ -302,11 +344,19 @@ def test_threads_of_our_own_give_the_same(threads: int, monkeypatch: pytest.Monk
 def test_transformers_own_generate_is_its_own() -> None:
     own, ours = both("llama", torch.float32)
     ids = torch.arange(3, 12)[None]
-    told: dict[str, Any] = {"attention_mask": torch.ones_like(ids), "max_new_tokens": 16, "do_sample": False, "pad_token_id": 0}
+    told: dict[str, Any] = {
+        "attention_mask": torch.ones_like(ids),
+        "max_new_tokens": 16,
+        "do_sample": False,
+        "pad_token_id": 0,
+    }
     wanted, found = own.model.generate(ids, **told), ours.model.generate(ids, **told)  # type: ignore[operator]
     assert torch.equal(found, wanted)
     target = Target(ours, "tiny")
-    assert plain(target, [Request(ids[0].tolist(), 16, target.eos)]).tokens[0] == wanted[0, 9:].tolist()
+    assert (
+        plain(target, [Request(ids[0].tolist(), 16, target.eos)]).tokens[0]
+        == wanted[0, 9:].tolist()
+    )
 
 
 def test_a_drafters_layer_goes_its_own_way_where_ours_does_not() -> None:
@@ -317,7 +367,10 @@ def test_a_drafters_layer_goes_its_own_way_where_ours_does_not() -> None:
     assert layer_kinds(layers) == ["LlamaDecoderLayer"]
     assert list(module.state_dict()) == list(own.state_dict())
     x, turned = torch.randn(1, 3, 96), (torch.ones(1, 3, 32), torch.zeros(1, 3, 32))
-    given: dict[str, Any] = {"position_embeddings": turned, "attention_mask": torch.zeros(1, 1, 3, 3)}
+    given: dict[str, Any] = {
+        "position_embeddings": turned,
+        "attention_mask": torch.zeros(1, 1, 3, 3),
+    }
     wanted = own(x, **given)
     assert torch.allclose(module(x, **given), wanted, atol=1e-5)
     learning = x.clone().requires_grad_()
@@ -356,8 +409,12 @@ MISTAKES: dict[str, Callable[[NativeLayer], object]] = {
     "scale": lambda layer: setattr(layer, "sizes", replace(layer.sizes, scale=0.5)),
     "epsilon": lambda layer: setattr(layer.record.input_norm, "epsilon", 0.5),
     "norms": lambda layer: exchange(layer, "input_norm", "post_norm"),
-    "queries": lambda layer: setattr(layer.record.qkv, "weight", layer.record.qkv.weight + 128 * 32),
-    "gate for up": lambda layer: setattr(layer.record.gate_up, "weight", layer.record.gate_up.weight + 4 * 32 * 32),
+    "queries": lambda layer: setattr(
+        layer.record.qkv, "weight", layer.record.qkv.weight + 128 * 32
+    ),
+    "gate for up": lambda layer: setattr(
+        layer.record.gate_up, "weight", layer.record.gate_up.weight + 4 * 32 * 32
+    ),
     "no bias": lambda layer: setattr(layer.record.down, "bias", 0),
 }
 
@@ -374,7 +431,9 @@ def test_a_trial_sees_a_mistake(mistake: str, dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("name", ["generic", "avx2"])
 @pytest.mark.parametrize("faster", [True, False])
-def test_a_large_model_is_compiled_where_that_is_faster(faster: bool, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_large_model_is_compiled_where_that_is_faster(
+    faster: bool, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(kernel_choice, "variant", lambda: name)
     small, large = (Decoder(model_of("llama", torch.float32)) for _ in range(2))
     assert not choose_kernels(small, Loading()), "it would have to be waited for"
@@ -396,7 +455,13 @@ def suite() -> Suite:
 
 ALL = cases()
 DRAFTERS = ("edd", "eagle", "eagle3", "lm", "mtp")
-SOME = list({(c.check, c.drafter): c for c in ALL if c.drafter in DRAFTERS and c.policy in ("eagle2", "yield")}.values())
+SOME = list(
+    {
+        (c.check, c.drafter): c
+        for c in ALL
+        if c.drafter in DRAFTERS and c.policy in ("eagle2", "yield")
+    }.values()
+)
 """A case of each check for drafters that have passes of their own."""
 
 
@@ -439,14 +504,22 @@ def test_the_demo(demo: Target, drafter: str) -> None:
     engine = load(demo, drafter, "yield")
     ids = demo.tokenizer.encode("def main(")
     requests = [Request(ids, 40, demo.eos), Request(ids[:2], 24, demo.eos)]
-    assert engine.write(requests).tokens == plain(demo, requests).tokens == [plain(demo, [r]).tokens[0] for r in requests]
+    assert (
+        engine.write(requests).tokens
+        == plain(demo, requests).tokens
+        == [plain(demo, [r]).tokens[0] for r in requests]
+    )
     said: Any = provenance(demo, 0)["target"]
     assert said["compiled"] == ["LlamaDecoderLayer"]
     assert said["packed"] == ["4096x128 native"]
 
 
 def test_layers_of_drafters_are_compiled(demo: Target) -> None:
-    for name, kinds in (("eagle", ["LlamaDecoderLayer"]), ("eagle3", ["EAGLE3Layer"]), ("edd", ["LlamaDecoderLayer"])):
+    for name, kinds in (
+        ("eagle", ["LlamaDecoderLayer"]),
+        ("eagle3", ["EAGLE3Layer"]),
+        ("edd", ["LlamaDecoderLayer"]),
+    ):
         drafter = build("drafter", name).open(demo)
         decoder = getattr(drafter, "decoder", None)
         assert (layer_kinds(drafter.model) if decoder is None else decoder.native_kinds) == kinds
@@ -454,6 +527,17 @@ def test_layers_of_drafters_are_compiled(demo: Target) -> None:
 
 def test_the_command_line(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["generate", "def main(", "--compile", "--max-new-tokens", "8", "--raw", "--baseline", "--json"])
+        main(
+            [
+                "generate",
+                "def main(",
+                "--compile",
+                "--max-new-tokens",
+                "8",
+                "--raw",
+                "--baseline",
+                "--json",
+            ]
+        )
     assert ended.value.code == 0
     assert json.loads(capsys.readouterr().out)["baseline"]["same_output"] is True

@@ -38,7 +38,13 @@ sys.exit(abs(code))
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.parametrize("threads", ["torch's", "own"])
 def test_a_forked_child_computes_with_threads_of_its_own(threads: str) -> None:
-    ended = subprocess.run([sys.executable, "-c", CHILD, threads], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run(
+        [sys.executable, "-c", CHILD, threads],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert ended.returncode == 0, ended.stderr
 
 
@@ -60,7 +66,9 @@ def test_the_smallest_quota_of_all_groups_around_counts(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("limit", "threads"), [(1.5, 2), (0.5, 1), (math.inf, 64)])
-def test_threads_follow_the_quota(monkeypatch: pytest.MonkeyPatch, limit: float, threads: int) -> None:
+def test_threads_follow_the_quota(
+    monkeypatch: pytest.MonkeyPatch, limit: float, threads: int
+) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
     monkeypatch.setattr(dense, "quota", lambda *_: limit)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
@@ -75,4 +83,9 @@ def test_threads_follow_the_affinity_mask() -> None:
         "import os; os.sched_setaffinity(0, [min(os.sched_getaffinity(0))]); from draftree.native import dense; "
         "dense.torch.set_num_threads(64); print(dense.thread_count())"
     )
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.strip() == "1"
+    assert (
+        subprocess.run(
+            [sys.executable, "-c", code], capture_output=True, text=True, check=True
+        ).stdout.strip()
+        == "1"
+    )

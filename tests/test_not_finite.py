@@ -39,7 +39,12 @@ from draftree.testing.fakes import tiny_target
 from draftree.tree import Draw
 from draftree.weights import demo_folder
 
-WRONG = {"nan": (math.nan,), "inf": (math.inf,), "minus inf": (-math.inf,), "mixed": (math.nan, 0.5, math.inf, -1.0, -math.inf)}
+WRONG = {
+    "nan": (math.nan,),
+    "inf": (math.inf,),
+    "minus inf": (-math.inf,),
+    "mixed": (math.nan, 0.5, math.inf, -1.0, -math.inf),
+}
 COSTS = Costs({1: 0.1}, {1: 1.0})
 REQUESTS = (Request([3, 1, 4, 3, 1, 4, 3], 9), Request([9, 2, 6, 9, 2], 6, number=1))
 SAYS = r"the drafter's output is not finite"
@@ -56,7 +61,11 @@ def broken(name: str, wrong: Sequence[float]) -> Drafter[Any] | None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         drafter: Drafter[Any] = part("drafter", name)().example(target())
-    model = drafter.small.decoder.model if isinstance(drafter, LMDrafter) else getattr(drafter, "model", None)
+    model = (
+        drafter.small.decoder.model
+        if isinstance(drafter, LMDrafter)
+        else getattr(drafter, "model", None)
+    )
     weights = [*model.parameters()] if isinstance(model, nn.Module) else []
     with torch.no_grad():
         for p in weights:
@@ -74,10 +83,16 @@ SOME = [EVERY[i] for i in range(5, len(EVERY), len(names("policy")) + 1)]
 @cache
 def plain(sampling: Sampling) -> list[list[int]]:
     """What the target writes alone."""
-    return Engine(target(), Suffix().open(target()), Chain(1), costs=COSTS).plain(REQUESTS, sampling).tokens
+    return (
+        Engine(target(), Suffix().open(target()), Chain(1), costs=COSTS)
+        .plain(REQUESTS, sampling)
+        .tokens
+    )
 
 
-def same(drafter: Drafter[Any], policy: Policy, sampling: Sampling, rule: Acceptor | None = None) -> Engine:
+def same(
+    drafter: Drafter[Any], policy: Policy, sampling: Sampling, rule: Acceptor | None = None
+) -> Engine:
     """Asserts that the text is the target's, where the rule promises the text."""
     engine = Engine(target(), drafter, policy, rule, costs=COSTS)
     done = engine.write(REQUESTS, sampling)
@@ -134,7 +149,9 @@ def torn(vocab: int, wrong: str, seed: int = 2) -> Tensor:
     return q
 
 
-@pytest.mark.parametrize("wrong", [w if w == "mixed" else pytest.param(w, marks=pytest.mark.long) for w in WRONG])
+@pytest.mark.parametrize(
+    "wrong", [w if w == "mixed" else pytest.param(w, marks=pytest.mark.long) for w in WRONG]
+)
 @pytest.mark.parametrize("policy", names("policy"))
 def test_what_is_not_finite_counts_as_nothing_found(policy: str, wrong: str) -> None:
     """Under every rule, beside nodes after which everything is as it should be; and fused with a search."""
@@ -151,7 +168,12 @@ def same_under_all(drafter: Drafter[Any], policy: Policy) -> None:
         except UserError:
             continue
         with pytest.warns(DraftreeWarning, match=SAYS):
-            same(drafter, policy, Sampling() if rule.greedy and not rule.sampling else Sampling(1.0, seed=5), rule)
+            same(
+                drafter,
+                policy,
+                Sampling() if rule.greedy and not rule.sampling else Sampling(1.0, seed=5),
+                rule,
+            )
 
 
 def noise() -> Keyed:
@@ -204,16 +226,34 @@ def test_a_drafter_is_not_blamed_for_what_guides_forbid(policy: str) -> None:
 def test_a_command_says_it_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     shutil.copytree(demo_folder("edd"), tmp_path / "edd")
     weights = next((tmp_path / "edd").glob("*.safetensors"))
-    save_file({k: torch.full_like(v, math.nan) for k, v in load_file(weights).items()}, weights, {"format": "pt"})
+    save_file(
+        {k: torch.full_like(v, math.nan) for k, v in load_file(weights).items()},
+        weights,
+        {"format": "pt"},
+    )
     written = []
     for drafter in (str(tmp_path / "edd"), "edd"):
         with pytest.raises(SystemExit) as ended:
-            main(["generate", "Two and two", "--drafter", drafter, "--policy", "chain", "--max-new-tokens", "8", "--raw"])
+            main(
+                [
+                    "generate",
+                    "Two and two",
+                    "--drafter",
+                    drafter,
+                    "--policy",
+                    "chain",
+                    "--max-new-tokens",
+                    "8",
+                    "--raw",
+                ]
+            )
         assert ended.value.code in (0, None)
         written.append(capsys.readouterr())
     assert written[0].out.partition("\n\n")[0] == written[1].out.partition("\n\n")[0] != ""
     assert [line for line in written[0].err.splitlines() if "finite" in line] == [
-        line for line in written[0].err.splitlines() if line.startswith("draftree: the drafter's output is not finite: ")
+        line
+        for line in written[0].err.splitlines()
+        if line.startswith("draftree: the drafter's output is not finite: ")
     ]
     assert written[0].err.count("finite") == 1
     assert "finite" not in written[1].err

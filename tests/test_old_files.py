@@ -35,7 +35,9 @@ def test_a_folder_drafts_what_it_drafted(name: str) -> None:
     drafter = build("drafter", str(Path(name).absolute())).open(target)
     verified = target.prefill(target.new_cache(1, 8), [text[:-1]], drafter.needs)
     state = drafter.start([text[:-1]], text[-1:], verified.taps)
-    found, _ = drafter.expand(state, Tree.planted(np.arange(1), text[-1:]), np.arange(1), 3, Drawing())
+    found, _ = drafter.expand(
+        state, Tree.planted(np.arange(1), text[-1:]), np.arange(1), 3, Drawing()
+    )
     there = np.isfinite(found.log_q[0])
     assert found.tokens[0][there].tolist() == DRAFTED[name]["tokens"]
     assert found.log_q[0][there] == pytest.approx(DRAFTED[name]["log_q"], abs=1e-4)
@@ -43,8 +45,16 @@ def test_a_folder_drafts_what_it_drafted(name: str) -> None:
 
 @pytest.mark.parametrize("name", DRAFTED)
 def test_with_such_a_folder_the_text_is_the_target_s(name: str) -> None:
-    engine = load("target", drafter=Path(name), policy="static:paths=tree.json", costs=CostTable.load(Path("costs.json")))
-    with_, without = (load("target", drafter=d, policy="chain").complete("2 3 4 5", max_new_tokens=12) for d in (name, "pld"))
+    engine = load(
+        "target",
+        drafter=Path(name),
+        policy="static:paths=tree.json",
+        costs=CostTable.load(Path("costs.json")),
+    )
+    with_, without = (
+        load("target", drafter=d, policy="chain").complete("2 3 4 5", max_new_tokens=12)
+        for d in (name, "pld")
+    )
     assert engine.complete("2 3 4 5", max_new_tokens=12).tokens == with_.tokens == without.tokens
 
 
@@ -60,21 +70,37 @@ def test_a_result_is_read_and_begun_again(draftree: Callable[..., tuple[int, str
     assert [row["drafter"] for row in result["rows"]] == ["plain", "edd", "edd", "rest", "rest"]
     assert [row["policy"] for row in shown(result["rows"])][:2] == ["", "chain:length=3"]
     asked = "bench --suite texts.jsonl --target target --drafter edd --policy chain:length=3 --max-new-tokens 24 --limit 3"
-    assert draftree(*asked.split(), "--costs", "costs.json", "--out", "again.json", "--json")[0] == 0
+    assert (
+        draftree(*asked.split(), "--costs", "costs.json", "--out", "again.json", "--json")[0] == 0
+    )
     again = read(Path("again.json"))
-    for name in ("drafter", "policy", "acceptor", "acceptance_length", "nodes_per_step", "same_output"):
-        assert [row.get(name) for row in again["rows"]] == [row.get(name) for row in result["rows"][:2]], name
+    for name in (
+        "drafter",
+        "policy",
+        "acceptor",
+        "acceptance_length",
+        "nodes_per_step",
+        "same_output",
+    ):
+        assert [row.get(name) for row in again["rows"]] == [
+            row.get(name) for row in result["rows"][:2]
+        ], name
 
 
 @pytest.mark.parametrize("kind", ["rest", "aded"])
 def test_a_datastore_is_shown(kind: str, draftree: Callable[..., tuple[int, str, str]]) -> None:
     status, out, _ = draftree("datastore", "show", kind, "--json")
     assert status == 0
-    assert json.loads(out)["tokens"] == json.loads((OLD / kind / "config.json").read_text())["draftree"]["tokens"]
+    assert (
+        json.loads(out)["tokens"]
+        == json.loads((OLD / kind / "config.json").read_text())["draftree"]["tokens"]
+    )
 
 
 @pytest.mark.parametrize("name", ["edd", "glide"])
-def test_training_goes_on_from_a_checkpoint(name: str, draftree: Callable[..., tuple[int, str, str]]) -> None:
+def test_training_goes_on_from_a_checkpoint(
+    name: str, draftree: Callable[..., tuple[int, str, str]]
+) -> None:
     asked = f"train {name} --target target --data texts.jsonl --out more --init-from {name} --epochs 1 --batch-size 8"
     assert draftree(*asked.split())[0] == 0
     assert build("drafter", "more").open(Target.load("target"))

@@ -38,7 +38,14 @@ GPU, CPU = torch.device("cuda"), torch.device("cpu")
 DRAFTERS = ("edd", "eagle", "eagle3", "mtp", "medusa", "hydra", "glide", "vdm", "suffix")
 ON_DEVICE = ("edd", "eagle", "eagle3", "mtp", "medusa", "hydra")
 """Those whose trees grow there."""
-POLICIES = ("chain:length=4", "eagle2:nodes=20,depth=4,width=4", "beam:width=3,depth=4", "static", "pct", "yield")
+POLICIES = (
+    "chain:length=4",
+    "eagle2:nodes=20,depth=4,width=4",
+    "beam:width=3,depth=4",
+    "static",
+    "pct",
+    "yield",
+)
 SAMPLINGS = (Sampling(), Sampling(1.0, seed=5), Sampling(0.8, top_p=0.9, top_k=40, seed=6))
 CHEAP = Costs({1: 0.01}, {1: 1.0, 64: 1.1})
 """By which drafting pays."""
@@ -56,7 +63,9 @@ def test_noise_has_the_hosts_bits() -> None:
 
 
 def test_elementary_functions_have_the_hosts_bits() -> None:
-    x = np.concatenate([np.random.default_rng(1).uniform(1e-9, 700, 1_000_000), 2.0 ** np.arange(-500, 500)])
+    x = np.concatenate(
+        [np.random.default_rng(1).uniform(1e-9, 700, 1_000_000), 2.0 ** np.arange(-500, 500)]
+    )
     assert log(torch.from_numpy(x).to(GPU)).cpu().numpy().tobytes() == log(x).tobytes()
     x = np.random.default_rng(2).uniform(-700, 700, 1_000_000)
     assert exp(torch.from_numpy(x).to(GPU)).cpu().numpy().tobytes() == exp(x).tobytes()
@@ -73,7 +82,9 @@ def test_the_device_accepts_what_the_host_accepts(rows: int, dtype: torch.dtype)
         made = draw.normal(0, 3, (len(tree), 31)).round(int(draw.integers(0, 4)))
         made[draw.random(made.shape) < 0.2] = -np.inf
         made[np.arange(len(tree)), draw.integers(0, 31, len(tree))] = 1.0
-        keyed = Keyed([settings(row).seed for row in range(rows)], np.arange(rows), draw.integers(0, 99, rows))
+        keyed = Keyed(
+            [settings(row).seed for row in range(rows)], np.arange(rows), draw.integers(0, 99, rows)
+        )
         found = []
         for device in (CPU, GPU):
             logits = torch.from_numpy(made).to(dtype).to(device)
@@ -84,14 +95,22 @@ def test_the_device_accepts_what_the_host_accepts(rows: int, dtype: torch.dtype)
     assert max(lengths) > 0
 
 
-@pytest.mark.parametrize("kind", [Draw.COUPLED, Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT], ids=lambda k: k.value)
+@pytest.mark.parametrize(
+    "kind", [Draw.COUPLED, Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT], ids=lambda k: k.value
+)
 def test_the_device_drafts_what_the_host_drafts(kind: Draw) -> None:
     """The same tokens; log q to the rounding of a float64 softmax over 40 tokens."""
     logits = torch.from_numpy(np.random.default_rng(2).normal(0, 2, (6, 40)).round(1)).float()
     rows, depths = np.array([0, 1, 2, 3, 0, 2]), np.array([0, 0, 0, 0, 1, 2])
     found = []
     for device in (CPU, GPU):
-        made = drawn(logits.to(device), 3, Drawing(kind, SETTINGS, Keyed(4, np.arange(5), np.arange(5) + 7)), rows, depths)
+        made = drawn(
+            logits.to(device),
+            3,
+            Drawing(kind, SETTINGS, Keyed(4, np.arange(5), np.arange(5) + 7)),
+            rows,
+            depths,
+        )
         found.append((made.tokens.tolist(), made.log_q))
     assert found[0][0] == found[1][0]
     assert np.allclose(found[0][1], found[1][1], rtol=0, atol=1e-12)
@@ -100,14 +119,19 @@ def test_the_device_drafts_what_the_host_drafts(kind: Draw) -> None:
 @pytest.fixture(scope="module", params=["graphs", "eager"])
 def demo(request: pytest.FixtureRequest) -> Any:
     """The demo's target on the GPU in float64, where no two tokens are as good as equal."""
-    target = draftree.load("demo", "suffix", dtype="float64", device="cuda", compile=request.param == "graphs").target
+    target = draftree.load(
+        "demo", "suffix", dtype="float64", device="cuda", compile=request.param == "graphs"
+    ).target
     assert isinstance(target.decoder.capture, Graphs if request.param == "graphs" else Eager)
     return target
 
 
 def asked() -> list[list[Request]]:
     """Batches of three and of one, greedy and sampled."""
-    every = [[Request(list(ids), 16, number=i, sampling=s) for i, ids in enumerate(PROMPTS)] for s in SAMPLINGS]
+    every = [
+        [Request(list(ids), 16, number=i, sampling=s) for i, ids in enumerate(PROMPTS)]
+        for s in SAMPLINGS
+    ]
     return [*every, every[0][:1], every[1][:1]]
 
 
@@ -124,7 +148,9 @@ def plain(target: Any, requests: list[Request]) -> list[list[int]]:
 
 @pytest.mark.parametrize("policy", POLICIES)
 @pytest.mark.parametrize("drafter", DRAFTERS)
-def test_texts_are_plain_ones(demo: Any, drafter: str, policy: str, caplog: pytest.LogCaptureFixture) -> None:
+def test_texts_are_plain_ones(
+    demo: Any, drafter: str, policy: str, caplog: pytest.LogCaptureFixture
+) -> None:
     """Trained drafters, alone and three at once, greedy and sampled."""
     if isinstance(demo.decoder.capture, Eager) and policy not in ("yield", POLICIES[1]):
         pytest.skip("eager passes are slow, and differ in nothing that a policy sees")
@@ -147,7 +173,10 @@ def test_a_step_waits_once(demo: Any, drafter: str, policy: str, sampling: Sampl
         pytest.skip("of recorded passes")
     engine = draftree.load(demo, drafter, policy, costs=CHEAP)
     rule = part("acceptor", "greedy" if sampling.greedy else "match")()
-    parts, rows = Parts(demo, engine.drafter, engine.policy, rule, engine.step_costs), Rows(demo.new_cache(1, 256))
+    parts, rows = (
+        Parts(demo, engine.drafter, engine.policy, rule, engine.step_costs),
+        Rows(demo.new_cache(1, 256)),
+    )
     _, state = admit(parts, rows, [Request(list(PROMPTS[0]), 120, sampling=sampling)], State())
     for _ in range(12):
         _, state = step(parts, rows, state)
@@ -171,8 +200,16 @@ class Synchronisations:
     def __enter__(self) -> "Synchronisations":
         def shown(message: Any, *_: Any, **__: Any) -> None:
             if "synchroniz" in str(message):
-                frames = [f for f in traceback.extract_stack() if "draftree" in f.filename and "test_" not in f.filename]
-                self.where.append(f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}" if frames else "?")
+                frames = [
+                    f
+                    for f in traceback.extract_stack()
+                    if "draftree" in f.filename and "test_" not in f.filename
+                ]
+                self.where.append(
+                    f"{frames[-1].filename.rpartition('/')[2]}:{frames[-1].lineno}"
+                    if frames
+                    else "?"
+                )
 
         self._caught = warnings.catch_warnings()
         self._caught.__enter__()
@@ -213,7 +250,11 @@ def test_a_recording_reads_what_is_given_now() -> None:
 
 def cases() -> Sequence[Case]:
     """A few of the conformance suite; `python -m draftree.testing --device cuda` runs all."""
-    pairs = [("ragged", "edd", "eagle2", "match"), ("joining", "eagle3", "yield", "greedy"), ("eos", "glide", "pct", "greedy")]
+    pairs = [
+        ("ragged", "edd", "eagle2", "match"),
+        ("joining", "eagle3", "yield", "greedy"),
+        ("eos", "glide", "pct", "greedy"),
+    ]
     pairs += [("processed", "dflash", "ddtree", "match"), ("scheduled", "mtp", "chain", "greedy")]
     return [Case(*each) for each in pairs]
 

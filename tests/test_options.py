@@ -52,21 +52,33 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"frequency_penalty": float("inf")}, "frequency_penalty is inf, allowed is a finite number"),
     ({"presence_penalty": None}, "presence_penalty is None"),
     ({"no_repeat_ngram_size": -2}, "no_repeat_ngram_size is -2"),
-    ({"logit_bias": {5: float("nan")}}, "logit_bias is {5: nan}, allowed is ids or texts of one token"),
+    (
+        {"logit_bias": {5: float("nan")}},
+        "logit_bias is {5: nan}, allowed is ids or texts of one token",
+    ),
     ({"logit_bias": {5: float("inf")}}, "logit_bias is {5: inf}"),
     ({"logit_bias": {"": 1.0}}, "logit_bias is {'': 1.0}"),
     ({"suppress": [-1]}, "suppress is [-1], allowed is ids of at least 0"),
     ({"bad_words": [""]}, "bad_words is [''], allowed is texts of at least one character"),
-    ({"min_new_tokens": 9, "max_new_tokens": 8}, "min_new_tokens is 9, allowed is at most max_new_tokens, 8"),
+    (
+        {"min_new_tokens": 9, "max_new_tokens": 8},
+        "min_new_tokens is 9, allowed is at most max_new_tokens, 8",
+    ),
     ({"stop": ["a", ""]}, "stop is ['a', ''], allowed is texts of at least one character"),
     ({"stop": "\ufffd"}, "U+FFFD none of them"),
     ({"beginning": [1.5]}, "beginning is [1.5], allowed is a text, or ids"),
     ({"max_time": 0}, "max_time is 0, allowed is none or a finite number above 0"),
     ({"logprobs": -1}, "logprobs is -1, allowed is none or a whole number"),
-    ({"json_schema": {}, "regex": "a"}, "json_schema and regex are given, allowed is one of json_schema, regex, grammar"),
+    (
+        {"json_schema": {}, "regex": "a"},
+        "json_schema and regex are given, allowed is one of json_schema, regex, grammar",
+    ),
     ({"regex": "("}, "regex '(' cannot be used"),
     ({"regex": 5}, "regex is 5, allowed is a pattern of at least one character"),
-    ({"json_schema": ["a"]}, "json_schema is ['a'], allowed is JSON text, or the object it stands for"),
+    (
+        {"json_schema": ["a"]},
+        "json_schema is ['a'], allowed is JSON text, or the object it stands for",
+    ),
     ({"json_schema": "{"}, "JSON schema '{' cannot be used"),
     ({"grammar": "start: A"}, "grammar is 'start: A', allowed is a Grammar"),
     ({"regex": "a", "ignore_eos": True}, "ignore_eos is given with regex, but EOS is what ends"),
@@ -81,12 +93,17 @@ def test_a_value_out_of_its_range_is_told_in_one_line(wrong: dict[str, Any], tol
 
 
 def test_all_wrong_values_are_told_together() -> None:
-    with pytest.raises(UserError, match=r"top_p is 3, allowed is .*; min_p is -1, allowed is .*; n is 0, allowed is"):
+    with pytest.raises(
+        UserError,
+        match=r"top_p is 3, allowed is .*; min_p is -1, allowed is .*; n is 0, allowed is",
+    ):
         Options(top_p=3, min_p=-1, n=0)
 
 
 def test_an_option_that_does_not_exist_is_told_with_the_nearest() -> None:
-    with pytest.raises(UnknownName, match=r"unknown option 'max_new_token'.*did you mean 'max_new_tokens'"):
+    with pytest.raises(
+        UnknownName, match=r"unknown option 'max_new_token'.*did you mean 'max_new_tokens'"
+    ):
         Options.of(None, {"max_new_token": 3})
     assert Options.of(Options(seed=3), {"top_k": 4}) == Options(seed=3, top_k=4)
 
@@ -125,7 +142,9 @@ def test_processors_are_transformers_own_in_its_order_and_ours_behind_them(targe
     ],
     ids=str,
 )
-def test_a_token_that_does_not_exist_is_told(target: Target, wrong: dict[str, Any], told: str) -> None:
+def test_a_token_that_does_not_exist_is_told(
+    target: Target, wrong: dict[str, Any], told: str
+) -> None:
     with pytest.raises(UserError, match=told):
         Options(**wrong).request(target, [4])
 
@@ -170,13 +189,20 @@ EVERY: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.parametrize(
-    ("name", "temperature"), [(n, t) for n in EVERY for t in (0.0, 1.0) if t or "temperature" not in EVERY[n]]
+    ("name", "temperature"),
+    [(n, t) for n in EVERY for t in (0.0, 1.0) if t or "temperature" not in EVERY[n]],
 )
-def test_every_option_gives_the_text_of_plain_decoding(target: Target, name: str, temperature: float) -> None:
+def test_every_option_gives_the_text_of_plain_decoding(
+    target: Target, name: str, temperature: float
+) -> None:
     options = Options(**{"max_new_tokens": 20, "temperature": temperature, **EVERY[name]})
     prompt = encode(target.tokenizer, "abcab")
     request, sampling = options.request(target, prompt, number=3), options.sampling
-    assert request == options.request(target, prompt, number=3) or request.processors or request.criteria
+    assert (
+        request == options.request(target, prompt, number=3)
+        or request.processors
+        or request.criteria
+    )
     first = Engine(target, Always([[]], 260), Chain(1))
     expected = first.plain([request], sampling).tokens[0]
     plans = [[*prompt, *expected, 7, 7, 7, 7]]
@@ -186,11 +212,19 @@ def test_every_option_gives_the_text_of_plain_decoding(target: Target, name: str
         assert found.tokens[0] == expected, "under a request of its own"
         if len(expected) > 3:
             assert found.stats.acceptance_length > 1, "whole paths were accepted"
-    assert Engine(target, drafter, policy).write([request], sampling, reuse=False).tokens[0] == expected, "it serves again"
+    assert (
+        Engine(target, drafter, policy).write([request], sampling, reuse=False).tokens[0]
+        == expected
+    ), "it serves again"
 
 
 def test_every_option_is_in_that_test() -> None:
-    assert {f.name for f in fields(Options)} - set(EVERY) == {"max_new_tokens", "max_time", "n", "max_length"}
+    assert {f.name for f in fields(Options)} - set(EVERY) == {
+        "max_new_tokens",
+        "max_time",
+        "n",
+        "max_length",
+    }
 
 
 BEYOND_ASCII = list(range(98, 260))
@@ -227,13 +261,20 @@ def test_an_eos_cannot_be_a_bad_word(target: Target) -> None:
     assert Options(bad_words="<eos>").request(target, [9]).processors[0].bad_word_ids != [[1]]  # type: ignore[attr-defined]
 
 
-def test_time_ends_a_text_at_the_next_token(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_time_ends_a_text_at_the_next_token(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = iter(range(1000))
     monkeypatch.setattr("time.time", lambda: float(next(clock)))
     engine = Engine(target, Sometimes([[]], 260), Chain(3))
     done = engine.complete("abcab", max_time=4.5, ignore_eos=True, max_new_tokens=50)
-    assert (len(done.tokens), done.ending, done.stop) == (5, "stop", None), "5 tokens after the start it was 5 s later"
-    assert len(engine.complete("abcab", max_time=1000, ignore_eos=True, max_new_tokens=50).tokens) == 50
+    assert (len(done.tokens), done.ending, done.stop) == (5, "stop", None), (
+        "5 tokens after the start it was 5 s later"
+    )
+    assert (
+        len(engine.complete("abcab", max_time=1000, ignore_eos=True, max_new_tokens=50).tokens)
+        == 50
+    )
 
 
 def test_all_of_them_are_functions_that_leave_their_input(target: Target) -> None:
@@ -243,5 +284,7 @@ def test_all_of_them_are_functions_that_leave_their_input(target: Target) -> Non
         scores = torch.randn(1, 260, dtype=torch.float64)
         given = scores.clone()
         once = step(torch.tensor([[5, 6, 6, 7]]), scores)
-        assert torch.equal(step(torch.tensor([[5, 6, 6, 7]]), scores), once), "a function of its input"
+        assert torch.equal(step(torch.tensor([[5, 6, 6, 7]]), scores), once), (
+            "a function of its input"
+        )
         assert torch.equal(scores, given), "which it leaves as it is"

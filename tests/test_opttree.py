@@ -41,7 +41,10 @@ def values(rule: Rule, root: int, depth: int) -> dict[Path, float]:
 
 def gains(found: dict[Path, float], nodes: int, depth: int) -> list[float]:
     """What each layer adds to the sum of the best values."""
-    best = [sum(sorted((v for p, v in found.items() if 0 < len(p) <= d), reverse=True)[:nodes]) for d in range(depth + 1)]
+    best = [
+        sum(sorted((v for p, v in found.items() if 0 < len(p) <= d), reverse=True)[:nodes])
+        for d in range(depth + 1)
+    ]
     return np.diff(best).tolist()
 
 
@@ -49,38 +52,58 @@ def gains(found: dict[Path, float], nodes: int, depth: int) -> list[float]:
 
 
 def test_it_stops_where_a_layer_adds_too_little() -> None:
-    # Three nodes, q = .6 .3. Layer 1: .6 .3, sum .9. Layer 2 brings .36 .18 | .18 .09: .6 .36 .3, sum 1.26, gain .36.
-    # Layer 3, below .36 alone: .216 .108: no better than .3, gain 0. All others can only be worse.
+    # Three nodes, q = .6 .3. Layer 1: .6 .3, sum .9. Layer 2 brings .36 .18 | .18 .09: .6 .36 .3,
+    # sum 1.26, gain .36. Layer 3, below .36 alone: .216 .108: no better than .3, gain 0. All others
+    # can only be worse.
     asked: list[tuple[list[int], int]] = []
     rule = lambda path: np.log([0.6, 0.3]).tolist()
     tree = grown(OPTTree(3, 0.0), following(rule, asked))
     assert paths(tree) == [(0,), (1,), (0, 0)]
-    assert asked == [([0], 3), ([1, 2], 3), ([3], 3)], "(0, 1) is not among the best three, and so nothing below it is"
+    assert asked == [([0], 3), ([1, 2], 3), ([3], 3)], (
+        "(0, 1) is not among the best three, and so nothing below it is"
+    )
     assert len(paths(grown(OPTTree(3, 0.36 + 1e-9), following(rule, asked)))) == 3
-    assert asked[3:] == [([0], 3), ([1, 2], 3)], "a gain of .36 is not enough, but what was drafted may be verified"
+    assert asked[3:] == [([0], 3), ([1, 2], 3)], (
+        "a gain of .36 is not enough, but what was drafted may be verified"
+    )
     assert paths(grown(OPTTree(3, 0.9 + 1e-9), following(rule, asked))) == [(0,), (1,)]
     assert asked[5:] == [([0], 3)]
 
 
 def test_a_sure_drafter_gets_a_chain_of_all_nodes() -> None:
-    # .9ᵏ each: layer k adds .9ᵏ in place of nothing or of .05, so more than .5 up to .9⁶ = .53; .9⁷ = .478 is the last.
+    # .9ᵏ each: layer k adds .9ᵏ in place of nothing or of .05, so more than .5 up to .9⁶ = .53; .9⁷
+    # = .478 is the last.
     assert grown(OPTTree(50, 0.5, max_depth=20), always(0.9)).depth.max() == 7
-    assert paths(grown(OPTTree(4, 0.1), always(0.9, 0.05))) == [(0,), (0, 0), (0, 0, 0), (0, 0, 0, 0)]
+    assert paths(grown(OPTTree(4, 0.1), always(0.9, 0.05))) == [
+        (0,),
+        (0, 0),
+        (0, 0, 0),
+        (0, 0, 0, 0),
+    ]
     assert grown(OPTTree(50, 0.0), always(1.0)).depth.max() == 10
 
 
 def test_the_threshold_is_what_a_draft_step_costs_here() -> None:
-    # A chain of .5: layer k adds .5ᵏ. At sₐ/sₜ = .25 the layer that adds exactly .25 is the last, at .2 one more is.
+    # A chain of .5: layer k adds .5ᵏ. At sₐ/sₜ = .25 the layer that adds exactly .25 is the last,
+    # at .2 one more is.
     assert OPTTree().reads_costs
     assert not OPTTree(threshold=0.5).reads_costs
-    deepest = [grown(OPTTree(), always(0.5), costs=Costs({1: a}, {1: 1.0})).depth.max() for a in (0.25, 0.2)]
+    deepest = [
+        grown(OPTTree(), always(0.5), costs=Costs({1: a}, {1: 1.0})).depth.max()
+        for a in (0.25, 0.2)
+    ]
     assert deepest == [2, 3]
-    assert grown(OPTTree(threshold=0.25), always(0.5), costs=Costs({1: 1e-3}, {1: 1.0})).depth.max() == 2
+    assert (
+        grown(OPTTree(threshold=0.25), always(0.5), costs=Costs({1: 1e-3}, {1: 1.0})).depth.max()
+        == 2
+    )
 
 
 def test_of_equals_the_lower_number_stays() -> None:
     assert paths(grown(OPTTree(2, 0.0, 2), always(*[0.25] * 4))) == [(0,), (1,)]
-    certain = lambda path: [-1.0, -1.0] if len(path) == 1 else [-9.0, 0.0] if path[1] == 1 else [-5.0, -5.0]
+    certain = lambda path: (
+        [-1.0, -1.0] if len(path) == 1 else [-9.0, 0.0] if path[1] == 1 else [-5.0, -5.0]
+    )
     assert paths(grown(OPTTree(3, 0.0), following(certain))) == [(0,), (1,), (1, 1)]
 
 
@@ -120,12 +143,21 @@ def test_no_tree_of_so_many_nodes_is_expected_to_accept_more(seed: int, nodes: i
     st.sampled_from([0.0, 0.07, 0.3, 0.5, 1.5]),
     st.lists(st.integers(0, 5), min_size=1, max_size=3),
 )
-def test_the_tree_is_the_definitions(seed: int, nodes: int, depth: int, threshold: float, rooms: list[int]) -> None:
+def test_the_tree_is_the_definitions(
+    seed: int, nodes: int, depth: int, threshold: float, rooms: list[int]
+) -> None:
     rule = likely(seed, 3)
     tree = grown(OPTTree(nodes, threshold, depth), following(rule), depth=rooms)
     for row, room in enumerate(rooms):
         found = values(rule, row, deepest := min(depth, room))
-        last = next((d + 1 for d, gain in enumerate(gains(found, nodes, deepest)) if gain <= threshold + 1e-12), deepest)
+        last = next(
+            (
+                d + 1
+                for d, gain in enumerate(gains(found, nodes, deepest))
+                if gain <= threshold + 1e-12
+            ),
+            deepest,
+        )
         drafted = [p for p in found if 0 < len(p) <= last]
         best = sorted(sorted(drafted, key=lambda p: -found[p])[:nodes])
         assert sorted(paths(tree, row)) == best
@@ -136,13 +168,20 @@ def test_the_tree_is_the_definitions(seed: int, nodes: int, depth: int, threshol
 
 def test_a_spec_names_the_knobs() -> None:
     assert registry.build("policy", "opttree") == OPTTree(50, None, 10)
-    assert registry.build("policy", "opttree:nodes=60,threshold=0.5,max_depth=8") == OPTTree(60, 0.5, 8)
+    assert registry.build("policy", "opttree:nodes=60,threshold=0.5,max_depth=8") == OPTTree(
+        60, 0.5, 8
+    )
     assert registry.build("policy", "opttree:threshold=none") == OPTTree()
 
 
 @pytest.mark.parametrize(
     "wrong",
-    [lambda: OPTTree(0), lambda: OPTTree(max_depth=0), lambda: OPTTree(threshold=-0.1), lambda: OPTTree(threshold=math.nan)],
+    [
+        lambda: OPTTree(0),
+        lambda: OPTTree(max_depth=0),
+        lambda: OPTTree(threshold=-0.1),
+        lambda: OPTTree(threshold=math.nan),
+    ],
 )
 def test_knobs_out_of_range_are_refused(wrong: Callable[[], Any]) -> None:
     with pytest.raises(UserError, match=r"^opttree: .*allowed .* at least [01]"):

@@ -27,7 +27,9 @@ def text(prompt: list[int], tokens: int) -> tuple[Text, list[int]]:
     return Text(np.array([*prompt, *written], np.int64), len(prompt)), [*prompt, *written]
 
 
-@pytest.mark.parametrize(("script", "known"), [(Always, lambda n: min(n, oracle.DEEPEST)), (Never, lambda n: 0)])
+@pytest.mark.parametrize(
+    ("script", "known"), [(Always, lambda n: min(n, oracle.DEEPEST)), (Never, lambda n: 0)]
+)
 def test_what_is_always_right_reaches_the_end_and_what_never_is_nowhere(script, known) -> None:
     target, (one, plan) = tiny_target(), text([3, 1, 4], 30)
     (reach,), _ = oracle.reaches(target, script([plan], 61), [one])
@@ -48,7 +50,9 @@ def test_a_recording_gives_the_reach_of_the_target() -> None:
 def test_no_division_of_a_text_is_cheaper(reach: list[int], step: float) -> None:
     costs, count = Costs({1: step}, {1: 1.0, 8: 2.0}), len(reach)
     found = oracle.divided(np.array(reach), 5, costs)
-    price = lambda depths: sum(d * costs.draft_seconds(1) + costs.target_seconds(1 + d) for d in depths)
+    price = lambda depths: sum(
+        d * costs.draft_seconds(1) + costs.target_seconds(1 + d) for d in depths
+    )
     every = [
         depths
         for steps in range(1, count + 1)
@@ -72,7 +76,9 @@ def test_an_oracle_s_row_is_priced_again_from_its_log() -> None:
     log = oracle.log("d", 0.0, [4, 9, 2], reach)
     row = oracle.row(log, COSTS, 0, overlap=0.8)
     divisions = [oracle.divided(r, s, COSTS) for r, s in zip(reach, [4, 9, 2], strict=True)]
-    assert row["counted_speedup"] == pytest.approx(sum(d.plain for d in divisions) / sum(d.seconds for d in divisions))
+    assert row["counted_speedup"] == pytest.approx(
+        sum(d.plain for d in divisions) / sum(d.seconds for d in divisions)
+    )
     assert row["acceptance_length"] == pytest.approx(8 / sum(len(d.depths) for d in divisions))
     assert oracle.row(row, COSTS, 0, 0.8) == row
     with pytest.raises(UserError, match="do not fit together"):

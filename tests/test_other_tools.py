@@ -1,6 +1,7 @@
 """Words of other tools that work: each does what draftree's own words do, which stand beside it.
 
-`e` is an engine, `c` a completion, `t` a token of a stream, `s` the figures of `c`, `plain` the demo as transformers loads it.
+`e` is an engine, `c` a completion, `t` a token of a stream, `s` the figures of `c`, `plain` the
+demo as transformers loads it.
 """
 
 import asyncio
@@ -314,14 +315,18 @@ def test_a_word_of_another_tool_does_what_ours_does(names: dict[str, Any], word:
 
 
 @pytest.mark.parametrize("word", NOTED)
-def test_a_word_that_changes_no_text_is_left_out_with_a_note(names: dict[str, Any], word: str) -> None:
+def test_a_word_that_changes_no_text_is_left_out_with_a_note(
+    names: dict[str, Any], word: str
+) -> None:
     with pytest.warns(DraftreeWarning, match="is not used: ") as found:
         done = eval(word, names)
     assert isinstance(done, Engine | Completion)
     assert NOTED[word] in str(found[0].message)
 
 
-def test_a_streamer_is_given_the_text_of_a_prompt(names: dict[str, Any], capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_streamer_is_given_the_text_of_a_prompt(
+    names: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
     found = names["e"].generate("a b", streamer=TextStreamer(names["tok"]), max_tokens=5)
     assert capsys.readouterr().out.strip() == f"a b{found.text}".strip()
 
@@ -336,14 +341,22 @@ def test_threads_of_load_are_torchs() -> None:
 
 
 def test_bits_of_other_tools_are_a_way_to_quantize() -> None:
-    for given, told in (({"load_in_8bit": True}, "int8"), ({"load_in_4bit": True}, "int4"), ({"bits": 4}, "int4")):
+    for given, told in (
+        ({"load_in_8bit": True}, "int8"),
+        ({"load_in_4bit": True}, "int4"),
+        ({"bits": 4}, "int4"),
+    ):
         assert rewritten_loading(given) == {"quantize": told}
     assert rewritten_loading({"bits": 3}) == {"bits": 3}
 
 
 def test_an_id_ends_a_text(names: dict[str, Any]) -> None:
     e, c = names["e"], names["c"]
-    for option in ({"stop_token_ids": [c.tokens[3]]}, {"eos_token_id": c.tokens[3]}, {"stop_ids": [c.tokens[3]]}):
+    for option in (
+        {"stop_token_ids": [c.tokens[3]]},
+        {"eos_token_id": c.tokens[3]},
+        {"stop_ids": [c.tokens[3]]},
+    ):
         found = e.complete("a", max_tokens=6, **option)
         assert (found.tokens, found.ending) == (c.tokens[:4], "eos")
         assert e.complete("a", max_tokens=6, ignore_eos=True, **option).tokens == c.tokens[:4]
@@ -351,8 +364,12 @@ def test_an_id_ends_a_text(names: dict[str, Any]) -> None:
 
 
 def test_a_template_is_given_its_values(names: dict[str, Any]) -> None:
-    e = load("demo", "pld", "chain:length=2", tokenizer=AutoTokenizer.from_pretrained(demo_folder()))
-    e.tokenizer.chat_template = "{{ messages[0]['content'] }}{% if enable_thinking %} aloud{% endif %}{{ more }}"
+    e = load(
+        "demo", "pld", "chain:length=2", tokenizer=AutoTokenizer.from_pretrained(demo_folder())
+    )
+    e.tokenizer.chat_template = (
+        "{{ messages[0]['content'] }}{% if enable_thinking %} aloud{% endif %}{{ more }}"
+    )
     told = e.chat("a b", enable_thinking=True, chat_template_kwargs={"more": " c"}, max_tokens=3)
     assert told.tokens == e.complete("a b aloud c", max_tokens=3).tokens
     assert told.prompt_ids == e.tokenizer.encode("a b aloud c")
@@ -414,7 +431,12 @@ def test_a_word_is_accepted_or_explained_and_not_both() -> None:
 
 
 def test_words_of_other_tools_are_in_no_listing(names: dict[str, Any]) -> None:
-    for of, kind in ((names["e"], "Engine"), (names["c"], "Completion"), (names["t"], "Token"), (names["s"], "Stats")):
+    for of, kind in (
+        (names["e"], "Engine"),
+        (names["c"], "Completion"),
+        (names["t"], "Token"),
+        (names["s"], "Stats"),
+    ):
         listed = {name for name in dir(of) if not name.startswith("_")}
         assert not listed & next(table for name, table in READERS.items() if kind in name).keys()
     assert not set(dir(draftree)) & SAME["name in draftree"].keys()

@@ -9,7 +9,15 @@ from typing import Any
 import pytest
 import typer
 
-from draftree.aliases.flags import COMMAND_WORDS, FILE_WORDS, FLAG_HINTS, FLAG_WORDS, THREAD_WORDS, WITHOUT_VALUE, WRITING
+from draftree.aliases.flags import (
+    COMMAND_WORDS,
+    FILE_WORDS,
+    FLAG_HINTS,
+    FLAG_WORDS,
+    THREAD_WORDS,
+    WITHOUT_VALUE,
+    WRITING,
+)
 from draftree.cli import rewriting
 from draftree.cli.app import app
 from draftree.errors import UserError
@@ -74,7 +82,10 @@ NOTED = {
     "--mlock hi": ("hi", "--mlock is not used: it is not needed"),
     "-c 4096 hi": ("hi", "-c is not used: the context is the model's own"),
     "--max-model-len=4096 hi": ("hi", "--max-model-len is not used: the context"),
-    "--gpu-memory-utilization 0.9 hi": ("hi", "--gpu-memory-utilization is not used: memory is taken as it is needed"),
+    "--gpu-memory-utilization 0.9 hi": (
+        "hi",
+        "--gpu-memory-utilization is not used: memory is taken as it is needed",
+    ),
     "-v hi": ("hi", "-v is not used: --profile says where the time goes"),
     "--verbose true hi": ("hi", "--verbose is not used"),
     "--jinja hi": ("hi", "the model's chat template is used"),
@@ -126,11 +137,17 @@ def ctx(group: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Any:
     """The context of `draftree generate`, in a folder with a file of words."""
     monkeypatch.chdir(tmp_path)
     Path("words.txt").write_text("two words\n")
-    return typer.Context(group.commands["generate"], parent=typer.Context(group, info_name="draftree"), info_name="generate")
+    return typer.Context(
+        group.commands["generate"],
+        parent=typer.Context(group, info_name="draftree"),
+        info_name="generate",
+    )
 
 
 @pytest.mark.parametrize("typed", OPTIONS)
-def test_an_option_of_another_tool_is_ours(ctx: Any, typed: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_option_of_another_tool_is_ours(
+    ctx: Any, typed: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     if (ours := OPTIONS[typed]) is None:
         with pytest.raises(UserError):
             ctx.command.parse_args(ctx, split(typed))
@@ -148,7 +165,11 @@ def test_bench_and_train_have_their_own(group: Any) -> None:
         ("train", "edd --dataset x", "edd --data x"),
         ("train", "edd --batch-size 4", "edd --batch-size 4"),
         ("serve", "demo -a name", "demo --model-name name"),
-        ("serve", "smollm2 --port 8123 --max-model-len 1024 --served-model-name tiny", "smollm2 --port 8123 --model-name tiny"),
+        (
+            "serve",
+            "smollm2 --port 8123 --max-model-len 1024 --served-model-name tiny",
+            "smollm2 --port 8123 --model-name tiny",
+        ),
         ("bench", "--model demo --output-json bench.json", "--target demo --out bench.json"),
     ):
         ctx = typer.Context(group.commands[command], parent=root, info_name=command)
@@ -167,13 +188,21 @@ def test_an_option_that_changes_no_text_is_left_out_with_a_note(
 
 
 @pytest.mark.parametrize("typed", COMMANDS)
-def test_a_command_of_another_tool_is_ours(group: Any, monkeypatch: pytest.MonkeyPatch, typed: str) -> None:
+def test_a_command_of_another_tool_is_ours(
+    group: Any, monkeypatch: pytest.MonkeyPatch, typed: str
+) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    assert rewriting.command_line(split(typed), group.commands, {"--version", "--help", "-h"}) == split(COMMANDS[typed])
+    assert rewriting.command_line(
+        split(typed), group.commands, {"--version", "--help", "-h"}
+    ) == split(COMMANDS[typed])
 
 
-def test_in_a_terminal_a_model_without_a_prompt_talks(group: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})())
+def test_in_a_terminal_a_model_without_a_prompt_talks(
+    group: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        "sys.stdin", type("Terminal", (io.StringIO,), {"isatty": lambda self: True})()
+    )
     for typed, ours in (
         ("run demo", "chat demo"),
         ("demo", "chat demo"),
@@ -192,13 +221,19 @@ def test_threads_are_set_before_torch_is_loaded(ctx: Any, monkeypatch: pytest.Mo
 
 
 def test_what_words_stand_for_exists(group: Any) -> None:
-    commands = {name: command.options[0] for name, command in group.commands.items() if name != "datastore"}
+    commands = {
+        name: command.options[0] for name, command in group.commands.items() if name != "datastore"
+    }
     for told in FLAG_WORDS.values():
         named = {part for part in told.split(" ") if part.startswith("--")}
         assert any(named <= own.keys() | {"--help"} for own in commands.values()), told
     for told in COMMAND_WORDS.values():
         name, *options = told.split(" ")
-        assert name == "--version" or name == "datastore" or {o for o in options if o.startswith("-")} <= commands[name].keys()
+        assert (
+            name == "--version"
+            or name == "datastore"
+            or {o for o in options if o.startswith("-")} <= commands[name].keys()
+        )
     assert not {*COMMAND_WORDS, *WRITING} & group.commands.keys()
     assert {*FILE_WORDS} <= FLAG_WORDS.keys()
     assert not FLAG_WORDS.keys() & FLAG_HINTS.keys()

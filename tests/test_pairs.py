@@ -42,14 +42,20 @@ def tokens_of(rows: int, count: int, seed: int) -> Ints:
 @pytest.mark.parametrize("method", METHODS)
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize(("rows", "block", "phase"), [(1, 1, 0), (3, 5, 0), (1, 4, 3), (3, 7, 2)])
-def test_the_training_forward_is_the_decoding_forward(method: str, name: str, rows: int, block: int, phase: int) -> None:
+def test_the_training_forward_is_the_decoding_forward(
+    method: str, name: str, rows: int, block: int, phase: int
+) -> None:
     t = target(name)
-    trained, steps = forwards.both(t, drafter_of(method, t), tokens_of(rows, 17, block), block, phase)
+    trained, steps = forwards.both(
+        t, drafter_of(method, t), tokens_of(rows, 17, block), block, phase
+    )
     assert worst(steps, trained) < 10 * NOISE
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_the_comparison_sees_a_feature_off_by_one(method: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_comparison_sees_a_feature_off_by_one(
+    method: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     t = target("llama")
     drafter = drafter_of(method, t)
     stock = drafter._train_pass
@@ -102,8 +108,12 @@ def test_the_loss_falls_and_gradients_reach_every_weight(method: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize(("dtype", "autocast"), [(torch.bfloat16, False), (torch.float16, False), (torch.float32, True)])
-def test_half_precision_trains_close_to_float32(method: str, dtype: torch.dtype, autocast: bool) -> None:
+@pytest.mark.parametrize(
+    ("dtype", "autocast"), [(torch.bfloat16, False), (torch.float16, False), (torch.float32, True)]
+)
+def test_half_precision_trains_close_to_float32(
+    method: str, dtype: torch.dtype, autocast: bool
+) -> None:
     """A float32 drafter of a half-precision target, and of a float32 one in bfloat16 autocast."""
     found = []
     for kind, mixed in ((torch.float32, False), (dtype, autocast)):
@@ -116,7 +126,9 @@ def test_half_precision_trains_close_to_float32(method: str, dtype: torch.dtype,
             with torch.no_grad():
                 logits = drafter.forward(batch, 5, 2)
         loss.backward()
-        assert {p.grad.dtype for p in drafter.model.parameters() if p.grad is not None} == {torch.float32}
+        assert {p.grad.dtype for p in drafter.model.parameters() if p.grad is not None} == {
+            torch.float32
+        }
         found.append((float(loss.detach()), torch.log_softmax(logits[:, 1:].float(), -1)))
     assert found[1][0] == pytest.approx(found[0][0], rel=0.05)
     assert 0 < worst(found[1][1], found[0][1]) < 0.2
@@ -133,7 +145,9 @@ def test_a_target_of_scaled_and_partial_rope(method: str) -> None:
 def test_rotary_frequencies_lie_where_they_are_used() -> None:
     """Else each pass on a GPU would copy them there."""
     rotary = Rotary(of_values({"hidden_size": 32, "num_attention_heads": 4}))
-    cos, _ = rotary(torch.empty(1, 2, 32, device="meta"), torch.zeros(1, 2, dtype=torch.long, device="meta"))
+    cos, _ = rotary(
+        torch.empty(1, 2, 32, device="meta"), torch.zeros(1, 2, dtype=torch.long, device="meta")
+    )
     assert cos.device.type == rotary._embedding.inv_freq.device.type == "meta"
 
 
@@ -147,7 +161,9 @@ def test_a_saved_drafter_opens_as_it_was(method: str, tmp_path: Path) -> None:
     opened.save(tmp_path / "two")
     files = [(tmp_path / place / "model.safetensors").read_bytes() for place in ("one", "two")]
     assert files[0] == files[1]
-    for ours, theirs in zip(drafter.model.state_dict().values(), opened.model.state_dict().values(), strict=True):
+    for ours, theirs in zip(
+        drafter.model.state_dict().values(), opened.model.state_dict().values(), strict=True
+    ):
         assert worst(ours, theirs) < 2e-3  # float16
 
 

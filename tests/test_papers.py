@@ -20,7 +20,9 @@ SAVED = json.loads((ROOT / "benchmarks" / "results" / "papers.json").read_text("
 @pytest.fixture(scope="module")
 def papers() -> ModuleType:
     """The script that holds the registry."""
-    spec = importlib.util.spec_from_file_location("papers_script", ROOT / "benchmarks" / "papers.py")
+    spec = importlib.util.spec_from_file_location(
+        "papers_script", ROOT / "benchmarks" / "papers.py"
+    )
     assert spec is not None
     assert spec.loader is not None
     found = importlib.util.module_from_spec(spec)
@@ -42,13 +44,17 @@ def test_every_command_parses(papers: ModuleType) -> None:
     for item in papers.ITEMS:
         words = shlex.split(item.command)
         if words[:1] == ["draftree"]:
-            assert commands[words[1]].make_context(words[1], words[2:]).params  # a mistake is raised
+            assert (
+                commands[words[1]].make_context(words[1], words[2:]).params
+            )  # a mistake is raised
         elif words:
             script = words[1] if words[0] == "python" else words[0]
             assert (ROOT / script).is_file(), item.command
         if "benchmarks/papers.py" in words and "--table" in words:
             paper, table = (words[words.index(flag) + 1] for flag in ("--paper", "--table"))
-            assert any(i.paper == papers.SHORT[paper] and i.place == table for i in papers.ITEMS), item.command
+            assert any(i.paper == papers.SHORT[paper] and i.place == table for i in papers.ITEMS), (
+                item.command
+            )
 
 
 def test_a_table_of_this_script_has_claims_that_can_be_run(papers: ModuleType) -> None:
@@ -61,7 +67,10 @@ def test_each_claim_has_a_saved_verdict_or_a_reason(papers: ModuleType) -> None:
     claims = {(c.paper, c.table, c.claim) for c in CLAIMS}
     assert len(claims) == len(CLAIMS), "no two claims have one name"
     assert judged <= claims
-    assert papers.SAVED.keys() | papers.SMOLLM2.keys() | papers.EQUAL.keys() | papers.CONFOUNDED.keys() <= claims
+    assert (
+        papers.SAVED.keys() | papers.SMOLLM2.keys() | papers.EQUAL.keys() | papers.CONFOUNDED.keys()
+        <= claims
+    )
     for claim in CLAIMS:
         place = (claim.paper, claim.table, claim.claim)
         reason = claim.not_run or papers.WITHOUT.get(place[:2], "")
@@ -72,7 +81,10 @@ def test_each_claim_has_a_saved_verdict_or_a_reason(papers: ModuleType) -> None:
 
 def test_every_verdict_names_a_saved_result() -> None:
     results = ROOT / "benchmarks" / "results"
-    assert all((results / f"{r['source']}.json").is_file() or r["source"] == "the shipped net" for r in SAVED)
+    assert all(
+        (results / f"{r['source']}.json").is_file() or r["source"] == "the shipped net"
+        for r in SAVED
+    )
 
 
 def test_a_claim_at_equal_tau_has_one_verdict_for_all_its_rows(papers: ModuleType) -> None:
@@ -83,11 +95,15 @@ def test_a_claim_at_equal_tau_has_one_verdict_for_all_its_rows(papers: ModuleTyp
     assert papers.at_equal(0.9, 1.2, True) == "ties"
     claim = next(c for c in CLAIMS if c.claim == "entropy and depth as features")
     found = papers.equal(claim)
-    assert found["verdict"] == "ties", "without either, 1.04 [0.84, 1.33] and 1.02 [0.87, 1.24] of the nodes"
+    assert found["verdict"] == "ties", (
+        "without either, 1.04 [0.84, 1.33] and 1.02 [0.87, 1.24] of the nodes"
+    )
     assert found["ratio"][1] < 1 < found["ratio"][2]
 
 
-def test_saved_verdicts_are_what_the_results_say(papers: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_saved_verdicts_are_what_the_results_say(
+    papers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Of one paper on one target, over again."""
     monkeypatch.setattr(papers, "SHORT", {"aded": papers.ADED})
     again = papers.verdicts("smollm2")
@@ -96,7 +112,9 @@ def test_saved_verdicts_are_what_the_results_say(papers: ModuleType, monkeypatch
     assert {r["verdict"] for r in saved} >= {"holds", "fails"}
 
 
-def test_what_is_no_table_is_told(papers: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_what_is_no_table_is_told(
+    papers: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     assert papers.run(papers.EAGLE2, "9", "demo", [], tmp_path, []) == 2
     assert "EAGLE-2 has no '9', allowed are Fig. 1, 2" in capsys.readouterr().err
     assert papers.run(papers.EAGLE2, "Fig. 3, 4, 7, 8", "demo", [], tmp_path, []) == 0
@@ -105,7 +123,9 @@ def test_what_is_no_table_is_told(papers: ModuleType, capsys: pytest.CaptureFixt
 
 
 @pytest.mark.long
-def test_a_table_is_run_by_one_command(papers: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_a_table_is_run_by_one_command(
+    papers: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
     more = ["--limit", "2", "-n", "8", "--recording", str(tmp_path / "of")]
     assert papers.run(papers.EAGLE2, "3", "demo", [], tmp_path, more) == 0
     assert "too few prompts" in capsys.readouterr().out

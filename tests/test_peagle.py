@@ -48,9 +48,13 @@ def tokens_of(rows: int, count: int, seed: int) -> Ints:
     ("model", "rows", "block", "phase"),
     [("llama", 3, 4, 3), ("gemma2", 1, 3, 0), ("gpt_neox", 2, 7, 2), ("qwen3", 1, 1, 0)],
 )
-def test_the_training_forward_is_the_decoding_forward(model: str, rows: int, block: int, phase: int, layers: int) -> None:
+def test_the_training_forward_is_the_decoding_forward(
+    model: str, rows: int, block: int, phase: int, layers: int
+) -> None:
     t = target(model)
-    trained, steps = forwards.both(t, drafter_of(t, layers=layers), tokens_of(rows, 17, block), block, phase)
+    trained, steps = forwards.both(
+        t, drafter_of(t, layers=layers), tokens_of(rows, 17, block), block, phase
+    )
     assert worst(steps, trained) < 10 * NOISE
 
 
@@ -62,7 +66,11 @@ def test_the_comparison_sees_slots_at_the_roots_position(monkeypatch: pytest.Mon
 
     def still(tokens: Any, features: Any, positions: Any, *rest: Any) -> Any:
         return stock(
-            tokens, features, positions - (tokens == drafter.model.mask).cumsum(1) * torch.is_inference_mode_enabled(), *rest
+            tokens,
+            features,
+            positions
+            - (tokens == drafter.model.mask).cumsum(1) * torch.is_inference_mode_enabled(),
+            *rest,
         )
 
     monkeypatch.setattr(drafter.model, "forward", still)
@@ -76,7 +84,9 @@ def test_a_prefix_may_be_reused() -> None:
 
 def test_a_tree_of_all_depths_takes_one_pass() -> None:
     t = target("llama")
-    done = Engine(t, drafter_of(t), Beam(width=3, depth=9), Greedy(), Costs({1: 0.1}, {1: 1.0})).write([Request([3, 1, 4], 12)])
+    done = Engine(
+        t, drafter_of(t), Beam(width=3, depth=9), Greedy(), Costs({1: 0.1}, {1: 1.0})
+    ).write([Request([3, 1, 4], 12)])
     assert {w.frontiers for w in done.stats.work if w.fed > 1} == {(1,)}
     assert max(s.depth for s in done.stats.steps) == 4
 
@@ -91,7 +101,9 @@ def test_the_objective_entry_by_entry() -> None:
         chains, depths, valid = chosen(batch, 4, 0.7, 0.2)
         after, losses = after_all(batch)[0].log_softmax(-1), []
         entries = list(zip(chains[0].tolist(), depths[0].tolist(), strict=True))
-        places = [(a, 0) for a in range(11)] + [e for e, there in zip(entries, valid[0], strict=True) if there]
+        places = [(a, 0) for a in range(11)] + [
+            e for e, there in zip(entries, valid[0], strict=True) if there
+        ]
         logits = drafter.model.logits(drafter._outputs(batch, chains, depths))[0]
         slots = {entry: 12 + i for i, entry in enumerate(entries)}
         for a, d in places:
@@ -117,7 +129,11 @@ def test_gradients_reach_every_weight() -> None:
     torch.manual_seed(0)
     drafter = PEAGLE(layers=2, drafts=4).fresh(t)
     drafter.loss(forwards.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
-    still = [n for n, p in drafter.model.named_parameters() if p.requires_grad and (p.grad is None or not p.grad.abs().sum())]
+    still = [
+        n
+        for n, p in drafter.model.named_parameters()
+        if p.requires_grad and (p.grad is None or not p.grad.abs().sum())
+    ]
     assert still == []
 
 
@@ -132,19 +148,35 @@ def test_a_stored_one_opens_as_it_was_in_both_layouts(nested: bool, tmp_path: Pa
     wanted = forwards.decoded(t, drafter, tokens_of(1, 15, 5), 4, 1)
     opened = build("drafter", str(tmp_path)).open(t)
     assert opened.knobs == replace(drafter.settled, checkpoint=str(tmp_path))
-    said = {k: v for k, v in json.loads((tmp_path / "config.json").read_text()).items() if k != "draftree"}
+    said = {
+        k: v
+        for k, v in json.loads((tmp_path / "config.json").read_text()).items()
+        if k != "draftree"
+    }
     if nested:
         proposal = {"proposal_type": "greedy", "speculative_tokens": said.pop("num_depths")}
-        outside = {k: said.pop(k) for k in ("mask_token_id", "draft_vocab_size", "eagle_aux_hidden_state_layer_ids")}
+        outside = {
+            k: said.pop(k)
+            for k in ("mask_token_id", "draft_vocab_size", "eagle_aux_hidden_state_layer_ids")
+        }
         how = {"algorithm": "peagle", "proposal_methods": [proposal]}
-        said = outside | {"speculators_model_type": "peagle", "transformer_layer_config": said, "speculators_config": how}
+        said = outside | {
+            "speculators_model_type": "peagle",
+            "transformer_layer_config": said,
+            "speculators_config": how,
+        }
     (tmp_path / "config.json").write_text(json.dumps(said))
     assert method_of(tmp_path) == "peagle"
-    assert torch.equal(forwards.decoded(t, build("drafter", str(tmp_path)).open(t), tokens_of(1, 15, 5), 4, 1), wanted)
+    assert torch.equal(
+        forwards.decoded(t, build("drafter", str(tmp_path)).open(t), tokens_of(1, 15, 5), 4, 1),
+        wanted,
+    )
 
 
 @pytest.mark.parametrize("draft_vocab", [0, 30])
-def test_an_exported_one_is_the_same_with_an_embedding_of_its_own(draft_vocab: int, tmp_path: Path) -> None:
+def test_an_exported_one_is_the_same_with_an_embedding_of_its_own(
+    draft_vocab: int, tmp_path: Path
+) -> None:
     target("llama").decoder.model.save_pretrained(tmp_path / "target")
     t = Target.load(str(tmp_path / "target"), torch.float64, "cpu")
     drafter = drafter_of(t, draft_vocab=draft_vocab)
@@ -153,14 +185,21 @@ def test_an_exported_one_is_the_same_with_an_embedding_of_its_own(draft_vocab: i
     drafter = build("drafter", str(tmp_path / "ours")).open(t)
     export(str(tmp_path / "ours"), "speculators", tmp_path / "theirs", str(tmp_path / "target"))
     export(str(tmp_path / "theirs"), "speculators", tmp_path / "again")
-    assert (tmp_path / "again" / "config.json").read_text() == (tmp_path / "theirs" / "config.json").read_text()
+    assert (tmp_path / "again" / "config.json").read_text() == (
+        tmp_path / "theirs" / "config.json"
+    ).read_text()
     said = json.loads((tmp_path / "theirs" / "config.json").read_text())
     assert "draftree" not in said
     assert said["transformer_layer_config"]["num_hidden_layers"] == 2
     assert said["speculators_config"]["proposal_methods"][0]["speculative_tokens"] == 4
-    assert (said["mask_token_id"], said["draft_vocab_size"]) == (drafter.model.mask, draft_vocab or t.decoder.vocab)
+    assert (said["mask_token_id"], said["draft_vocab_size"]) == (
+        drafter.model.mask,
+        draft_vocab or t.decoder.vocab,
+    )
     opened = build("drafter", str(tmp_path / "theirs")).open(t)
-    one, other = (forwards.decoded(t, d, tokens_of(1, 15, 5), 4, 1).exp() for d in (opened, drafter))
+    one, other = (
+        forwards.decoded(t, d, tokens_of(1, 15, 5), 4, 1).exp() for d in (opened, drafter)
+    )
     assert worst(one, other) < 1e-3, "the embedding is a copy in float16"
 
 
@@ -173,7 +212,9 @@ def test_an_exported_one_is_the_same_with_an_embedding_of_its_own(draft_vocab: i
         ({}, "layers.1.mlp.up_proj.weight", "missing tensors: layers.1.mlp.up_proj.weight"),
     ],
 )
-def test_what_does_not_fit_is_named_in_a_line(config: dict[str, Any], tensor: str | None, told: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_named_in_a_line(
+    config: dict[str, Any], tensor: str | None, told: str, tmp_path: Path
+) -> None:
     t = target("llama")
     drafter_of(t).save(tmp_path)
     said = json.loads((tmp_path / "config.json").read_text())

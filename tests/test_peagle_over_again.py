@@ -26,11 +26,16 @@ def turned(x: Tensor, position: int, theta: float) -> Tensor:
     half, out = x.shape[-1] // 2, x.clone()
     for i in range(half):
         c, s = math.cos(position * theta ** (-i / half)), math.sin(position * theta ** (-i / half))
-        out[:, i], out[:, i + half] = c * x[:, i] - s * x[:, i + half], c * x[:, i + half] + s * x[:, i]
+        out[:, i], out[:, i + half] = (
+            c * x[:, i] - s * x[:, i + half],
+            c * x[:, i + half] + s * x[:, i],
+        )
     return out
 
 
-def layer_over_again(layer: Any, reads: list[Tensor], residual: list[Tensor], theta: float, width: int) -> list[Tensor]:
+def layer_over_again(
+    layer: Any, reads: list[Tensor], residual: list[Tensor], theta: float, width: int
+) -> list[Tensor]:
     """Causal attention and MLP, entry by entry; entry t stands at position t."""
     attention, queries, keys, values, out = layer.self_attn, [], [], [], []
     for t, x in enumerate(reads):
@@ -39,7 +44,9 @@ def layer_over_again(layer: Any, reads: list[Tensor], residual: list[Tensor], th
         values.append((attention.v_proj.weight @ x).view(-1, width))
         heads, share = [], len(queries[0]) // len(keys[0])
         for h, query in enumerate(queries[t]):
-            scores = torch.stack([query @ keys[s][h // share] / math.sqrt(width) for s in range(t + 1)]).softmax(0)
+            scores = torch.stack(
+                [query @ keys[s][h // share] / math.sqrt(width) for s in range(t + 1)]
+            ).softmax(0)
             heads.append(sum(w * values[s][h // share] for s, w in enumerate(scores)))
         y = residual[t] + attention.o_proj.weight @ torch.cat(heads)
         z, mlp = normed(y, layer.post_attention_layernorm), layer.mlp
@@ -48,7 +55,9 @@ def layer_over_again(layer: Any, reads: list[Tensor], residual: list[Tensor], th
     return out
 
 
-def drafts_over_again(net: Any, embedding: Tensor, tokens: list[int], hidden: Tensor, count: int) -> Tensor:
+def drafts_over_again(
+    net: Any, embedding: Tensor, tokens: list[int], hidden: Tensor, count: int
+) -> Tensor:
     """[count, V] log q behind the last token: true pairs (f_t, x_{t+1}), then mask slots, whose features are the learnt ones.
 
     Args:
@@ -68,7 +77,9 @@ def drafts_over_again(net: Any, embedding: Tensor, tokens: list[int], hidden: Te
     x = layer_over_again(first, reads, features, THETA, width)
     for layer in net.layers[1:]:
         x = layer_over_again(layer, [normed(e, layer.input_layernorm) for e in x], x, THETA, width)
-    return torch.stack([(net.lm_head.weight @ normed(e, net.norm)).log_softmax(-1) for e in x[-count:]])
+    return torch.stack(
+        [(net.lm_head.weight @ normed(e, net.norm)).log_softmax(-1) for e in x[-count:]]
+    )
 
 
 @pytest.mark.parametrize("layers", [1, 2])
@@ -87,12 +98,18 @@ def test_decoding_is_that_of_a_plain_loop(layers: int) -> None:
     for step in range(2):
         tree, root = Tree.planted(np.array([0]), np.array([text[4 + 2 * step]])), np.array([0])
         wanted = drafts_over_again(
-            drafter.model, t.decoder.model.get_input_embeddings().weight, text[: 5 + 2 * step], hidden, 4
+            drafter.model,
+            t.decoder.model.get_input_embeddings().weight,
+            text[: 5 + 2 * step],
+            hidden,
+            4,
         )
         node = root
         for depth in range(4):
             candidates, state = drafter.expand(state, tree, node, 3, Drawing())
-            assert (candidates.log_probs[0] - wanted[depth]).abs().max() < 1e-5  # its angles are float32
+            assert (
+                candidates.log_probs[0] - wanted[depth]
+            ).abs().max() < 1e-5  # its angles are float32
             token = text[5] if depth == 0 else int(candidates.tokens[0, 0])
             tree = tree.append(node, np.array([token]), np.zeros(1), np.zeros(1), candidates)
             node = np.array([depth + 1])
@@ -100,5 +117,7 @@ def test_decoding_is_that_of_a_plain_loop(layers: int) -> None:
         verdict = Verdict((np.array([1]),), np.array([text[6]]))
         t.commit(cache, tree, verdict)
         taps = verified.taps.take(np.array([0, 1]))
-        hidden = torch.cat((hidden, torch.cat([taps.hidden[layer] for layer in drafter.needs.hidden], -1)))
+        hidden = torch.cat(
+            (hidden, torch.cat([taps.hidden[layer] for layer in drafter.needs.hidden], -1))
+        )
         state = drafter.commit(state, tree, verdict, taps)

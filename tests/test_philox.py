@@ -9,9 +9,21 @@ from draftree.kernels.elementary import LN2, MANTISSA, exp, log
 from draftree.kernels.philox import WORD, gumbel, gumbel_of, gumbel_on_device, philox
 
 PUBLISHED = [  # Random123's known answers of philox4x32-10: counter, key, words
-    ("00000000 00000000 00000000 00000000", "00000000 00000000", "6627e8d5 e169c58d bc57ac4c 9b00dbd8"),
-    ("ffffffff ffffffff ffffffff ffffffff", "ffffffff ffffffff", "408f276d 41c83b0e a20bc7c6 6d5451fd"),
-    ("243f6a88 85a308d3 13198a2e 03707344", "a4093822 299f31d0", "d16cfe09 94fdcceb 5001e420 24126ea1"),
+    (
+        "00000000 00000000 00000000 00000000",
+        "00000000 00000000",
+        "6627e8d5 e169c58d bc57ac4c 9b00dbd8",
+    ),
+    (
+        "ffffffff ffffffff ffffffff ffffffff",
+        "ffffffff ffffffff",
+        "408f276d 41c83b0e a20bc7c6 6d5451fd",
+    ),
+    (
+        "243f6a88 85a308d3 13198a2e 03707344",
+        "a4093822 299f31d0",
+        "d16cfe09 94fdcceb 5001e420 24126ea1",
+    ),
 ]
 
 
@@ -35,7 +47,12 @@ def errors(x: np.ndarray) -> np.ndarray:
     with mpmath.workprec(200):
         exact = [mpmath.log(mpmath.mpf(float(each))) for each in x]
         units = np.spacing(np.abs(np.array([float(each) for each in exact])))
-        return np.array([abs(float((mpmath.mpf(float(a)) - b) / u)) for a, b, u in zip(log(x), exact, units, strict=True)])
+        return np.array(
+            [
+                abs(float((mpmath.mpf(float(a)) - b) / u))
+                for a, b, u in zip(log(x), exact, units, strict=True)
+            ]
+        )
 
 
 def test_the_logarithm_is_accurate_to_two_units_in_the_last_place() -> None:
@@ -43,16 +60,32 @@ def test_the_logarithm_is_accurate_to_two_units_in_the_last_place() -> None:
     edges = [root * 2.0**k for k in range(-53, 7)]
     edges += [np.nextafter(x, to) for x in edges for to in (0, np.inf)]
     near_one = 1 - 2.0 ** -draw.uniform(1, MANTISSA, 1000)
-    x = np.concatenate([draw.random(2000), 2.0 ** draw.uniform(-53, 6, 2000), near_one, 2 - near_one[near_one > 0.5], edges])
+    x = np.concatenate(
+        [
+            draw.random(2000),
+            2.0 ** draw.uniform(-53, 6, 2000),
+            near_one,
+            2 - near_one[near_one > 0.5],
+            edges,
+        ]
+    )
     assert errors(x).max() < 2
     assert log(np.ones(1)) == 0
 
 
 def test_the_exponential_is_accurate() -> None:
     """And zero is one."""
-    x = np.concatenate([np.random.default_rng(0).uniform(-40, 0, 2000), [0.0, -40.0, -LN2 / 2, LN2 / 2, 3.0, 700.0, -700.0]])
+    x = np.concatenate(
+        [
+            np.random.default_rng(0).uniform(-40, 0, 2000),
+            [0.0, -40.0, -LN2 / 2, LN2 / 2, 3.0, 700.0, -700.0],
+        ]
+    )
     with mpmath.workprec(200):
-        off = [abs(float(mpmath.mpf(float(a)) / mpmath.exp(mpmath.mpf(float(b))) - 1)) for a, b in zip(exp(x), x, strict=True)]
+        off = [
+            abs(float(mpmath.mpf(float(a)) / mpmath.exp(mpmath.mpf(float(b))) - 1))
+            for a, b in zip(exp(x), x, strict=True)
+        ]
     assert (np.array(off) < np.abs(x) / LN2 * 1e-16 + 1e-15).all()
     assert exp(np.zeros(1)) == 1
 
@@ -67,7 +100,9 @@ def test_noise_at_the_ends_is_finite() -> None:
     low, high = (np.array(each) for each in ([0, WORD], [0, WORD]))
     ends = gumbel_of(low, high)
     assert ends == pytest.approx([-np.log(53 * np.log(2)), 53 * np.log(2)], rel=1e-15)
-    assert gumbel_of(torch.from_numpy(low), torch.from_numpy(high)).numpy().tobytes() == ends.tobytes()
+    assert (
+        gumbel_of(torch.from_numpy(low), torch.from_numpy(high)).numpy().tobytes() == ends.tobytes()
+    )
 
 
 @pytest.mark.parametrize("count", [1, 2, 3, 63, 64, 65, 1001])

@@ -42,17 +42,25 @@ def test_every_text_of_a_stream_is_the_one_it_is_alone(rows: int) -> None:
 def test_texts_end_in_the_order_of_their_lengths_and_rows_are_taken_anew(monkeypatch) -> None:
     target, passes = tiny_target(), []
     verify = target.verify
-    monkeypatch.setattr(target, "verify", lambda *args: passes.append(args[1].roots) or verify(*args))
+    monkeypatch.setattr(
+        target, "verify", lambda *args: passes.append(args[1].roots) or verify(*args)
+    )
     lengths = [9, 2, 2, 2, 2, 2]
-    ended = [len(tokens) for _, tokens in plain_stream(target, [Request([1, 2], n) for n in lengths], 2)]
+    ended = [
+        len(tokens) for _, tokens in plain_stream(target, [Request([1, 2], n) for n in lengths], 2)
+    ]
     assert ended == [2, 2, 2, 2, 2, 9]
-    assert passes == [2] * 5 + [1] * 3, "a batch that waits for its longest text needs 8 + 1 + 1 passes"
+    assert passes == [2] * 5 + [1] * 3, (
+        "a batch that waits for its longest text needs 8 + 1 + 1 passes"
+    )
 
 
 def test_rows_begin_an_eighth_at_a_time(monkeypatch) -> None:
     target, begun = tiny_target(), []
     prefill = target.prefill
-    monkeypatch.setattr(target, "prefill", lambda *args: begun.append(len(args[1])) or prefill(*args))
+    monkeypatch.setattr(
+        target, "prefill", lambda *args: begun.append(len(args[1])) or prefill(*args)
+    )
     lengths = [5, 6, 7, 8, 9] * 8
     list(plain_stream(target, [Request([1, 2], n) for n in lengths], 16))
     assert begun == [2] * 20
@@ -75,7 +83,9 @@ def test_a_request_may_come_of_a_text_before_it() -> None:
     for prompt, tokens in found:
         assert plain(target, [Request(prompt, 6)]).tokens == [tokens]
     assert [len(prompt) for prompt, _ in found] == [3, 10, 17]
-    assert list(plain_stream(target, iter([None, first]), 3)) == [], "nothing waits, and nothing is written"
+    assert list(plain_stream(target, iter([None, first]), 3)) == [], (
+        "nothing waits, and nothing is written"
+    )
 
 
 def test_what_cannot_be_served_is_refused() -> None:

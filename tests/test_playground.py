@@ -14,8 +14,12 @@ from draftree.engine import Engine
 from serving import Running, served
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-pytestmark = pytest.mark.skipif(BROWSER is None, reason="needs Chromium, of Debian's package chromium")
+BROWSER = next(
+    filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None
+)
+pytestmark = pytest.mark.skipif(
+    BROWSER is None, reason="needs Chromium, of Debian's package chromium"
+)
 PICTURES = os.environ.get("DRAFTREE_PICTURES")
 """A folder for screenshots, to be looked at."""
 
@@ -28,7 +32,13 @@ def engine() -> Engine:
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[Running]:
     policies, drafters = ("chain",), ("suffix",)
-    with served(engine, "edd", "eagle2:nodes=8,depth=3", allowed_policies=policies, allowed_drafters=drafters) as running:
+    with served(
+        engine,
+        "edd",
+        "eagle2:nodes=8,depth=3",
+        allowed_policies=policies,
+        allowed_drafters=drafters,
+    ) as running:
         yield running
 
 
@@ -45,7 +55,10 @@ def page(browser: Any, server: Running) -> Iterator[Any]:
     context = browser.new_context(viewport={"width": 1200, "height": 900})
     page = context.new_page()
     page.faults, page.asked = [], []
-    page.on("console", lambda message: page.faults.append(message.text) if message.type == "error" else None)
+    page.on(
+        "console",
+        lambda message: page.faults.append(message.text) if message.type == "error" else None,
+    )
     page.on("pageerror", lambda error: page.faults.append(str(error)))
     page.on("request", lambda request: page.asked.append(request.url))
     page.goto(server.url)
@@ -73,7 +86,10 @@ def finished(page: Any) -> None:
 def test_a_text_streams_and_its_trees_are_shown(page: Any, server: Running, engine: Engine) -> None:
     write(page, "How many legs do three cats have?")
     finished(page)
-    assert page.inner_text("#text") == engine.chat("How many legs do three cats have?", max_new_tokens=24).text
+    assert (
+        page.inner_text("#text")
+        == engine.chat("How many legs do three cats have?", max_new_tokens=24).text
+    )
     assert page.locator("#text .drafted").count() > 0
     assert "tokens per pass" in page.inner_text("#figures")
     last = int(page.get_attribute("#slider", "max"))
@@ -112,7 +128,19 @@ def test_everything_is_reached_by_tab(page: Any) -> None:
     for _ in range(25):
         reached.add(page.evaluate("document.activeElement.id"))
         page.keyboard.press("Tab")
-    wanted = {"prompt", "drafter", "policy", "temperature", "tokens", "seed", "write", "compare", "text", "slider", "tree"}
+    wanted = {
+        "prompt",
+        "drafter",
+        "policy",
+        "temperature",
+        "tokens",
+        "seed",
+        "write",
+        "compare",
+        "text",
+        "slider",
+        "tree",
+    }
     assert wanted <= reached
 
 
@@ -185,5 +213,7 @@ def test_no_width_is_too_small(browser: Any, server: Running, width: int, scheme
         page.keyboard.press("ArrowLeft")
     assert page.evaluate("document.documentElement.scrollWidth") <= width
     if PICTURES:
-        page.screenshot(path=str(Path(PICTURES) / f"playground-{width}-{scheme}.png"), full_page=True)
+        page.screenshot(
+            path=str(Path(PICTURES) / f"playground-{width}-{scheme}.png"), full_page=True
+        )
     context.close()

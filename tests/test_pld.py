@@ -33,7 +33,9 @@ TAPS = TARGET.prefill(TARGET.new_cache(1, 1), [np.array([1])], Needs()).taps
 
 def everything(text: list[int], **knobs: Any) -> list[list[int]]:
     """The continuation of each place that counts."""
-    return [row[row != NONE].tolist() for row in continuations(np.array(text, np.int64), PLD(**knobs))]
+    return [
+        row[row != NONE].tolist() for row in continuations(np.array(text, np.int64), PLD(**knobs))
+    ]
 
 
 def found(text: list[int], **knobs: Any) -> list[int]:
@@ -42,7 +44,9 @@ def found(text: list[int], **knobs: Any) -> list[int]:
     return places[0] if places else []
 
 
-def drafted(text: list[int], policy: Chain | VCT | Trie, knobs: PLD = PLD()) -> tuple[Tree, list[list[int]]]:
+def drafted(
+    text: list[int], policy: Chain | VCT | Trie, knobs: PLD = PLD()
+) -> tuple[Tree, list[list[int]]]:
     """The tree behind a text whose last token is the root, and the tokens of its paths."""
     drafter = PLDDrafter(knobs)
     state = drafter.start([np.array(text[:-1], np.int64)], np.array(text[-1:]), TAPS)
@@ -93,7 +97,9 @@ def brute_force(text: list[int], ngram: int, length: int) -> list[list[int]]:
 
 
 @given(st.lists(st.integers(0, 3), max_size=20), st.integers(1, 4), st.integers(1, 5))
-def test_continuations_are_those_of_a_plain_search(text: list[int], ngram: int, length: int) -> None:
+def test_continuations_are_those_of_a_plain_search(
+    text: list[int], ngram: int, length: int
+) -> None:
     want = brute_force(text, ngram, length)
     assert everything(text, ngram=ngram, length=length, match="all") == want
     assert everything(text, ngram=ngram, length=length) == want[-1:]
@@ -106,7 +112,8 @@ def test_the_earliest_place_wins_where_that_is_asked_for() -> None:
 
 
 def test_all_places_are_merged_by_hand() -> None:
-    # Behind 1 2: 3 4 …, 3 5 …, 6 …; q(3) = .8 · 2/3, q(6) = .8 · 1/3, and behind 3 q(4) = q(5) = .8 · 1/2.
+    # Behind 1 2: 3 4 …, 3 5 …, 6 …; q(3) = .8 · 2/3, q(6) = .8 · 1/3, and behind 3 q(4) = q(5) = .8
+    # · 1/2.
     text = [1, 2, 3, 4, 1, 2, 3, 5, 1, 2, 6, 1, 2]
     tree, paths = drafted(text, Trie(), PLD(match="all", length=2))
     assert paths == [[3], [6], [3, 4], [3, 5], [6, 1]]
@@ -127,11 +134,15 @@ def test_the_trie_of_all_places_is_that_of_a_plain_search(text: list[int], lengt
 
 
 @given(st.lists(st.integers(0, 3), min_size=1, max_size=20), st.integers(1, 6))
-def test_a_chain_drafts_the_continuation_and_never_an_invented_token(text: list[int], length: int) -> None:
+def test_a_chain_drafts_the_continuation_and_never_an_invented_token(
+    text: list[int], length: int
+) -> None:
     for policy in (Chain(length), VCT(3, length)):
         tree, paths = drafted(text, policy)
         want = (brute_force(text, 3, 10) or [[]])[-1][:length]
-        assert paths == [want[: i + 1] for i in range(len(want))], "one way to go on, whatever the width"
+        assert paths == [want[: i + 1] for i in range(len(want))], (
+            "one way to go on, whatever the width"
+        )
         assert np.exp(tree.log_q[1:]) == pytest.approx(0.8)
 
 
@@ -144,10 +155,14 @@ def test_rows_do_not_mix() -> None:
 
 
 @pytest.mark.parametrize("match", ["latest", "earliest", "all"])
-def test_the_text_is_searched_once_a_row(match: Literal["latest", "earliest", "all"], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_text_is_searched_once_a_row(
+    match: Literal["latest", "earliest", "all"], monkeypatch: pytest.MonkeyPatch
+) -> None:
     searched = list[int]()
     search = pld.continuations
-    monkeypatch.setattr(pld, "continuations", lambda text, knobs: searched.append(len(text)) or search(text, knobs))
+    monkeypatch.setattr(
+        pld, "continuations", lambda text, knobs: searched.append(len(text)) or search(text, knobs)
+    )
     drafter = PLDDrafter(PLD(match=match))
     state = (np.array([1, 2, 3, 1]), np.array([5, 6, 5]))
     tree = Tree.planted(np.array([0, 1]), np.array([2, 6]))
@@ -179,7 +194,9 @@ def test_a_repeating_text_is_written_in_fewer_passes() -> None:
 
 
 @pytest.mark.parametrize(
-    "knobs", [{"ngram": 0}, {"length": 0}, {"confidence": 0.0}, {"confidence": 1.1}, {"match": "last"}], ids=str
+    "knobs",
+    [{"ngram": 0}, {"length": 0}, {"confidence": 0.0}, {"confidence": 1.1}, {"match": "last"}],
+    ids=str,
 )
 def test_knobs_out_of_range_are_refused(knobs: dict[str, Any]) -> None:
     with pytest.raises(UserError, match=r"^pld: \w+ is .*, allowed is"):
@@ -190,4 +207,8 @@ def test_knobs_out_of_range_are_refused(knobs: dict[str, Any]) -> None:
 
 
 def test_the_knobs_tell_drafters_apart() -> None:
-    assert PLDDrafter(PLD(match="all")).described == repr(PLD(match="all")) != PLDDrafter(PLD()).described
+    assert (
+        PLDDrafter(PLD(match="all")).described
+        == repr(PLD(match="all"))
+        != PLDDrafter(PLD()).described
+    )

@@ -16,7 +16,9 @@ from packages import forget, install
 
 PAGE = (Path(__file__).parents[1] / "docs" / "how-to" / "add-a-drafter.md").read_text("utf-8")
 SOURCE = re.findall(r'```python title="bigram.py"\n(.*?)```', PAGE, re.DOTALL)[0]
-POINTS = tomllib.loads(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])["project"]["entry-points"]
+POINTS = tomllib.loads(re.findall(r"```toml\n(.*?)```", PAGE, re.DOTALL)[0])["project"][
+    "entry-points"
+]
 CHAINED = '''
 from dataclasses import dataclass
 from draftree.policies.vct import VCT
@@ -71,7 +73,9 @@ def test_a_drafter_of_one_file_passes_conformance(bigram: None) -> None:
     assert registry.packages("drafter", "bigram") == ["draftree-bigram"]
     suite = Suite()
     every = cases(only={"drafter": ["bigram"], "acceptor": ["greedy", "match"]})
-    some = [case for case in every if case.check != "joining-8"]  # which is as joining, with more rows
+    some = [
+        case for case in every if case.check != "joining-8"
+    ]  # which is as joining, with more rows
     for policy in registry.names("policy"):
         for case in [each for each in some if each.policy == policy][::3]:
             suite.run(case)
@@ -80,11 +84,19 @@ def test_a_drafter_of_one_file_passes_conformance(bigram: None) -> None:
     assert suite.coverage.accepted.keys() >= {0, 1, 2, 3}
 
 
-def test_it_is_a_name_like_all_others(bigram: None, draftree: Callable[..., tuple[int, str, str]]) -> None:
+def test_it_is_a_name_like_all_others(
+    bigram: None, draftree: Callable[..., tuple[int, str, str]]
+) -> None:
     built = registry.build("drafter", "bigram:trust=0.25")
     assert (built.kind(), built.trust) == ("bigram", 0.25)
-    assert [type(p).__name__ for p in registry.build("drafter", "bigram+pld").parts] == ["Bigram", "PLD"]
-    with pytest.raises(UserError, match="unknown key of drafter 'bigram' 'trst': known are trust; did you mean 'trust'"):
+    assert [type(p).__name__ for p in registry.build("drafter", "bigram+pld").parts] == [
+        "Bigram",
+        "PLD",
+    ]
+    with pytest.raises(
+        UserError,
+        match="unknown key of drafter 'bigram' 'trst': known are trust; did you mean 'trust'",
+    ):
         registry.build("drafter", "bigram:trst=1")
     assert "bigram" in registry.parts("drafter")
     status, out, _ = draftree("list", "--json")
@@ -97,7 +109,16 @@ def test_it_is_a_name_like_all_others(bigram: None, draftree: Callable[..., tupl
         "training": [],
     }
     assert "package" not in told["pld"]
-    asked = ("generate", "1 2 3 1 2", "--max-new-tokens", 6, "--policy", "chain", "--baseline", "--json")
+    asked = (
+        "generate",
+        "1 2 3 1 2",
+        "--max-new-tokens",
+        6,
+        "--policy",
+        "chain",
+        "--baseline",
+        "--json",
+    )
     status, out, _ = draftree(*asked, "--drafter", "bigram")
     assert status == 0
     assert json.loads(out)["baseline"]["same_output"]
@@ -118,13 +139,20 @@ def test_the_suite_is_asked_for_one_part(
     assert "unknown drafter 'bigrm'" in capsys.readouterr().err
 
 
-def test_policies_and_acceptors_are_found_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    points = {"draftree.policies": {"twin": "others:Twin"}, "draftree.acceptors": {"copy": "others:Copy"}}
+def test_policies_and_acceptors_are_found_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    points = {
+        "draftree.policies": {"twin": "others:Twin"},
+        "draftree.acceptors": {"copy": "others:Copy"},
+    }
     install(monkeypatch, tmp_path, "others", {"others": CHAINED}, points)
     assert registry.knobs("policy", "twin") == {"depth": 2}
     assert registry.summary("policy", "twin") == "Two children of every node, two layers."
     suite = Suite()
-    for case in cases(only={"drafter": ["sometimes"], "policy": ["twin"], "acceptor": ["copy", "match"]}):
+    for case in cases(
+        only={"drafter": ["sometimes"], "policy": ["twin"], "acceptor": ["copy", "match"]}
+    ):
         if case.check != "joining-8":
             suite.run(case)
     assert suite.coverage.parts["acceptor"] == {"copy", "match"}
@@ -134,10 +162,22 @@ BROKEN = {
     "gone": ("nowhere:Gone", "No module named 'nowhere'"),
     "missing": ("others:Missing", "module 'others' has no attribute 'Missing'"),
     "function": ("others:function", "is <function function"),
-    "greedy": ("others:Copy", "is <class 'others.Copy'>, allowed is a whole Policy: a frozen dataclass"),
-    "loose": ("others:Loose", "is <class 'others.Loose'>, allowed is a whole Policy: a frozen dataclass"),
-    "half": ("others:Half", "is <class 'others.Half'>, allowed is a whole Policy: a frozen dataclass"),
-    "other": ("others:Twin", "is <class 'others.Twin'>, allowed is a whole Policy: a frozen dataclass other, in any case"),
+    "greedy": (
+        "others:Copy",
+        "is <class 'others.Copy'>, allowed is a whole Policy: a frozen dataclass",
+    ),
+    "loose": (
+        "others:Loose",
+        "is <class 'others.Loose'>, allowed is a whole Policy: a frozen dataclass",
+    ),
+    "half": (
+        "others:Half",
+        "is <class 'others.Half'>, allowed is a whole Policy: a frozen dataclass",
+    ),
+    "other": (
+        "others:Twin",
+        "is <class 'others.Twin'>, allowed is a whole Policy: a frozen dataclass other, in any case",
+    ),
 }
 
 
@@ -184,7 +224,9 @@ def test_what_ships_keeps_its_name_and_a_clash_is_told(
         points = {"draftree.policies": {"twin": "others:Twin", "pct": "others:Twin"}}
         install(monkeypatch, tmp_path, package, {"others": CHAINED}, points)
     assert registry.part("policy", "pct").__module__ == "draftree.policies.pct"
-    with pytest.raises(UserError, match=r"policy 'twin' is brought by packages one, two: allowed is one of them"):
+    with pytest.raises(
+        UserError, match=r"policy 'twin' is brought by packages one, two: allowed is one of them"
+    ):
         registry.part("policy", "twin")
     told = json.loads(draftree("list", "--json")[1])["policies"]
     assert told["pct"]["summary"].endswith("(not used: that of package one, two)")

@@ -31,15 +31,27 @@ def always(*q: float, asked: list[list[int]] | None = None) -> Expand:
     def expand(tree: Tree, frontier: Ints, k: int) -> Candidates:
         if asked is not None:
             asked.append(frontier.tolist())
-        found = np.log(np.array((*q, *[0.0] * k)[:k]), where=np.arange(k) < len(q), out=np.full(k, -np.inf))
-        return Candidates(np.tile(np.arange(k), (len(frontier), 1)), np.tile(found, (len(frontier), 1)))
+        found = np.log(
+            np.array((*q, *[0.0] * k)[:k]), where=np.arange(k) < len(q), out=np.full(k, -np.inf)
+        )
+        return Candidates(
+            np.tile(np.arange(k), (len(frontier), 1)), np.tile(found, (len(frontier), 1))
+        )
 
     return expand
 
 
-def grown(policy: Policy, expand: Expand, depth: Sequence[int] = (99,), nodes: int = WIDE, costs: Costs = COSTS) -> Tree:
+def grown(
+    policy: Policy,
+    expand: Expand,
+    depth: Sequence[int] = (99,),
+    nodes: int = WIDE,
+    costs: Costs = COSTS,
+) -> Tree:
     rows = np.arange(len(depth))
-    return policy.draft(expand, Tree.planted(rows, rows), costs, Room(np.array(depth), nodes), policy.start())
+    return policy.draft(
+        expand, Tree.planted(rows, rows), costs, Room(np.array(depth), nodes), policy.start()
+    )
 
 
 def paths(tree: Tree, row: int = 0) -> list[tuple[int, ...]]:
@@ -54,12 +66,19 @@ SCORES = st.sampled_from([-np.inf, -3.0, -1.5, -1.0, -0.5, 0.0])
 
 
 @given(st.lists(st.tuples(st.integers(-1, 3), SCORES), max_size=60), st.integers(0, 5))
-def test_the_best_of_each_row_are_its_first_by_falling_score(nodes: list[tuple[int, float]], k: int) -> None:
-    rows, score = np.array([r for r, _ in nodes], np.int64), np.array([s for _, s in nodes], np.float64)
+def test_the_best_of_each_row_are_its_first_by_falling_score(
+    nodes: list[tuple[int, float]], k: int
+) -> None:
+    rows, score = (
+        np.array([r for r, _ in nodes], np.int64),
+        np.array([s for _, s in nodes], np.float64),
+    )
     wanted = sorted(range(len(nodes)), key=lambda i: (rows[i], -score[i]))
     order, place = ranked(rows, score)
     assert order.tolist() == wanted
-    assert place.tolist() == [sum(rows[j] == rows[i] for j in wanted[:at]) for at, i in enumerate(wanted)]
+    assert place.tolist() == [
+        sum(rows[j] == rows[i] for j in wanted[:at]) for at, i in enumerate(wanted)
+    ]
     assert leading(rows, score, k).tolist() == order[place < k].tolist()
 
 
@@ -93,14 +112,17 @@ def test_what_is_missing_becomes_no_node() -> None:
 
 
 def test_pct_expands_what_is_worth_a_step() -> None:
-    # Values after .7 and .3: .49 .21 | .21 .09, then .343 .147. At sₐ/sₜ = .4 the nodes .7 and .49 are expanded.
+    # Values after .7 and .3: .49 .21 | .21 .09, then .343 .147. At sₐ/sₜ = .4 the nodes .7 and .49
+    # are expanded.
     tree = grown(PCT(width=2, leaf_threshold=0.0, ratio=0.4), always(0.7, 0.3))
     assert paths(tree) == [(0,), (1,), (0, 0), (0, 1), (0, 0, 0), (0, 0, 1)]
     assert np.exp(tree.score[1:]) == pytest.approx([0.7, 0.3, 0.49, 0.21, 0.343, 0.147])
 
 
 def test_pct_expands_at_exactly_the_ratio_and_not_below() -> None:
-    at = lambda ratio: np.bincount(grown(PCT(width=2, leaf_threshold=0, ratio=ratio), always(0.5, 0.5)).depth).tolist()
+    at = lambda ratio: np.bincount(
+        grown(PCT(width=2, leaf_threshold=0, ratio=ratio), always(0.5, 0.5)).depth
+    ).tolist()
     assert at(0.25) == [1, 2, 4, 8], "nodes of value .25 are expanded (eq. 5)"
     assert at(np.nextafter(0.25, 1)) == [1, 2, 4]
     assert at(0.5) == [1, 2, 4]
@@ -116,7 +138,9 @@ def test_pct_drafts_nothing_where_a_draft_step_costs_more_than_a_pass() -> None:
 
 def test_pct_leaves_out_leaves_below_the_threshold() -> None:
     tree = grown(PCT(width=3, leaf_threshold=0.125, ratio=0.25), always(0.5, 0.25, 0.0625))
-    assert paths(tree) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)], "a leaf of exactly .125 stays"
+    assert paths(tree) == [(0,), (1,), (0, 0), (0, 1), (1, 0), (0, 0, 0)], (
+        "a leaf of exactly .125 stays"
+    )
     assert np.exp(tree.score[1:]) == pytest.approx([0.5, 0.25, 0.25, 0.125, 0.125, 0.125])
 
 
@@ -128,9 +152,16 @@ def test_pct_ends_at_its_depth() -> None:
 def test_pct_reads_the_ratio_from_the_costs() -> None:
     assert PCT().reads_costs
     assert not PCT(ratio=0.1).reads_costs
-    measured = [grown(PCT(width=2, leaf_threshold=0), always(0.5, 0.5), costs=Costs({1: a}, {1: 2.0})) for a in (0.5, 0.51)]
+    measured = [
+        grown(PCT(width=2, leaf_threshold=0), always(0.5, 0.5), costs=Costs({1: a}, {1: 2.0}))
+        for a in (0.5, 0.51)
+    ]
     assert [int(t.depth.max()) for t in measured] == [3, 2]
-    asked = grown(PCT(width=2, leaf_threshold=0, ratio=0.5), always(0.5, 0.5), costs=Costs({1: 0.001}, {1: 1.0}))
+    asked = grown(
+        PCT(width=2, leaf_threshold=0, ratio=0.5),
+        always(0.5, 0.5),
+        costs=Costs({1: 0.001}, {1: 1.0}),
+    )
     assert asked.depth.max() == 2
 
 
@@ -140,13 +171,19 @@ def by_hand(path: tuple[int, ...]) -> list[float]:
 
 
 def test_pct_without_gain_expands_by_the_nodes_own_confidence() -> None:
-    # .6 .4 | .6 · (.3 .2) = .18 .12, .4 · (.9 .1) = .36 .04. At a ratio of .35 the values .6, .4 and .36 are expanded, and
-    # below .36 neither .5 · .36 = .18 nor .09. Of the confidences .6, .4 and .9 are, and .5 below .9 again and again.
+    # .6 .4 | .6 · (.3 .2) = .18 .12, .4 · (.9 .1) = .36 .04. At a ratio of .35 the values .6, .4
+    # and .36 are expanded, and below .36 neither .5 · .36 = .18 nor .09. Of the confidences .6, .4
+    # and .9 are, and .5 below .9 again and again.
     knobs = {"width": 2, "leaf_threshold": 0.0, "ratio": 0.35, "max_depth": 4}
     first = [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 1), (1, 0, 0), (1, 0, 1)]
     assert paths(grown(PCT(**knobs), following(by_hand))) == first
-    assert paths(grown(PCT(**knobs, gain=False), following(by_hand))) == [*first, (1, 0, 0, 0), (1, 0, 0, 1)]
-    # Leaves are removed by their value whichever it is (step 5 of the ablation): .18 · .5 = .09 and .045 go at .1.
+    assert paths(grown(PCT(**knobs, gain=False), following(by_hand))) == [
+        *first,
+        (1, 0, 0, 0),
+        (1, 0, 0, 1),
+    ]
+    # Leaves are removed by their value whichever it is (step 5 of the ablation): .18 · .5 = .09 and
+    # .045 go at .1.
     knobs["leaf_threshold"] = 0.1
     kept = [(0,), (1,), (0, 0), (0, 1), (1, 0), (1, 0, 0)]
     assert paths(grown(PCT(**knobs, gain=False), following(by_hand))) == kept
@@ -154,8 +191,9 @@ def test_pct_without_gain_expands_by_the_nodes_own_confidence() -> None:
 
 
 def test_pct_removes_nodes_by_their_own_confidence() -> None:
-    # The same tree: without gain at .35 it only grows, by the children of .5; what is removed at .35 are the .3, .2, .1 and
-    # .25, and nothing is left below them. Values stand in for nothing here: (1, 0, 0) is worth .18.
+    # The same tree: without gain at .35 it only grows, by the children of .5; what is removed at
+    # .35 are the .3, .2, .1 and .25, and nothing is left below them. Values stand in for nothing
+    # here: (1, 0, 0) is worth .18.
     knobs = {"width": 2, "leaf_threshold": 0.0, "max_depth": 4}
     sure = [(0,), (1,), (1, 0), (1, 0, 0), (1, 0, 0, 0)]
     assert paths(grown(PCT(**knobs, ratio=0.0, own=0.35), following(by_hand))) == sure
@@ -163,9 +201,13 @@ def test_pct_removes_nodes_by_their_own_confidence() -> None:
     with_gain = paths(grown(PCT(**knobs, ratio=0.35), following(by_hand)))
     assert set(with_gain) < set(grows), "a superset, whatever the ratio"
     assert not set(with_gain) <= set(sure)
-    assert paths(grown(PCT(**knobs, ratio=0.35, own=0.35), following(by_hand))) == sure[:4], "together: .18 is not expanded"
+    assert paths(grown(PCT(**knobs, ratio=0.35, own=0.35), following(by_hand))) == sure[:4], (
+        "together: .18 is not expanded"
+    )
     knobs["leaf_threshold"] = 0.1
-    assert paths(grown(PCT(**knobs, ratio=0.0, own=0.35), following(by_hand))) == sure[:4], "leaves go by their value: .09"
+    assert paths(grown(PCT(**knobs, ratio=0.0, own=0.35), following(by_hand))) == sure[:4], (
+        "leaves go by their value: .09"
+    )
 
 
 def test_pct_keeps_what_is_exactly_at_the_threshold_of_its_own_confidence() -> None:
@@ -188,7 +230,11 @@ def test_pct_asks_for_each_layer_at_once() -> None:
 # Room.
 
 
-@pytest.mark.parametrize("policy", [Chain(4), VCT(2, 4), PCT(width=2, ratio=0.0, max_depth=4)], ids=lambda p: type(p).__name__)
+@pytest.mark.parametrize(
+    "policy",
+    [Chain(4), VCT(2, 4), PCT(width=2, ratio=0.0, max_depth=4)],
+    ids=lambda p: type(p).__name__,
+)
 def test_every_row_has_its_own_depth(policy: Policy) -> None:
     asked: list[list[int]] = []
     tree = grown(policy, always(0.5, 0.4, asked=asked), depth=(2, 0, 9))
@@ -207,8 +253,8 @@ def test_room_for_nodes_keeps_the_best_of_each_row() -> None:
 
 
 def test_a_row_that_has_what_it_has_room_for_is_not_drafted_for() -> None:
-    # Row 0 has two candidates after each node, row 1 has one: with room for three, row 0 has 2 + 4 after two layers, and
-    # row 1 needs a third.
+    # Row 0 has two candidates after each node, row 1 has one: with room for three, row 0 has 2 + 4
+    # after two layers, and row 1 needs a third.
     asked: list[tuple[list[int], int]] = []
     rule = lambda path: [-1.0, -1.0 if path[0] == 0 else -np.inf]
     tree = grown(VCT(2, 9), following(rule, asked), depth=(99, 99), nodes=3)
@@ -244,7 +290,11 @@ trees = st.lists(st.tuples(st.integers(0, 30), st.integers(0, 4)), max_size=25)
 def test_fit_is_connected_and_best(steps: list[tuple[int, int]], nodes: int) -> None:
     tree = Tree.planted(np.arange(2), np.zeros(2, np.int64))
     for parent, log_q in steps:
-        tree = append(tree, np.array([parent % len(tree)]), Candidates(np.array([[1]]), np.array([[-float(log_q)]])))
+        tree = append(
+            tree,
+            np.array([parent % len(tree)]),
+            Candidates(np.array([[1]]), np.array([[-float(log_q)]])),
+        )
     kept = fit(tree, nodes)  # `select` asserts that no kept node lost its parent
     for row in range(2):
         before, after = tree.of_row(row)[1:], kept.number[kept.of_row(row)[1:]]
@@ -282,7 +332,8 @@ def test_a_layered_policy_may_select_at_the_end() -> None:
 
 
 def test_top_is_the_best_of_each_rows_layer() -> None:
-    # Rows 0 0 1; of .5 .2 | .5 .1 the two .5, of .1 .1 | both. Of three, .2; of one, the first .5 and the first .1.
+    # Rows 0 0 1; of .5 .2 | .5 .1 the two .5, of .1 .1 | both. Of three, .2; of one, the first .5
+    # and the first .1.
     tree = Tree.planted(np.array([0, 0, 1]), np.zeros(3, np.int64))
     score = np.log([[0.5, 0.2], [0.5, 0.1], [0.1, 0.1]])
     picked = lambda k: top(tree, np.arange(3), score, k).astype(int).tolist()

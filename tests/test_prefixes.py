@@ -37,7 +37,11 @@ def requests_of(count: int, seed: int = 0) -> list[Request]:
     first = draws.integers(0, VOCAB, 9).tolist()
     seconds = [draws.integers(0, VOCAB, 6).tolist() for _ in range(2)]
     return [
-        Request([*first, *seconds[i % 2], *draws.integers(0, VOCAB, draws.integers(0, 6)).tolist()], 8, number=i)
+        Request(
+            [*first, *seconds[i % 2], *draws.integers(0, VOCAB, draws.integers(0, 6)).tolist()],
+            8,
+            number=i,
+        )
         for i in range(count)
     ]
 
@@ -51,8 +55,12 @@ def figures(handle: Handle) -> tuple[Any, ...]:
 def test_texts_and_drafts_are_those_without_sharing(drafter: str, chunk: int) -> None:
     target, requests = tiny_target(40), requests_of(8)
     sharing = engine_of(drafter, target, max_sequences=3, max_batch_tokens=chunk, prefix_block=3)
-    reading = engine_of(drafter, target, max_sequences=3, max_batch_tokens=chunk, max_prefix_tokens=0)
-    shared, alone = ([engine.submit(request) for request in requests] for engine in (sharing, reading))
+    reading = engine_of(
+        drafter, target, max_sequences=3, max_batch_tokens=chunk, max_prefix_tokens=0
+    )
+    shared, alone = (
+        [engine.submit(request) for request in requests] for engine in (sharing, reading)
+    )
     assert [figures(handle) for handle in shared] == [figures(handle) for handle in alone]
     assert sum(handle.stats.cached_tokens for handle in shared) > 4 * 9
     assert all(handle.stats.cached_tokens == 0 for handle in alone)
@@ -98,7 +106,12 @@ def test_layers_with_a_state_share_nothing() -> None:
 def filled(store: PrefixStore, target: Target, prompt: list[int]) -> None:
     cache = target.new_cache(1, len(prompt))
     text = np.array(prompt, np.int64)
-    store.store(prompt, cache, 0, target.prefill(cache, [text], part("drafter", "edd")().example(target).needs).taps)
+    store.store(
+        prompt,
+        cache,
+        0,
+        target.prefill(cache, [text], part("drafter", "edd")().example(target).needs).taps,
+    )
 
 
 def test_the_leaf_that_was_used_longest_ago_is_dropped_first() -> None:
@@ -108,7 +121,9 @@ def test_the_leaf_that_was_used_longest_ago_is_dropped_first() -> None:
     assert store.tokens == 10
     assert len(store.find([1, 2, 3, 4, 0])) == 2
     store.shrink(8)
-    assert [len(store.find([*prompt, 0])) for prompt in ([1, 2, 3, 4], [1, 2, 5, 6], [7, 8, 9, 9])] == [2, 1, 2]
+    assert [
+        len(store.find([*prompt, 0])) for prompt in ([1, 2, 3, 4], [1, 2, 5, 6], [7, 8, 9, 9])
+    ] == [2, 1, 2]
     store.shrink(4)
     assert [len(store.find([*prompt, 0])) for prompt in ([1, 2, 3, 4], [7, 8, 9, 9])] == [0, 2]
     store.shrink(0)

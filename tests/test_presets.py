@@ -59,7 +59,10 @@ def test_the_page_shows_every_preset_beside_the_paper() -> None:
         for name in names(kind):
             for preset, values in getattr(part(kind, name), "presets", {}).items():
                 paper = build(kind, name)
-                changed = [f"`{k}={shown(getattr(paper, k))}` → `{k}={shown(v)}`" for k, v in values.items()]
+                changed = [
+                    f"`{k}={shown(getattr(paper, k))}` → `{k}={shown(v)}`"
+                    for k, v in values.items()
+                ]
                 rows.append(f"| `{name}` | `{name}:preset={preset}` | {', '.join(changed)} |")
     assert "\n".join(rows) in page, f"{PAGE.name} should hold:\n" + "\n".join(rows)
 
@@ -69,8 +72,12 @@ def shown(value: Any) -> str:
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-@pytest.mark.parametrize(("recipe", "folder"), [("demo_drafters", "demo"), ("smollm2_drafters", "smollm2")])
-def test_a_recipe_gives_the_drafters_that_are_shipped(recipe: str, folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("recipe", "folder"), [("demo_drafters", "demo"), ("smollm2_drafters", "smollm2")]
+)
+def test_a_recipe_gives_the_drafters_that_are_shipped(
+    recipe: str, folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.syspath_prepend(str(ROOT / "recipes"))
     specs = importlib.import_module(recipe).SPECS
     compared = 0
@@ -86,7 +93,9 @@ def test_a_recipe_gives_the_drafters_that_are_shipped(recipe: str, folder: str, 
         wanted = {k: v for k, v in method.fixed.items() if k in said}
         assert wanted == said, f"{recipe}: {spec}"
         missing = method.fixed.keys() - said.keys()
-        assert {k: method.fixed[k] for k in missing} == {k: getattr(type(method)(), k) for k in missing}, spec
+        assert {k: method.fixed[k] for k in missing} == {
+            k: getattr(type(method)(), k) for k in missing
+        }, spec
         compared += 1
     assert compared >= 4
 
@@ -110,13 +119,26 @@ def test_the_command_line_knows_presets(draftree: Any, tmp_path: Path) -> None:
     assert json.loads(out)["rows"][-1]["policy"] == "beam:preset=fast"
     status, _, err = draftree(*words, "--pair", "pld beam:preset=fats", "--force")
     assert (status, "preset is 'fats', allowed is fast" in err) == (2, True)
-    status, _, err = draftree("train", "edd:preset=fast", "--data", str(tmp_path / "none.jsonl"), "--out", str(tmp_path / "o"))
+    status, _, err = draftree(
+        "train",
+        "edd:preset=fast",
+        "--data",
+        str(tmp_path / "none.jsonl"),
+        "--out",
+        str(tmp_path / "o"),
+    )
     assert (status, "none.jsonl" in err) == (2, True)
 
 
 def test_nodes_follow_the_size_of_the_target() -> None:
     """EAGLE-2, appendix A: 60, 50 and 48 for 7B, 13B and 70B."""
     policy = build("policy", "eagle2")
-    assert [policy.sized(int(size)).kept for size in (135e6, 7e9, 13e9, 33e9, 70e9)] == [60, 60, 50, 48, 48]
+    assert [policy.sized(int(size)).kept for size in (135e6, 7e9, 13e9, 33e9, 70e9)] == [
+        60,
+        60,
+        50,
+        48,
+        48,
+    ]
     assert build("policy", "eagle2:nodes=26").sized(int(70e9)).kept == 26
     assert policy.sized(int(1e9)) is policy

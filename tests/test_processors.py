@@ -8,7 +8,8 @@ from draftree.sampling.processors import ForcedBeginning, FrequencyPenalty, Pres
 
 SCORES = [1.0, -2.0, 0.5, float("-inf"), 3.0]
 TEXT = [4, 4, 1, 0, 1, 1, 3]
-"""Behind a start of 3, token 0 stands once, 1 twice, 3 once, and 2 and 4 never: they do in the prompt."""
+"""Behind a start of 3, token 0 stands once, 1 twice, 3 once, and 2 and 4 never: they do in the
+prompt."""
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -27,7 +28,9 @@ TEXT = [4, 4, 1, 0, 1, 1, 3]
     ],
     ids=lambda value: type(value).__name__,
 )
-def test_scores_are_those_of_hand_arithmetic(step: LogitsProcessor, expected: list[float], dtype: torch.dtype) -> None:
+def test_scores_are_those_of_hand_arithmetic(
+    step: LogitsProcessor, expected: list[float], dtype: torch.dtype
+) -> None:
     ids, scores = torch.tensor([TEXT]), torch.tensor([SCORES], dtype=dtype)
     given = ids.clone(), scores.clone()
     found = step(ids, scores)

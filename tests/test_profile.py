@@ -72,7 +72,11 @@ def written(target: Target) -> Stats:
     """The figures of a text of 24 tokens."""
     request = Request([5, 6, 7], 24)
     plan = Engine(target, Always([], 61), Chain(), costs=COSTS).plain([request]).tokens[0]
-    return Engine(target, Always([[5, 6, 7, *plan]], 61), Chain(), costs=COSTS).write([request], reuse=False).stats
+    return (
+        Engine(target, Always([[5, 6, 7, *plan]], 61), Chain(), costs=COSTS)
+        .write([request], reuse=False)
+        .stats
+    )
 
 
 @pytest.fixture(scope="module")
@@ -90,7 +94,9 @@ def test_the_parts_of_a_step_are_all_of_its_time(target: Target) -> None:
     steps = len(stats.work) * sum(part.seconds for name, part in found.items() if name != "prompt")
     assert steps + found["prompt"].seconds == pytest.approx(stats.seconds)
     assert found["other"].share < 0.5
-    assert total([stats, stats]).phases == {name: pytest.approx(2 * s) for name, s in stats.phases.items()}
+    assert total([stats, stats]).phases == {
+        name: pytest.approx(2 * s) for name, s in stats.phases.items()
+    }
 
 
 @pytest.mark.parametrize(
@@ -106,11 +112,15 @@ def test_the_parts_of_a_step_are_all_of_its_time(target: Target) -> None:
         (ForwardBatch, "forest", "packing, mask"),
     ],
 )
-def test_a_slow_part_is_found(target: Target, monkeypatch: pytest.MonkeyPatch, where: type, name: str, part: str) -> None:
+def test_a_slow_part_is_found(
+    target: Target, monkeypatch: pytest.MonkeyPatch, where: type, name: str, part: str
+) -> None:
     clock = Clock()
     monkeypatch.setattr(time, "perf_counter", clock)
     own = getattr(where, name)
-    monkeypatch.setattr(where, name, staticmethod(clock.slowed(own)) if where is ForwardBatch else clock.slowed(own))
+    monkeypatch.setattr(
+        where, name, staticmethod(clock.slowed(own)) if where is ForwardBatch else clock.slowed(own)
+    )
     found = {p.name: p.seconds for p in parts(written(target))}
     assert found.pop("prompt", 0) in (0, 1), "the prompt is fed and kept"
     found.pop("other", None)  # the prompt's token
@@ -141,22 +151,50 @@ def folder(tmp_path: Path, quick: None) -> Path:
     return target_folder(tmp_path / "target")
 
 
-def test_the_command_line_tells_it(draftree: Callable[..., tuple[int, str, str]], folder: Path) -> None:
-    asked = ("generate", "5 apples", "--target", folder, "--max-new-tokens", 6, "--drafter", "suffix", "--profile")
+def test_the_command_line_tells_it(
+    draftree: Callable[..., tuple[int, str, str]], folder: Path
+) -> None:
+    asked = (
+        "generate",
+        "5 apples",
+        "--target",
+        folder,
+        "--max-new-tokens",
+        6,
+        "--drafter",
+        "suffix",
+        "--profile",
+    )
     status, out, _ = draftree(*asked)
     assert (status, "target pass" in out, "floor" in out) == (0, True, True)
     found = json.loads(draftree(*asked, "--json")[1])["profile"]
     assert {"target pass", "growing"} <= {part["name"] for part in found}
 
 
-def test_a_benchmark_draws_it(draftree: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path) -> None:
+def test_a_benchmark_draws_it(
+    draftree: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
+) -> None:
     pytest.importorskip("matplotlib")
     suite, out, picture = tmp_path / "s.jsonl", tmp_path / "r.json", tmp_path / "p.svg"
     suite.write_text('{"prompt": "2 + 3"}\n')
-    asked = ("bench", "--target", folder, "--suite", suite, "--out", out, "--drafter", "suffix", "--max-new-tokens", 5)
+    asked = (
+        "bench",
+        "--target",
+        folder,
+        "--suite",
+        suite,
+        "--out",
+        out,
+        "--drafter",
+        "suffix",
+        "--max-new-tokens",
+        5,
+    )
     assert draftree(*asked, "--profile", tmp_path / "p.txt")[0] == 2
     assert not out.exists()
     assert draftree(*asked, "--profile", picture)[0] == 0
     assert "target pass" in picture.read_text()
     for row in json.loads(out.read_text())["rows"]:
-        assert sum(per_token(row).values()) == pytest.approx(1e3 * row["seconds"] / row["new_tokens"])
+        assert sum(per_token(row).values()) == pytest.approx(
+            1e3 * row["seconds"] / row["new_tokens"]
+        )

@@ -16,23 +16,31 @@ def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(progress, "PATIENCE", 0.05)
 
 
-def test_long_work_is_announced_once_and_short_work_is_not(caplog: pytest.LogCaptureFixture) -> None:
+def test_long_work_is_announced_once_and_short_work_is_not(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     with announced("short work"):
         pass
     with announced("long work"), announced("a part of it"):
         time.sleep(0.3)
-    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [(logging.WARNING, "long work takes a while")]
+    assert [(r.levelno, r.getMessage()) for r in caplog.records] == [
+        (logging.WARNING, "long work takes a while")
+    ]
 
 
 @pytest.mark.parametrize("quiet", [True, False])
-def test_the_command_line_shows_its_own_progress(caplog: pytest.LogCaptureFixture, quiet: bool) -> None:
+def test_the_command_line_shows_its_own_progress(
+    caplog: pytest.LogCaptureFixture, quiet: bool
+) -> None:
     with shown() if quiet else nullcontext(), announced("long work"):
         time.sleep(0.3)
     assert len(caplog.records) == (not quiet)
 
 
 @pytest.mark.parametrize("own_bar", [True, False])
-def test_a_terminal_sees_a_spinner(monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], own_bar: bool) -> None:
+def test_a_terminal_sees_a_spinner(
+    monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str], own_bar: bool
+) -> None:
     monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("TERM", "xterm")

@@ -51,7 +51,9 @@ def test_nothing_is_left_behind(batch: Batch) -> None:
     properties.check_nothing_left(batch)
 
 
-def test_a_soak_finds_shrinks_and_saves_a_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_soak_finds_shrinks_and_saves_a_failure(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     def fails(batch: Batch) -> None:
         if (count := len(batch.requests)) > 1:
             raise AssertionError(f"{count} requests, {batch.slots} slots")

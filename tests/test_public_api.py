@@ -37,7 +37,9 @@ PUBLIC = {
 
 
 def test_the_public_names() -> None:
-    assert set(draftree.__all__) == PUBLIC, "a change of the public names is a decision: change it here too"
+    assert set(draftree.__all__) == PUBLIC, (
+        "a change of the public names is a decision: change it here too"
+    )
 
 
 @pytest.mark.parametrize("name", ["draftree", "draftree.testing"])

@@ -13,7 +13,10 @@ from draftree.registry import names
 
 def test_each_has_a_method_and_a_source() -> None:
     assert {entry.method for entry in published()} <= set(names("drafter"))
-    assert all(entry.drafter.count("/") == entry.target.count("/") == 1 and entry.source for entry in published())
+    assert all(
+        entry.drafter.count("/") == entry.target.count("/") == 1 and entry.source
+        for entry in published()
+    )
     assert len({entry.drafter for entry in published()}) == len(published())
 
 
@@ -29,7 +32,9 @@ def test_the_command_lists_them(draftree: Callable[..., tuple[int, str, str]]) -
     status, out, _ = draftree("drafters", "--for", "Qwen/Qwen3-4B", "--json")
     found = json.loads(out)
     assert (status, found["shipped"]) == (0, [])
-    assert [entry["drafter"] for entry in found["published"]] == [e.drafter for e in published_for("Qwen/Qwen3-4B")]
+    assert [entry["drafter"] for entry in found["published"]] == [
+        e.drafter for e in published_for("Qwen/Qwen3-4B")
+    ]
     assert "EAGLE-Vicuna" in draftree("drafters", "--json")[1]
     status, out, err = draftree("drafters", "--for", "nobody/knows")
     assert (status, out) == (0, "")

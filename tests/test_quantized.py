@@ -78,11 +78,23 @@ def test_fp8_is_read_by_its_scales(tmp_path: Path) -> None:
 
 
 REFUSED = {
-    "bitsandbytes, 4 bits": ({"quant_method": "bitsandbytes", "load_in_4bit": True}, "bitsandbytes", "bitsandbytes"),
+    "bitsandbytes, 4 bits": (
+        {"quant_method": "bitsandbytes", "load_in_4bit": True},
+        "bitsandbytes",
+        "bitsandbytes",
+    ),
     "AWQ": ({"quant_method": "awq", "bits": 4, "group_size": 32}, "awq", "gptqmodel"),
     "GPTQ": ({"quant_method": "gptq", "bits": 4, "group_size": 32}, "gptq", "gptqmodel optimum"),
-    "torchao": ({"quant_method": "torchao", "quant_type": "int8_weight_only"}, "torchao", "torchao"),
-    "compressed-tensors": ({"quant_method": "compressed-tensors"}, "compressed-tensors", "compressed-tensors"),
+    "torchao": (
+        {"quant_method": "torchao", "quant_type": "int8_weight_only"},
+        "torchao",
+        "torchao",
+    ),
+    "compressed-tensors": (
+        {"quant_method": "compressed-tensors"},
+        "compressed-tensors",
+        "compressed-tensors",
+    ),
 }
 
 
@@ -102,7 +114,9 @@ def test_what_is_to_be_installed_is_told_in_a_line(
 
 
 def test_fp8_on_a_gpu_needs_its_kernels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("draftree.models.quantized.find_spec", lambda name: None if name == "kernels" else object())
+    monkeypatch.setattr(
+        "draftree.models.quantized.find_spec", lambda name: None if name == "kernels" else object()
+    )
     in_fp8(tmp_path / "fp8")
     config = Target.load(str(tmp_path / "fp8")).decoder.config
     config.quantization_config = {"quant_method": "fp8"}
@@ -112,10 +126,14 @@ def test_fp8_on_a_gpu_needs_its_kernels(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 @pytest.mark.parametrize("method", ["modelopt", None, {"a": 1}])
-def test_weights_of_an_unknown_method_are_not_taken_for_plain_ones(tmp_path: Path, method: Any) -> None:
+def test_weights_of_an_unknown_method_are_not_taken_for_plain_ones(
+    tmp_path: Path, method: Any
+) -> None:
     """transformers says so in a log, and goes on with the stored numbers."""
     home = quantised(tmp_path / "target", {"quant_method": method, "bits": 8})
-    with pytest.raises(UserError, match=r"are quantised by .*, allowed are .*awq.*bitsandbytes.*fp8.*gptq"):
+    with pytest.raises(
+        UserError, match=r"are quantised by .*, allowed are .*awq.*bitsandbytes.*fp8.*gptq"
+    ):
         Target.load(str(home))
 
 
@@ -123,7 +141,9 @@ WHOLE = {
     "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_8bit": True},
     "compressed-tensors": {
         "quant_method": "compressed-tensors",
-        "config_groups": {"group_0": {"input_activations": {"dynamic": True, "strategy": "tensor"}}},
+        "config_groups": {
+            "group_0": {"input_activations": {"dynamic": True, "strategy": "tensor"}}
+        },
     },
     "torchao": {
         "quant_method": "torchao",
@@ -136,7 +156,11 @@ WHOLE = {
     },
 }
 APART = {
-    "bitsandbytes": {"quant_method": "bitsandbytes", "load_in_8bit": True, "llm_int8_threshold": 0.0},
+    "bitsandbytes": {
+        "quant_method": "bitsandbytes",
+        "load_in_8bit": True,
+        "llm_int8_threshold": 0.0,
+    },
     "compressed-tensors": {
         "quant_method": "compressed-tensors",
         "config_groups": {
@@ -145,7 +169,10 @@ APART = {
             "group_2": {"input_activations": None},
         },
     },
-    "torchao": {"quant_method": "torchao", "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}}},
+    "torchao": {
+        "quant_method": "torchao",
+        "quant_type": {"default": {"_type": "Int8WeightOnlyConfig", "_data": {}}},
+    },
 }
 
 
@@ -156,7 +183,9 @@ def test_scales_of_a_whole_pass_are_refused(tmp_path: Path, method: str) -> None
     config.quantization_config = APART[method]
     refuse_unsupported(config, LlamaForCausalLM)
     config.quantization_config = WHOLE[method]
-    with pytest.raises(UserError, match=r"LlamaForCausalLM .* is not supported: its .* (all tokens of a pass)"):
+    with pytest.raises(
+        UserError, match=r"LlamaForCausalLM .* is not supported: its .* (all tokens of a pass)"
+    ):
         refuse_unsupported(config, LlamaForCausalLM)
 
 
@@ -168,7 +197,11 @@ class PackedLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.bias = layer.in_features, layer.out_features, layer.bias
+        self.in_features, self.out_features, self.bias = (
+            layer.in_features,
+            layer.out_features,
+            layer.bias,
+        )
         scales = layer.weight.abs().amax(1, keepdim=True) / 7
         numbers = (layer.weight / scales).round().long() + 8
         places = 4 * torch.arange(8)
@@ -191,7 +224,13 @@ def packed(folder: Path, head: bool) -> Target:
     return Target.of(model.requires_grad_(False).eval())
 
 
-METHODS = {"eagle": EAGLE(), "eagle3": EAGLE3(), "edd": EDD(), "edd, shared": EDD(shared=True), "medusa": Medusa(heads=2)}
+METHODS = {
+    "eagle": EAGLE(),
+    "eagle3": EAGLE3(),
+    "edd": EDD(),
+    "edd, shared": EDD(shared=True),
+    "medusa": Medusa(heads=2),
+}
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -226,5 +265,7 @@ def test_packed_weights_count_in_the_size_by_which_a_tree_is_chosen(tmp_path: Pa
     model.config.quantization_config = {"bits": 8}
     assert count_parameters(model) < 0.7 * whole
     before = count_parameters(model) - 32
-    model.model.norm.weight = nn.Parameter(torch.zeros(500, 1, dtype=torch.uint8), requires_grad=False)
+    model.model.norm.weight = nn.Parameter(
+        torch.zeros(500, 1, dtype=torch.uint8), requires_grad=False
+    )
     assert count_parameters(model) == before + 1000

@@ -59,4 +59,6 @@ def test_every_shipped_drafter_is_what_its_recipe_trains(target: str) -> None:
         method = build("drafter", told[name])
         for option, value in options.items():
             asked = getattr(method, option)
-            assert asked == value, f"{target} {name}: {option} is {asked} by the recipe, and {value} as shipped"
+            assert asked == value, (
+                f"{target} {name}: {option} is {asked} by the recipe, and {value} as shipped"
+            )

@@ -26,7 +26,12 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 ROOT = Path(__file__).parent.parent
 SAMPLES = ROOT.parent / "shared" / "reference" / "machines"
-COSTS = CostTable((Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, 0.5, 10), Costs({1: 0.7}, {1: 5.0, 8: 13.0}, 0.5, 200)))
+COSTS = CostTable(
+    (
+        Costs({1: 0.5, 4: 2.0}, {1: 4.0, 8: 11.0}, 0.5, 10),
+        Costs({1: 0.7}, {1: 5.0, 8: 13.0}, 0.5, 200),
+    )
+)
 OTHER = CostTable((Costs({1: 0.1}, {1: 4.0, 8: 4.5}),))
 
 
@@ -42,43 +47,89 @@ def saved(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("saved")
     COSTS.save(folder / "costs.json")
     OTHER.save(folder / "other.json")
-    pairs = ("--pair", "edd chain:length=3", "--pair", "suffix vct:width=2,depth=3", "--pair", "edd pct")
-    asked = ("--limit", "3", "--max-new-tokens", "16", "--costs", folder / "costs.json", "--out", folder / "r.json")
+    pairs = (
+        "--pair",
+        "edd chain:length=3",
+        "--pair",
+        "suffix vct:width=2,depth=3",
+        "--pair",
+        "edd pct",
+    )
+    asked = (
+        "--limit",
+        "3",
+        "--max-new-tokens",
+        "16",
+        "--costs",
+        folder / "costs.json",
+        "--out",
+        folder / "r.json",
+    )
     assert status("bench", "--suite", "demo", *pairs, *asked) == 0
     return folder / "r.json"
 
 
 def counted(result: dict[str, Any]) -> list[Any]:
     names = ("counted_seconds", "counted_speedup", "draft_share", "cost_ratio", "expected_speedup")
-    of = lambda r: [r["intervals"].get("counted_speedup"), r["per_prompt"]["counted_seconds"], *(r[n] for n in names)]
+    of = lambda r: [
+        r["intervals"].get("counted_speedup"),
+        r["per_prompt"]["counted_seconds"],
+        *(r[n] for n in names),
+    ]
     return [of(r) for r in result["rows"]]
 
 
 def test_the_same_costs_give_the_saved_figures(saved: Path) -> None:
     result = report.read(saved)
-    again = recount.recounted(result, {d: CostTable.load(saved.parent / "costs.json") for d in recount.drafters(result)})
+    again = recount.recounted(
+        result, {d: CostTable.load(saved.parent / "costs.json") for d in recount.drafters(result)}
+    )
     for mine, before in zip(counted(again), counted(result), strict=True):
         for a, b in zip(mine, before, strict=True):
             assert a == b if a is None else a == pytest.approx(b, abs=1e-12, rel=1e-12)
     text = (
-        json.dumps(again["rows"]).replace("counted_seconds", "").replace("counted_speedup", "").replace("expected_speedup", "")
+        json.dumps(again["rows"])
+        .replace("counted_seconds", "")
+        .replace("counted_speedup", "")
+        .replace("expected_speedup", "")
     )
     assert not re.search(r"seconds|speedup", text), "nothing is clocked"
-    assert [r["acceptance_length"] for r in again["rows"]] == [r["acceptance_length"] for r in result["rows"]]
+    assert [r["acceptance_length"] for r in again["rows"]] == [
+        r["acceptance_length"] for r in result["rows"]
+    ]
 
 
-def test_other_costs_give_other_figures_and_refuse_what_reads_them(saved: Path, tmp_path: Path, capsys) -> None:
+def test_other_costs_give_other_figures_and_refuse_what_reads_them(
+    saved: Path, tmp_path: Path, capsys
+) -> None:
     other = str(saved.parent / "other.json")
     assert status("recount", str(saved), "--costs", other, "--out", tmp_path / "n.json") == 2
     assert "policy 'pct' reads costs" in capsys.readouterr().err
     assert not (tmp_path / "n.json").exists()
-    assert status("recount", str(saved), "--costs", other, "--without", "pct", "--out", tmp_path / "n.json") == 0
+    assert (
+        status(
+            "recount",
+            str(saved),
+            "--costs",
+            other,
+            "--without",
+            "pct",
+            "--out",
+            tmp_path / "n.json",
+        )
+        == 0
+    )
     new = report.read(tmp_path / "n.json")
     assert [r["policy"] for r in new["rows"]] == [None, "chain:length=3", "vct:width=2,depth=3"]
     row = new["rows"][1]
     works = [w for _, works in worklog.decode(row["work"], "row") for w in works]
-    assert row["counted_seconds"] == pytest.approx(sum(OTHER.at(w.context, 1).step(w) for w in works))
-    assert row["counted_speedup"] == pytest.approx(row["new_tokens"] - 3, rel=1) or row["counted_speedup"] > 1
+    assert row["counted_seconds"] == pytest.approx(
+        sum(OTHER.at(w.context, 1).step(w) for w in works)
+    )
+    assert (
+        row["counted_speedup"] == pytest.approx(row["new_tokens"] - 3, rel=1)
+        or row["counted_speedup"] > 1
+    )
     assert status("recount", str(saved), "--costs", other, "--without", "pst") == 2
     assert "did you mean 'pct'?" in capsys.readouterr().err
 
@@ -91,12 +142,19 @@ def test_what_cannot_be_recounted_is_told(saved: Path, tmp_path: Path, capsys) -
             {"rows": [{k: v for k, v in r.items() if k != "work"} for r in result["rows"]]},
             "does not hold the work of its steps",
         ),
-        ({"provenance": {k: v for k, v in result["provenance"].items() if k != "drafting"}}, "what its drafters read"),
+        (
+            {"provenance": {k: v for k, v in result["provenance"].items() if k != "drafting"}},
+            "what its drafters read",
+        ),
     ):
         out.write_text(json.dumps(result | change))
         assert status("recount", out, "--machine", "h100-8b", "--without", "pct") == 2
         assert told in capsys.readouterr().err
-    assert status("recount", saved) == status("recount", saved, "--costs", saved, "--machine", "h100-8b") == 2
+    assert (
+        status("recount", saved)
+        == status("recount", saved, "--costs", saved, "--machine", "h100-8b")
+        == 2
+    )
     assert status("recount", saved, "--machine", "h100") == 2
     assert "did you mean 'h100-8b'" in capsys.readouterr().err
 
@@ -107,7 +165,10 @@ def test_a_result_of_format_1_is_read(tmp_path: Path) -> None:
     assert report.read(old)["rows"]
 
 
-Columns = st.lists(st.tuples(st.lists(st.integers(1, 5), max_size=3), st.integers(0, 4), st.integers(0, 3)), max_size=12)
+Columns = st.lists(
+    st.tuples(st.lists(st.integers(1, 5), max_size=3), st.integers(0, 4), st.integers(0, 3)),
+    max_size=12,
+)
 
 
 @given(prompts=st.lists(Columns, max_size=3), start=st.integers(1, 99))
@@ -123,14 +184,26 @@ def test_coded_work_is_the_work(prompts: list[Any], start: int) -> None:
     coded = json.loads(json.dumps(worklog.encode(stats)))
     assert worklog.decode(coded, "a row") == [(s.steps, s.work) for s in stats]
     del coded["finds"]  # as before they were counted
-    assert worklog.decode(coded, "a row") == [(s.steps, [replace(w, finds=0) for w in s.work]) for s in stats]
+    assert worklog.decode(coded, "a row") == [
+        (s.steps, [replace(w, finds=0) for w in s.work]) for s in stats
+    ]
 
 
 @pytest.mark.parametrize(
-    "change", [{"fed": [3, 1]}, {"shape": [0, 1, 2]}, {"shape": [7, 2]}, {"depth": [1, -2]}, {"steps": [1]}, {"finds": [2, 1]}]
+    "change",
+    [
+        {"fed": [3, 1]},
+        {"shape": [0, 1, 2]},
+        {"shape": [7, 2]},
+        {"depth": [1, -2]},
+        {"steps": [1]},
+        {"finds": [2, 1]},
+    ],
 )
 def test_a_broken_log_is_told(change: dict[str, list[int]]) -> None:
-    log = worklog.encode([Stats(steps=[Step(1, 2, 2)] * 2, work=[Work((1,), 3, 1, 5), Work((1,), 3, 1, 7)])])
+    log = worklog.encode(
+        [Stats(steps=[Step(1, 2, 2)] * 2, work=[Work((1,), 3, 1, 5), Work((1,), 3, 1, 7)])]
+    )
     log |= change  # of two steps
     with pytest.raises(UserError):
         worklog.decode(log, "a row")
@@ -139,7 +212,10 @@ def test_a_broken_log_is_told(change: dict[str, list[int]]) -> None:
 def test_results_stay_small(saved: Path) -> None:
     row = report.read(saved)["rows"][1]
     assert len(json.dumps(row["work"])) < 20 * row["steps"], "columns are run-length coded"
-    assert report.read(saved)["rows"][0]["work"]["fed"] == [1, report.read(saved)["rows"][0]["steps"]]
+    assert report.read(saved)["rows"][0]["work"]["fed"] == [
+        1,
+        report.read(saved)["rows"][0]["steps"],
+    ]
 
 
 @pytest.mark.parametrize("name", machines.names())
@@ -177,16 +253,26 @@ def test_targets_are_those_of_the_published_fits(name: str, sample: str, context
 @pytest.mark.parametrize("kernels", ["stock", "packed"])
 def test_what_a_drafter_reads_is_counted(kernels: str) -> None:
     target = Target.load("demo", kernels=kernels)
-    work = {d: machines.drafting(target, build("drafter", d).open(target)) for d in ("vdm", "medusa", "suffix", "edd+suffix")}
-    assert work["vdm"].layers == pytest.approx(1, abs=0.01), "one of the target's layers, without its norms"
+    work = {
+        d: machines.drafting(target, build("drafter", d).open(target))
+        for d in ("vdm", "medusa", "suffix", "edd+suffix")
+    }
+    assert work["vdm"].layers == pytest.approx(1, abs=0.01), (
+        "one of the target's layers, without its norms"
+    )
     assert work["vdm"].heads == work["medusa"].heads == 1
     assert work["medusa"].layers < 0.2
     assert (work["suffix"].layers, work["suffix"].heads) == (0, 0)
     assert work["suffix"].processor == work["edd+suffix"].processor != {}
     assert work["edd+suffix"].layers > 0
-    assert Drafting.read(json.loads(json.dumps({"layers": 1.0, "processor": {"1": 0.5}}))).seconds(1) == 0.5
+    assert (
+        Drafting.read(json.loads(json.dumps({"layers": 1.0, "processor": {"1": 0.5}}))).seconds(1)
+        == 0.5
+    )
     curves = {name: Machine.load("h100-8b").costs(w).at(0, 1) for name, w in work.items()}
-    assert curves["suffix"].draft_seconds(1) == pytest.approx(work["suffix"].seconds(1)), "look-ups take what they take here"
+    assert curves["suffix"].draft_seconds(1) == pytest.approx(work["suffix"].seconds(1)), (
+        "look-ups take what they take here"
+    )
     assert 0.03 < curves["vdm"].ratio < 0.12, "GLIDE and EAGLE say 0.05 to 0.1 of a 7B"
 
 
@@ -199,7 +285,9 @@ def test_one_run_is_priced_on_several_machines(saved: Path, tmp_path: Path, caps
     assert result["simulated"]
     rows = {(r["machine"], r["drafter"]): r for r in result["rows"] if r["policy"]}
     wide, narrow = rows["h100-8b", "edd"], rows["rtx4090-8b-int4", "edd"]
-    assert wide["counted_speedup"] > narrow["counted_speedup"], "further tokens cost more where weights are small"
+    assert wide["counted_speedup"] > narrow["counted_speedup"], (
+        "further tokens cost more where weights are small"
+    )
     same = next(v for v in wide["varied"] if (v["slope"], v["overhead"]) == (1.0, 0.0))
     assert same["counted_speedup"] == pytest.approx(wide["counted_speedup"])
     by_slope = [v["counted_speedup"] for v in narrow["varied"] if v["overhead"] == 0]
@@ -208,8 +296,13 @@ def test_one_run_is_priced_on_several_machines(saved: Path, tmp_path: Path, caps
     assert "tokens_per_second" not in wide
 
 
-def test_a_bench_on_a_machine_is_simulated_and_grows_its_trees_by_it(tmp_path: Path, capsys) -> None:
-    out, asked = tmp_path / "r.json", ("bench", "--suite", "demo", "--pair", "vdm pct", "--limit", "1", "--max-new-tokens", "8")
+def test_a_bench_on_a_machine_is_simulated_and_grows_its_trees_by_it(
+    tmp_path: Path, capsys
+) -> None:
+    out, asked = (
+        tmp_path / "r.json",
+        ("bench", "--suite", "demo", "--pair", "vdm pct", "--limit", "1", "--max-new-tokens", "8"),
+    )
     assert status(*asked, "--machine", "h100-8b", "--out", out) == 0
     assert "simulated, on h100-8b" in capsys.readouterr().out
     result = report.read(out)
@@ -217,7 +310,9 @@ def test_a_bench_on_a_machine_is_simulated_and_grows_its_trees_by_it(tmp_path: P
     assert result["rows"][1]["counted_speedup"] is not None
     assert "speedup" not in result["rows"][1], "nothing clocked stands beside what is simulated"
     assert result["provenance"]["costs"]["vdm"]["about"]["kind"] == "published"
-    assert status("recount", out, "--machine", "h100-8b") == 0, "read by its policy were these very costs"
+    assert status("recount", out, "--machine", "h100-8b") == 0, (
+        "read by its policy were these very costs"
+    )
     assert status("recount", out, "--machine", "h200-8b") == 2
     assert status(*asked, "--machine", "h100-8b", "--costs", out, "--out", tmp_path / "no") == 2
     assert status(*asked, "--machine", "h10", "--out", tmp_path / "no") == 2
@@ -229,7 +324,9 @@ def test_a_machine_without_a_roofline_has_one_draft_step_for_all_networks() -> N
     assert machine.roofline is None
     steps = [machine.costs(Drafting(layers=n)).at(0, 1).draft_seconds(1) for n in (1, 2)]
     assert steps[0] == steps[1] == 0.0009
-    assert machine.costs(Drafting(processor={1: 1e-4})).at(0, 1).draft_seconds(1) == pytest.approx(1e-4)
+    assert machine.costs(Drafting(processor={1: 1e-4})).at(0, 1).draft_seconds(1) == pytest.approx(
+        1e-4
+    )
 
 
 def test_a_roofline_has_numbers_above_0() -> None:
@@ -252,7 +349,9 @@ def tables() -> ModuleType:
 def test_a_simulated_figure_says_so_wherever_it_stands(tables: ModuleType, tmp_path: Path) -> None:
     row = {"drafter": "plain", "policy": None, "x": 2.0}
     about = {"costs": {}, "machines": {"h100-8b": {"device": "H100"}}}
-    (tmp_path / "sim.json").write_text(json.dumps({"simulated": True, "provenance": about, "rows": [row]}))
+    (tmp_path / "sim.json").write_text(
+        json.dumps({"simulated": True, "provenance": about, "rows": [row]})
+    )
     block = "## Costs\n\n{}\n\n2.00\n\n*Saved as `benchmarks/results/sim.json`.*\n"
     assert tables.unlabelled(block.format("Words."), tmp_path) == ["sim"]
     assert tables.unlabelled(block.format("Simulated."), tmp_path) == []
@@ -263,7 +362,9 @@ def test_a_simulated_figure_says_so_wherever_it_stands(tables: ModuleType, tmp_p
 def test_no_document_shows_a_simulated_figure_without_the_word(tables: ModuleType) -> None:
     root = Path(__file__).parents[1]
     for path in (root / "README.md", *(root / "docs").rglob("*.md")):
-        assert tables.unlabelled(path.read_text("utf-8"), root / "benchmarks" / "results") == [], path
+        assert tables.unlabelled(path.read_text("utf-8"), root / "benchmarks" / "results") == [], (
+            path
+        )
 
 
 def test_a_fake_target_has_its_own_share() -> None:

@@ -23,7 +23,9 @@ def test_a_part_is_named_by_its_file() -> None:
         for name in registry.names(kind):
             assert not name.startswith("_")
             assert registry.build(kind, name) == registry.part(kind, name)()
-            assert set(registry.knobs(kind, name)) == {f.name for f in fields(registry.part(kind, name)) if f.compare}
+            assert set(registry.knobs(kind, name)) == {
+                f.name for f in fields(registry.part(kind, name)) if f.compare
+            }
             assert registry.summary(kind, name)
 
 
@@ -49,7 +51,11 @@ def test_a_spec_is_the_dataclass(kind: str, spec: str, part: object) -> None:
         ("policy", "pct:widht=3", "unknown key of policy 'pct' 'widht'.*did you mean 'width'"),
         ("policy", "pct:3", "'3' is not key=value; keys of policy 'pct': width"),
         ("policy", "pct:width=x", "pct: width is 'x', allowed is a whole number of at least 1"),
-        ("policy", "pct:ratio=x", "pct: ratio is 'x', allowed is none or a finite number of at least 0"),
+        (
+            "policy",
+            "pct:ratio=x",
+            "pct: ratio is 'x', allowed is none or a finite number of at least 0",
+        ),
         ("policy", "pct:width=0", "pct: width is 0, allowed is a whole number of at least 1"),
         ("drafter", "edd:loss=mse", "edd: loss is 'mse', allowed is kl or ce"),
         ("drafter", "base", "unknown drafter 'base'"),
@@ -73,7 +79,10 @@ def test_a_checkpoint_folder_is_a_drafter(tmp_path: Path) -> None:
     ):
         registry.build("drafter", str(tmp_path))
     (tmp_path / "config.json").write_text("[]")
-    with pytest.raises(UserError, match=r"config.json' is not a drafter's config: it holds \[\], allowed is a JSON object"):
+    with pytest.raises(
+        UserError,
+        match=r"config.json' is not a drafter's config: it holds \[\], allowed is a JSON object",
+    ):
         registry.build("drafter", str(tmp_path))
 
 
@@ -86,7 +95,9 @@ def test_drafters_are_fused_by_a_plus(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"draftree": {"drafter": "edd"}}))
     for spec in (f"{folder}+pld", f"edd:checkpoint={folder}+pld"):
         assert registry.build("drafter", spec) == Fused((EDD(checkpoint=str(folder)), PLD()))
-    assert registry.build("drafter", f"pld+edd:checkpoint={folder}") == Fused((PLD(), EDD(checkpoint=str(folder))))
+    assert registry.build("drafter", f"pld+edd:checkpoint={folder}") == Fused(
+        (PLD(), EDD(checkpoint=str(folder)))
+    )
 
 
 def test_a_plus_in_a_path_that_exists_fuses_nothing(tmp_path: Path) -> None:
@@ -96,10 +107,16 @@ def test_a_plus_in_a_path_that_exists_fuses_nothing(tmp_path: Path) -> None:
     (folder / "config.json").write_text(json.dumps({"draftree": {"drafter": "edd"}}))
     held = EDD(checkpoint=str(folder))
     assert registry.build("drafter", str(folder)) == held
-    assert registry.build("drafter", f"pld+{folder}+pld:ngram=1") == Fused((PLD(), held, PLD(ngram=1)))
+    assert registry.build("drafter", f"pld+{folder}+pld:ngram=1") == Fused(
+        (PLD(), held, PLD(ngram=1))
+    )
     assert registry.build("drafter", f"edd:checkpoint={folder}") == held
-    assert registry.build("drafter", f"edd:checkpoint={folder},loss=ce") == EDD(checkpoint=str(folder), loss="ce")
-    assert registry.build("drafter", f"edd:loss=ce,checkpoint={folder}+pld") == Fused((EDD(str(folder), loss="ce"), PLD()))
+    assert registry.build("drafter", f"edd:checkpoint={folder},loss=ce") == EDD(
+        checkpoint=str(folder), loss="ce"
+    )
+    assert registry.build("drafter", f"edd:loss=ce,checkpoint={folder}+pld") == Fused(
+        (EDD(str(folder), loss="ce"), PLD())
+    )
 
 
 @pytest.mark.parametrize(
@@ -135,7 +152,8 @@ def test_a_value_is_parsed_by_its_type(text: str, hint: object, value: object) -
 
 
 @pytest.mark.parametrize(
-    ("text", "hint"), [("1.5", int), ("yes", bool), ("c", Literal["a", "b"]), ("a", int | Literal["auto"])]
+    ("text", "hint"),
+    [("1.5", int), ("yes", bool), ("c", Literal["a", "b"]), ("a", int | Literal["auto"])],
 )
 def test_a_value_of_another_type_is_refused(text: str, hint: object) -> None:
     rule = rule_of(hint)
@@ -144,4 +162,7 @@ def test_a_value_of_another_type_is_refused(text: str, hint: object) -> None:
 
 
 def test_an_unknown_name_without_a_near_one_lists_all() -> None:
-    assert str(UnknownName("fruit", "zzz", ["pear", "apple"])) == "unknown fruit 'zzz': known are apple, pear"
+    assert (
+        str(UnknownName("fruit", "zzz", ["pear", "apple"]))
+        == "unknown fruit 'zzz': known are apple, pear"
+    )

@@ -1,9 +1,11 @@
 """The rejection acceptors on the demo target: frequencies of what they emit are p's, by χ²; with mistakes they are not.
 
-One tree of all that can be drafted is verified in one pass. Then drafts are drawn and accepted many thousand times over,
-through the drawing's and the acceptors' own code and keyed noise, each time as another request.
+One tree of all that can be drafted is verified in one pass. Then drafts are drawn and accepted many
+thousand times over, through the drawing's and the acceptors' own code and keyed noise, each time as
+another request.
 
-Shapes: C nodes of that tree, V tokens that can come anywhere in it, N nodes of a drawn forest, R trials in one forest.
+Shapes: C nodes of that tree, V tokens that can come anywhere in it, N nodes of a drawn forest, R
+trials in one forest.
 """
 
 from collections import Counter
@@ -40,7 +42,8 @@ from mistakes import Asking, RawBonus, Rounds, TwoDraws
 
 QUESTION = "Tom has 3 apples and buys 5 more. How many apples does he have?"
 ANSWER = "Jane has 3"
-"""The demo's beginning of one, after which drafter and target differ by a total variation of a half."""
+"""The demo's beginning of one, after which drafter and target differ by a total variation of a
+half."""
 SAMPLING = Sampling(temperature=1.0, top_k=6, seed=17)
 DEPTH = 3
 FEW, MANY, LEVEL = 5_000, 50_000, 1e-3
@@ -70,7 +73,11 @@ class Known:
         law: dict[tuple[int, ...], float] = {}
         for first in self.p[0].nonzero()[:, 0].tolist():
             chance, node = float(self.p[0, first]), int(self.child[0, first])
-            second = {(first,): chance} if node < 0 else {(first, i): chance * x for i, x in enumerate(self.p[node].tolist())}
+            second = (
+                {(first,): chance}
+                if node < 0
+                else {(first, i): chance * x for i, x in enumerate(self.p[node].tolist())}
+            )
             law |= {text: x for text, x in second.items() if x}
         return law
 
@@ -101,7 +108,10 @@ def known() -> Known:
     target = Target.load("demo")
     drafter = EDD().open(target)
     asked = [{"role": "user", "content": QUESTION}]
-    text = target.tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False) + ANSWER
+    text = (
+        target.tokenizer.apply_chat_template(asked, add_generation_prompt=True, tokenize=False)
+        + ANSWER
+    )
     ids = np.array(target.tokenizer(text, add_special_tokens=False).input_ids, np.int64)
     prompt, root = ids[:-1], ids[-1:]
     cache = target.new_cache(1, 512)
@@ -109,7 +119,9 @@ def known() -> Known:
     state = drafter.start([prompt], root, verified.taps)
     tree, frontier, q = Tree.planted(np.zeros(1, np.int64), root), np.zeros(1, np.int64), []
     for _ in range(DEPTH):
-        found, state = drafter.expand(state, tree, frontier, SAMPLING.top_k, Drawing(settings=[SAMPLING]))
+        found, state = drafter.expand(
+            state, tree, frontier, SAMPLING.top_k, Drawing(settings=[SAMPLING])
+        )
         q.append(found.log_probs.double().exp())
         before, tree = len(tree), append(tree, frontier, found)
         frontier = np.arange(before, len(tree))
@@ -123,7 +135,9 @@ def compact(tree: Tree, p: Tensor, q: Tensor, raw: Tensor) -> Known:
     q = torch.cat((q, torch.zeros(len(p) - len(q), p.shape[1])))
     tokens = ((p > 0) | (q > 0)).any(0).nonzero()[:, 0]
     child = np.full((len(p), len(tokens)), -1)
-    child[tree.parents[1:], np.searchsorted(tokens.numpy(), tree.tokens[1:])] = np.arange(1, len(tree))
+    child[tree.parents[1:], np.searchsorted(tokens.numpy(), tree.tokens[1:])] = np.arange(
+        1, len(tree)
+    )
     return Known(p[:, tokens], q[:, tokens], raw[:, tokens].double(), child)
 
 
@@ -140,7 +154,9 @@ def frequencies(known: Known, policy: Policy, acceptor: Acceptor, trials: int) -
     return goodness([counts[text] for text in texts], [known.law.get(text, 0.0) for text in texts])
 
 
-def step(known: Known, policy: Policy, acceptor: Acceptor, trials: Ints) -> list[tuple[tuple[int, ...], int]]:
+def step(
+    known: Known, policy: Policy, acceptor: Acceptor, trials: Ints
+) -> list[tuple[tuple[int, ...], int]]:
     """What one step of each trial emits, and the known node after it, −1 where there is none."""
     rows, zero = np.arange(len(trials)), np.zeros(len(trials), np.int64)
     noise = Keyed(SAMPLING.seed, trials, zero)
@@ -150,9 +166,13 @@ def step(known: Known, policy: Policy, acceptor: Acceptor, trials: Ints) -> list
         nonlocal place
         place = placed(known, tree, place)
         log_q = known.q[place[frontier]].log()
-        return drawn(log_q, k, Drawing(acceptor.draw, noise=noise), tree.row[frontier], tree.depth[frontier])
+        return drawn(
+            log_q, k, Drawing(acceptor.draw, noise=noise), tree.row[frontier], tree.depth[frontier]
+        )
 
-    tree = policy.draft(expand, Tree.planted(rows, zero), COSTS, Room(np.full(len(rows), DEPTH), 99), None)
+    tree = policy.draft(
+        expand, Tree.planted(rows, zero), COSTS, Room(np.full(len(rows), DEPTH), 99), None
+    )
     place = placed(known, tree, place)
     verdict = acceptor.accept(tree, After(known, place), noise)
     found = []
@@ -189,7 +209,10 @@ MISTAKES: dict[str, tuple[Policy, Acceptor]] = {
     "residual without the token alone": (Chain(1), Rounds("residual without the token")),
     "residual of another q": (VCT(2, 1), Rounds("q of another node")),
     "residual not normalised": (VCT(4, 1), Rounds("residual not normalised", True)),
-    "drawn without, believed with replacement": (VCT(4, 1), Asking(MultiRound(True), Draw.WITHOUT_REPLACEMENT)),
+    "drawn without, believed with replacement": (
+        VCT(4, 1),
+        Asking(MultiRound(True), Draw.WITHOUT_REPLACEMENT),
+    ),
     SUBTLE: (VCT(4, 1), Asking(MultiRound(), Draw.WITH_REPLACEMENT)),
 }
 
@@ -223,10 +246,16 @@ def test_many_trials_of_a_mistake_are_not(mistake: str, known: Known) -> None:
     assert frequencies(known, *MISTAKES[mistake], MANY).p_value < LEVEL
 
 
-def test_mistakes_in_block_verification_are_noticed(known: Known, monkeypatch: pytest.MonkeyPatch) -> None:
-    def of_one_token(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> float:
+def test_mistakes_in_block_verification_are_noticed(
+    known: Known, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def of_one_token(
+        tree: Tree, chain: list[int], i: int, p: Distributions, weight: float
+    ) -> float:
         here = p(chain[i - 1])
-        return min(1.0, ratio(here, proposal(tree, chain[i], len(here)), int(tree.tokens[chain[i]])))
+        return min(
+            1.0, ratio(here, proposal(tree, chain[i], len(here)), int(tree.tokens[chain[i]]))
+        )
 
     monkeypatch.setattr(block, "_kept", of_one_token)
     assert frequencies(known, Chain(3), Block(), FEW).p_value < LEVEL
@@ -236,12 +265,19 @@ def test_the_power_is_what_it_is_said_to_be(known: Known) -> None:
     """Of wrong laws as far away as is said, 99 in 100 are found, and of the right one 1 in 1000 is."""
     generator, p = np.random.default_rng(1), np.array(list(known.law.values()))
     far = detectable(FEW, len(p) - 1, LEVEL)
-    # The error that is hardest to find, by Cauchy and Schwarz: of the same share everywhere, up in one half, down in the other.
+    # The error that is hardest to find, by Cauchy and Schwarz: of the same share everywhere, up in
+    # one half, down in the other.
     sign = np.where(np.cumsum(p) <= 0.5, 1.0, -1.0)
     wrong = p * (1 + 2 * far * sign)
     wrong /= wrong.sum()
     drawn_wrong = generator.multinomial(FEW, wrong, size=2000)
     found = sum(goodness(counts, p).p_value < LEVEL for counts in drawn_wrong) / len(drawn_wrong)
-    false = sum(goodness(counts, p).p_value < 0.05 for counts in generator.multinomial(FEW, p, size=2000)) / 2000
+    false = (
+        sum(
+            goodness(counts, p).p_value < 0.05
+            for counts in generator.multinomial(FEW, p, size=2000)
+        )
+        / 2000
+    )
     assert found == pytest.approx(0.99, abs=0.01)
     assert false == pytest.approx(0.05, abs=0.015)

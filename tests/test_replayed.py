@@ -29,7 +29,9 @@ def target() -> Target:
 
 
 def engine(target: Target, drafter: str, policy: str) -> Engine:
-    return Engine(target, build("drafter", drafter).open(target), build("policy", policy), costs=COSTS)
+    return Engine(
+        target, build("drafter", drafter).open(target), build("policy", policy), costs=COSTS
+    )
 
 
 PAIRS = [
@@ -39,12 +41,19 @@ PAIRS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("pair", "temperature"), [(pair, float(i % 2)) for i, pair in enumerate(PAIRS)] + [(PAIRS[0], 1.0)])
-def test_a_replay_takes_the_steps_of_the_live_run(target: Target, pair: tuple[str, str], temperature: float) -> None:
+@pytest.mark.parametrize(
+    ("pair", "temperature"),
+    [(pair, float(i % 2)) for i, pair in enumerate(PAIRS)] + [(PAIRS[0], 1.0)],
+)
+def test_a_replay_takes_the_steps_of_the_live_run(
+    target: Target, pair: tuple[str, str], temperature: float
+) -> None:
     live, prompts = engine(target, *pair), suites.load("demo").prompts
     for i, prompt in enumerate(prompts[:1]):
         sampling = Sampling(temperature=temperature, seed=3)
-        request = Request(encode(target.tokenizer, prompt.content), 10, target.eos, i, sampling=sampling)
+        request = Request(
+            encode(target.tokenizer, prompt.content), 10, target.eos, i, sampling=sampling
+        )
         wanted = replace(live, learned={}).write([request], reuse=False)
         text = Text(np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt))
         source = Replayed.along(target, text, live.drafter.needs.hidden)
@@ -58,18 +67,29 @@ def test_a_replay_takes_the_steps_of_the_live_run(target: Target, pair: tuple[st
 
 
 @pytest.mark.parametrize(
-    "name", [n for n in own_names("drafter") if n not in {"lookahead", "token_recycling", *(p[0] for p in PAIRS)}]
+    "name",
+    [
+        n
+        for n in own_names("drafter")
+        if n not in {"lookahead", "token_recycling", *(p[0] for p in PAIRS)}
+    ],
 )
 def test_a_drafter_of_no_demo_is_replayed_step_by_step(target: Target, name: str) -> None:
     """Those that draft a block, and those of a corpus, with weights that nobody has trained."""
-    live = Engine(target, part("drafter", name)().example(target), build("policy", "vct"), costs=COSTS)
+    live = Engine(
+        target, part("drafter", name)().example(target), build("policy", "vct"), costs=COSTS
+    )
     for temperature in (0.0, 1.0):
         (request,) = asked(target, 1, temperature, 6)
         wanted = replace(live, learned={}).write([request], reuse=False)
         text = Text(np.array([*request.prompt, *wanted.tokens[0]], np.int64), len(request.prompt))
         source = Replayed.along(target, text, live.drafter.needs.hidden)
         found = replace(live, target=source, learned={}).write([request], reuse=False)
-        assert (found.tokens, found.stats.steps, found.stats.work) == (wanted.tokens, wanted.stats.steps, wanted.stats.work)
+        assert (found.tokens, found.stats.steps, found.stats.work) == (
+            wanted.tokens,
+            wanted.stats.steps,
+            wanted.stats.work,
+        )
         assert any(step.nodes for step in found.stats.steps) or name in ("rest", "aded")
 
 
@@ -77,18 +97,35 @@ def test_what_needs_passes_of_the_target_is_refused(target: Target) -> None:
     request = Request([5, 6, 7], 8)
     text = Text(np.array([5, 6, 7, 8, 9, 10]), 3)
     with pytest.raises(UserError, match="probes"):
-        replace(engine(target, "lookahead", "trie"), target=Replayed.along(target, text, ())).write([request])
+        replace(engine(target, "lookahead", "trie"), target=Replayed.along(target, text, ())).write(
+            [request]
+        )
     with pytest.raises(UserError, match="reads what was not accepted"):
-        replace(engine(target, "suffix+token_recycling", "trie"), target=Replayed.along(target, text, ())).write([request])
+        replace(
+            engine(target, "suffix+token_recycling", "trie"),
+            target=Replayed.along(target, text, ()),
+        ).write([request])
 
 
-def asked(target: Target, count: int = 2, temperature: float = 0.0, tokens: int = 24) -> list[Request]:
-    prompts, sampling = suites.load("demo").prompts[:count], Sampling(temperature=temperature, seed=3)
-    return [Request(encode(target.tokenizer, p.content), tokens, target.eos, p.number, sampling=sampling) for p in prompts]
+def asked(
+    target: Target, count: int = 2, temperature: float = 0.0, tokens: int = 24
+) -> list[Request]:
+    prompts, sampling = (
+        suites.load("demo").prompts[:count],
+        Sampling(temperature=temperature, seed=3),
+    )
+    return [
+        Request(
+            encode(target.tokenizer, p.content), tokens, target.eos, p.number, sampling=sampling
+        )
+        for p in prompts
+    ]
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_recordings_are_kept_and_read_without_a_layer_of_the_target(target: Target, tmp_path: Path, temperature: float) -> None:
+def test_recordings_are_kept_and_read_without_a_layer_of_the_target(
+    target: Target, tmp_path: Path, temperature: float
+) -> None:
     requests, drafters = asked(target, 2, temperature, 12), ("edd", "glide")
     engines = [engine(target, d, "chain") for d in drafters]
     wanted = [e.write([r], reuse=False).stats for e in engines for r in requests]
@@ -102,13 +139,21 @@ def test_recordings_are_kept_and_read_without_a_layer_of_the_target(target: Targ
     grown.record(requests)
     assert (tmp_path / "of" / "texts.jsonl").read_text() == texts, "texts are written once"
     sizes = [p.stat().st_size for p in (tmp_path / "of" / "taps").iterdir()]
-    tokens = sum(len(r.prompt) + len(grown.texts[k]) for r, k in zip(requests, grown.texts, strict=True))
+    tokens = sum(
+        len(r.prompt) + len(grown.texts[k]) for r, k in zip(requests, grown.texts, strict=True)
+    )
     assert sum(sizes) == pytest.approx(tokens * grown.bytes_per_token, rel=0.05)
     again, passes = Recordings.open(tmp_path / "of", target, needs), list[int]()
     assert again.missing(requests) == []
-    hooks = [m.register_forward_pre_hook(lambda *_: passes.append(1)) for m in target.decoder.layers]
+    hooks = [
+        m.register_forward_pre_hook(lambda *_: passes.append(1)) for m in target.decoder.layers
+    ]
     try:
-        found = [replace(e, target=again.source(r)).write([r], reuse=False).stats for e in engines for r in requests]
+        found = [
+            replace(e, target=again.source(r)).write([r], reuse=False).stats
+            for e in engines
+            for r in requests
+        ]
     finally:
         for hook in hooks:
             hook.remove()
@@ -157,7 +202,9 @@ def test_a_broken_recording_is_recorded_again_or_told(target: Target, tmp_path: 
      ("token_recycling trie", "drafter 'token_recycling' cannot be replayed: it reads what was not accepted"),
      ("lookahead+pld trie", "drafter 'lookahead+pld' cannot be replayed")],
 )  # fmt: skip
-def test_what_hangs_on_more_than_the_text_is_refused_by_name(pair: str, told: str, tmp_path: Path, quick: None, capsys) -> None:
+def test_what_hangs_on_more_than_the_text_is_refused_by_name(
+    pair: str, told: str, tmp_path: Path, quick: None, capsys
+) -> None:
     asked = [
         "replay",
         "--suite",
@@ -178,7 +225,9 @@ def test_what_hangs_on_more_than_the_text_is_refused_by_name(pair: str, told: st
     assert not (tmp_path / "r").exists()
 
 
-def test_policies_that_read_costs_are_replayed_on_each_machine(tmp_path: Path, quick: None, capsys) -> None:
+def test_policies_that_read_costs_are_replayed_on_each_machine(
+    tmp_path: Path, quick: None, capsys
+) -> None:
     asked = ["replay", "--suite", "demo", "--pair", "vdm yield", "--pair", "vdm chain", "--limit", "1",
              "--max-new-tokens", "16", "--recording", tmp_path / "of", "--out", tmp_path / "r.json", "--machine", "h100-8b",
              "--machine", "rtx4090-8b-int4"]  # fmt: skip
@@ -193,7 +242,10 @@ def test_policies_that_read_costs_are_replayed_on_each_machine(tmp_path: Path, q
     wide, narrow = (rows[m, "yield"] for m in ("h100-8b", "rtx4090-8b-int4"))
     assert wide["nodes_per_step"] > narrow["nodes_per_step"], "each machine has trees of its own"
     assert rows["h100-8b", "chain"]["work"] == rows["rtx4090-8b-int4", "chain"]["work"]
-    assert rows["h100-8b", "chain"]["counted_speedup"] != rows["rtx4090-8b-int4", "chain"]["counted_speedup"]
+    assert (
+        rows["h100-8b", "chain"]["counted_speedup"]
+        != rows["rtx4090-8b-int4", "chain"]["counted_speedup"]
+    )
     assert {b["machine"] for b in result["oracle"]} == {"h100-8b", "rtx4090-8b-int4"}
     assert result["simulated"]
     assert [p.name for p in tmp_path.glob("r.json*")] == ["r.json"]
@@ -212,7 +264,8 @@ def test_a_replay_takes_the_drafter_s_time(pair: str) -> None:
     for _ in range(4):  # the first one warms up; other programs only ever make the others slower
         done = [replace(live, learned={}).write([r], reuse=False) for r in requests]
         texts = [
-            Text(np.array([*r.prompt, *d.tokens[0]], np.int64), len(r.prompt)) for r, d in zip(requests, done, strict=True)
+            Text(np.array([*r.prompt, *d.tokens[0]], np.int64), len(r.prompt))
+            for r, d in zip(requests, done, strict=True)
         ]
         sources = [Replayed.along(small, text, live.drafter.needs.hidden) for text in texts]
         start = time.perf_counter()

@@ -32,9 +32,21 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A bench of one prompt of each of two categories, one of which would break a page that does not escape."""
     home = tmp_path_factory.mktemp("report")
     CostTable((Costs({1: 0.1}, {1: 1.0, 8: 1.2}),)).save(home / "costs.json")
-    rows = [{"category": "a", "prompt": "<script>alert(1)</script> one two"}, {"category": "b", "question": "How many apples?"}]
+    rows = [
+        {"category": "a", "prompt": "<script>alert(1)</script> one two"},
+        {"category": "b", "question": "How many apples?"},
+    ]
     (home / "p.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    words = ("--pair", "vdm chain:length=2", "--pair", "pld chain", "--max-new-tokens", 10, "--costs", home / "costs.json")
+    words = (
+        "--pair",
+        "vdm chain:length=2",
+        "--pair",
+        "pld chain",
+        "--max-new-tokens",
+        10,
+        "--costs",
+        home / "costs.json",
+    )
     assert run("bench", "--suite", home / "p.jsonl", *words, "--out", home / "r.json") == 0
     return home
 
@@ -46,7 +58,9 @@ def test_a_page_stands_by_itself_and_answers(folder: Path, capsys) -> None:
     assert page.verdict(result) in said
     assert "vdm" in text
     assert "pld" in text
-    assert not re.search(r"""(?:src|href)=["'](?!#)|@import|url\((?!#)""", text), "nothing is loaded from anywhere"
+    assert not re.search(r"""(?:src|href)=["'](?!#)|@import|url\((?!#)""", text), (
+        "nothing is loaded from anywhere"
+    )
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
     pieces = re.findall(r'<span class="(drafted|bonus|prefill)">(?!drafted|chosen|read)', text)
@@ -63,7 +77,13 @@ def fake(speedups: dict[str, float], noise: float = 0.02, prompts: int = 20) -> 
     """A counted result of some prompts with planted speed-ups."""
     rng, base = np.random.default_rng(0), np.linspace(1, 3, prompts)
     each = {"tokens": [30] * prompts, "counted_plain": base.tolist(), "steps": [9] * prompts}
-    row = {"temperature": 0.0, "nodes_per_step": 4.0, "acceptance_length": 2.0, "prompts": prompts, "drafter": "d"}
+    row = {
+        "temperature": 0.0,
+        "nodes_per_step": 4.0,
+        "acceptance_length": 2.0,
+        "prompts": prompts,
+        "drafter": "d",
+    }
     rows = [row | {"drafter": "plain", "policy": None, "per_prompt": each}]
     for name, gain in speedups.items():
         spent = base / gain * rng.normal(1, noise, prompts)
@@ -80,13 +100,20 @@ def test_the_last_paragraph_says_what_the_figures_say() -> None:
     assert "No other pairing" in page.verdict(fake({"slow": 1.2, "fast": 1.5}))
     assert "Possibly as good: d near." in page.verdict(fake({"near": 1.49, "fast": 1.5}))
     assert "do not speculate" in page.verdict(fake({"slow": 0.8}))
-    assert "too few prompts to say whether to speculate: d some has 1.50 ×" in page.verdict(fake({"some": 1.5}, prompts=7))
+    assert "too few prompts to say whether to speculate: d some has 1.50 ×" in page.verdict(
+        fake({"some": 1.5}, prompts=7)
+    )
     assert "nothing was told apart" in page.verdict(fake({"same": 1.001}, 0.2))
     assert "speculate with d sure" in page.verdict(fake({"sure": 1.3}) | {})
     assert "75%" in page.gaps(fake({"slow": 1.2, "fast": 1.5}))[0]
 
 
-def looked(rank: list[int], sure: list[float], reached: list[bool] | None = None, entropy: list[float] | None = None) -> Looked:
+def looked(
+    rank: list[int],
+    sure: list[float],
+    reached: list[bool] | None = None,
+    entropy: list[float] | None = None,
+) -> Looked:
     count = len(rank)
     return Looked(np.ones(count, np.int64), np.array(rank), np.array(sure), np.array(entropy or [0.5] * count),
                   np.array(reached or [True] * count))  # fmt: skip
@@ -129,8 +156,13 @@ def test_frontiers_and_categories() -> None:
         row | {"policy": "p:n=2", "nodes_per_step": 2.0},
         row | {"policy": "q"},
     ]
-    assert frontiers(rows) == {"d p": [(2.0, 2.0, "p:n=2"), (9.0, 2.0, "p:n=9")], "d q": [(9.0, 2.0, "q")]}
-    assert by_category({"per_prompt": {"nodes": [4, 9, 8], "steps": [2, 3, 4]}}, ["a", "b", "a"]) == {
+    assert frontiers(rows) == {
+        "d p": [(2.0, 2.0, "p:n=2"), (9.0, 2.0, "p:n=9")],
+        "d q": [(9.0, 2.0, "q")],
+    }
+    assert by_category(
+        {"per_prompt": {"nodes": [4, 9, 8], "steps": [2, 3, 4]}}, ["a", "b", "a"]
+    ) == {
         "a": [2.0, 2.0],
         "b": [3.0],
     }
@@ -156,20 +188,36 @@ def test_pictures_are_drawn_as_png_and_svg(folder: Path, capsys) -> None:
     assert len(said["rank_by_depth"]) == DEPTHS
     assert [r["drafter"] for r in said["result"]] == ["vdm", "pld"]
     names = {"reliability", "rank_by_depth", "rank_by_entropy", "frontier", "nodes_by_category"}
-    assert {p.name for p in (folder / "pictures").iterdir()} == {f"{n}.{e}" for n in names for e in ("png", "svg")}
+    assert {p.name for p in (folder / "pictures").iterdir()} == {
+        f"{n}.{e}" for n in names for e in ("png", "svg")
+    }
     assert (folder / "pictures" / "frontier.svg").read_text().count("<path") > 5
 
 
 @pytest.mark.parametrize("command", ["report", "recount", "tables", "analyse", "card"])
-def test_another_version_is_one_line_and_status_2(command: str, folder: Path, tmp_path: Path, capsys) -> None:
+def test_another_version_is_one_line_and_status_2(
+    command: str, folder: Path, tmp_path: Path, capsys
+) -> None:
     later = json.loads((folder / "r.json").read_text()) | {"format": report.FORMAT + 1}
     (tmp_path / "later.json").write_text(json.dumps(later))
     words = {
         "report": (tmp_path / "later.json", "--out", tmp_path / "out.html"),
-        "recount": (tmp_path / "later.json", "--machine", "h100-8b", "--out", tmp_path / "out.json"),
+        "recount": (
+            tmp_path / "later.json",
+            "--machine",
+            "h100-8b",
+            "--out",
+            tmp_path / "out.json",
+        ),
         "tables": ("--result", tmp_path / "later.json", "--out", tmp_path / "out.json"),
         "analyse": ("--result", tmp_path / "later.json"),
-        "card": (shipped_folder("demo", "edd"), "--result", tmp_path / "later.json", "--out", tmp_path / "out.md"),
+        "card": (
+            shipped_folder("demo", "edd"),
+            "--result",
+            tmp_path / "later.json",
+            "--out",
+            tmp_path / "out.md",
+        ),
     }[command]
     assert run(command, *words) == 2
     said = capsys.readouterr().err

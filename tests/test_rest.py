@@ -10,7 +10,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
-from draftree.drafters.lookup.suffix_array import SEPARATOR, PrefixTree, continuations, grow, joined, search, suffix_array
+from draftree.drafters.lookup.suffix_array import (
+    SEPARATOR,
+    PrefixTree,
+    continuations,
+    grow,
+    joined,
+    search,
+    suffix_array,
+)
 from draftree.drafters.rest import REST, RESTDrafter, Retrieval, indexed, read_official
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
@@ -72,8 +80,12 @@ def counted(found: list[tuple[int, ...]]) -> Counts:
 
 
 @given(corpora, st.sampled_from([4, 255, 256, 65535, 65536, 2**24, 2**31]))
-def test_the_suffix_array_is_the_order_of_all_suffixes(documents: list[Document], vocab: int) -> None:
-    spread = [[t * ((vocab - 1) // 3) for t in d] for d in documents]  # over all bytes that a token may have
+def test_the_suffix_array_is_the_order_of_all_suffixes(
+    documents: list[Document], vocab: int
+) -> None:
+    spread = [
+        [t * ((vocab - 1) // 3) for t in d] for d in documents
+    ]  # over all bytes that a token may have
     whole = joined([np.array(d) for d in spread])
     assert whole.tolist() == [t for d in spread for t in (*d, SEPARATOR)]
     want = sorted(np.flatnonzero(whole != SEPARATOR).tolist(), key=lambda i: whole[i:].tolist())
@@ -81,10 +93,14 @@ def test_the_suffix_array_is_the_order_of_all_suffixes(documents: list[Document]
 
 
 @given(corpora, contexts, st.integers(1, 6), st.integers(1, 3))
-def test_the_search_finds_what_a_plain_one_finds(documents: list[Document], context: Document, longest: int, few: int) -> None:
+def test_the_search_finds_what_a_plain_one_finds(
+    documents: list[Document], context: Document, longest: int, few: int
+) -> None:
     knobs = REST(longest=max(longest, few), shortest=few, continuation=5)
     corpus = indexed([np.array(d) for d in documents], 4)
-    n, low, high = search(corpus.tokens, corpus.suffixes, np.array(context), knobs.longest, knobs.shortest)
+    n, low, high = search(
+        corpus.tokens, corpus.suffixes, np.array(context), knobs.longest, knobs.shortest
+    )
     rows = continuations(corpus.tokens, corpus.suffixes, low, high, n, 5, 1000)
     want = brute_force(documents, context, knobs)
     assert sorted(tuple(t for t in row if t >= 0) for row in rows.tolist()) == sorted(want)
@@ -101,7 +117,9 @@ def test_the_trie_counts_every_beginning(documents: list[Document], context: Doc
 
 @given(corpora, contexts, st.integers(1, 12))
 @settings(max_examples=200)
-def test_the_trie_keeps_the_most_frequent_nodes(documents: list[Document], context: Document, nodes: int) -> None:
+def test_the_trie_keeps_the_most_frequent_nodes(
+    documents: list[Document], context: Document, nodes: int
+) -> None:
     found = brute_force(documents, context, REST())
     every = counted(found)
     kept = paths(drafter(documents, REST(nodes=nodes)).retrieve(np.array(context)))
@@ -124,15 +142,21 @@ def test_of_many_matches_those_are_taken_that_lie_evenly_among_all() -> None:
     corpus = indexed([np.array(d) for d in documents], 100)
     n, low, high = search(corpus.tokens, corpus.suffixes, np.array([0, 1]), 16, 2)
     assert (n, high - low) == (2, 980)
-    assert continuations(corpus.tokens, corpus.suffixes, low, high, 2, 1, 98)[:, 0].tolist() == list(range(2, 100))
+    assert continuations(corpus.tokens, corpus.suffixes, low, high, 2, 1, 98)[
+        :, 0
+    ].tolist() == list(range(2, 100))
 
 
 # Documents.
 
 
 @given(corpora, contexts)
-def test_nothing_reaches_from_one_document_into_the_next(documents: list[Document], context: Document) -> None:
-    own = [[t + 4 * i for t in d] for i, d in enumerate(documents)]  # no two documents share a token
+def test_nothing_reaches_from_one_document_into_the_next(
+    documents: list[Document], context: Document
+) -> None:
+    own = [
+        [t + 4 * i for t in d] for i, d in enumerate(documents)
+    ]  # no two documents share a token
     asked = [t + 4 * (i % len(documents)) for i, t in enumerate(context)]
     for path in paths(drafter(own, REST(shortest=1), 4 * len(own)).retrieve(np.array(asked))):
         assert {t // 4 for t in path} == {asked[-1] // 4}
@@ -166,7 +190,10 @@ def drafted(model: RESTDrafter, text: Document, policy: Layered) -> dict[tuple[i
 
     roots = Tree.planted(np.array([0]), np.array(text[-1:], np.int64))
     tree = policy.draft(draft, roots, COSTS, Room(np.array([50]), 1000), None)
-    return {tuple(tree.tokens[tree.path(n)[1:]].tolist()): float(np.exp(tree.score[n])) for n in range(1, len(tree))}
+    return {
+        tuple(tree.tokens[tree.path(n)[1:]].tolist()): float(np.exp(tree.score[n]))
+        for n in range(1, len(tree))
+    }
 
 
 @pytest.mark.parametrize("at", [2, 9, 17, 40])
@@ -174,13 +201,19 @@ def test_a_corpus_of_one_repeated_document_gives_its_continuation(at: int) -> No
     document = np.random.default_rng(0).permutation(60).tolist()
     model = drafter([document] * 7, vocab=60)
     want = document[at : at + 10]
-    assert drafted(model, document[:at], TriePolicy()) == {tuple(want[: n + 1]): pytest.approx(1.0) for n in range(10)}
-    assert drafted(model, document[:at], Chain(20)).keys() == {tuple(want[: n + 1]) for n in range(10)}
+    assert drafted(model, document[:at], TriePolicy()) == {
+        tuple(want[: n + 1]): pytest.approx(1.0) for n in range(10)
+    }
+    assert drafted(model, document[:at], Chain(20)).keys() == {
+        tuple(want[: n + 1]) for n in range(10)
+    }
 
 
 @given(corpora, contexts)
 @settings(max_examples=50)
-def test_the_trie_policy_drafts_what_was_retrieved(documents: list[Document], context: Document) -> None:
+def test_the_trie_policy_drafts_what_was_retrieved(
+    documents: list[Document], context: Document
+) -> None:
     found = brute_force(documents, context, REST())
     want = {p: n / len(found) for p, n in counted(found).items()}
     got = drafted(drafter(documents, REST(nodes=10_000)), context, TriePolicy(nodes=10_000))
@@ -192,9 +225,14 @@ def test_the_trie_policy_drafts_what_was_retrieved(documents: list[Document], co
 
 @given(corpora, contexts, st.integers(1, 3))
 @settings(max_examples=50)
-def test_no_policy_gets_an_invented_token(documents: list[Document], context: Document, width: int) -> None:
+def test_no_policy_gets_an_invented_token(
+    documents: list[Document], context: Document, width: int
+) -> None:
     want = counted(brute_force(documents, context, REST(nodes=10_000)))
-    assert drafted(drafter(documents, REST(nodes=10_000)), context, VCT(width, 4)).keys() <= want.keys()
+    assert (
+        drafted(drafter(documents, REST(nodes=10_000)), context, VCT(width, 4)).keys()
+        <= want.keys()
+    )
 
 
 def test_nothing_found_is_nothing_drafted() -> None:
@@ -211,7 +249,9 @@ def test_a_node_that_is_not_in_the_trie_is_searched_for_with_its_own_path() -> N
     given_ = Candidates(np.array([[2, 3]]), np.zeros((1, 2)))  # the second comes from elsewhere
     tree = tree.append(np.array([0, 0]), np.array([2, 3]), np.zeros(2), np.zeros(2), given_)
     second, last = model.expand(after, tree, np.array([1, 2]), 4, Drawing())
-    assert second.tokens.tolist() == [[3], [0]], "0 1 2 goes on with 3; 1 3, of another document, with 0"
+    assert second.tokens.tolist() == [[3], [0]], (
+        "0 1 2 goes on with 3; 1 3, of another document, with 0"
+    )
     assert len(after.trie.tokens) < len(last.trie.tokens)
     assert len(state.trie.tokens) == 0, "an older state is as it was"
     again, _ = model.expand(after, tree, np.array([1, 2]), 4, Drawing())
@@ -236,7 +276,9 @@ def test_commit_and_truncate_follow_the_text_and_forget_what_was_found() -> None
     tree = Tree.planted(np.array([0, 1]), np.array([1, 0]))
     candidates, state = model.expand(state, tree, np.arange(2), 1, Drawing())
     tree = tree.append(np.array([0]), candidates.tokens[0], np.zeros(1), np.zeros(1), candidates)
-    after = model.commit(state, tree, Verdict((np.array([2]), np.zeros(0, np.int64)), np.array([3, 1])), TAPS)
+    after = model.commit(
+        state, tree, Verdict((np.array([2]), np.zeros(0, np.int64)), np.array([3, 1])), TAPS
+    )
     assert [t.tolist() for t in after.texts] == [[0, 1, 2], [3, 0]]
     assert (len(after.trie.tokens), len(after.at)) == (0, 0)
     assert [t.tolist() for t in model.truncate(after, np.array([1, 2])).texts] == [[0], [3, 0]]
@@ -259,7 +301,11 @@ def test_it_is_described_without_its_folder_and_with_its_size() -> None:
 # Knobs and datastores.
 
 
-@pytest.mark.parametrize("wrong", [{"longest": 1}, {"shortest": 0}, {"continuation": 0}, {"nodes": 0}, {"matches": 0}], ids=str)
+@pytest.mark.parametrize(
+    "wrong",
+    [{"longest": 1}, {"shortest": 0}, {"continuation": 0}, {"nodes": 0}, {"matches": 0}],
+    ids=str,
+)
 def test_knobs_out_of_range_are_refused(wrong: dict[str, int]) -> None:
     with pytest.raises(UserError, match=r"allowed is .*at least"):
         REST(**wrong)
@@ -292,7 +338,11 @@ def official(path: Path, chunks: list[Document], token: str) -> Path:
     return path
 
 
-@given(st.lists(st.lists(tokens, min_size=1, max_size=25), min_size=1, max_size=3), contexts, st.sampled_from("Hi"))
+@given(
+    st.lists(st.lists(tokens, min_size=1, max_size=25), min_size=1, max_size=3),
+    contexts,
+    st.sampled_from("Hi"),
+)
 @settings(max_examples=50)
 def test_an_official_file_is_searched_as_one_corpus(
     tmp_path_factory: pytest.TempPathFactory, chunks: list[Document], context: Document, token: str
@@ -300,11 +350,17 @@ def test_an_official_file_is_searched_as_one_corpus(
     path = official(tmp_path_factory.mktemp("rest") / "datastore.idx", chunks, token)
     model = REST(datastore=str(path), nodes=10_000).open(TARGET)
     assert paths(model.retrieve(np.array(context))) == pytest.approx(
-        {p: n / len(f) for f in [brute_force(chunks, context, REST())] for p, n in counted(f).items()}
+        {
+            p: n / len(f)
+            for f in [brute_force(chunks, context, REST())]
+            for p, n in counted(f).items()
+        }
     )
 
 
-def test_tokens_of_more_than_two_bytes_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_tokens_of_more_than_two_bytes_are_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(Decoder, "vocab", 200_000)
     path = official(tmp_path / "d.idx", [[70_000, 3, 131_072, 3]], "i")
     (corpus,) = read_official(path, TARGET)
@@ -316,9 +372,19 @@ def test_tokens_of_more_than_two_bytes_are_read(tmp_path: Path, monkeypatch: pyt
 def test_another_file_is_refused(tmp_path: Path, case: str) -> None:
     path = official(tmp_path / "d.idx", [[0, 1, 2, 9 if case == "large" else 3]], "H")
     whole = path.read_bytes()
-    changed = {"empty": b"", "cut": whole[:-3], "text": b"some text, and no datastore", "tokens": whole[:4] * 2, "large": whole}
+    changed = {
+        "empty": b"",
+        "cut": whole[:-3],
+        "text": b"some text, and no datastore",
+        "tokens": whole[:4] * 2,
+        "large": whole,
+    }
     path.write_bytes(changed[case])
-    told = "token ids up to 9, allowed are those below" if case == "large" else "not a datastore of REST's code"
+    told = (
+        "token ids up to 9, allowed are those below"
+        if case == "large"
+        else "not a datastore of REST's code"
+    )
     with pytest.raises(UserError, match=told) as refused:
         REST(datastore=str(path)).open(TARGET)
     assert "\n" not in str(refused.value)
@@ -327,7 +393,11 @@ def test_another_file_is_refused(tmp_path: Path, case: str) -> None:
 def test_the_example_finds_something() -> None:
     model = REST().example(TARGET)
     candidates, _ = model.expand(
-        Retrieval((np.array([1]),)), Tree.planted(np.array([0]), np.array([2])), np.arange(1), 9, Drawing()
+        Retrieval((np.array([1]),)),
+        Tree.planted(np.array([0]), np.array([2])),
+        np.arange(1),
+        9,
+        Drawing(),
     )
     assert (candidates.log_q > -np.inf).all()
     assert (candidates.tokens < 4).all()

@@ -84,7 +84,9 @@ def test_p_is_processed_lazily_with_the_nodes_own_text() -> None:
 
     asked: list[list[int]] = []
     texts = {0: [3], 1: [3, 1]}
-    p = Distributions(torch.tensor([[0.0, 0, 0, 9], [5.0, 9, 0, 0]]), lambda _: (Banning(),), texts.__getitem__)
+    p = Distributions(
+        torch.tensor([[0.0, 0, 0, 9], [5.0, 9, 0, 0]]), lambda _: (Banning(),), texts.__getitem__
+    )
     assert asked == []
     assert p(1).tolist() == pytest.approx([1 / (1 + np.exp(-5)), 0, 1 / (1 + np.exp(5)), 0])
     assert p(1).dtype == torch.float64
@@ -96,7 +98,12 @@ def test_p_is_processed_lazily_with_the_nodes_own_text() -> None:
 def test_the_lower_token_wins_a_tie() -> None:
     p = Distributions(torch.tensor([[0.0, 2, 2, 1]]))
     assert p.argmax(0) == 1
-    assert Distributions(torch.zeros(1, 4), lambda _: (TemperatureLogitsWarper(0.5),), lambda _: [0]).argmax(0) == 0
+    assert (
+        Distributions(
+            torch.zeros(1, 4), lambda _: (TemperatureLogitsWarper(0.5),), lambda _: [0]
+        ).argmax(0)
+        == 0
+    )
 
 
 @pytest.mark.parametrize("bad", [torch.nan, torch.inf])
@@ -118,13 +125,23 @@ def test_a_row_without_any_finite_logit_is_refused_and_some_forbidden_tokens_are
 
 def test_noise_depends_on_seed_request_position_and_use_alone() -> None:
     base = keyed(5, 2, 10).gumbel(0, 0, 6)
-    assert keyed(5, 2, 7).gumbel(0, 3, 6).tolist() == base.tolist(), "the same place, seen from an earlier root"
+    assert keyed(5, 2, 7).gumbel(0, 3, 6).tolist() == base.tolist(), (
+        "the same place, seen from an earlier root"
+    )
     together = Keyed(5, np.array([9, 2, 4]), np.array([1, 10, 3]))
     assert together.gumbel(1, 0, 6).tolist() == base.tolist(), "whatever stands beside it"
     assert keyed(5, 2, 10).gumbel(0, 0, 3).tolist() == base[:3].tolist()
-    others = [k.gumbel(0, 0, 6) for k in (keyed(6, 2, 10), keyed(5, 3, 10), keyed(5, 2, 11), keyed(5, 2 + 2**32, 10))]
+    others = [
+        k.gumbel(0, 0, 6)
+        for k in (keyed(6, 2, 10), keyed(5, 3, 10), keyed(5, 2, 11), keyed(5, 2 + 2**32, 10))
+    ]
     called = Keyed(5, np.array([2]), np.array([10]), np.array([1])).gumbel(0, 0, 6)
-    uses = [k.gumbel(0, 10 - root, 6, kind) for kind in (1, 2) for root in (9, 10) for k in (keyed(5, 2, root),)]
+    uses = [
+        k.gumbel(0, 10 - root, 6, kind)
+        for kind in (1, 2)
+        for root in (9, 10)
+        for k in (keyed(5, 2, root),)
+    ]
     assert len({tuple(d.tolist()) for d in (base, called, *uses, *others)}) == 10
 
 
@@ -153,7 +170,9 @@ def test_categorical_draws_from_p() -> None:
     draws = [keyed(1, 0, at).categorical(p, 0, 0) for at in range(4000)]
     counts = np.bincount(draws, minlength=5)
     assert counts[1] == 0
-    assert chi_square(counts[p > 0], 4000 * p[p > 0].numpy()) < 16.3, "chance of more: one in a thousand"
+    assert chi_square(counts[p > 0], 4000 * p[p > 0].numpy()) < 16.3, (
+        "chance of more: one in a thousand"
+    )
 
 
 def test_bernoulli_is_true_with_probability_p() -> None:
@@ -200,7 +219,11 @@ def test_top_k_takes_one_transfer_unless_many_values_tie(monkeypatch: pytest.Mon
 @given(st.data(), st.integers(1, 6))
 def test_top_k_is_a_stable_sort(width: int, host: bool, data: st.DataObject, k: int) -> None:
     """Over widths that hold fewer and more values than are asked for, where they are chosen on the host and where not."""
-    rows = data.draw(st.lists(st.lists(st.integers(-2, 2), min_size=width, max_size=width), min_size=1, max_size=3))
+    rows = data.draw(
+        st.lists(
+            st.lists(st.integers(-2, 2), min_size=width, max_size=width), min_size=1, max_size=3
+        )
+    )
     with patch.object(drawing, "on_host", lambda values: host):
         index, found = top_k(torch.tensor(rows, dtype=torch.float32), k)
     order = np.argsort(-np.array(rows), axis=1, kind="stable")[:, :k]
@@ -221,7 +244,9 @@ def sampled(kind: Draw, k: int, temperature: float, logits: Tensor, places: int)
     """[places, k] draws, each for a request of its own."""
     noise = Keyed(4, np.arange(places), np.full(places, 7))
     drawing = Drawing(kind, [Sampling(temperature)] * places, noise)
-    found = drawn(logits.expand(places, -1), k, drawing, np.arange(places), np.zeros(places, np.int64))
+    found = drawn(
+        logits.expand(places, -1), k, drawing, np.arange(places), np.zeros(places, np.int64)
+    )
     log_q = torch.log_softmax(logits.double() / temperature, -1).numpy()
     assert found.draw is kind
     assert np.allclose(found.log_q, log_q[found.tokens])
@@ -229,7 +254,9 @@ def sampled(kind: Draw, k: int, temperature: float, logits: Tensor, places: int)
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-@pytest.mark.parametrize("kind", [Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT], ids=lambda k: k.value)
+@pytest.mark.parametrize(
+    "kind", [Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT], ids=lambda k: k.value
+)
 def test_sampled_draws_have_the_frequencies_of_q(kind: Draw, temperature: float) -> None:
     logits, n = torch.tensor([0.5, 0.05, 0.3, 0.15]).log(), 4000
     q = torch.softmax(logits / temperature, -1).double().numpy()
@@ -245,32 +272,48 @@ def test_sampled_draws_have_the_frequencies_of_q(kind: Draw, temperature: float)
     np.add.at(counts, (tokens[:, 0], tokens[:, 1]), 1)
     likely = pairs > 1e-3
     assert counts[pairs == 0].sum() == 0
-    assert chi_square(counts[likely], n * pairs[likely]) < 37.7, "chance of more with 15 degrees: one in a thousand"
+    assert chi_square(counts[likely], n * pairs[likely]) < 37.7, (
+        "chance of more with 15 degrees: one in a thousand"
+    )
 
 
 def test_all_tokens_without_replacement_are_a_permutation() -> None:
-    tokens = sampled(Draw.WITHOUT_REPLACEMENT, 6, 1.0, torch.randn(6, generator=torch.Generator().manual_seed(0)), 50)
+    tokens = sampled(
+        Draw.WITHOUT_REPLACEMENT,
+        6,
+        1.0,
+        torch.randn(6, generator=torch.Generator().manual_seed(0)),
+        50,
+    )
     assert (np.sort(tokens, axis=1) == np.arange(6)).all()
 
 
 def test_sampled_draws_are_fresh_in_every_step_and_not_the_targets_own() -> None:
     logits = torch.zeros(1, 50)
-    drawing: Callable[[Keyed], Drawing] = lambda noise: Drawing(Draw.WITHOUT_REPLACEMENT, [Sampling(1.0)], noise)
+    drawing: Callable[[Keyed], Drawing] = lambda noise: Drawing(
+        Draw.WITHOUT_REPLACEMENT, [Sampling(1.0)], noise
+    )
     one = drawn(logits, 4, drawing(keyed(1, 2, 9)), ZERO, ZERO).tokens
     assert one.tolist() == drawn(logits, 4, drawing(keyed(1, 2, 9)), ZERO, ZERO).tokens.tolist()
     later = "a rule may have looked at drafts it did not accept: the same place is drafted anew with other noise"
-    assert one.tolist() != drawn(logits, 4, drawing(keyed(1, 2, 6)), ZERO, ZERO + 3).tokens.tolist(), later
+    assert (
+        one.tolist() != drawn(logits, 4, drawing(keyed(1, 2, 6)), ZERO, ZERO + 3).tokens.tolist()
+    ), later
     assert one.tolist() != drawn(logits, 4, drawing(keyed(1, 2, 6)), ZERO, ZERO).tokens.tolist()
     p = torch.full((50,), 0.02, dtype=torch.float64)
     draft = lambda noise: drawn(logits, 1, drawing(noise), ZERO, ZERO).tokens[0, 0]
-    same = [noise.categorical(p, 0, 0) == draft(noise) for noise in (keyed(1, n, 9) for n in range(200))]
+    same = [
+        noise.categorical(p, 0, 0) == draft(noise) for noise in (keyed(1, n, 9) for n in range(200))
+    ]
     assert sum(same) < 20, "draft and target draw independently: one in fifty agrees"
 
 
 def test_a_temperature_too_small_for_the_dtype_is_told() -> None:
     steps = Sampling(temperature=1e-44).processors
     p = Distributions(torch.tensor([[3.0, 1.0, -2.0]]), lambda _: steps, lambda _: [0])
-    with pytest.raises(NotANumber, match="processor Temperature makes the best score inf after 1 tokens"):
+    with pytest.raises(
+        NotANumber, match="processor Temperature makes the best score inf after 1 tokens"
+    ):
         p(0), p.vouch(np.array([0]))
 
 
@@ -279,7 +322,9 @@ def test_the_likeliest_of_half_precision_is_numpys(size: int) -> None:
     """The first of equals, +0 and −0 among them; none where a number is NaN, of either sign, or the largest is infinite."""
     draw = np.random.default_rng(size)
     for _ in range(200):
-        logits = torch.from_numpy(draw.normal(size=(3, size)) * draw.choice([0, 1e-40, 1, 100])).bfloat16()
+        logits = torch.from_numpy(
+            draw.normal(size=(3, size)) * draw.choice([0, 1e-40, 1, 100])
+        ).bfloat16()
         for odd in (float("nan"), float("inf"), -float("inf"), -0.0):
             if draw.random() < 0.2:
                 logits[draw.integers(3), draw.integers(size)] = odd
@@ -287,7 +332,9 @@ def test_the_likeliest_of_half_precision_is_numpys(size: int) -> None:
             logits.view(torch.int16)[0, draw.integers(size)] = -64  # NaN with a sign
         wide = logits.float().numpy()
         best = wide.argmax(axis=-1)
-        wanted = np.where(np.isfinite(np.take_along_axis(wide, best[:, None], -1)[:, 0]), best, -1).tolist()
+        wanted = np.where(
+            np.isfinite(np.take_along_axis(wide, best[:, None], -1)[:, 0]), best, -1
+        ).tolist()
         if min(wanted) < 0:
             with pytest.raises(NotANumber):
                 Distributions(logits)

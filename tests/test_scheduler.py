@@ -29,8 +29,25 @@ from draftree.scheduling.handle import Entry, Handle
 from draftree.testing.fakes import tiny_target
 from hybrids import hybrid
 
-SAMPLINGS = (Sampling(), Sampling(1.0, seed=3), Sampling(0.7, top_k=9, seed=8), Sampling(1.3, top_p=0.9, seed=5))
-DRAFTERS = ("edd", "eagle3", "suffix", "lm", "dflash", "medusa", "hydra", "glide", "lookahead", "pld", "token_recycling")
+SAMPLINGS = (
+    Sampling(),
+    Sampling(1.0, seed=3),
+    Sampling(0.7, top_k=9, seed=8),
+    Sampling(1.3, top_p=0.9, seed=5),
+)
+DRAFTERS = (
+    "edd",
+    "eagle3",
+    "suffix",
+    "lm",
+    "dflash",
+    "medusa",
+    "hydra",
+    "glide",
+    "lookahead",
+    "pld",
+    "token_recycling",
+)
 VOCAB = 61
 
 
@@ -41,7 +58,9 @@ class OnlyOdd(LogitsProcessor):
         return scores.masked_fill(torch.arange(scores.shape[-1]) % 2 == 0, -torch.inf)
 
 
-def engine_of(drafter: str = "edd", policy: Policy = PCT(), context: int = 40, **limits: int) -> Engine:
+def engine_of(
+    drafter: str = "edd", policy: Policy = PCT(), context: int = 40, **limits: int
+) -> Engine:
     target = tiny_target(context)
     torch.manual_seed(0)
     name, _, session = drafter.partition(":session=")
@@ -57,7 +76,12 @@ def requests_of(count: int, seed: int = 0, longest: int = 14) -> list[Request]:
     found = []
     for i in range(count):
         prompt = draws.integers(0, VOCAB, draws.integers(1, 12)).tolist()
-        request = Request(prompt, int(draws.integers(1, longest)), number=i, sampling=SAMPLINGS[i % len(SAMPLINGS)])
+        request = Request(
+            prompt,
+            int(draws.integers(1, longest)),
+            number=i,
+            sampling=SAMPLINGS[i % len(SAMPLINGS)],
+        )
         if i % 5 == 1:
             request = replace(request, processors=(OnlyOdd(),), guides=(OnlyOdd(),))
         if i % 3 == 2:
@@ -82,7 +106,10 @@ def test_a_step_whose_text_ends_inside_the_accepted_path_is_counted() -> None:
         handle = engine.submit(ends)
         handle.result()
         counted = engine.write([ends]).stats.steps
-        assert (handle.stats.steps, handle.stats.accepted) == (len(counted), sum(step.accepted for step in counted))
+        assert (handle.stats.steps, handle.stats.accepted) == (
+            len(counted),
+            sum(step.accepted for step in counted),
+        )
 
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
@@ -108,7 +135,10 @@ def test_preempted_requests_get_the_texts_they_get_alone() -> None:
 
 
 def test_preemption_and_cancelling_at_random_leave_the_other_texts_as_they_are() -> None:
-    engine, requests = engine_of("suffix", max_sequences=5, max_cache_tokens=60, max_batch_tokens=5), requests_of(24, seed=4)
+    engine, requests = (
+        engine_of("suffix", max_sequences=5, max_cache_tokens=60, max_batch_tokens=5),
+        requests_of(24, seed=4),
+    )
     draws, wanted = np.random.default_rng(2), alone(engine_of("suffix"), requests)
     order = draws.permutation(len(requests)).tolist()
     handles, cancelled = dict[int, Handle](), set[int]()
@@ -132,7 +162,9 @@ def test_preemption_and_cancelling_at_random_leave_the_other_texts_as_they_are()
 
 @pytest.mark.parametrize("policy", [PCT(), EAGLE2(), Chain()], ids=repr)
 @pytest.mark.parametrize("drafter", ["edd", "eagle3", "lm", "dflash", "suffix:session=false"])
-def test_neighbours_change_neither_the_steps_nor_the_drafts_of_a_sequence(drafter: str, policy: Policy) -> None:
+def test_neighbours_change_neither_the_steps_nor_the_drafts_of_a_sequence(
+    drafter: str, policy: Policy
+) -> None:
     name, _, session = drafter.partition(":")
     target, requests = tiny_target(), requests_of(6, seed=3)
     method = part("drafter", name)(**({"session": False} if session else {}))
@@ -140,12 +172,19 @@ def test_neighbours_change_neither_the_steps_nor_the_drafts_of_a_sequence(drafte
     made = method.example(target)
 
     def figures(handle: Handle) -> tuple[Any, ...]:
-        return handle.result().tokens, handle.stats.steps, handle.stats.drafted, handle.stats.accepted
+        return (
+            handle.result().tokens,
+            handle.stats.steps,
+            handle.stats.drafted,
+            handle.stats.accepted,
+        )
 
     costs = Costs({1: 0.1}, {1: 1.0})
     together = Engine(target, made, policy, costs=costs)
     handles = [together.submit(request) for request in requests]
-    each = [figures(Engine(target, made, policy, costs=costs).submit(request)) for request in requests]
+    each = [
+        figures(Engine(target, made, policy, costs=costs).submit(request)) for request in requests
+    ]
     assert [figures(handle) for handle in handles] == each
 
 
@@ -210,22 +249,34 @@ def test_updates_and_handles_tell_the_same_tokens() -> None:
     for handle in handles:
         assert [token.id for token in handle.poll()] == got[handle.id] == handle.result().tokens
         assert handle.poll() == []
-        assert handle.stats.tokens == len(got[handle.id]) <= handle.stats.accepted + handle.stats.steps + 1
+        assert (
+            handle.stats.tokens
+            == len(got[handle.id])
+            <= handle.stats.accepted + handle.stats.steps + 1
+        )
         assert 0 <= handle.stats.waited <= handle.stats.first_token <= handle.stats.seconds
 
 
 def test_what_cannot_be_served_is_refused_at_submission() -> None:
     engine = engine_of(max_cache_tokens=20)
     engine.submit(Request([1, 2], 18))
-    with pytest.raises(UserError, match="4 tokens of prompt and 17 new ones need 21 cache tokens, allowed is at most max_ca"):
+    with pytest.raises(
+        UserError,
+        match="4 tokens of prompt and 17 new ones need 21 cache tokens, allowed is at most max_ca",
+    ):
         engine.submit(Request([1, 2, 3, 4], 17))
-    with pytest.raises(UserError, match="the prompt has 41 tokens, allowed are at most the target's context of 40"):
+    with pytest.raises(
+        UserError, match="the prompt has 41 tokens, allowed are at most the target's context of 40"
+    ):
         engine.submit(Request([1] * 41, 1))
     with pytest.raises(UserError, match="temperature is given with a Request"):
         engine.submit(Request([1], 1), temperature=1.0)
     with pytest.raises(UserError, match="1 requests are unfinished"):
         engine.set_limits(max_sequences=2)
-    with pytest.raises(UserError, match=r"unknown limit of the scheduler 'max_sequence'.*did you mean 'max_sequences'"):
+    with pytest.raises(
+        UserError,
+        match=r"unknown limit of the scheduler 'max_sequence'.*did you mean 'max_sequences'",
+    ):
         engine.set_limits(max_sequence=2)
     with pytest.raises(UserError, match="max_sequences is 0"):
         engine.set_limits(max_num_seqs=0)
@@ -245,7 +296,9 @@ def test_the_drafter_keeps_what_it_has_learnt() -> None:
 class Raises(LogitsProcessor):
     """Raise an exception once a text is long enough."""
 
-    def __init__(self, length: int, error: BaseException = RuntimeError("a fault of the user's own")) -> None:
+    def __init__(
+        self, length: int, error: BaseException = RuntimeError("a fault of the user's own")
+    ) -> None:
         self._length, self._error = length, error
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -266,7 +319,9 @@ def test_a_request_that_raises_ends_alone(length: int) -> None:
         bad.result()
     assert bad.status == "failed"
     written = [token.id for token in bad.poll()]
-    assert 0 <= length - 3 - len(written) < 4, "what the failing step accepted before is lost, and no more"
+    assert 0 <= length - 3 - len(written) < 4, (
+        "what the failing step accepted before is lost, and no more"
+    )
     assert written == alone(engine, [replace(bad.request, processors=())])[0][: len(written)]
 
 
@@ -318,11 +373,21 @@ def test_texts_and_their_pieces_are_those_of_complete(demo: Engine) -> None:
     handles = [engine.submit("def f(x):", **options) for options in asked]
     for handle, options in zip(handles, asked, strict=True):
         mine, theirs = handle.result(), demo.complete("def f(x):", **options)
-        assert (mine.text, mine.tokens, mine.ending, mine.stop) == (theirs.text, theirs.tokens, theirs.ending, theirs.stop)
+        assert (mine.text, mine.tokens, mine.ending, mine.stop) == (
+            theirs.text,
+            theirs.tokens,
+            theirs.ending,
+            theirs.stop,
+        )
         assert [each.token for each in mine.logprobs] == [each.token for each in theirs.logprobs]
         assert "".join(mine.pieces) == mine.text
-    two = [engine.submit("a", number=n, temperature=1.0, max_new_tokens=5).result().tokens for n in range(2)]
-    assert two == [each.tokens for each in demo.complete("a", n=2, temperature=1.0, max_new_tokens=5)]
+    two = [
+        engine.submit("a", number=n, temperature=1.0, max_new_tokens=5).result().tokens
+        for n in range(2)
+    ]
+    assert two == [
+        each.tokens for each in demo.complete("a", n=2, temperature=1.0, max_new_tokens=5)
+    ]
     with pytest.raises(UserError, match="n is 2, allowed is 1 here"):
         engine.submit("a", n=2)
     with pytest.raises(UserError, match="there is a list of 2 prompts"):
@@ -334,7 +399,9 @@ def test_targets_that_keep_states(family: str) -> None:
     target = Target(Decoder(hybrid(family)), family)
     engine = Engine(target, part("drafter", "suffix")().example(target), PCT())
     engine.set_limits(max_sequences=3, max_cache_tokens=42, max_batch_tokens=6)
-    requests = [replace(request, processors=(), guides=()) for request in requests_of(8, seed=6, longest=20)]
+    requests = [
+        replace(request, processors=(), guides=()) for request in requests_of(8, seed=6, longest=20)
+    ]
     handles = [engine.submit(request) for request in requests]
     assert texts(handles) == alone(engine, requests)
     assert sum(handle.stats.preemptions for handle in handles) > 0
@@ -342,7 +409,10 @@ def test_targets_that_keep_states(family: str) -> None:
 
 @pytest.mark.long
 def test_a_thousand_requests_in_random_order_are_served_in_flat_memory() -> None:
-    engine, requests = engine_of("suffix:session=false", max_sequences=8, max_cache_tokens=160), requests_of(1000)
+    engine, requests = (
+        engine_of("suffix:session=false", max_sequences=8, max_cache_tokens=160),
+        requests_of(1000),
+    )
     wanted, draws = alone(engine, requests), np.random.default_rng(0)
     order, running = draws.permutation(len(requests)).tolist(), dict[int, Handle]()
     served, peaks = 0, dict[int, int]()
@@ -366,7 +436,9 @@ def test_a_thousand_requests_in_random_order_are_served_in_flat_memory() -> None
 def test_the_batch_has_as_many_rows_as_run(monkeypatch: pytest.MonkeyPatch) -> None:
     engine, rows = engine_of(policy=Chain(), max_sequences=4), list[int]()
     verify = engine.target.verify
-    monkeypatch.setattr(engine.target, "verify", lambda *args: rows.append(args[0].rows) or verify(*args))
+    monkeypatch.setattr(
+        engine.target, "verify", lambda *args: rows.append(args[0].rows) or verify(*args)
+    )
     handles = [engine.submit(Request([5, 6, n], 30 if n == 0 else 4)) for n in range(3)]
     texts(handles)
     assert rows[0] == 3
@@ -378,7 +450,9 @@ def test_the_batch_has_as_many_rows_as_run(monkeypatch: pytest.MonkeyPatch) -> N
     texts(later)
     assert set(rows) >= {2, 4}
     monkeypatch.undo()
-    assert texts([*handles, *later]) == alone(engine, [handle.request for handle in [*handles, *later]])
+    assert texts([*handles, *later]) == alone(
+        engine, [handle.request for handle in [*handles, *later]]
+    )
 
 
 @pytest.mark.parametrize("drafter", names("drafter"))
@@ -402,7 +476,9 @@ def test_every_drafter_goes_on_where_rows_are_moved(drafter: str) -> None:
     assert figures(moves=True) == figures(moves=False)
 
 
-def test_sequences_of_a_drafter_that_cannot_move_are_read_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_sequences_of_a_drafter_that_cannot_move_are_read_again(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     engine = engine_of("pld", max_sequences=4)
     monkeypatch.setattr(type(engine.drafter), "select", lambda *_: None)
     requests, handles = requests_of(6, longest=20), list[Handle]()

@@ -39,7 +39,9 @@ def engine() -> Engine:
 
 @pytest.fixture(scope="module")
 def server(engine: Engine) -> Iterator[Running]:
-    with served(engine, DRAFTER, POLICY, allowed_drafters=("suffix",), allowed_policies=("chain",)) as running:
+    with served(
+        engine, DRAFTER, POLICY, allowed_drafters=("suffix",), allowed_policies=("chain",)
+    ) as running:
         yield running
 
 
@@ -60,7 +62,9 @@ def answer(engine: Engine, **options: Any) -> str:
 
 
 def test_a_chat_is_answered_as_offline(client: openai.OpenAI, engine: Engine) -> None:
-    got = client.chat.completions.create(model="draftree", messages=CHAT, temperature=0, max_tokens=24)  # type: ignore[arg-type]
+    got = client.chat.completions.create(
+        model="draftree", messages=CHAT, temperature=0, max_tokens=24
+    )  # type: ignore[arg-type]
     assert got.choices[0].message.content == answer(engine, max_new_tokens=24)
     assert got.choices[0].finish_reason == "length"
     assert got.usage is not None
@@ -72,7 +76,12 @@ def test_a_chat_is_answered_as_offline(client: openai.OpenAI, engine: Engine) ->
 
 def test_a_streamed_chat_is_the_same(client: openai.OpenAI, engine: Engine) -> None:
     stream = client.chat.completions.create(
-        model="draftree", messages=CHAT, temperature=0, max_tokens=24, stream=True, stream_options={"include_usage": True}
+        model="draftree",
+        messages=CHAT,
+        temperature=0,
+        max_tokens=24,
+        stream=True,
+        stream_options={"include_usage": True},
     )  # type: ignore[call-overload]
     chunks = list(stream)
     text = "".join(c.choices[0].delta.content or "" for c in chunks if c.choices)
@@ -85,7 +94,9 @@ def test_numbers_of_tokens_in_every_piece(http: httpx.Client) -> None:
     body = {"messages": CHAT, "temperature": 0, "max_tokens": 12, "stream": True}
     asked = body | {"stream_options": {"include_usage": True, "continuous_usage_stats": True}}
     lines = http.post("/v1/chat/completions", json=asked).text.split("\n\n")
-    events = [json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")]
+    events = [
+        json.loads(line.removeprefix("data: ")) for line in lines if line.startswith("data: {")
+    ]
     counts = [event["usage"]["completion_tokens"] for event in events[1:]]
     assert counts == sorted(counts)
     assert counts[-1] == 12
@@ -93,15 +104,27 @@ def test_numbers_of_tokens_in_every_piece(http: httpx.Client) -> None:
 
 
 def test_sampling_has_the_text_of_its_seed(client: openai.OpenAI, engine: Engine) -> None:
-    got = client.chat.completions.create(model="draftree", messages=CHAT, temperature=1, seed=7, n=2, max_tokens=16, top_p=0.9)  # type: ignore[call-overload]
+    got = client.chat.completions.create(
+        model="draftree", messages=CHAT, temperature=1, seed=7, n=2, max_tokens=16, top_p=0.9
+    )  # type: ignore[call-overload]
     offline = engine.chat(QUESTION, temperature=1, seed=7, n=2, max_new_tokens=16, top_p=0.9)
     assert [c.message.content for c in got.choices] == [c.text for c in offline]
     assert got.choices[0].message.content != got.choices[1].message.content
 
 
-@pytest.mark.parametrize("speculative", [False, {"drafter": "suffix"}, {"policy": "chain"}, {"nodes": 3}])
-def test_speculation_never_changes_the_text(http: httpx.Client, engine: Engine, speculative: Any) -> None:
-    body = {"messages": CHAT, "temperature": 0, "max_tokens": 24, "speculative": speculative, "metrics": "detailed"}
+@pytest.mark.parametrize(
+    "speculative", [False, {"drafter": "suffix"}, {"policy": "chain"}, {"nodes": 3}]
+)
+def test_speculation_never_changes_the_text(
+    http: httpx.Client, engine: Engine, speculative: Any
+) -> None:
+    body = {
+        "messages": CHAT,
+        "temperature": 0,
+        "max_tokens": 24,
+        "speculative": speculative,
+        "metrics": "detailed",
+    }
     got = http.post("/v1/chat/completions", json=body).json()
     assert got["choices"][0]["message"]["content"] == answer(engine, max_new_tokens=24)
     figures = got["metrics"]["speculative_decoding"]
@@ -111,17 +134,34 @@ def test_speculation_never_changes_the_text(http: httpx.Client, engine: Engine, 
 
 
 def test_options_mean_what_they_mean_offline(http: httpx.Client, engine: Engine) -> None:
-    options = {"min_p": 0.05, "frequency_penalty": 0.5, "presence_penalty": 0.25, "repetition_penalty": 1.1, "top_k": 20}
-    body = {"messages": CHAT, "temperature": 0.8, "seed": 3, "max_tokens": 20, "logit_bias": {"17": 2.5}, **options}
+    options = {
+        "min_p": 0.05,
+        "frequency_penalty": 0.5,
+        "presence_penalty": 0.25,
+        "repetition_penalty": 1.1,
+        "top_k": 20,
+    }
+    body = {
+        "messages": CHAT,
+        "temperature": 0.8,
+        "seed": 3,
+        "max_tokens": 20,
+        "logit_bias": {"17": 2.5},
+        **options,
+    }
     got = http.post("/v1/chat/completions", json=body).json()
-    offline = engine.chat(QUESTION, temperature=0.8, seed=3, max_new_tokens=20, logit_bias={17: 2.5}, **options)
+    offline = engine.chat(
+        QUESTION, temperature=0.8, seed=3, max_new_tokens=20, logit_bias={17: 2.5}, **options
+    )
     assert got["choices"][0]["message"]["content"] == offline.text
 
 
 def test_a_stop_text_ends_the_answer(client: openai.OpenAI, engine: Engine) -> None:
     whole = answer(engine, max_new_tokens=24)
     stop = whole[8:11]
-    got = client.chat.completions.create(model="draftree", messages=CHAT, temperature=0, max_tokens=24, stop=[stop])  # type: ignore[arg-type]
+    got = client.chat.completions.create(
+        model="draftree", messages=CHAT, temperature=0, max_tokens=24, stop=[stop]
+    )  # type: ignore[arg-type]
     assert got.choices[0].message.content == whole[: whole.index(stop)]
     assert got.choices[0].finish_reason == "stop"
 
@@ -132,20 +172,31 @@ def test_log_probabilities(client: openai.OpenAI, engine: Engine) -> None:
     )  # type: ignore[call-overload]
     offline = engine.chat(QUESTION, max_new_tokens=6, logprobs=2)
     content = got.choices[0].logprobs.content
-    # A pass of another width sums in another order: a few roundings of logits of up to 32, of 2⁻²³ · 16 each at most.
-    assert [one.logprob for one in content] == pytest.approx([one.logprob for one in offline.logprobs], abs=8 * 2.0**-19)
+    # A pass of another width sums in another order: a few roundings of logits of up to 32, of 2⁻²³
+    # · 16 each at most.
+    assert [one.logprob for one in content] == pytest.approx(
+        [one.logprob for one in offline.logprobs], abs=8 * 2.0**-19
+    )
     assert b"".join(bytes(one.bytes) for one in content).decode() == offline.text
     assert all(len(one.top_logprobs) == 2 for one in content)
 
 
 def test_a_completion_continues_its_prompts(client: openai.OpenAI, engine: Engine) -> None:
-    got = client.completions.create(model="draftree", prompt=["def main(", "import "], temperature=0, echo=True, logprobs=1)
+    got = client.completions.create(
+        model="draftree", prompt=["def main(", "import "], temperature=0, echo=True, logprobs=1
+    )
     offline = engine.complete(["def main(", "import "], max_new_tokens=16)
-    assert [c.text for c in got.choices] == ["def main(" + offline[0].text, "import " + offline[1].text]
+    assert [c.text for c in got.choices] == [
+        "def main(" + offline[0].text,
+        "import " + offline[1].text,
+    ]
     assert got.choices[0].logprobs is not None
     assert len(got.choices[0].logprobs.tokens or []) == 16
     ids = list(engine.tokenizer("def main(")["input_ids"])
-    assert client.completions.create(model="draftree", prompt=ids, temperature=0).choices[0].text == offline[0].text
+    assert (
+        client.completions.create(model="draftree", prompt=ids, temperature=0).choices[0].text
+        == offline[0].text
+    )
 
 
 class Pet(BaseModel):
@@ -157,7 +208,12 @@ class Pet(BaseModel):
 
 def test_a_schema_is_followed(client: openai.OpenAI) -> None:
     got = client.chat.completions.parse(
-        model="draftree", messages=CHAT, temperature=0, max_tokens=80, response_format=Pet, stop=None
+        model="draftree",
+        messages=CHAT,
+        temperature=0,
+        max_tokens=80,
+        response_format=Pet,
+        stop=None,
     )  # type: ignore[arg-type]
     if got.choices[0].finish_reason == "stop":
         assert isinstance(got.choices[0].message.parsed, Pet)
@@ -167,15 +223,33 @@ def test_a_schema_is_followed(client: openai.OpenAI) -> None:
 
 def tool(name: str) -> dict[str, Any]:
     """A tool that takes one of two cities."""
-    parameters = {"type": "object", "properties": {"city": {"enum": ["Rome", "Oslo"]}}, "required": ["city"]}
-    return {"type": "function", "function": {"name": name, "parameters": {**parameters, "additionalProperties": False}}}
+    parameters = {
+        "type": "object",
+        "properties": {"city": {"enum": ["Rome", "Oslo"]}},
+        "required": ["city"],
+    }
+    return {
+        "type": "function",
+        "function": {"name": name, "parameters": {**parameters, "additionalProperties": False}},
+    }
 
 
-@pytest.mark.parametrize("choice", ["required", {"type": "function", "function": {"name": "get_time"}}])
+@pytest.mark.parametrize(
+    "choice", ["required", {"type": "function", "function": {"name": "get_time"}}]
+)
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_forced_tool_call_always_parses(client: openai.OpenAI, choice: Any, stream: bool) -> None:
-    asked: Any = {"messages": CHAT, "temperature": 1, "seed": 1, "max_tokens": 60, "tool_choice": choice, "stream": stream}
-    got = client.chat.completions.create(model="draftree", tools=[tool("get_weather"), tool("get_time")], **asked)
+    asked: Any = {
+        "messages": CHAT,
+        "temperature": 1,
+        "seed": 1,
+        "max_tokens": 60,
+        "tool_choice": choice,
+        "stream": stream,
+    }
+    got = client.chat.completions.create(
+        model="draftree", tools=[tool("get_weather"), tool("get_time")], **asked
+    )
     if stream:
         chunks = [c.choices[0] for c in got if c.choices]
         pieces = [piece for chunk in chunks for piece in chunk.delta.tool_calls or ()]
@@ -187,30 +261,54 @@ def test_a_forced_tool_call_always_parses(client: openai.OpenAI, choice: Any, st
     else:
         calls, reason = got.choices[0].message.tool_calls, got.choices[0].finish_reason
     assert reason == "tool_calls"
-    assert calls[0].function.name == "get_time" if isinstance(choice, dict) else calls[0].function.name.startswith("get_")
+    assert (
+        calls[0].function.name == "get_time"
+        if isinstance(choice, dict)
+        else calls[0].function.name.startswith("get_")
+    )
     assert json.loads(calls[0].function.arguments)["city"] in ("Rome", "Oslo")
 
 
 def test_responses(client: openai.OpenAI, engine: Engine) -> None:
     text = answer(engine, max_new_tokens=24)
-    got = client.responses.create(model="draftree", input=QUESTION, temperature=0, max_output_tokens=24)
+    got = client.responses.create(
+        model="draftree", input=QUESTION, temperature=0, max_output_tokens=24
+    )
     assert got.output_text == text
     assert got.status == "incomplete"
     Response.model_validate(got.model_dump())
-    events = list(client.responses.create(model="draftree", input=CHAT, temperature=0, max_output_tokens=24, stream=True))  # type: ignore[arg-type,call-overload]
+    events = list(
+        client.responses.create(
+            model="draftree", input=CHAT, temperature=0, max_output_tokens=24, stream=True
+        )
+    )  # type: ignore[arg-type,call-overload]
     assert "".join(e.delta for e in events if e.type == "response.output_text.delta") == text
     assert [e.sequence_number for e in events] == list(range(len(events)))
-    flat = {"type": "function", "name": "get_time", "parameters": tool("x")["function"]["parameters"], "strict": True}
-    called = client.responses.create(model="draftree", input=QUESTION, tools=[flat], tool_choice="required")  # type: ignore[list-item]
+    flat = {
+        "type": "function",
+        "name": "get_time",
+        "parameters": tool("x")["function"]["parameters"],
+        "strict": True,
+    }
+    called = client.responses.create(
+        model="draftree", input=QUESTION, tools=[flat], tool_choice="required"
+    )  # type: ignore[list-item]
     assert called.output[0].type == "function_call"
     assert json.loads(called.output[0].arguments)["city"] in ("Rome", "Oslo")
 
 
 def test_asyncio_clients_are_written_together(server: Running, engine: Engine) -> None:
     async def main() -> list[str]:
-        async with openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="unused", max_retries=0) as client:
-            ask = lambda n: client.chat.completions.create(model="draftree", messages=CHAT, temperature=0, max_tokens=n)  # type: ignore[arg-type]
-            return [str(a.choices[0].message.content) for a in await asyncio.gather(*map(ask, range(4, 16)))]
+        async with openai.AsyncOpenAI(
+            base_url=f"{server.url}/v1", api_key="unused", max_retries=0
+        ) as client:
+            ask = lambda n: client.chat.completions.create(
+                model="draftree", messages=CHAT, temperature=0, max_tokens=n
+            )  # type: ignore[arg-type]
+            return [
+                str(a.choices[0].message.content)
+                for a in await asyncio.gather(*map(ask, range(4, 16)))
+            ]
 
     assert asyncio.run(main()) == [answer(engine, max_new_tokens=n) for n in range(4, 16)]
 
@@ -232,18 +330,41 @@ def test_asyncio_clients_are_written_together(server: Running, engine: Engine) -
         ({"stop": [str(i) for i in range(99)]}, 400, "stop is 99"),
         ({"top_logprobs": 2}, 400, "logprobs"),
         ({"tool_choice": "required"}, 400, "no tools"),
-        ({"tools": [tool("f")], "tool_choice": {"function": {"name": "g"}}}, 400, "the tools are f"),
+        (
+            {"tools": [tool("f")], "tool_choice": {"function": {"name": "g"}}},
+            400,
+            "the tools are f",
+        ),
         ({"speculative": {"drafter": "lm:model=/etc"}}, 400, "this server allows edd, suffix"),
         ({"speculative": {"policy": "mcts"}}, 400, "this server allows eagle2"),
-        ({"speculative": {"policy": "chain", "nodes": 3}}, 400, "chooses the number of nodes itself"),
+        (
+            {"speculative": {"policy": "chain", "nodes": 3}},
+            400,
+            "chooses the number of nodes itself",
+        ),
         ({"response_format": {"type": "json_schema"}}, 400, "is missing"),
-        ({"response_format": {"type": "json_schema", "json_schema": {"schema": {"type": "cat"}}}}, 400, "schema"),
-        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]}, 422, "messages"),
+        (
+            {
+                "response_format": {
+                    "type": "json_schema",
+                    "json_schema": {"schema": {"type": "cat"}},
+                }
+            },
+            400,
+            "schema",
+        ),
+        (
+            {"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": {}}]}]},
+            422,
+            "messages",
+        ),
         ({"messages": [{"role": "user", "content": "cat " * 2000}]}, 400, "allowed are at most"),
         ({"messages": [{"role": "user"}]}, 400, "content is missing"),
     ],
 )
-def test_bad_requests_are_refused(http: httpx.Client, change: dict[str, Any], status: int, words: str) -> None:
+def test_bad_requests_are_refused(
+    http: httpx.Client, change: dict[str, Any], status: int, words: str
+) -> None:
     got = http.post("/v1/chat/completions", json={"messages": CHAT, "max_tokens": 4, **change})
     error = got.json()["error"]
     assert (got.status_code, set(error)) == (status, {"message", "type", "param", "code"})
@@ -279,10 +400,15 @@ def test_the_client_raises_its_own_exceptions(server: Running) -> None:
         ("POST", "/v1/messages", "POST /v1/chat/completions"),
     ],
 )
-def test_paths_of_other_servers_name_ours(http: httpx.Client, method: str, path: str, instead: str) -> None:
+def test_paths_of_other_servers_name_ours(
+    http: httpx.Client, method: str, path: str, instead: str
+) -> None:
     form = {"content-type": "application/x-www-form-urlencoded"} if path.startswith("/api/") else {}
     got = http.request(
-        method, path, content=b"{}" if method == "POST" else None, headers={"content-type": "application/json"} | form
+        method,
+        path,
+        content=b"{}" if method == "POST" else None,
+        headers={"content-type": "application/json"} | form,
     )
     assert (got.status_code, got.json()["error"]["message"]) == (
         404,
@@ -294,7 +420,9 @@ def nested(depth: int) -> str:
     """A chat with a schema that is nested so deep."""
     schema = '{"items":' * depth + "{}" + "}" * depth
     form = '{"type":"json_schema","json_schema":{"schema":' + schema + "}}"
-    return '{"messages":[{"role":"user","content":"a"}],"max_tokens":4,"response_format":' + form + "}"
+    return (
+        '{"messages":[{"role":"user","content":"a"}],"max_tokens":4,"response_format":' + form + "}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -312,7 +440,9 @@ def nested(depth: int) -> str:
 )
 def test_absurd_bodies_are_refused_at_once(http: httpx.Client, content: bytes, status: int) -> None:
     start = time.process_time()
-    got = http.post("/v1/chat/completions", content=content, headers={"content-type": "application/json"})
+    got = http.post(
+        "/v1/chat/completions", content=content, headers={"content-type": "application/json"}
+    )
     assert got.status_code == status
     assert got.json()["error"]["message"]
     assert time.process_time() - start < 1
@@ -323,7 +453,9 @@ def test_a_pattern_that_explodes_elsewhere_does_not_here(http: httpx.Client) -> 
     schema = {"type": "string", "pattern": "^(a|aa|a+)+b$"}
     form = {"type": "json_schema", "json_schema": {"schema": schema}}
     start = time.process_time()
-    got = http.post("/v1/chat/completions", json={"messages": CHAT, "max_tokens": 8, "response_format": form})
+    got = http.post(
+        "/v1/chat/completions", json={"messages": CHAT, "max_tokens": 8, "response_format": form}
+    )
     assert got.status_code in (200, 400)
     assert time.process_time() - start < 2
 
@@ -331,7 +463,12 @@ def test_a_pattern_that_explodes_elsewhere_does_not_here(http: httpx.Client) -> 
 def test_paths_and_methods(http: httpx.Client) -> None:
     assert http.get("/nothing").json()["error"]["type"] == "not_found_error"
     assert http.get("/v1/chat/completions").status_code == 405
-    assert http.post("/v1/completions", content=b"a", headers={"content-type": "text/plain"}).status_code == 415
+    assert (
+        http.post(
+            "/v1/completions", content=b"a", headers={"content-type": "text/plain"}
+        ).status_code
+        == 415
+    )
     assert http.get("/v1/models/gpt").status_code == 404
     assert http.get("/v1/models").json()["data"][0]["id"] == "draftree"
     assert http.get("/version").json()["version"] == draftree.__version__
@@ -350,7 +487,10 @@ def test_tokens_there_and_back(http: httpx.Client, engine: Engine) -> None:
 def test_a_request_keeps_its_id_and_answers_are_guarded(http: httpx.Client) -> None:
     got = http.get("/health", headers={"x-request-id": "abc-1"})
     assert got.headers["x-request-id"] == "abc-1"
-    assert http.get("/health", headers={"x-request-id": "a" * 500}).headers["x-request-id"] != "a" * 500
+    assert (
+        http.get("/health", headers={"x-request-id": "a" * 500}).headers["x-request-id"]
+        != "a" * 500
+    )
     page = http.get("/")
     assert "default-src 'none'" in page.headers["content-security-policy"]
     assert "unsafe" not in page.headers["content-security-policy"]
@@ -358,19 +498,31 @@ def test_a_request_keeps_its_id_and_answers_are_guarded(http: httpx.Client) -> N
 
 
 @pytest.mark.parametrize(
-    "name", ["", *(f"playground/{name}" for name in ("app.js", "style.css", "tree.js", "tree.css", "text.css"))]
+    "name",
+    [
+        "",
+        *(
+            f"playground/{name}"
+            for name in ("app.js", "style.css", "tree.js", "tree.css", "text.css")
+        ),
+    ],
 )
 def test_the_page_asks_nobody_else(http: httpx.Client, name: str) -> None:
     got = http.get(f"/{name}")
     assert got.status_code == 200
-    assert "//" not in got.text.replace("http://www.w3.org/2000/svg", "").replace("//  ", "").replace("  // ", "")
+    assert "//" not in got.text.replace("http://www.w3.org/2000/svg", "").replace(
+        "//  ", ""
+    ).replace("  // ", "")
 
 
 def test_other_origins_and_hosts_are_refused(http: httpx.Client) -> None:
     assert http.get("/v1/models", headers={"origin": "http://evil.example"}).status_code == 403
     assert http.get("/v1/models", headers={"origin": "null"}).status_code == 403
     assert http.get("/v1/models", headers={"host": "evil.example"}).status_code == 403
-    assert http.get("/v1/models", headers={"origin": str(http.base_url).rstrip("/")}).status_code == 200
+    assert (
+        http.get("/v1/models", headers={"origin": str(http.base_url).rstrip("/")}).status_code
+        == 200
+    )
 
 
 def figures_page(http: httpx.Client) -> dict[str, float]:
@@ -387,14 +539,18 @@ def test_the_page_of_figures_equals_the_answers(http: httpx.Client) -> None:
     before, sums = figures_page(http), {"draft_tokens": 0, "accepted_tokens": 0}
     for n in (5, 9, 17):
         got = http.post(
-            "/v1/chat/completions", json={"messages": CHAT, "temperature": 0, "max_tokens": n, "metrics": "summary"}
+            "/v1/chat/completions",
+            json={"messages": CHAT, "temperature": 0, "max_tokens": n, "metrics": "summary"},
         )
         told = got.json()["metrics"]["speculative_decoding"]
         sums["draft_tokens"] += told["num_draft_tokens"]
         sums["accepted_tokens"] += told["num_accepted_draft_tokens"]
     after = figures_page(http)
     for name, value in sums.items():
-        assert after[f"spec_decode_num_{name}_total"] - before[f"spec_decode_num_{name}_total"] == value
+        assert (
+            after[f"spec_decode_num_{name}_total"] - before[f"spec_decode_num_{name}_total"]
+            == value
+        )
     positions = "spec_decode_num_accepted_tokens_per_pos_total"
     assert after[positions] - before.get(positions, 0) == sums["accepted_tokens"]
     assert after["generation_tokens_total"] - before["generation_tokens_total"] == 31
@@ -410,7 +566,13 @@ def wait_until_idle(server: Running | Apart) -> None:
 
 
 def test_a_client_that_goes_away_frees_its_place(server: Running, http: httpx.Client) -> None:
-    body = {"messages": CHAT, "temperature": 0, "max_tokens": 900, "ignore_eos": True, "stream": True}
+    body = {
+        "messages": CHAT,
+        "temperature": 0,
+        "max_tokens": 900,
+        "ignore_eos": True,
+        "stream": True,
+    }
     with http.stream("POST", "/v1/chat/completions", json=body) as got:
         next(got.iter_lines())
     wait_until_idle(server)
@@ -422,7 +584,12 @@ def test_a_client_that_goes_away_frees_its_place(server: Running, http: httpx.Cl
     wait_until_idle(server)
 
 
-QUESTIONS = (QUESTION, "Hi", "Count to ten. " * 12, "List the planets, and write one sentence about each of them.")
+QUESTIONS = (
+    QUESTION,
+    "Hi",
+    "Count to ten. " * 12,
+    "List the planets, and write one sentence about each of them.",
+)
 
 
 def soak(server: Running | Apart, engine: Engine, requests: int, at_once: int) -> tuple[int, int]:
@@ -433,18 +600,33 @@ def soak(server: Running | Apart, engine: Engine, requests: int, at_once: int) -
     """
     draw = random.Random(5)
     kinds = [
-        (draw.choice(QUESTIONS), draw.choice([0.0, 0.7]), draw.choice([1.0, 0.9]), draw.randint(0, 3), draw.randint(1, 30))
+        (
+            draw.choice(QUESTIONS),
+            draw.choice([0.0, 0.7]),
+            draw.choice([1.0, 0.9]),
+            draw.randint(0, 3),
+            draw.randint(1, 30),
+        )
         for _ in range(requests)
     ]
     options = lambda kind: {"temperature": kind[1], "top_p": kind[2], "seed": kind[3]}
-    offline = {kind: engine.chat(kind[0], max_new_tokens=kind[4], **options(kind)).text for kind in set(kinds)}
+    offline = {
+        kind: engine.chat(kind[0], max_new_tokens=kind[4], **options(kind)).text
+        for kind in set(kinds)
+    }
 
     def ask(number: int) -> bool:
         kind = kinds[number]
-        body = {"messages": [{"role": "user", "content": kind[0]}], "max_tokens": kind[4], **options(kind)}
+        body = {
+            "messages": [{"role": "user", "content": kind[0]}],
+            "max_tokens": kind[4],
+            **options(kind),
+        }
         with httpx.Client(base_url=server.url, timeout=300) as client:
             if number % 5 == 4:
-                with client.stream("POST", "/v1/chat/completions", json=body | {"max_tokens": 300, "stream": True}) as got:
+                with client.stream(
+                    "POST", "/v1/chat/completions", json=body | {"max_tokens": 300, "stream": True}
+                ) as got:
                     next(got.iter_lines(), None)
                 return False
             got = client.post("/v1/chat/completions", json=body)
@@ -492,10 +674,17 @@ def test_texts_do_not_mix_in_a_long_run(target: str, capsys: pytest.CaptureFixtu
 
 def test_a_full_queue_and_the_end(engine: Engine) -> None:
     limits = Limits(waiting=1)
-    with served(engine, DRAFTER, POLICY, limits=limits, batching=SchedulerOptions(max_sequences=1)) as running:
+    with served(
+        engine, DRAFTER, POLICY, limits=limits, batching=SchedulerOptions(max_sequences=1)
+    ) as running:
         body = {"messages": CHAT, "temperature": 0, "max_tokens": 300, "ignore_eos": True}
-        with ThreadPoolExecutor(4) as pool, httpx.Client(base_url=running.url, timeout=60) as client:
-            several = [pool.submit(client.post, "/v1/chat/completions", json=body) for _ in range(4)]
+        with (
+            ThreadPoolExecutor(4) as pool,
+            httpx.Client(base_url=running.url, timeout=60) as client,
+        ):
+            several = [
+                pool.submit(client.post, "/v1/chat/completions", json=body) for _ in range(4)
+            ]
             answers = [one.result() for one in several]
             refused = [a for a in answers if a.status_code == 429]
             assert {a.status_code for a in answers} == {200, 429}
@@ -510,8 +699,18 @@ def test_keys_are_asked_for(engine: Engine) -> None:
     with served(engine, DRAFTER, POLICY, api_keys=("first-key-1", "second-key-2")) as running:
         with httpx.Client(base_url=running.url) as client:
             assert client.get("/v1/models").status_code == 401
-            assert client.get("/v1/models", headers={"authorization": "Bearer wrong-key-3"}).status_code == 401
-            assert client.get("/v1/models", headers={"authorization": "Bearer second-key-2"}).status_code == 200
+            assert (
+                client.get(
+                    "/v1/models", headers={"authorization": "Bearer wrong-key-3"}
+                ).status_code
+                == 401
+            )
+            assert (
+                client.get(
+                    "/v1/models", headers={"authorization": "Bearer second-key-2"}
+                ).status_code
+                == 200
+            )
             assert client.get("/metrics").status_code == 401
             assert client.get("/").status_code == client.get("/health").status_code == 200
         with (
@@ -528,21 +727,38 @@ def test_keys_are_asked_for(engine: Engine) -> None:
 
 def test_a_prompt_that_begins_alike_is_read_once_but_never_across_keys(engine: Engine) -> None:
     keys = ("first-key-1", "second-key-2")
-    with served(engine, DRAFTER, POLICY, api_keys=keys, batching=SchedulerOptions(prefix_block=4)) as running:
+    with served(
+        engine, DRAFTER, POLICY, api_keys=keys, batching=SchedulerOptions(prefix_block=4)
+    ) as running:
 
         def cached(key: str, question: str) -> int:
             headers = {"authorization": f"Bearer {key}"}
-            body = {"messages": [{"role": "user", "content": question}], "max_tokens": 4, "temperature": 0}
-            found = httpx.post(f"{running.url}/v1/chat/completions", json=body, headers=headers, timeout=30).json()
-            assert found["choices"][0]["message"]["content"] == engine.chat(question, max_new_tokens=4).text
+            body = {
+                "messages": [{"role": "user", "content": question}],
+                "max_tokens": 4,
+                "temperature": 0,
+            }
+            found = httpx.post(
+                f"{running.url}/v1/chat/completions", json=body, headers=headers, timeout=30
+            ).json()
+            assert (
+                found["choices"][0]["message"]["content"]
+                == engine.chat(question, max_new_tokens=4).text
+            )
             return int(found["usage"]["prompt_tokens_details"]["cached_tokens"])
 
         assert cached(keys[0], QUESTION) == 0
         assert cached(keys[1], QUESTION) == 0
         assert cached(keys[0], QUESTION) >= 4
         assert cached(keys[0], f"{QUESTION} And four?") >= 4
-        page = httpx.get(f"{running.url}/metrics", headers={"authorization": f"Bearer {keys[0]}"}).text
-        figures = {s.name: s.value for family in text_string_to_metric_families(page) for s in family.samples}
+        page = httpx.get(
+            f"{running.url}/metrics", headers={"authorization": f"Bearer {keys[0]}"}
+        ).text
+        figures = {
+            s.name: s.value
+            for family in text_string_to_metric_families(page)
+            for s in family.samples
+        }
         assert 0 < figures["prefix_cache_hits_total"] < figures["prefix_cache_queries_total"]
 
 
@@ -556,7 +772,11 @@ def test_a_body_that_does_not_come_is_given_up(engine: Engine) -> None:
 
         with httpx.Client(base_url=running.url) as client:
             try:
-                got = client.post("/v1/completions", content=slowly(), headers={"content-type": "application/json"})
+                got = client.post(
+                    "/v1/completions",
+                    content=slowly(),
+                    headers={"content-type": "application/json"},
+                )
                 assert got.status_code == 408
             except httpx.TransportError:  # the server has closed the connection by then
                 pass
@@ -579,16 +799,28 @@ def test_the_worker_ends_with_the_server(engine: Engine) -> None:
 
 
 def test_trees_are_told_of_every_place_in_the_batch(server: Running) -> None:
-    body = {"messages": CHAT, "temperature": 1, "n": 3, "seed": 2, "max_tokens": 12, "stream": True, "metrics": "trees"}
+    body = {
+        "messages": CHAT,
+        "temperature": 1,
+        "n": 3,
+        "seed": 2,
+        "max_tokens": 12,
+        "stream": True,
+        "metrics": "trees",
+    }
     with httpx.stream("POST", f"{server.url}/v1/chat/completions", json=body, timeout=30) as got:
-        lines = [line.removeprefix("data: ") for line in got.iter_lines() if line.startswith("data: {")]
+        lines = [
+            line.removeprefix("data: ") for line in got.iter_lines() if line.startswith("data: {")
+        ]
     chunks = [json.loads(line) for line in lines]
     drawn = [(c["choices"][0]["index"], c["tree"]) for c in chunks if "tree" in c]
     assert {index for index, _ in drawn} == {0, 1, 2}
     for index in range(3):
         texts = [token["text"] for i, tree in drawn if i == index for token in tree["tokens"]]
         pieces = [
-            c["choices"][0]["delta"].get("content", "") for c in chunks if c["choices"] and c["choices"][0]["index"] == index
+            c["choices"][0]["delta"].get("content", "")
+            for c in chunks
+            if c["choices"] and c["choices"][0]["index"] == index
         ]
         assert "".join(texts) == "".join(pieces)
 
@@ -597,7 +829,18 @@ def test_trees_are_told_of_every_place_in_the_batch(server: Running) -> None:
 def test_no_request_that_the_description_allows_makes_it_fail(engine: Engine) -> None:
     pytest.importorskip("schemathesis", reason="pip install schemathesis")
     checks = "not_a_server_error,status_code_conformance,response_schema_conformance,content_type_conformance"
-    words = ["-n", "20", "--checks", checks, "--seed", "1", "--phases", "fuzzing,coverage", "--request-timeout", "60"]
+    words = [
+        "-n",
+        "20",
+        "--checks",
+        checks,
+        "--seed",
+        "1",
+        "--phases",
+        "fuzzing,coverage",
+        "--request-timeout",
+        "60",
+    ]
     code = "from schemathesis.cli import schemathesis; schemathesis()"
     with served(engine, DRAFTER, POLICY, limits=Limits(new_tokens=16)) as running:
         words = [sys.executable, "-c", code, "run", f"{running.url}/openapi.json", *words]

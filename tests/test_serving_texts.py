@@ -44,7 +44,9 @@ def split(text: str, cuts: list[int], inside: bool = False) -> tuple[str, str]:
         ("", "", ""),
     ],
 )
-def test_reasoning_is_divided_wherever_a_text_is_cut(text: str, reasoning: str, answer: str, cuts: list[int]) -> None:
+def test_reasoning_is_divided_wherever_a_text_is_cut(
+    text: str, reasoning: str, answer: str, cuts: list[int]
+) -> None:
     assert split(text, cuts) == (reasoning, answer)
 
 
@@ -62,7 +64,10 @@ def test_templates_without_marks_have_no_reasoning() -> None:
     ("text", "names"),
     [
         ('{"name": "look", "arguments": {"at": 1}}', ["look"]),
-        ('<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>\n<tool_call>{"name": "look"}</tool_call>', ["go", "look"]),
+        (
+            '<tool_call>\n{"name": "go", "arguments": {}}\n</tool_call>\n<tool_call>{"name": "look"}</tool_call>',
+            ["go", "look"],
+        ),
         ('<|python_tag|>{"name": "go", "parameters": {"x": 2}}', ["go"]),
         ('```json\n[{"name": "go", "arguments": "{}"}]\n```', ["go"]),
         ('{"name": "fly", "arguments": {}}', []),
@@ -79,14 +84,20 @@ def test_calls_are_read(text: str, names: list[str]) -> None:
 
 
 def test_the_schema_of_a_call_names_every_tool() -> None:
-    assert [one["properties"]["name"]["const"] for one in call_schema(TOOLS)["anyOf"]] == ["look", "go"]
+    assert [one["properties"]["name"]["const"] for one in call_schema(TOOLS)["anyOf"]] == [
+        "look",
+        "go",
+    ]
     assert call_schema(TOOLS[:1])["properties"]["name"]["const"] == "look"
 
 
 def pieces(text: AnswerText, written: str) -> list[str]:
     """What is streamed of a text, a character a token."""
     last = len(written) - 1
-    return [text.add([Token(0, c, "bonus", ending="eos" if i == last else None)]).content for i, c in enumerate(written)]
+    return [
+        text.add([Token(0, c, "bonus", ending="eos" if i == last else None)]).content
+        for i, c in enumerate(written)
+    ]
 
 
 def test_words_are_streamed_although_there_are_tools() -> None:
@@ -104,10 +115,19 @@ def test_a_call_is_not_streamed_as_words() -> None:
 @pytest.mark.parametrize("arguments", ['{"a": "}\\"{", "b": [{}]}', "{}", '{"city":"Oslo"}'])
 @pytest.mark.parametrize("cut", [0, 2])
 def test_a_forced_call_is_streamed_in_pieces(arguments: str, cut: int) -> None:
-    text, written = AnswerText(splitter(None, ""), TOOLS, ForcedCall()), f'{{"name": "go", "arguments": {arguments}}}'
+    text, written = (
+        AnswerText(splitter(None, ""), TOOLS, ForcedCall()),
+        f'{{"name": "go", "arguments": {arguments}}}',
+    )
     shown = written[: len(written) - cut]
     gained = [
-        text.add([Token(0, c, "bonus", ending=None if i < len(shown) - 1 else "length" if cut else "eos")])
+        text.add(
+            [
+                Token(
+                    0, c, "bonus", ending=None if i < len(shown) - 1 else "length" if cut else "eos"
+                )
+            ]
+        )
         for i, c in enumerate(shown)
     ]
     found = [piece for delta in gained for piece in delta.calls]
@@ -135,14 +155,25 @@ def test_depth_is_measured_no_further_than_needed() -> None:
 def test_a_signal_lets_running_requests_end() -> None:
     words = ["serve", "demo", "--port", "0", "--drafter", "suffix", "--policy", "chain"]
     program = [sys.executable, "-m", "draftree", *words]
-    with subprocess.Popen(program, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as server:
+    with subprocess.Popen(
+        program, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True
+    ) as server:
         assert server.stderr is not None
         lines: list[str] = []
         while not (found := re.search(r"http://\S+:\d+", lines[-1] if lines else "")):
             lines.append(server.stderr.readline())
             assert server.poll() is None, lines
-        body = {"prompt": "def main(", "max_tokens": 200, "temperature": 0, "ignore_eos": True, "stream": True}
-        with httpx.Client(base_url=found[0], timeout=60) as client, client.stream("POST", "/v1/completions", json=body) as got:
+        body = {
+            "prompt": "def main(",
+            "max_tokens": 200,
+            "temperature": 0,
+            "ignore_eos": True,
+            "stream": True,
+        }
+        with (
+            httpx.Client(base_url=found[0], timeout=60) as client,
+            client.stream("POST", "/v1/completions", json=body) as got,
+        ):
             answer = got.iter_lines()
             begun = next(answer)
             server.send_signal(signal.SIGTERM)

@@ -25,8 +25,12 @@ from hybrids import hybrid
 from test_scheduler import DRAFTERS, VOCAB, Raises, alone, engine_of, requests_of, texts
 
 NEEDS = Needs((0, 2, -1), top=3)
-PROMPTS = [np.array(p) for p in ([3, 9, 4, 1, 7], [8, 2, 6, 5, 11, 30, 12], [20, 21, 22, 23, 24], [40, 41, 42, 43, 44])]
-"""The first and the third are running, and the others are read; two tokens of each had been read before."""
+PROMPTS = [
+    np.array(p)
+    for p in ([3, 9, 4, 1, 7], [8, 2, 6, 5, 11, 30, 12], [20, 21, 22, 23, 24], [40, 41, 42, 43, 44])
+]
+"""The first and the third are running, and the others are read; two tokens of each had been read
+before."""
 
 
 @pytest.fixture(scope="module", params=["float64", "float32, native", "bfloat16, native"])
@@ -47,7 +51,9 @@ def trees() -> Tree:
     tokens, parents = np.array([17, 18, 31, 32, 33, 34, 35]), np.array([-1, -1, 0, 0, 1, 2, 4])
     depth, row = np.array([0, 0, 1, 1, 1, 2, 2]), np.array([0, 2, 0, 0, 2, 0, 2])
     zeros, source = np.zeros(7), np.where(parents < 0, -1, 0)
-    return Tree(tokens, parents, depth, row, zeros, zeros, source, zeros, np.arange(7), np.full(7, -1))
+    return Tree(
+        tokens, parents, depth, row, zeros, zeros, source, zeros, np.arange(7), np.full(7, -1)
+    )
 
 
 def before(target: Target) -> SlotCache:
@@ -80,7 +86,9 @@ def check(target: Target) -> None:
     assert found.taps.top is not None
     assert alone.taps.top is not None
     assert torch.equal(found.taps.top, alone.taps.top), "likeliest tokens of nodes"
-    assert all(same(found.taps.hidden[layer], alone.taps.hidden[layer]) for layer in NEEDS.hidden), "features of nodes"
+    assert all(
+        same(found.taps.hidden[layer], alone.taps.hidden[layer]) for layer in NEEDS.hidden
+    ), "features of nodes"
     read = found.read
     assert read is not None
     parts = list[Verified]()
@@ -89,14 +97,20 @@ def check(target: Target) -> None:
         parts.append(target.prefill(apart, [text], NEEDS, np.array([chunk.sequence])))
     assert same(read.logits, parts[1].logits), "logits after a prompt"
     for layer in NEEDS.hidden:
-        assert same(read.taps.hidden[layer], torch.cat([p.taps.hidden[layer] for p in parts])), "features of prompts"
+        assert same(read.taps.hidden[layer], torch.cat([p.taps.hidden[layer] for p in parts])), (
+            "features of prompts"
+        )
     for column in ("rows", "positions", "tokens"):
-        assert getattr(read.taps, column).tolist() == [x for p in parts for x in getattr(p.taps, column).tolist()]
+        assert getattr(read.taps, column).tolist() == [
+            x for p in parts for x in getattr(p.taps, column).tolist()
+        ]
     assert cache.lengths.tolist() == apart.lengths.tolist() == [5, 5, 5, 5]
     for layer in target.decoder.keyed_layers:
         for mine, theirs in zip(cache.layer(layer), apart.layer(layer), strict=True):
             for row, length in enumerate(cache.lengths.tolist()):
-                assert same(mine[row, :, :length], theirs[row, :, :length]), f"keys or values of layer {layer}"
+                assert same(mine[row, :, :length], theirs[row, :, :length]), (
+                    f"keys or values of layer {layer}"
+                )
 
 
 def test_a_shared_pass_gives_what_passes_of_their_own_give(target: Target) -> None:
@@ -108,12 +122,16 @@ def test_a_pass_over_prompts_alone_gives_the_same(target: Target) -> None:
     read = target.read(cache, NEEDS, CHUNKS)
     assert found.read is not None
     assert same(read.logits, found.read.logits)
-    assert all(same(read.taps.hidden[layer], found.read.taps.hidden[layer]) for layer in NEEDS.hidden)
+    assert all(
+        same(read.taps.hidden[layer], found.read.taps.hidden[layer]) for layer in NEEDS.hidden
+    )
     assert cache.lengths.tolist() == [5, 5, 5, 5]
 
 
 def test_probes_ride_along(target: Target) -> None:
-    probes = Probes(np.array([50, 51, 52]), np.array([2, 0, 2]), np.array([6, 6, 7]), np.eye(3, dtype=np.bool_))
+    probes = Probes(
+        np.array([50, 51, 52]), np.array([2, 0, 2]), np.array([6, 6, 7]), np.eye(3, dtype=np.bool_)
+    )
     _, found = shared(target, probes)
     alone = target.verify(before(target), trees(), NEEDS, probes)
     assert same(found.logits, alone.logits)
@@ -136,7 +154,9 @@ def neighbours(batch: ForwardBatch) -> ForwardBatch:
 
 def not_causal(batch: ForwardBatch) -> ForwardBatch:
     """Let the tokens of a chunk see those after them."""
-    return replace(batch, visible=[np.ones_like(v) if r == 1 else v for r, v in enumerate(batch.visible)])
+    return replace(
+        batch, visible=[np.ones_like(v) if r == 1 else v for r, v in enumerate(batch.visible)]
+    )
 
 
 def swapped(batch: ForwardBatch) -> ForwardBatch:
@@ -207,17 +227,30 @@ def written(engine: Engine, requests: Sequence[Request], seed: int = 1) -> list[
 
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_requests_whose_prompts_share_passes_get_the_texts_they_get_alone(drafter: str) -> None:
-    engine, requests = engine_of(drafter, max_sequences=3, max_batch_tokens=7, share_passes=True), requests_of(9)
+    engine, requests = (
+        engine_of(drafter, max_sequences=3, max_batch_tokens=7, share_passes=True),
+        requests_of(9),
+    )
     assert texts(written(engine, requests)) == alone(engine, requests)
     assert engine.scheduler.shared_passes > 3
 
 
 @pytest.mark.parametrize("drafter", ["edd", "eagle3", "suffix"])
-def test_texts_of_native_targets_have_the_bits_that_they_have_alone(target: Target, drafter: str) -> None:
+def test_texts_of_native_targets_have_the_bits_that_they_have_alone(
+    target: Target, drafter: str
+) -> None:
     torch.manual_seed(0)
     engine = Engine(target, part("drafter", drafter)().example(target), EAGLE2())
-    engine.set_limits(max_sequences=4, max_batch_tokens=9, prefix_block=4, share_passes=None if target.packs else True)
-    requests = [*requests_of(6, seed=3, longest=30), *(replace(r, number=9) for r in requests_of(6, seed=3, longest=9))]
+    engine.set_limits(
+        max_sequences=4,
+        max_batch_tokens=9,
+        prefix_block=4,
+        share_passes=None if target.packs else True,
+    )
+    requests = [
+        *requests_of(6, seed=3, longest=30),
+        *(replace(r, number=9) for r in requests_of(6, seed=3, longest=9)),
+    ]
     handles = written(engine, requests)
     assert texts(handles) == alone(engine, requests)
     assert engine.scheduler.shared_passes > 5
@@ -230,18 +263,28 @@ def test_mistakes_change_texts(monkeypatch: pytest.MonkeyPatch) -> None:
     def wrong(batch: ForwardBatch, chunks: Sequence[Chunk]) -> tuple[ForwardBatch, Ints]:
         whole, own = beside(batch, chunks)
         tokens = whole.tokens.clone()
-        for chunk in chunks:  # each begins with the first token of the pass, which is another sequence's
+        for (
+            chunk
+        ) in chunks:  # each begins with the first token of the pass, which is another sequence's
             tokens[whole.of(chunk.sequence)][:1] = whole.tokens[0]
         return replace(whole, tokens=tokens), own
 
-    engine, requests = engine_of("suffix", max_sequences=3, max_batch_tokens=7, share_passes=True), requests_of(9)
+    engine, requests = (
+        engine_of("suffix", max_sequences=3, max_batch_tokens=7, share_passes=True),
+        requests_of(9),
+    )
     wanted = alone(engine, requests)
     monkeypatch.setattr(ForwardBatch, "beside", wrong)
     assert texts(written(engine, requests)) != wanted
 
 
 def test_preempted_and_cancelled_prompts_leave_the_others_as_they_are() -> None:
-    limits = {"max_sequences": 5, "max_cache_tokens": 50, "max_batch_tokens": 5, "share_passes": True}
+    limits = {
+        "max_sequences": 5,
+        "max_cache_tokens": 50,
+        "max_batch_tokens": 5,
+        "share_passes": True,
+    }
     engine, requests = engine_of("edd", **limits), requests_of(24, seed=4, longest=25)
     wanted, draws = alone(engine, requests), np.random.default_rng(2)
     waiting, handles, cancelled = list(requests), list[Handle](), set[int]()
@@ -286,11 +329,15 @@ def test_a_drafter_that_cannot_move_goes_on(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_prompts_that_come_one_by_one_move_to_larger_batches_before_any_is_written() -> None:
-    engine = engine_of("suffix", max_sequences=4, max_batch_tokens=4, context=120, share_passes=True)
+    engine = engine_of(
+        "suffix", max_sequences=4, max_batch_tokens=4, context=120, share_passes=True
+    )
     handles = [engine.submit(Request([5, 6, 7], 9))]
     texts(handles)  # so that there is something to be remembered
     for seed in range(3):
-        handles.append(engine.submit(Request([(seed + 7 * i) % VOCAB for i in range(20 - 6 * seed)], 9)))
+        handles.append(
+            engine.submit(Request([(seed + 7 * i) % VOCAB for i in range(20 - 6 * seed)], 9))
+        )
         engine.step()
     assert texts(handles) == alone(engine, [handle.request for handle in handles])
 
@@ -317,7 +364,9 @@ def test_targets_that_cannot_share_read_prompts_apart() -> None:
     assert tiny_target(compiled=True).packs
     engine = engine_of(max_sequences=2, max_batch_tokens=4)
     texts(written(engine, requests_of(4)))
-    assert engine.scheduler.shared_passes == 0, "padded passes are not shared unless that is asked for"
+    assert engine.scheduler.shared_passes == 0, (
+        "padded passes are not shared unless that is asked for"
+    )
 
 
 def test_costs_beside_a_chunk_are_what_nodes_add_to_a_wider_pass() -> None:
@@ -325,7 +374,9 @@ def test_costs_beside_a_chunk_are_what_nodes_add_to_a_wider_pass() -> None:
     wider = costs.beside(4)
     assert wider.token == costs.token
     assert wider.target_seconds(4) == pytest.approx(1.0 + 3.0 - 1.5)
-    assert Costs({1: 0.1}, {1: 1.0, 2: 3.0, 3: 0.5}).beside(1).target_seconds(2) == 0.5, "costs stay above 0"
+    assert Costs({1: 0.1}, {1: 1.0, 2: 3.0, 3: 0.5}).beside(1).target_seconds(2) == 0.5, (
+        "costs stay above 0"
+    )
 
 
 def test_drafting_refuses_chunks_in_recorded_passes() -> None:

@@ -1,7 +1,8 @@
 """Exported drafters in the library `speculators`: it opens them whole, and computes what they compute here.
 
-The library asks for other versions of transformers and torch than ours, so that these tests are for those who have it: one way
-is `pip install --no-deps --target FOLDER speculators openai loguru …`, and FOLDER behind everything else on PYTHONPATH.
+The library asks for other versions of transformers and torch than ours, so that these tests are for
+those who have it: one way is `pip install --no-deps --target FOLDER speculators openai loguru …`,
+and FOLDER behind everything else on PYTHONPATH.
 """
 
 import importlib
@@ -43,7 +44,11 @@ def library() -> Any:
     """The library's class that opens any of its folders."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
-        pytest.importorskip("speculators.models", reason="the library speculators is not installed", exc_type=ImportError)
+        pytest.importorskip(
+            "speculators.models",
+            reason="the library speculators is not installed",
+            exc_type=ImportError,
+        )
         return importlib.import_module("speculators").SpeculatorModel
 
 
@@ -79,9 +84,17 @@ def test_an_exported_one_opens_there_and_says_the_same(
     config.transformer_layer_config._attn_implementation = "eager"
     model = library.from_pretrained(tmp_path / "theirs", config=config, dtype=torch.float32).eval()
     own, read = dict(drafter.model.state_dict()), dict(model.state_dict())
-    assert set(own) - set(read) <= {"lm_head.d2t", "lm_head.t2d"}, "whose places are d2t and t2d there"
-    other = {name for name, value in own.items() if name in read and not torch.equal(value, read[name].to(value))}
-    assert other <= {"embed_tokens.weight", "lm_head.weight"}, "which it may take from the target, in full precision"
+    assert set(own) - set(read) <= {"lm_head.d2t", "lm_head.t2d"}, (
+        "whose places are d2t and t2d there"
+    )
+    other = {
+        name
+        for name, value in own.items()
+        if name in read and not torch.equal(value, read[name].to(value))
+    }
+    assert other <= {"embed_tokens.weight", "lm_head.weight"}, (
+        "which it may take from the target, in full precision"
+    )
     tokens = np.random.default_rng(1).integers(4, 100, (1, COUNT))
     batch = forwards.batch_of(t, drafter, tokens)
     said = {
@@ -91,17 +104,28 @@ def test_an_exported_one_opens_there_and_says_the_same(
     }  # fmt: skip
     if isinstance(drafter, ParallelDrafter):
         said["loss_mask"][0, 6] = 1
-        logits = theirs(model, said | {"max_anchors": 1}, monkeypatch)["logits"][0, -drafter.ahead :]
+        logits = theirs(model, said | {"max_anchors": 1}, monkeypatch)["logits"][
+            0, -drafter.ahead :
+        ]
         ours = drafter.blocks(batch, torch.tensor([[6]]))[0, 0]
     else:
         assert isinstance(drafter, PEAGLEDrafter)
         pairs = {"input_ids": batch.tokens[:, 1:], "hidden_states": said["hidden_states"][:, :-1]}
-        pairs |= {name: torch.ones_like(batch.tokens[:, 1:]) for name in ("document_ids", "loss_mask")}
-        pairs |= {"num_depths": drafter.ahead, "down_sample_ratio": 1.0, "verifier_last_hidden_states": torch.zeros(1, 13, 32)}
+        pairs |= {
+            name: torch.ones_like(batch.tokens[:, 1:]) for name in ("document_ids", "loss_mask")
+        }
+        pairs |= {
+            "num_depths": drafter.ahead,
+            "down_sample_ratio": 1.0,
+            "verifier_last_hidden_states": torch.zeros(1, 13, 32),
+        }
         pairs["loss_mask"][0, 0] = 0  # no chain begins before the text
         told = theirs(model, said | pairs, monkeypatch)
         slots = told["depth"] > 0
         assert slots.any()
         chains, depths = told["anchor_pos"][slots][None], told["depth"][slots][None]
-        ours, logits = drafter.model.logits(drafter._outputs(batch, chains, depths))[0], told["logits"][0]
+        ours, logits = (
+            drafter.model.logits(drafter._outputs(batch, chains, depths))[0],
+            told["logits"][0],
+        )
     assert worst(ours.detach(), logits) < 5e-3

@@ -21,8 +21,14 @@ from folders import target_folder
 
 IDS = [5, 9, 50, 51, 9, 50, 51, 17]
 PARTS = ("model.embed_tokens", "model.rotary_emb", "model.norm", "lm_head")
-PLACES = {f"model.layers.{i}": "disk" if i > 1 else "cpu" for i in range(4)} | dict.fromkeys(PARTS, "cpu")
-ON_DISK = {"half of the layers": PLACES, "all but the embedding": PLACES | {"lm_head": "disk"}, "all": {"": "disk"}}
+PLACES = {f"model.layers.{i}": "disk" if i > 1 else "cpu" for i in range(4)} | dict.fromkeys(
+    PARTS, "cpu"
+)
+ON_DISK = {
+    "half of the layers": PLACES,
+    "all but the embedding": PLACES | {"lm_head": "disk"},
+    "all": {"": "disk"},
+}
 METHODS: dict[str, Method] = {
     "pld": PLD(),
     "eagle": EAGLE(),
@@ -37,7 +43,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def written(target: Target, drafter: Any, policy: str = "eagle2:nodes=8") -> Any:
-    requests = [Request(ids, 12, sampling=Sampling(temperature=t)) for ids, t in ((IDS, 0.0), (IDS[:3], 1.0))]
+    requests = [
+        Request(ids, 12, sampling=Sampling(temperature=t))
+        for ids, t in ((IDS, 0.0), (IDS[:3], 1.0))
+    ]
     return load(target, drafter, policy).write(requests).tokens
 
 
@@ -62,8 +71,12 @@ def test_offloaded_layers_write_the_same(folder: str, where: str, name: str) -> 
 
 
 def test_a_model_that_was_offloaded_is_served(folder: str) -> None:
-    model: Any = AutoModelForCausalLM.from_pretrained(folder, device_map=PLACES, dtype=torch.float64)
-    assert drafted(Target.of(model), EAGLE3()) == drafted(Target.load(folder, torch.float64), EAGLE3())
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        folder, device_map=PLACES, dtype=torch.float64
+    )
+    assert drafted(Target.of(model), EAGLE3()) == drafted(
+        Target.load(folder, torch.float64), EAGLE3()
+    )
 
 
 def test_a_model_without_weights_is_refused(folder: str) -> None:
@@ -99,7 +112,9 @@ def test_a_drafter_that_reads_rows_of_an_offloaded_head_is_refused(folder: str) 
 
 
 @pytest.mark.parametrize("place", ["cuda", "cuda:1", "xpu"])
-def test_weights_go_straight_to_a_device(monkeypatch: pytest.MonkeyPatch, folder: str, place: str) -> None:
+def test_weights_go_straight_to_a_device(
+    monkeypatch: pytest.MonkeyPatch, folder: str, place: str
+) -> None:
     """With a device map, transformers reads each tensor to where it belongs; `to` would move a copy of all."""
     seen = list[Any]()
     real = AutoModelForCausalLM.from_pretrained
@@ -108,7 +123,9 @@ def test_weights_go_straight_to_a_device(monkeypatch: pytest.MonkeyPatch, folder
         seen.append(device_map)
         return real(*args, **given)
 
-    monkeypatch.setattr("draftree.models.target.usable", lambda device: torch.device(device or "cpu"))
+    monkeypatch.setattr(
+        "draftree.models.target.usable", lambda device: torch.device(device or "cpu")
+    )
     monkeypatch.setattr(AutoModelForCausalLM, "from_pretrained", loaded)
     Target.load(folder, torch.float32, place)
     assert seen == [{"": torch.device(place)}]
@@ -126,8 +143,13 @@ def over_two_devices() -> Target:
                 setattr(each, MARK, True)
     for name in PLACES:
         device = torch.device("mps:0" if name in second else "cpu")
-        add_hook_to_module(model.get_submodule(name), AlignDevicesHook(device, skip_keys="past_key_values"))
-    add_hook_to_module(model, AlignDevicesHook(torch.device("cpu"), io_same_device=True, skip_keys="past_key_values"))
+        add_hook_to_module(
+            model.get_submodule(name), AlignDevicesHook(device, skip_keys="past_key_values")
+        )
+    add_hook_to_module(
+        model,
+        AlignDevicesHook(torch.device("cpu"), io_same_device=True, skip_keys="past_key_values"),
+    )
     return Target.of(model)
 
 
@@ -139,7 +161,12 @@ def test_layers_on_a_second_device_write_the_same(name: str) -> None:
     with WithoutFloat64():
         target = over_two_devices()
         shapes = target.decoder.shapes
-        assert [shape.device for shape in shapes] == [None, None, torch.device("mps:0"), torch.device("mps:0")]
+        assert [shape.device for shape in shapes] == [
+            None,
+            None,
+            torch.device("mps:0"),
+            torch.device("mps:0"),
+        ]
         cache = target.new_cache(2, 8)
         assert [cache.layer(i)[0].device.type for i in range(4)] == ["cpu", "cpu", "mps", "mps"]
         assert drafted(target, METHODS[name]) == alone
@@ -149,5 +176,7 @@ def test_a_drafter_that_reads_keys_on_another_device_is_refused() -> None:
     with WithoutFloat64():
         target = over_two_devices()
         drafter = GLIDE(kv_layer=3).example(target)
-        with pytest.raises(UserError, match="reads keys and values of layer 3, which device_map puts on mps:0"):
+        with pytest.raises(
+            UserError, match="reads keys and values of layer 3, which device_map puts on mps:0"
+        ):
             load(target, drafter)

@@ -64,7 +64,9 @@ def test_what_changes_with_the_width_is_found(
         rows = torch.randn(130, 3)
         whole = found.apply(linear, rows)
         assert all(
-            torch.equal(found.apply(linear, rows[at : at + n]), whole[at : at + n]) for n in (1, 3, 9, 64, 70) for at in (0, 41)
+            torch.equal(found.apply(linear, rows[at : at + n]), whole[at : at + n])
+            for n in (1, 3, 9, 64, 70)
+            for at in (0, 41)
         )
 
 
@@ -118,7 +120,9 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
     """Nodes of random trees, up to 64 wide, behind prompts cut anywhere, beside other rows, against their path read in one."""
     target = Target.of(fresh(name, layers=2).to(dtype))  # one of each kind
     decoder, draw = target.decoder, np.random.default_rng(0)
-    by_turns = ([*DENSE, *EXPERTS].index(name) + DTYPES.index(dtype)) % 2  # either kernel, in either dtype
+    by_turns = (
+        [*DENSE, *EXPERTS].index(name) + DTYPES.index(dtype)
+    ) % 2  # either kernel, in either dtype
     use_kernels(decoder.model, "packed" if by_turns else "stock")
     known = KNOWN.setdefault((dtype, by_turns), {})  # layers of a kind are in many models
     stable = Stable(decoder, known)
@@ -130,13 +134,23 @@ def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dt
         texts = [draw.integers(3, 70, draw.integers(2, 30)) for _ in widths_of_rows]
         cache = decoder.new_cache(len(texts), 30 + max(widths_of_rows))
         with torch.inference_mode():
-            read(decoder, cache, [np.split(t, np.sort(draw.integers(0, len(t) + 1, draw.integers(0, 4)))) for t in texts])
+            read(
+                decoder,
+                cache,
+                [
+                    np.split(t, np.sort(draw.integers(0, len(t) + 1, draw.integers(0, 4))))
+                    for t in texts
+                ],
+            )
             trees = [draw.integers(-1, np.arange(n)) for n in widths_of_rows]  # each node's parent
             paths = [[path(parents, node) for node in range(len(parents))] for parents in trees]
             seen = [np.array([np.isin(np.arange(len(of)), one) for one in of]) for of in paths]
             tokens = [draw.integers(3, 70, n) for n in widths_of_rows]
             starts = cache.lengths.copy()
-            places = [s + np.array([len(one) - 1 for one in of]) for s, of in zip(starts, paths, strict=True)]
+            places = [
+                s + np.array([len(one) - 1 for one in of])
+                for s, of in zip(starts, paths, strict=True)
+            ]
             batch = ForwardBatch.packed(tokens, places, starts, seen, places, decoder.device)
             found = decoder.forward(batch, cache).logits
             for r, of in enumerate(paths):
@@ -157,12 +171,16 @@ def path(parents: Ints, node: int) -> list[int]:
 def texts_are_plain_decodings(target: Target) -> None:
     """Of a batch of rows, drafted by what its own texts bring."""
     costs = Costs({1: 0.1}, {1: 1.0, 64: 1.5})
-    oracle = Engine(target, build("drafter", "suffix").open(target), build("policy", "yield"), costs=costs)
+    oracle = Engine(
+        target, build("drafter", "suffix").open(target), build("policy", "yield"), costs=costs
+    )
     prompts = [np.random.default_rng(i).integers(3, 70, 9 + i).tolist() for i in range(3)]
     requests = [Request(p, 16, frozenset(), i) for i, p in enumerate(prompts)]
     plain = [oracle.plain([r]).tokens[0] for r in requests]
     assert oracle.write(requests).tokens == plain
-    assert oracle.write(requests, reuse=False).tokens == plain  # what it has learnt drafts long trees now
+    assert (
+        oracle.write(requests, reuse=False).tokens == plain
+    )  # what it has learnt drafts long trees now
 
 
 def test_where_bits_part_is_named() -> None:
@@ -221,7 +239,10 @@ def test_what_cannot_be_brought_to_it_is_refused_by_name() -> None:
 
     model = fresh("llama").to(torch.bfloat16)
     model.lm_head = Odd(32, 71).to(torch.bfloat16)
-    with pytest.raises(UserError, match=r"^exactness is 'bits', but target 'x' .* in its Odd 32 \(71, 32\) \(71,\): allowed"):
+    with pytest.raises(
+        UserError,
+        match=r"^exactness is 'bits', but target 'x' .* in its Odd 32 \(71, 32\) \(71,\): allowed",
+    ):
         decided(Decoder(model), "x", "bits")
 
 
@@ -237,5 +258,8 @@ def test_a_target_is_loaded_so(tmp_path: Path) -> None:
     request = Request(ids[0].tolist(), 12, target.eos)
     for _ in range(2):
         assert engine.write([request]).tokens[0] == stock[0, 9:].tolist()
-    with pytest.raises(UserError, match=r"exactness is 'bits' and attn_implementation 'sdpa', allowed with it is draftree"):
+    with pytest.raises(
+        UserError,
+        match=r"exactness is 'bits' and attn_implementation 'sdpa', allowed with it is draftree",
+    ):
         Target.load(str(tmp_path), exactness="bits", attn_implementation="sdpa")

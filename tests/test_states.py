@@ -42,7 +42,11 @@ SEEN = 1e-4
 
 
 @pytest.mark.parametrize(
-    "family", [*RULES.values(), *(pytest.param(f, marks=pytest.mark.long) for f in FAMILIES if f not in RULES.values())]
+    "family",
+    [
+        *RULES.values(),
+        *(pytest.param(f, marks=pytest.mark.long) for f in FAMILIES if f not in RULES.values()),
+    ],
 )
 def test_a_tree_is_what_stock_mixers_make_of_its_paths(family: str) -> None:
     """The third route, which shares no mathematics with ours."""
@@ -64,7 +68,9 @@ def test_a_tree_is_what_stock_mixers_make_of_its_paths(family: str) -> None:
 @property  # type: ignore[misc]
 def _by_slot(paths: Paths) -> Tensor:
     """Every token's path goes through all slots before it."""
-    return torch.ones(paths.seen.shape, dtype=torch.bool).tril(paths.seen.shape[2] - paths.seen.shape[1])
+    return torch.ones(paths.seen.shape, dtype=torch.bool).tril(
+        paths.seen.shape[2] - paths.seen.shape[1]
+    )
 
 
 @property  # type: ignore[misc]
@@ -82,7 +88,10 @@ def _neighbours(paths: Paths, k: int) -> Tensor:
 
 def _one_line(paths: Paths) -> list[tuple[Tensor, Tensor, Tensor]]:
     rows = torch.arange(len(paths.parents))
-    return [(rows, torch.full_like(rows, slot), torch.full_like(rows, slot - 1)) for slot in range(paths.slots)]
+    return [
+        (rows, torch.full_like(rows, slot), torch.full_like(rows, slot - 1))
+        for slot in range(paths.slots)
+    ]
 
 
 def _all_nodes(stash: Stash, state: Tensor, row: int, path: Tensor) -> None:
@@ -146,7 +155,11 @@ def test_a_snapshot_is_no_alias(family: str, monkeypatch: pytest.MonkeyPatch) ->
         same = all(map(torch.equal, before, _bases(cache.states)))
         more = [np.append(prompt, 50), np.append(prompt[:4], 50)]
         fresh = target.prefill(target.new_cache(2, 64), more, Needs()).logits
-        return same and bool(torch.allclose(target.prefill(cache, more, Needs()).logits, fresh, atol=1e-4)) and len(first) == 2
+        return (
+            same
+            and bool(torch.allclose(target.prefill(cache, more, Needs()).logits, fresh, atol=1e-4))
+            and len(first) == 2
+        )
 
     assert again()
 
@@ -187,10 +200,15 @@ def test_the_bytes_that_are_told_are_those_that_are_held(family: str) -> None:
     assert told["state"] == sum(t.nbytes for t in _bases(cache.states)) == cache.state_bytes
     target.verify(cache, tree, Needs())
     scratch: Any = cache.states and cache.states._scratch
-    stashed = [*scratch.columns.values(), *(p for made in scratch.made.values() for p in made.parts.values())]
+    stashed = [
+        *scratch.columns.values(),
+        *(p for made in scratch.made.values() for p in made.parts.values()),
+    ]
     assert told["stash"] == sum(t.nbytes for t in stashed) / 8
     stats = plain(target, [Request([5, 9, 7], 3)]).stats
-    assert stats.as_json()["state_bytes"] == 2 * told["state"], "the state and that of the prompt's end"
+    assert stats.as_json()["state_bytes"] == 2 * told["state"], (
+        "the state and that of the prompt's end"
+    )
 
 
 def test_other_models_have_no_states_to_tell_of() -> None:
@@ -225,7 +243,10 @@ def test_a_drafted_chain_is_a_tree() -> None:
     model = hybrid("qwen3_5_text")
     prompt = [5, 9, 7, 11, 5]
     written = OneByOne(model, prompt).write(12)
-    wrong = [prompt + [(t + 1 + i % 2) % 90 for i, t in enumerate(written)], prompt + written[:1] + [3] * 11]
+    wrong = [
+        prompt + [(t + 1 + i % 2) % 90 for i, t in enumerate(written)],
+        prompt + written[:1] + [3] * 11,
+    ]
     for text in wrong:
         target = Target(Decoder(model), "x")
         engine = Engine(target, Suffix().open(target), EAGLE2(nodes=4, depth=4, width=1))
@@ -238,7 +259,11 @@ def test_two_threads_one_of_them_stock() -> None:
     mine, other = hybrid("qwen3_5_text"), hybrid("qwen3_5_text", seed=4)
     prompt, target = [5, 9, 7, 11, 5, 9, 7], Target(Decoder(mine), "x")
     alone = OneByOne(other, prompt).write(40)
-    ours = Engine(target, Suffix().open(target), EAGLE2(nodes=8)).write([Request(prompt, 40)]).tokens[0]
+    ours = (
+        Engine(target, Suffix().open(target), EAGLE2(nodes=8))
+        .write([Request(prompt, 40)])
+        .tokens[0]
+    )
     found: dict[str, list[list[int]]] = {"stock": [], "ours": []}
 
     def run(name: str, write: Callable[[], list[int]]) -> None:
@@ -247,7 +272,10 @@ def test_two_threads_one_of_them_stock() -> None:
     engine = Engine(target, Suffix().open(target), EAGLE2(nodes=8))
     threads = [
         threading.Thread(target=run, args=("stock", lambda: OneByOne(other, prompt).write(40))),
-        threading.Thread(target=run, args=("ours", lambda: engine.write([Request(prompt, 40)], reuse=False).tokens[0])),
+        threading.Thread(
+            target=run,
+            args=("ours", lambda: engine.write([Request(prompt, 40)], reuse=False).tokens[0]),
+        ),
     ]
     for thread in threads:
         thread.start()
@@ -282,21 +310,39 @@ def test_stock_code_is_left_as_it_is(family: str) -> None:
 
 def test_a_kernel_for_a_whole_layer_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = hybrid("qwen3_5_text")
-    monkeypatch.setattr(modeling_qwen3_5.Qwen3_5GatedDeltaNet, "forward", lambda self, hidden_states, **_: hidden_states)
-    with pytest.raises(UserError, match=r"layer 0 \(linear_attention\) hands its cache neither keys nor a state"):
+    monkeypatch.setattr(
+        modeling_qwen3_5.Qwen3_5GatedDeltaNet,
+        "forward",
+        lambda self, hidden_states, **_: hidden_states,
+    )
+    with pytest.raises(
+        UserError, match=r"layer 0 \(linear_attention\) hands its cache neither keys nor a state"
+    ):
         Decoder(model).new_cache(1, 8)
 
 
 @pytest.mark.parametrize(
     ("name", "told"),
     [
-        ("causal_conv1d_fn", r"the convolution of layer 0 \(linear_attention\) is computed by a kernel that knows no tree"),
-        ("torch_chunk_gated_delta_rule", r"layer 0 \(linear_attention\) folds the text into a state by a function"),
+        (
+            "causal_conv1d_fn",
+            r"the convolution of layer 0 \(linear_attention\) is computed by a kernel that knows no tree",
+        ),
+        (
+            "torch_chunk_gated_delta_rule",
+            r"layer 0 \(linear_attention\) folds the text into a state by a function",
+        ),
     ],
 )
-def test_a_function_that_is_not_ours_is_refused(name: str, told: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dispatch, "NAMES", {other: rule for other, rule in dispatch.NAMES.items() if other != name})
-    monkeypatch.setattr(dispatch, "_class_of", dispatch._class_of.__wrapped__)  # classes that were made before know the name
+def test_a_function_that_is_not_ours_is_refused(
+    name: str, told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        dispatch, "NAMES", {other: rule for other, rule in dispatch.NAMES.items() if other != name}
+    )
+    monkeypatch.setattr(
+        dispatch, "_class_of", dispatch._class_of.__wrapped__
+    )  # classes that were made before know the name
     decoder = Decoder(hybrid("qwen3_5_text"))
     with pytest.raises(UserError, match=f"^Qwen3_5ForCausalLM is not supported: {told}"):
         _ = decoder.shapes
@@ -338,7 +384,9 @@ def test_transformers_still_clamps_the_step_in_prompts_alone(family: str) -> Non
             weight.sub_(6.0)  # steps below the bound
     with in_float64(model):
         assert not torch.allclose(
-            OneByOne(model, PROMPT).logits, OneByOne(model, PROMPT[:1]).after(PROMPT[1:]).logits, atol=1e-4
+            OneByOne(model, PROMPT).logits,
+            OneByOne(model, PROMPT[:1]).after(PROMPT[1:]).logits,
+            atol=1e-4,
         )
 
 
@@ -359,7 +407,9 @@ def test_transformers_still_lets_padding_behind_a_state_count(family: str) -> No
     ids, mask = torch.tensor([[0, 0, *PROMPT[4:]]]), torch.tensor([[*[1] * 4, 0, 0, *[1] * 4]])
     at = torch.tensor([[0, 0, 4, 5, 6, 7]])
     with torch.inference_mode():
-        out = model(input_ids=ids, attention_mask=mask, position_ids=at, use_cache=True, **{CACHE: cache}).logits[0, -1]
+        out = model(
+            input_ids=ids, attention_mask=mask, position_ids=at, use_cache=True, **{CACHE: cache}
+        ).logits[0, -1]
     assert not torch.allclose(out, one_by_one(model), atol=1e-3)
 
 
@@ -389,10 +439,14 @@ TRAINED = (EAGLE, EAGLE3, Medusa, Hydra, MTP, EDD, GLIDE)
 
 @pytest.mark.parametrize("method", TRAINED)
 @pytest.mark.parametrize("family", ["qwen3_5_text", "mamba2"])
-def test_drafters_are_trained_as_they_decode_or_are_refused_by_name(family: str, method: Any) -> None:
+def test_drafters_are_trained_as_they_decode_or_are_refused_by_name(
+    family: str, method: Any
+) -> None:
     target = Target(Decoder(hybrid(family, torch.float32)), family)
     if family == "mamba2" and method in (MTP, EDD, GLIDE):
-        with pytest.raises(UserError, match=f"^{method.kind()}: Mamba2ForCausalLM is not supported: "):
+        with pytest.raises(
+            UserError, match=f"^{method.kind()}: Mamba2ForCausalLM is not supported: "
+        ):
             method().example(target)
         return
     tokens = np.stack([np.random.default_rng(1).integers(2, 90, 17)] * 2)

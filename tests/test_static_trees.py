@@ -30,8 +30,27 @@ from draftree.sampling.drawing import Drawing
 from draftree.testing.fakes import Always, Never, Scripted, Sometimes, tiny_target
 from draftree.tree import Candidates, Floats, Tree
 from draftree.tuning import base
-from draftree.tuning._shapes import Forests, Paths, Shape, expected, fastest, greedy, searched, seconds
-from draftree.tuning.static import MISSED, UNKNOWN, Acceptance, Driven, Search, Settings, drive, settled, written
+from draftree.tuning._shapes import (
+    Forests,
+    Paths,
+    Shape,
+    expected,
+    fastest,
+    greedy,
+    searched,
+    seconds,
+)
+from draftree.tuning.static import (
+    MISSED,
+    UNKNOWN,
+    Acceptance,
+    Driven,
+    Search,
+    Settings,
+    drive,
+    settled,
+    written,
+)
 from folders import target_folder
 
 TABLE = np.array([[0.6, 0.3], [0.5, 0.2]])
@@ -48,9 +67,10 @@ def test_greedy_adds_the_largest_product_and_of_equal_ones_the_shorter_path() ->
 
 
 def test_the_dynamic_programme_by_hand() -> None:
-    # V(1, 1) = .5, V(1, 2) = .5 + .2 = .7. With rank 0 alone, B(0, 1, n) = .6 · (1 + V(1, n − 1)) = .6, .9, 1.02.
-    # With rank 1: n = 1: .6; n = 2: .9, as .3 · 1 + .6 = .9 is no more; n = 3: max(1.02, .3 + .9, .3 · 1.5 + .6) = 1.2;
-    # n = 4: max(1.02, .3 + 1.02, .45 + .9, .51 + .6) = 1.35.
+    # V(1, 1) = .5, V(1, 2) = .5 + .2 = .7. With rank 0 alone, B(0, 1, n) = .6 · (1 + V(1, n − 1)) =
+    # .6, .9, 1.02. With rank 1: n = 1: .6; n = 2: .9, as .3 · 1 + .6 = .9 is no more; n = 3:
+    # max(1.02, .3 + .9, .3 · 1.5 + .6) = 1.2; n = 4: max(1.02, .3 + 1.02, .45 + .9, .51 + .6) =
+    # 1.35.
     plan = Forests.planned(TABLE, 4)
     assert plan.values == pytest.approx([0, 0.6, 0.9, 1.2, 1.35])
     assert plan.tree(2) == ((0,), (0, 0))
@@ -60,7 +80,9 @@ def test_the_dynamic_programme_by_hand() -> None:
 
 def test_expected_by_hand() -> None:
     assert expected((), TABLE) == 1
-    assert expected(((0,), (1,), (0, 0), (1, 0)), TABLE) == pytest.approx(1 + 0.6 + 0.3 + 0.3 + 0.15)
+    assert expected(((0,), (1,), (0, 0), (1, 0)), TABLE) == pytest.approx(
+        1 + 0.6 + 0.3 + 0.3 + 0.15
+    )
     assert expected(greedy(TABLE, 6), TABLE) == pytest.approx(2.53)
 
 
@@ -80,12 +102,17 @@ def closed(nodes: int, depth: int, width: int) -> list[frozenset[tuple[int, ...]
         grown = set()
         for tree in trees:
             parents = [p for p in ((), *tree) if len(p) < depth]
-            grown |= {tree | {(*p, r)} for p in parents for r in range(width) if (*p, r) not in tree}
+            grown |= {
+                tree | {(*p, r)} for p in parents for r in range(width) if (*p, r) not in tree
+            }
         trees = grown
     return list(trees)
 
 
-SHAPES = {(depth, width): [closed(n, depth, width) for n in range(1, 5)] for depth, width in [(1, 4), (2, 2), (2, 3), (3, 2)]}
+SHAPES = {
+    (depth, width): [closed(n, depth, width) for n in range(1, 5)]
+    for depth, width in [(1, 4), (2, 2), (2, 3), (3, 2)]
+}
 
 
 @given(st.data(), st.sampled_from(sorted(SHAPES)))
@@ -100,7 +127,10 @@ def test_no_tree_is_expected_to_give_more(data: st.DataObject, shape: tuple[int,
             assert len(found) <= n
 
 
-@given(arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 5)), elements=st.floats(0, 1)), st.integers(1, 40))
+@given(
+    arrays(np.float64, st.tuples(st.integers(1, 5), st.integers(1, 5)), elements=st.floats(0, 1)),
+    st.integers(1, 40),
+)
 def test_greedy_and_dynamic_programme_agree(table: Floats, nodes: int) -> None:
     table = table / np.maximum(table.sum(axis=1, keepdims=True), 1)
     plan, order = Forests.planned(table, nodes), greedy(table, nodes)
@@ -122,12 +152,15 @@ def test_large_trees_are_planned() -> None:
 
 # Acceptance.
 
-SEEN = Acceptance(np.array([[0, 1, MISSED], [MISSED, 0, 0], [1, UNKNOWN, UNKNOWN], [0, 0, 0]]), width=2)
+SEEN = Acceptance(
+    np.array([[0, 1, MISSED], [MISSED, 0, 0], [1, UNKNOWN, UNKNOWN], [0, 0, 0]]), width=2
+)
 
 
 def test_acceptance_by_hand() -> None:
-    # Depth 1: four places, rank 0 twice, rank 1 once. Depth 2: the second root's draft has failed, the third's text has
-    # ended; ranks 1 and 0. Depth 3: of the first and the last root, rank 0 once.
+    # Depth 1: four places, rank 0 twice, rank 1 once. Depth 2: the second root's draft has failed,
+    # the third's text has ended; ranks 1 and 0. Depth 3: of the first and the last root, rank 0
+    # once.
     assert SEEN.places.tolist() == [4, 2, 2]
     assert SEEN.table.tolist() == [[0.5, 0.25], [0.5, 0.5], [0.5, 0.0]]
 
@@ -135,7 +168,9 @@ def test_acceptance_by_hand() -> None:
 @given(arrays(np.int64, st.tuples(st.integers(1, 30), st.just(3)), elements=st.integers(-1, 1)))
 def test_of_the_complete_tree_the_model_expects_what_happened(found: np.ndarray) -> None:
     seen = Acceptance(found, width=2)
-    complete: Paths = tuple(path for d in (1, 2, 3) for path in itertools.product(range(2), repeat=d))
+    complete: Paths = tuple(
+        path for d in (1, 2, 3) for path in itertools.product(range(2), repeat=d)
+    )
     lengths = (found >= 0).cumprod(axis=1).sum(axis=1)
     assert expected(complete, seen.table) == pytest.approx(1 + lengths.mean())
     assert (seen.table.sum(axis=1) <= 1 + 1e-12).all()
@@ -143,17 +178,31 @@ def test_of_the_complete_tree_the_model_expects_what_happened(found: np.ndarray)
 
 # Decoding with a tree along the texts.
 
-LINES = np.array([[0, 0, 1], [0, 1, 0], [1, 0, 0], [0, 0, MISSED], [0, MISSED, UNKNOWN], [MISSED, UNKNOWN, UNKNOWN]])
-"""Tokens of ranks 0, 0, 1, 0, 0, and none; every line begins a token later than the one before it."""
+LINES = np.array(
+    [
+        [0, 0, 1],
+        [0, 1, 0],
+        [1, 0, 0],
+        [0, 0, MISSED],
+        [0, MISSED, UNKNOWN],
+        [MISSED, UNKNOWN, UNKNOWN],
+    ]
+)
+"""Tokens of ranks 0, 0, 1, 0, 0, and none; every line begins a token later than the one before it.
+"""
 
 
 def test_decoding_along_a_text_by_hand() -> None:
     driven = Driven([LINES, LINES[3:]], width=2)
     assert driven.everywhere.places[0] == 9
-    # With (0), (0, 0) the first text takes three tokens (0, 0 and the target's own), then three (0, 0 and its own) from
-    # the fourth line on; the second text, which begins there, takes three too: nine tokens in three steps.
+    # With (0), (0, 0) the first text takes three tokens (0, 0 and the target's own), then three (0,
+    # 0 and its own) from the fourth line on; the second text, which begins there, takes three too:
+    # nine tokens in three steps.
     seen, tau = driven.decoded(((0,), (0, 0)))
-    assert (seen.ranks.tolist(), tau) == ([LINES[0].tolist(), LINES[3].tolist(), LINES[3].tolist()], 3.0)
+    assert (seen.ranks.tolist(), tau) == (
+        [LINES[0].tolist(), LINES[3].tolist(), LINES[3].tolist()],
+        3.0,
+    )
     # With (0) alone: lines 0, 2 (rank 1: one token), 3, 5 and, in the second text, 3, 5.
     seen, tau = driven.decoded(((0,),))
     assert (seen.ranks.tolist(), tau) == (LINES[[0, 2, 3, 5, 3, 5]].tolist(), 9 / 6)
@@ -162,8 +211,8 @@ def test_decoding_along_a_text_by_hand() -> None:
 
 
 def test_a_tree_is_settled_on_for_its_own_roots() -> None:
-    # The text: two easy tokens (ranks 0, 0), a hard one (rank 1), again and again. Over all tokens rank 0 is right twice
-    # as often; but behind (0), (0, 0) and the hard token every root is easy.
+    # The text: two easy tokens (ranks 0, 0), a hard one (rank 1), again and again. Over all tokens
+    # rank 0 is right twice as often; but behind (0), (0, 0) and the hard token every root is easy.
     ranks = np.array([0, 0, 1] * 20 + [0, 0])
     driven = Driven([np.stack([ranks[i : i + 2] for i in range(60)])], width=2)
     assert driven.everywhere.table[0] == pytest.approx([2 / 3, 1 / 3])
@@ -190,7 +239,15 @@ def texts(target: Target) -> list[Text]:
     return answered(target, PROMPTS[:1], 20) + answered(target, PROMPTS[1:], 14)
 
 
-def proposed(target: Target, drafter: Drafter, text: Text, row: int, root: int, chain: Sequence[int], width: int) -> Candidates:
+def proposed(
+    target: Target,
+    drafter: Drafter,
+    text: Text,
+    row: int,
+    root: int,
+    chain: Sequence[int],
+    width: int,
+) -> Candidates:
     """What a drafter proposes after a chain when it has read the text before it at once."""
     rows: list[np.ndarray] = [text.tokens[:root]] * (row + 1)
     verified = target.prefill(target.new_cache(row + 1, 64), rows, drafter.needs)
@@ -202,19 +259,28 @@ def proposed(target: Target, drafter: Drafter, text: Text, row: int, root: int, 
     return found
 
 
-def looked_up(target: Target, drafter: Drafter, texts: Sequence[Text], depth: int, width: int) -> list[list[int]]:
+def looked_up(
+    target: Target, drafter: Drafter, texts: Sequence[Text], depth: int, width: int
+) -> list[list[int]]:
     """The ranks, every place by itself."""
     found = []
     for row, text in enumerate(texts):
         tokens, last = text.tokens.tolist(), len(text.tokens) - 1
         choice = [
-            int(target.prefill(target.new_cache(1, 64), [text.tokens[: n + 1]], Needs()).logits.argmax()) for n in range(last)
+            int(
+                target.prefill(
+                    target.new_cache(1, 64), [text.tokens[: n + 1]], Needs()
+                ).logits.argmax()
+            )
+            for n in range(last)
         ]
         for root in range(text.start, last):
             line = [UNKNOWN] * depth
             for d in range(min(depth, last - root)):
                 at = root + d
-                candidates = proposed(target, drafter, text, row, root, tokens[root : at + 1], width)
+                candidates = proposed(
+                    target, drafter, text, row, root, tokens[root : at + 1], width
+                )
                 offered = candidates.tokens[0, np.isfinite(candidates.log_q[0])].tolist()
                 line[d] = offered.index(choice[at]) if choice[at] in offered else MISSED
                 if choice[at] != tokens[at + 1]:
@@ -224,13 +290,18 @@ def looked_up(target: Target, drafter: Drafter, texts: Sequence[Text], depth: in
 
 
 @pytest.mark.parametrize(("depth", "width"), [(6, 3), (6, 2), (3, 1), (1, 3)])
-def test_the_ranks_of_a_script_are_found(target: Target, texts: list[Text], depth: int, width: int) -> None:
+def test_the_ranks_of_a_script_are_found(
+    target: Target, texts: list[Text], depth: int, width: int
+) -> None:
     script = Sometimes([t.tokens for t in texts], target.decoder.vocab)
     wanted = []
     for row, text in enumerate(texts):
         last = len(text.tokens) - 1
         for root in range(text.start, last):
-            places = [script.place(row, root + d) if root + d <= last else UNKNOWN for d in range(1, depth + 1)]
+            places = [
+                script.place(row, root + d) if root + d <= last else UNKNOWN
+                for d in range(1, depth + 1)
+            ]
             wanted.append([MISSED if p is None or p >= width else p for p in places])
     found = drive(target, script, texts, depth, width).everywhere.ranks
     assert found.tolist() == wanted
@@ -243,20 +314,26 @@ def test_what_is_always_right_and_what_never_is(target: Target, texts: list[Text
     assert always.everywhere.table.tolist() == [[1.0, 0.0, 0.0]] * 4
     never = drive(target, Never(plans, vocab), texts, 4, 3)
     assert not never.everywhere.table.any()
-    assert never.everywhere.places[1:].tolist() == [0, 0, 0], "nothing is drafted below a draft that cannot be right"
+    assert never.everywhere.places[1:].tolist() == [0, 0, 0], (
+        "nothing is drafted below a draft that cannot be right"
+    )
     with pytest.raises(UserError, match="none of the drafter's candidates"):
         written(Settings(), never, Costs({1: 0.1}, {1: 1.0}))
 
 
 @pytest.mark.parametrize("name", ["eagle", "edd", "medusa", "glide"])
-def test_a_drafter_sees_what_it_sees_in_decoding(target: Target, texts: list[Text], name: str) -> None:
+def test_a_drafter_sees_what_it_sees_in_decoding(
+    target: Target, texts: list[Text], name: str
+) -> None:
     drafter = part("drafter", name)().example(target)
     found = drive(target, drafter, texts[:1], 6, 30).everywhere.ranks
     assert found.tolist() == looked_up(target, drafter, texts[:1], 6, 30)
     assert len(np.unique(found)) > 2
 
 
-def test_behind_what_the_target_would_not_have_said_nothing_is_known(target: Target, texts: list[Text]) -> None:
+def test_behind_what_the_target_would_not_have_said_nothing_is_known(
+    target: Target, texts: list[Text]
+) -> None:
     """Texts are read as they are: one token of the target's answer is another."""
     tokens = texts[0].tokens.copy()
     tokens[9] = (tokens[9] + 1) % 61
@@ -268,7 +345,9 @@ def test_behind_what_the_target_would_not_have_said_nothing_is_known(target: Tar
     assert found[0, 4:].tolist() == [UNKNOWN] * 2
 
 
-def test_a_target_without_numbers_is_refused(target: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_target_without_numbers_is_refused(
+    target: Target, texts: list[Text], monkeypatch: pytest.MonkeyPatch
+) -> None:
     verify = target.verify
 
     def broken(*args, **more):
@@ -293,8 +372,9 @@ def test_seconds_of_a_step_by_hand() -> None:
 
 @pytest.mark.parametrize("search", ["greedy", "sequoia"])
 def test_the_size_by_hand(search: str) -> None:
-    # A draft step costs .2, a pass 1 + .1 for each node. τ of a chain is 1.8, 2.44, and the third node adds .1:
-    # 1.8 / (.2 + 1.1) = 1.385; 1.9 / (.2 + 1.2) = 1.357; 2.44 / (.4 + 1.2) = 1.525; 2.54 / (.4 + 1.3) = 1.494.
+    # A draft step costs .2, a pass 1 + .1 for each node. τ of a chain is 1.8, 2.44, and the third
+    # node adds .1: 1.8 / (.2 + 1.1) = 1.385; 1.9 / (.2 + 1.2) = 1.357; 2.44 / (.4 + 1.2) = 1.525;
+    # 2.54 / (.4 + 1.3) = 1.494.
     table = np.array([[0.8, 0.1], [0.8, 0.1]])
     plan = fastest(search, table, Costs({1: 0.2}, {1: 1.0, 2: 1.1}))
     assert plan.paths == ((0,), (0, 0))
@@ -312,10 +392,16 @@ def test_no_other_size_or_depth_is_faster(search: str) -> None:
     rng = np.random.default_rng(0)
     for _ in range(5):
         table = rng.dirichlet([3.0, 1.0, 1.0, 2.0], size=4)[:, :3]
-        costs = Costs({1: rng.uniform(0.02, 0.5), 8: 0.5}, {1: 1.0, 16: rng.uniform(1, 2), 32: 4.0}, commit=0.1)
+        costs = Costs(
+            {1: rng.uniform(0.02, 0.5), 8: 0.5},
+            {1: 1.0, 16: rng.uniform(1, 2), 32: 4.0},
+            commit=0.1,
+        )
         best = fastest(search, table, costs, most=30)
         others = [
-            Shape.of(searched("greedy", table[:d], 30)(n), table, costs).speedup for d in range(1, 5) for n in range(1, 31)
+            Shape.of(searched("greedy", table[:d], 30)(n), table, costs).speedup
+            for d in range(1, 5)
+            for n in range(1, 31)
         ]
         assert best.speedup >= max(others) * (1 - 1e-12)
         assert best.tau == pytest.approx(expected(best.paths, table))
@@ -333,10 +419,22 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> str:
 def asked(tmp_path: Path, folder: str) -> list[str]:
     """A command: the target drafts for itself, so that its first candidate is always right."""
     rows = [
-        {"messages": [{"role": "user", "content": f"{i}?"}, {"role": "assistant", "content": "yes " * 4}]} for i in range(6)
+        {
+            "messages": [
+                {"role": "user", "content": f"{i}?"},
+                {"role": "assistant", "content": "yes " * 4},
+            ]
+        }
+        for i in range(6)
     ]
     (tmp_path / "chats.jsonl").write_text("\n".join(map(json.dumps, rows)))
-    costs = {"draft": {"1": 0.2}, "target": {"1": 1.0, "2": 1.1}, "commit": 0.0, "context": 0, "rows": 1}
+    costs = {
+        "draft": {"1": 0.2},
+        "target": {"1": 1.0, "2": 1.1},
+        "commit": 0.0,
+        "context": 0,
+        "rows": 1,
+    }
     (tmp_path / "costs.json").write_text(json.dumps({"entries": [costs], "about": {}}))
     return ["train", "static", "--target", folder, "--drafter", f"lm:model={folder}", "--data", str(tmp_path / "chats.jsonl"),
             "--out", str(tmp_path / "tree.json"), "--costs", str(tmp_path / "costs.json")]  # fmt: skip
@@ -351,7 +449,11 @@ def told(capfd: pytest.CaptureFixture[str], args: Sequence[str]) -> tuple[int, s
 
 @pytest.mark.parametrize("more", [(), ("--set", "search=greedy")])
 def test_the_command_writes_a_tree(
-    asked: list[str], folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str], more: tuple[str, ...]
+    asked: list[str],
+    folder: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    more: tuple[str, ...],
 ) -> None:
     knobs = ("--set", "depth=4", "--set", "width=3", "--set", "tokens=12", "--set", "prompts=5")
     status, out, err = told(capfd, [*asked, *knobs, *more, "--json"])
@@ -364,7 +466,9 @@ def test_the_command_writes_a_tree(
     # Each depth adds one token for .2 + .1 s: 5 / (1 + 4 · .3) is the most.
     assert found["paths"] == [[0], [0, 0], [0, 0, 0], [0, 0, 0, 0]]
     assert (found["tau"], found["nodes"], found["depth"]) == (5, 4, 4)
-    assert found["decoded_tau"] == pytest.approx(11 / 3), "11 tokens follow the first of each answer: 5, 5 and 1 of them"
+    assert found["decoded_tau"] == pytest.approx(11 / 3), (
+        "11 tokens follow the first of each answer: 5, 5 and 1 of them"
+    )
     assert found["speedup"] == pytest.approx(5 / 2.2)
     assert found["drafter"] == f"lm:model={folder}"
     assert Static(str(tmp_path / "tree.json")).children.tolist() == [[1], [2], [3], [4], [0]]
@@ -382,7 +486,9 @@ def test_texts_are_read_as_they_are(asked: list[str], capfd: pytest.CaptureFixtu
 def test_the_last_line_tells_what_was_found_and_the_tree_is_used(
     asked: list[str], folder: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
-    status, out, err = told(capfd, [*asked, "--set", "nodes=2", "--set", "depth=3", "--set", "tokens=8"])
+    status, out, err = told(
+        capfd, [*asked, "--set", "nodes=2", "--set", "depth=3", "--set", "tokens=8"]
+    )
     assert (status, err) == (0, "")
     # 3 / (2 · .2 + 1.2) = 1.875; of the 7 tokens after an answer's first, steps take 3, 3 and 1.
     last = "tree.json: expected τ 3.00 (decoding along the data 2.33), 2 nodes, depth 2, predicted speed-up 1.88"
@@ -399,7 +505,10 @@ MISTAKES: dict[str, tuple[list[str], str]] = {
     "no value": (["--set", "nodes"], "allowed is KEY=VALUE"),
     "value": (["--set", "nodes=many"], "nodes is 'many', allowed is a whole number or auto"),
     "nodes": (["--set", "nodes=0"], "nodes is 0, allowed is auto or 1 …"),
-    "too many": (["--set", "nodes=4", "--set", "width=1", "--set", "depth=3"], "auto or 1 … 3, with depth 3 and width 1"),
+    "too many": (
+        ["--set", "nodes=4", "--set", "width=1", "--set", "depth=3"],
+        "auto or 1 … 3, with depth 3 and width 1",
+    ),
     "search": (["--set", "search=beam"], "allowed is greedy or sequoia"),
     "depth": (["--set", "depth=0"], "depth is 0"),
     "tokens": (["--set", "tokens=1"], "tokens is 1"),
@@ -438,18 +547,27 @@ def test_a_drafter_must_be_named_and_no_file_is_overwritten(
 
 def test_knobs_may_stand_in_the_spec() -> None:
     parsed = lambda items: Settings(**parsed_knobs(items, Settings, "'static'"))
-    assert parsed(["nodes=auto", "search=greedy", "answers=false"]) == Settings("greedy", answers=False)
+    assert parsed(["nodes=auto", "search=greedy", "answers=false"]) == Settings(
+        "greedy", answers=False
+    )
     assert parsed(["nodes=7"]).nodes == 7
 
 
 def test_a_tree_is_found_from_python(asked: list[str], folder: str, tmp_path: Path) -> None:
     told: list[str] = []
     search = Search(
-        f"lm:model={folder}", Settings(depth=2, width=2, tokens=8, nodes=2), CostTable.load(tmp_path / "costs.json")
+        f"lm:model={folder}",
+        Settings(depth=2, width=2, tokens=8, nodes=2),
+        CostTable.load(tmp_path / "costs.json"),
     )
     tell = lambda done, remark="", of=None: told.append(remark)
-    found = search.fit(Target.load(folder), [tmp_path / "chats.jsonl"], tmp_path / "found.json", tell)
-    assert (found.figures["nodes"], found.figures["paths"]) == (2, json.loads((tmp_path / "found.json").read_text())["paths"])
+    found = search.fit(
+        Target.load(folder), [tmp_path / "chats.jsonl"], tmp_path / "found.json", tell
+    )
+    assert (found.figures["nodes"], found.figures["paths"]) == (
+        2,
+        json.loads((tmp_path / "found.json").read_text())["paths"],
+    )
     assert list(dict.fromkeys(told)) == [
         "loading", "answering", "driving the drafter along", "measuring what a step costs", "searching",
     ]  # fmt: skip

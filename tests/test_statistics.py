@@ -17,9 +17,17 @@ from frequencies import goodness
 
 @pytest.mark.parametrize(
     ("dof", "level", "statistic"),
-    [(1, 0.05, 3.841459), (1, 0.001, 10.827566), (10, 0.05, 18.307038), (10, 0.001, 29.588298), (100, 0.01, 135.806723)],
+    [
+        (1, 0.05, 3.841459),
+        (1, 0.001, 10.827566),
+        (10, 0.05, 18.307038),
+        (10, 0.001, 29.588298),
+        (100, 0.01, 135.806723),
+    ],
 )
-def test_the_statistic_of_a_level_is_that_of_the_tables(dof: int, level: float, statistic: float) -> None:
+def test_the_statistic_of_a_level_is_that_of_the_tables(
+    dof: int, level: float, statistic: float
+) -> None:
     assert critical(dof, level) == pytest.approx(statistic, abs=1e-5)
 
 
@@ -66,7 +74,9 @@ def test_level_and_power_are_those_of_many_tests() -> None:
     false = np.mean([goodness(c, p).p_value < 0.05 for c in generator.multinomial(n, p, 4000)])
     assert false == pytest.approx(0.05, abs=0.012)
     a, b = generator.multinomial(n, p, 4000), generator.multinomial(3 * n, p, 4000)
-    assert np.mean([two_sample(x, y).p_value < 0.05 for x, y in zip(a, b, strict=True)]) == pytest.approx(0.05, abs=0.012)
+    assert np.mean(
+        [two_sample(x, y).p_value < 0.05 for x, y in zip(a, b, strict=True)]
+    ) == pytest.approx(0.05, abs=0.012)
 
 
 def test_power_without_an_error_is_the_level() -> None:
@@ -77,17 +87,26 @@ def test_power_without_an_error_is_the_level() -> None:
 
 def test_without_scipy_the_error_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "scipy.stats", None)
-    with pytest.raises(UserError, match=r"needs the package 'scipy': pip install 'draftree\[doctor\]'"):
+    with pytest.raises(
+        UserError, match=r"needs the package 'scipy': pip install 'draftree\[doctor\]'"
+    ):
         two_sample([30, 70], [50, 50])
 
 
 def texts(rng: np.random.Generator, count: int) -> tuple[np.ndarray, np.ndarray]:
     """Steps and accepted drafts of toy texts, whose drafts hang on how predictable the text is."""
     steps, level = rng.integers(20, 60, count), rng.beta(4, 4, count)
-    return steps, np.array([np.minimum(rng.geometric(1 - 0.95 * p, n) - 1, 8).sum() for p, n in zip(level, steps, strict=True)])
+    return steps, np.array(
+        [
+            np.minimum(rng.geometric(1 - 0.95 * p, n) - 1, 8).sum()
+            for p, n in zip(level, steps, strict=True)
+        ]
+    )
 
 
-def coverage(runs: int, interval: Callable[[np.ndarray, np.ndarray, int], Sequence[float]]) -> float:
+def coverage(
+    runs: int, interval: Callable[[np.ndarray, np.ndarray, int], Sequence[float]]
+) -> float:
     """How often an interval of τ of 20 toy texts holds that of all texts."""
     rng = np.random.default_rng(4)
     steps, accepted = texts(rng, 40_000)
@@ -101,8 +120,13 @@ def coverage(runs: int, interval: Callable[[np.ndarray, np.ndarray, int], Sequen
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
     drawn = lambda seed: intervals.samples(20, seed)
-    held = coverage(400, lambda tokens, steps, seed: intervals.ratio_bounds([tokens], [steps], drawn(seed)))
-    plain = coverage(400, lambda tokens, steps, seed: intervals.bounds(intervals.rate(tokens, steps, drawn(seed))))
+    held = coverage(
+        400, lambda tokens, steps, seed: intervals.ratio_bounds([tokens], [steps], drawn(seed))
+    )
+    plain = coverage(
+        400,
+        lambda tokens, steps, seed: intervals.bounds(intervals.rate(tokens, steps, drawn(seed))),
+    )
     assert held >= 0.92
     assert plain < held, "quantiles of the samples alone are too narrow"
 
@@ -111,16 +135,27 @@ def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
 def test_bca_falls_short_where_bootstrap_t_holds() -> None:
     """Which is why intervals are bootstrap-t: 91 % and 94 % of 1,500 samples of 20 texts."""
     figure = lambda tokens, steps, axis=-1: tokens.sum(axis) / steps.sum(axis)
-    bca = lambda *asked: bootstrap(asked[:2], figure, paired=True, n_resamples=1999, rng=asked[2]).confidence_interval
+    bca = lambda *asked: (
+        bootstrap(
+            asked[:2], figure, paired=True, n_resamples=1999, rng=asked[2]
+        ).confidence_interval
+    )
     assert coverage(1500, bca) < 0.92
-    assert coverage(1500, lambda t, s, seed: intervals.ratio_bounds([t], [s], intervals.samples(20, seed))) >= 0.93
+    assert (
+        coverage(
+            1500, lambda t, s, seed: intervals.ratio_bounds([t], [s], intervals.samples(20, seed))
+        )
+        >= 0.93
+    )
 
 
 def test_an_interval_holds_one_just_where_p_says_so() -> None:
     rng = np.random.default_rng(1)
     for i in range(60):
         a = rng.gamma(4, 1, 6 if i % 3 == 0 else 15)
-        found = intervals.ratio([a], [a * rng.normal(1 + 0.02 * (i % 5), 0.05, len(a))], intervals.samples(len(a), i))
+        found = intervals.ratio(
+            [a], [a * rng.normal(1 + 0.02 * (i % 5), 0.05, len(a))], intervals.samples(len(a), i)
+        )
         assert (found.p >= 0.05) == (found.low <= 1 <= found.high) or abs(found.p - 0.05) < 0.003
 
 
@@ -128,7 +163,12 @@ def test_holms_p_values() -> None:
     """Holm 1979, by hand: .01 · 4, .02 · 3, and .04 · 2 and .03 · 2 of which the larger stands for both."""
     several = [intervals.Ratio(0.5, 0.4, 0.6, p) for p in (0.04, 0.01, 0.03, 0.02)]
     assert [r.p for r in intervals.holm(several)] == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert [r.verdict for r in intervals.holm(several)] == ["not told apart", "faster", "not told apart", "not told apart"]
+    assert [r.verdict for r in intervals.holm(several)] == [
+        "not told apart",
+        "faster",
+        "not told apart",
+        "not told apart",
+    ]
     assert [r.p for r in intervals.holm(several[:1])] == [0.04]
     assert several[0].inverse == intervals.Ratio(2.0, 1 / 0.6, 2.5, 0.04)
     assert several[0].inverse.verdict == "slower"
@@ -137,16 +177,23 @@ def test_holms_p_values() -> None:
 def test_intervals_of_few_or_equal_texts_are_quantiles() -> None:
     few, chosen = np.array([3, 5, 4]), intervals.samples(3, 0)
     assert intervals.ratio_bounds([few], [few * 2], chosen) == pytest.approx([0.5, 0.5])
-    assert intervals.ratio_bounds([few], [np.ones(3)], chosen) == pytest.approx(intervals.bounds(few[chosen].mean(-1)))
+    assert intervals.ratio_bounds([few], [np.ones(3)], chosen) == pytest.approx(
+        intervals.bounds(few[chosen].mean(-1))
+    )
     same = np.full(12, 7)
-    assert intervals.ratio_bounds([same], [np.ones(12)], intervals.samples(12, 0)) == pytest.approx([7, 7])
+    assert intervals.ratio_bounds([same], [np.ones(12)], intervals.samples(12, 0)) == pytest.approx(
+        [7, 7]
+    )
 
 
 def test_equal_methods_are_not_told_apart_by_few_prompts() -> None:
     """Two methods alike in truth, 10 % noise a prompt: below 8 prompts nothing is said, then little more than the level."""
     rng, apart = np.random.default_rng(3), {3: 0, 8: 0, 20: 0}
     for prompts, trial in itertools.product(apart, range(60)):
-        each = [{"tokens": [100.0] * prompts, "steps": (40 * rng.normal(1, 0.1, prompts)).tolist()} for _ in range(2)]
+        each = [
+            {"tokens": [100.0] * prompts, "steps": (40 * rng.normal(1, 0.1, prompts)).tolist()}
+            for _ in range(2)
+        ]
         found = intervals.paired({"per_prompt": each[0]}, {"per_prompt": each[1]}, "steps", trial)
         apart[prompts] += found.verdict in ("faster", "slower")
         assert (found.verdict == intervals.FEW) == (prompts < intervals.ENOUGH)

@@ -82,13 +82,19 @@ def test_a_decoder_that_rewrites_what_it_wrote_is_followed() -> None:
     [
         (("stop",), "no st op", None),
         (("stop",), "a stop and a stop", (2, "stop")),
-        (("abc", "b"), "xabc", (2, "b")),  # "b" is complete first, however many characters a token has
+        (
+            ("abc", "b"),
+            "xabc",
+            (2, "b"),
+        ),  # "b" is complete first, however many characters a token has
         (("bc", "abc"), "xabc", (1, "abc")),  # of two that end at one place the longer
         (("é", "\n\n"), "a\nb\n\ncé", (3, "\n\n")),
         ((), "abc", None),
     ],
 )
-def test_the_stop_text_that_is_complete_first_is_found(texts: tuple[str, ...], text: str, expected: object) -> None:
+def test_the_stop_text_that_is_complete_first_is_found(
+    texts: tuple[str, ...], text: str, expected: object
+) -> None:
     assert Stops(texts).find(text) == expected
 
 
@@ -107,7 +113,10 @@ def test_what_may_begin_a_stop_text_is_held(texts: tuple[str, ...], text: str, h
     assert Stops(texts).held(text) == held
 
 
-@given(text=st.text("abcé", max_size=25), texts=st.lists(st.text("abcé", min_size=1, max_size=4), max_size=3))
+@given(
+    text=st.text("abcé", max_size=25),
+    texts=st.lists(st.text("abcé", min_size=1, max_size=4), max_size=3),
+)
 def test_pieces_are_the_text_before_the_stop_text(text: str, texts: list[str]) -> None:
     """Piece by piece as a text is written, ended by the criterion: nothing is shown that is cut away later."""
     stops = Stops.of(BYTES, texts)
@@ -147,22 +156,35 @@ def test_what_stands_in_the_prompt_stops_nothing() -> None:
     prompt, rest = encode(BYTES, "stop sto"), encode(BYTES, "p")
     ends = StopTexts(BYTES, Stops(("stop",)), len(prompt))
     assert not ends(torch.tensor([[*prompt, *rest]]))
-    assert StopStringCriteria(BYTES, ["stop"])(torch.tensor([[*prompt, *rest]]), None).item(), "transformers counts it"
+    assert StopStringCriteria(BYTES, ["stop"])(torch.tensor([[*prompt, *rest]]), None).item(), (
+        "transformers counts it"
+    )
 
 
 def test_the_criterion_is_a_function_of_the_ids() -> None:
     ends = StopTexts(BYTES, Stops(("ab",)), 0)
     asked = ["a", "ab", "xa", "abx", "b", "xxab", "a", "ac", "acab"]
-    assert [ends(torch.tensor([encode(BYTES, text)])) for text in asked] == ["ab" in text for text in asked]
+    assert [ends(torch.tensor([encode(BYTES, text)])) for text in asked] == [
+        "ab" in text for text in asked
+    ]
 
 
 @given(
     words=st.lists(
-        st.sampled_from([" apple", "apple", " app", "les", "s", " the", "the", "re", "\n", " ", "é", "a"]), max_size=9
+        st.sampled_from(
+            [" apple", "apple", " app", "les", "s", " the", "the", "re", "\n", " ", "é", "a"]
+        ),
+        max_size=9,
     ),
-    texts=st.lists(st.sampled_from(["apples", "ple", "e\n", " t", "\n\n", "éa", "s th", "er"]), min_size=1, max_size=2),
+    texts=st.lists(
+        st.sampled_from(["apples", "ple", "e\n", " t", "\n\n", "éa", "s th", "er"]),
+        min_size=1,
+        max_size=2,
+    ),
 )
-def test_transformers_criterion_says_the_same_of_longer_tokens(words: list[str], texts: list[str]) -> None:
+def test_transformers_criterion_says_the_same_of_longer_tokens(
+    words: list[str], texts: list[str]
+) -> None:
     """In its words: tokens may run over either end of a stop text."""
     ids = [token for word in words for token in DEMO(word, add_special_tokens=False)["input_ids"]]
     theirs, ours = StopStringCriteria(DEMO, texts), StopTexts(DEMO, Stops.of(DEMO, texts), 0)
@@ -173,7 +195,10 @@ def test_transformers_criterion_says_the_same_of_longer_tokens(words: list[str],
             return
 
 
-@given(text=st.text("abcdé ", max_size=20), texts=st.lists(st.text("abcdé ", min_size=1, max_size=3), min_size=1, max_size=3))
+@given(
+    text=st.text("abcdé ", max_size=20),
+    texts=st.lists(st.text("abcdé ", min_size=1, max_size=3), min_size=1, max_size=3),
+)
 def test_transformers_criterion_says_the_same_of_bytes(text: str, texts: list[str]) -> None:
     ids = encode(BYTES, text)
     theirs, ours = StopStringCriteria(BYTES, texts), StopTexts(BYTES, Stops.of(BYTES, texts), 0)

@@ -9,7 +9,14 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
-from draftree.drafters.lookup.suffix_tree import END, Limits, Outputs, by_context, in_memory, in_text
+from draftree.drafters.lookup.suffix_tree import (
+    END,
+    Limits,
+    Outputs,
+    by_context,
+    in_memory,
+    in_text,
+)
 from draftree.drafters.suffix import Suffix, SuffixDrafter, SuffixState
 from draftree.engine import Engine
 from draftree.errors import UserError
@@ -36,9 +43,13 @@ def ints(text: Sequence[int]) -> Ints:
     return np.array(text, np.int64)
 
 
-def reading(drafter: SuffixDrafter, texts: Sequence[Sequence[int]], earlier: Sequence[Sequence[int]] = ()) -> SuffixState:
+def reading(
+    drafter: SuffixDrafter, texts: Sequence[Sequence[int]], earlier: Sequence[Sequence[int]] = ()
+) -> SuffixState:
     """The state after texts (without their roots), with earlier outputs in the memory."""
-    memory = Outputs.empty().remember([ints(e) for e in earlier], drafter.knobs.longest, drafter.knobs.memory)
+    memory = Outputs.empty().remember(
+        [ints(e) for e in earlier], drafter.knobs.longest, drafter.knobs.memory
+    )
     carried = SuffixState((), ints([]), memory)
     return drafter.start([ints(t) for t in texts], ints([0] * len(texts)), TAPS, carried)
 
@@ -54,7 +65,9 @@ def below(tree: Tree, parent: int, *tokens: int) -> Tree:
     return tree.append(np.full(n, parent), ints(tokens), np.zeros(n), np.zeros(n), row)
 
 
-def asked(drafter: SuffixDrafter, state: SuffixState, tree: Tree, nodes: Sequence[int], k: int = 99) -> list[dict[int, float]]:
+def asked(
+    drafter: SuffixDrafter, state: SuffixState, tree: Tree, nodes: Sequence[int], k: int = 99
+) -> list[dict[int, float]]:
     """q by token after nodes, in the order proposed."""
     found, _ = drafter.expand(state, tree, ints(nodes), k, Drawing())
     return [
@@ -64,22 +77,29 @@ def asked(drafter: SuffixDrafter, state: SuffixState, tree: Tree, nodes: Sequenc
 
 
 def drafted(
-    text: Sequence[int], knobs: Suffix = Suffix(), earlier: Sequence[Sequence[int]] = (), nodes: int = 500
+    text: Sequence[int],
+    knobs: Suffix = Suffix(),
+    earlier: Sequence[Sequence[int]] = (),
+    nodes: int = 500,
 ) -> dict[Path, float]:
     """The probability along each path that the trie policy drafts behind a text whose last token is the root."""
     drafter = SuffixDrafter(knobs)
     state = reading(drafter, [text[:-1]], earlier)
     expand = lambda tree, frontier, k: drafter.expand(state, tree, frontier, k, Drawing())[0]
     tree = Trie(nodes).draft(expand, planted(text), COSTS, Room(ints([500]), 500), None)
-    return {tuple(tree.tokens[tree.path(n)[1:]].tolist()): float(np.exp(tree.score[n])) for n in range(1, len(tree))}
+    return {
+        tuple(tree.tokens[tree.path(n)[1:]].tolist()): float(np.exp(tree.score[n]))
+        for n in range(1, len(tree))
+    }
 
 
 # By hand.
 
 
 def test_the_most_frequent_continuation_by_hand() -> None:
-    # Behind 1 2 there stood 3 4, 3 5 and 6: shares 3: 2/3, 6: 1/3; behind 1 2 3 there stood 4 and 5: 1/2 each. Pattern
-    # (1 2) occurs three times before, and no longer one does: p = 2 grows 4 · 2 = 8 tokens.
+    # Behind 1 2 there stood 3 4, 3 5 and 6: shares 3: 2/3, 6: 1/3; behind 1 2 3 there stood 4 and
+    # 5: 1/2 each. Pattern (1 2) occurs three times before, and no longer one does: p = 2 grows 4 ·
+    # 2 = 8 tokens.
     text = [1, 2, 3, 4, 0, 1, 2, 3, 5, 7, 1, 2, 6, 9, 1, 2]
     drafter = SuffixDrafter(Suffix())
     state, tree = reading(drafter, [text[:-1]]), planted(text)
@@ -88,7 +108,8 @@ def test_the_most_frequent_continuation_by_hand() -> None:
     three, six = asked(drafter, state, tree, [1, 2])
     assert list(three.items()) == [(4, 0.5), (5, 0.5)], "equals by their number"
     assert six == {9: 1.0}
-    # The likeliest eight: 3 (2/3), then of value 1/3 in the order they are come upon: 6, 4, 5, 9, 0, 7, 1 (below 9).
+    # The likeliest eight: 3 (2/3), then of value 1/3 in the order they are come upon: 6, 4, 5, 9,
+    # 0, 7, 1 (below 9).
     assert drafted(text) == pytest.approx({
         (3,): 2 / 3, (6,): 1 / 3, (3, 4): 1 / 3, (3, 5): 1 / 3, (6, 9): 1 / 3, (3, 4, 0): 1 / 3, (3, 5, 7): 1 / 3,
         (6, 9, 1): 1 / 3,
@@ -96,12 +117,14 @@ def test_the_most_frequent_continuation_by_hand() -> None:
 
 
 def test_the_longest_pattern_is_not_the_draft_if_a_shorter_one_promises_more() -> None:
-    # Pattern (8 1) stood once, at the text's front, and was followed by 5: 2 tokens at α = 1, score 1 + 1 = 2. Pattern (1)
-    # scores 1 at most. At α = 1 the longer pattern wins, whatever the shorter one's counts.
+    # Pattern (8 1) stood once, at the text's front, and was followed by 5: 2 tokens at α = 1, score
+    # 1 + 1 = 2. Pattern (1) scores 1 at most. At α = 1 the longer pattern wins, whatever the
+    # shorter one's counts.
     text = [8, 1, 5, 6, 1, 7, 2, 1, 7, 3, 8, 1]
     assert drafted(text, Suffix(factor=1)) == {(5,): 1, (5, 6): 1}
-    # Pattern (8 1), now followed by three different tokens, twice each by two of them: 2 tokens are worth 2/5 + 2/5. The
-    # pattern (1): 7 follows 20 times of 25, and its one token is worth .8 as well, which is no more. With 21 of 26 it is.
+    # Pattern (8 1), now followed by three different tokens, twice each by two of them: 2 tokens are
+    # worth 2/5 + 2/5. The pattern (1): 7 follows 20 times of 25, and its one token is worth .8 as
+    # well, which is no more. With 21 of 26 it is.
     front = [8, 1, 3, 8, 1, 3, 8, 1, 4, 8, 1, 4, 8, 1, 6]
     tie, more = front + [1, 7] * 20 + [8, 1], front + [1, 7] * 21 + [8, 1]
     assert drafted(tie, Suffix(factor=1)) == pytest.approx({(3,): 0.4, (4,): 0.4})
@@ -110,8 +133,12 @@ def test_the_longest_pattern_is_not_the_draft_if_a_shorter_one_promises_more() -
 
 def test_what_is_less_likely_than_told_is_not_drafted() -> None:
     text = [1, 2] * 8 + [1, 3] * 2 + [1]
-    assert drafted(text, Suffix(longest=1, factor=9, length=1)) == pytest.approx({(2,): 0.8, (3,): 0.2})
-    assert drafted(text, Suffix(longest=1, factor=9, length=1, least=0.21)) == pytest.approx({(2,): 0.8})
+    assert drafted(text, Suffix(longest=1, factor=9, length=1)) == pytest.approx(
+        {(2,): 0.8, (3,): 0.2}
+    )
+    assert drafted(text, Suffix(longest=1, factor=9, length=1, least=0.21)) == pytest.approx(
+        {(2,): 0.8}
+    )
 
 
 def test_no_deeper_than_told() -> None:
@@ -124,7 +151,9 @@ def test_no_deeper_than_told() -> None:
 def test_a_repeated_document_gives_its_continuation() -> None:
     document = np.random.default_rng(0).integers(0, 50, 40).tolist()
     text = [*document, *document[:5]]
-    assert list(drafted(text, Suffix(factor=7))) == [tuple(document[5 : 5 + n]) for n in range(1, 36)]
+    assert list(drafted(text, Suffix(factor=7))) == [
+        tuple(document[5 : 5 + n]) for n in range(1, 36)
+    ]
     assert list(drafted(document[:5], earlier=[document], knobs=Suffix(factor=7))) == [
         tuple(document[5 : 5 + n]) for n in range(1, 36)
     ]
@@ -133,7 +162,9 @@ def test_a_repeated_document_gives_its_continuation() -> None:
 @pytest.mark.parametrize("text", [[1], [1, 2], [3, 1, 2]])
 def test_nothing_found_is_nothing_drafted(text: list[int]) -> None:
     drafter = SuffixDrafter(Suffix())
-    candidates, _ = drafter.expand(reading(drafter, [text[:-1]], [[7, 8, 9]]), planted(text), ints([0]), 5, Drawing())
+    candidates, _ = drafter.expand(
+        reading(drafter, [text[:-1]], [[7, 8, 9]]), planted(text), ints([0]), 5, Drawing()
+    )
     assert candidates.tokens.shape == (1, 1)
     assert (candidates.log_q == -np.inf).all()
 
@@ -147,7 +178,9 @@ def plain_places(source: Sequence[int], pattern: Sequence[int]) -> list[int]:
     return [i + p - 1 for i in range(len(source) - p) if list(source[i : i + p]) == list(pattern)]
 
 
-def plain_tree(conts: list[Path], budget: int, length: int, least: float) -> tuple[list[tuple[Path, float]], float]:
+def plain_tree(
+    conts: list[Path], budget: int, length: int, least: float
+) -> tuple[list[tuple[Path, float]], float]:
     """Paths and shares of the likeliest continuations, and the sum of their probabilities, from the definition."""
     waiting: list[tuple[Path, float, float]] = []
     nodes: list[tuple[Path, float]] = []
@@ -168,7 +201,9 @@ def plain_tree(conts: list[Path], budget: int, length: int, least: float) -> tup
     return nodes, score
 
 
-def plain_draft(text: Sequence[int], documents: Sequence[Sequence[int]], knobs: Suffix) -> dict[Path, float]:
+def plain_draft(
+    text: Sequence[int], documents: Sequence[Sequence[int]], knobs: Suffix
+) -> dict[Path, float]:
     best: tuple[list[tuple[Path, float]], float] = [], 0.0
     for sources in ([text], documents):
         for p in range(min(knobs.longest, len(text)), 0, -1):
@@ -190,7 +225,9 @@ KNOBS = st.builds(
 
 @settings(deadline=None)
 @given(TEXT.filter(len), TEXTS, KNOBS)
-def test_drafts_are_those_of_a_plain_search(text: list[int], documents: list[list[int]], knobs: Suffix) -> None:
+def test_drafts_are_those_of_a_plain_search(
+    text: list[int], documents: list[list[int]], knobs: Suffix
+) -> None:
     wanted = plain_draft(text, documents, knobs)
     drafter = SuffixDrafter(knobs)
     state, tree, numbers = reading(drafter, [text[:-1]], documents), planted(text), {(): 0}
@@ -205,16 +242,25 @@ def test_drafts_are_those_of_a_plain_search(text: list[int], documents: list[lis
 
 @settings(deadline=None)
 @given(TEXT.filter(len), TEXTS, st.integers(1, 8))
-def test_the_places_of_every_pattern_are_found(text: list[int], documents: list[list[int]], longest: int) -> None:
+def test_the_places_of_every_pattern_are_found(
+    text: list[int], documents: list[list[int]], longest: int
+) -> None:
     memory = Outputs.empty()
     for document in documents:  # one call after another, so that blocks are merged
         memory = memory.remember([ints(document)], longest, 400)
     limits, whole = Limits(longest, 8, 4.0, 0.1, 1000), np.array(text, np.int32)
-    sources = ((text, in_text(whole, len(text), limits)), (memory.tokens.tolist(), in_memory(memory, whole, len(text), limits)))
+    sources = (
+        (text, in_text(whole, len(text), limits)),
+        (memory.tokens.tolist(), in_memory(memory, whole, len(text), limits)),
+    )
     for source, (places, lengths) in sources:
         assert (np.diff(lengths) <= 0).all()
         for p in range(1, longest + 1):
-            ends = [i for i in plain_places(source, text[-p:]) if source[i + 1] != END] if p <= len(text) else []
+            ends = (
+                [i for i in plain_places(source, text[-p:]) if source[i + 1] != END]
+                if p <= len(text)
+                else []
+            )
             assert sorted(places[lengths >= p].tolist()) == ends, f"pattern of {p}"
 
 
@@ -225,13 +271,17 @@ def test_the_order_is_that_of_the_texts_read_backwards(tokens: list[int], longes
     reach = 2 ** math.ceil(math.log2(longest))
     contexts = [([*tokens[: i + 1]][::-1][:reach], i) for i in order.tolist()]
     assert contexts == sorted(contexts)
-    followed = [i for i, (t, after) in enumerate(zip(tokens, [*tokens[1:], END], strict=True)) if t != END != after]
+    followed = [
+        i
+        for i, (t, after) in enumerate(zip(tokens, [*tokens[1:], END], strict=True))
+        if t != END != after
+    ]
     assert sorted(order.tolist()) == followed
 
 
 def test_of_too_many_places_those_with_the_longest_match_count() -> None:
-    # Behind 9 there stands 1 three times, each time after a 5, and 2 twenty times; only four places are looked at: the three
-    # of the longer match, and of the others the latest.
+    # Behind 9 there stands 1 three times, each time after a 5, and 2 twenty times; only four places
+    # are looked at: the three of the longer match, and of the others the latest.
     text = [5, 9, 1] * 3 + [9, 2] * 20 + [5, 9]
     drafter = SuffixDrafter(Suffix(places=4, factor=1, length=1))
     (q,) = asked(drafter, reading(drafter, [text[:-1]]), planted(text), [0])
@@ -241,12 +291,19 @@ def test_of_too_many_places_those_with_the_longest_match_count() -> None:
     assert places.tolist() == [7, 4, 1, 47]
     assert lengths.tolist() == [2, 2, 2, 1]
     memory = Outputs.empty().remember([ints([*text, 0])], 2, 1000)
-    assert in_memory(memory, np.array(text, np.int32), len(text), limits)[1].tolist() == [2, 2, 2, 2], "and its own end"
+    assert in_memory(memory, np.array(text, np.int32), len(text), limits)[1].tolist() == [
+        2,
+        2,
+        2,
+        2,
+    ], "and its own end"
 
 
 @settings(deadline=None)
 @given(TEXT.filter(len), st.lists(TEXT, min_size=3, max_size=8), st.integers(1, 5))
-def test_of_many_blocks_the_longest_matches_are_taken(text: list[int], documents: list[list[int]], most: int) -> None:
+def test_of_many_blocks_the_longest_matches_are_taken(
+    text: list[int], documents: list[list[int]], most: int
+) -> None:
     memory, whole = Outputs.empty(), np.array(text, np.int32)
     for document in documents:
         memory = memory.remember([ints(document)], 6, 160)  # blocks of 20 tokens at most
@@ -263,9 +320,19 @@ def test_behind_a_node_of_another_drafter_a_draft_of_its_own_begins() -> None:
     text = [1, 2, 3, 4, 9, 3, 6, 8, 1, 2]
     drafter = SuffixDrafter(Suffix())
     state = reading(drafter, [text[:-1]])
-    tree = below(planted(text), 0, 3, 9, 7)  # 3 is its own, 9 and 7 are not, and 7 never stood in the text
+    tree = below(
+        planted(text), 0, 3, 9, 7
+    )  # 3 is its own, 9 and 7 are not, and 7 never stood in the text
     tree = below(below(tree, 2, 3, 5), 4, 6)  # 9 3 goes on as in the text, 9 5 does not; 9 3 6 does
-    assert asked(drafter, state, tree, [0, 1, 2, 3, 4, 5, 6]) == [{3: 1}, {4: 1}, {3: 1}, {}, {6: 1}, {}, {8: 1}]
+    assert asked(drafter, state, tree, [0, 1, 2, 3, 4, 5, 6]) == [
+        {3: 1},
+        {4: 1},
+        {3: 1},
+        {},
+        {6: 1},
+        {},
+        {8: 1},
+    ]
 
 
 def test_a_draft_ends_where_it_was_cut() -> None:
@@ -285,13 +352,17 @@ def test_rows_do_not_mix_and_few_candidates_are_the_first() -> None:
     assert asked(drafter, state, tree, [1, 0], k=1) == [{8: 0.5}, {3: 1}]
     for row in (0, 2):
         alone = reading(drafter, [texts[row][:-1]])
-        assert asked(drafter, alone, planted(texts[row]), [0]) == asked(drafter, state, tree, [row // 2])
+        assert asked(drafter, alone, planted(texts[row]), [0]) == asked(
+            drafter, state, tree, [row // 2]
+        )
 
 
 # All layers at once.
 
 
-def by_layers(drafter: SuffixDrafter, state: SuffixState, tree: Tree, frontier: Ints, k: int, deepest: int) -> Tree:
+def by_layers(
+    drafter: SuffixDrafter, state: SuffixState, tree: Tree, frontier: Ints, k: int, deepest: int
+) -> Tree:
     """The tree with what is found below some nodes, layer by layer."""
     while (frontier := frontier[tree.depth[frontier] < deepest]).size:
         found, state = drafter.expand(state, tree, frontier, k, Drawing())
@@ -302,15 +373,28 @@ def by_layers(drafter: SuffixDrafter, state: SuffixState, tree: Tree, frontier: 
 
 def values(tree: Tree, start: int) -> dict[Path, float]:
     """The log value along each path of the nodes from `start` on."""
-    return {tuple(tree.tokens[tree.path(n)].tolist()): float(tree.score[n]) for n in range(start, len(tree))}
+    return {
+        tuple(tree.tokens[tree.path(n)].tolist()): float(tree.score[n])
+        for n in range(start, len(tree))
+    }
 
 
 @settings(deadline=None)
 @given(
-    TEXT.filter(len), TEXTS, KNOBS, st.integers(1, 3), st.integers(1, 6), st.lists(st.integers(0, 2), max_size=2, unique=True)
+    TEXT.filter(len),
+    TEXTS,
+    KNOBS,
+    st.integers(1, 3),
+    st.integers(1, 6),
+    st.lists(st.integers(0, 2), max_size=2, unique=True),
 )
 def test_one_call_finds_what_layers_find(
-    text: list[int], documents: list[list[int]], knobs: Suffix, k: int, deepest: int, others: list[int]
+    text: list[int],
+    documents: list[list[int]],
+    knobs: Suffix,
+    k: int,
+    deepest: int,
+    others: list[int],
 ) -> None:
     drafter = SuffixDrafter(knobs)
     state, tree = reading(drafter, [text[:-1]], documents), planted(text)
@@ -320,8 +404,12 @@ def test_one_call_finds_what_layers_find(
     assert found is not None
     whole = append(tree, found.nodes, found.candidates)
     assert whole.number.tolist() == list(range(len(whole)))
-    assert values(whole, len(tree)) == values(by_layers(drafter, state, tree, frontier, k, deepest), len(tree))
-    assert values(whole, len(tree)) == values(by_layers(drafter, after, tree, frontier, k, deepest), len(tree))
+    assert values(whole, len(tree)) == values(
+        by_layers(drafter, state, tree, frontier, k, deepest), len(tree)
+    )
+    assert values(whole, len(tree)) == values(
+        by_layers(drafter, after, tree, frontier, k, deepest), len(tree)
+    )
 
 
 def test_a_tree_that_is_found_in_one_call_is_that_of_layers() -> None:
@@ -345,7 +433,9 @@ def test_a_tree_that_is_found_in_one_call_is_that_of_layers() -> None:
             return drafter.below(state, tree, frontier, k, Drawing(), deepest)[0]
 
     one = Whole()
-    whole, layered = (policy.draft(each, planted(text), costs, room, policy.start()) for each in (one, Layers()))
+    whole, layered = (
+        policy.draft(each, planted(text), costs, room, policy.start()) for each in (one, Layers())
+    )
     assert one.calls == 1
     assert len(whole) > 4
     assert values(whole, 0) == pytest.approx(values(layered, 0))
@@ -409,20 +499,33 @@ def test_truncating_is_starting_anew_with_what_was_carried(session: bool) -> Non
     state = drafter.start([ints([1, 2, 3]), ints([2, 2])], ints([1, 0]), TAPS)
     tree = below(Tree.planted(np.arange(2), ints([1, 0])), 0, 2, 3)
     state = drafter.commit(state, tree, Verdict((ints([3]), ints([])), ints([2, 1])), TAPS)
-    state = drafter.commit(state, Tree.planted(np.arange(2), ints([2, 1])), Verdict((ints([]),) * 2, ints([0, 0])), TAPS)
+    state = drafter.commit(
+        state,
+        Tree.planted(np.arange(2), ints([2, 1])),
+        Verdict((ints([]),) * 2, ints([0, 0])),
+        TAPS,
+    )
     prompts = [ints([1, 2, 0, 3]), ints([1, 1])]
     cut = drafter.start(prompts, ints([1, 1]), TAPS, drafter.truncate(state, ints([2, 0])))
     fresh = drafter.start(prompts, ints([1, 1]), TAPS, drafter.carry(state))
-    assert cut.memory.tokens.tolist() == fresh.memory.tokens.tolist() == ([1, 3, 2, END, 0, 1, END] if session else [])
+    assert (
+        cut.memory.tokens.tolist()
+        == fresh.memory.tokens.tolist()
+        == ([1, 3, 2, END, 0, 1, END] if session else [])
+    )
     tree = Tree.planted(np.arange(2), ints([3, 0]))
     assert asked(drafter, cut, tree, [0, 1]) == asked(drafter, fresh, tree, [0, 1])
     again = drafter.carry(cut)
-    assert again is None or again.memory.tokens.tolist() == cut.memory.tokens.tolist(), "nothing is remembered twice"
+    assert again is None or again.memory.tokens.tolist() == cut.memory.tokens.tolist(), (
+        "nothing is remembered twice"
+    )
 
 
 @settings(deadline=None)
 @given(st.lists(st.lists(TEXT, max_size=3), max_size=8), st.sampled_from([24, 40, 80]))
-def test_the_memory_is_bounded_and_forgets_the_oldest(calls: list[list[list[int]]], size: int) -> None:
+def test_the_memory_is_bounded_and_forgets_the_oldest(
+    calls: list[list[list[int]]], size: int
+) -> None:
     memory, given_in = Outputs.empty(), list[int]()
     for documents in calls:
         memory = memory.remember([ints(d) for d in documents], 4, size)
@@ -431,7 +534,9 @@ def test_the_memory_is_bounded_and_forgets_the_oldest(calls: list[list[list[int]
         assert len(memory.tokens) <= size
         held = memory.tokens.tolist()
         assert held == given_in[len(given_in) - len(held) :], "what is left is the newest"
-        assert len(held) == len(given_in) or len(held) > size - 2 * max(size // 8, 3), "no more is forgotten than must be"
+        assert len(held) == len(given_in) or len(held) > size - 2 * max(size // 8, 3), (
+            "no more is forgotten than must be"
+        )
         blocks, orders = memory.blocks, memory.sorted_blocks
         for b in range(len(blocks) - 1):
             block = memory.tokens[blocks[b] : blocks[b + 1]]
@@ -445,7 +550,9 @@ def test_blocks_are_few() -> None:
         memory = memory.remember([ints([n, n + 1, n + 2])], 4, 8 * 256)
     assert len(memory.tokens) == 800
     assert len(memory.blocks) - 1 <= 12
-    assert memory.tokens.dtype == memory.order.dtype == np.int32, "8 bytes a token, and no second compilation"
+    assert memory.tokens.dtype == memory.order.dtype == np.int32, (
+        "8 bytes a token, and no second compilation"
+    )
 
 
 def test_the_second_time_a_text_is_written_in_fewer_passes() -> None:
@@ -479,4 +586,8 @@ def test_knobs_out_of_range_are_refused(knobs: dict[str, float], said: str) -> N
 
 
 def test_the_knobs_tell_drafters_apart() -> None:
-    assert SuffixDrafter(Suffix(factor=2)).described == repr(Suffix(factor=2)) != SuffixDrafter(Suffix()).described
+    assert (
+        SuffixDrafter(Suffix(factor=2)).described
+        == repr(Suffix(factor=2))
+        != SuffixDrafter(Suffix()).described
+    )

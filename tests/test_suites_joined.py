@@ -45,7 +45,9 @@ def test_every_format_with_a_wording_of_its_own_is_tested() -> None:
 
 def test_suites_are_joined_and_their_prompts_stay_apart(tmp_path: Path) -> None:
     one = file_of(tmp_path / "one.jsonl", {"question": "A"}, {"question": "B", "category": "c"})
-    two = file_of(tmp_path / "two.jsonl", {"id": "x", "conversation": [{"role": "user", "content": "C"}]})
+    two = file_of(
+        tmp_path / "two.jsonl", {"id": "x", "conversation": [{"role": "user", "content": "C"}]}
+    )
     both = suites.joined([one, two])
     assert both.name == "one+two"
     assert [p.category for p in both.prompts] == ["one", "c", "two"]
@@ -67,12 +69,34 @@ def test_prompts_are_drawn_by_the_seed() -> None:
     assert len({tuple(take(seed)) for seed in range(6)} | {tuple(first)}) > 4
 
 
-def test_the_command_takes_several(draftree: Callable[..., tuple[int, str, str]], tmp_path: Path) -> None:
+def test_the_command_takes_several(
+    draftree: Callable[..., tuple[int, str, str]], tmp_path: Path
+) -> None:
     one = file_of(tmp_path / "one.jsonl", {"question": "A"})
     two = file_of(tmp_path / "two.jsonl", {"question": "B"})
-    words = ("bench", "--suite", one, "--suite", two, "--pair", "pld chain", "-n", "4", "--shuffle", "--json", "--force")
+    words = (
+        "bench",
+        "--suite",
+        one,
+        "--suite",
+        two,
+        "--pair",
+        "pld chain",
+        "-n",
+        "4",
+        "--shuffle",
+        "--json",
+        "--force",
+    )
     status, out, _ = draftree(*words, "--out", str(tmp_path / "r.json"))
     said = json.loads(out)["provenance"]["suite"]
-    assert (status, said["name"], said["shuffled"], said["prompts"]) == (0, "one+two", True, "plain")
-    status, _, err = draftree("bench", "--suite", one, "--suite", "none", "--out", str(tmp_path / "n.json"))
+    assert (status, said["name"], said["shuffled"], said["prompts"]) == (
+        0,
+        "one+two",
+        True,
+        "plain",
+    )
+    status, _, err = draftree(
+        "bench", "--suite", one, "--suite", "none", "--out", str(tmp_path / "n.json")
+    )
     assert (status, "'none'" in err) == (2, True)

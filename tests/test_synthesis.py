@@ -25,7 +25,16 @@ from draftree.training.authors import Asked, Author, Local, Written
 from draftree.training.processes import Processes
 from draftree.training.regenerate import Regeneration, regenerate
 from draftree.training.server import KEY, Remote, Server, agreement
-from draftree.training.synthesize import ABOUT, FILE, PARTS, Opening, Synthesis, flaw, judged, synthesize
+from draftree.training.synthesize import (
+    ABOUT,
+    FILE,
+    PARTS,
+    Opening,
+    Synthesis,
+    flaw,
+    judged,
+    synthesize,
+)
 from folders import byte_tokenizer, talking_folder, target_folder
 
 HOW = Synthesis(count=12, tokens=16, rows=8, seed=2)
@@ -42,21 +51,27 @@ def target(folder: Path) -> Target:
     return Target.load(str(folder), dtype="float64", device="cpu")
 
 
-def made_up(target: Target, out: Path, how: Synthesis = HOW, tell: Tell = silent, **more: Any) -> list[str]:
+def made_up(
+    target: Target, out: Path, how: Synthesis = HOW, tell: Tell = silent, **more: Any
+) -> list[str]:
     path = synthesize(target, how, out, HERE, tell, **more)
     chats = [json.loads(line)["messages"] for line in path.read_text().splitlines()]
     assert all(chat[1] == {"role": "assistant", "content": ""} for chat in chats)
     return [chat[0]["content"] for chat in chats]
 
 
-def test_questions_are_drawn_behind_the_users_header_by_seed_and_number(target: Target, tmp_path: Path) -> None:
+def test_questions_are_drawn_behind_the_users_header_by_seed_and_number(
+    target: Target, tmp_path: Path
+) -> None:
     found = made_up(target, tmp_path)
     report = json.loads((tmp_path / ABOUT).read_text())
     assert report["opening"] == "<|user|>"
     header, ends = [2], target.eos | {3}
     drawn = []
     for i in range(report["made_up"]):
-        request = Request(header, HOW.tokens, ends, i, sampling=Sampling(1.0, top_p=0.99, seed=HOW.seed))
+        request = Request(
+            header, HOW.tokens, ends, i, sampling=Sampling(1.0, top_p=0.99, seed=HOW.seed)
+        )
         (tokens,) = plain(target, [request]).tokens
         text = target.tokenizer.decode([t for t in tokens if t not in ends])
         drawn.append({"text": text, "ended": tokens[-1] in ends})
@@ -82,11 +97,17 @@ def test_making_up_goes_on_where_it_stopped(target: Target, tmp_path: Path) -> N
         made_up(target, tmp_path / "out", tell=interrupt)
     (part,) = (tmp_path / "out" / PARTS).rglob("0.jsonl")
     part.write_text(part.read_text() + '\n{"number": 9, "te')  # a line that was broken off
-    assert made_up(target, tmp_path / "out", tell=lambda done, remark="", of=0: calls.append(of)) == straight
+    assert (
+        made_up(target, tmp_path / "out", tell=lambda done, remark="", of=0: calls.append(of))
+        == straight
+    )
     assert calls[0] == 12 - 4
     assert not list((tmp_path / "out").glob("*.partial"))
     again = list[int]()
-    assert made_up(target, tmp_path / "out", tell=lambda done, remark="", of=0: again.append(of)) == straight
+    assert (
+        made_up(target, tmp_path / "out", tell=lambda done, remark="", of=0: again.append(of))
+        == straight
+    )
     assert not again
     more = made_up(target, tmp_path / "out", replace(HOW, count=13))
     assert more[:12] == straight
@@ -100,7 +121,9 @@ def test_what_is_beside_it_or_excluded_is_not_made_up_again(target: Target, tmp_
     found = made_up(target, tmp_path / "out", beside=[beside], excluded=Excluded.of([exclude]))
     assert found[:10] == first[2:]
     report = json.loads((tmp_path / "out" / ABOUT).read_text())["dropped"]
-    assert (report["excluded"], report["duplicates"]) == (1, 2), "one of them is a duplicate without the data beside it, too"
+    assert (report["excluded"], report["duplicates"]) == (1, 2), (
+        "one of them is a duplicate without the data beside it, too"
+    )
 
 
 class Scripted(Author):
@@ -112,12 +135,16 @@ class Scripted(Author):
     def write(self, waiting: deque[Asked]) -> Iterator[Written]:
         while waiting:
             self.asked.append(waiting.popleft())
-            yield Written(self.asked[-1], self._texts[self.asked[-1].number % len(self._texts)], True)
+            yield Written(
+                self.asked[-1], self._texts[self.asked[-1].number % len(self._texts)], True
+            )
 
 
 def test_a_target_that_makes_up_nothing_usable_is_refused(target: Target, tmp_path: Path) -> None:
     author = Scripted("the same")
-    with pytest.raises(UserError, match=r"of 64 questions that '.*' made up 1 can be used: 63 duplicates"):
+    with pytest.raises(
+        UserError, match=r"of 64 questions that '.*' made up 1 can be used: 63 duplicates"
+    ):
         made_up(target, tmp_path, replace(HOW, count=1000), author=author)
     assert len(author.asked) == 64
     assert not (tmp_path / FILE).exists()
@@ -145,19 +172,29 @@ def test_broken_questions_are_told_by_reason(text: str) -> None:
 
 
 def test_a_question_that_came_before_is_known_by_its_words() -> None:
-    drawn = [{"text": text, "ended": True} for text in (" Why not? ", "why, NOT", "Why?", "How?", "Who?")]
+    drawn = [
+        {"text": text, "ended": True} for text in (" Why not? ", "why, NOT", "Why?", "How?", "Who?")
+    ]
     assert judged(drawn, 2, byte_tokenizer(), ["why"]) == (["Why not?", "How?"], {"duplicates": 2})
 
 
 def test_the_opening_is_what_the_template_puts_before_a_user() -> None:
     header = "{% for m in messages %}{% if loop.first and m['role'] != 'system' %}<|pad|>be good{% endif %}[{{ m['role'] }}] "
-    words = byte_tokenizer(header + "{{ m['content'] }} [/]{% endfor %}{% if add_generation_prompt %} [assistant]{% endif %}")
+    words = byte_tokenizer(
+        header
+        + "{{ m['content'] }} [/]{% endfor %}{% if add_generation_prompt %} [assistant]{% endif %}"
+    )
     opening = Opening.of(words)
     assert (opening.text, opening.stop) == ("<|pad|>be good[user] ", "[/] [assistant]")
     assert opening.ids == words(opening.text, add_special_tokens=False)["input_ids"]
     assert Opening.of(words, "about cats").text == "[system] about cats [/][user] "
     assert Opening.of(byte_tokenizer()).stop == "<|assistant|>"
-    for template in (None, "{{ messages[0]['content'] }}<eos>", "<|user|>{{ messages[0]['content'] }}", "<|user|>hello<eos>"):
+    for template in (
+        None,
+        "{{ messages[0]['content'] }}<eos>",
+        "<|user|>{{ messages[0]['content'] }}",
+        "<|user|>hello<eos>",
+    ):
         with pytest.raises(UserError, match=r"chat template.*: use --data"):
             Opening.of(byte_tokenizer(template))
 
@@ -183,7 +220,16 @@ LONG = "A robe takes two bolts of blue fiber and half that much white fiber. How
         ({"question": "a", "answer": "b"}, ["a"]),
         ({"prompt": "a", "completion": "b"}, ["a"]),
         ({"text": "a"}, ["a"]),
-        ({"prompt": "x", "messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}, ["a"]),
+        (
+            {
+                "prompt": "x",
+                "messages": [
+                    {"role": "user", "content": "a"},
+                    {"role": "assistant", "content": "b"},
+                ],
+            },
+            ["a"],
+        ),
         ({"data": ["a", "b", "c"]}, ["a", "c"]),
     ],
 )
@@ -197,18 +243,26 @@ def test_an_excluded_prompt_is_known_by_its_words() -> None:
     assert excluded.holds(f"Think hard. {LONG} Thanks!")
     assert excluded.holds("what is 2 2")
     assert not excluded.holds("What is 2 + 3?")
-    assert not excluded.holds("What is 2 + 2 and what is three and three and more than that in all?")
+    assert not excluded.holds(
+        "What is 2 + 2 and what is three and three and more than that in all?"
+    )
     assert not excluded.holds(LONG[:60])
     assert not Excluded().holds("")
 
 
 def test_no_excluded_prompt_is_learnt(target: Target, tmp_path: Path) -> None:
     data = tmp_path / "data.jsonl"
-    rows = [{"question": f"Hi! {LONG}", "answer": "3"}, {"question": "another", "answer": "b"}, {"text": f"so: {LONG}"}]
+    rows = [
+        {"question": f"Hi! {LONG}", "answer": "3"},
+        {"question": "another", "answer": "b"},
+        {"text": f"so: {LONG}"},
+    ]
     data.write_text("\n".join(map(json.dumps, rows)))
     (sample,) = read([data], target.tokenizer, 160, Excluded([LONG]))
     assert "another" in target.tokenizer.decode(sample.tokens)
-    path = regenerate(target, [data], tmp_path / "out", Regeneration(4, 2, 160), HERE, excluded=Excluded([LONG]))
+    path = regenerate(
+        target, [data], tmp_path / "out", Regeneration(4, 2, 160), HERE, excluded=Excluded([LONG])
+    )
     (row,) = map(json.loads, path.read_text().splitlines())
     assert row["messages"][0]["content"] == "another"
 
@@ -221,11 +275,19 @@ class Serving:
 
     Args:
         target: writes.
-        fault: of the number of a request: a status and a text that are answered instead of a completion.
+        fault: of the number of a request: a status and a text that are answered instead of a
+            completion.
     """
 
-    def __init__(self, target: Target, fault: Callable[[int], tuple[int, str] | None] = lambda number: None) -> None:
-        self.target, self.fault, self.bodies, lock = target, fault, list[dict[str, Any]](), threading.Lock()
+    def __init__(
+        self, target: Target, fault: Callable[[int], tuple[int, str] | None] = lambda number: None
+    ) -> None:
+        self.target, self.fault, self.bodies, lock = (
+            target,
+            fault,
+            list[dict[str, Any]](),
+            threading.Lock(),
+        )
         outer = self
 
         class Handler(BaseHTTPRequestHandler):
@@ -233,8 +295,13 @@ class Serving:
                 body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
                 with lock:
                     number = len(outer.bodies)
-                    outer.bodies.append(body | {"path": self.path, "key": self.headers.get("Authorization")})
-                    status, said = outer.fault(number) or (200, json.dumps(outer.completion(self.path, body)))
+                    outer.bodies.append(
+                        body | {"path": self.path, "key": self.headers.get("Authorization")}
+                    )
+                    status, said = outer.fault(number) or (
+                        200,
+                        json.dumps(outer.completion(self.path, body)),
+                    )
                 self.send_response(status)
                 self.send_header("Content-Length", str(len(said.encode())))
                 self.end_headers()
@@ -249,10 +316,18 @@ class Serving:
 
     def completion(self, path: str, body: dict[str, Any]) -> dict[str, Any]:
         chat, tokenizer = path.endswith("/chat/completions"), self.target.tokenizer
-        said = "".join(f"<|{m['role']}|>{m['content']}{'<eos>' * (m['role'] == 'assistant')}" for m in body.get("messages", ()))
+        said = "".join(
+            f"<|{m['role']}|>{m['content']}{'<eos>' * (m['role'] == 'assistant')}"
+            for m in body.get("messages", ())
+        )
         ids = tokenizer(f"{said}<|assistant|>")["input_ids"] if chat else body["prompt"]
-        sampling = Sampling(body["temperature"], top_p=body.get("top_p", 1.0), seed=body.get("seed", 0))
-        (tokens,) = plain(self.target, [Request(ids, body["max_tokens"], self.target.eos | {3}, sampling=sampling)]).tokens
+        sampling = Sampling(
+            body["temperature"], top_p=body.get("top_p", 1.0), seed=body.get("seed", 0)
+        )
+        (tokens,) = plain(
+            self.target,
+            [Request(ids, body["max_tokens"], self.target.eos | {3}, sampling=sampling)],
+        ).tokens
         ended = tokens[-1] in self.target.eos | {3}
         text = tokenizer.decode(tokens[: len(tokens) - ended])
         choice = {"message": {"role": "assistant", "content": text}} if chat else {"text": text}
@@ -296,13 +371,17 @@ def remote(serving: Serving, target: Target, **more: Any) -> Remote:
     return Remote(Server(serving.url, "it", **{"backoff": 0.01, **more}), target)
 
 
-def test_a_server_writes_what_the_target_would(target: Target, chats: Path, tmp_path: Path, serve, monkeypatch) -> None:
+def test_a_server_writes_what_the_target_would(
+    target: Target, chats: Path, tmp_path: Path, serve, monkeypatch
+) -> None:
     # Its answers end at either end of turn, as those of the target at hand would.
     monkeypatch.setattr(target.decoder.model.generation_config, "eos_token_id", [1, 3])
     serving = serve(target, lambda number: (503, "busy") if number < 2 else None)
     monkeypatch.setenv(KEY, "secret")
     here = regenerate(target, [chats], tmp_path / "here", ANSWERS, HERE)
-    there = regenerate(target, [chats], tmp_path / "there", ANSWERS, HERE, silent, remote(serving, target))
+    there = regenerate(
+        target, [chats], tmp_path / "there", ANSWERS, HERE, silent, remote(serving, target)
+    )
     assert there.read_text() == here.read_text()
     assert len(serving.bodies) == 4 + 2
     assert {body["key"] for body in serving.bodies} == {"Bearer secret"}
@@ -317,20 +396,35 @@ def test_a_server_makes_up_questions(target: Target, tmp_path: Path, serve) -> N
     assert len(found) == 6
     drawn = [body for body in serving.bodies if body["temperature"]]
     assert len({body["seed"] for body in drawn}) == len(drawn)
-    assert all((b["prompt"], b["top_p"], b["stop"], b["max_tokens"]) == ([2], 0.99, ["<|assistant|>"], 16) for b in drawn)
+    assert all(
+        (b["prompt"], b["top_p"], b["stop"], b["max_tokens"]) == ([2], 0.99, ["<|assistant|>"], 16)
+        for b in drawn
+    )
     assert len(serving.bodies) - len(drawn) == 4, "answers by which it is judged"
 
 
-def test_a_run_by_a_server_goes_on_where_it_stopped(target: Target, chats: Path, tmp_path: Path, serve) -> None:
+def test_a_run_by_a_server_goes_on_where_it_stopped(
+    target: Target, chats: Path, tmp_path: Path, serve
+) -> None:
     serving = serve(target)
 
     def interrupt(done: int, remark: str = "", of: int | None = None) -> None:
         raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        regenerate(target, [chats], tmp_path / "out", ANSWERS, HERE, interrupt, remote(serving, target, check=2))
+        regenerate(
+            target,
+            [chats],
+            tmp_path / "out",
+            ANSWERS,
+            HERE,
+            interrupt,
+            remote(serving, target, check=2),
+        )
     before = len(serving.bodies)
-    regenerate(target, [chats], tmp_path / "out", ANSWERS, HERE, silent, remote(serving, target, check=2))
+    regenerate(
+        target, [chats], tmp_path / "out", ANSWERS, HERE, silent, remote(serving, target, check=2)
+    )
     assert len(serving.bodies) - before < 4
     broken = serve(target, lambda number: (500, "broken"))
     regenerate(target, [chats], tmp_path / "out", ANSWERS, HERE, silent, remote(broken, target))
@@ -341,9 +435,15 @@ def test_a_run_by_a_server_goes_on_where_it_stopped(target: Target, chats: Path,
     ("fault", "told"),
     [
         ((503, "busy\nnow"), "was asked 3 times in vain, status 503: busy now"),
-        ((200, "<html>"), "was asked 3 times in vain, it answers '<html>', allowed is a completion as OpenAI's API has it"),
+        (
+            (200, "<html>"),
+            "was asked 3 times in vain, it answers '<html>', allowed is a completion as OpenAI's API has it",
+        ),
         ((200, '{"choices": []}'), "was asked 3 times in vain, it answers"),
-        ((200, '{"choices": [{"message": {"content": 5}, "text": 5}]}'), "was asked 3 times in vain, it answers"),
+        (
+            (200, '{"choices": [{"message": {"content": 5}, "text": 5}]}'),
+            "was asked 3 times in vain, it answers",
+        ),
         ((404, "no model 'it'"), "refuses what it is asked, status 404: no model 'it'"),
     ],
 )
@@ -352,12 +452,28 @@ def test_a_server_that_fails_is_told_in_a_line(
 ) -> None:
     serving = serve(target, lambda number: fault)
     with pytest.raises(UserError) as error:
-        regenerate(target, [chats], tmp_path / "out", ANSWERS, HERE, silent, remote(serving, target, tries=3, parallel=1))
+        regenerate(
+            target,
+            [chats],
+            tmp_path / "out",
+            ANSWERS,
+            HERE,
+            silent,
+            remote(serving, target, tries=3, parallel=1),
+        )
     assert str(error.value).startswith(f"server '{serving.url}' {told}")
     assert len(serving.bodies) == (1 if fault[0] == 404 else 3)
     serving.close()
     with pytest.raises(UserError, match=r"was asked 2 times in vain, .*"):
-        regenerate(target, [chats], tmp_path / "out", ANSWERS, HERE, silent, remote(serving, target, tries=2))
+        regenerate(
+            target,
+            [chats],
+            tmp_path / "out",
+            ANSWERS,
+            HERE,
+            silent,
+            remote(serving, target, tries=2),
+        )
 
 
 def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
@@ -367,8 +483,19 @@ def test_a_server_of_another_model_is_refused_and_nothing_of_it_is_kept(
     with torch.no_grad():
         other.decoder.model.model.layers[0].mlp.down_proj.weight.mul_(-8)
     serving = serve(other)
-    with pytest.raises(UserError, match=r"of the tokens of 3 answers \d+% are the likeliest of '.*', allowed are 90% or more"):
-        regenerate(target, [chats], tmp_path / "out", ANSWERS, HERE, silent, remote(serving, target, check=3))
+    with pytest.raises(
+        UserError,
+        match=r"of the tokens of 3 answers \d+% are the likeliest of '.*', allowed are 90% or more",
+    ):
+        regenerate(
+            target,
+            [chats],
+            tmp_path / "out",
+            ANSWERS,
+            HERE,
+            silent,
+            remote(serving, target, check=3),
+        )
     assert not list((tmp_path / "out").rglob("*.jsonl"))
     how = Synthesis(count=4, tokens=16, seed=2)
     with pytest.raises(UserError, match="it serves another model or another chat template"):
@@ -385,7 +512,9 @@ def test_agreement_is_the_share_of_the_targets_own_tokens(target: Target) -> Non
     asks = Asked(0, "", ids, 10)
     assert agreement(target, [Written(asks, text, True)]) == 1
     other = "z" if text[-1] != "z" else "y"
-    assert agreement(target, [Written(asks, text[:-1] + other, True), Written(asks, "", True)]) == 0.9
+    assert (
+        agreement(target, [Written(asks, text[:-1] + other, True), Written(asks, "", True)]) == 0.9
+    )
     assert agreement(target, [Written(asks, "", True)]) == 0
 
 
@@ -404,24 +533,67 @@ TRAIN = ("train", "vdm", "--epochs", 0.2, "--batch-size", 4, "--json")
 
 
 def test_a_command_trains_without_data(folder: Path, chats: Path, tmp_path: Path, capfd) -> None:
-    ask = (*TRAIN, "--target", folder, "--synthesize", 12, "--synthesize-tokens", 24, "--regenerate-tokens", 8, "--seed", 5)
+    ask = (
+        *TRAIN,
+        "--target",
+        folder,
+        "--synthesize",
+        12,
+        "--synthesize-tokens",
+        24,
+        "--regenerate-tokens",
+        8,
+        "--seed",
+        5,
+    )
     assert command(*ask, "--out", tmp_path / "alone") == 0
     assert "made up" in capfd.readouterr().err
     said = json.loads((tmp_path / "alone" / "training.json").read_text())
     assert (said["synthesized"], said["regenerated_tokens"]) == (12, 8)
-    rows = [json.loads(line)["messages"] for line in (tmp_path / "alone" / "regenerated.jsonl").read_text().splitlines()]
+    rows = [
+        json.loads(line)["messages"]
+        for line in (tmp_path / "alone" / "regenerated.jsonl").read_text().splitlines()
+    ]
     assert len(rows) == 12
     assert any(chat[1]["content"] for chat in rows)
     assert command(*ask, "--data", chats, "--regenerate", "--out", tmp_path / "both") == 0
-    assert len((tmp_path / "both" / "regenerated.jsonl").read_text().splitlines()) == 12 + len(CHATS)
+    assert len((tmp_path / "both" / "regenerated.jsonl").read_text().splitlines()) == 12 + len(
+        CHATS
+    )
 
 
-def test_a_command_learns_from_a_server(folder: Path, chats: Path, tmp_path: Path, serve, capfd) -> None:
+def test_a_command_learns_from_a_server(
+    folder: Path, chats: Path, tmp_path: Path, serve, capfd
+) -> None:
     serving = serve(Target.load(str(folder), device="cpu"))
     exclude = tmp_path / "exclude.jsonl"
     exclude.write_text('{"prompt": "Go on!"}')
-    ask = (*TRAIN, "--target", folder, "--data", chats, "--regenerate", "--regenerate-tokens", 8, "--exclude", exclude)
-    assert command(*ask, "--server", serving.url, "--server-model", "it", "--server-check", 2, "--out", tmp_path / "out") == 0
+    ask = (
+        *TRAIN,
+        "--target",
+        folder,
+        "--data",
+        chats,
+        "--regenerate",
+        "--regenerate-tokens",
+        8,
+        "--exclude",
+        exclude,
+    )
+    assert (
+        command(
+            *ask,
+            "--server",
+            serving.url,
+            "--server-model",
+            "it",
+            "--server-check",
+            2,
+            "--out",
+            tmp_path / "out",
+        )
+        == 0
+    )
     told = capfd.readouterr().err
     assert "1 rows of the data are left out, whose prompts must not be learnt" in told
     assert "of the tokens of 2 answers 100% are the likeliest" in told
@@ -452,6 +624,8 @@ def test_what_cannot_be_asked_for_is_refused_in_a_line(told: str, tmp_path: Path
 
 def test_a_target_without_a_chat_template_is_refused(tmp_path: Path, capfd) -> None:
     plain_text = target_folder(tmp_path / "target", None)
-    assert command(*TRAIN, "--target", plain_text, "--synthesize", 4, "--out", tmp_path / "out") == 2
+    assert (
+        command(*TRAIN, "--target", plain_text, "--synthesize", 4, "--out", tmp_path / "out") == 2
+    )
     told = "the target's tokenizer has no chat template, so it cannot make up questions: use --data"
     assert capfd.readouterr().err == f"draftree: {told}\n"

@@ -24,7 +24,11 @@ def layered(rule: Rule, nodes: int, width: int, mu: float, depth: int) -> dict[P
             if log_q > -math.inf
         }
         kept = sorted(pool, key=lambda path: (-pool[path], path))
-        kept = kept[:width] if d == 0 else [path for path in kept if pool[path] >= mu * max(pool.values())]
+        kept = (
+            kept[:width]
+            if d == 0
+            else [path for path in kept if pool[path] >= mu * max(pool.values())]
+        )
         layer = kept[: nodes - len(found)]
         found |= {path: pool[path] for path in layer}
         if not layer:

@@ -44,7 +44,9 @@ from forests import (
 NOTHING = Needs()
 
 
-def filled(target: Target, committed: list[Ints], needs: Needs = NOTHING) -> tuple[SlotCache, Verified]:
+def filled(
+    target: Target, committed: list[Ints], needs: Needs = NOTHING
+) -> tuple[SlotCache, Verified]:
     """A cache that holds the texts, and what the prefill said."""
     cache = target.new_cache(len(committed), 8)  # small, so that it has to grow
     return cache, target.prefill(cache, committed, needs)
@@ -58,7 +60,12 @@ def test_every_node_equals_its_path(name: str, lengths: tuple[int, ...]) -> None
     rows = len(lengths)
     cache, read = filled(t, committed)
     assert worst(read.logits, torch.stack([after(model(name), c)[-1] for c in committed])) < NOISE
-    for tree in (planted(rows, rng), chain(rows, 8, rng), full_forest(rows, rng), random_forest(rows, 14, rng)):
+    for tree in (
+        planted(rows, rng),
+        chain(rows, 8, rng),
+        full_forest(rows, rng),
+        random_forest(rows, 14, rng),
+    ):
         verified = t.verify(cache, tree, NOTHING)
         assert worst(verified.logits, after_paths(model(name), committed, tree)) < NOISE
         assert cache.lengths.tolist() == list(lengths)  # nothing is committed by looking
@@ -72,13 +79,18 @@ def test_every_node_equals_its_path(name: str, lengths: tuple[int, ...]) -> None
     nodes=st.integers(0, 14),
     reach=st.integers(1, 12),
 )
-def test_any_forest_after_any_texts(seed: int, name: str, lengths: list[int], nodes: int, reach: int) -> None:
+def test_any_forest_after_any_texts(
+    seed: int, name: str, lengths: list[int], nodes: int, reach: int
+) -> None:
     rng = np.random.default_rng(seed)
     t, committed = target(name), texts(lengths, rng)
     cache, _ = filled(t, committed)
     for _ in range(2):
         tree = random_forest(len(lengths), nodes, rng, reach)
-        assert worst(t.verify(cache, tree, NOTHING).logits, after_paths(model(name), committed, tree)) < NOISE
+        assert (
+            worst(t.verify(cache, tree, NOTHING).logits, after_paths(model(name), committed, tree))
+            < NOISE
+        )
         verdict = some_verdict(tree, rng)
         t.commit(cache, tree, verdict)
         committed = grown(committed, tree, verdict)
@@ -95,7 +107,10 @@ def test_a_chain_equals_one_token_at_a_time(name: str) -> None:
     stock = model(name)
     past = DynamicCache(config=stock.config)
     stock(input_ids=torch.tensor([text.tolist()]), use_cache=True, **{CACHE: past})
-    steps = [stock(input_ids=torch.tensor([[t]]), use_cache=True, **{CACHE: past}).logits[0, -1] for t in tree.tokens]
+    steps = [
+        stock(input_ids=torch.tensor([[t]]), use_cache=True, **{CACHE: past}).logits[0, -1]
+        for t in tree.tokens
+    ]
     assert worst(t.verify(cache, tree, NOTHING).logits, torch.stack(steps)) < NOISE
 
 
@@ -111,8 +126,13 @@ def test_after_a_commit_the_cache_is_that_of_a_prefill(name: str, lengths: tuple
         t.commit(cache, tree, verdict)
         committed = grown(committed, tree, verdict)
         assert same_contents(t, cache, committed)
-    tree = random_forest(len(lengths), 8, rng)  # and what is verified next sees nothing of what was rejected
-    assert worst(t.verify(cache, tree, NOTHING).logits, after_paths(model(name), committed, tree)) < NOISE
+    tree = random_forest(
+        len(lengths), 8, rng
+    )  # and what is verified next sees nothing of what was rejected
+    assert (
+        worst(t.verify(cache, tree, NOTHING).logits, after_paths(model(name), committed, tree))
+        < NOISE
+    )
 
 
 def same_contents(t: Target, cache: SlotCache, committed: list[Ints]) -> bool:
@@ -147,7 +167,13 @@ def test_rows_that_have_ended_are_left_as_they_are() -> None:
     for live in ([0, 2], [2]):
         tree = Tree.planted(np.array(live), rng.integers(3, VOCAB, len(live)))
         tree = attach(tree, [0, len(live) - 1, 0], [4, 5, 6])
-        assert worst(t.verify(cache, tree, NOTHING).logits, after_paths(model("mistral-sliding"), committed, tree)) < NOISE
+        assert (
+            worst(
+                t.verify(cache, tree, NOTHING).logits,
+                after_paths(model("mistral-sliding"), committed, tree),
+            )
+            < NOISE
+        )
         verdict = some_verdict(tree, rng)
         t.commit(cache, tree, verdict)
         committed = grown(committed, tree, verdict)
@@ -156,7 +182,9 @@ def test_rows_that_have_ended_are_left_as_they_are() -> None:
 
 @pytest.mark.parametrize("name", [*SOME, *CROSSING])
 @pytest.mark.parametrize("chunk", [1, 4, 7])
-def test_a_prompt_read_in_parts_equals_one_pass(name: str, chunk: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_prompt_read_in_parts_equals_one_pass(
+    name: str, chunk: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(5)
     t, committed = target(name), texts([21, 5, 12], rng)
     needs = Needs(hidden=(0, 2, -1))
@@ -181,17 +209,25 @@ def test_a_second_prompt_goes_on_from_the_prefix_it_shares(name: str) -> None:
     cache, _ = filled(t, first)
     tree = random_forest(2, 6, rng)
     t.verify(cache, tree, NOTHING)  # leaves its traces behind the committed tokens
-    second = [np.concatenate((first[0][:7], [3, 4, 5])), np.concatenate((first[1][:2], rng.integers(3, VOCAB, 9)))]
+    second = [
+        np.concatenate((first[0][:7], [3, 4, 5])),
+        np.concatenate((first[1][:2], rng.integers(3, VOCAB, 9))),
+    ]
     cache.truncate(np.array([7, 2]))
     verified = t.prefill(cache, second, NOTHING)
     assert verified.taps.positions.tolist() == [7, 8, 9, *range(2, 11)]
-    assert worst(verified.logits, torch.stack([after(model(name), text)[-1] for text in second])) < NOISE
+    assert (
+        worst(verified.logits, torch.stack([after(model(name), text)[-1] for text in second]))
+        < NOISE
+    )
     assert same_contents(t, cache, second)
 
 
 @pytest.mark.parametrize("method", [EDD(), VDM()], ids=["edd", "vdm"])
 @pytest.mark.parametrize("name", SOME)
-def test_an_engine_reuses_a_prefix_and_writes_the_same(name: str, method: EDD | VDM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_engine_reuses_a_prefix_and_writes_the_same(
+    name: str, method: EDD | VDM, monkeypatch: pytest.MonkeyPatch
+) -> None:
     rng = np.random.default_rng(7)
     t = target(name)
     (text,) = texts([10], rng)
@@ -202,7 +238,9 @@ def test_an_engine_reuses_a_prefix_and_writes_the_same(name: str, method: EDD | 
     read: list[int] = []
     prefill = Target.prefill
 
-    def counted(self: Target, cache: SlotCache, prompts: list[Ints], needs: Needs, rows: Ints | None = None) -> Verified:
+    def counted(
+        self: Target, cache: SlotCache, prompts: list[Ints], needs: Needs, rows: Ints | None = None
+    ) -> Verified:
         verified = prefill(self, cache, prompts, needs, rows)
         if self is t:
             read.append(len(verified.taps.tokens))
@@ -211,13 +249,17 @@ def test_an_engine_reuses_a_prefix_and_writes_the_same(name: str, method: EDD | 
     monkeypatch.setattr(Target, "prefill", counted)
     again = engine.write([follow_up]).tokens
     assert read == [3]
-    assert again == engine.write([follow_up], reuse=False).tokens == engine.plain([follow_up]).tokens
+    assert (
+        again == engine.write([follow_up], reuse=False).tokens == engine.plain([follow_up]).tokens
+    )
     assert read == [3, 18, 18]
 
 
 def hidden_states(name: str, ids: Sequence[int] | Ints) -> tuple[torch.Tensor, ...]:
     """What transformers says they are."""
-    out = model(name)(input_ids=torch.tensor([list(map(int, ids))]), output_hidden_states=True, use_cache=False)
+    out = model(name)(
+        input_ids=torch.tensor([list(map(int, ids))]), output_hidden_states=True, use_cache=False
+    )
     states: tuple[torch.Tensor, ...] = out.hidden_states
     return states
 
@@ -233,11 +275,19 @@ def test_taps_are_transformers_hidden_states(name: str, layers: tuple[int, ...])
     tree = random_forest(3, 11, rng)
     verified = t.verify(cache, tree, Needs(hidden=layers))
     for layer in layers:
-        assert worst(read.taps.hidden[layer], torch.cat([states[layer][0] for states in stock])) < NOISE
+        assert (
+            worst(read.taps.hidden[layer], torch.cat([states[layer][0] for states in stock]))
+            < NOISE
+        )
         for node in range(len(tree)):
             ids = [*committed[tree.row[node]], *tree.tokens[tree.path(node)]]
-            assert worst(verified.taps.hidden[layer][node], hidden_states(name, ids)[layer][0, -1]) < NOISE
-    assert verified.taps.positions.tolist() == [len(committed[r]) + d for r, d in zip(tree.row, tree.depth, strict=True)]
+            assert (
+                worst(verified.taps.hidden[layer][node], hidden_states(name, ids)[layer][0, -1])
+                < NOISE
+            )
+    assert verified.taps.positions.tolist() == [
+        len(committed[r]) + d for r, d in zip(tree.row, tree.depth, strict=True)
+    ]
     kept = verified.taps.take(np.array([4, 0]))
     assert kept.tokens.tolist() == tree.tokens[[4, 0]].tolist()
     assert torch.equal(kept.hidden[layers[0]], verified.taps.hidden[layers[0]][[4, 0]])
@@ -253,22 +303,35 @@ def test_probes_are_answered_and_leave_nothing(name: str, rows: int) -> None:
     tree = random_forest(rows, 6, rng, reach=3)
     row = np.tile(np.arange(rows), 3)  # the rows' probes lie mixed
     kind = np.repeat(np.arange(3), rows)
-    visible = (row[:, None] == row[None, :]) & np.array([[1, 0, 0], [1, 1, 0], [0, 0, 1]], np.bool_)[np.ix_(kind, kind)]
+    visible = (row[:, None] == row[None, :]) & np.array(
+        [[1, 0, 0], [1, 1, 0], [0, 0, 1]], np.bool_
+    )[np.ix_(kind, kind)]
     lengths = np.array([len(c) for c in committed])
-    probes = Probes(rng.integers(3, VOCAB, 3 * rows), row, lengths[row] + np.array([1, 2, 1])[kind], visible)
+    probes = Probes(
+        rng.integers(3, VOCAB, 3 * rows), row, lengths[row] + np.array([1, 2, 1])[kind], visible
+    )
     verified = t.verify(cache, tree, NOTHING, probes)
     assert verified.taps.probe_logits is not None
     assert worst(verified.logits, after_paths(model(name), committed, tree)) < NOISE
     for i in range(3 * rows):
         root = [*committed[row[i]], tree.tokens[row[i]]]
         before = [probes.tokens[i - rows]] if kind[i] == 1 else []
-        assert worst(verified.taps.probe_logits[i], after(model(name), [*root, *before, probes.tokens[i]])[-1]) < NOISE
+        assert (
+            worst(
+                verified.taps.probe_logits[i],
+                after(model(name), [*root, *before, probes.tokens[i]])[-1],
+            )
+            < NOISE
+        )
     verdict = some_verdict(tree, rng)
     t.commit(cache, tree, verdict)
     committed = grown(committed, tree, verdict)
     assert same_contents(t, cache, committed)
     tree = random_forest(rows, 4, rng, reach=2)
-    assert worst(t.verify(cache, tree, NOTHING).logits, after_paths(model(name), committed, tree)) < NOISE
+    assert (
+        worst(t.verify(cache, tree, NOTHING).logits, after_paths(model(name), committed, tree))
+        < NOISE
+    )
 
 
 @pytest.mark.parametrize(
@@ -279,7 +342,9 @@ def test_probes_are_answered_and_leave_nothing(name: str, rows: int) -> None:
         ("longrope", {0: 15, 15: 0, 16: 47, 63: 0}),
     ],
 )
-def test_a_tree_ends_with_the_context_and_at_a_change_of_rope(name: str, rooms: dict[int, int]) -> None:
+def test_a_tree_ends_with_the_context_and_at_a_change_of_rope(
+    name: str, rooms: dict[int, int]
+) -> None:
     assert {position: target(name).depth_room(position) for position in rooms} == rooms
 
 
@@ -288,7 +353,8 @@ def test_a_tree_ends_with_the_context_and_at_a_change_of_rope(name: str, rooms: 
 def test_plain_decoding_across_a_change_of_rope_is_stock_decoding(name: str) -> None:
     """Token by token with a stock cache, on a model that has read nothing else; ours has read something long before.
 
-    A text of `longrope` is read anew where it grows beyond the switch, as transformers' `generate` does.
+    A text of `longrope` is read anew where it grows beyond the switch, as transformers' `generate`
+    does.
     """
     rng = np.random.default_rng(10)
     for length in (9, 16, 17, 24):
@@ -301,7 +367,10 @@ def test_plain_decoding_across_a_change_of_rope_is_stock_decoding(name: str) -> 
             wrote.append(int(logits.argmax()))
             ids = torch.tensor([wrote[-1:]])
             if name == "longrope" and length + len(wrote) == 17:
-                past, ids = DynamicCache(config=stock.config), torch.tensor([[*prompt.tolist(), *wrote]])
+                past, ids = (
+                    DynamicCache(config=stock.config),
+                    torch.tensor([[*prompt.tolist(), *wrote]]),
+                )
         engine = Engine(target(name), LM().example(target(name)), Chain())
         engine.plain([Request([3] * 40, max_new_tokens=2)])
         assert engine.plain([Request(prompt.tolist(), max_new_tokens=14)]).tokens == [wrote]
@@ -309,7 +378,9 @@ def test_plain_decoding_across_a_change_of_rope_is_stock_decoding(name: str) -> 
 
 @pytest.mark.parametrize("method", [EDD(), VDM()], ids=["edd", "vdm"])
 @pytest.mark.parametrize("name", CROSSING)
-def test_generation_across_a_change_of_rope_equals_plain_decoding(name: str, method: EDD | VDM) -> None:
+def test_generation_across_a_change_of_rope_equals_plain_decoding(
+    name: str, method: EDD | VDM
+) -> None:
     rng = np.random.default_rng(11)
     t = target(name)
     engine = Engine(t, method.example(t), VCT(width=2, depth=4))
@@ -341,8 +412,13 @@ def test_probes_do_not_carry_a_tree_across_a_change_of_rope(name: str) -> None:
     t, committed = target(name), texts([14], rng)
     cache, _ = filled(t, committed)
     tree = chain(1, 1, rng)
-    probes = Probes(np.array([5, 6]), np.zeros(2, np.int64), np.array([16, 17]), np.eye(2, dtype=np.bool_))
-    assert worst(t.verify(cache, tree, NOTHING, probes).logits, t.verify(cache, tree, NOTHING).logits) < NOISE
+    probes = Probes(
+        np.array([5, 6]), np.zeros(2, np.int64), np.array([16, 17]), np.eye(2, dtype=np.bool_)
+    )
+    assert (
+        worst(t.verify(cache, tree, NOTHING, probes).logits, t.verify(cache, tree, NOTHING).logits)
+        < NOISE
+    )
 
 
 def test_a_model_is_left_as_it_was_found() -> None:
@@ -350,11 +426,17 @@ def test_a_model_is_left_as_it_was_found() -> None:
     t = Target(Decoder(fresh("dynamic")))
     before = after(t.decoder.model, range(3, 12))
     filled(t, [np.arange(3, 33)], Needs(hidden=(1, -1)))
-    assert all(not m._forward_hooks and not m._forward_pre_hooks for m in t.decoder.stack.modules() if hasattr(m, "rope_type"))
+    assert all(
+        not m._forward_hooks and not m._forward_pre_hooks
+        for m in t.decoder.stack.modules()
+        if hasattr(m, "rope_type")
+    )
     assert torch.equal(after(t.decoder.model, range(3, 12)), before)
 
 
-def test_no_bar_of_transformers_appears_while_weights_are_loaded(capsys: pytest.CaptureFixture[str]) -> None:
+def test_no_bar_of_transformers_appears_while_weights_are_loaded(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """A user's own hook is set again, and the user's own models show their bars."""
     seen = list[str]()
 

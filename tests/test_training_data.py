@@ -17,7 +17,9 @@ TOKENIZER = byte_tokenizer()
 
 
 def saved(path: Path, *lines: object) -> Path:
-    path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines))
+    path.write_text(
+        "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
+    )
     return path
 
 
@@ -29,7 +31,10 @@ def test_a_chat_learns_its_responses_with_their_end() -> None:
     chat = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "bé"},
             {"role": "user", "content": "c?"}, {"role": "assistant", "content": "d"}]  # fmt: skip
     (sample,) = chat_samples(TOKENIZER, chat)
-    assert TOKENIZER.decode(sample.tokens.tolist()) == "<|user|>a?<|assistant|>bé<eos><|user|>c?<|assistant|>d<eos>"
+    assert (
+        TOKENIZER.decode(sample.tokens.tolist())
+        == "<|user|>a?<|assistant|>bé<eos><|user|>c?<|assistant|>d<eos>"
+    )
     assert learnt(sample) == "bé<eos>d<eos>"
 
 
@@ -51,18 +56,36 @@ def test_a_chat_learns_its_responses_with_their_end() -> None:
 )  # fmt: skip
 def test_the_formats_of_chats_are_one(row: dict[str, object]) -> None:
     said = messages(row, "here")
-    assert said == [{"role": "user", "content": "1+1?"}, {"role": "assistant", "content": "it is 2\n#### 2"}]
+    assert said == [
+        {"role": "user", "content": "1+1?"},
+        {"role": "assistant", "content": "it is 2\n#### 2"},
+    ]
 
 
 def test_text_is_cut_into_windows_and_a_chat_at_its_end(tmp_path: Path) -> None:
-    chat = {"messages": [{"role": "user", "content": "q"}, {"role": "assistant", "content": "0123456789"}]}
+    chat = {
+        "messages": [
+            {"role": "user", "content": "q"},
+            {"role": "assistant", "content": "0123456789"},
+        ]
+    }
     samples = read([saved(tmp_path / "a.jsonl", {"text": "abcdefghij"}, chat)], TOKENIZER, 4)
-    assert [TOKENIZER.decode(s.tokens.tolist()) for s in samples] == ["abcd", "efgh", "ij", "<|user|>q<|assistant|>0"]
+    assert [TOKENIZER.decode(s.tokens.tolist()) for s in samples] == [
+        "abcd",
+        "efgh",
+        "ij",
+        "<|user|>q<|assistant|>0",
+    ]
     assert [learnt(s) for s in samples] == ["bcd", "fgh", "j", "0"]
 
 
 def test_a_sample_with_nothing_to_learn_is_left_out(tmp_path: Path) -> None:
-    chat = {"messages": [{"role": "user", "content": "long question"}, {"role": "assistant", "content": "x"}]}
+    chat = {
+        "messages": [
+            {"role": "user", "content": "long question"},
+            {"role": "assistant", "content": "x"},
+        ]
+    }
     samples = read([saved(tmp_path / "a.jsonl", chat, {"text": "a"}, {"text": "ab"})], TOKENIZER, 5)
     assert [TOKENIZER.decode(s.tokens.tolist()) for s in samples] == ["ab"]
 
@@ -94,7 +117,9 @@ def test_json_is_a_list_of_rows_or_lines(tmp_path: Path) -> None:
         list(rows(saved(tmp_path / "c.json", '[{"text": "one"}, 2]')))
 
 
-def test_parquet_without_its_package_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_parquet_without_its_package_says_what_to_install(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setitem(sys.modules, "datasets", None)
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     with pytest.raises(UserError, match="needs the package 'datasets': pip install"):
@@ -106,19 +131,29 @@ def test_parquet_goes_through_datasets(tmp_path: Path, monkeypatch: pytest.Monke
 
     def load_dataset(kind: str, **how: object) -> list[dict[str, object]]:
         asked.append((kind, how))
-        return [{"text": None, "messages": CHAT}, {"text": "one", "messages": None}]  # columns are the same in all rows
+        return [
+            {"text": None, "messages": CHAT},
+            {"text": "one", "messages": None},
+        ]  # columns are the same in all rows
 
     monkeypatch.setitem(sys.modules, "datasets", SimpleNamespace(load_dataset=load_dataset))
     (tmp_path / "a.parquet").write_bytes(b"PAR1")
     found = [(row, where) for row, where in rows(tmp_path / "a.parquet")]
-    assert found == [({"messages": CHAT}, f"{tmp_path}/a.parquet, row 1"), ({"text": "one"}, f"{tmp_path}/a.parquet, row 2")]
-    assert asked == [("parquet", {"data_files": f"{tmp_path}/a.parquet", "split": "train", "streaming": True})]
+    assert found == [
+        ({"messages": CHAT}, f"{tmp_path}/a.parquet, row 1"),
+        ({"text": "one"}, f"{tmp_path}/a.parquet, row 2"),
+    ]
+    assert asked == [
+        ("parquet", {"data_files": f"{tmp_path}/a.parquet", "split": "train", "streaming": True})
+    ]
 
 
 def test_real_parquet_is_read(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     path = tmp_path / "a.parquet"
-    datasets.Dataset.from_list([{"text": None, "messages": CHAT}, {"text": "one", "messages": None}]).to_parquet(path)
+    datasets.Dataset.from_list(
+        [{"text": None, "messages": CHAT}, {"text": "one", "messages": None}]
+    ).to_parquet(path)
     assert [messages(row, where) for row, where in rows(path)] == [CHAT, None]
     path.write_bytes(b"no parquet at all")
     with pytest.raises(UserError, match="cannot read"):
@@ -126,19 +161,30 @@ def test_real_parquet_is_read(tmp_path: Path) -> None:
 
 
 def test_a_row_ends_with_its_line_alone(tmp_path: Path) -> None:
-    path = saved(tmp_path / "a.jsonl", json.dumps({"text": "one\u2028two"}, ensure_ascii=False) + "\r", {"text": "three"})
+    path = saved(
+        tmp_path / "a.jsonl",
+        json.dumps({"text": "one\u2028two"}, ensure_ascii=False) + "\r",
+        {"text": "three"},
+    )
     assert [row["text"] for row, _ in rows(path)] == ["one\u2028two", "three"]
 
 
 @pytest.mark.parametrize(
-    "row", [{"text": "a", "meta": {"redpajama_set_name": "C4"}}, {"text": "a", "data": "x"}, {"prompt": "a", "completion": "b"}]
+    "row",
+    [
+        {"text": "a", "meta": {"redpajama_set_name": "C4"}},
+        {"text": "a", "data": "x"},
+        {"prompt": "a", "completion": "b"},
+    ],
 )
 def test_the_formats_of_text_are_no_chats(row: dict[str, object]) -> None:
     assert messages(row, "here") is None
 
 
 def test_of_a_completed_prompt_the_completion_is_learnt(tmp_path: Path) -> None:
-    (sample,) = read([saved(tmp_path / "a.jsonl", {"prompt": "begin", "completion": "ning é"})], TOKENIZER, 64)
+    (sample,) = read(
+        [saved(tmp_path / "a.jsonl", {"prompt": "begin", "completion": "ning é"})], TOKENIZER, 64
+    )
     assert TOKENIZER.decode(sample.tokens.tolist()) == "beginning é"
     assert learnt(sample) == "ning é"
 
@@ -164,7 +210,8 @@ def test_the_mask_of_a_rendered_chat(template: str, shown: str) -> None:
 
 
 THOUGHTFUL = TEMPLATE.replace(
-    "{{ m['content'] }}", "{% if m['role'] == 'assistant' and loop.last %}(hm){% endif %}{{ m['content'] }}"
+    "{{ m['content'] }}",
+    "{% if m['role'] == 'assistant' and loop.last %}(hm){% endif %}{{ m['content'] }}",
 )
 """A template that leaves the thoughts of earlier responses out, as that of Qwen3."""
 
@@ -172,9 +219,20 @@ THOUGHTFUL = TEMPLATE.replace(
 def test_behind_a_response_that_was_cut_no_end_is_learnt(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"},
             {"role": "user", "content": "c?"}, {"role": "assistant", "content": "b"}]  # fmt: skip
-    for cut, said in (([1], "bb<eos>"), ([3], "b<eos>b"), ([1, 3], "bb"), ([], "b<eos>b<eos>"), ("odd", "b<eos>b<eos>")):
-        (sample,) = read([saved(tmp_path / "chats.jsonl", {"messages": chat, "cut": cut})], TOKENIZER, 99)
-        assert TOKENIZER.decode(sample.tokens.tolist()) == "<|user|>a?<|assistant|>b<eos><|user|>c?<|assistant|>b<eos>"
+    for cut, said in (
+        ([1], "bb<eos>"),
+        ([3], "b<eos>b"),
+        ([1, 3], "bb"),
+        ([], "b<eos>b<eos>"),
+        ("odd", "b<eos>b<eos>"),
+    ):
+        (sample,) = read(
+            [saved(tmp_path / "chats.jsonl", {"messages": chat, "cut": cut})], TOKENIZER, 99
+        )
+        assert (
+            TOKENIZER.decode(sample.tokens.tolist())
+            == "<|user|>a?<|assistant|>b<eos><|user|>c?<|assistant|>b<eos>"
+        )
         assert learnt(sample) == said
 
 

@@ -1,8 +1,9 @@
 """Training on several processes, in micro-batches, and on what the target writes itself.
 
-Two processes are two forks of this one that meet over gloo, as `accelerate launch` makes them meet; one test launches it.
-All but that one, which starts torch three times and is run by hand, compute in float64, where the sums of a step differ only
-by their order: weights agree to 1e-12. Losses are summed up in float32: they agree to 1e-6 of their size.
+Two processes are two forks of this one that meet over gloo, as `accelerate launch` makes them meet;
+one test launches it. All but that one, which starts torch three times and is run by hand, compute
+in float64, where the sums of a step differ only by their order: weights agree to 1e-12. Losses are
+summed up in float32: they agree to 1e-6 of their size.
 """
 
 import json
@@ -62,7 +63,17 @@ def made() -> tuple[Target, Any, list[Sample]]:
 
 
 def plan(**knobs: Any) -> Plan:
-    return Plan(**{"epochs": 2, "batch_size": 4, "lr": 1e-2, "held_out": 0.2, "evaluate_every": 5, "save_every": 4} | knobs)
+    return Plan(
+        **{
+            "epochs": 2,
+            "batch_size": 4,
+            "lr": 1e-2,
+            "held_out": 0.2,
+            "evaluate_every": 5,
+            "save_every": 4,
+        }
+        | knobs
+    )
 
 
 def learn(out: Path, listen: Listen = lambda *_: None, **knobs: Any) -> None:
@@ -74,7 +85,9 @@ def learn(out: Path, listen: Listen = lambda *_: None, **knobs: Any) -> None:
 
 
 def ended(out: Path, rank: int = 0) -> tuple[dict[str, torch.Tensor], Progress]:
-    found: tuple[dict[str, torch.Tensor], Progress] = torch.load(out / f"end{rank}.pt", weights_only=False)
+    found: tuple[dict[str, torch.Tensor], Progress] = torch.load(
+        out / f"end{rank}.pt", weights_only=False
+    )
     return found
 
 
@@ -105,7 +118,9 @@ def on_two(work: Callable[[], None]) -> list[str]:
     told = fork.Queue()
     children = [fork.Process(target=child, args=(rank, port, work, told)) for rank in range(2)]
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # of forking beside threads: torch runs on one here
+        warnings.simplefilter(
+            "ignore", DeprecationWarning
+        )  # of forking beside threads: torch runs on one here
         for process in children:
             process.start()
     try:
@@ -135,14 +150,19 @@ def brief(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def figures(out: Path) -> list[list[float]]:
     """Everything that was logged."""
     rows = [json.loads(line) for line in (out / "training.jsonl").read_text().splitlines()]
-    return [[*(v for v in row.values() if not isinstance(v, list)), *row["acceptance_by_depth"]] for row in rows]
+    return [
+        [*(v for v in row.values() if not isinstance(v, list)), *row["acceptance_by_depth"]]
+        for row in rows
+    ]
 
 
 @pytest.mark.parametrize("accumulate", [1, 2])
 def test_two_processes_learn_what_one_does(accumulate: int, straight: Path, tmp_path: Path) -> None:
     assert on_two(lambda: learn(tmp_path, accumulate=accumulate)) == ["done", "done"]
     assert apart(straight, tmp_path) < CLOSE
-    assert figures(tmp_path) == [pytest.approx(row, rel=1e-6, abs=1e-6) for row in figures(straight)]
+    assert figures(tmp_path) == [
+        pytest.approx(row, rel=1e-6, abs=1e-6) for row in figures(straight)
+    ]
     for key, value in ended(tmp_path, 0)[0].items():
         assert torch.equal(value, ended(tmp_path, 1)[0][key])
     assert ended(tmp_path, 0)[1] == ended(tmp_path, 1)[1]
@@ -151,14 +171,20 @@ def test_two_processes_learn_what_one_does(accumulate: int, straight: Path, tmp_
 def own_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each process divides by its own tokens: the mean of means."""
     batch = Teacher.batch
-    monkeypatch.setattr(Teacher, "batch", lambda self, chosen, step, count=None: batch(self, chosen, step))
+    monkeypatch.setattr(
+        Teacher, "batch", lambda self, chosen, step, count=None: batch(self, chosen, step)
+    )
 
 
 def whole_count(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each divides by the step's tokens, though gradients are averaged: the loss is halved (clipping would hide it)."""
     batch = Teacher.batch
-    half = lambda self, chosen, step, count=None: batch(self, chosen, step, count and count * self.samples[0].world)
-    monkeypatch.setattr(Sample, "world", property(lambda _: PartialState().num_processes), raising=False)
+    half = lambda self, chosen, step, count=None: batch(
+        self, chosen, step, count and count * self.samples[0].world
+    )
+    monkeypatch.setattr(
+        Sample, "world", property(lambda _: PartialState().num_processes), raising=False
+    )
     monkeypatch.setattr(Teacher, "batch", half)
 
 
@@ -167,7 +193,9 @@ def own_draws(monkeypatch: pytest.MonkeyPatch, own: Callable[[tuple[int, ...]], 
     right = Teacher._generator
 
     def drawn(self: Teacher, purpose: int, step: int, *sample: int) -> torch.Generator:
-        return right(self, purpose, step + 100 * PartialState().process_index * own(sample), *sample)
+        return right(
+            self, purpose, step + 100 * PartialState().process_index * own(sample), *sample
+        )
 
     monkeypatch.setattr(Teacher, "_generator", drawn)
 
@@ -188,7 +216,9 @@ def no_averaging(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("fault", [own_count, whole_count, own_seed, own_step, no_averaging])
-def test_a_planted_fault_is_seen(fault: Callable[..., None], brief: Path, tmp_path: Path, monkeypatch) -> None:
+def test_a_planted_fault_is_seen(
+    fault: Callable[..., None], brief: Path, tmp_path: Path, monkeypatch
+) -> None:
     fault(monkeypatch)
     assert on_two(lambda: learn(tmp_path, epochs=1)) == ["done", "done"]
     assert apart(brief, tmp_path) > 1e-3
@@ -201,7 +231,9 @@ def test_micro_batches_learn_what_a_batch_does(straight: Path, tmp_path: Path) -
 
 
 @pytest.mark.parametrize("signalled", [0, 1])
-def test_a_run_goes_on_with_another_number_of_processes(signalled: int, straight: Path, tmp_path: Path) -> None:
+def test_a_run_goes_on_with_another_number_of_processes(
+    signalled: int, straight: Path, tmp_path: Path
+) -> None:
     def interrupt(rank: int, progress: Progress) -> None:
         if rank == signalled and progress.step == 6:
             os.kill(os.getpid(), signal.SIGINT)
@@ -214,7 +246,13 @@ def test_a_run_goes_on_with_another_number_of_processes(signalled: int, straight
 
 def test_a_step_must_be_dealt_out_evenly(tmp_path: Path) -> None:
     told = on_two(lambda: learn(tmp_path, batch_size=6, accumulate=2))
-    assert told == ["UserError: batch_size is 6, allowed is a multiple of 4 (processes 2 × accumulate 2), such as 8"] * 2
+    assert (
+        told
+        == [
+            "UserError: batch_size is 6, allowed is a multiple of 4 (processes 2 × accumulate 2), such as 8"
+        ]
+        * 2
+    )
     assert not list(tmp_path.iterdir())
 
 
@@ -228,7 +266,13 @@ def test_processes_share_the_work_of_caching(straight: Path, tmp_path: Path, mon
 
     monkeypatch.setattr(Shards, "_write", noted)
     assert on_two(lambda: learn(tmp_path, cache_features=True)) == ["done", "done"]
-    assert sorted(p.name for p in tmp_path.glob("by*")) == ["by0-0", "by0-2", "by0-4", "by1-1", "by1-3"]
+    assert sorted(p.name for p in tmp_path.glob("by*")) == [
+        "by0-0",
+        "by0-2",
+        "by0-4",
+        "by1-1",
+        "by1-3",
+    ]
     assert apart(straight, tmp_path) < CLOSE
 
 
@@ -255,7 +299,13 @@ def told_os(work: Callable[[], None]) -> None:
 def test_processes_with_other_data_do_not_train(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(trainer, "digest", lambda _: str(PartialState().process_index))
     told = on_two(lambda: learn(tmp_path))
-    assert told == ["UserError: the data are not the same in all 2 processes: every machine needs the same files"] * 2
+    assert (
+        told
+        == [
+            "UserError: the data are not the same in all 2 processes: every machine needs the same files"
+        ]
+        * 2
+    )
 
 
 @pytest.fixture(scope="module")
@@ -264,7 +314,12 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 CHATS = [
-    {"messages": [{"role": "user", "content": f"{i} and {i * i}?"}, {"role": "assistant", "content": "yes, " * (i % 4 + 1)}]}
+    {
+        "messages": [
+            {"role": "user", "content": f"{i} and {i * i}?"},
+            {"role": "assistant", "content": "yes, " * (i % 4 + 1)},
+        ]
+    }
     for i in range(12)
 ]
 
@@ -284,9 +339,23 @@ def command(*args: object) -> int:
 
 
 @pytest.mark.long
-def test_a_launched_command_trains_as_one_process_does(folder: Path, chats: Path, tmp_path: Path, capfd) -> None:
+def test_a_launched_command_trains_as_one_process_does(
+    folder: Path, chats: Path, tmp_path: Path, capfd
+) -> None:
     """In float32, and kept in float16: figures agree to 1e-5 of their size, weights to a unit in the last place kept."""
-    ask = ["train", "edd", "--target", folder, "--data", chats, "--batch-size", "4", "--held-out", "0.2", "--json"]
+    ask = [
+        "train",
+        "edd",
+        "--target",
+        folder,
+        "--data",
+        chats,
+        "--batch-size",
+        "4",
+        "--held-out",
+        "0.2",
+        "--json",
+    ]
     launch = ["-m", "accelerate.commands.launch", "--multi_gpu", "--num_processes", "2", "--num_machines", "1",
               "--mixed_precision", "no", "--dynamo_backend", "no", "--main_process_port", "0", "-m", "draftree"]  # fmt: skip
     two = subprocess.run(
@@ -307,10 +376,23 @@ def test_a_launched_command_trains_as_one_process_does(folder: Path, chats: Path
         torch.testing.assert_close(ours[key].float(), theirs[key].float(), rtol=2**-10, atol=1e-5)
 
 
-def test_a_layer_that_is_measured_is_told_and_kept(folder: Path, chats: Path, tmp_path: Path, monkeypatch, capfd) -> None:
+def test_a_layer_that_is_measured_is_told_and_kept(
+    folder: Path, chats: Path, tmp_path: Path, monkeypatch, capfd
+) -> None:
     """Also where a run is interrupted and gone on with."""
     out = tmp_path / "out"
-    ask = ["train", "glide:kv_layer=auto", "--target", folder, "--data", chats, "--batch-size", "4", "--held-out", "0.2"]
+    ask = [
+        "train",
+        "glide:kv_layer=auto",
+        "--target",
+        folder,
+        "--data",
+        chats,
+        "--batch-size",
+        "4",
+        "--held-out",
+        "0.2",
+    ]
     learn_step = trainer.Run.learn
     with pytest.MonkeyPatch.context() as patch:
 
@@ -324,7 +406,12 @@ def test_a_layer_that_is_measured_is_told_and_kept(folder: Path, chats: Path, tm
     layer = json.loads((out / "config.json").read_text())["draftree"]["kv_layer"]
     assert layer in (2, 3)
     assert json.loads((out / "training.json").read_text())["kv_layer"] == layer
-    assert capfd.readouterr().err.count(f"draftree: kv_layer is {layer}, measured on what is learnt from\n") == 2
+    assert (
+        capfd.readouterr().err.count(
+            f"draftree: kv_layer is {layer}, measured on what is learnt from\n"
+        )
+        == 2
+    )
 
 
 MISTAKES = {
@@ -335,7 +422,9 @@ MISTAKES = {
 
 
 @pytest.mark.parametrize("case", MISTAKES)
-def test_a_mistake_is_told_once(case: str, folder: Path, chats: Path, tmp_path: Path, monkeypatch, capfd) -> None:
+def test_a_mistake_is_told_once(
+    case: str, folder: Path, chats: Path, tmp_path: Path, monkeypatch, capfd
+) -> None:
     def full(self: Shards, shard: int, names: Any) -> None:
         if PartialState().process_index == 1:
             raise UserError("the disk is full")
@@ -343,7 +432,19 @@ def test_a_mistake_is_told_once(case: str, folder: Path, chats: Path, tmp_path: 
     monkeypatch.setattr(Shards, "_write", full)
     monkeypatch.setattr("draftree.training.features.SHARD", 3)
     args, told = MISTAKES[case]
-    ask = ["train", "edd", "--target", folder, "--data", chats, "--out", tmp_path / "out", "--device", "cpu", *args]
+    ask = [
+        "train",
+        "edd",
+        "--target",
+        folder,
+        "--data",
+        chats,
+        "--out",
+        tmp_path / "out",
+        "--device",
+        "cpu",
+        *args,
+    ]
     assert on_two(lambda: app.main([str(a) for a in ask])) == ["SystemExit: 2"] * 2
     said = capfd.readouterr()
     (line,) = [line for line in said.err.splitlines() if "features of" not in line]
@@ -351,7 +452,9 @@ def test_a_mistake_is_told_once(case: str, folder: Path, chats: Path, tmp_path: 
     assert said.out == ""
 
 
-def test_the_size_of_features_is_told_before_they_are_computed(folder: Path, chats: Path, tmp_path: Path, capfd) -> None:
+def test_the_size_of_features_is_told_before_they_are_computed(
+    folder: Path, chats: Path, tmp_path: Path, capfd
+) -> None:
     ask = (
         "train",
         "edd",
@@ -369,7 +472,9 @@ def test_the_size_of_features_is_told_before_they_are_computed(folder: Path, cha
     tokens = sum(len(s.tokens) for s in samples.read([chats], byte_tokenizer(), 512))
     size = tokens * 2 * 32 * 4  # hidden states of two layers, in float32
     told = capfd.readouterr()
-    assert told.err.startswith(f"draftree: features of 12 texts take {size / 1000:.1f} kB in {tmp_path}/kept\n")
+    assert told.err.startswith(
+        f"draftree: features of 12 texts take {size / 1000:.1f} kB in {tmp_path}/kept\n"
+    )
     assert command(*ask, "--out", tmp_path / "b") == 0
     assert "features of" not in capfd.readouterr().err  # they are there
 
@@ -403,15 +508,22 @@ def test_trackers_are_told_of_every_step(tmp_path: Path, monkeypatch) -> None:
     assert (name, asked["lr"], asked["target"], last) == ("draftree", 1e-2, "tiny", "finished")
     assert [step for step, _ in told] == list(range(1, end.steps + 1))
     assert told[0][1].keys() == {"loss", "lr"}
-    assert told[4][1].keys() == {"loss", "lr", "held_out_loss", "overlap", "acceptance_length", "tree_acceptance_length"} | {
-        f"acceptance_at_depth/{depth}" for depth in range(1, 11)
-    }
+    assert told[4][1].keys() == {
+        "loss",
+        "lr",
+        "held_out_loss",
+        "overlap",
+        "acceptance_length",
+        "tree_acceptance_length",
+    } | {f"acceptance_at_depth/{depth}" for depth in range(1, 11)}
 
 
 def test_a_tracker_that_is_not_installed_is_told(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(processes, "get_available_trackers", lambda: ["tensorboard"])
     target, drafter, samples = made()
-    with pytest.raises(UserError, match=r"tracker is 'wnadb', installed are tensorboard of aim, .*wandb"):
+    with pytest.raises(
+        UserError, match=r"tracker is 'wnadb', installed are tensorboard of aim, .*wandb"
+    ):
         train(target, drafter, samples, plan(), tmp_path, track="wnadb")
     assert not list(tmp_path.iterdir())
 
@@ -451,7 +563,9 @@ def regenerated(folder: Path, asked: list[Path], out: Path, tell: Tell = silent)
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 
-def test_the_target_writes_the_answers_anew(folder: Path, asked: list[Path], tmp_path: Path) -> None:
+def test_the_target_writes_the_answers_anew(
+    folder: Path, asked: list[Path], tmp_path: Path
+) -> None:
     target = Target.load(str(folder), device="cpu")
     engine = Engine(target, PLD().open(target), Chain())
 
@@ -463,9 +577,17 @@ def test_the_target_writes_the_answers_anew(folder: Path, asked: list[Path], tmp
     chat, document, completed, short = regenerated(folder, asked, tmp_path / "out")
     one = "<|system|>s<|user|>one?<|assistant|>"
     first = answer(one)
-    assert [m["role"] for m in chat["messages"]] == ["system", "user", "assistant", "user", "assistant"]
+    assert [m["role"] for m in chat["messages"]] == [
+        "system",
+        "user",
+        "assistant",
+        "user",
+        "assistant",
+    ]
     assert chat["messages"][2]["content"] == first
-    assert chat["messages"][4]["content"] == answer(f"{one}{first}<eos><|user|>two?<|assistant|>")  # behind its own first one
+    assert chat["messages"][4]["content"] == answer(
+        f"{one}{first}<eos><|user|>two?<|assistant|>"
+    )  # behind its own first one
     begun = ASKED[1]["text"][: 1 + (len(ASKED[1]["text"]) - 1) // 4]
     assert document == {"prompt": begun, "completion": answer(begun)}
     assert completed == {"prompt": "go on", "completion": answer("go on")}
@@ -474,7 +596,9 @@ def test_the_target_writes_the_answers_anew(folder: Path, asked: list[Path], tmp
     assert samples.read([tmp_path / "out" / FILE], engine.tokenizer, 64)
 
 
-def test_regeneration_goes_on_where_it_stopped(folder: Path, asked: list[Path], tmp_path: Path) -> None:
+def test_regeneration_goes_on_where_it_stopped(
+    folder: Path, asked: list[Path], tmp_path: Path
+) -> None:
     straight = regenerated(folder, asked, tmp_path / "straight")
 
     def interrupt(done: int, remark: str = "", of: int | None = None) -> None:
@@ -487,19 +611,33 @@ def test_regeneration_goes_on_where_it_stopped(folder: Path, asked: list[Path], 
     with part.open("a") as file:
         file.write('\n{"number": 1, "ro')  # a line that was broken off
     rest: list[int] = []
-    assert regenerated(folder, asked, tmp_path / "out", lambda done, remark="", of=None: rest.append(of)) == straight
+    assert (
+        regenerated(
+            folder, asked, tmp_path / "out", lambda done, remark="", of=None: rest.append(of)
+        )
+        == straight
+    )
     assert set(rest) == {len(ASKED) - 1}
     again: list[int] = []
-    assert regenerated(folder, asked, tmp_path / "out", lambda done, remark="", of=None: again.append(of)) == straight
+    assert (
+        regenerated(
+            folder, asked, tmp_path / "out", lambda done, remark="", of=None: again.append(of)
+        )
+        == straight
+    )
     assert (again, list((tmp_path / "out").glob("*.partial"))) == ([], [])
     asked[0].write_text(json.dumps(ASKED[3]))
-    assert regenerated(folder, asked, tmp_path / "out") == straight[3:]  # other data are answered anew
+    assert (
+        regenerated(folder, asked, tmp_path / "out") == straight[3:]
+    )  # other data are answered anew
 
 
 def test_a_share_of_the_answers_is_sampled(folder: Path, tmp_path: Path) -> None:
     """Each answer depends on the seed and its number alone; the others stay greedy ones."""
     path = tmp_path / "asked.jsonl"
-    path.write_text("".join(json.dumps({"prompt": "go on", "completion": "x"}) + "\n" for _ in range(12)))
+    path.write_text(
+        "".join(json.dumps({"prompt": "go on", "completion": "x"}) + "\n" for _ in range(12))
+    )
 
     def answers(name: str, **how: Any) -> list[str]:
         target = Target.load(str(folder), device="cpu")
@@ -509,20 +647,27 @@ def test_a_share_of_the_answers_is_sampled(folder: Path, tmp_path: Path) -> None
 
     (greedy,) = set(answers("greedy"))
     half = answers("half", temperature=1.0, sampled=0.5, seed=3)
-    drawn = [Regeneration(temperature=1.0, sampled=0.5, seed=3).sampling(i).temperature > 0 for i in range(12)]
+    drawn = [
+        Regeneration(temperature=1.0, sampled=0.5, seed=3).sampling(i).temperature > 0
+        for i in range(12)
+    ]
     assert 2 < sum(drawn) < 10
     assert [text == greedy for text in half] == [not sampled for sampled in drawn]
     assert len(set(half)) > 3
     assert answers("again", temperature=1.0, sampled=0.5, seed=3, batch=5) == half
     assert answers("none", temperature=1.0, sampled=0.0) == [greedy] * 12
-    assert "temperature" not in json.loads((tmp_path / "none" / ABOUT).read_text())  # as files of before have it
+    assert "temperature" not in json.loads(
+        (tmp_path / "none" / ABOUT).read_text()
+    )  # as files of before have it
     assert json.loads((tmp_path / "half" / ABOUT).read_text())["temperature"] == 1.0
 
 
 def test_two_processes_share_the_answers(folder: Path, asked: list[Path], tmp_path: Path) -> None:
     straight = regenerated(folder, asked, tmp_path / "straight")
     assert on_two(lambda: regenerated(folder, asked, tmp_path / "out") and None) == ["done", "done"]
-    assert [json.loads(line) for line in (tmp_path / "out" / FILE).read_text().splitlines()] == straight
+    assert [
+        json.loads(line) for line in (tmp_path / "out" / FILE).read_text().splitlines()
+    ] == straight
 
 
 def test_two_processes_make_up_the_questions_of_one(tmp_path: Path) -> None:
@@ -549,11 +694,20 @@ def test_only_text_with_its_prompt_is_a_prompt_with_its_completion(tmp_path: Pat
     assert list(prompts([path], byte_tokenizer(), 8)) == ["ab"]
 
 
-def test_a_command_trains_on_regenerated_answers_from_other_weights(folder: Path, chats: Path, tmp_path: Path, capfd) -> None:
+def test_a_command_trains_on_regenerated_answers_from_other_weights(
+    folder: Path, chats: Path, tmp_path: Path, capfd
+) -> None:
     ask = ("train", "edd", "--target", folder, "--data", chats, "--epochs", 0.2, "--json")
     assert command(*ask, "--out", tmp_path / "first", "--set", "max_block=7") == 0
     told = command(
-        *ask, "--out", tmp_path / "second", "--regenerate", "--regenerate-tokens", 6, "--init-from", tmp_path / "first"
+        *ask,
+        "--out",
+        tmp_path / "second",
+        "--regenerate",
+        "--regenerate-tokens",
+        6,
+        "--init-from",
+        tmp_path / "first",
     )
     assert told == 0
     said = json.loads((tmp_path / "second" / "training.json").read_text())
@@ -562,4 +716,7 @@ def test_a_command_trains_on_regenerated_answers_from_other_weights(folder: Path
     assert len((tmp_path / "second" / FILE).read_text().splitlines()) == len(CHATS)
     capfd.readouterr()
     assert command(*ask, "--out", tmp_path / "third", "--regenerate", "--regenerate-tokens", 0) == 2
-    assert capfd.readouterr().err == "draftree: --regenerate-tokens is 0, allowed is a whole number of at least 1\n"
+    assert (
+        capfd.readouterr().err
+        == "draftree: --regenerate-tokens is 0, allowed is a whole number of at least 1\n"
+    )

@@ -36,9 +36,14 @@ def test_everything_follows_from_the_parents(tree: Tree) -> None:
         assert tree.depth[node] == len(path) - 1
         assert tree.row[node] == path[0]
         assert np.flatnonzero(tree.ancestors[node]).tolist() == sorted(path)
-        assert tree.children(node).tolist() == [i for i in range(len(tree)) if tree.parents[i] == node]
+        assert tree.children(node).tolist() == [
+            i for i in range(len(tree)) if tree.parents[i] == node
+        ]
     assert tree.roots + tree.drafted == len(tree)
-    assert np.array_equal(np.concatenate([tree.of_row(r) for r in range(tree.roots)]), np.argsort(tree.row, kind="stable"))
+    assert np.array_equal(
+        np.concatenate([tree.of_row(r) for r in range(tree.roots)]),
+        np.argsort(tree.row, kind="stable"),
+    )
     assert tree.number.tolist() == list(range(len(tree)))
 
 
@@ -52,7 +57,10 @@ def test_a_selection_keeps_paths_and_remembers_numbers(tree: Tree, data: st.Data
     small = tree.select(keep)
     assert small.number.tolist() == np.flatnonzero(keep).tolist()
     for node in range(len(small)):
-        assert small.tokens[small.path(node)].tolist() == tree.tokens[tree.path(int(small.number[node]))].tolist()
+        assert (
+            small.tokens[small.path(node)].tolist()
+            == tree.tokens[tree.path(int(small.number[node]))].tolist()
+        )
     again = small.select(np.ones(len(small), np.bool_))
     assert again.number.tolist() == small.number.tolist()  # still the numbers of the drafting
 
@@ -67,9 +75,19 @@ def test_a_selection_that_loses_a_parent_is_refused() -> None:
 
 def test_sampled_nodes_keep_their_distributions() -> None:
     q = torch.tensor([[0.25, 0.75], [0.5, 0.5]])
-    drawn = Candidates(np.array([[0, 1]]), q[:1].log().numpy(), q[:1].log(), Draw.WITH_REPLACEMENT, source=3)
+    drawn = Candidates(
+        np.array([[0, 1]]), q[:1].log().numpy(), q[:1].log(), Draw.WITH_REPLACEMENT, source=3
+    )
     roots = Tree.planted(np.array([0, 2]), np.array([7, 8]))
-    tree = roots.append(np.array([1, 1]), np.array([0, 1]), np.log([0.25, 0.75]), np.zeros(2), drawn, np.array([1, 0]), q)
+    tree = roots.append(
+        np.array([1, 1]),
+        np.array([0, 1]),
+        np.log([0.25, 0.75]),
+        np.zeros(2),
+        drawn,
+        np.array([1, 0]),
+        q,
+    )
     assert tree.draw is Draw.WITH_REPLACEMENT
     assert tree.source.tolist() == [-1, -1, 3, 3]
     assert tree.row.tolist() == [0, 2, 2, 2]
@@ -85,5 +103,7 @@ def test_entropy_is_taken_over_the_likeliest_thousand() -> None:
     both = Candidates(np.zeros((2, 1)), np.zeros((2, 1)), torch.cat((uniform, certain)))
     assert both.entropy() == pytest.approx([math.log(4), 0])
     wide = torch.full((1, 4000), 1 / 4000).log()
-    assert Candidates(np.zeros((1, 1)), np.zeros((1, 1)), wide).entropy() == pytest.approx([math.log(4000) / 4], rel=1e-4)
+    assert Candidates(np.zeros((1, 1)), np.zeros((1, 1)), wide).entropy() == pytest.approx(
+        [math.log(4000) / 4], rel=1e-4
+    )
     assert Candidates(np.zeros((2, 1)), np.zeros((2, 1))).entropy().tolist() == [0, 0]

@@ -32,7 +32,9 @@ def counting() -> Target:
         for parameter in model.model.layers.parameters():
             parameter.zero_()
         embedding = model.get_input_embeddings().weight
-        model.lm_head.weight = torch.nn.Parameter((embedding / embedding.norm(dim=-1, keepdim=True)).roll(1, 0))
+        model.lm_head.weight = torch.nn.Parameter(
+            (embedding / embedding.norm(dim=-1, keepdim=True)).roll(1, 0)
+        )
     return target
 
 
@@ -47,40 +49,64 @@ def half_right() -> TableDrafter:
 @pytest.mark.parametrize(
     ("policy", "text", "matched", "reached", "length"),
     [
-        # Roots 1, 2, 4, 6, 8 of the text: a miss, and four times a hit that a miss follows, the last at the text's end.
+        # Roots 1, 2, 4, 6, 8 of the text: a miss, and four times a hit that a miss follows, the
+        # last at the text's end.
         ("chain:length=3", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 0], [5, 3], 1.8),
         # Both children of every root, and no more: every other token is drafted.
         ("ddtree:nodes=2", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [4, 0], [4, 4], 2.0),
-        # The two best and their best three children, the right one among them; the text's end is no miss.
+        # The two best and their best three children, the right one among them; the text's end is no
+        # miss.
         ("ddtree:nodes=5", [0, 1, 2, 3, 4, 5, 6, 7, 8, 9], [3, 3, 0], [3, 3, 2], 3.0),
-        # After 2 the text goes on with 8, not 3: a hit there counts, what comes behind it is unknown.
+        # After 2 the text goes on with 8, not 3: a hit there counts, what comes behind it is
+        # unknown.
         ("chain:length=3", [0, 1, 2, 8, 9], [2, 0], [3, 0], 1 + 2 / 3),
     ],
 )  # fmt: skip
 def test_trees_of_a_drafter_that_is_half_right(policy, text, matched, reached, length) -> None:
-    found = counted(counting(), half_right(), build("policy", policy), [Text(np.array(text), 1)], UNIT)
+    found = counted(
+        counting(), half_right(), build("policy", policy), [Text(np.array(text), 1)], UNIT
+    )
     assert [f[: len(matched)].tolist() for f in found] == [matched, reached]
     assert expected_length(*found) == pytest.approx(length)
 
 
 @pytest.mark.parametrize(
     ("drafter", "policy"),
-    [("edd", "chain:length=4"), ("eagle3", "eagle2:nodes=8"), ("dflash", "ddtree:nodes=8"), ("dspark", "yield")],
+    [
+        ("edd", "chain:length=4"),
+        ("eagle3", "eagle2:nodes=8"),
+        ("dflash", "ddtree:nodes=8"),
+        ("dspark", "yield"),
+    ],
 )
 def test_along_its_own_text_trees_are_accepted_as_in_decoding(drafter, policy) -> None:
     target, prompt = tiny_target(), [3, 1, 4]
     made = build("drafter", drafter).example(target)
-    plan = [*prompt, *Engine(target, made, build("policy", "chain")).plain([Request(prompt, 30)]).tokens[0]]
+    plan = [
+        *prompt,
+        *Engine(target, made, build("policy", "chain")).plain([Request(prompt, 30)]).tokens[0],
+    ]
     helped = lambda: Coached(made, Sometimes([plan], 61))
-    steps = Engine(target, helped(), build("policy", policy), costs=CHEAP).write([Request(prompt, 30)]).stats.steps
-    matched, reached = counted(target, helped(), build("policy", policy), [Text(np.array(plan), 3)], CHEAP)
+    steps = (
+        Engine(target, helped(), build("policy", policy), costs=CHEAP)
+        .write([Request(prompt, 30)])
+        .stats.steps
+    )
+    matched, reached = counted(
+        target, helped(), build("policy", policy), [Text(np.array(plan), 3)], CHEAP
+    )
     assert reached[0] == len(steps) < 28
-    assert matched.sum() - sum(s.accepted for s in steps) in (0, 1)  # the text's last token may be in the last tree
+    assert matched.sum() - sum(s.accepted for s in steps) in (
+        0,
+        1,
+    )  # the text's last token may be in the last tree
 
 
 def test_several_texts_count_as_each_alone() -> None:
     texts = [Text(np.arange(i, 12 + i), 1 + i % 2) for i in range(5)]
-    count = lambda some: np.stack(counted(counting(), half_right(), build("policy", "ddtree"), some, UNIT))
+    count = lambda some: np.stack(
+        counted(counting(), half_right(), build("policy", "ddtree"), some, UNIT)
+    )
     assert count(texts).tolist() == sum(count([text]) for text in texts).tolist()
 
 

@@ -33,7 +33,9 @@ def search(target: Target, folder: Path, policy: str) -> Search:
     drafter = Always(plans, 61)
     recordings = Recordings.open(folder / "of", target, [drafter.needs])
     recordings.record(REQUESTS)
-    return Search(Engine(target, drafter, build("policy", policy), costs=COSTS), "always", policy, recordings)
+    return Search(
+        Engine(target, drafter, build("policy", policy), costs=COSTS), "always", policy, recordings
+    )
 
 
 def test_what_is_tried_follows_from_a_knobs_type_range_and_default() -> None:
@@ -48,7 +50,9 @@ def test_what_is_tried_follows_from_a_knobs_type_range_and_default() -> None:
     assert build("policy", "pct:width=3,gain=False").width == 3  # type: ignore[attr-defined]
 
 
-def test_a_longer_chain_is_found_where_every_draft_is_right_and_the_search_goes_on(target: Target, tmp_path: Path) -> None:
+def test_a_longer_chain_is_found_where_every_draft_is_right_and_the_search_goes_on(
+    target: Target, tmp_path: Path
+) -> None:
     pytest.importorskip("optuna")
     work, calls = search(target, tmp_path, "chain:length=1"), list[int]()
     with pytest.raises(UserError, match="nothing is left"):

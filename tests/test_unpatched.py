@@ -21,7 +21,17 @@ from draftree.registry import build
 from folders import target_folder
 from hybrids import FAMILIES, hybrid
 
-MODELING = ("llama", "qwen3", "gemma2", "mixtral", "qwen3_next", "bamba", "jamba", "lfm2", "kimi_linear")
+MODELING = (
+    "llama",
+    "qwen3",
+    "gemma2",
+    "mixtral",
+    "qwen3_next",
+    "bamba",
+    "jamba",
+    "lfm2",
+    "kimi_linear",
+)
 
 
 def attributes(owner: Any) -> dict[str, int]:
@@ -36,7 +46,11 @@ def library() -> dict[str, dict[str, int]]:
     for name, module in list(sys.modules.items()):
         if name.startswith("transformers.") and ".modeling_" in name:
             found[name] = attributes(module)
-            kinds = (v for v in list(vars(module).values()) if isinstance(v, type) and issubclass(v, nn.Module))
+            kinds = (
+                v
+                for v in list(vars(module).values())
+                if isinstance(v, type) and issubclass(v, nn.Module)
+            )
             found |= {f"{kind.__module__}.{kind.__qualname__}": attributes(kind) for kind in kinds}
     return found
 
@@ -105,5 +119,7 @@ def test_loading_changes_nothing_of_transformers(tmp_path: Any) -> None:
     for options in ({}, {"kernels": "packed"}, {"kernels": "native"}, {"exactness": "bits"}):
         target = Target.load(str(folder), "float32", **options)
         choose_kernels(target.decoder, Loading(compile=True))
-        assert not [name for name, m in target.decoder.model.named_modules() if "forward" in vars(m)]
+        assert not [
+            name for name, m in target.decoder.model.named_modules() if "forward" in vars(m)
+        ]
     assert library() == whole

@@ -86,7 +86,9 @@ class Paths:
 
     def expand(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         """As a drafter does on the host."""
-        logits = torch.stack([self(int(tree.row[n]), tree.tokens[tree.path(int(n))].tolist()) for n in frontier])
+        logits = torch.stack(
+            [self(int(tree.row[n]), tree.tokens[tree.path(int(n))].tolist()) for n in frontier]
+        )
         return drawn(logits, k, Drawing(), tree.row[frontier], tree.depth[frontier])
 
 
@@ -102,8 +104,14 @@ class Fakes(Layers):
         return self.below(nodes, 1, choose)
 
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
-        seen, tokens = nodes.lines(nodes.fed[:, -count:], nodes.fed), nodes.tokens.gather(1, nodes.fed)
-        rows = [[self._paths(r, tokens[r][mine].tolist()) for mine in seen[r]] for r in range(len(tokens))]
+        seen, tokens = (
+            nodes.lines(nodes.fed[:, -count:], nodes.fed),
+            nodes.tokens.gather(1, nodes.fed),
+        )
+        rows = [
+            [self._paths(r, tokens[r][mine].tolist()) for mine in seen[r]]
+            for r in range(len(tokens))
+        ]
         return choose(torch.stack([torch.stack(row) for row in rows]), nodes, None)
 
     def state(self, fed: Sequence[Ints]) -> Any:
@@ -128,7 +136,18 @@ def test_a_tree_is_the_hosts(policy: Policy, depth: tuple[int, ...]) -> None:
         ids, depths = grown.nodes.tokens.gather(1, best), grown.nodes.depth.gather(1, best)
         seen = grown.nodes.lines(best, best)
         for mine, its in ((tree, wanted), (tree.whole or tree, wanted.whole or wanted)):
-            for name in ("tokens", "parents", "depth", "row", "log_q", "score", "source", "entropy", "number", "q_row"):
+            for name in (
+                "tokens",
+                "parents",
+                "depth",
+                "row",
+                "log_q",
+                "score",
+                "source",
+                "entropy",
+                "number",
+                "q_row",
+            ):
                 assert np.array_equal(getattr(mine, name), getattr(its, name)), name
         for row in live.tolist():
             nodes = wanted.of_row(row)
@@ -139,7 +158,9 @@ def test_a_tree_is_the_hosts(policy: Policy, depth: tuple[int, ...]) -> None:
             assert not seen[row, :n, n:].any(), "a node sees padding"
         assert seen.diagonal(dim1=1, dim2=2).all(), "padding has to see something"
         fed = np.concatenate([f.ravel() for f in told.fed])
-        assert sorted(set(fed[fed >= 0].tolist())) == sorted(fed[fed >= 0].tolist()), "a node is fed once"
+        assert sorted(set(fed[fed >= 0].tolist())) == sorted(fed[fed >= 0].tolist()), (
+            "a node is fed once"
+        )
 
 
 CURVES = (
@@ -183,7 +204,9 @@ def test_a_tree_of_yield_is_the_hosts(costs: Costs, rows: int) -> None:
                     assert getattr(mine, name)[a].tolist() == getattr(its, name)[b].tolist(), name
                 assert np.array_equal(mine.ancestors[np.ix_(a, a)], its.ancestors[np.ix_(b, b)])
                 for name in ("score", "log_q", "entropy"):
-                    assert np.allclose(getattr(mine, name)[a], getattr(its, name)[b], rtol=1e-12, atol=1e-12), name
+                    assert np.allclose(
+                        getattr(mine, name)[a], getattr(its, name)[b], rtol=1e-12, atol=1e-12
+                    ), name
     assert drafted > 30
     assert len(stopped) > 2
 
@@ -193,7 +216,10 @@ def test_a_tree_that_probes_is_the_hosts(rows: int) -> None:
     """Where drafting does not pay, one node of each row is verified now and then; the best child, the first of equals."""
     policy, costs, verified = Yield(width=3), Costs({1: 1.0, 4: 1.3}, {1: 1.0, 4: 1.3, 64: 8.0}), 0
     for seed in range(12):
-        paths, depth = Paths(seed, broken=0.1 * (seed % 3)), np.minimum(np.random.default_rng(seed).integers(0, 6, rows), 1)
+        paths, depth = (
+            Paths(seed, broken=0.1 * (seed % 3)),
+            np.minimum(np.random.default_rng(seed).integers(0, 6, rows), 1),
+        )
         roots, room = Tree.planted(np.arange(rows), np.arange(rows) % VOCAB), Room(depth, 512)
         for idle in (0.0, 500.0):
             memory = Learned(recent=0.05, regret_budget=9.0, idle=idle)
@@ -244,8 +270,16 @@ def test_a_mask_is_the_hosts(window: int | None) -> None:
             [np.concatenate((c + np.arange(w), p)) for c, w, p in zip(committed, waiting, places, strict=True)],
             torch.device("cpu"),
         )  # fmt: skip
-        lie, seen = torch.from_numpy(np.stack(places)), torch.from_numpy(np.stack([f.ancestors[-fed:] for f in forests]))
-        given = {"ids": host.padded_tokens, "lie": lie, "seen": seen, "first": torch.from_numpy(begin)[:, None]}
+        lie, seen = (
+            torch.from_numpy(np.stack(places)),
+            torch.from_numpy(np.stack([f.ancestors[-fed:] for f in forests])),
+        )
+        given = {
+            "ids": host.padded_tokens,
+            "lie": lie,
+            "seen": seen,
+            "first": torch.from_numpy(begin)[:, None],
+        }
         make = lambda given: (given["ids"], given["lie"], given["seen"], given["first"])
         device = DeviceFeed(fed, 6, host.starts, given, None, make)
         laid, wide = device.laid(device.given, 24, torch.float32, window), host.widened(6)
@@ -262,7 +296,9 @@ def test_a_mask_is_the_hosts(window: int | None) -> None:
 # Whole texts.
 
 
-def lm(target: Target, noise: float, capture: Capture = Eager(), shared: bool = False) -> Drafter[Any]:
+def lm(
+    target: Target, noise: float, capture: Capture = Eager(), shared: bool = False
+) -> Drafter[Any]:
     """The target itself, with weights a little off, as its drafter: now right, now wrong."""
     small = tiny_target(context=target.decoder.context, capture=capture)
     rng = torch.Generator().manual_seed(5)
@@ -303,7 +339,12 @@ DRAFTERS: dict[str, Callable[[Target], Drafter[Any]]] = {
     "hydra-mlp": one_layer("hydra", arch="mlp", draft_vocab=20),
     "lm-shared": lambda target: lm(target, 0.01, shared=True),
 }
-SOME: tuple[Policy, ...] = (Chain(4), Beam(3, 4, survivors=False), EAGLE2(nodes=9, depth=4, width=3), VCT(2, 3))
+SOME: tuple[Policy, ...] = (
+    Chain(4),
+    Beam(3, 4, survivors=False),
+    EAGLE2(nodes=9, depth=4, width=3),
+    VCT(2, 3),
+)
 
 
 @pytest.fixture
@@ -361,15 +402,21 @@ def same(ours: tuple[Rows, list[Emitted], Any], theirs: tuple[Rows, list[Emitted
         assert [p.tolist() for p in mine.pending] == [p.tolist() for p in its.pending]
     assert mine.cache.lengths.tolist() == its.cache.lengths.tolist()
     for row, length in enumerate(its.cache.lengths.tolist()):
-        for a, b in zip(mine.cache.layer(0), its.cache.layer(0), strict=True) if its.cache.shapes else ():
+        for a, b in (
+            zip(mine.cache.layer(0), its.cache.layer(0), strict=True) if its.cache.shapes else ()
+        ):
             assert torch.allclose(a[row, :, :length], b[row, :, :length], atol=1e-5, equal_nan=True)
 
 
 @pytest.mark.parametrize("name", DRAFTERS)
 @pytest.mark.parametrize("policy", SOME, ids=str)
-def test_texts_trees_and_figures_are_the_hosts(name: str, policy: Policy, unseen: list[int]) -> None:
+def test_texts_trees_and_figures_are_the_hosts(
+    name: str, policy: Policy, unseen: list[int]
+) -> None:
     alone = [Request(prompt(7), 16)]
-    ragged = [Request(prompt(n), m, number=i) for i, (n, m) in enumerate(((1, 6), (11, 3), (6, 14)))]
+    ragged = [
+        Request(prompt(n), m, number=i) for i, (n, m) in enumerate(((1, 6), (11, 3), (6, 14)))
+    ]
     for requests in (alone, ragged):
         host = written(Eager(), DRAFTERS[name], policy, requests)
         assert not unseen
@@ -391,9 +438,13 @@ def test_texts_trees_and_figures_are_the_hosts(name: str, policy: Policy, unseen
     ids=str,
 )  # fmt: skip
 def test_texts_are_the_hosts(name: str, policy: Policy, unseen: list[int]) -> None:
-    ragged = [Request(prompt(n), m, number=i) for i, (n, m) in enumerate(((7, 20), (11, 9), (6, 14)))]
+    ragged = [
+        Request(prompt(n), m, number=i) for i, (n, m) in enumerate(((7, 20), (11, 9), (6, 14)))
+    ]
     for requests in (ragged[:1], ragged):
-        ours, theirs = (written(c, DRAFTERS[name], policy, requests) for c in (Graphs(Recorder()), Eager()))
+        ours, theirs = (
+            written(c, DRAFTERS[name], policy, requests) for c in (Graphs(Recorder()), Eager())
+        )
         assert ours[0].written == theirs[0].written
         assert max(unseen) > 0
         assert name != "lm" or ours[0].stats.acceptance_length > 1.5
@@ -404,7 +455,10 @@ def test_texts_are_the_hosts(name: str, policy: Policy, unseen: list[int]) -> No
 @pytest.mark.parametrize("name", ["edd", "lm"])
 def test_texts_end_with_the_context(name: str, policy: Policy, unseen: list[int]) -> None:
     requests = [Request(prompt(40 - missing), 30, number=missing) for missing in (9, 4, 0)]
-    same(written(Graphs(Recorder()), DRAFTERS[name], policy, requests), written(Eager(), DRAFTERS[name], policy, requests))
+    same(
+        written(Graphs(Recorder()), DRAFTERS[name], policy, requests),
+        written(Eager(), DRAFTERS[name], policy, requests),
+    )
     assert unseen
 
 
@@ -417,9 +471,13 @@ def test_layers_with_windows_and_other_architectures(name: str, unseen: list[int
         target = Target(Decoder(model(name), capture=capture))
         rows = Rows(target.new_cache(2, 8))
         drafter = DRAFTERS["edd-vocabulary"](target)
-        parts = Parts(target, drafter, EAGLE2(nodes=9, depth=4, width=3), part("acceptor", "greedy")(), COSTS)
+        parts = Parts(
+            target, drafter, EAGLE2(nodes=9, depth=4, width=3), part("acceptor", "greedy")(), COSTS
+        )
         steps = list(decode(parts, rows, requests))
-        runs.append((rows, [event for events, _ in steps for event in events], steps[-1][1].drafter))
+        runs.append(
+            (rows, [event for events, _ in steps for event in events], steps[-1][1].drafter)
+        )
     same(*runs)
     assert unseen
 
@@ -430,7 +488,13 @@ def test_rows_come_and_go(unseen: list[int]) -> None:
     def run(capture: Capture) -> list[list[int]]:
         target = tiny_target(capture=capture)
         rows = Rows(target.new_cache(3, 8))
-        parts = Parts(target, lm(target, 0.01), EAGLE2(nodes=9, depth=4, width=3), part("acceptor", "greedy")(), COSTS)
+        parts = Parts(
+            target,
+            lm(target, 0.01),
+            EAGLE2(nodes=9, depth=4, width=3),
+            part("acceptor", "greedy")(),
+            COSTS,
+        )
         _, state = admit(parts, rows, [Request(prompt(n), 20, number=n) for n in (5, 9)], State())
         texts: list[list[int]] = [[], [], []]
         for at in range(4):
@@ -459,7 +523,10 @@ def test_logits_that_are_no_numbers(where: str, unseen: list[int]) -> None:
             weight.data[5] = torch.inf
         return drafter
 
-    requests, policy = [Request(prompt(n), 12, number=n) for n in (3, 8)], EAGLE2(nodes=9, depth=4, width=3)
+    requests, policy = (
+        [Request(prompt(n), 12, number=n) for n in (3, 8)],
+        EAGLE2(nodes=9, depth=4, width=3),
+    )
     runs = []
     for capture in (Graphs(Recorder()), Eager()):
         with pytest.warns(DraftreeWarning, match="not finite"):
@@ -484,17 +551,25 @@ def conditions() -> Iterator[tuple[str, Request, Policy]]:
     yield "shape of another kind", plain, part("policy", "opttree")()
 
 
-@pytest.mark.parametrize(("why", "request_", "policy"), list(conditions()), ids=lambda c: c if isinstance(c, str) else "")
-def test_otherwise_the_host_grows_trees(why: str, request_: Request, policy: Policy, unseen: list[int]) -> None:
+@pytest.mark.parametrize(
+    ("why", "request_", "policy"), list(conditions()), ids=lambda c: c if isinstance(c, str) else ""
+)
+def test_otherwise_the_host_grows_trees(
+    why: str, request_: Request, policy: Policy, unseen: list[int]
+) -> None:
     same(
-        written(Graphs(Recorder()), DRAFTERS["edd"], policy, [request_]), written(Eager(), DRAFTERS["edd"], policy, [request_])
+        written(Graphs(Recorder()), DRAFTERS["edd"], policy, [request_]),
+        written(Eager(), DRAFTERS["edd"], policy, [request_]),
     )
     assert not unseen
 
 
 def test_trees_that_have_no_room_are_the_hosts(unseen: list[int]) -> None:
     """Of four layers that would be 1,364 nodes; near the end of the text there is room."""
-    runs = [written(capture, DRAFTERS["edd"], VCT(4, 5), [Request(prompt(6), 10)]) for capture in (Graphs(Recorder()), Eager())]
+    runs = [
+        written(capture, DRAFTERS["edd"], VCT(4, 5), [Request(prompt(6), 10)])
+        for capture in (Graphs(Recorder()), Eager())
+    ]
     same(*runs)
     assert 0 < len(unseen) < len(runs[0][0].stats.steps)
     assert max(unseen) <= 512
@@ -519,9 +594,17 @@ SAMPLED = Sampling(1.0, seed=1)
     ids=str,
 )
 def test_sampled_texts_are_the_hosts(
-    rule: str, name: str, policy: Policy, sampling: Sampling, unseen: list[int], monkeypatch: pytest.MonkeyPatch
+    rule: str,
+    name: str,
+    policy: Policy,
+    sampling: Sampling,
+    unseen: list[int],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    requests = [Request(prompt(n), m, number=i, sampling=sampling) for i, (n, m) in enumerate(((1, 6), (11, 3), (6, 14)))]
+    requests = [
+        Request(prompt(n), m, number=i, sampling=sampling)
+        for i, (n, m) in enumerate(((1, 6), (11, 3), (6, 14)))
+    ]
     theirs = written(Eager(), DRAFTERS[name], policy, requests, rule=rule)
     assert not unseen
     monkeypatch.setattr(devices, "on_host", lambda device: False)
@@ -552,6 +635,9 @@ class Odd(LogitsProcessor):
 def test_otherwise_the_host_draws(rule: str, samplings: list[Sampling], unseen: list[int]) -> None:
     """Where rows are not alike, drafts are draws of their own, or warpers are not known."""
     requests = [Request(prompt(6), 6, number=i, sampling=each) for i, each in enumerate(samplings)]
-    runs = [written(capture, DRAFTERS["edd"], VCT(2, 3), requests, rule=rule) for capture in (Graphs(Recorder()), Eager())]
+    runs = [
+        written(capture, DRAFTERS["edd"], VCT(2, 3), requests, rule=rule)
+        for capture in (Graphs(Recorder()), Eager())
+    ]
     same(*runs)
     assert not unseen

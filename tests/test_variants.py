@@ -10,14 +10,21 @@ from variants import Part, fingerprint, line_of, main, parts_of, run
 
 
 def cases_of(part: Part, count: int) -> range:
-    start, every = (int(part.command[part.command.index(word) + 1]) for word in ("--start", "--every"))
+    start, every = (
+        int(part.command[part.command.index(word) + 1]) for word in ("--start", "--every")
+    )
     return range(start, count, every)
 
 
 @pytest.mark.parametrize("share", [1, 2, 3])
 def test_shares_of_neighbouring_variants_cover_the_product(share: int) -> None:
     count = 2926 * 12
-    met = sorted(i for first in range(share) for part in parts_of("avx2", first, share)[1:] for i in cases_of(part, count))
+    met = sorted(
+        i
+        for first in range(share)
+        for part in parts_of("avx2", first, share)[1:]
+        for i in cases_of(part, count)
+    )
     assert met == list(range(count))
 
 
@@ -40,13 +47,19 @@ def test_a_failure_is_named_repeated_and_fails(
 ) -> None:
     runs = tmp_path / "runs"
     fails = f"import sys; open({str(runs)!r}, 'a').write('x'); print('2 passed'); sys.exit(1)"
-    made = [Part("off", "kernels", ("-c", "print('5 passed')")), Part("off", "conformance", ("-c", fails))]
+    made = [
+        Part("off", "kernels", ("-c", "print('5 passed')")),
+        Part("off", "conformance", ("-c", fails)),
+    ]
     monkeypatch.setattr(variants, "parts_of", lambda *_: made)
     for times in (1, 2):
         assert main(["--variant", "off", "--out", str(tmp_path)]) == 1
         assert capsys.readouterr().out == f"off: FAILED: {tmp_path / 'off.conformance.log'}\n"
         assert runs.read_text() == "x" * times
-    found = [{"part": name, "status": 0, "passed": n, "seconds": 2.0} for name, n in (("kernels", 5), ("conformance", 1200))]
+    found = [
+        {"part": name, "status": 0, "passed": n, "seconds": 2.0}
+        for name, n in (("kernels", 5), ("conformance", 1200))
+    ]
     assert line_of("off", found, tmp_path) == "off: 5 tests and 1,200 cases passed, 4 s"
 
 

@@ -28,7 +28,18 @@ from draftree.viewer.tokens import Spellings, flowing, visible
 from folders import byte_tokenizer, target_folder
 
 TOKENIZER = byte_tokenizer()
-NASTY = ["</script>", "<b>&amp;\"'", "\u2028", "\x07", "]]>", "{{js}}", "😀", "\ufffe", "⟨C3⟩", "$1\\1"]
+NASTY = [
+    "</script>",
+    "<b>&amp;\"'",
+    "\u2028",
+    "\x07",
+    "]]>",
+    "{{js}}",
+    "😀",
+    "\ufffe",
+    "⟨C3⟩",
+    "$1\\1",
+]
 ABOUT = {"prompt": "<i>&\x00\u2028</script>{{data}}", "policy": "pct"}
 
 
@@ -41,7 +52,13 @@ def grown(rows: int = 1) -> Tree:
     tree = Tree.planted(np.arange(rows), np.array(tokens("a") * rows))
     nowhere = Candidates(np.zeros((0, 0), np.int64), np.zeros((0, 0)))
     places = {"a": list(range(rows))}
-    for parent, letter, q in [("a", "b", 0.5), ("a", "f", 0.25), ("b", "c", 0.5), ("b", "d", 0.2), ("d", "e", 1.0)]:
+    for parent, letter, q in [
+        ("a", "b", 0.5),
+        ("a", "f", 0.25),
+        ("b", "c", 0.5),
+        ("b", "d", 0.2),
+        ("d", "e", 1.0),
+    ]:
         behind = np.array(places[parent])
         places[letter] = list(range(len(tree), len(tree) + rows))
         log_q = np.full(rows, np.log(q))
@@ -52,10 +69,18 @@ def grown(rows: int = 1) -> Tree:
 
 
 def prefilled(row: int = 0) -> Emitted:
-    return Emitted(row, tokens("a"), ["prefill"], Tree.planted(np.arange(1), np.array(tokens("!"))), np.array([], np.int64))
+    return Emitted(
+        row,
+        tokens("a"),
+        ["prefill"],
+        Tree.planted(np.arange(1), np.array(tokens("!"))),
+        np.array([], np.int64),
+    )
 
 
-def verified(path: list[int], written: str, bonus: bool = True, tree: Tree | None = None, row: int = 0) -> Emitted:
+def verified(
+    path: list[int], written: str, bonus: bool = True, tree: Tree | None = None, row: int = 0
+) -> Emitted:
     origins = ["drafted"] * (len(written) - bonus) + ["bonus"] * bonus
     return Emitted(row, tokens(written), origins, tree or grown(), np.array(path, np.int64))
 
@@ -105,7 +130,10 @@ def test_accepted_rejected_and_bonus_differ_in_colour_too() -> None:
 
 
 def chained(length: int, text: str = "token") -> Step:
-    nodes = [Node(1, text, i - 1, i, 0.5, 0.5**i, None, int(i > 0), 0 < i <= 2) for i in range(length + 1)]
+    nodes = [
+        Node(1, text, i - 1, i, 0.5, 0.5**i, None, int(i > 0), 0 < i <= 2)
+        for i in range(length + 1)
+    ]
     return Step(1, (1,), ("bonus",), (text,), tuple(nodes), None)
 
 
@@ -118,17 +146,25 @@ def test_a_chain_goes_on_below_where_the_line_ends() -> None:
 
 def random_step(data: st.DataObject, most: int = 60) -> Step:
     count = data.draw(st.integers(0, most))
-    words = st.sampled_from(["a", "␣the", "世界世界", "x" * 60, *(visible(t.encode()) for t in NASTY)])
+    words = st.sampled_from(
+        ["a", "␣the", "世界世界", "x" * 60, *(visible(t.encode()) for t in NASTY)]
+    )
     nodes = [Node(0, "root", -1, 0, 1.0, 1.0, None, 0, False)]
     last = 0
     for i in range(1, count + 1):
-        parent = data.draw(st.integers(max(0, i - data.draw(st.sampled_from([1, 2, 5, 60]))), i - 1))
+        parent = data.draw(
+            st.integers(max(0, i - data.draw(st.sampled_from([1, 2, 5, 60]))), i - 1)
+        )
         accepted = parent == last and data.draw(st.booleans())
         last = i if accepted else last
         q = data.draw(st.floats(0, 1))
         depth = nodes[parent].depth + 1
-        nodes.append(Node(i, data.draw(words), parent, depth, q, q * nodes[parent].value, None, 1, accepted))
-    return Step(1, (1,), ("bonus",), ("x",), tuple(nodes), data.draw(st.sampled_from([None, (7, "end")])))
+        nodes.append(
+            Node(i, data.draw(words), parent, depth, q, q * nodes[parent].value, None, 1, accepted)
+        )
+    return Step(
+        1, (1,), ("bonus",), ("x",), tuple(nodes), data.draw(st.sampled_from([None, (7, "end")]))
+    )
 
 
 @given(st.data(), st.sampled_from([40, 80, 150]))
@@ -196,7 +232,9 @@ class SentencePiece:
         return self.pieces[token] if token < len(self.pieces) else None
 
     def decode(self, ids: list[int], **_: object) -> str:
-        text = "".join("\ufffd" if self.pieces[i].startswith("<0x") else self.pieces[i] for i in ids)
+        text = "".join(
+            "\ufffd" if self.pieces[i].startswith("<0x") else self.pieces[i] for i in ids
+        )
         return text.replace("▁", " ").removeprefix(" ")
 
 
@@ -235,7 +273,11 @@ def test_json_has_every_figure() -> None:
     found = watched(prefilled(), verified([1, 4], "bdX"))[1].as_json()
     assert json.loads(json.dumps(found, allow_nan=False)) == found
     assert found["bonus"] == {"token": tokens("X")[0], "text": "X"}
-    assert (found["step"], found["accepted"], found["origins"]) == (1, 2, ["drafted", "drafted", "bonus"])
+    assert (found["step"], found["accepted"], found["origins"]) == (
+        1,
+        2,
+        ["drafted", "drafted", "bonus"],
+    )
     b, f = found["nodes"][1:3]
     assert b == {"token": tokens("b")[0], "text": "b", "parent": 0, "depth": 1, "q": 0.5, "value": 0.5, "entropy": 1.5,
                  "rank": 1, "accepted": True}  # fmt: skip
@@ -246,7 +288,10 @@ def nasty_steps() -> list[Step]:
     """Steps whose every token tries to break out of the picture."""
     shown = [visible(t.encode()) for t in NASTY]
     nodes = [Node(0, shown[0], -1, 0, 1.0, 1.0, None, 0, False)]
-    nodes += [Node(i, t, i - 1, i, 0.001 if i == 4 else 0.5, 0.5**i, 0.1, 1, i < 3) for i, t in enumerate(shown[1:], 1)]
+    nodes += [
+        Node(i, t, i - 1, i, 0.001 if i == 4 else 0.5, 0.5**i, 0.1, 1, i < 3)
+        for i, t in enumerate(shown[1:], 1)
+    ]
     end = (99, "<end>")
     return [
         Step(0, (0,), ("prefill",), (NASTY[0],), tuple(nodes[:1]), end),
@@ -298,7 +343,19 @@ def test_the_page_stays_small() -> None:
     nodes = [Node(0, "a", -1, 0, 1.0, 1.0, None, 0, False)]
     for i in range(1, 61):
         parent = int(rng.integers(max(0, i - 10), i))
-        nodes.append(Node(i, "␣word", parent, nodes[parent].depth + 1, 0.123456789, 0.0123456789, 1.2345, 1, False))
+        nodes.append(
+            Node(
+                i,
+                "␣word",
+                parent,
+                nodes[parent].depth + 1,
+                0.123456789,
+                0.0123456789,
+                1.2345,
+                1,
+                False,
+            )
+        )
     steps = [Step(n, (1,), ("bonus",), ("x",), tuple(nodes), (1, "x")) for n in range(129)]
     assert len(page.render(steps, {})) < 2_000_000
     assert len(svg.render(steps, {})) < 1_000_000
@@ -320,7 +377,13 @@ def test_the_svg_is_xml_and_holds_every_token() -> None:
 
 def test_an_svg_of_many_steps_says_what_is_left_out() -> None:
     first, step = nasty_steps()
-    many = [first, *(Step(n, step.tokens, step.origins, step.pieces, step.nodes, step.bonus) for n in range(1, 31))]
+    many = [
+        first,
+        *(
+            Step(n, step.tokens, step.origins, step.pieces, step.nodes, step.bonus)
+            for n in range(1, 31)
+        ),
+    ]
     found = svg.render(many, ABOUT)
     assert "the first 24 of 30 steps are drawn" in found
     assert ("step 24 ·" in found, "step 25 ·" in found) == (True, False)
@@ -347,11 +410,15 @@ def draftree(capfd: pytest.CaptureFixture[str], folder: str):
 
 
 @pytest.mark.parametrize("in_terminal", [False, True])
-def test_the_command_draws_the_trees_and_then_writes_the_text(draftree, monkeypatch, in_terminal: bool) -> None:
+def test_the_command_draws_the_trees_and_then_writes_the_text(
+    draftree, monkeypatch, in_terminal: bool
+) -> None:
     status, plain, _ = draftree()
     text = plain.rpartition("\n\n")[0]
     if in_terminal:
-        monkeypatch.setattr(terminal, "output", lambda: Console(force_terminal=True, color_system=None, width=150))
+        monkeypatch.setattr(
+            terminal, "output", lambda: Console(force_terminal=True, color_system=None, width=150)
+        )
     status, out, err = draftree("--show-trees")
     assert (status, err) == (0, "")
     steps = [int(n) for n in re.findall(r"^step (\d+) ·", out, re.MULTILINE)]
@@ -367,8 +434,12 @@ def test_the_command_puts_trees_into_its_json(draftree) -> None:
     trees = found["trees"]
     assert len(trees) == found["stats"]["steps"]
     assert [token for t in trees for token in t["tokens"]] == found["token_ids"][1:]
-    assert sum(len(t["nodes"]) - 1 for t in trees) / len(trees) == pytest.approx(found["stats"]["nodes_per_step"])
-    assert sum(t["accepted"] + 1 for t in trees) / len(trees) == pytest.approx(found["stats"]["acceptance_length"])
+    assert sum(len(t["nodes"]) - 1 for t in trees) / len(trees) == pytest.approx(
+        found["stats"]["nodes_per_step"]
+    )
+    assert sum(t["accepted"] + 1 for t in trees) / len(trees) == pytest.approx(
+        found["stats"]["acceptance_length"]
+    )
 
 
 @pytest.mark.parametrize("name", ["trees.html", "trees.SVG"])

@@ -99,7 +99,9 @@ def test_texts_stay_and_drafts_are_accepted(drafter: str, policy: str) -> None:
     batch.run()
     assert [r.output for r in requests] == [written(periodic, prompt, 30) for prompt in asked]
     assert sum(r.accepted for r in requests) > 60
-    assert max(len(chain) for proposed in batch.proposals for chain in proposed) <= (3 if policy != "yield" else 8)
+    assert max(len(chain) for proposed in batch.proposals for chain in proposed) <= (
+        3 if policy != "yield" else 8
+    )
 
 
 @pytest.mark.parametrize("cut", [1000, 2])
@@ -114,7 +116,9 @@ def test_the_drafter_has_read_just_the_text(cut: int) -> None:
         batch.step()
         read = {tuple(found.slots.texts[slot][:-1]) for slot in found.slots.live}  # type: ignore[index]
         assert {tuple(found._state.texts[slot]) for slot in found.slots.live} == read
-        assert len(found.slots.live) == sum(not r.unread for r in batch.running) + _finished(batch, found)
+        assert len(found.slots.live) == sum(not r.unread for r in batch.running) + _finished(
+            batch, found
+        )
         if batch.running and random.random() < 0.1:
             some: Request = batch.running[int(random.integers(len(batch.running)))]
             (batch.preempt if random.random() < 0.7 else batch.abort)(some)
@@ -163,7 +167,9 @@ def test_nothing_is_proposed_where_nothing_pays() -> None:
 
 def test_acceptance_is_learnt() -> None:
     """Drafts that look as good as before are taken for what they were worth; without learning there are 234."""
-    batch = Batch(proposing(chains("pld", costs=Costs({1: 1e-5}, {1: 1.0, 16: 4.0}))), deceptive, rows=1)
+    batch = Batch(
+        proposing(chains("pld", costs=Costs({1: 1e-5}, {1: 1.0, 16: 4.0}))), deceptive, rows=1
+    )
     batch.add([1, 2, 3], 120)
     batch.run()
     lengths = [len(p[0]) for p in batch.proposals]
@@ -244,7 +250,9 @@ def test_mistakes_in_options_are_told_at_the_start(options: dict[str, Any], told
         Proposer(vllm_config(other=1))
 
 
-def test_another_version_is_refused_with_one_line(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_another_version_is_refused_with_one_line(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setitem(sys.modules, "vllm", SimpleNamespace(__version__="0.40.1"))
     batch = Batch(Proposer(vllm_config()).propose, periodic)
     request = batch.add([1, 2, 3] * 3, 20)
@@ -256,7 +264,9 @@ def test_another_version_is_refused_with_one_line(monkeypatch: pytest.MonkeyPatc
     assert Proposer(vllm_config(any_version=True)).chains is not None
 
 
-def test_nothing_is_raised_into_the_engine(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_nothing_is_raised_into_the_engine(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     """A failure costs the drafts of one call, three end drafting."""
     made = Proposer(vllm_config())
     assert made.propose([[1], [2]], None, None) == [[], []]
@@ -270,7 +280,9 @@ def test_nothing_is_raised_into_the_engine(monkeypatch: pytest.MonkeyPatch, capl
     batch.run()
     assert request.output == written(periodic, [1, 2, 3] * 3, 20)
     assert made.chains is None
-    assert caplog.records[-1].getMessage() == "draftree proposes nothing any more: it failed 3 times"
+    assert (
+        caplog.records[-1].getMessage() == "draftree proposes nothing any more: it failed 3 times"
+    )
     assert len(caplog.records) <= 5
 
 
@@ -301,7 +313,12 @@ def test_the_size_of_a_model_is_read_from_its_config() -> None:
     layer = 16 * 16 * 4 + 3 * 16 * 32
     assert size.weights == 2 * layer + 50 * 16
     assert size.bytes == 2 * size.weights
-    assert vllm_costs.target_size(SimpleNamespace(n_embd=8, n_layer=1, n_head=1, vocab_size=4), 2, 2).weights == 528
+    assert (
+        vllm_costs.target_size(
+            SimpleNamespace(n_embd=8, n_layer=1, n_head=1, vocab_size=4), 2, 2
+        ).weights
+        == 528
+    )
 
 
 def test_the_drafters_own_knobs_count() -> None:

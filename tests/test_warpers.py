@@ -27,7 +27,9 @@ STOCK: list[LogitsProcessor] = [
 ]
 
 
-def logits(seed: int, rows: int, vocab: int, dtype: torch.dtype = torch.float32, digits: int | None = None) -> Tensor:
+def logits(
+    seed: int, rows: int, vocab: int, dtype: torch.dtype = torch.float32, digits: int | None = None
+) -> Tensor:
     """Some of them forbidden, and with few digits some equal."""
     draw = np.random.default_rng(seed)
     found = draw.normal(0, draw.choice([0.1, 2, 8]), (rows, vocab))
@@ -41,7 +43,9 @@ def on_device(step: TopP, scores: Tensor) -> Tensor:
     return scores.masked_fill(step.unlikely(scores), step.filter_value)
 
 
-@pytest.mark.parametrize("step", STOCK, ids=lambda step: f"{type(step).__name__} {next(iter(vars(step).values()))}")
+@pytest.mark.parametrize(
+    "step", STOCK, ids=lambda step: f"{type(step).__name__} {next(iter(vars(step).values()))}"
+)
 def test_a_warper_is_transformers_own(step: LogitsProcessor) -> None:
     """Where no token lies at a bound, of which the stock ones have their own rounding, and none are equal."""
     for seed in range(40):
@@ -53,7 +57,9 @@ def test_a_warper_is_transformers_own(step: LogitsProcessor) -> None:
 @pytest.mark.parametrize("p", [1e-20, 1e-9, 0.2, 0.5, 0.95, 0.9999999])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("least", [1, 2])
-def test_top_p_leaves_out_the_same_on_every_device(p: float, dtype: torch.dtype, least: int) -> None:
+def test_top_p_leaves_out_the_same_on_every_device(
+    p: float, dtype: torch.dtype, least: int
+) -> None:
     step = TopP(p, min_tokens_to_keep=least)
     for seed in range(40):
         scores = logits(seed, 3, int(np.random.default_rng(seed).integers(1, 400)), dtype)
@@ -62,8 +68,13 @@ def test_top_p_leaves_out_the_same_on_every_device(p: float, dtype: torch.dtype,
         assert torch.equal(step(NOBODY, scores), torch.stack(together)), "whatever stands beside it"
 
 
-@given(st.lists(st.sampled_from([0.0, 1.0, 2.0, 8.0, -np.inf]), min_size=1, max_size=12), st.floats(1e-6, 1 - 1e-6))
-def test_top_p_of_equal_scores_leaves_out_the_higher_ids_first(values: list[float], p: float) -> None:
+@given(
+    st.lists(st.sampled_from([0.0, 1.0, 2.0, 8.0, -np.inf]), min_size=1, max_size=12),
+    st.floats(1e-6, 1 - 1e-6),
+)
+def test_top_p_of_equal_scores_leaves_out_the_higher_ids_first(
+    values: list[float], p: float
+) -> None:
     scores, step = torch.tensor([[1.0, *values]]), TopP(p)
     kept = step(NOBODY, scores)[0] > -np.inf
     assert torch.equal(step(NOBODY, scores), on_device(step, scores))
@@ -93,7 +104,14 @@ def test_nothing_is_left_out_of_what_is_no_distribution(bad: float) -> None:
 
 
 def test_several_texts_at_once_are_each_alone() -> None:
-    steps = steady([TemperatureLogitsWarper(0.8), TopKLogitsWarper(20), TopPLogitsWarper(0.9), MinPLogitsWarper(0.05)])
+    steps = steady(
+        [
+            TemperatureLogitsWarper(0.8),
+            TopKLogitsWarper(20),
+            TopPLogitsWarper(0.9),
+            MinPLogitsWarper(0.05),
+        ]
+    )
     assert {type(step) for step in steps} <= WARPERS
     for dtype in (torch.bfloat16, torch.float32, torch.float64):
         scores = logits(1, 5, 60, dtype)

@@ -37,9 +37,16 @@ class TestWithoutWeights:
         assert str(error.value) == self.LINE
 
     @pytest.mark.parametrize(
-        "words", [("generate", "hello", "--target", "demo"), ("bench",), ("export", "edd", "--format", "eagle", "--out", "x")]
+        "words",
+        [
+            ("generate", "hello", "--target", "demo"),
+            ("bench",),
+            ("export", "edd", "--format", "eagle", "--out", "x"),
+        ],
     )
-    def test_a_command_ends_with_one_line(self, draftree: Callable[..., tuple[int, str, str]], words: tuple[str, ...]) -> None:
+    def test_a_command_ends_with_one_line(
+        self, draftree: Callable[..., tuple[int, str, str]], words: tuple[str, ...]
+    ) -> None:
         status, out, err = draftree(*words)
         assert (status, out, err.count("\n")) == (2, "", 1)
         assert INSTALL in err
@@ -57,15 +64,25 @@ class TestWithoutWeights:
         assert known("x/y") is None
 
 
-def test_a_drafter_named_for_smollm2_says_what_to_install(nothing_installed: None, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_drafter_named_for_smollm2_says_what_to_install(
+    nothing_installed: None, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target = type("Named", (), {"name": "smollm2"})()
     with pytest.raises(UserError, match=r"weights for 'smollm2' are not installed"):
         build("drafter", "edd").open(target)
 
 
-def test_weights_are_found_in_any_distribution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_found_in_any_distribution(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     (tmp_path / "brought" / "some").mkdir(parents=True)
-    install(monkeypatch, tmp_path, "brought-weights", {}, {GROUP: {"some": "brought.some", "stale": "gone.stale"}})
+    install(
+        monkeypatch,
+        tmp_path,
+        "brought-weights",
+        {},
+        {GROUP: {"some": "brought.some", "stale": "gone.stale"}},
+    )
     weights_folder.cache_clear()
     assert weights_folder("some") == tmp_path / "brought" / "some"
     assert weights_folder("stale") is None
@@ -74,7 +91,11 @@ def test_weights_are_found_in_any_distribution(tmp_path: Path, monkeypatch: pyte
 
 def test_the_package_holds_code_only() -> None:
     """All files of the wheel, the built kernels aside, are text and take less than 5 MB."""
-    files = [path for path in (ROOT / "src").rglob("*") if path.is_file() and path.suffix not in (".pyc", ".so", ".pyd")]
+    files = [
+        path
+        for path in (ROOT / "src").rglob("*")
+        if path.is_file() and path.suffix not in (".pyc", ".so", ".pyd")
+    ]
     for path in files:
         path.read_text("utf-8")
     assert sum(path.stat().st_size for path in files) < 5e6

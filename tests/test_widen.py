@@ -29,14 +29,19 @@ from folders import target_folder
 sys.path.append(str(Path(__file__).parents[1] / "recipes"))
 import widen
 
-QUESTIONS = ("How many legs do 3 dogs and 2 birds have together?", "Write a Python function that adds two numbers.")
+QUESTIONS = (
+    "How many legs do 3 dogs and 2 birds have together?",
+    "Write a Python function that adds two numbers.",
+)
 LARGE = {"hidden_size": 512, "intermediate_size": 384, "num_hidden_layers": 26, "num_attention_heads": 8,
          "num_key_value_heads": 4, "vocab_size": 4352}  # fmt: skip
 VOCAB, WIDTH, MORE = 4096, 128, 2
 RELATIVE = 2e-6
-"""Of the largest logit, in float32: sums of another order in 24 layers' norms and products; 6e-7 was seen."""
+"""Of the largest logit, in float32: sums of another order in 24 layers' norms and products; 6e-7
+was seen."""
 EXACT = 1e-9
-"""Where norms are computed in float64 too: what is left is 2⁻⁴⁰, the square of what new rows of the vocabulary need."""
+"""Where norms are computed in float64 too: what is left is 2⁻⁴⁰, the square of what new rows of the
+vocabulary need."""
 
 
 @pytest.fixture(scope="module")
@@ -50,7 +55,9 @@ def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module", params=[torch.float64, torch.float32], ids=["float64", "float32"])
 def both(request: pytest.FixtureRequest, wide: Path) -> tuple[Target, Target]:
-    return Target.load("demo", request.param, "cpu"), Target.load(str(wide / "target"), request.param, "cpu")
+    return Target.load("demo", request.param, "cpu"), Target.load(
+        str(wide / "target"), request.param, "cpu"
+    )
 
 
 @pytest.fixture
@@ -58,7 +65,9 @@ def exact_norms(monkeypatch: pytest.MonkeyPatch) -> None:
     """Norms in the dtype of their input; transformers' compute in float32 whatever it is."""
 
     def forward(self: Any, x: Tensor) -> Tensor:
-        out: Tensor = self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        out: Tensor = (
+            self.weight * x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.variance_epsilon)
+        )
         return out
 
     monkeypatch.setattr(LlamaRMSNorm, "forward", forward)
@@ -107,18 +116,32 @@ SIZES = [
     {"num_attention_heads": 8, "num_key_value_heads": 8},  # none do: trained keys are there twice
     {"intermediate_size": 31},
     {"num_hidden_layers": 5},
-    {"hidden_size": 64, "num_attention_heads": 4, "num_key_value_heads": 2, "intermediate_size": 24},
+    {
+        "hidden_size": 64,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "intermediate_size": 24,
+    },
     {"hidden_size": 64},
     {"hidden_size": 256, "num_hidden_layers": 3},
     {"hidden_size": 64, "vocab_size": 41},
-    {"hidden_size": 256, "num_hidden_layers": 4, "num_attention_heads": 32, "num_key_value_heads": 4, "vocab_size": 77},
+    {
+        "hidden_size": 256,
+        "num_hidden_layers": 4,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 4,
+        "vocab_size": 77,
+    },
 ]
 KINDS: dict[str, tuple[dict[str, Any], dict[str, int]]] = {
     "tied": ({}, {}),
     "untied": ({"tie_word_embeddings": False}, {}),
     "biases": ({"attention_bias": True, "mlp_bias": True}, {"num_key_value_heads": 16}),
     "one key": ({"num_key_value_heads": 1}, {"num_key_value_heads": 8}),
-    "three queries a key, then two": ({"hidden_size": 48, "num_attention_heads": 6}, {"num_key_value_heads": 12}),
+    "three queries a key, then two": (
+        {"hidden_size": 48, "num_attention_heads": 6},
+        {"num_key_value_heads": 12},
+    ),
 }
 
 
@@ -133,7 +156,11 @@ def test_the_same_logits_in_any_shape(sizes: dict[str, int], tmp_path: Path) -> 
 @pytest.mark.parametrize("vocab", [40, 50])
 def test_the_same_logits_of_any_llama(kind: str, vocab: int, tmp_path: Path) -> None:
     values, sizes = KINDS[kind]
-    wider = {"hidden_size": 4 * values.get("hidden_size", 16), "num_hidden_layers": 3, "vocab_size": vocab}
+    wider = {
+        "hidden_size": 4 * values.get("hidden_size", 16),
+        "num_hidden_layers": 3,
+        "vocab_size": vocab,
+    }
     same_logits(tmp_path, tiny(tmp_path / "small", **values), wider | sizes)
 
 
@@ -143,7 +170,9 @@ def test_heads_stay_as_wide_where_the_config_does_not_say_how_wide(tmp_path: Pat
     config = json.loads((small / "config.json").read_text())
     del config["head_dim"]
     (small / "config.json").write_text(json.dumps(config))
-    same_logits(tmp_path, small, {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4})  # 64 / 8 is not 4
+    same_logits(
+        tmp_path, small, {"hidden_size": 64, "num_attention_heads": 8, "num_key_value_heads": 4}
+    )  # 64 / 8 is not 4
 
 
 def same_logits(home: Path, small: Path, sizes: dict[str, int]) -> None:
@@ -202,7 +231,9 @@ def test_what_drafters_read_is_the_same_and_the_rest_is_empty(both: tuple[Target
     for entry in (-1, -4, -24):
         assert largest(a[entry] - b[entry][..., :WIDTH]) < RELATIVE * largest(a[entry])
     for states in b[:-1]:
-        assert torch.equal(states[..., WIDTH], torch.full_like(states[..., 0], widen.FLOOR)), "no layer writes to the floor"
+        assert torch.equal(states[..., WIDTH], torch.full_like(states[..., 0], widen.FLOOR)), (
+            "no layer writes to the floor"
+        )
     assert all(largest(states[..., WIDTH + 1 :]) == 0 for states in b)
 
 
@@ -215,7 +246,11 @@ def test_further_layers_add_nothing(both: tuple[Target, Target]) -> None:
 
 def test_new_rows_of_the_vocabulary_are_far_below_all_others(both: tuple[Target, Target]) -> None:
     _, large = both
-    texts = [prompt(large, QUESTIONS[0]), torch.arange(VOCAB)[-100:][None], torch.zeros(1, 40, dtype=torch.long)]
+    texts = [
+        prompt(large, QUESTIONS[0]),
+        torch.arange(VOCAB)[-100:][None],
+        torch.zeros(1, 40, dtype=torch.long),
+    ]
     for ids in texts:
         logits = passed(large, ids).logits
         assert logits.shape[-1] == LARGE["vocab_size"]
@@ -225,15 +260,22 @@ def test_new_rows_of_the_vocabulary_are_far_below_all_others(both: tuple[Target,
 
 
 def requests(target: Target) -> list[Request]:
-    return [Request(encode(target.tokenizer, question(q)), 16, target.eos, number=i) for i, q in enumerate(QUESTIONS)]
+    return [
+        Request(encode(target.tokenizer, question(q)), 16, target.eos, number=i)
+        for i, q in enumerate(QUESTIONS)
+    ]
 
 
 def engine(target: Target, drafter: str) -> Engine:
-    return Engine(target, build("drafter", drafter).open(target), build("policy", "vct:width=2,depth=3"))
+    return Engine(
+        target, build("drafter", drafter).open(target), build("policy", "vct:width=2,depth=3")
+    )
 
 
 @pytest.mark.parametrize("name", ["edd", "eagle", "eagle3"])
-def test_the_same_text_in_the_same_steps(name: str, both: tuple[Target, Target], wide: Path) -> None:
+def test_the_same_text_in_the_same_steps(
+    name: str, both: tuple[Target, Target], wide: Path
+) -> None:
     small, large = both
     a, b = engine(small, name), engine(large, f"{name}:checkpoint={wide / name}")
     first, second = a.write(requests(small)), b.write(requests(large))
@@ -255,13 +297,20 @@ def drafted(target: Target, drafter: str) -> Iterator[Candidates]:
         yield found
         parents, count = np.repeat(frontier, 2), 2 * len(frontier)
         log_q = found.log_q.reshape(-1)
-        frontier, tree = len(tree) + np.arange(count), tree.append(parents, found.tokens.reshape(-1), log_q, log_q, found)
+        frontier, tree = (
+            len(tree) + np.arange(count),
+            tree.append(parents, found.tokens.reshape(-1), log_q, log_q, found),
+        )
 
 
 @pytest.mark.parametrize("name", widen.METHODS)
-def test_the_same_draft_probabilities_along_a_tree(name: str, both: tuple[Target, Target], wide: Path) -> None:
+def test_the_same_draft_probabilities_along_a_tree(
+    name: str, both: tuple[Target, Target], wide: Path
+) -> None:
     small, large = both
-    for a, b in zip(drafted(small, name), drafted(large, f"{name}:checkpoint={wide / name}"), strict=True):
+    for a, b in zip(
+        drafted(small, name), drafted(large, f"{name}:checkpoint={wide / name}"), strict=True
+    ):
         assert a.tokens.tolist() == b.tokens.tolist()
         assert np.abs(a.log_q - b.log_q).max() < 5e-5, "of logits up to 16 in float32"
 
@@ -269,18 +318,30 @@ def test_the_same_draft_probabilities_along_a_tree(name: str, both: tuple[Target
 def test_layers_heads_and_units_are_there_to_be_paid(wide: Path) -> None:
     target = Target.load(str(wide / "target"), torch.float32, "cpu")
     for layer in target.decoder.layers:
-        used = [layer.self_attn.q_proj, layer.self_attn.k_proj, layer.self_attn.v_proj, layer.mlp.gate_proj, layer.mlp.up_proj]
-        assert all(bool((w.weight != 0).any(1).all()) for w in used), "no row of them could be skipped"
-    # Embedding and head are not tied: 2 · 4352 · 512. A layer has queries and output 2 · 512 · 256, keys and values
-    # 2 · 512 · 128, the MLP 3 · 512 · 384, two norms 1024; 26 of them, and the last norm.
+        used = [
+            layer.self_attn.q_proj,
+            layer.self_attn.k_proj,
+            layer.self_attn.v_proj,
+            layer.mlp.gate_proj,
+            layer.mlp.up_proj,
+        ]
+        assert all(bool((w.weight != 0).any(1).all()) for w in used), (
+            "no row of them could be skipped"
+        )
+    # Embedding and head are not tied: 2 · 4352 · 512. A layer has queries and output 2 · 512 · 256,
+    # keys and values 2 · 512 · 128, the MLP 3 · 512 · 384, two norms 1024; 26 of them, and the last
+    # norm.
     assert (
-        sum(p.numel() for p in target.decoder.model.parameters()) == 4_456_448 + 26 * (262_144 + 131_072 + 589_824 + 1024) + 512
+        sum(p.numel() for p in target.decoder.model.parameters())
+        == 4_456_448 + 26 * (262_144 + 131_072 + 589_824 + 1024) + 512
     )
 
 
 def test_what_belongs_to_the_text_is_copied(wide: Path) -> None:
     large, small = Target.load(str(wide / "target"), torch.float32, "cpu"), Target.load("demo")
-    assert encode(large.tokenizer, question("a 12 b")) == encode(small.tokenizer, question("a 12 b"))
+    assert encode(large.tokenizer, question("a 12 b")) == encode(
+        small.tokenizer, question("a 12 b")
+    )
     assert large.eos == small.eos
 
 
@@ -329,10 +390,16 @@ def test_a_shape_has_the_parameters_it_is_called_by(name: str, parameters: float
     [
         ({"hidden_size": 32}, "hidden is 32, allowed is the target's times a power of 4: 16, 64"),
         ({"hidden_size": 8}, "hidden is 8"),
-        ({"intermediate_size": 23}, "intermediate_size is 23, allowed is at least the target's: 24"),
+        (
+            {"intermediate_size": 23},
+            "intermediate_size is 23, allowed is at least the target's: 24",
+        ),
         ({"num_hidden_layers": 1}, "num_hidden_layers is 1, allowed is at least the target's: 2"),
         ({"num_attention_heads": 7, "num_key_value_heads": 2}, "7 heads read 2"),
-        ({"num_attention_heads": 6}, "num_attention_heads is 6, transformers allows divisors of the hidden size: 16"),
+        (
+            {"num_attention_heads": 6},
+            "num_attention_heads is 6, transformers allows divisors of the hidden size: 16",
+        ),
         ({"num_attention_heads": 3}, "num_attention_heads is 3"),
         ({"num_attention_heads": 4, "num_key_value_heads": 8}, "4 heads read 8"),
         ({"vocab_size": 41}, "needs a wider stream"),
@@ -348,7 +415,9 @@ def test_shapes_that_cannot_hold_the_small_one(changes: dict[str, int], said: st
 def test_keys_are_enough_for_the_trained_queries() -> None:
     # Two keys, three queries on each; where two share a key, each key is needed twice.
     small = widen.Shape(48, 24, 2, 6, 2, 40)
-    with pytest.raises(UserError, match="6 heads read 3 key-value heads, allowed are divisors of 6 of at least 4"):
+    with pytest.raises(
+        UserError, match="6 heads read 3 key-value heads, allowed are divisors of 6 of at least 4"
+    ):
         widen.enlarged(small, {"num_key_value_heads": 3})
     large = widen.enlarged(small, {"num_attention_heads": 8, "num_key_value_heads": 4})
     assert widen.heads(small, large) == ([0, 1, 2, 4, 5, 6], [0, 1, 2, 3], [0, 0, 1, 1])
@@ -377,10 +446,14 @@ def test_other_targets_are_refused(tmp_path: Path) -> None:
 
 def test_half_precision_cannot_hold_a_larger_vocabulary(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="float16 cannot"):
-        widen.widen(tmp_path, "demo", wanted={"hidden_size": 512, "vocab_size": 5000}, dtype=torch.float16)
+        widen.widen(
+            tmp_path, "demo", wanted={"hidden_size": 512, "vocab_size": 5000}, dtype=torch.float16
+        )
 
 
-def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_command_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     small = target_folder(tmp_path / "small")
     command = [
         "widen.py",
@@ -398,10 +471,15 @@ def test_the_command_line(tmp_path: Path, capsys: pytest.CaptureFixture[str], mo
     monkeypatch.setattr(sys, "argv", command)
     widen.main()
     written = capsys.readouterr().out
-    count = sum(p.numel() for p in Target.load(str(tmp_path / "target"), device="cpu").decoder.model.parameters())
+    count = sum(
+        p.numel()
+        for p in Target.load(str(tmp_path / "target"), device="cpu").decoder.model.parameters()
+    )
     assert written == f"{tmp_path / 'target'}: {count:,} parameters\n"
     with pytest.raises(SystemExit, match="is there: name another folder"):
         widen.main()
     monkeypatch.setattr(sys, "argv", [*command, "--shape", "7b"])
-    with pytest.raises(SystemExit, match="is there"):  # what is given goes before the shape: 2048 would not fit 32
+    with pytest.raises(
+        SystemExit, match="is there"
+    ):  # what is given goes before the shape: 2048 would not fit 32
         widen.main()

@@ -1,7 +1,7 @@
 """A tiny random model of every causal language model that transformers knows, from the defaults of its own config.
 
-Sizes are shrunk by the names of their fields, in the configs inside a config too. Where that does not fit, `SPECIAL` says
-what does.
+Sizes are shrunk by the names of their fields, in the configs inside a config too. Where that does
+not fit, `SPECIAL` says what does.
 """
 
 from collections.abc import Mapping
@@ -21,13 +21,32 @@ SIZES: Mapping[str, int] = {
     **dict.fromkeys(("num_attention_heads", "n_head", "n_heads", "attention_heads"), HEADS),
     **dict.fromkeys(("num_key_value_heads", "num_kv_heads"), HEADS // 2),
     **dict.fromkeys(("hidden_size", "n_embd", "d_model", "word_embed_proj_dim"), WIDE),
-    **dict.fromkeys(("intermediate_size", "ffn_dim", "ffn_hidden_size", "dff", "dense_intermediate_size"), DEEP),
-    **dict.fromkeys(("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"), WIDE // 2),
+    **dict.fromkeys(
+        ("intermediate_size", "ffn_dim", "ffn_hidden_size", "dff", "dense_intermediate_size"), DEEP
+    ),
+    **dict.fromkeys(
+        ("moe_intermediate_size", "shared_expert_intermediate_size", "shared_intermediate_size"),
+        WIDE // 2,
+    ),
     **dict.fromkeys(("expert_ffn_hidden_size", "hidden_size_per_layer_input"), WIDE // 2),
-    **dict.fromkeys(("head_dim", "global_head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"), WIDE // HEADS),
-    **dict.fromkeys(("kv_channels", "query_pre_attn_scalar", "index_head_dim", "dim_model_base"), WIDE // HEADS),
+    **dict.fromkeys(
+        ("head_dim", "global_head_dim", "v_head_dim", "qk_nope_head_dim", "qk_rope_head_dim"),
+        WIDE // HEADS,
+    ),
+    **dict.fromkeys(
+        ("kv_channels", "query_pre_attn_scalar", "index_head_dim", "dim_model_base"), WIDE // HEADS
+    ),
     **dict.fromkeys(("qk_head_dim", "kv_lora_rank", "q_lora_rank"), 2 * WIDE // HEADS),
-    **dict.fromkeys(("num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "zero_expert_num"), 4),
+    **dict.fromkeys(
+        (
+            "num_experts",
+            "num_local_experts",
+            "n_routed_experts",
+            "moe_num_experts",
+            "zero_expert_num",
+        ),
+        4,
+    ),
     **dict.fromkeys(("num_experts_per_tok", "moe_topk", "moe_k"), 2),
     **dict.fromkeys(("n_group", "topk_group", "first_k_dense_replace", "num_dense_layers"), 1),
     **dict.fromkeys(("max_position_embeddings", "n_positions", "n_ctx", "max_seq_len"), 128),
@@ -51,9 +70,14 @@ SPECIAL: Mapping[str, dict[str, Any]] = {
     "hunyuan_v1_dense": HEAD,
     "hunyuan_v1_moe": HEAD,
     "ministral": HEAD,
-    "moshi": {"sliding_window": 128},  # all its context, as by default: its cache forgets what lies before, its mask does not
+    "moshi": {
+        "sliding_window": 128
+    },  # all its context, as by default: its cache forgets what lies before, its mask does not
     "nemotron": {**HEAD, "num_key_value_heads": HEADS // 2},
-    **{kind: {**values, "vocab_size": VOCAB, "eos_token_id": 2} for kind, values in FAMILIES.items()},
+    **{
+        kind: {**values, "vocab_size": VOCAB, "eos_token_id": 2}
+        for kind, values in FAMILIES.items()
+    },
 }
 """What is different where the sizes above do not fit."""
 
@@ -62,7 +86,10 @@ SINGLE = ("xglm",)
 
 def shrunk(config: PreTrainedConfig) -> dict[str, Any]:
     """The fields of a config that have to change for it to be tiny."""
-    told, layers = config.to_dict(), {v for k, v in config.to_dict().items() if SIZES.get(k) == LAYERS}
+    told, layers = (
+        config.to_dict(),
+        {v for k, v in config.to_dict().items() if SIZES.get(k) == LAYERS},
+    )
     found: dict[str, Any] = {}
     for name, value in told.items():
         inner = vars(config).get(name)
@@ -70,7 +97,9 @@ def shrunk(config: PreTrainedConfig) -> dict[str, Any]:
             found[name] = type(inner)(**shrunk(inner)).to_dict()
         elif name in SIZES and value is not None:
             found[name] = SIZES[name]
-        elif isinstance(value, list) and len(value) in layers:  # one entry for each layer: all kinds in turn
+        elif (
+            isinstance(value, list) and len(value) in layers
+        ):  # one entry for each layer: all kinds in turn
             kinds = list(dict.fromkeys(value))
             found[name] = [kinds[i % len(kinds)] for i in range(LAYERS)]
     if "kv_lora_rank" in told:  # latent attention has as many heads of either sort

@@ -2,10 +2,11 @@
 
     python tests/variants.py --variant avx2 --share 3 --out build/variants
 
-DRAFTREE_NATIVE forces a variant. It runs the tests of the kernels, and a share of the whole conformance product, with native
-layers (`off`: on PyTorch). The cases of a share lie evenly in the product, so that each pairing of drafter, policy and acceptor
-is among them; the variants begin at different cases. As many processes run at a time as there are processors. A part that
-passed is not repeated while sources and tests are the same. The exit status is 1 if a part failed.
+DRAFTREE_NATIVE forces a variant. It runs the tests of the kernels, and a share of the whole
+conformance product, with native layers (`off`: on PyTorch). The cases of a share lie evenly in the
+product, so that each pairing of drafter, policy and acceptor is among them; the variants begin at
+different cases. As many processes run at a time as there are processors. A part that passed is not
+repeated while sources and tests are the same. The exit status is 1 if a part failed.
 """
 
 import argparse
@@ -26,7 +27,9 @@ from draftree import native
 from draftree.native.dense import processor_share
 
 ROOT = Path(__file__).resolve().parents[1]
-KERNEL_TESTS = sorted(path for kind in ("native", "kernel") for path in (ROOT / "tests").glob(f"test_{kind}_*.py"))
+KERNEL_TESTS = sorted(
+    path for kind in ("native", "kernel") for path in (ROOT / "tests").glob(f"test_{kind}_*.py")
+)
 SLICES = 4
 """Processes that run a variant's share of the product, one after another or together."""
 
@@ -49,12 +52,21 @@ def parts_of(variant: str, first: int, share: int) -> list[Part]:
         share: it runs one of so many cases of the product.
     """
     tests = ("-m", "pytest", "-n", "0", "-p", "no:cacheprovider", *map(str, KERNEL_TESTS))
-    product = ("-m", "draftree.testing", "--full", *(["--compiled"] if variant != native.OFF else []))
+    product = (
+        "-m",
+        "draftree.testing",
+        "--full",
+        *(["--compiled"] if variant != native.OFF else []),
+    )
     slices = [(first % share + share * i, share * SLICES) for i in range(SLICES)]
     return [
         Part(variant, "kernels", tests),
         *(
-            Part(variant, f"conformance-{start}-of-{every}", (*product, "--start", str(start), "--every", str(every)))
+            Part(
+                variant,
+                f"conformance-{start}-of-{every}",
+                (*product, "--start", str(start), "--every", str(every)),
+            )
             for start, every in slices
         ),
     ]
@@ -80,14 +92,30 @@ def run(part: Part, source: str, out: Path) -> dict[str, Any]:
     kept, log = (out / f"{part.variant}.{part.name}.{kind}" for kind in ("json", "log"))
     if kept.is_file() and (known := json.loads(kept.read_text()))["source"] == source:
         return dict(known)
-    env = {**os.environ, native.VARIABLE: part.variant, "OMP_NUM_THREADS": "1", "DRAFTREE_CACHE": str(out / "cache")}
+    env = {
+        **os.environ,
+        native.VARIABLE: part.variant,
+        "OMP_NUM_THREADS": "1",
+        "DRAFTREE_CACHE": str(out / "cache"),
+    }
     start = time.monotonic()
     with log.open("w") as file:
         status = subprocess.run(
-            [sys.executable, *part.command], cwd=ROOT, env=env, stdout=file, stderr=file, check=False
+            [sys.executable, *part.command],
+            cwd=ROOT,
+            env=env,
+            stdout=file,
+            stderr=file,
+            check=False,
         ).returncode
     passed = sum(map(int, re.findall(r"^(?:cases +)?(\d+) passed", log.read_text(), re.MULTILINE)))
-    found = {"part": part.name, "source": source, "status": status, "passed": passed, "seconds": time.monotonic() - start}
+    found = {
+        "part": part.name,
+        "source": source,
+        "status": status,
+        "passed": passed,
+        "seconds": time.monotonic() - start,
+    }
     if status == 0:
         kept.write_text(json.dumps(found))
     return found
@@ -97,7 +125,9 @@ def line_of(variant: str, found: Sequence[dict[str, Any]], out: Path) -> str:
     """Return the line that tells how a variant's tests ended."""
     failed = [part["part"] for part in found if part["status"]]
     if failed:
-        return f"{variant}: FAILED: {', '.join(str(out / f'{variant}.{name}.log') for name in failed)}"
+        return (
+            f"{variant}: FAILED: {', '.join(str(out / f'{variant}.{name}.log') for name in failed)}"
+        )
     tests = sum(part["passed"] for part in found if part["part"] == "kernels")
     cases = sum(part["passed"] for part in found) - tests
     return f"{variant}: {tests:,} tests and {cases:,} cases passed, {sum(part['seconds'] for part in found):.0f} s"
@@ -107,15 +137,24 @@ def main(words: Sequence[str] | None = None) -> int:
     """Test the variants and print a line for each."""
     allowed = (*native.available(), native.OFF)
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--variant", action="append", choices=allowed, help="only this one; repeat it")
-    parser.add_argument("--share", type=int, default=3, help="one of so many cases of the product for each variant")
-    parser.add_argument("--out", type=Path, default=ROOT / "build" / "variants", help="folder of logs and results")
+    parser.add_argument(
+        "--variant", action="append", choices=allowed, help="only this one; repeat it"
+    )
+    parser.add_argument(
+        "--share", type=int, default=3, help="one of so many cases of the product for each variant"
+    )
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "build" / "variants", help="folder of logs and results"
+    )
     asked = parser.parse_args(words)
     asked.out.mkdir(parents=True, exist_ok=True)
     source, failed = fingerprint(ROOT), False
     with ThreadPoolExecutor(processor_share()) as pool:
         running = {
-            variant: [pool.submit(run, part, source, asked.out) for part in parts_of(variant, first, asked.share)]
+            variant: [
+                pool.submit(run, part, source, asked.out)
+                for part in parts_of(variant, first, asked.share)
+            ]
             for first, variant in enumerate(asked.variant or allowed)
         }
         for variant, results in running.items():

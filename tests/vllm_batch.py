@@ -15,7 +15,13 @@ LONGEST = 8
 
 def vllm_config(longest: int = LONGEST, vocab: int = 50, **options: Any) -> Any:
     """What a proposer reads of vLLM's configuration."""
-    text = SimpleNamespace(hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32, vocab_size=vocab)
+    text = SimpleNamespace(
+        hidden_size=16,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=32,
+        vocab_size=vocab,
+    )
     dtype = SimpleNamespace(itemsize=4)
     model = SimpleNamespace(
         model="any", max_model_len=CONTEXT, hf_text_config=text, dtype=dtype, quantization=None, enforce_eager=True,
@@ -67,7 +73,12 @@ class Batch:
     """
 
     def __init__(
-        self, propose: Callable[..., list[list[int]]], model: Model, rows: int = 8, chunk: int = 1000, cut: int = 1000
+        self,
+        propose: Callable[..., list[list[int]]],
+        model: Model,
+        rows: int = 8,
+        chunk: int = 1000,
+        cut: int = 1000,
     ) -> None:
         self.propose, self.model, self.rows, self.chunk, self.cut = propose, model, rows, chunk, cut
         self.waiting: list[Request] = []

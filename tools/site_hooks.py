@@ -35,9 +35,13 @@ def commands() -> Iterator[str]:
     assert isinstance(group, TyperGroup)
     for name, command in group.commands.items():
         below = command.commands if isinstance(command, TyperGroup) else {}
-        for title, one in ({f"{name} {key}": c for key, c in below.items()} or {name: command}).items():
+        for title, one in (
+            {f"{name} {key}": c for key, c in below.items()} or {name: command}
+        ).items():
             yield f"### draftree {title}\n\n{inspect.cleandoc(one.help or '')}"
-            yield table(("option", "default", "meaning"), [row(p) for p in one.params if p.name != "help"])
+            yield table(
+                ("option", "default", "meaning"), [row(p) for p in one.params if p.name != "help"]
+            )
 
 
 def row(option: Any) -> tuple[str, str, str]:
@@ -57,7 +61,10 @@ def parts(kind: str) -> Iterator[str]:
     for name in registry.own_names(kind):
         yield f"### {name}\n\n{registry.summary(kind, name)}"
         described = attributes(registry.part(kind, name))
-        options = [(f"`{k}`", shown(v), described.get(k, "")) for k, v in registry.knobs(kind, name).items()]
+        options = [
+            (f"`{k}`", shown(v), described.get(k, ""))
+            for k, v in registry.knobs(kind, name).items()
+        ]
         yield table(("option", "default", "meaning"), options) if options else "No options."
 
 
@@ -76,7 +83,9 @@ def attributes(of: type) -> dict[str, str]:
 def table(heads: tuple[str, ...], rows: list[tuple[str, ...]]) -> str:
     """Return a table in Markdown."""
     cells = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in rows]
-    return "\n".join("| " + " | ".join(line) + " |" for line in (heads, ["---"] * len(heads), *cells))
+    return "\n".join(
+        "| " + " | ".join(line) + " |" for line in (heads, ["---"] * len(heads), *cells)
+    )
 
 
 def on_nav(nav: Any, **_: Any) -> None:
@@ -99,6 +108,10 @@ def on_post_build(config: Any, **_: Any) -> None:
 def sentence(source: str) -> str:
     """Return the first sentence of a page's text."""
     text = re.sub(r"<!--.*?-->|```.*?```", "", source, flags=re.DOTALL)
-    plain = [block for block in re.split(r"\n\s*\n", text) if block.strip() and block.lstrip()[0] not in "#|!-:>"]
+    plain = [
+        block
+        for block in re.split(r"\n\s*\n", text)
+        if block.strip() and block.lstrip()[0] not in "#|!-:>"
+    ]
     words = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", " ".join((plain or [""])[0].split()))
     return re.split(r"(?<=[.:?])\s", words)[0].rstrip(":") if words else ""

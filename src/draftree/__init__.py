@@ -95,7 +95,9 @@ def _of_transformers(name: str) -> str | None:
     """
     if not name[:1].isupper() or aliases.instead(MODULE, name):
         return None
-    return f"from transformers import {name}" if name in dir(import_module("transformers")) else None
+    return (
+        f"from transformers import {name}" if name in dir(import_module("transformers")) else None
+    )
 
 
 def _is_imported() -> bool:

@@ -14,8 +14,8 @@ from draftree.tree import Bools, Floats
 FORGETTING = 0.001
 """The share of what is known that a step forgets, so that a text of another kind is learnt."""
 CURVATURE = 0.05
-"""An example weighs at least this much: the curvature a(1 − a) of one that was taken for certain is near 0, and a step
-divided by it would throw the weights far off when it turns out otherwise."""
+"""An example weighs at least this much: the curvature a(1 − a) of one that was taken for certain is
+near 0, and a step divided by it would throw the weights far off when it turns out otherwise."""
 
 
 @dataclass(frozen=True)
@@ -44,5 +44,13 @@ class Logistic:
 
     def learn(self, x: Floats, true: Bools) -> Self:
         """Return the regression after the examples [M, X] of a step, true or not [M]."""
-        found = newton(self.weights, self.information, self.prior, np.ascontiguousarray(x), true, FORGETTING, CURVATURE)
+        found = newton(
+            self.weights,
+            self.information,
+            self.prior,
+            np.ascontiguousarray(x),
+            true,
+            FORGETTING,
+            CURVATURE,
+        )
         return type(self)(found[0], found[1], self.prior)

@@ -23,7 +23,8 @@ from draftree.models.target import Target
 OPERATIONS = 40
 """Small operations of a layer that is computed by torch."""
 RECORDED_OPERATIONS = 10
-"""Those that take as long where they are replayed from a CUDA graph, as the host starts none of them."""
+"""Those that take as long where they are replayed from a CUDA graph, as the host starts none of
+them."""
 FUSED_OPERATIONS = 2
 """Those of a layer that is computed by one call."""
 LOOK_UP = Size(seconds=3e-5)
@@ -50,7 +51,10 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
 def identity(target: Target) -> dict[str, str]:
     """Return what the costs of a target depend on: hardware, model, dtype, kernels, threads and versions."""
     decoder = target.decoder
-    shape = {k: str(getattr(decoder.config, k, "")) for k in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")}
+    shape = {
+        k: str(getattr(decoder.config, k, ""))
+        for k in ("model_type", "num_hidden_layers", "hidden_size", "vocab_size")
+    }
     shape["parameters"] = str(count_parameters(decoder.model))
     return {
         **machine(decoder.device), **shape, "dtype": str(decoder.dtype).removeprefix("torch."),
@@ -84,7 +88,9 @@ def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
     size = Size()
     for part in parts:
-        network = getattr(part, "model", None) or getattr(getattr(part, "decoder", None), "model", None)
+        network = getattr(part, "model", None) or getattr(
+            getattr(part, "decoder", None), "model", None
+        )
         if part.searches or not isinstance(network, nn.Module):
             size += LOOK_UP
             continue
@@ -92,12 +98,20 @@ def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
         head = 0 if widest > decoder.vocab // 8 else decoder.vocab * decoder.hidden
         layers = max(int(getattr(getattr(network, "config", None), "num_hidden_layers", 1) or 1), 1)
         own = getattr(part, "decoder", None)
-        each = FUSED_OPERATIONS if layer_kinds(network) else OPERATIONS if own is None else _operations(own)
+        each = (
+            FUSED_OPERATIONS
+            if layer_kinds(network)
+            else OPERATIONS
+            if own is None
+            else _operations(own)
+        )
         size += _network_size(decoder, network, head, head * decoder.dtype.itemsize, layers, each)
     return size
 
 
-def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: float, layers: int, each: int) -> Size:
+def _network_size(
+    decoder: Decoder, network: nn.Module, head: int, head_bytes: float, layers: int, each: int
+) -> Size:
     config = decoder.config
 
     def number(name: str, default: int) -> int:
@@ -110,7 +124,9 @@ def _network_size(decoder: Decoder, network: nn.Module, head: int, head_bytes: f
     routed = min(number("num_experts_per_tok", 1), experts)
     weights, read, of_experts = float(head), float(head_bytes), 0.0
     for p in _multiplied(network):
-        count = p.numel() * (2 if p.dtype is torch.uint8 else 1)  # of four bits, two stand in a byte
+        count = p.numel() * (
+            2 if p.dtype is torch.uint8 else 1
+        )  # of four bits, two stand in a byte
         if p.dim() == 3:
             weights += count * routed / experts
             of_experts += p.nbytes
@@ -147,8 +163,12 @@ def _multiplied(network: nn.Module) -> Iterator[nn.Parameter]:
                     yield p
 
 
-def _learner(kind: str, about: Mapping[str, str], sizes: Mapping[str, Size], decoder: Decoder) -> Learner:
+def _learner(
+    kind: str, about: Mapping[str, str], sizes: Mapping[str, Size], decoder: Decoder
+) -> Learner:
     path = kept(kind, about)
     if str(path) not in _LEARNERS:
-        _LEARNERS[str(path)] = Learner(path, about, sizes, partial(machine_speed, decoder.device, decoder.dtype))
+        _LEARNERS[str(path)] = Learner(
+            path, about, sizes, partial(machine_speed, decoder.device, decoder.dtype)
+        )
     return _LEARNERS[str(path)]

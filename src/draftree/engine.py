@@ -42,7 +42,15 @@ from draftree.hf.generate import Hook, check_types, generate, is_text, taken_tex
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
 from draftree.models.quantized import count_parameters
-from draftree.models.sources import ALLOWED, DEMO, SMOLLM2, Loading, known, known_as, without_weights
+from draftree.models.sources import (
+    ALLOWED,
+    DEMO,
+    SMOLLM2,
+    Loading,
+    known,
+    known_as,
+    without_weights,
+)
 from draftree.models.target import Needs, Target, name_of, usable, warn_of_training
 from draftree.native import check_variable, report_absence
 from draftree.policies.base import Policy
@@ -119,16 +127,20 @@ class Engine(Hinting, metaclass=_Loads):
         target: the model whose output is wanted.
         drafter: proposes tokens.
         policy: grows them into trees.
-        acceptor: keeps what the target would have produced; by default `greedy` at temperature 0, else `match`.
+        acceptor: keeps what the target would have produced; by default `greedy` at temperature 0,
+            else `match`.
         costs: fixed ones; by default they are learnt from the steps that run.
         held: what the last call left in the caches, for the next one with the same beginning.
         carried: what the drafter keeps from text to text.
         calls: how many the drafter may remember.
-        learned: what policies that learn have learnt, by policy, drafter, how tokens are chosen, and acceptor.
+        learned: what policies that learn have learnt, by policy, drafter, how tokens are chosen,
+            and acceptor.
     """
 
     kind_of_name: ClassVar[str] = ENGINE
-    no_items: ClassVar[str] = "an Engine has no items by number: engine = draftree.load(…); engine.tokenizer"
+    no_items: ClassVar[str] = (
+        "an Engine has no items by number: engine = draftree.load(…); engine.tokenizer"
+    )
 
     target: Target
     drafter: Drafter[Any]
@@ -138,11 +150,15 @@ class Engine(Hinting, metaclass=_Loads):
     held: Held | None = field(default=None, init=False, repr=False)
     carried: Any = field(default=None, repr=False)
     calls: int = field(default=0, repr=False)
-    learned: dict[tuple[Policy, str, frozenset[Sampling], Acceptor], Any] = field(default_factory=dict, repr=False)
+    learned: dict[tuple[Policy, str, frozenset[Sampling], Acceptor], Any] = field(
+        default_factory=dict, repr=False
+    )
     _learnt: OnlineCosts | None = field(default=None, init=False, repr=False)
     _recommended: bool = field(default=False, init=False, repr=False, compare=False)
     _scheduler: Scheduler | None = field(default=None, init=False, repr=False, compare=False)
-    _lock: AbstractContextManager[Any] = field(default_factory=RLock, init=False, repr=False, compare=False)
+    _lock: AbstractContextManager[Any] = field(
+        default_factory=RLock, init=False, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
         """Refuse a target that the drafter cannot read, and size the policy by the target."""
@@ -157,13 +173,18 @@ class Engine(Hinting, metaclass=_Loads):
     def _parts(self) -> dict[str, Any]:
         if (target := vars(self).get("target")) is None:
             return {}
-        return {"engine.target.decoder.model": target.decoder.model, "engine.tokenizer": target.tokenizer_or_none}
+        return {
+            "engine.target.decoder.model": target.decoder.model,
+            "engine.tokenizer": target.tokenizer_or_none,
+        }
 
     @takes_hook_calls
     def __call__(self, *prompt: Any, **options: Any) -> Any:
         """Run `complete`, as a pipeline of transformers is called."""
         if prompt and isinstance(prompt[0], torch.Tensor):
-            raise UserError("an Engine is called with a text: engine.target.decoder.model(ids) is the model's forward pass")
+            raise UserError(
+                "an Engine is called with a text: engine.target.decoder.model(ids) is the model's forward pass"
+            )
         return self.complete(*prompt, **options)
 
     def __iter__(self) -> Iterator[Any]:
@@ -202,17 +223,19 @@ class Engine(Hinting, metaclass=_Loads):
     ) -> Generation:
         """Write what the target would write, in fewer passes.
 
-        A call that is interrupted (Ctrl-C), at whatever point, leaves an engine that can be used again.
+        A call that is interrupted (Ctrl-C), at whatever point, leaves an engine that can be used
+        again.
 
         Args:
             requests: one for each row.
             sampling: of all requests, instead of their own.
             on_tokens: told the new tokens of every step; its own time is not counted.
-            reuse: whether a prefix shared with the last call's texts is taken from the caches. What a drafter carries from
-                text to text it keeps in any case.
+            reuse: whether a prefix shared with the last call's texts is taken from the caches. What
+                a drafter carries from text to text it keeps in any case.
 
         Raises:
-            UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
+            UserError: a request cannot be served, or the pairing of policy and acceptor is not
+                exact.
         """
         check_listener(on_tokens)
         rows, steps = self.begin(requests, sampling, reuse)
@@ -220,39 +243,57 @@ class Engine(Hinting, metaclass=_Loads):
         return Generation(rows.written, rows.stats)
 
     @overload
-    def complete(self, prompt: Prompt, *, stream: Literal[False] = False, **options: Any) -> Completion: ...
+    def complete(
+        self, prompt: Prompt, *, stream: Literal[False] = False, **options: Any
+    ) -> Completion: ...
     @overload
-    def complete(self, prompt: Prompts, *, stream: Literal[False] = False, **options: Any) -> list[Completion]: ...
+    def complete(
+        self, prompt: Prompts, *, stream: Literal[False] = False, **options: Any
+    ) -> list[Completion]: ...
     @overload
-    def complete(self, prompt: Prompt, *, stream: Literal[True], **options: Any) -> Iterator[Token]: ...
+    def complete(
+        self, prompt: Prompt, *, stream: Literal[True], **options: Any
+    ) -> Iterator[Token]: ...
     @overload
     def complete(self, prompt: Any, *, stream: bool, **options: Any) -> Any: ...
     @takes_prompt
     def complete(self, prompt: Prompt | Prompts, *, stream: bool = False, **options: Any) -> Any:
         """Continue a text, token ids or a chat, or each prompt of a list.
 
-        A text is continued as it is. A chat is a list of messages and goes through the chat template.
+        A text is continued as it is. A chat is a list of messages and goes through the chat
+        template.
 
-        A question to a chat model goes to `chat`, which applies the chat template: without it such a model often ends at once.
+        A question to a chat model goes to `chat`, which applies the chat template: without it such
+        a model often ends at once.
 
-        The texts of a list are written in one batch. Each is the text that it would be alone, of the same seed too: one seed,
-        one text, so a prompt that stands there twice gets it twice. (`write` takes requests with numbers of their own.)
+        The texts of a list are written in one batch. Each is the text that it would be alone, of
+        the same seed too: one seed, one text, so a prompt that stands there twice gets it twice.
+        (`write` takes requests with numbers of their own.)
 
         Args:
-            prompt: what to continue or to answer. What its elements are says what a list is: ids, messages, or prompts.
+            prompt: what to continue or to answer. What its elements are says what a list is: ids,
+                messages, or prompts.
             stream: return an iterator of tokens, as `stream` does.
             options: the attributes of `Options`, of all prompts.
 
         Returns:
-            The completion; for `n` above 1 a list of n, and for a list of prompts a list of what each of them has.
+            The completion; for `n` above 1 a list of n, and for a list of prompts a list of what
+            each of them has.
 
         Raises:
-            UserError: an option does not exist or is out of its range, or the prompt cannot be served.
+            UserError: an option does not exist or is out of its range, or the prompt cannot be
+                served.
         """
         if stream:
             return self.stream(prompt, **options)
-        streamer, echo, stop = options.pop("streamer", None), asks_for(options, ECHO), asks_for(options, STOP)
-        written = Writing(self, prompt, Options.of(None, options), alone=streamer is not None).finish(streamer)
+        streamer, echo, stop = (
+            options.pop("streamer", None),
+            asks_for(options, ECHO),
+            asks_for(options, STOP),
+        )
+        written = Writing(
+            self, prompt, Options.of(None, options), alone=streamer is not None
+        ).finish(streamer)
         self._recommend_chat(prompt, written)
         return whole_text(written, echo, stop)
 
@@ -268,15 +309,23 @@ class Engine(Hinting, metaclass=_Loads):
         return Writing(self, prompt, Options.of(None, options), alone=True).tokens()
 
     @overload
-    async def acomplete(self, prompt: Prompt, *, stream: Literal[False] = False, **options: Any) -> Completion: ...
+    async def acomplete(
+        self, prompt: Prompt, *, stream: Literal[False] = False, **options: Any
+    ) -> Completion: ...
     @overload
-    async def acomplete(self, prompt: Prompts, *, stream: Literal[False] = False, **options: Any) -> list[Completion]: ...
+    async def acomplete(
+        self, prompt: Prompts, *, stream: Literal[False] = False, **options: Any
+    ) -> list[Completion]: ...
     @overload
-    async def acomplete(self, prompt: Prompt, *, stream: Literal[True], **options: Any) -> AsyncIterator[Token]: ...
+    async def acomplete(
+        self, prompt: Prompt, *, stream: Literal[True], **options: Any
+    ) -> AsyncIterator[Token]: ...
     @overload
     async def acomplete(self, prompt: Any, *, stream: bool, **options: Any) -> Any: ...
     @takes_prompt
-    async def acomplete(self, prompt: Prompt | Prompts, *, stream: bool = False, **options: Any) -> Any:
+    async def acomplete(
+        self, prompt: Prompt | Prompts, *, stream: bool = False, **options: Any
+    ) -> Any:
         """Run `complete` for asyncio.
 
         Steps run in worker threads, and tasks take turns. Cancelling the task ends the generation.
@@ -289,7 +338,11 @@ class Engine(Hinting, metaclass=_Loads):
 
     def _recommend_chat(self, prompt: Any, written: Any) -> None:
         """Warn once if a text looks like a question to a chat model without its chat template."""
-        if not isinstance(prompt, str) or self._recommended or not getattr(self.tokenizer, "chat_template", None):
+        if (
+            not isinstance(prompt, str)
+            or self._recommended
+            or not getattr(self.tokenizer, "chat_template", None)
+        ):
             return
         first = written[0] if isinstance(written, list) else written
         if (asks := prompt.rstrip().endswith("?")) or not first.text.strip():
@@ -305,7 +358,12 @@ class Engine(Hinting, metaclass=_Loads):
 
     @overload
     def chat(
-        self, messages: str | Messages, *, system: str | None = None, stream: Literal[False] = False, **options: Any
+        self,
+        messages: str | Messages,
+        *,
+        system: str | None = None,
+        stream: Literal[False] = False,
+        **options: Any,
     ) -> Completion: ...
     @overload
     def chat(
@@ -318,40 +376,57 @@ class Engine(Hinting, metaclass=_Loads):
     ) -> list[Completion]: ...
     @overload
     def chat(
-        self, messages: str | Messages, *, system: str | None = None, stream: Literal[True], **options: Any
+        self,
+        messages: str | Messages,
+        *,
+        system: str | None = None,
+        stream: Literal[True],
+        **options: Any,
     ) -> Iterator[Token]: ...
     @takes_prompt
-    def chat(self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any) -> Any:
+    def chat(
+        self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any
+    ) -> Any:
         """Answer a question, or the messages of a chat, through the target's chat template.
 
-        Nothing is kept for the next call: `conversation` keeps its messages. A model without a chat template continues the text
-        of the messages.
+        Nothing is kept for the next call: `conversation` keeps its messages. A model without a chat
+        template continues the text of the messages.
 
         Args:
-            messages: a question; messages, each with a role and a content; or a list of either, which is one batch.
+            messages: a question; messages, each with a role and a content; or a list of either,
+                which is one batch.
             system: the system message, placed before the messages.
             stream: return an iterator of tokens, as `stream` does.
             options: the attributes of `Options`.
 
         Returns:
-            The answer; a list of answers for a list of strings or a list of chats, and for `n` above 1.
+            The answer; a list of answers for a list of strings or a list of chats, and for `n`
+            above 1.
 
         Raises:
-            UserError: the messages are malformed or refused by the template, `system` is given twice, an option does not exist
-                or is out of its range, or the prompt is too long.
+            UserError: the messages are malformed or refused by the template, `system` is given
+                twice, an option does not exist or is out of its range, or the prompt is too long.
         """
         system, values = of_template(system, options)
         messages = after_history(messages, options)
-        return self.complete(rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options)
+        return self.complete(
+            rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options
+        )
 
     @takes_prompt
-    async def achat(self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any) -> Any:
+    async def achat(
+        self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any
+    ) -> Any:
         """Run `chat` for asyncio, as `acomplete` runs `complete`."""
         system, values = of_template(system, options)
         messages = after_history(messages, options)
-        return await self.acomplete(rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options)
+        return await self.acomplete(
+            rendered(self.tokenizer, chats_of(messages, system), values), stream=stream, **options
+        )
 
-    def conversation(self, system: str | None = None, messages: Messages | None = None, **options: Any) -> Conversation:
+    def conversation(
+        self, system: str | None = None, messages: Messages | None = None, **options: Any
+    ) -> Conversation:
         """Start a conversation that keeps its messages and their part of the caches between turns.
 
         Args:
@@ -360,7 +435,8 @@ class Engine(Hinting, metaclass=_Loads):
             options: the attributes of `Options`, for every answer.
 
         Raises:
-            UserError: the messages are malformed, or an option does not exist or is out of its range.
+            UserError: the messages are malformed, or an option does not exist or is out of its
+                range.
         """
         system, _ = of_template(system, options, ())
         return started(self, system, messages, options)
@@ -385,7 +461,8 @@ class Engine(Hinting, metaclass=_Loads):
             source: of the rows, what tokens are drawn from instead of the keyed noise.
 
         Raises:
-            UserError: a request cannot be served, or the pairing of policy and acceptor is not exact.
+            UserError: a request cannot be served, or the pairing of policy and acceptor is not
+                exact.
         """
         if not isinstance(reuse, bool):
             raise UserError(f"reuse is {shown(reuse)}, allowed is true or false")
@@ -394,7 +471,10 @@ class Engine(Hinting, metaclass=_Loads):
         acceptor = self.acceptor or usual(all_greedy(requests))
         check_exact(self.policy, acceptor, requests)
         with self._lock:
-            held, self.held = self.held, None  # first of all: a call that is interrupted leaves no cache half changed
+            held, self.held = (
+                self.held,
+                None,
+            )  # first of all: a call that is interrupted leaves no cache half changed
             if rest(self.target) or not reuse:
                 held = None  # its memory is free for the new caches, of which passes may be recorded already
             cache, state = self._beginning(requests, held)
@@ -403,14 +483,23 @@ class Engine(Hinting, metaclass=_Loads):
             self.calls += self.drafter.remembers  # one that carries nothing knows of no other call
         return rows, self._steps(parts, rows, requests, state)
 
-    def _steps(self, parts: Parts, rows: Rows, requests: Sequence[Request], drafter: Any) -> Iterator[list[Emitted]]:
-        lesson = self.policy, self.drafter.described, frozenset(r.sampling.knobs for r in requests), parts.acceptor
+    def _steps(
+        self, parts: Parts, rows: Rows, requests: Sequence[Request], drafter: Any
+    ) -> Iterator[list[Emitted]]:
+        lesson = (
+            self.policy,
+            self.drafter.described,
+            frozenset(r.sampling.knobs for r in requests),
+            parts.acceptor,
+        )
         state = State(drafter, self.learned.get(lesson))
         try:
             for events, after in decode(parts, rows, requests, state):
                 state = after
                 yield events
-        except GeneratorExit:  # closed between two steps, where caches and texts agree; a later call's are worth more
+        except (
+            GeneratorExit
+        ):  # closed between two steps, where caches and texts agree; a later call's are worth more
             if self.held is None:
                 self.held = held_of(rows, state)
             raise
@@ -418,11 +507,19 @@ class Engine(Hinting, metaclass=_Loads):
         self.held = held_of(rows, state)
         self.carried = carried(self.drafter, state.drafter)
 
-    def submit(self, prompt: Prompt | Request, *, number: int = 0, stops: Stops | None = None, **options: Any) -> Handle:
+    def submit(
+        self,
+        prompt: Prompt | Request,
+        *,
+        number: int = 0,
+        stops: Stops | None = None,
+        **options: Any,
+    ) -> Handle:
         """Let a prompt, or a request, wait for its turn in the running batch, and return at once.
 
-        Requests join and leave the batch at any step; each text is the one that it is alone. Greedy, sampled and constrained
-        requests run together. `step` writes; it may run in another thread.
+        Requests join and leave the batch at any step; each text is the one that it is alone.
+        Greedy, sampled and constrained requests run together. `step` writes; it may run in another
+        thread.
 
         Args:
             prompt: what to continue or to answer, as for `complete`, or a request.
@@ -431,20 +528,29 @@ class Engine(Hinting, metaclass=_Loads):
             options: the attributes of `Options`; none with a request.
 
         Raises:
-            UserError: an option does not exist or is out of its range, or the request cannot be served within the limits.
+            UserError: an option does not exist or is out of its range, or the request cannot be
+                served within the limits.
         """
         if isinstance(prompt, Request):
             if given := [*options, *(["number"] if number else [])]:
-                raise UserError(f"{given[0]} is given with a Request, allowed are options with a prompt: a Request has its own")
+                raise UserError(
+                    f"{given[0]} is given with a Request, allowed are options with a prompt: a Request has its own"
+                )
             request, stops = prompt, stops or Stops()
         else:
             if stops is not None:
-                raise UserError("stops are given with a prompt, allowed are they with a Request: write stop=[…]")
+                raise UserError(
+                    "stops are given with a prompt, allowed are they with a Request: write stop=[…]"
+                )
             asked = Options.of(None, options)
             if (several := prompts_of(prompt)) is not None:
-                raise UserError(f"there is a list of {len(several)} prompts, allowed is one: submit each of them")
+                raise UserError(
+                    f"there is a list of {len(several)} prompts, allowed is one: submit each of them"
+                )
             if asked.n > 1:
-                raise UserError(f"n is {asked.n}, allowed is 1 here: submit the prompt {asked.n} times with number 0, 1, …")
+                raise UserError(
+                    f"n is {asked.n}, allowed is 1 here: submit the prompt {asked.n} times with number 0, 1, …"
+                )
             request = asked.request(self.target, ids_of(self.tokenizer, prompt), number)
             stops = asked.stops(self.tokenizer)
         check([request], self.target)
@@ -477,7 +583,9 @@ class Engine(Hinting, metaclass=_Loads):
         limits = SchedulerOptions.of(options)
         with SETTING:
             if self._scheduler is not None and self._scheduler.unfinished:
-                raise UserError(f"{self._scheduler.unfinished} requests are unfinished, limits are set while there are none")
+                raise UserError(
+                    f"{self._scheduler.unfinished} requests are unfinished, limits are set while there are none"
+                )
             self._scheduler = Scheduler(self, self._lock, limits)
 
     @property
@@ -500,7 +608,9 @@ class Engine(Hinting, metaclass=_Loads):
         self.learned[self._mixed_lesson(self.acceptor or Match())] = state.policy
         self.carried = carried(self.drafter, state.drafter)
 
-    def _mixed_lesson(self, acceptor: Acceptor) -> tuple[Policy, str, frozenset[Sampling], Acceptor]:
+    def _mixed_lesson(
+        self, acceptor: Acceptor
+    ) -> tuple[Policy, str, frozenset[Sampling], Acceptor]:
         return self.policy, self.drafter.described, frozenset(), acceptor
 
     def plain(
@@ -517,7 +627,9 @@ class Engine(Hinting, metaclass=_Loads):
         acceptor = self.acceptor or usual(sampling.greedy)
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
 
-    def timed(self, steps: Iterator[list[Emitted]], rows: Rows) -> Generator[list[Emitted], None, None]:
+    def timed(
+        self, steps: Iterator[list[Emitted]], rows: Rows
+    ) -> Generator[list[Emitted], None, None]:
         """Step that were begun, timed, and each of them alone with the models."""
         return timed(steps, rows, self._lock)
 
@@ -537,9 +649,11 @@ class Engine(Hinting, metaclass=_Loads):
         Given a text, or a list of texts, as in vLLM, it is `complete`.
 
         Args:
-            inputs: [B, n] prompt ids, padded on the left; or `input_ids=` and `attention_mask=` among the options.
+            inputs: [B, n] prompt ids, padded on the left; or `input_ids=` and `attention_mask=`
+                among the options.
             generation_config: options in transformers' own form.
-            seed: of the draws; by default from torch's global generator, so that `torch.manual_seed` repeats a call.
+            seed: of the draws; by default from torch's global generator, so that
+                `torch.manual_seed` repeats a call.
             streamer: told the prompt, each token and the end; for one row.
             tokenizer: for stop strings; the target's own by default.
             options: what transformers' `generate` takes.
@@ -553,12 +667,18 @@ class Engine(Hinting, metaclass=_Loads):
         if generation_config is not None:
             options["generation_config"] = generation_config
         if isinstance(inputs, BatchEncoding | dict) and "input_ids" in inputs:
-            return self.generate(seed=seed, streamer=streamer, tokenizer=tokenizer, **inputs, **options)
+            return self.generate(
+                seed=seed, streamer=streamer, tokenizer=tokenizer, **inputs, **options
+            )
         if inputs is None:
             inputs = taken_text(options)
         if is_text(inputs):
             named = {"seed": seed, "streamer": streamer, "tokenizer": tokenizer}
-            return self.complete(inputs, **{name: value for name, value in named.items() if value is not None}, **options)
+            return self.complete(
+                inputs,
+                **{name: value for name, value in named.items() if value is not None},
+                **options,
+            )
         return generate(self, inputs, seed, streamer, tokenizer, options)
 
     def forget(self) -> None:
@@ -581,7 +701,9 @@ class Engine(Hinting, metaclass=_Loads):
 
     def _stats(self, acceptor: Acceptor, requests: Sequence[Request]) -> Stats:
         draw = Draw.POINT if all_greedy(requests) else acceptor.draw
-        return Stats(acceptor=type(acceptor).__name__.lower(), draw=draw.value, deepest=self.policy.deepest)
+        return Stats(
+            acceptor=type(acceptor).__name__.lower(), draw=draw.value, deepest=self.policy.deepest
+        )
 
     def _beginning(self, requests: Sequence[Request], held: Held | None) -> tuple[SlotCache, Any]:
         """Return the target's cache and the drafter's state that a call begins with.
@@ -591,8 +713,12 @@ class Engine(Hinting, metaclass=_Loads):
         if held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
             return cache_of(self.target, requests), self.carried
         read = [r.prompt[:-1] for r in requests]  # a prompt's last token must be read again
-        shared = np.array([common(text, prompt) for text, prompt in zip(held.texts, read, strict=True)], np.int64)
-        shared = held.cache.truncate(np.minimum(shared, held.cache.reusable))  # a state may go back further than asked
+        shared = np.array(
+            [common(text, prompt) for text, prompt in zip(held.texts, read, strict=True)], np.int64
+        )
+        shared = held.cache.truncate(
+            np.minimum(shared, held.cache.reusable)
+        )  # a state may go back further than asked
         try:
             return held.cache, self.drafter.truncate(held.drafter_state, shared)
         except Exception:  # the prompt is read again
@@ -623,24 +749,30 @@ def plain(
     check_listener(on_tokens)
     check(requests, target)
     rest(target)
-    requests, rows = under(requests, sampling), Rows(cache_of(target, requests) if cache is None else cache)
+    requests, rows = (
+        under(requests, sampling),
+        Rows(cache_of(target, requests) if cache is None else cache),
+    )
     run(loop.plain(target, usual(all_greedy(requests)), rows, requests), rows, on_tokens, lock)
     return Generation(rows.written, rows.stats)
 
 
-def plain_stream(target: Target, requests: Iterable[Request | None], rows: int = 32) -> Iterator[tuple[Request, list[int]]]:
+def plain_stream(
+    target: Target, requests: Iterable[Request | None], rows: int = 32
+) -> Iterator[tuple[Request, list[int]]]:
     """Write any number of texts with a target alone, `rows` of them at a time.
 
     When a text ends, the next request takes its place.
 
-    Requests begin an eighth of the rows at a time, so that their prompts are read in one pass: those that follow one another
-    should be of like length. A text is the one that its request gets alone, up to rounding: the last bits of a row's logits
-    depend on the rows beside it, and in half precision that can turn two tokens that are as good as equally likely.
+    Requests begin an eighth of the rows at a time, so that their prompts are read in one pass:
+    those that follow one another should be of like length. A text is the one that its request gets
+    alone, up to rounding: the last bits of a row's logits depend on the rows beside it, and in half
+    precision that can turn two tokens that are as good as equally likely.
 
     Args:
         target: the model that writes.
-        requests: read when rows are free, so that one may depend on texts that came before it. None says that none waits
-            now; they are asked again while any text is written.
+        requests: read when rows are free, so that one may depend on texts that came before it. None
+            says that none waits now; they are asked again while any text is written.
         rows: the number of texts that are written at a time, at least 1.
 
     Yields:
@@ -659,7 +791,9 @@ def plain_stream(target: Target, requests: Iterable[Request | None], rows: int =
         return [(table.requests[e.row], table.leave(e.row)) for e in events if e.ending is not None]
 
     while True:
-        while len(table.free) >= group and (taken := [r for r in islice(iter(waiting, None), group) if r]):
+        while len(table.free) >= group and (
+            taken := [r for r in islice(iter(waiting, None), group) if r]
+        ):
             check(taken, target)
             yield from ended(loop.prefill(target, acceptor, Needs(), table, taken)[1])
         if not table.live.size:
@@ -753,28 +887,33 @@ def load(
 ) -> Engine:
     """Load a target, and put it together with the parts that are named.
 
-    A model that was loaded before is used as it is and where it is. It is put into evaluation mode, with a warning where it was
-    not, as with dropout no two passes would agree; and its weights must stay what they are while the engine is used.
+    A model that was loaded before is used as it is and where it is. It is put into evaluation mode,
+    with a warning where it was not, as with dropout no two passes would agree; and its weights must
+    stay what they are while the engine is used.
 
     Args:
-        target: `demo`, `smollm2`, a Hugging Face folder, a GGUF file (dequantised), a hub id, a loaded transformers model, or a
-            loaded target.
-        drafter: a spec, the folder or hub id of a trained drafter or of a small language model, a method's options, a loaded
-            language model, or an open drafter. `published` downloads the published drafter that is known for the target. By
-            default the fastest that is shipped for the target, or `suffix`, which needs no training, with a warning. A
-            tokenizer here, `load(model, tokenizer)`, is the target's.
-        policy: a spec or a policy; by default the fastest with that drafter, with one that is named `pct`, or on a GPU
-            `eagle2` with heads of EAGLE and EAGLE-3.
+        target: `demo`, `smollm2`, a Hugging Face folder, a GGUF file (dequantised), a hub id, a
+            loaded transformers model, or a loaded target.
+        drafter: a spec, the folder or hub id of a trained drafter or of a small language model, a
+            method's options, a loaded language model, or an open drafter. `published` downloads the
+            published drafter that is known for the target. By default the fastest that is shipped
+            for the target, or `suffix`, which needs no training, with a warning. A tokenizer here,
+            `load(model, tokenizer)`, is the target's.
+        policy: a spec or a policy; by default the fastest with that drafter, with one that is named
+            `pct`, or on a GPU `eagle2` with heads of EAGLE and EAGLE-3.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
         costs: fixed costs, instead of those that are learnt from the steps that run.
         dtype: of the weights that are loaded, or its name.
         device: to load them to.
-        tokenizer: the target's; by default the one in the folder or under the hub id that the target was loaded from. Without
-            one `write` and `generate` work, and what takes or gives text says what it lacks.
-        how: the other options of loading a target, the attributes of `Loading`: revision, trust_remote_code, device_map,
-            attn_implementation, adapter, quantize, exactness, kernels, compile. A loaded model takes exactness alone: `bits`
-            where a token's logits shall have the same bits in a tree as in a step; outside the engine it computes as before.
-            The names that other tools have for arguments are accepted where they mean the same (`draftree.aliases`).
+        tokenizer: the target's; by default the one in the folder or under the hub id that the
+            target was loaded from. Without one `write` and `generate` work, and what takes or gives
+            text says what it lacks.
+        how: the other options of loading a target, the attributes of `Loading`: revision,
+            trust_remote_code, device_map, attn_implementation, adapter, quantize, exactness,
+            kernels, compile. A loaded model takes exactness alone: `bits` where a token's logits
+            shall have the same bits in a tree as in a step; outside the engine it computes as
+            before. The names that other tools have for arguments are accepted where they mean the
+            same (`draftree.aliases`).
 
     Raises:
         UserError: something does not exist, is of the wrong type, or does not fit.
@@ -787,7 +926,9 @@ def load(
     drafter, policy, acceptor = given_parts(how, drafter, policy, acceptor)
     dtype, device = how.pop("dtype", dtype), device_named(how.pop("device", device))
     published = isinstance(drafter, str) and drafter == PUBLISHED
-    method, grown, rule = parts_of(best_for(named(target)) if published else drafter, policy, acceptor)
+    method, grown, rule = parts_of(
+        best_for(named(target)) if published else drafter, policy, acceptor
+    )
     if isinstance(target, str | Path):
         start_probe(device, dtype if isinstance(dtype, torch.dtype) else None)
     elif isinstance(target, PreTrainedModel):
@@ -844,7 +985,9 @@ def given_once(what: str, given: Any, named: dict[str, Any], default: Any = None
         return given
     other = named.pop(what)
     if given is not default:
-        raise UserError(f"the {what} is given twice, {shown(given)} and {shown(other)}, allowed is once")
+        raise UserError(
+            f"the {what} is given twice, {shown(given)} and {shown(other)}, allowed is once"
+        )
     return other
 
 
@@ -854,13 +997,19 @@ def given_parts(named: dict[str, Any], drafter: Any, policy: Any, acceptor: Any)
         yield given_once(what, given, named)
 
 
-def parts_of(drafter: Any, policy: Any, acceptor: Any) -> tuple[Method | None, Policy | None, Acceptor | None]:
+def parts_of(
+    drafter: Any, policy: Any, acceptor: Any
+) -> tuple[Method | None, Policy | None, Acceptor | None]:
     """Return the parts that specs, folders or the parts themselves stand for; None for none.
 
     Raises:
         UserError: one stands for none.
     """
-    return part_of("drafter", drafter, True), part_of("policy", policy, True), part_of("acceptor", acceptor, True)
+    return (
+        part_of("drafter", drafter, True),
+        part_of("policy", policy, True),
+        part_of("acceptor", acceptor, True),
+    )
 
 
 def part_of(kind: str, given: Any, optional: bool = False) -> Any:
@@ -896,22 +1045,36 @@ def target_of(
     """Return the target that a name, a folder, a loaded model or the target itself stands for.
 
     Raises:
-        UserError: it stands for none, or it is loaded and yet is said how to load it; or `DRAFTREE_NATIVE` names no variant.
+        UserError: it stands for none, or it is loaded and yet is said how to load it; or
+            `DRAFTREE_NATIVE` names no variant.
     """
     check_variable()
     report_absence()
     if isinstance(given, str | Path):
-        with announced(f"loading target '{given}'", own_bar=True), understood(f"cannot load target {shown(str(given))}"):
+        with (
+            announced(f"loading target '{given}'", own_bar=True),
+            understood(f"cannot load target {shown(str(given))}"),
+        ):
             target = Target.load(known_as(str(given)), dtype, device, **how)
     elif isinstance(given, Target | PreTrainedModel):
         exactness = how.pop("exactness", None) if isinstance(given, PreTrainedModel) else None
         for name, value in {"dtype": dtype, "device": device, **how}.items():
             if value not in (None, False):
-                raise UserError(f"{name} is {shown(value)}, allowed is None beside a loaded model, which has its own")
-        target = Target.of(given, exactness=exactness) if isinstance(given, PreTrainedModel) else given
+                raise UserError(
+                    f"{name} is {shown(value)}, allowed is None beside a loaded model, which has its own"
+                )
+        target = (
+            Target.of(given, exactness=exactness) if isinstance(given, PreTrainedModel) else given
+        )
     else:
-        raise UserError(f"target is {shown(given)}, allowed is {ALLOWED}, a loaded transformers model, or a Target")
-    return target if tokenizer is None else Target(target.decoder, target.name, tokenizer, target.loading)
+        raise UserError(
+            f"target is {shown(given)}, allowed is {ALLOWED}, a loaded transformers model, or a Target"
+        )
+    return (
+        target
+        if tokenizer is None
+        else Target(target.decoder, target.name, tokenizer, target.loading)
+    )
 
 
 def usual_drafter(target: str) -> tuple[str, str]:
@@ -930,18 +1093,25 @@ def usual_drafter(target: str) -> tuple[str, str]:
         return usual[0], ""
     told = f"no drafter is named and none is shipped for target '{target}': '{UNTRAINED[0]}' drafts, which needs no training"
     if there := published_for(target):
-        return UNTRAINED[0], f"{told}; drafter '{PUBLISHED}' downloads {there[0].drafter}, which is trained for it and faster"
+        return (
+            UNTRAINED[0],
+            f"{told}; drafter '{PUBLISHED}' downloads {there[0].drafter}, which is trained for it and faster",
+        )
     return UNTRAINED[0], f"{told}; one that is trained for the target drafts better"
 
 
-def usual_policy(target: str, drafter: str | Path | Method | None = None, device: Any = None) -> str:
+def usual_policy(
+    target: str, drafter: str | Path | Method | None = None, device: Any = None
+) -> str:
     """Return the spec of the policy where none is named.
 
     Args:
         target: its name.
-        drafter: that is named; None where the target's usual one drafts, whose fastest policy is known.
-        device: of the target. A drafter's own policy verifies as many nodes as a GPU's pass has room for; on a CPU it
-            takes twice the time of `pct` (docs/reference/benchmarks/smollm2.md).
+        drafter: that is named; None where the target's usual one drafts, whose fastest policy is
+            known.
+        device: of the target. A drafter's own policy verifies as many nodes as a GPU's pass has
+            room for; on a CPU it takes twice the time of `pct`
+            (docs/reference/benchmarks/smollm2.md).
     """
     if drafter is None:
         return USUAL.get(known(target) or "", UNTRAINED)[1]
@@ -970,63 +1140,89 @@ def speculate(
 
     Without arguments the parentheses may be left out: `custom_generate=draftree.speculate`.
 
-    Prompts with padding on the left and hidden ids, `GenerationConfig`, logits processors, stopping criteria, `stop_strings`,
-    `num_return_sequences`, `return_dict_in_generate` with `output_scores` and `output_logits` mean what they mean without it;
-    what cannot be honoured is refused by name. Greedy ids are those of `generate`; sampled ones are of the same distribution,
-    and with the default acceptor those of plain decoding with the same seed, whatever the drafter. Beyond that:
+    Prompts with padding on the left and hidden ids, `GenerationConfig`, logits processors, stopping
+    criteria, `stop_strings`, `num_return_sequences`, `return_dict_in_generate` with `output_scores`
+    and `output_logits` mean what they mean without it; what cannot be honoured is refused by name.
+    Greedy ids are those of `generate`; sampled ones are of the same distribution, and with the
+    default acceptor those of plain decoding with the same seed, whatever the drafter. Beyond that:
 
-    - `generate` takes one more argument, `seed`. Without one it is drawn from torch's global generator, so that
-      `torch.manual_seed` repeats a call. The seed's text is that of `Engine.complete` with it: transformers' own sampling draws
-      from torch's generator token by token, so the same seed gives another text there.
-    - `assistant_model` of `generate` drafts, as `drafter=assistant_model` does here; the policy bounds the drafts, and not
-      `num_assistant_tokens`.
-    - transformers does not give a hook its `tokenizer`, which is an argument here where the model's own is not to be used for
-      `stop_strings`. Stop strings in a generation config need that tokenizer, so transformers refuses them: give
-      `stop_strings=` itself. With `cache_implementation="paged"` transformers goes another way before it asks any hook.
+    - `generate` takes one more argument, `seed`. Without one it is drawn from torch's global
+      generator, so that `torch.manual_seed` repeats a call. The seed's text is that of
+      `Engine.complete` with it: transformers' own sampling draws from torch's generator token by
+      token, so the same seed gives another text there.
+    - `assistant_model` of `generate` drafts, as `drafter=assistant_model` does here; the policy
+      bounds the drafts, and not `num_assistant_tokens`.
+    - transformers does not give a hook its `tokenizer`, which is an argument here where the model's
+      own is not to be used for `stop_strings`. Stop strings in a generation config need that
+      tokenizer, so transformers refuses them: give `stop_strings=` itself. With
+      `cache_implementation="paged"` transformers goes another way before it asks any hook.
       `Engine.generate` has none of these limits.
-    - `scores` and `logits` of rows that have ended are 0; `cache` (before transformers 5.24 `past_key_values`) is None.
-    - A row's processors and criteria see a batch whose rows all are that row, because rows are not written in step; rows after
-      the first get copies of those that may remember something. Every processor is called once for each token, in order.
-    - A text ends with the model's context, with a warning. A processor that forbids every token is an error, where transformers
-      writes token 0. Ids that a mask hides are refused inside a row for models with windows, and at the end of a row. The model
-      is in evaluation mode during the call. Logits that are not numbers are an error, whatever `remove_invalid_values` says.
-    - In half precision a pass over a tree rounds otherwise than one over a token, so that ids may part where two scores are
-      as good as equal. With `exactness="bits"` they are those of the attention `draftree` (`set_attn_implementation`), to the
-      last bit.
+    - `scores` and `logits` of rows that have ended are 0; `cache` (before transformers 5.24
+      `past_key_values`) is None.
+    - A row's processors and criteria see a batch whose rows all are that row, because rows are not
+      written in step; rows after the first get copies of those that may remember something. Every
+      processor is called once for each token, in order.
+    - A text ends with the model's context, with a warning. A processor that forbids every token is
+      an error, where transformers writes token 0. Ids that a mask hides are refused inside a row
+      for models with windows, and at the end of a row. The model is in evaluation mode during the
+      call. Logits that are not numbers are an error, whatever `remove_invalid_values` says.
+    - In half precision a pass over a tree rounds otherwise than one over a token, so that ids may
+      part where two scores are as good as equal. With `exactness="bits"` they are those of the
+      attention `draftree` (`set_attn_implementation`), to the last bit.
 
     The engine is kept with the model, for the next call with the same arguments.
 
     Args:
-        drafter: what `load` takes: a spec, a folder or hub id, a method's options, or a loaded model.
+        drafter: what `load` takes: a spec, a folder or hub id, a method's options, or a loaded
+            model.
         policy: a spec or a policy; by default that of `load`.
         acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
         costs: fixed costs, instead of those that are learnt from the steps that run.
         seed: of the draws, for every call.
-        streamer: given the prompt, the tokens of each accepted run one by one, and the end; by default that of `generate`.
+        streamer: given the prompt, the tokens of each accepted run one by one, and the end; by
+            default that of `generate`.
         tokenizer: for stop strings; the model's own by default.
-        exactness: `bits` where logits shall have the same bits in a tree as in a step; outside the call nothing changes.
+        exactness: `bits` where logits shall have the same bits in a tree as in a step; outside the
+            call nothing changes.
         **prepared: other tools' names of these arguments, and what transformers passes to a hook.
 
     Raises:
         UserError: a part does not exist or does not fit the model, or an option cannot be honoured.
     """
-    if "generation_config" in prepared:  # transformers calls custom_generate=speculate itself: the model comes first
-        hook: Any = speculate(seed=seed, streamer=streamer, tokenizer=tokenizer, exactness=exactness)
+    if (
+        "generation_config" in prepared
+    ):  # transformers calls custom_generate=speculate itself: the model comes first
+        hook: Any = speculate(
+            seed=seed, streamer=streamer, tokenizer=tokenizer, exactness=exactness
+        )
         return hook(drafter, policy, **prepared)
     check_types(costs, tokenizer)  # a mistake is told here, and not by the first call
     Loading(exactness=exactness)
-    parts = parts_of(*given_parts(translated(LOADING, rewritten_loading(prepared), PARTS), drafter, policy, acceptor))
-    return Hook(lambda model, assistant: hooked(model, assistant, *parts, costs, exactness), seed, streamer, tokenizer)
+    parts = parts_of(
+        *given_parts(
+            translated(LOADING, rewritten_loading(prepared), PARTS), drafter, policy, acceptor
+        )
+    )
+    return Hook(
+        lambda model, assistant: hooked(model, assistant, *parts, costs, exactness),
+        seed,
+        streamer,
+        tokenizer,
+    )
 
 
-def hooked(model: PreTrainedModel, assistant: PreTrainedModel | None, drafter: Method | None, *more: Any) -> Engine:
+def hooked(
+    model: PreTrainedModel, assistant: PreTrainedModel | None, drafter: Method | None, *more: Any
+) -> Engine:
     """Return the engine around a model, with the assistant model of `generate` as drafter if given.
 
     Raises:
         UserError: there is a drafter, too.
     """
     if assistant is not None and drafter is not None:
-        raise UserError("assistant_model is given to generate and drafter to speculate, allowed is one of them")
+        raise UserError(
+            "assistant_model is given to generate and drafter to speculate, allowed is one of them"
+        )
     return opened(model, drafter if assistant is None else LoadedModel(assistant), *more)
 
 
@@ -1055,8 +1251,18 @@ def opened(
     A new engine is made when the model has moved to another device or changed its dtype.
     """
     kept: Engines = vars(model).setdefault(ENGINES, Engines())
-    # A shallow copy of a model shares the dict, and costs need not be hashable; the engine keeps both alive.
-    key = (id(model), drafter, policy, acceptor, None if costs is None else id(costs), model.device, model.dtype, exactness)
+    # A shallow copy of a model shares the dict, and costs need not be hashable; the engine keeps
+    # both alive.
+    key = (
+        id(model),
+        drafter,
+        policy,
+        acceptor,
+        None if costs is None else id(costs),
+        model.device,
+        model.dtype,
+        exactness,
+    )
     if key not in kept:
         kept[key] = load(model, drafter, policy, acceptor, costs, exactness=exactness)
     return kept[key]

@@ -25,14 +25,18 @@ LONGEST, SHOWN = 600, 60
 def cut(text: str, most: int = LONGEST) -> str:
     """Return the text on one line of at most `most` characters; a longer one loses its middle."""
     line = " ".join(text.split())
-    return line if len(line) <= most else f"{line[: most * 2 // 3]} … {line[len(line) - most // 3 :]}"
+    return (
+        line if len(line) <= most else f"{line[: most * 2 // 3]} … {line[len(line) - most // 3 :]}"
+    )
 
 
 def shown(value: Any, most: int = SHOWN) -> str:
     """Return a faulty value as a message repeats it."""
     try:
         text = repr(value)
-    except Exception:  # a foreign object's own repr may fail; so does that of what is nested too deep
+    except (
+        Exception
+    ):  # a foreign object's own repr may fail; so does that of what is nested too deep
         text = f"a {type(value).__name__}"
     return text if len(text) <= most else f"{text[:most]}…"
 
@@ -57,8 +61,8 @@ class UserError(DraftreeError):
 class UnknownName(UserError):
     """A name that is not known.
 
-    The message says what to write instead of a name that other tools use (`aliases.py`). For any other name it lists the known
-    ones, and suggests the nearest in spelling where one is near.
+    The message says what to write instead of a name that other tools use (`aliases.py`). For any
+    other name it lists the known ones, and suggests the nearest in spelling where one is near.
     """
 
     def __init__(self, kind: str, got: str | Mapping[str, Any], known: Iterable[str]) -> None:
@@ -72,11 +76,17 @@ class UnknownName(UserError):
         names, told = sorted(known), list[str]()
         listed = f"known are {', '.join(names) or 'none'}"
         for name, value in {got: None}.items() if isinstance(got, str) else got.items():
-            hint = aliases.filled(name, value) or aliases.instead(kind, name) or aliases.elsewhere(kind, name)
+            hint = (
+                aliases.filled(name, value)
+                or aliases.instead(kind, name)
+                or aliases.elsewhere(kind, name)
+            )
             if hint is None:
                 nearest = aliases.nearest(kind, name, names)
                 shown_once = [] if any(listed in text for text in told) else [listed]
-                hint = "; ".join([*shown_once, *([f"did you mean '{nearest}'?"] if nearest else [])])
+                hint = "; ".join(
+                    [*shown_once, *([f"did you mean '{nearest}'?"] if nearest else [])]
+                )
             told.append(f"unknown {kind} '{name}'{hint and f': {hint}'}")
         super().__init__("; ".join(told))
 
@@ -98,7 +108,9 @@ class UnknownAttribute(UserError, AttributeError):
         """
         told = told or aliases.instead(kind, name) or aliases.elsewhere(kind, name)
         if told is None and not name.startswith("_"):
-            nearest = aliases.nearest(kind, name, (known for known in dir(of) if not known.startswith("_")))
+            nearest = aliases.nearest(
+                kind, name, (known for known in dir(of) if not known.startswith("_"))
+            )
             told = nearest and f"did you mean '{nearest}'?"
         super().__init__(f"unknown {kind} '{name}'{(told and f': {told}') or ''}")
         self.name = name  # Python adds no suggestion of its own to an error that has a name
@@ -129,8 +141,15 @@ class Hinting:
                 try:
                     return read(self)
                 except AttributeError as error:  # what it is read from is not there
-                    raise UnknownAttribute(self.kind_of_name, name, self, first_line(error)) from error
-            raise UnknownAttribute(self.kind_of_name, name, self, None if name.startswith("_") else self._held_by_a_part(name))
+                    raise UnknownAttribute(
+                        self.kind_of_name, name, self, first_line(error)
+                    ) from error
+            raise UnknownAttribute(
+                self.kind_of_name,
+                name,
+                self,
+                None if name.startswith("_") else self._held_by_a_part(name),
+            )
 
         def __getitem__(self, key: Any) -> Any:
             """Return the attribute of that name, as other tools return dicts.
@@ -148,7 +167,9 @@ class Hinting:
         Return None if a table names it or no part has it.
         """
         parts = {} if aliases.instead(self.kind_of_name, name) else self._parts()
-        return next((f"{where}.{name}" for where, part in parts.items() if hasattr(part, name)), None)
+        return next(
+            (f"{where}.{name}" for where, part in parts.items() if hasattr(part, name)), None
+        )
 
     def _parts(self) -> dict[str, Any]:
         """Return the parts in which attributes are looked for, by the expression to write."""

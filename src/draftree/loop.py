@@ -1,6 +1,7 @@
 """The loop: draft → grow → verify → accept → commit, and the plain baseline it is compared with.
 
-Rows come and go between two steps: `admit` lets requests in, `step` goes on with those that write, `release` frees one.
+Rows come and go between two steps: `admit` lets requests in, `step` goes on with those that write,
+`release` frees one.
 
 Shapes: R rows, B rows that begin, N nodes.
 """
@@ -36,7 +37,8 @@ class Parts:
         drafter: proposes tokens.
         policy: grows them into trees.
         acceptor: keeps what the target itself would have produced.
-        costs: seconds of a draft step and of a target pass on this machine; told the timings of each step.
+        costs: seconds of a draft step and of a target pass on this machine; told the timings of
+            each step.
     """
 
     target: Target
@@ -65,7 +67,9 @@ def decode(
         yield events, state
 
 
-def admit(parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()) -> tuple[list[Emitted], State]:
+def admit(
+    parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()
+) -> tuple[list[Emitted], State]:
     """Read the prompts of requests into free rows and choose the token after each; other rows are left as they are.
 
     Args:
@@ -90,7 +94,9 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
     return events, state
 
 
-def step_and_read(parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk]) -> tuple[list[Emitted], State, Read | None]:
+def step_and_read(
+    parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk]
+) -> tuple[list[Emitted], State, Read | None]:
     """Do what `step` does, and read chunks of the prompts of seated rows in the target's pass."""
     target, drafter, policy, acceptor = parts.target, parts.drafter, parts.policy, parts.acceptor
     prices, start = parts.costs.at(rows.context, rows.live.size), time.perf_counter()
@@ -99,7 +105,9 @@ def step_and_read(parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk
         prices = prices.beside(beside / rows.live.size)
     target.read_anew(rows.cache, rows.committed, rows.live)
     drawing = rows.drawing(acceptor.draw)
-    draft = Drafting(drafter, state.drafter, rows, target.decoder.vocab, drawing, target.decoder.capture)
+    draft = Drafting(
+        drafter, state.drafter, rows, target.decoder.vocab, drawing, target.decoder.capture
+    )
     roots = Tree.planted(rows.live, rows.last[rows.live])
     with phase("grow"):
         grown = draft.grow(policy, roots, prices, rows.room(target), state.policy)
@@ -119,7 +127,9 @@ def step_and_read(parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk
         memory = policy.observe(state.policy, tree, verdict, work, prices)
     ended = time.perf_counter()
     rows.clock(draft=ended - checked + drafted - start, verify=checked - drafted)
-    parts.costs.observe(draft.times(work, verdict, checked - drafted, committed - checked, ended - start, beside))
+    parts.costs.observe(
+        draft.times(work, verdict, checked - drafted, committed - checked, ended - start, beside)
+    )
     for chunk in chunks:
         rows.follow(chunk.sequence)
     return rows.emit(target, tree, p, verdict, probes), State(draft.state, memory), verified.read
@@ -133,7 +143,9 @@ def read(parts: Parts, rows: Rows, chunks: Sequence[Chunk]) -> Read:
     return found
 
 
-def begin(parts: Parts, rows: Rows, begun: Ints, logits: Tensor, taps: Taps, state: State) -> tuple[list[Emitted], State]:
+def begin(
+    parts: Parts, rows: Rows, begun: Ints, logits: Tensor, taps: Taps, state: State
+) -> tuple[list[Emitted], State]:
     """Chooses the token after prompts that have been read, and lets the drafter read them.
 
     Args:
@@ -166,7 +178,9 @@ def select(parts: Parts, rows: Rows, chosen: Ints, state: State) -> tuple[Rows, 
     return None if drafter is None else (new, State(drafter, state.policy))
 
 
-def plain(target: Target, acceptor: Acceptor, rows: Rows, requests: Sequence[Request]) -> Iterator[list[Emitted]]:
+def plain(
+    target: Target, acceptor: Acceptor, rows: Rows, requests: Sequence[Request]
+) -> Iterator[list[Emitted]]:
     """Yield the baseline: one token a pass, with the same target, cache and choice of tokens."""
     _, events, _ = prefill(target, acceptor, Needs(), rows, requests)
     yield events
@@ -197,11 +211,15 @@ def prefill(
     The last token of each is treated as a tree without drafts.
     """
     begun = rows.admit(requests, own_noise=not acceptor.keeps_text)
-    verified = target.prefill(rows.cache, [np.array(r.prompt, np.int64) for r in requests], needs, begun)
+    verified = target.prefill(
+        rows.cache, [np.array(r.prompt, np.int64) for r in requests], needs, begun
+    )
     return begun, _first_tokens(target, acceptor, rows, begun, verified), verified.taps
 
 
-def _first_tokens(target: Target, acceptor: Acceptor, rows: Rows, begun: Ints, verified: Verified) -> list[Emitted]:
+def _first_tokens(
+    target: Target, acceptor: Acceptor, rows: Rows, begun: Ints, verified: Verified
+) -> list[Emitted]:
     """Choose the token after each prompt, of which [B, V] logits are known."""
     roots = Tree.planted(begun, rows.last[begun].copy())
     p = rows.distributions(roots, verified, acceptor.keeps_text)

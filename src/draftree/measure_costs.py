@@ -19,7 +19,8 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FED, FED_WIDE = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
-"""Tokens of a row at which a target pass is timed; the second ones on accelerators alone, where the cost bends late."""
+"""Tokens of a row at which a target pass is timed; the second ones on accelerators alone, where the
+cost bends late."""
 DRAFTED = (1, 2, 4, 8, 16, 32)
 """Frontier nodes of a row at which a draft step is timed."""
 TOGETHER = 1024
@@ -54,31 +55,47 @@ def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = silent) ->
 def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
     """Tokens of each row at which a target pass is timed, and frontier nodes at which a draft step is."""
     fed = FED if device == "cpu" else FED + FED_WIDE
-    passes, steps = ([w for w in several if w * rows <= TOGETHER or w <= 4] for several in (fed, DRAFTED))
+    passes, steps = (
+        [w for w in several if w * rows <= TOGETHER or w <= 4] for several in (fed, DRAFTED)
+    )
     return passes, steps
 
 
-def measure(target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = silent) -> tuple[Costs, ...]:
+def measure(
+    target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = silent
+) -> tuple[Costs, ...]:
     """Time target passes, draft steps and commits behind rows of several lengths, all of them in turns.
 
-    Commits are timed right behind a pass, as they are done when a text is written: it leaves other things in the caches. So is
-    the first draft step of a tree, and what it takes more than a further one, behind another, is part of the catching up.
+    Commits are timed right behind a pass, as they are done when a text is written: it leaves other
+    things in the caches. So is the first draft step of a tree, and what it takes more than a
+    further one, behind another, is part of the catching up.
     """
     device, (passes, steps) = target.decoder.device, widths(rows, target.decoder.device.type)
     settings = _settings(target, drafter, rows, tell)
     behind = " and ".join(str(s.context) for s in settings)
     told = f"timing draft steps and passes over 1 to {max(passes)} tokens, behind {_rows(rows)} of {behind} tokens"
     tell(0, told)
-    works = [w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, (*steps, 1)))]
+    works = [
+        w for s in settings for w in (*map(s.target_pass, passes), *map(s.draft_step, (*steps, 1)))
+    ]
     a_pass = settings[0].target_pass(1)
-    before = [b for s in settings for b in (*[None] * len(passes), *[_both(a_pass, s.draft_step(1))] * len(steps), a_pass)]
+    before = [
+        b
+        for s in settings
+        for b in (*[None] * len(passes), *[_both(a_pass, s.draft_step(1))] * len(steps), a_pass)
+    ]
     seconds = iter(interleaved(works, device, LONGEST, before))
     finds = interleaved([s.find() for s in settings], device, 0.1, [a_pass] * len(settings))
     both = [_both(work, undo) for s in settings for work, undo in s.commit()]
     commits = interleaved(both, device, 0.4, [a_pass] * len(both))  # last: it moves the caches on
     costs = []
-    for setting, commit, catch_up, find in zip(settings, commits[::2], commits[1::2], finds, strict=True):
-        target_curve, draft = (dict(zip(at, monotone([next(seconds) for _ in at]), strict=True)) for at in (passes, steps))
+    for setting, commit, catch_up, find in zip(
+        settings, commits[::2], commits[1::2], finds, strict=True
+    ):
+        target_curve, draft = (
+            dict(zip(at, monotone([next(seconds) for _ in at]), strict=True))
+            for at in (passes, steps)
+        )
         catch_up += max(next(seconds) - draft[1], 0.0)
         costs.append(Costs(draft, target_curve, commit, setting.context, rows, find, catch_up))
     return tuple(costs)
@@ -94,10 +111,17 @@ def _rows(rows: int) -> str:
 
 def _settings(target: Target, drafter: Drafter[Any], rows: int, tell: Tell) -> "list[_Setting]":
     """Rows of the lengths behind which costs are measured."""
-    longest, settings = max(1, target.decoder.context - 4), []  # it and a drafter of the same context have to read on
+    longest, settings = (
+        max(1, target.decoder.context - 4),
+        [],
+    )  # it and a drafter of the same context have to read on
     for context in sorted({min(c, longest) for c in CONTEXTS}):
         tell(0, f"reading {_rows(rows)} of {context} tokens")
-        settings.append(_Setting.read(target, drafter, rows, context, max(widths(rows, target.decoder.device.type)[0])))
+        settings.append(
+            _Setting.read(
+                target, drafter, rows, context, max(widths(rows, target.decoder.device.type)[0])
+            )
+        )
     return settings
 
 
@@ -114,9 +138,15 @@ class _Setting:
     state: Any
 
     @classmethod
-    def read(cls, target: Target, drafter: Drafter[Any], rows: int, context: int, widest: int) -> Self:
+    def read(
+        cls, target: Target, drafter: Drafter[Any], rows: int, context: int, widest: int
+    ) -> Self:
         vocab = target.decoder.vocab
-        prompts, every, one = [np.arange(context) % vocab] * rows, np.arange(rows), np.ones(rows, np.int64)
+        prompts, every, one = (
+            [np.arange(context) % vocab] * rows,
+            np.arange(rows),
+            np.ones(rows, np.int64),
+        )
         cache = target.new_cache(rows, context + widest + 1)
         taps = target.prefill(cache, prompts, drafter.needs).taps
         planted = Tree.planted(every, one)
@@ -131,7 +161,8 @@ class _Setting:
     def draft_step(self, f: int) -> Callable[[], Any]:
         """Return a draft step over f nodes of each row, behind roots already fed; its candidates become nodes.
 
-        Of a drafter whose pass over the roots tells what comes after those nodes too, it is that pass.
+        Of a drafter whose pass over the roots tells what comes after those nodes too, it is that
+        pass.
         """
         tree, rows, state = self._star(f + 1), self.planted.roots, self.state
         frontier = np.arange(rows, rows * (f + 1))
@@ -147,7 +178,9 @@ class _Setting:
     def find(self) -> Callable[[], Any]:
         """Return a look for what the drafter finds behind a node of each row without a pass."""
         tree, rows = self._star(2), self.planted.roots
-        return partial(self.drafter.find, self.state, tree, np.arange(rows, 2 * rows), CANDIDATES, Drawing())
+        return partial(
+            self.drafter.find, self.state, tree, np.arange(rows, 2 * rows), CANDIDATES, Drawing()
+        )
 
     def commit(self) -> tuple[tuple[Callable[[], Any], Callable[[], Any]], ...]:
         """Return the drafter's commit of a root and an accepted chain in each row, and what it puts off.
@@ -159,7 +192,9 @@ class _Setting:
         rows, tree, state = self.planted.roots, self.planted, self.state
         for _ in range(COMMITTED - 1):
             tree = self._below(tree, len(tree) - rows + np.arange(rows))
-            _, state = self.drafter.expand(state, tree, len(tree) - rows + np.arange(rows), CANDIDATES, Drawing())
+            _, state = self.drafter.expand(
+                state, tree, len(tree) - rows + np.arange(rows), CANDIDATES, Drawing()
+            )
         paths = tuple(np.arange(row + rows, len(tree), rows) for row in range(rows))
         verdict, before = Verdict(paths, np.ones(rows, np.int64)), np.full(rows, self.context)
         taps = self.target.verify(self.cache, tree, self.drafter.needs).taps

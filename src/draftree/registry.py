@@ -2,16 +2,16 @@
 
 A name that Python keeps for itself has an underscore behind it in the file's name.
 
-name                        the part with its defaults
-name:key=value,key=value    some knobs set
-FOLDER                      a trained drafter by its checkpoint, a datastore, or a plain language model (lm)
-OWNER/NAME                  the same from the Hugging Face hub
-FILE.gguf, demo, smollm2    a plain language model (lm)
-a+b                         drafters fused, each of them a spec or a folder
+name                        the part with its defaults name:key=value,key=value    some knobs set
+FOLDER                      a trained drafter by its checkpoint, a datastore, or a plain language
+model (lm) OWNER/NAME                  the same from the Hugging Face hub FILE.gguf, demo, smollm2
+a plain language model (lm) a+b                         drafters fused, each of them a spec or a
+folder
 
-Other packages add parts by entry points: groups `draftree.drafters`, `draftree.policies` and `draftree.acceptors`, the part's
-name, and its dataclass of knobs, a class of that name. What ships with draftree keeps its name, so that a spec means the same
-wherever it is read. A plug-in that cannot be used is told of when it is asked for, and is in nobody's way before.
+Other packages add parts by entry points: groups `draftree.drafters`, `draftree.policies` and
+`draftree.acceptors`, the part's name, and its dataclass of knobs, a class of that name. What ships
+with draftree keeps its name, so that a spec means the same wherever it is read. A plug-in that
+cannot be used is told of when it is asked for, and is in nobody's way before.
 """
 
 import importlib
@@ -64,19 +64,33 @@ def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] 
     name, rule = type(policy).__name__.lower(), type(acceptor).__name__.lower()
     if acceptor.draw not in acceptor.exact_for and not acceptor.lossy:
         allowed = ", ".join(sorted(d.value for d in acceptor.exact_for))
-        raise UserError(f"acceptor '{rule}' is not exact for {acceptor.draw.value} draws; allowed: {allowed}")
+        raise UserError(
+            f"acceptor '{rule}' is not exact for {acceptor.draw.value} draws; allowed: {allowed}"
+        )
     if acceptor.draw.sampled and policy.prunes_on_draws and not acceptor.survives_pruning:
-        raise UserError(f"acceptor '{rule}' is not exact where policy '{name}' prunes on what was drawn; allowed: match")
+        raise UserError(
+            f"acceptor '{rule}' is not exact where policy '{name}' prunes on what was drawn; allowed: match"
+        )
     for request in requests:
         sampling = request.sampling
         if not (acceptor.greedy if sampling.greedy else acceptor.sampling):
-            other = "greedy, match" if sampling.greedy else "match (the default), or one for sampling"
-            raise UserError(f"acceptor '{rule}' does not serve temperature {sampling.temperature:g}; allowed: {other}")
-        for unknown in (p for p in request.processors if p not in request.guides and p not in request.stateless):
+            other = (
+                "greedy, match" if sampling.greedy else "match (the default), or one for sampling"
+            )
+            raise UserError(
+                f"acceptor '{rule}' does not serve temperature {sampling.temperature:g}; allowed: {other}"
+            )
+        for unknown in (
+            p for p in request.processors if p not in request.guides and p not in request.stateless
+        ):
             if acceptor.looks_ahead:
                 told = f"processor {named(unknown)} may keep count of its calls"
-                also = "another acceptor (match), or a processor that the request names as stateless"
-                raise UserError(f"acceptor '{rule}' asks for p ahead of what it accepts, and {told}; allowed: {also}")
+                also = (
+                    "another acceptor (match), or a processor that the request names as stateless"
+                )
+                raise UserError(
+                    f"acceptor '{rule}' asks for p ahead of what it accepts, and {told}; allowed: {also}"
+                )
 
 
 PLUS = re.compile(r"(?<![\d.]e)\+|\+(?!\d)", re.IGNORECASE)
@@ -91,14 +105,22 @@ KINDS: dict[str, tuple[types.ModuleType, type]] = {
 def files(package: types.ModuleType) -> tuple[str, ...]:
     """Return the names of a package's parts: its files without `base` and shared ones."""
     found = (m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
-    return tuple(sorted(n.removesuffix("_") for n in found if n != "base" and not n.startswith("_")))
+    return tuple(
+        sorted(n.removesuffix("_") for n in found if n != "base" and not n.startswith("_"))
+    )
 
 
 def in_file(package: types.ModuleType, name: str, base: type) -> type:
     """Return the dataclass derived from `base` in the file of a part."""
     module = importlib.import_module(f"{package.__name__}.{name}{'_' * keyword.iskeyword(name)}")
-    own = [c for c in vars(module).values() if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__]
-    assert [is_dataclass(c) for c in own] == [True], f"{module.__name__} must hold one dataclass of a {base.__name__}"
+    own = [
+        c
+        for c in vars(module).values()
+        if isinstance(c, type) and issubclass(c, base) and c.__module__ == module.__name__
+    ]
+    assert [is_dataclass(c) for c in own] == [True], (
+        f"{module.__name__} must hold one dataclass of a {base.__name__}"
+    )
     return own[0]
 
 
@@ -144,14 +166,25 @@ def part(kind: str, name: str) -> type:
 
 def _plugged(kind: str, name: str, base: type) -> type:
     if len(brought := packages(kind, name)) > 1:
-        raise UserError(f"{kind} '{name}' is brought by packages {', '.join(sorted(brought))}: allowed is one of them")
+        raise UserError(
+            f"{kind} '{name}' is brought by packages {', '.join(sorted(brought))}: allowed is one of them"
+        )
     entry = plugins(kind)[name][0]
     where = f"{kind} '{name}' of package '{brought[0]}' cannot be used: entry point {entry.value}"
     with understood(where):
         cls: type = entry.load()
-    fits = inspect.isclass(cls) and issubclass(cls, base) and issubclass(cls, Hashable) and is_dataclass(cls)
-    if not fits or inspect.isabstract(cls) or cls.__name__.lower() != name:  # results and checkpoints name a part by its class
-        raise UserError(f"{where} is {shown(cls)}, allowed is a whole {base.__name__}: a frozen dataclass {name}, in any case")
+    fits = (
+        inspect.isclass(cls)
+        and issubclass(cls, base)
+        and issubclass(cls, Hashable)
+        and is_dataclass(cls)
+    )
+    if (
+        not fits or inspect.isabstract(cls) or cls.__name__.lower() != name
+    ):  # results and checkpoints name a part by its class
+        raise UserError(
+            f"{where} is {shown(cls)}, allowed is a whole {base.__name__}: a frozen dataclass {name}, in any case"
+        )
     return cls
 
 
@@ -183,7 +216,11 @@ def build(kind: str, spec: str) -> Any:
             check_path(spec)
     cls = part(kind, name)
     values = parsed(filter(None, rest.split(",")), cls, f"{kind} '{name}'")
-    return cls(**values, named=frozenset(values)) if issubclass(cls, TrainableMethod) else cls(**values)
+    return (
+        cls(**values, named=frozenset(values))
+        if issubclass(cls, TrainableMethod)
+        else cls(**values)
+    )
 
 
 def in_folder(folder: str) -> Method:
@@ -225,7 +262,9 @@ def fused(spec: str) -> list[str]:
     """
     found, pieces = [], PLUS.split(spec)
     if len(pieces) > 1 and "" in pieces and not exists(spec):
-        raise UserError(f"'{spec}' has a '+' with nothing on one side, allowed are drafters on both: edd+suffix")
+        raise UserError(
+            f"'{spec}' has a '+' with nothing on one side, allowed are drafters on both: edd+suffix"
+        )
     while pieces:
         n = next(n for n in range(len(pieces), 0, -1) if n == 1 or _is_path("+".join(pieces[:n])))
         found.append("+".join(pieces[:n]))
@@ -256,12 +295,18 @@ def method_of(folder: Path) -> str:
     if stored.about:
         return str(Entries(stored.about, f"'{folder / CONFIG}': {ABOUT}").get("drafter", str))
     methods: dict[str, type[Method]] = parts("drafter")
-    trained = {name: method for name, method in methods.items() if issubclass(method, TrainableMethod)}
-    keys = tensor_names(folder, sorted({file for method in trained.values() for file in method.files}))
+    trained = {
+        name: method for name, method in methods.items() if issubclass(method, TrainableMethod)
+    }
+    keys = tensor_names(
+        folder, sorted({file for method in trained.values() for file in method.files})
+    )
     with understood(f"'{folder}' is not a drafter's folder"):
         found = [n for n, method in trained.items() if method.recognises(stored.config, keys)]
     if len(found) != 1:
-        raise UserError(f"'{folder}' is not a drafter's folder: none of {', '.join(trained)} recognises what is in it")
+        raise UserError(
+            f"'{folder}' is not a drafter's folder: none of {', '.join(trained)} recognises what is in it"
+        )
     return found[0]
 
 
@@ -280,4 +325,8 @@ def stages(name: str) -> tuple[Stage, ...]:
 def summary(kind: str, name: str) -> str:
     """Return the first line of the part's module docstring, or else of its class docstring."""
     cls = part(kind, name)
-    return (importlib.import_module(cls.__module__).__doc__ or cls.__doc__ or "").strip().partition("\n")[0]
+    return (
+        (importlib.import_module(cls.__module__).__doc__ or cls.__doc__ or "")
+        .strip()
+        .partition("\n")[0]
+    )

@@ -23,11 +23,13 @@ from draftree.stats import Step
 from draftree.tree import Ints, Tree
 
 Origin = Literal["prefill", "drafted", "forced", "bonus"]
-"""How a token came: from the prefill, drafted and accepted, the only one that was allowed, or chosen by the target."""
+"""How a token came: from the prefill, drafted and accepted, the only one that was allowed, or
+chosen by the target."""
 Ending = Literal["length", "eos", "stop", "context"]
 """Why a text ended: its limit, an EOS token, one of its criteria, or the target's context."""
 Criterion = Callable[[Tensor, Any], Any]
-"""criterion(ids [1, n], scores) → whether a text ends here, a bool or a tensor [1]; transformers' StoppingCriteria are such."""
+"""criterion(ids [1, n], scores) → whether a text ends here, a bool or a tensor [1]; transformers'
+StoppingCriteria are such."""
 CALLABLES: Rule = "a tuple of what can be called", lambda v: several(v, callable)
 
 
@@ -39,17 +41,22 @@ class Request(Knobs):
         prompt: token ids, at least one and at most the target's context.
         max_new_tokens: how many may come, at least one.
         eos: ids that end the text; they are emitted.
-        number: the request's number; with a seed it decides the noise, so equal numbers get equal draws.
+        number: the request's number; with a seed it decides the noise, so equal numbers get equal
+            draws.
         sampling: how its tokens are chosen; greedily by default.
-        processors: its own logits processors, applied before the sampling's, in greedy decoding too.
-        guides: those of them that are applied to drafts too, so that no draft is wasted on what they forbid: they must be
-            functions of the text alone. Output does not depend on them.
-        stateless: processors beside the guides that are functions of the text alone, too; all others may keep count of their
-            calls, and rules that look ahead refuse them.
-        forced: the one token that can come after a text, if there is only one; it is drafted without asking the drafter.
+        processors: its own logits processors, applied before the sampling's, in greedy decoding
+            too.
+        guides: those of them that are applied to drafts too, so that no draft is wasted on what
+            they forbid: they must be functions of the text alone. Output does not depend on them.
+        stateless: processors beside the guides that are functions of the text alone, too; all
+            others may keep count of their calls, and rules that look ahead refuse them.
+        forced: the one token that can come after a text, if there is only one; it is drafted
+            without asking the drafter.
         criteria: asked after every token; the first to say yes makes it the last.
-        before: padding that processors and criteria are shown before the prompt, as transformers shows it.
-        logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's own; None tells none.
+        before: padding that processors and criteria are shown before the prompt, as transformers
+            shows it.
+        logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's
+            own; None tells none.
         keep_scores: whether the whole logits, raw and processed, are kept for each token.
 
     Raises:
@@ -63,18 +70,24 @@ class Request(Knobs):
     processors: tuple[LogitsProcessor, ...] = knob((), rule=CALLABLES)
     guides: tuple[LogitsProcessor, ...] = knob((), rule=CALLABLES)
     stateless: tuple[LogitsProcessor, ...] = knob((), rule=CALLABLES)
-    forced: Callable[[Sequence[int]], int | None] | None = knob(None, rule=("none, or what can be called", optional(callable)))
+    forced: Callable[[Sequence[int]], int | None] | None = knob(
+        None, rule=("none, or what can be called", optional(callable))
+    )
     criteria: tuple[Criterion, ...] = knob((), rule=CALLABLES)
     before: Sequence[int] = ()
     logprobs: int | None = knob(None, least=0)
     keep_scores: bool = False
-    sampling: Sampling = knob(GREEDY, rule=("a Sampling", lambda value: isinstance(value, Sampling)))
+    sampling: Sampling = knob(
+        GREEDY, rule=("a Sampling", lambda value: isinstance(value, Sampling))
+    )
 
     @override
     def __post_init__(self) -> None:
         for name, kind in (("prompt", tuple), ("before", tuple), ("eos", frozenset)):
             value = getattr(self, name)
-            if (ids := row_of_ids([*value] if name == "eos" and isinstance(value, Set) else value)) is None:
+            if (
+                ids := row_of_ids([*value] if name == "eos" and isinstance(value, Set) else value)
+            ) is None:
                 raise UserError(f"{name} is {shown(value)}, allowed are token ids in one row")
             object.__setattr__(self, name, kind(ids))
         super().__post_init__()
@@ -91,7 +104,11 @@ def under(requests: Sequence[Request], sampling: Sampling | None) -> list[Reques
     Raises:
         UserError: it is no sampling.
     """
-    return [*requests] if sampling is None else [replace(request, sampling=sampling) for request in requests]
+    return (
+        [*requests]
+        if sampling is None
+        else [replace(request, sampling=sampling) for request in requests]
+    )
 
 
 @dataclass(frozen=True)
@@ -107,7 +124,8 @@ class Logprob:
 class Scores:
     """The logits [V] that a token was chosen by: those the request's processors were given, and what they made of them.
 
-    A processor may write into what it is given, and transformers tells of the raw logits as they are then.
+    A processor may write into what it is given, and transformers tells of the raw logits as they
+    are then.
     """
 
     raw: Tensor
@@ -151,7 +169,9 @@ def check(requests: Sequence[Request], target: Target) -> None:
     """Raise a `UserError` for a request that cannot be served."""
     context, vocab = target.decoder.context, target.decoder.vocab
     if not several(requests, lambda r: isinstance(r, Request)):
-        raise UserError(f"the requests are {shown(requests)}, allowed is a list of Request; texts are for `complete`")
+        raise UserError(
+            f"the requests are {shown(requests)}, allowed is a list of Request; texts are for `complete`"
+        )
     if not requests:
         raise UserError("no prompt was given, at least one is needed")
     for request in requests:
@@ -159,9 +179,13 @@ def check(requests: Sequence[Request], target: Target) -> None:
         if n == 0:
             raise UserError("the prompt is empty: it has 0 tokens, at least 1 is needed")
         if n > context:
-            raise UserError(f"the prompt has {n} tokens, allowed are at most the target's context of {context}")
+            raise UserError(
+                f"the prompt has {n} tokens, allowed are at most the target's context of {context}"
+            )
         if not 0 <= min(request.prompt) <= max(request.prompt) < vocab:
-            raise UserError(f"the prompt has token id {max(request.prompt, key=abs)}, allowed are 0 … {vocab - 1}")
+            raise UserError(
+                f"the prompt has token id {max(request.prompt, key=abs)}, allowed are 0 … {vocab - 1}"
+            )
 
 
 def logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> list[Logprob]:
@@ -169,6 +193,12 @@ def logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> l
     found = []
     for node, token in zip(kept.tolist(), tokens, strict=False):
         log_p = torch.log_softmax(p.raw(node).cpu().double(), dim=-1)
-        best = () if not top else tuple(zip(*(x[0].tolist() for x in top_k(log_p[None], min(top, len(log_p)))), strict=True))
+        best = (
+            ()
+            if not top
+            else tuple(
+                zip(*(x[0].tolist() for x in top_k(log_p[None], min(top, len(log_p)))), strict=True)
+            )
+        )
         found.append(Logprob(token, float(log_p[token]), best))
     return found

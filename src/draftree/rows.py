@@ -37,9 +37,10 @@ class Rows:
     """The rows of a batch, each with the request that is written there; requests come and go between two steps.
 
     Args:
-        cache: the target's, with a row for each of these; what it holds of a row must be a proper beginning of the prompt that
-            is admitted there.
-        source: of the rows, what the target's tokens are drawn from instead of their keyed noise; a test enumerates it.
+        cache: the target's, with a row for each of these; what it holds of a row must be a proper
+            beginning of the prompt that is admitted there.
+        source: of the rows, what the target's tokens are drawn from instead of their keyed noise; a
+            test enumerates it.
         calls: how many calls of the same seeds went before, see `Keyed`.
         stats: where figures of all rows together are written.
 
@@ -51,7 +52,8 @@ class Rows:
         live: the rows that still write, in order.
         seated: the rows whose prompts are read, and of which the drafter knows nothing yet.
         undrafted: the rows that are written without drafts, as the drafter raised an exception.
-        growth: the depth that a tree may have at most, so that a step does not exceed a bound of the cache; None for no bound.
+        growth: the depth that a tree may have at most, so that a step does not exceed a bound of
+            the cache; None for no bound.
     """
 
     def __init__(
@@ -61,26 +63,39 @@ class Rows:
         calls: int = 0,
         stats: Stats | None = None,
     ) -> None:
-        self.cache, self.stats, self._source, self._admitted = cache, Stats() if stats is None else stats, source, calls
+        self.cache, self.stats, self._source, self._admitted = (
+            cache,
+            Stats() if stats is None else stats,
+            source,
+            calls,
+        )
         self.requests, self._warned, self._unread = [IDLE] * cache.rows, set[str](), set[int]()
         self.committed = [np.zeros(0, np.int64) for _ in range(cache.rows)]
         self.written: list[list[int]] = [[] for _ in range(cache.rows)]
-        self.last, self.live, self._calls = (np.zeros(n, np.int64) for n in (cache.rows, 0, cache.rows))
-        self._numbers, self._begun = np.zeros(cache.rows, np.int64), 0  # of the sequence in each row; how many have begun
+        self.last, self.live, self._calls = (
+            np.zeros(n, np.int64) for n in (cache.rows, 0, cache.rows)
+        )
+        self._numbers, self._begun = (
+            np.zeros(cache.rows, np.int64),
+            0,
+        )  # of the sequence in each row; how many have begun
         self.growth: int | None = None
         self.seated, self.undrafted = set[int](), set[int]()
 
     @property
     def free(self) -> Ints:
         """The rows without a request, in order."""
-        return np.array([row for row, request in enumerate(self.requests) if request is IDLE], np.int64)
+        return np.array(
+            [row for row, request in enumerate(self.requests) if request is IDLE], np.int64
+        )
 
     def admit(self, requests: Sequence[Request], own_noise: bool = False) -> Ints:
         """Give each request a free row; the next step writes it along with the others.
 
         Args:
             requests: no more than rows are free.
-            own_noise: whether draws must differ from those of requests of the same seed and number that were admitted before.
+            own_noise: whether draws must differ from those of requests of the same seed and number
+                that were admitted before.
 
         Returns:
             The rows, in the order of the requests.
@@ -90,7 +105,9 @@ class Rows:
         """
         rows = self.free[: len(requests)]
         if len(rows) < len(requests):
-            raise UserError(f"{len(requests)} requests came, allowed are as many as rows are free: {len(rows)}")
+            raise UserError(
+                f"{len(requests)} requests came, allowed are as many as rows are free: {len(rows)}"
+            )
         for row, request in zip(rows.tolist(), requests, strict=True):
             self.seat(row, request)
         self.begin(rows, own_noise)
@@ -104,13 +121,16 @@ class Rows:
 
     def follow(self, row: int) -> None:
         """Note how much of its prompt the cache holds of a row that is seated."""
-        self.committed[row] = np.array(self.requests[row].prompt[: self.cache.lengths[row]], np.int64)
+        self.committed[row] = np.array(
+            self.requests[row].prompt[: self.cache.lengths[row]], np.int64
+        )
 
     def begin(self, rows: Ints, own_noise: bool = False) -> None:
         """Let seated requests be written, whose prompts are read now or have been; see `admit`."""
         for row in rows.tolist():
             prompt = self.requests[row].prompt
-            # Until the prefill has spoken, a prompt's last token is its root: the token after it is chosen as any bonus is.
+            # Until the prefill has spoken, a prompt's last token is its root: the token after it is
+            # chosen as any bonus is.
             self.committed[row], self.last[row] = np.array(prompt[:-1], np.int64), prompt[-1]
         self._numbers[rows] = self._begun + np.arange(len(rows))
         self._begun += len(rows)
@@ -169,7 +189,9 @@ class Rows:
     def noise(self) -> Keyed:
         """The keyed randomness for the rows' present roots."""
         seeds = [r.sampling.seed for r in self.requests]
-        return Keyed(seeds, np.array([r.number for r in self.requests], np.int64), self.lengths, self._calls)
+        return Keyed(
+            seeds, np.array([r.number for r in self.requests], np.int64), self.lengths, self._calls
+        )
 
     @property
     def chance(self) -> Chance:
@@ -196,7 +218,10 @@ class Rows:
         if all_greedy(mine):
             return LIKELIEST
         setting = mine[0].sampling.knobs
-        alike = all(request.sampling.warpers is None and request.sampling.knobs == setting for request in mine)
+        alike = all(
+            request.sampling.warpers is None and request.sampling.knobs == setting
+            for request in mine
+        )
         known = all(type(step) in WARPERS for step in setting.processors)
         if not (alike and known) or kind.sampled or self._source is not None:
             return None
@@ -234,7 +259,9 @@ class Rows:
 
         def shaped(logits: Tensor) -> Tensor:
             rows = zip(logits, guides, frontier.tolist(), strict=True)
-            return torch.stack([guided(one, own, self.shown(tree, node)) for one, own, node in rows])
+            return torch.stack(
+                [guided(one, own, self.shown(tree, node)) for one, own, node in rows]
+            )
 
         return shaped
 
@@ -249,21 +276,39 @@ class Rows:
         Args:
             tree: that was verified.
             verified: the target's pass over it.
-            drawn: whether the target's own token, by its noise, is what will be asked for after each node.
+            drawn: whether the target's own token, by its noise, is what will be asked for after
+                each node.
         """
 
         def processors(node: int) -> Sequence[LogitsProcessor]:
             request = self.requests[int(tree.row[node])]
-            if request.processors and not request.eos.isdisjoint(tree.tokens[tree.path(node)[1:]].tolist()):
-                return request.sampling.processors  # plain decoding asks no others what follows an EOS, and that is cut off
+            if request.processors and not request.eos.isdisjoint(
+                tree.tokens[tree.path(node)[1:]].tolist()
+            ):
+                return (
+                    request.sampling.processors
+                )  # plain decoding asks no others what follows an EOS, and that is cut off
             return (*request.processors, *request.sampling.processors)
 
         greedy = lambda node: self.requests[int(tree.row[node])].sampling.greedy
-        noise = self._noise_after(tree, verified.packed) if drawn and verified.told is None else None
+        noise = (
+            self._noise_after(tree, verified.packed) if drawn and verified.told is None else None
+        )
         logits, at = (verified.packed, verified.at) if noise is None else (verified.logits, None)
         mine = [self.requests[row] for row in tree.row[: tree.roots].tolist()]
-        likeliest = all_greedy(mine) and not any(r.processors or r.sampling.processors for r in mine)
-        return Distributions(logits, processors, partial(self.shown, tree), greedy, verified.told, noise, at, likeliest)
+        likeliest = all_greedy(mine) and not any(
+            r.processors or r.sampling.processors for r in mine
+        )
+        return Distributions(
+            logits,
+            processors,
+            partial(self.shown, tree),
+            greedy,
+            verified.told,
+            noise,
+            at,
+            likeliest,
+        )
 
     def _noise_after(self, tree: Tree, logits: Tensor) -> Callable[[Ints], Tensor] | None:
         """Return the noise of the tokens after nodes, on the logits' device.
@@ -271,10 +316,16 @@ class Rows:
         Return None where these are chosen from on the host.
         """
         here = devices.on_host(logits.device) and not self.cache.ladder.few
-        if here or self._source is not None or all_greedy([self.requests[row] for row in tree.row[: tree.roots].tolist()]):
+        if (
+            here
+            or self._source is not None
+            or all_greedy([self.requests[row] for row in tree.row[: tree.roots].tolist()])
+        ):
             return None
         keyed, vocab = self.noise, logits.shape[-1]
-        return lambda nodes: keyed.gumbel_of(tree.row[nodes], tree.depth[nodes], vocab, logits.device)
+        return lambda nodes: keyed.gumbel_of(
+            tree.row[nodes], tree.depth[nodes], vocab, logits.device
+        )
 
     def room(self, target: Target) -> Room:
         """Bounds of each row's tree: no deeper than the tokens it still may write before the bonus."""
@@ -288,7 +339,13 @@ class Rows:
 
     @in_phase("text")
     def emit(
-        self, target: Target, tree: Tree, p: Distributions, verdict: Verdict, probes: Probes | None = None, step: bool = True
+        self,
+        target: Target,
+        tree: Tree,
+        p: Distributions,
+        verdict: Verdict,
+        probes: Probes | None = None,
+        step: bool = True,
     ) -> list[Emitted]:
         """Write down what was accepted, cut exactly where plain decoding stops.
 
@@ -310,21 +367,33 @@ class Rows:
             request, written = self.requests[row], self.written[row]
             tokens = [*tree.tokens[path].tolist(), int(verdict.bonus[root])]
             if step:
-                drafted = int(nodes[row]) - 1 + (0 if probes is None else int((probes.row == row).sum()))
-                self.stats.steps.append(Step(len(path), drafted, int(deepest[row]), int(self._numbers[row])))
+                drafted = (
+                    int(nodes[row]) - 1 + (0 if probes is None else int((probes.row == row).sum()))
+                )
+                self.stats.steps.append(
+                    Step(len(path), drafted, int(deepest[row]), int(self._numbers[row]))
+                )
             self.last[row] = tokens[-1]
-            full = len(self.committed[row]) + len(kept) >= target.decoder.context  # the root has no position left to be read at
+            full = (
+                len(self.committed[row]) + len(kept) >= target.decoder.context
+            )  # the root has no position left to be read at
             count, ending = self._cut(row, tokens, full)
             p.vouch(kept[:count])
             origins = self._origins(tree, kept[:-1])
             origins.append("bonus" if step else "prefill")
-            told = [] if request.logprobs is None else logprobs(p, kept, tokens[:count], request.logprobs)
+            told = (
+                []
+                if request.logprobs is None
+                else logprobs(p, kept, tokens[:count], request.logprobs)
+            )
             chosen_at = kept[:count].tolist() if request.keep_scores else []
             scores = [Scores(*(each.clone() for each in p.scores(n))) for n in chosen_at]
             self.committed[row] = np.concatenate((self.committed[row], tree.tokens[kept]))
             written.extend(tokens[:count])
             self.stats.new_tokens += count
-            events.append(Emitted(row, tokens[:count], origins[:count], tree, path, told, scores, ending))
+            events.append(
+                Emitted(row, tokens[:count], origins[:count], tree, path, told, scores, ending)
+            )
             if ending is not None:
                 done.add(row)
         self.live = np.array([r for r in self.live if r not in done], np.int64)
@@ -346,20 +415,26 @@ class Rows:
         """
         request, written = self.requests[row], self.written[row]
         before = [*request.before, *request.prompt, *written] if request.criteria else []
-        shown = torch.tensor([before + tokens], device=self.cache.device) if request.criteria else None
+        shown = (
+            torch.tensor([before + tokens], device=self.cache.device) if request.criteria else None
+        )
         for i, token in enumerate(tokens):
             if token in request.eos:
                 return i + 1, "eos"
             if shown is not None:
                 text = shown[:, : len(before) + i + 1]
-                said = [bool(criterion(text, None)) for criterion in request.criteria]  # all are asked, as transformers does
+                said = [
+                    bool(criterion(text, None)) for criterion in request.criteria
+                ]  # all are asked, as transformers does
                 if any(said):
                     return i + 1, "stop"
             if len(written) + i + 1 >= request.max_new_tokens:
                 return i + 1, "length"
         return len(tokens), "context" if full else None
 
-    def work(self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None, finds: int = 0) -> Work:
+    def work(
+        self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None, finds: int = 0
+    ) -> Work:
         """Write down what a step asked of the models, before it is emitted."""
         fed = len(tree) + (0 if probes is None else len(probes.row))
         self.stats.work.append(Work(tuple(frontiers), fed, tree.roots, self.context, finds))
@@ -404,7 +479,9 @@ class Writer(Protocol):
         """Return the rows that will be written, and the steps, see `Engine.begin`."""
         ...
 
-    def timed(self, steps: Iterator[list[Emitted]], rows: Rows) -> Generator[list[Emitted], None, None]:
+    def timed(
+        self, steps: Iterator[list[Emitted]], rows: Rows
+    ) -> Generator[list[Emitted], None, None]:
         """Yield steps while their seconds are counted."""
         ...
 

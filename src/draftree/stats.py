@@ -61,9 +61,12 @@ class Stats(Hinting):
         acceptor: the rule that accepted drafts; none for plain decoding.
         draw: how it wanted them drawn.
         lossy: whether a rule that may change the output had a part in it.
-        deepest: the deepest layer that the policy allows; None where it allows any, and for plain decoding.
-        state_bytes: the most that states and their snapshots took, of a target whose layers fold the text into a state.
-        phases: seconds by phase of the loop, each without those inside it (`evaluation/profile.py` says what they are).
+        deepest: the deepest layer that the policy allows; None where it allows any, and for plain
+            decoding.
+        state_bytes: the most that states and their snapshots took, of a target whose layers fold
+            the text into a state.
+        phases: seconds by phase of the loop, each without those inside it (`evaluation/profile.py`
+            says what they are).
     """
 
     kind_of_name: ClassVar[str] = STATS
@@ -83,9 +86,8 @@ class Stats(Hinting):
 
     def __repr__(self) -> str:
         """Return the main figures."""
-        told = (
-            f"{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, acceptance_length={self.acceptance_length:.2f}"
-        )
+        told = f"{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, "
+        told += f"acceptance_length={self.acceptance_length:.2f}"
         return f"Stats({told})"
 
     @property
@@ -97,14 +99,17 @@ class Stats(Hinting):
     def acceptance_lengths(self) -> dict[int, float]:
         """τ of each sequence that was verified, by its number."""
         numbers = sorted({step.sequence for step in self.steps})
-        return {n: _mean([s.accepted + 1 for s in self.steps if s.sequence == n], 1.0) for n in numbers}
+        return {
+            n: _mean([s.accepted + 1 for s in self.steps if s.sequence == n], 1.0) for n in numbers
+        }
 
     @property
     def alpha(self) -> float | None:
         """τ of the step / depth of its verified tree, over the steps that drafted; it can exceed 1.
 
-        EDD + PCT (section 4.1) divides "by the maximum depth of the candidate tree", which for its own trees, of any depth,
-        is nearest to this: 3.99 / 0.74 = 5.4 layers where `max_depth` is 10.
+        EDD + PCT (section 4.1) divides "by the maximum depth of the candidate tree", which for its
+        own trees, of any depth, is nearest to this: 3.99 / 0.74 = 5.4 layers where `max_depth` is
+        10.
         """
         rates = [(s.accepted + 1) / s.depth for s in self.steps if s.depth]
         return _mean(rates, 0.0) if rates else None
@@ -113,8 +118,9 @@ class Stats(Hinting):
     def alpha_bound(self) -> float | None:
         """τ / the deepest layer that the policy allows, None where it allows any.
 
-        This is α of EDD + PCT (section 4.1) where trees are all drafted to one depth: its Table 2 has 3.99 / 6 = 0.67 for
-        EAGLE-2, whatever of the six layers is left after reranking, and 3.56 / 5 = 0.71 for VCT.
+        This is α of EDD + PCT (section 4.1) where trees are all drafted to one depth: its Table 2
+        has 3.99 / 6 = 0.67 for EAGLE-2, whatever of the six layers is left after reranking, and
+        3.56 / 5 = 0.71 for VCT.
         """
         return self.acceptance_length / self.deepest if self.deepest else None
 

@@ -1,8 +1,9 @@
 """The packed forest of candidate tokens, and the values beside it: candidates, verdict, room.
 
-Shapes: R rows (sequences), N nodes of all rows, F frontier nodes, K candidates, V vocabulary, E rows of full draft
-distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes, and policies decide in Python which of them to
-expand. Those of a shape that is known beforehand may grow on a GPU, and are told to the host later (`policies/_unseen.py`).
+Shapes: R rows (sequences), N nodes of all rows, F frontier nodes, K candidates, V vocabulary, E
+rows of full draft distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes,
+and policies decide in Python which of them to expand. Those of a shape that is known beforehand may
+grow on a GPU, and are told to the host later (`policies/_unseen.py`).
 """
 
 from collections.abc import Callable
@@ -25,7 +26,8 @@ Bools = NDArray[np.bool_]
 MAX_NODES = 512
 """Largest number of drafted nodes of a sequence in one step, whatever the policy."""
 ENTROPY_TOP = 1000
-"""M, the likeliest tokens of a distribution that its entropy is taken over (C2T, section 4.1: M = 1,000)."""
+"""M, the likeliest tokens of a distribution that its entropy is taken over (C2T, section 4.1: M =
+1,000)."""
 
 
 class Draw(Enum):
@@ -63,7 +65,9 @@ class Drafted:
 
     def whole(self, logits: Tensor) -> Tensor:
         """Return […, V] of logits or log probabilities […, V′]; −∞ for tokens outside."""
-        return logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf).index_copy(-1, self.ids, logits)
+        return logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf).index_copy(
+            -1, self.ids, logits
+        )
 
     @cached_property
     def numbers(self) -> Ints:
@@ -95,12 +99,15 @@ class Candidates:
     Attributes:
         tokens: [F, K] token ids; their order is draw order.
         log_q: [F, K] natural log of q(token | path); −∞ where there are fewer than K.
-        logs: [F, V] the whole log q, or None for a drafter without one (retrieval); of a draft vocabulary [F, V′].
+        logs: [F, V] the whole log q, or None for a drafter without one (retrieval); of a draft
+            vocabulary [F, V′].
         draw: how the tokens were drawn.
         source: which drafter proposed them, see `Tree.source`.
         sources: [F, K] of each, where they are of several drafters, fused.
-        finite: whether what the drafter computed was numbers; after nodes where it was not, nothing is found.
-        unconditioned: [F, V] log q as it was before it was conditioned on the target's noise, for coupled draws.
+        finite: whether what the drafter computed was numbers; after nodes where it was not, nothing
+            is found.
+        unconditioned: [F, V] log q as it was before it was conditioned on the target's noise, for
+            coupled draws.
         confidence: [F] how probably a child is accepted, by a head of the drafter's that says so.
         drafted: the draft vocabulary that `logs` are of.
     """
@@ -119,7 +126,11 @@ class Candidates:
     @cached_property
     def log_probs(self) -> Tensor | None:
         """[F, V] the whole log q, if there is one; −∞ for tokens that cannot be drafted."""
-        return self.logs if self.logs is None or self.drafted is None else self.drafted.whole(self.logs)
+        return (
+            self.logs
+            if self.logs is None or self.drafted is None
+            else self.drafted.whole(self.logs)
+        )
 
     def log_of(self, tokens: Ints) -> Floats:
         """Return log q [F, K] of given tokens after each node; needs a drafter with a whole q."""
@@ -149,15 +160,26 @@ class Candidates:
         """Return candidates for nodes that share lists: list `which[i]` for node i of [F]."""
 
         def spread(column: Any) -> Any:
-            if isinstance(column, Tensor):  # one list for all costs no memory, and that is how layered policies ask
-                return column.expand(len(which), -1) if len(column) == 1 else column[torch.from_numpy(which).to(column.device)]
+            if isinstance(
+                column, Tensor
+            ):  # one list for all costs no memory, and that is how layered policies ask
+                return (
+                    column.expand(len(which), -1)
+                    if len(column) == 1
+                    else column[torch.from_numpy(which).to(column.device)]
+                )
             return column[which]
 
         return self._each(spread)
 
     def _each(self, change: Callable[[Any], Any]) -> "Candidates":
         columns = {f.name: getattr(self, f.name) for f in fields(self)}
-        return replace(self, **{name: change(c) for name, c in columns.items() if isinstance(c, np.ndarray | Tensor)})
+        return replace(
+            self,
+            **{
+                name: change(c) for name, c in columns.items() if isinstance(c, np.ndarray | Tensor)
+            },
+        )
 
     def entropy(self, top: int = ENTROPY_TOP) -> Floats:
         """Return the entropy [F] of q in nats over its `top` likeliest tokens.
@@ -171,7 +193,9 @@ class Candidates:
             return entropies(likeliest.detach().float().contiguous().numpy(), top)
         if top < likeliest.shape[-1]:
             likeliest = likeliest.topk(top, dim=-1, sorted=False).values
-        return np.asarray(torch.special.entr(likeliest.exp()).cpu().sum(-1, dtype=torch.float64).numpy())
+        return np.asarray(
+            torch.special.entr(likeliest.exp()).cpu().sum(-1, dtype=torch.float64).numpy()
+        )
 
 
 @dataclass(frozen=True)
@@ -196,9 +220,9 @@ class Below:
 class Tree:
     """A forest of drafted tokens, one tree for each live row, topologically ordered and immutable.
 
-    The first nodes are the roots (one for each row that still writes); `parents[i] < i` everywhere else. While
-    drafting, a tree is only appended to, so that node numbers stay valid; `select` alone renumbers, and `number`
-    remembers what the nodes were called before.
+    The first nodes are the roots (one for each row that still writes); `parents[i] < i` everywhere
+    else. While drafting, a tree is only appended to, so that node numbers stay valid; `select`
+    alone renumbers, and `number` remembers what the nodes were called before.
 
     Attributes:
         tokens: [N] token ids.
@@ -206,15 +230,19 @@ class Tree:
         depth: [N] distance from the root.
         row: [N] which sequence the node belongs to.
         log_q: [N] log q(token | path), 0 for a root.
-        score: [N] what the policy ranks by; for most, the node's log value (the sum of log q along its path).
-        source: [N] which drafter proposed the node, −1 for a root and 0 for a drafter alone. Of fused ones, source + 1 has
-            a bit for each that did: of two, 0 is the first, 1 the second, 2 both.
-        entropy: [N] of the distribution a node was drawn from, in nats, where the policy asked for it; else 0.
+        score: [N] what the policy ranks by; for most, the node's log value (the sum of log q along
+            its path).
+        source: [N] which drafter proposed the node, −1 for a root and 0 for a drafter alone. Of
+            fused ones, source + 1 has a bit for each that did: of two, 0 is the first, 1 the
+            second, 2 both.
+        entropy: [N] of the distribution a node was drawn from, in nats, where the policy asked for
+            it; else 0.
         number: [N] the node's number while it was drafted; drafters key their caches by it.
         q_row: [N] the row of `q` a node was drawn from, −1 where there is none.
         draw: how the nodes were drawn.
         q: [E, V] draft distributions of sampled draws, else None.
-        whole: the tree that this one was first selected from, for those who learn from what was drafted and not verified.
+        whole: the tree that this one was first selected from, for those who learn from what was
+            drafted and not verified.
         notes: what the policy that drafted it wants to be told again beside the verdict.
     """
 
@@ -287,7 +315,9 @@ class Tree:
             row=np.concatenate((self.row, self.row[parents])),
             log_q=np.concatenate((self.log_q, log_q)),
             score=np.concatenate((self.score, score)),
-            source=np.concatenate((self.source, np.full(m, candidates.source) if source is None else source)),
+            source=np.concatenate(
+                (self.source, np.full(m, candidates.source) if source is None else source)
+            ),
             entropy=np.concatenate((self.entropy, np.zeros(m) if entropy is None else entropy)),
             number=np.concatenate((self.number, np.arange(n, n + m))),
             q_row=np.concatenate((self.q_row, np.full(m, -1) if q_row is None else q_row)),
@@ -381,7 +411,9 @@ def of_rows(tree: Tree, verdict: Verdict, rows: list[int]) -> tuple[Tree, Verdic
     nodes, place = np.flatnonzero(np.isin(tree.row, rows)), np.full(len(tree) + 1, -1)
     place[nodes] = np.arange(len(nodes))
     columns = {f.name: getattr(tree, f.name) for f in fields(tree)}
-    mine: dict[str, Any] = {name: column[nodes] for name, column in columns.items() if isinstance(column, np.ndarray)}
+    mine: dict[str, Any] = {
+        name: column[nodes] for name, column in columns.items() if isinstance(column, np.ndarray)
+    }
     mine["parents"] = place[mine["parents"]]  # that of a root is −1, and so is the last place
     roots = [root for root in range(tree.roots) if tree.row[root] in rows]
     paths = tuple(place[verdict.paths[root]] for root in roots)

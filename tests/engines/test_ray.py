@@ -16,7 +16,9 @@ PORT = 18123
 def asked(number: int, session: str | None = None) -> httpx.Response:
     body = {"model": "demo", "prompt": f"def f{number % 3}(", "max_tokens": 12, "temperature": 0}
     headers = {HEADER: session} if session else {}
-    return httpx.post(f"http://127.0.0.1:{PORT}/v1/completions", json=body, headers=headers, timeout=300)
+    return httpx.post(
+        f"http://127.0.0.1:{PORT}/v1/completions", json=body, headers=headers, timeout=300
+    )
 
 
 def test_two_replicas_answer_alike_under_load() -> None:
@@ -32,7 +34,13 @@ def test_two_replicas_answer_alike_under_load() -> None:
         assert [a.status_code for a in answers + of_one] == [200] * 50
         texts = [a.json()["choices"][0]["text"] for a in answers]
         assert all(texts[i] == texts[i % 3] for i in range(40))
-        assert serve.status().applications["draftree"].deployments["draftree"].replica_states["RUNNING"] == 2
+        assert (
+            serve.status()
+            .applications["draftree"]
+            .deployments["draftree"]
+            .replica_states["RUNNING"]
+            == 2
+        )
     finally:
         serve.shutdown()
         ray.shutdown()

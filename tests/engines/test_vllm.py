@@ -13,13 +13,20 @@ from transformers import LlamaConfig, LlamaForCausalLM
 import draftree
 
 vllm = pytest.importorskip("vllm")
-SPEC = {"method": "custom_class", "model": "draftree.integrations.vllm.Proposer", "num_speculative_tokens": 8}
+SPEC = {
+    "method": "custom_class",
+    "model": "draftree.integrations.vllm.Proposer",
+    "num_speculative_tokens": 8,
+}
 TIE = 1e-3
-"""Two tokens of log probabilities that are closer than this may change places, as passes of other widths round otherwise."""
+"""Two tokens of log probabilities that are closer than this may change places, as passes of other
+widths round otherwise."""
 
 
 def started(model: str, spec: dict[str, Any] | None, **own: Any) -> Any:
-    more = {} if spec is None else {"speculative_config": spec, "additional_config": {"draftree": own}}
+    more = (
+        {} if spec is None else {"speculative_config": spec, "additional_config": {"draftree": own}}
+    )
     return vllm.LLM(
         model=model, dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=50, skip_tokenizer_init=True,
         kv_cache_memory_bytes=1 << 28, **more,
@@ -32,7 +39,12 @@ def proposer(llm: Any) -> Any:
 
 def written(llm: Any, prompts: list[list[int]], **options: Any) -> list[Any]:
     asked = vllm.SamplingParams(ignore_eos=True, detokenize=False, **options)
-    return [answer.outputs[0] for answer in llm.generate([{"prompt_token_ids": p} for p in prompts], asked, use_tqdm=False)]
+    return [
+        answer.outputs[0]
+        for answer in llm.generate(
+            [{"prompt_token_ids": p} for p in prompts], asked, use_tqdm=False
+        )
+    ]
 
 
 def prompts(count: int) -> list[list[int]]:
@@ -43,7 +55,13 @@ def prompts(count: int) -> list[list[int]]:
 @pytest.fixture(scope="module")
 def plain() -> list[Any]:
     """What vLLM writes without drafts; its engine ends before another begins, as two cannot live in a process."""
-    return written(started(str(draftree.demo_folder()), None), prompts(20), temperature=0, max_tokens=40, logprobs=2)
+    return written(
+        started(str(draftree.demo_folder()), None),
+        prompts(20),
+        temperature=0,
+        max_tokens=40,
+        logprobs=2,
+    )
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +75,9 @@ def test_greedy_texts_are_the_same(drafting: Any, plain: list[Any]) -> None:
     for ours, theirs in zip(drafted, plain, strict=True):
         if list(ours.token_ids) != list(theirs.token_ids):
             at = int(np.argmax(np.array(ours.token_ids) != np.array(theirs.token_ids)))
-            best, second = sorted((x.logprob for x in theirs.logprobs[at].values()), reverse=True)[:2]
+            best, second = sorted((x.logprob for x in theirs.logprobs[at].values()), reverse=True)[
+                :2
+            ]
             assert best - second < TIE
 
 
@@ -77,23 +97,32 @@ def test_of_fifty_requests_a_fifth_aborted_nothing_is_left(drafting: Any) -> Non
     assert len(made.chains.slots.texts) <= 4
 
 
-def repeated(x: torch.Tensor, ends: torch.Tensor, tokens: int, replace_from: float = 0, replace_to: float = 0) -> torch.Tensor:
+def repeated(
+    x: torch.Tensor, ends: torch.Tensor, tokens: int, replace_from: float = 0, replace_to: float = 0
+) -> torch.Tensor:
     """Return what vLLM's `expand_batch_to_tokens` is described to return: [tokens] the value of each token's request."""
     counts = torch.diff(ends.long(), prepend=ends.new_zeros(1).long())
-    return torch.repeat_interleave(torch.where(x == replace_from, replace_to, x), counts, output_size=tokens)
+    return torch.repeat_interleave(
+        torch.where(x == replace_from, replace_to, x), counts, output_size=tokens
+    )
 
 
 def test_vllm_on_a_cpu_loses_the_temperatures_of_drafts() -> None:
     """Why drafts are accepted too often there: the values go into a copy that is dropped, and memory stays as it was.
 
-    vLLM 0.32, `vllm/utils/cpu_triton_utils.py`, `_expand_kernel_impl`. Where this fails vLLM is mended: then the sentence
-    in docs/how-to/use-with-vllm.md and the replacement in the next test go.
+    vLLM 0.32, `vllm/utils/cpu_triton_utils.py`, `_expand_kernel_impl`. Where this fails vLLM is
+    mended: then the sentence in docs/how-to/use-with-vllm.md and the replacement in the next test
+    go.
     """
     from vllm.platforms import current_platform
     from vllm.utils.cpu_triton_utils import _expand_kernel_impl
 
     current_platform.import_kernels()
-    temperatures, ends, before = torch.tensor([0.5, 1.0, 2.0]), torch.tensor([1, 3, 6]), torch.full((6,), 123.0)
+    temperatures, ends, before = (
+        torch.tensor([0.5, 1.0, 2.0]),
+        torch.tensor([1, 3, 6]),
+        torch.full((6,), 123.0),
+    )
     assert repeated(temperatures, ends, 6).tolist() == [0.5, 1, 1, 2, 2, 2]
     found = before.clone()
     _expand_kernel_impl(found, temperatures, ends.int(), 0, 1)
@@ -103,7 +132,8 @@ def test_vllm_on_a_cpu_loses_the_temperatures_of_drafts() -> None:
 def test_the_distribution_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """At temperature 1 the first three tokens of a tiny model are distributed as it says (chi-squared, 1 in 1,000).
 
-    vLLM's own rejection sampling verifies the drafts; its fault on CPUs, which the test above shows, is mended here.
+    vLLM's own rejection sampling verifies the drafts; its fault on CPUs, which the test above
+    shows, is mended here.
     """
     sampler = pytest.importorskip("vllm.v1.sample.rejection_sampler")
     monkeypatch.setattr(sampler, "expand_batch_to_tokens", repeated)
@@ -118,7 +148,10 @@ def test_the_distribution_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     llm = started(str(tmp_path), SPEC, policy="chain:length=2")
     prompt = [1, 2, 3, 1, 2, 3, 1, 2]
     count = 6000
-    seen = Counter(tuple(text.token_ids) for text in written(llm, [prompt] * count, temperature=1.0, max_tokens=3))
+    seen = Counter(
+        tuple(text.token_ids)
+        for text in written(llm, [prompt] * count, temperature=1.0, max_tokens=3)
+    )
     expected = _probabilities(model, prompt, 3)
     figures = proposer(llm).chains.figures
     assert figures.accepted > 300
@@ -137,7 +170,9 @@ def _probabilities(model: Any, prompt: list[int], length: int) -> dict[tuple[int
         longer = {}
         for path, p in found.items():
             with torch.no_grad():
-                following = model(torch.tensor([[*prompt, *path]])).logits[0, -1].softmax(-1).tolist()
+                following = (
+                    model(torch.tensor([[*prompt, *path]])).logits[0, -1].softmax(-1).tolist()
+                )
             longer |= {(*path, token): p * q for token, q in enumerate(following)}
         found = longer
     return found

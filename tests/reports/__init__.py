@@ -1,7 +1,7 @@
 """Faults that were reported in public against other engines, each tried on draftree by a small test.
 
-A test names its report: `@report("owner/repository#number", KIND, "What went wrong there.")`. The page
-`docs/reference/reports.md` lists them; `python tests/reports/page.py` writes it.
+A test names its report: `@report("owner/repository#number", KIND, "What went wrong there.")`. The
+page `docs/reference/reports.md` lists them; `python tests/reports/page.py` writes it.
 """
 
 import re

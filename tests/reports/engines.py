@@ -20,7 +20,9 @@ LENGTH = 24
 def asked(target: Target, prompt: Any = PROMPT, number: int = 0, **options: Any) -> Request:
     """Return the request that stands for the options of a completion."""
     known = Options(**{"max_new_tokens": LENGTH, "ignore_eos": True, **options})
-    return known.request(target, encode(target.tokenizer, prompt) if isinstance(prompt, str) else prompt, number)
+    return known.request(
+        target, encode(target.tokenizer, prompt) if isinstance(prompt, str) else prompt, number
+    )
 
 
 def plainly(target: Target, prompt: Any = PROMPT, **options: Any) -> list[int]:

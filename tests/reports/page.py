@@ -38,8 +38,12 @@ def page() -> str:
     count = sum(map(len, kinds.values()))
     parts = [INTRODUCTION, f"{count} reports, {len(tests)} tests.\n"]
     for kind in sorted(kinds):
-        rows = [f"| [{r.reference}]({r.link}) | {r.symptom} | `{test}` |" for r, test in kinds[kind]]
-        parts.append("\n".join((f"## {kind}\n", "| report | fault | test |", "|---|---|---|", *rows, "")))
+        rows = [
+            f"| [{r.reference}]({r.link}) | {r.symptom} | `{test}` |" for r, test in kinds[kind]
+        ]
+        parts.append(
+            "\n".join((f"## {kind}\n", "| report | fault | test |", "|---|---|---|", *rows, ""))
+        )
     return "\n".join(parts)
 
 

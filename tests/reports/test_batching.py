@@ -39,12 +39,18 @@ def prompts(count: int) -> list[list[int]]:
     return [t if i % 2 else (t * 4)[:14] for i, t in enumerate(texts)]
 
 
-def write(target: Target, drafter: str, requests: list[Request], policy: str = "chain:length=5") -> Any:
+def write(
+    target: Target, drafter: str, requests: list[Request], policy: str = "chain:length=5"
+) -> Any:
     """Return the texts and figures of a batch, by a new engine."""
     return load(target, drafter, policy, costs=COSTS).write(requests)
 
 
-@report("NVIDIA/TensorRT-LLM#3456", KIND, "Sequences that left a batch out of order spoiled the texts of the others.")
+@report(
+    "NVIDIA/TensorRT-LLM#3456",
+    KIND,
+    "Sequences that left a batch out of order spoiled the texts of the others.",
+)
 @pytest.mark.parametrize("drafter", ["pld", "suffix", "lookahead", "token_recycling"])
 def test_sequences_leave_in_any_order(drafter: str) -> None:
     target = tiny_target(context=64)
@@ -58,7 +64,9 @@ def test_sequences_leave_in_any_order(drafter: str) -> None:
     ]
     alone = [plain(target, [r]).tokens[0] for r in requests]
     for order in itertools.islice(itertools.permutations(range(5)), 0, 120, 29):
-        assert write(target, drafter, [requests[i] for i in order]).tokens == [alone[i] for i in order]
+        assert write(target, drafter, [requests[i] for i in order]).tokens == [
+            alone[i] for i in order
+        ]
 
 
 @report(
@@ -66,7 +74,11 @@ def test_sequences_leave_in_any_order(drafter: str) -> None:
     KIND,
     "Draft lengths were read in another order than the batch's, and tokens leaked into other answers.",
 )
-@report("huggingface/text-generation-inference#1411", KIND, "In larger batches a token of another text appeared now and then.")
+@report(
+    "huggingface/text-generation-inference#1411",
+    KIND,
+    "In larger batches a token of another text appeared now and then.",
+)
 def test_tokens_of_unequal_drafts_stay_with_their_sequence() -> None:
     target = tiny_target(context=64)
     requests = [Request(p, 16, number=i) for i, p in enumerate(prompts(12))]
@@ -84,8 +96,14 @@ class Halved(Scripted):
         return None if row % 2 else 0
 
 
-@report("HabanaAI/vllm-fork#823", KIND, "Sequences with and without drafts were put together in the wrong order.")
-@report("ggml-org/llama.cpp#10513", KIND, "Slots that decoded in parallel spoiled one another's drafts.")
+@report(
+    "HabanaAI/vllm-fork#823",
+    KIND,
+    "Sequences with and without drafts were put together in the wrong order.",
+)
+@report(
+    "ggml-org/llama.cpp#10513", KIND, "Slots that decoded in parallel spoiled one another's drafts."
+)
 def test_sequences_with_and_without_accepted_drafts_do_not_mix() -> None:
     target = tiny_target(context=64)
     requests = [Request(p, 14) for p in prompts(5)]
@@ -98,9 +116,15 @@ def test_sequences_with_and_without_accepted_drafts_do_not_mix() -> None:
 
 
 @report(
-    "sgl-project/sglang#18984", KIND, "Lengths of accepted drafts were not filtered with the batch, and no longer fitted it."
+    "sgl-project/sglang#18984",
+    KIND,
+    "Lengths of accepted drafts were not filtered with the batch, and no longer fitted it.",
 )
-@report("sgl-project/sglang#10090", KIND, "Merging a new request into a running batch failed on states of other sizes.")
+@report(
+    "sgl-project/sglang#10090",
+    KIND,
+    "Merging a new request into a running batch failed on states of other sizes.",
+)
 @pytest.mark.parametrize("name", ["eagle", "edd", "medusa", "lm", "pld"])
 def test_requests_join_and_leave_a_running_batch(name: str) -> None:
     target = tiny_target(context=64)
@@ -127,9 +151,15 @@ def test_requests_join_and_leave_a_running_batch(name: str) -> None:
 
 
 @report(
-    "vllm-project/vllm#28558", KIND, "A request that was pushed out of the batch kept the drafts that were scheduled for it."
+    "vllm-project/vllm#28558",
+    KIND,
+    "A request that was pushed out of the batch kept the drafts that were scheduled for it.",
 )
-@report("sgl-project/sglang#2711", KIND, "A request that was taken back for lack of memory failed with drafts.")
+@report(
+    "sgl-project/sglang#2711",
+    KIND,
+    "A request that was taken back for lack of memory failed with drafts.",
+)
 @pytest.mark.parametrize("name", ["eagle", "edd", "pld", "suffix"])
 def test_a_request_that_was_pushed_out_goes_on_as_before(name: str) -> None:
     """It is released in mid-text, others run in its place, and it is admitted again with what was written as its prompt."""
@@ -166,11 +196,19 @@ def test_recurrent_states_of_a_batch_are_rolled_back_apart(family: str) -> None:
     target = Target(Decoder(hybrid(family)), family)
     texts = [[5, 9, 7, 11, 5, 9, 7, 11, 5], [3, 3, 8], [40, 41, 42, 40, 41, 42, 40]]
     wanted = [OneByOne(target.decoder.model, p).write(8) for p in texts]
-    engine = Engine(target, Halved([[*p, *w] for p, w in zip(texts, wanted, strict=True)], target.decoder.vocab), Chain(3))
+    engine = Engine(
+        target,
+        Halved([[*p, *w] for p, w in zip(texts, wanted, strict=True)], target.decoder.vocab),
+        Chain(3),
+    )
     assert engine.write([Request(p, 8) for p in texts]).tokens == wanted
 
 
-@report("huggingface/transformers#29769", KIND, "Assisted decoding refused batches of more than one prompt.")
+@report(
+    "huggingface/transformers#29769",
+    KIND,
+    "Assisted decoding refused batches of more than one prompt.",
+)
 @report(
     "huggingface/transformers#32165",
     KIND,
@@ -184,7 +222,9 @@ def test_recurrent_states_of_a_batch_are_rolled_back_apart(family: str) -> None:
 @pytest.mark.parametrize("drafter", ["pld", "model"])
 def test_padded_batches_are_drafted_for_by_the_hook(drafter: str) -> None:
     served = model("llama")
-    hook = speculate(LoadedModel(served) if drafter == "model" else drafter, "chain:length=4", costs=COSTS)
+    hook = speculate(
+        LoadedModel(served) if drafter == "model" else drafter, "chain:length=4", costs=COSTS
+    )
     given: dict[str, Any] = {
         **padded(TEXTS),
         "max_new_tokens": 14,
@@ -209,13 +249,19 @@ class Wrong(Scripted):
         return candidates, state
 
 
-@report("vllm-project/vllm#46574", KIND, "Drafts with the id -1 reached the batch, and its shapes and ids were wrong.")
+@report(
+    "vllm-project/vllm#46574",
+    KIND,
+    "Drafts with the id -1 reached the batch, and its shapes and ids were wrong.",
+)
 @pytest.mark.parametrize("bad", [-1, 61, 10**6])
 def test_drafts_that_do_not_exist_are_named(bad: int, monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target(context=64)
     monkeypatch.setattr(Wrong, "bad", bad)
     request = Request([7, 5, 9], 10)
-    with pytest.warns(DraftreeWarning, match=rf"drafted token id {bad}, allowed are 0 … 60 \(Wrong\)$"):
+    with pytest.warns(
+        DraftreeWarning, match=rf"drafted token id {bad}, allowed are 0 … 60 \(Wrong\)$"
+    ):
         found = Engine(target, Wrong([[]], 61), Chain(3), costs=COSTS).write([request])
     assert found.tokens == plain(target, [request]).tokens
 
@@ -223,7 +269,9 @@ def test_drafts_that_do_not_exist_are_named(bad: int, monkeypatch: pytest.Monkey
 @report("vllm-project/vllm#26027", KIND, "Tokens of a step were lost on their way to the stream.")
 def test_every_token_of_a_step_reaches_the_listener() -> None:
     target = tiny_target(context=64)
-    requests = [Request(p, 15, sampling=Sampling(float(i % 2), seed=i)) for i, p in enumerate(prompts(4))]
+    requests = [
+        Request(p, 15, sampling=Sampling(float(i % 2), seed=i)) for i, p in enumerate(prompts(4))
+    ]
     streamed: list[list[int]] = [[] for _ in requests]
 
     def listen(events: list[Any]) -> None:

@@ -59,7 +59,9 @@ def test_what_was_accepted_after_the_end_is_forgotten(target: Target) -> None:
 
 
 @report(
-    "google-ai-edge/LiteRT-LM#3439", KIND, "The token that ends an answer never entered the cache, and later turns missed it."
+    "google-ai-edge/LiteRT-LM#3439",
+    KIND,
+    "The token that ends an answer never entered the cache, and later turns missed it.",
 )
 @pytest.mark.parametrize("options", [{}, {"max_new_tokens": 5}, {"stop": "a"}], ids=str)
 def test_later_turns_see_the_end_of_earlier_ones(talking: Target, options: dict[str, Any]) -> None:
@@ -111,7 +113,11 @@ def test_prompts_of_any_length_follow_one_another(name: str) -> None:
         assert found.stats.steps == new.stats.steps
 
 
-@report("NVIDIA/TensorRT-LLM#2263", KIND, "Lookahead was wrong after its first call, and differed from call to call.")
+@report(
+    "NVIDIA/TensorRT-LLM#2263",
+    KIND,
+    "Lookahead was wrong after its first call, and differed from call to call.",
+)
 def test_lookahead_is_the_same_at_every_call() -> None:
     target = tiny_target(context=96)
     engine = load(target, "lookahead", "chain:length=4", costs=COSTS)
@@ -122,7 +128,11 @@ def test_lookahead_is_the_same_at_every_call() -> None:
         assert engine.write(requests).tokens == alone
 
 
-@report("JustVugg/colibri#678", KIND, "A cancel in mid-text was not honoured, or left a slot that nobody could use.")
+@report(
+    "JustVugg/colibri#678",
+    KIND,
+    "A cancel in mid-text was not honoured, or left a slot that nobody could use.",
+)
 def test_a_text_may_be_left_at_any_token(target: Target) -> None:
     engine, wanted = knowing(target, [whole(target)]), plainly(target)
     for after in (1, 3, 6):
@@ -157,18 +167,28 @@ def test_a_text_may_be_left_at_any_token(target: Target) -> None:
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_a_model_that_drafts_for_itself_is_always_right(policy: Any, temperature: float) -> None:
     target = tiny_target(context=120)
-    engine = Engine(target, load(target, LoadedModel(tiny_target(context=120))).drafter, policy, costs=COSTS)
+    engine = Engine(
+        target, load(target, LoadedModel(tiny_target(context=120))).drafter, policy, costs=COSTS
+    )
     found = engine.write([Request([5, 6, 7], 90, sampling=Sampling(temperature, seed=1))])
     assert all(s.accepted == s.depth for s in found.stats.steps)
 
 
-@report("vllm-project/vllm#39273", KIND, "On hybrid models a step without drafts after an accepted one read a stale state.")
+@report(
+    "vllm-project/vllm#39273",
+    KIND,
+    "On hybrid models a step without drafts after an accepted one read a stale state.",
+)
 @report(
     "ml-explore/mlx-lm#1109",
     KIND,
     "Rejected drafts stayed in recurrent states, which cannot be trimmed, and spoiled what followed.",
 )
-@report("ml-explore/mlx-lm#1446", KIND, "A target with recurrent layers was refused because its cache cannot be trimmed.")
+@report(
+    "ml-explore/mlx-lm#1446",
+    KIND,
+    "A target with recurrent layers was refused because its cache cannot be trimmed.",
+)
 @pytest.mark.parametrize("family", ["qwen3_next", "lfm2", "bamba"])
 @pytest.mark.parametrize("drafter", ["pld", "suffix"])
 def test_recurrent_states_hold_what_was_accepted(family: str, drafter: str) -> None:
@@ -181,7 +201,11 @@ def test_recurrent_states_hold_what_was_accepted(family: str, drafter: str) -> N
     assert engine.write([Request(on, 7)]).tokens[0] == wanted[5:], "also gone on from"
 
 
-@report("ml-explore/mlx-lm#1528", KIND, "Closing a text early near its limit rewound the caches by a count of an earlier step.")
+@report(
+    "ml-explore/mlx-lm#1528",
+    KIND,
+    "Closing a text early near its limit rewound the caches by a count of an earlier step.",
+)
 def test_a_text_that_is_closed_near_its_limit_leaves_exact_caches(target: Target) -> None:
     engine, wanted = knowing(target, [whole(target)]), plainly(target)
     for limit in range(5, 13):
@@ -190,7 +214,10 @@ def test_a_text_that_is_closed_near_its_limit_leaves_exact_caches(target: Target
             next(steps)
         steps.close()
         prompt = [*asked(target).prompt, *wanted[: limit - 3]]
-        assert engine.write([asked(target, prompt, max_new_tokens=6)]).tokens[0] == wanted[limit - 3 :][:6]
+        assert (
+            engine.write([asked(target, prompt, max_new_tokens=6)]).tokens[0]
+            == wanted[limit - 3 :][:6]
+        )
 
 
 @report(
@@ -219,7 +246,11 @@ def test_what_is_forgotten_is_read_again(target: Target, monkeypatch: pytest.Mon
     KIND,
     "A prompt cache could not be used with a draft model: it had the layers of the target alone.",
 )
-@report("vllm-project/vllm#17137", KIND, "A prefix from the cache lacked the drafter's part of its last block.")
+@report(
+    "vllm-project/vllm#17137",
+    KIND,
+    "A prefix from the cache lacked the drafter's part of its last block.",
+)
 @pytest.mark.parametrize("name", ["lm", *NEURAL])
 def test_a_cached_prefix_is_one_for_the_drafter_too(name: str) -> None:
     """The second prompt begins with the first one's text; drafts and text are those of an engine that read all of it."""
@@ -233,7 +264,11 @@ def test_a_cached_prefix_is_one_for_the_drafter_too(name: str) -> None:
         assert found.stats.steps == new.stats.steps
 
 
-@report("snowflakedb/ArcticInference#176", KIND, "The suffix cache kept every request, and memory grew without bound.")
+@report(
+    "snowflakedb/ArcticInference#176",
+    KIND,
+    "The suffix cache kept every request, and memory grew without bound.",
+)
 def test_what_a_drafter_remembers_is_bounded() -> None:
     target = tiny_target(context=40)
     engine = load(target, "suffix:memory=60", "chain:length=4", costs=COSTS)
@@ -245,7 +280,11 @@ def test_what_a_drafter_remembers_is_bounded() -> None:
     assert 30 < max(sizes) <= 60
 
 
-@report("vllm-project/vllm#31944", KIND, "A request that sat out some steps was resumed with the drafts of before.")
+@report(
+    "vllm-project/vllm#31944",
+    KIND,
+    "A request that sat out some steps was resumed with the drafts of before.",
+)
 def test_a_sequence_that_waits_is_not_resumed_with_old_drafts(target: Target) -> None:
     """Another sequence is admitted and released between two steps of the first one."""
     wanted = plainly(target)

@@ -32,7 +32,12 @@ KIND = "Draft checkpoints and exports"
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 ROPES: Mapping[str, dict[str, Any]] = {
     "linear": {"factor": 2.0},
-    "llama3": {"factor": 4.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0, "original_max_position_embeddings": 16},
+    "llama3": {
+        "factor": 4.0,
+        "low_freq_factor": 1.0,
+        "high_freq_factor": 4.0,
+        "original_max_position_embeddings": 16,
+    },
     "yarn": {"factor": 4.0, "original_max_position_embeddings": 32},
 }
 
@@ -70,7 +75,9 @@ def config_of(folder: Path) -> dict[str, Any]:
     return found
 
 
-def changed(folder: Path, out: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], object]) -> Path:
+def changed(
+    folder: Path, out: Path, change: Callable[[dict[str, Any], dict[str, Tensor]], object]
+) -> Path:
     """Copy a checkpoint with changes to its config and tensors."""
     (file,) = folder.glob("*.safetensors")
     config, tensors = config_of(folder), load_file(file)
@@ -107,8 +114,12 @@ def test_a_rope_is_read_from_either_place(kind: str, tmp_path: Path) -> None:
 
 @report("vllm-project/speculators#574", KIND, "A conversion lost the scaling of the rope.")
 @pytest.mark.parametrize("kind", ROPES)
-@pytest.mark.parametrize(("name", "layout"), [("eagle3", "eagle"), ("eagle3", "speculators"), ("eagle", "eagle")])
-def test_an_export_keeps_the_scaling_of_the_rope(kind: str, name: str, layout: str, folder: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "layout"), [("eagle3", "eagle"), ("eagle3", "speculators"), ("eagle", "eagle")]
+)
+def test_an_export_keeps_the_scaling_of_the_rope(
+    kind: str, name: str, layout: str, folder: Path, tmp_path: Path
+) -> None:
     t = Target.load(str(folder), torch.float32)
     export(str(saved(name, tmp_path / "ours", t)), "eagle", tmp_path / "plain")
 
@@ -122,9 +133,13 @@ def test_an_export_keeps_the_scaling_of_the_rope(kind: str, name: str, layout: s
 
 
 @report(
-    "vllm-project/speculators#1065", KIND, "A newer checkpoint with further norms and layers was opened as the older network."
+    "vllm-project/speculators#1065",
+    KIND,
+    "A newer checkpoint with further norms and layers was opened as the older network.",
 )
-@pytest.mark.parametrize("extra", ["norm_output.weight", "midlayer.q_norm.weight", "fc_norm.weight"])
+@pytest.mark.parametrize(
+    "extra", ["norm_output.weight", "midlayer.q_norm.weight", "fc_norm.weight"]
+)
 def test_tensors_that_the_network_has_not_are_named(extra: str, tmp_path: Path) -> None:
     there = saved("eagle3", tmp_path / "ours")
     changed(there, tmp_path / "newer", lambda _, tensors: tensors.update({extra: torch.ones(32)}))
@@ -137,28 +152,44 @@ def test_tensors_that_the_network_has_not_are_named(extra: str, tmp_path: Path) 
     KIND,
     "Weights that a checkpoint lacks were filled with random numbers, and written as converted.",
 )
-@report("sgl-project/sglang#27908", KIND, "A draft head without weights kept its random ones, and no draft was accepted.")
+@report(
+    "sgl-project/sglang#27908",
+    KIND,
+    "A draft head without weights kept its random ones, and no draft was accepted.",
+)
 @pytest.mark.parametrize("spec", ["eagle", "eagle3", "dflash:block=5", "mtp", "edd"])
 def test_missing_weights_are_named_and_never_random(spec: str, tmp_path: Path) -> None:
     there = saved(spec, tmp_path / "ours")
     (file,) = there.glob("*.safetensors")
     for number, name in enumerate(list(load_file(file))[:: max(len(load_file(file)) // 4, 1)]):
-        lacking = changed(there, tmp_path / str(number), lambda _, tensors, name=name: tensors.pop(name))
+        lacking = changed(
+            there, tmp_path / str(number), lambda _, tensors, name=name: tensors.pop(name)
+        )
         with pytest.raises(UserError, match=name.replace(".", r"\.")):
             build("drafter", str(lacking)).open(served())
     if spec == "eagle3":
         with pytest.raises(UserError, match="missing tensors"):
-            export(str(changed(there, tmp_path / "x", lambda _, t: t.pop("lm_head.weight"))), "eagle", tmp_path / "out")
+            export(
+                str(changed(there, tmp_path / "x", lambda _, t: t.pop("lm_head.weight"))),
+                "eagle",
+                tmp_path / "out",
+            )
         assert not (tmp_path / "out").exists()
 
 
 @report(
-    "ggml-org/llama.cpp#18039", KIND, "The map from a draft vocabulary to the target's may hold ids out of range, or one twice."
+    "ggml-org/llama.cpp#18039",
+    KIND,
+    "The map from a draft vocabulary to the target's may hold ids out of range, or one twice.",
 )
 def test_ids_of_a_draft_vocabulary_are_checked(tmp_path: Path) -> None:
     there = saved("eagle3:draft_vocab=20", tmp_path / "ours")
     for number, wrong in enumerate((10**6, -(10**6))):
-        bad = changed(there, tmp_path / str(number), lambda _, tensors, wrong=wrong: tensors["d2t"].__setitem__(3, wrong))
+        bad = changed(
+            there,
+            tmp_path / str(number),
+            lambda _, tensors, wrong=wrong: tensors["d2t"].__setitem__(3, wrong),
+        )
         with pytest.raises(UserError, match="d2t"):
             build("drafter", str(bad)).open(served())
 
@@ -170,7 +201,9 @@ def test_ids_of_a_draft_vocabulary_are_checked(tmp_path: Path) -> None:
 )
 @pytest.mark.parametrize("spec", ["eagle3:draft_vocab=20"])
 @pytest.mark.parametrize("layout", ["eagle", "speculators"])
-def test_an_export_holds_the_map_of_its_vocabulary(spec: str, layout: str, folder: Path, tmp_path: Path) -> None:
+def test_an_export_holds_the_map_of_its_vocabulary(
+    spec: str, layout: str, folder: Path, tmp_path: Path
+) -> None:
     t = Target.load(str(folder), torch.float32)
     there = saved(spec, tmp_path / "ours", t)
     export(str(there), layout, tmp_path / "out", str(folder))
@@ -182,7 +215,9 @@ def test_an_export_holds_the_map_of_its_vocabulary(spec: str, layout: str, folde
 
 
 @report(
-    "verl-project/verl-SpeCo#66", KIND, "A smaller draft vocabulary without a map was taken for the first ids of the target."
+    "verl-project/verl-SpeCo#66",
+    KIND,
+    "A smaller draft vocabulary without a map was taken for the first ids of the target.",
 )
 @pytest.mark.parametrize("lost", ["d2t", "t2d"])
 def test_a_draft_vocabulary_without_its_map_is_refused(lost: str, tmp_path: Path) -> None:
@@ -196,9 +231,13 @@ def test_a_draft_vocabulary_without_its_map_is_refused(lost: str, tmp_path: Path
         build("drafter", str(changed(there, tmp_path / "lost", drop))).open(served())
 
 
-@report("lightseekorg/TorchSpec#38", KIND, "Exported checkpoints held an embedding of random numbers.")
+@report(
+    "lightseekorg/TorchSpec#38", KIND, "Exported checkpoints held an embedding of random numbers."
+)
 @pytest.mark.parametrize("spec", ["eagle", "eagle3", "dflash:block=5"])
-def test_an_exported_embedding_is_the_targets_or_absent(spec: str, folder: Path, tmp_path: Path) -> None:
+def test_an_exported_embedding_is_the_targets_or_absent(
+    spec: str, folder: Path, tmp_path: Path
+) -> None:
     t = Target.load(str(folder), torch.float32)
     layout = "speculators" if spec.startswith("dflash") else "eagle"
     export(str(saved(spec, tmp_path / "ours", t)), layout, tmp_path / "out", str(folder))
@@ -209,7 +248,11 @@ def test_an_exported_embedding_is_the_targets_or_absent(spec: str, folder: Path,
         assert torch.equal(stored, true.to(stored.dtype))
 
 
-@report("vllm-project/vllm#28549", KIND, "An embedding and a head of the drafter's own were replaced by the target's.")
+@report(
+    "vllm-project/vllm#28549",
+    KIND,
+    "An embedding and a head of the drafter's own were replaced by the target's.",
+)
 def test_an_embedding_of_the_drafters_own_is_used(tmp_path: Path) -> None:
     there = saved("eagle3", tmp_path / "ours")
     true = served().decoder.model.get_input_embeddings().weight.detach().float()
@@ -223,7 +266,11 @@ def test_an_embedding_of_the_drafters_own_is_used(tmp_path: Path) -> None:
 
 
 @report("vllm-project/vllm#17740", KIND, "A drafter of another width than the target failed.")
-@report("vllm-project/vllm#18906", KIND, "A drafter with an embedding of its own width could not be loaded.")
+@report(
+    "vllm-project/vllm#18906",
+    KIND,
+    "A drafter with an embedding of its own width could not be loaded.",
+)
 def test_a_drafter_may_be_narrower_than_its_target(tmp_path: Path) -> None:
     there = saved("eagle3", tmp_path / "ours")
     narrow = 16
@@ -234,14 +281,21 @@ def test_a_drafter_may_be_narrower_than_its_target(tmp_path: Path) -> None:
         for name, value in list(tensors.items()):
             rows = (
                 narrow
-                if name in ("fc.weight", "norm.weight") or name.endswith(("norm.weight", "o_proj.weight", "down_proj.weight"))
+                if name in ("fc.weight", "norm.weight")
+                or name.endswith(("norm.weight", "o_proj.weight", "down_proj.weight"))
                 else None
             )
             value = value[:rows] if rows else value
-            if value.dim() == 2 and name != "fc.weight" and not name.endswith(("o_proj.weight", "down_proj.weight")):
+            if (
+                value.dim() == 2
+                and name != "fc.weight"
+                and not name.endswith(("o_proj.weight", "down_proj.weight"))
+            ):
                 value = value[:, : value.shape[1] // 2]
             tensors[name] = value.contiguous()
-        tensors["embed_tokens.weight"] = torch.randn(71, narrow, generator=torch.Generator().manual_seed(1))
+        tensors["embed_tokens.weight"] = torch.randn(
+            71, narrow, generator=torch.Generator().manual_seed(1)
+        )
 
     export(str(there), "eagle", tmp_path / "there")
     found = changed(tmp_path / "there", tmp_path / "narrow", cut)
@@ -251,7 +305,11 @@ def test_a_drafter_may_be_narrower_than_its_target(tmp_path: Path) -> None:
     assert torch.isfinite(drafts(found).exp()).all()
 
 
-@report("vllm-project/vllm#12831", KIND, "Biases of a drafter's attention were dropped or mixed up when it was loaded.")
+@report(
+    "vllm-project/vllm#12831",
+    KIND,
+    "Biases of a drafter's attention were dropped or mixed up when it was loaded.",
+)
 @pytest.mark.parametrize("part", ["q", "k", "v"])
 def test_biases_of_a_drafters_attention_are_used(part: str, tmp_path: Path) -> None:
     t = architecture("qwen2")
@@ -264,14 +322,22 @@ def test_biases_of_a_drafters_attention_are_used(part: str, tmp_path: Path) -> N
 
         def biased(config: dict[str, Any], tensors: dict[str, Tensor]) -> None:
             config |= {"model_type": "qwen2", "qkv_bias": True}
-            tensors |= {f"layers.0.self_attn.{p}_proj.bias": torch.zeros(n) for p, n in sizes.items()}
+            tensors |= {
+                f"layers.0.self_attn.{p}_proj.bias": torch.zeros(n) for p, n in sizes.items()
+            }
 
         there = changed(tmp_path / "base", tmp_path / "biased", biased)
-    moved = changed(there, tmp_path / "moved", lambda _, tensors: tensors[name].add_(torch.linspace(-2, 2, len(tensors[name]))))
+    moved = changed(
+        there,
+        tmp_path / "moved",
+        lambda _, tensors: tensors[name].add_(torch.linspace(-2, 2, len(tensors[name]))),
+    )
     assert not torch.allclose(drafts(moved, t), drafts(there, t))
 
 
-@report("SafeAILab/EAGLE#258", KIND, "A drafter of another target ran, and garbled words were written.")
+@report(
+    "SafeAILab/EAGLE#258", KIND, "A drafter of another target ran, and garbled words were written."
+)
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "edd", "medusa", "glide"])
 def test_a_drafter_of_another_target_changes_no_text(name: str, tmp_path: Path) -> None:
     there = saved(name, tmp_path / "ours", tiny_target(seed=1))
@@ -287,7 +353,11 @@ def test_a_drafter_of_another_target_changes_no_text(name: str, tmp_path: Path) 
     KIND,
     "Half precision overflowed in the drafter, and trees of logits that are no numbers were invalid.",
 )
-@report("vllm-project/vllm#45060", KIND, "Logits of the target that are no numbers led to ids outside the vocabulary.")
+@report(
+    "vllm-project/vllm#45060",
+    KIND,
+    "Logits of the target that are no numbers led to ids outside the vocabulary.",
+)
 @pytest.mark.parametrize("wrong", [math.nan, math.inf, 6e4])
 def test_numbers_that_are_none_change_no_text(wrong: float) -> None:
     target = tiny_target()
@@ -311,7 +381,11 @@ def test_numbers_that_are_none_change_no_text(wrong: float) -> None:
         load(spoiled, "pld", "chain:length=3", costs=COSTS).write([request])
 
 
-@report("FasterDecoding/Medusa#81", KIND, "Two or three heads under the usual tree ended in an error of the device.")
+@report(
+    "FasterDecoding/Medusa#81",
+    KIND,
+    "Two or three heads under the usual tree ended in an error of the device.",
+)
 @pytest.mark.parametrize("heads", [1, 2, 3])
 @pytest.mark.parametrize("tree", ["medusa/mc_sim_7b_63", "eagle1/mc_sim_7b_63"])
 def test_a_tree_deeper_than_the_heads_is_cut(heads: int, tree: str) -> None:
@@ -325,7 +399,9 @@ def test_a_tree_deeper_than_the_heads_is_cut(heads: int, tree: str) -> None:
 
 
 @report(
-    "FasterDecoding/Medusa#140", KIND, "Two layouts of heads, with and without a linear layer to the vocabulary, were mixed up."
+    "FasterDecoding/Medusa#140",
+    KIND,
+    "Two layouts of heads, with and without a linear layer to the vocabulary, were mixed up.",
 )
 def test_both_layouts_of_heads_are_read(tmp_path: Path) -> None:
     there = saved("medusa:heads=2", tmp_path / "ours")
@@ -344,10 +420,14 @@ def test_both_layouts_of_heads_are_read(tmp_path: Path) -> None:
 
 
 @report(
-    "vllm-project/speculators#456", KIND, "An exported DFlash said as many draft tokens as its block has slots, one too many."
+    "vllm-project/speculators#456",
+    KIND,
+    "An exported DFlash said as many draft tokens as its block has slots, one too many.",
 )
 @pytest.mark.parametrize(("spec", "drafted"), [("dflash:block=8", 7), ("dflash:block=4", 3)])
-def test_an_exported_block_says_how_many_tokens_it_drafts(spec: str, drafted: int, folder: Path, tmp_path: Path) -> None:
+def test_an_exported_block_says_how_many_tokens_it_drafts(
+    spec: str, drafted: int, folder: Path, tmp_path: Path
+) -> None:
     t = Target.load(str(folder), torch.float32)
     export(str(saved(spec, tmp_path / "ours", t)), "speculators", tmp_path / "out", str(folder))
     methods = config_of(tmp_path / "out")["speculators_config"]["proposal_methods"]

@@ -32,7 +32,9 @@ def engine(target: Target, name: str, policy: str | Policy) -> Engine:
     """Return an engine with a drafter of random weights."""
     torch.manual_seed(3)
     made = build("drafter", name).example(target)
-    return Engine(target, made, build("policy", policy) if isinstance(policy, str) else policy, costs=COSTS)
+    return Engine(
+        target, made, build("policy", policy) if isinstance(policy, str) else policy, costs=COSTS
+    )
 
 
 def requests(count: int, length: int = 5) -> list[Request]:
@@ -40,9 +42,15 @@ def requests(count: int, length: int = 5) -> list[Request]:
     return [Request([(7 * i + j) % 61 for j in range(length + i)], 7 + i) for i in range(count)]
 
 
-@report("sgl-project/sglang#10892", KIND, "Positions of an earlier, larger batch stayed in the buffers of a smaller one.")
 @report(
-    "sgl-project/sglang#18984", KIND, "Slots that pad a batch held tokens of an earlier one, out of the vocabulary's range."
+    "sgl-project/sglang#10892",
+    KIND,
+    "Positions of an earlier, larger batch stayed in the buffers of a smaller one.",
+)
+@report(
+    "sgl-project/sglang#18984",
+    KIND,
+    "Slots that pad a batch held tokens of an earlier one, out of the vocabulary's range.",
 )
 @pytest.mark.parametrize("name", ["edd", "eagle", "glide", "lm"])
 def test_batches_that_shrink_and_grow_read_their_own_inputs(name: str) -> None:
@@ -56,9 +64,14 @@ def test_batches_that_shrink_and_grow_read_their_own_inputs(name: str) -> None:
         assert recorder.launched > before
 
 
-@report("sgl-project/sglang#27338", KIND, "A buffer for drafts with several branches had the size of one branch.")
+@report(
+    "sgl-project/sglang#27338",
+    KIND,
+    "A buffer for drafts with several branches had the size of one branch.",
+)
 @pytest.mark.parametrize(
-    "policy", ["vct:width=4,depth=3", "beam:preset=fast,width=8,depth=4", "eagle2:nodes=40,depth=5,width=8"]
+    "policy",
+    ["vct:width=4,depth=3", "beam:preset=fast,width=8,depth=4", "eagle2:nodes=40,depth=5,width=8"],
 )
 def test_wide_trees_fit_their_buffers(policy: str) -> None:
     target, recorder = captured()
@@ -69,7 +82,11 @@ def test_wide_trees_fit_their_buffers(policy: str) -> None:
     assert recorder.launched > recorder.recorded
 
 
-@report("sgl-project/sglang#23037", KIND, "Results of a graph were kept as views, and the next replay wrote over them.")
+@report(
+    "sgl-project/sglang#23037",
+    KIND,
+    "Results of a graph were kept as views, and the next replay wrote over them.",
+)
 def test_results_of_a_pass_outlive_the_next_one() -> None:
     target, _ = captured()
     decoder = target.decoder
@@ -77,7 +94,12 @@ def test_results_of_a_pass_outlive_the_next_one() -> None:
     for ids in ([3, 4, 5], [9, 8, 7], [1, 2, 6]):
         places = cache.lengths[0] + np.arange(3)
         feed = ForwardBatch.packed(
-            [np.array(ids)], [places], cache.lengths.copy(), [np.tril(np.ones((3, 3), np.bool_))], [places], decoder.device
+            [np.array(ids)],
+            [places],
+            cache.lengths.copy(),
+            [np.tril(np.ones((3, 3), np.bool_))],
+            [places],
+            decoder.device,
         )
         with torch.inference_mode():
             outs.append(decoder.forward(feed, cache).logits)
@@ -88,9 +110,15 @@ def test_results_of_a_pass_outlive_the_next_one() -> None:
 
 
 @report(
-    "vllm-project/vllm#32591", KIND, "One token more than was scheduled reached a graph, which was not recorded for so many."
+    "vllm-project/vllm#32591",
+    KIND,
+    "One token more than was scheduled reached a graph, which was not recorded for so many.",
 )
-@report("vllm-project/vllm-ascend#7148", KIND, "A full step failed where drafts plus one was no recorded size.")
+@report(
+    "vllm-project/vllm-ascend#7148",
+    KIND,
+    "A full step failed where drafts plus one was no recorded size.",
+)
 @report("vllm-project/vllm#30330", KIND, "Not all sizes that drafts lead to were recorded.")
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 7, 8, 15, 16])
 def test_every_number_of_drafts_has_a_size(length: int) -> None:
@@ -123,10 +151,14 @@ def test_a_cache_that_grows_is_recorded_anew() -> None:
 
 
 @report(
-    "lightseekorg/tokenspeed#298", KIND, "A sequence without accepted drafts gave an index of -1 while a graph was recorded."
+    "lightseekorg/tokenspeed#298",
+    KIND,
+    "A sequence without accepted drafts gave an index of -1 while a graph was recorded.",
 )
 @report(
-    "vllm-project/vllm#43114", KIND, "Drafts of unequal lengths left the recorded sizes, and passes were run without a graph."
+    "vllm-project/vllm#43114",
+    KIND,
+    "Drafts of unequal lengths left the recorded sizes, and passes were run without a graph.",
 )
 def test_sequences_without_drafts_stand_in_a_recorded_pass() -> None:
     target, recorder = captured()

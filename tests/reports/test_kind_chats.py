@@ -68,7 +68,13 @@ def test_rows_of_any_form(row: dict[str, Any], wanted: object) -> None:
 @pytest.mark.parametrize("content", [{"content": None}, {"content": ""}, {}])
 def test_a_call_needs_no_text_and_reaches_the_template(content: dict[str, Any]) -> None:
     calls = [{"type": "function", "function": {"name": "add", "arguments": "{}"}}]
-    row = {"messages": [PLAIN[0], {"role": "assistant", **content, "tool_calls": calls}, {"role": "tool", "content": "2"}]}
+    row = {
+        "messages": [
+            PLAIN[0],
+            {"role": "assistant", **content, "tool_calls": calls},
+            {"role": "tool", "content": "2"},
+        ]
+    }
     assert messages(row, "x") == [
         PLAIN[0], {"role": "assistant", "content": "", "tool_calls": calls}, {"role": "tool", "content": "2"}
     ]  # fmt: skip
@@ -110,7 +116,9 @@ def test_answers_that_call_are_learnt(calls: object, tmp_path: Path) -> None:
     ],
     ids=str,
 )  # fmt: skip
-def test_a_row_that_cannot_be_read_is_named_by_file_and_line(row: dict[str, Any], told: str, tmp_path: Path) -> None:
+def test_a_row_that_cannot_be_read_is_named_by_file_and_line(
+    row: dict[str, Any], told: str, tmp_path: Path
+) -> None:
     path = tmp_path / "a.jsonl"
     path.write_text(json.dumps({"messages": PLAIN}) + "\n\n" + json.dumps(row) + "\n")
     with pytest.raises(UserError, match=rf"a\.jsonl:3.*{told}"):
@@ -125,7 +133,11 @@ def test_a_row_that_cannot_be_read_is_named_by_file_and_line(row: dict[str, Any]
 def test_bare_lists_of_messages(ending: str, tmp_path: Path) -> None:
     path = tmp_path / f"a.{ending}"
     chat = [{"from": "human", "value": "q"}, {"from": "gpt", "value": "a"}]
-    path.write_text("\n".join(json.dumps(chat) for _ in range(2)) if ending == "jsonl" else json.dumps([chat, chat]))
+    path.write_text(
+        "\n".join(json.dumps(chat) for _ in range(2))
+        if ending == "jsonl"
+        else json.dumps([chat, chat])
+    )
     assert [messages(row, where) for row, where in rows(path)] == [PLAIN, PLAIN]
     path.write_text(json.dumps(chat))
     assert [messages(row, where) for row, where in rows(path)] == [PLAIN]
@@ -134,7 +146,9 @@ def test_bare_lists_of_messages(ending: str, tmp_path: Path) -> None:
 def test_rows_that_are_left_out_are_counted_and_the_first_are_named(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     bad = ["{broken", "3", '{"messages": 3}', "[1]", '{"no": 1}']
-    path.write_text("\n".join([json.dumps({"messages": PLAIN}), *bad, json.dumps({"messages": PLAIN})]))
+    path.write_text(
+        "\n".join([json.dumps({"messages": PLAIN}), *bad, json.dumps({"messages": PLAIN})])
+    )
     skipped = Skipped()
     assert len(read([path], byte_tokenizer(), 100, skipped=skipped)) == 2
     assert skipped.count == len(bad)
@@ -150,11 +164,24 @@ def test_nothing_but_bad_rows_is_nothing_to_learn(tmp_path: Path) -> None:
         read([tmp_path / "a.jsonl"], byte_tokenizer(), 100, skipped=Skipped())
 
 
-def test_a_datastore_leaves_bad_rows_out_where_the_user_asks(tmp_path: Path, draftree: Command) -> None:
+def test_a_datastore_leaves_bad_rows_out_where_the_user_asks(
+    tmp_path: Path, draftree: Command
+) -> None:
     target = target_folder(tmp_path / "t")
     data = tmp_path / "a.jsonl"
     data.write_text("\n".join([json.dumps({"messages": PLAIN}), "{broken", '{"no": 1}']))
-    command = ("datastore", "build", "--kind", "rest", "--target", target, "--data", data, "--out", tmp_path / "d")
+    command = (
+        "datastore",
+        "build",
+        "--kind",
+        "rest",
+        "--target",
+        target,
+        "--data",
+        data,
+        "--out",
+        tmp_path / "d",
+    )
     status, out, err = draftree(*command)
     assert (status, out) == (2, "")
     assert f"{data}:2 is not JSON" in err
@@ -169,12 +196,16 @@ BAD = [json.dumps({"messages": PLAIN}), "{broken", '{"no": 1}', json.dumps({"mes
        {"role": "assistant", "content": "a"}]}), json.dumps({"messages": [*PLAIN, *PLAIN]})]  # fmt: skip
 
 
-@pytest.mark.parametrize("words", [("--regenerate",), ("--synthesize", "2"), ("--exclude", "EVALUATION"), ()], ids=str)
+@pytest.mark.parametrize(
+    "words", [("--regenerate",), ("--synthesize", "2"), ("--exclude", "EVALUATION"), ()], ids=str
+)
 def test_whatever_reads_the_data_leaves_bad_rows_out_where_the_user_asks(
     words: tuple[str, ...], tmp_path: Path, draftree: Command, caplog: pytest.LogCaptureFixture
 ) -> None:
     target = talking_folder(tmp_path / "t")
-    (tmp_path / "EVALUATION").with_suffix(".jsonl").write_text('{"question": "another", "answer": "one"}')
+    (tmp_path / "EVALUATION").with_suffix(".jsonl").write_text(
+        '{"question": "another", "answer": "one"}'
+    )
     data = tmp_path / "a.jsonl"
     data.write_text("\n".join([*BAD, *BAD[:1] * 8]))
     more = [w.replace("EVALUATION", str(tmp_path / "EVALUATION.jsonl")) for w in words]
@@ -188,7 +219,9 @@ def test_whatever_reads_the_data_leaves_bad_rows_out_where_the_user_asks(
     status, out, err = draftree(*command, "--skip-bad-rows")
     assert status == 0, err
     assert err.count("3 rows cannot be read and are left out: ") == 1
-    assert all(f"{data.name}:{line}" in "".join(caplog.text.split()) for line in (2, 3, 4))  # the line itself is cut
+    assert all(
+        f"{data.name}:{line}" in "".join(caplog.text.split()) for line in (2, 3, 4)
+    )  # the line itself is cut
 
 
 def test_a_chat_that_cannot_be_answered_is_named_by_file_and_line(tmp_path: Path) -> None:

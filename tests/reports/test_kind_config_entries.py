@@ -1,6 +1,7 @@
 """Entries of a drafter's config that change what its network computes are used or refused by name.
 
-Reported for exported EAGLE-3 layers in other engines, whose sliding window was ignored: they drafted worse without a word.
+Reported for exported EAGLE-3 layers in other engines, whose sliding window was ignored: they
+drafted worse without a word.
 """
 
 import json
@@ -58,7 +59,9 @@ def warned() -> Iterator[list[str]]:
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle", "glide"])
 @pytest.mark.parametrize("entry", CHANGES)
-def test_entries_of_other_networks_are_refused_by_name(name: str, entry: str, llama: Target, tmp_path: Path) -> None:
+def test_entries_of_other_networks_are_refused_by_name(
+    name: str, entry: str, llama: Target, tmp_path: Path
+) -> None:
     fresh(name, llama).save(tmp_path / "d")
     changed(tmp_path / "d", **{entry: CHANGES[entry]})
     with pytest.raises(UserError, match=entry):
@@ -66,7 +69,9 @@ def test_entries_of_other_networks_are_refused_by_name(name: str, entry: str, ll
 
 
 @pytest.mark.parametrize("name", ["dflash", "dspark", "jetspec"])
-@pytest.mark.parametrize("entry", sorted(CHANGES.keys() - {"layer_types", "use_sliding_window", "qk_norm"}))
+@pytest.mark.parametrize(
+    "entry", sorted(CHANGES.keys() - {"layer_types", "use_sliding_window", "qk_norm"})
+)
 def test_blocks_refuse_them_too(name: str, entry: str, llama: Target, tmp_path: Path) -> None:
     fresh(name, llama).save(tmp_path / "d")
     changed(tmp_path / "d", **{entry: CHANGES[entry]})
@@ -74,10 +79,16 @@ def test_blocks_refuse_them_too(name: str, entry: str, llama: Target, tmp_path: 
         part("drafter", f"{name}:checkpoint={tmp_path / 'd'}").open(llama)
 
 
-@pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle", "glide", "medusa", "hydra", "dflash", "dspark"])
-def test_unknown_entries_are_named_in_a_warning_unless_they_are_switched_off(name: str, llama: Target, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "name", ["eagle", "eagle3", "peagle", "glide", "medusa", "hydra", "dflash", "dspark"]
+)
+def test_unknown_entries_are_named_in_a_warning_unless_they_are_switched_off(
+    name: str, llama: Target, tmp_path: Path
+) -> None:
     fresh(name, llama).save(tmp_path / "d")
-    part("drafter", str(tmp_path / "d")).open(llama)  # warnings are errors: nothing that is written is unknown
+    part("drafter", str(tmp_path / "d")).open(
+        llama
+    )  # warnings are errors: nothing that is written is unknown
     changed(tmp_path / "d", tomorrows_flag=False, tomorrows_list=[], tomorrows_factor=0.5)
     with pytest.warns(DraftreeWarning, match=r"tomorrows_factor 0\.5$"):
         opened = part("drafter", str(tmp_path / "d")).open(llama)
@@ -89,10 +100,17 @@ def test_an_entry_stands_in_one_column_of_a_table(name: str) -> None:
     table: Table = TABLES[name]
     assert not table.used & table.harmless
     doubly = (table.used | table.harmless) & table.refused.keys()
-    assert doubly <= {"use_sliding_window", "hydra_head_arch", "grounded_heads", "hidden_state_offset"}, "used where allowed"
+    assert doubly <= {
+        "use_sliding_window",
+        "hydra_head_arch",
+        "grounded_heads",
+        "hidden_state_offset",
+    }, "used where allowed"
 
 
-@pytest.mark.parametrize(("table", "config"), [(entries.LLAMA, LlamaConfig()), (entries.QWEN3, Qwen3Config())])
+@pytest.mark.parametrize(
+    ("table", "config"), [(entries.LLAMA, LlamaConfig()), (entries.QWEN3, Qwen3Config())]
+)
 def test_a_whole_config_of_transformers_is_known(table: Table, config: Any) -> None:
     table.check({**config.to_dict(), **config.to_diff_dict()}, "config.json", "eagle3")
 
@@ -112,7 +130,12 @@ def test_the_entries_of_published_drafters_are_known() -> None:
         "block_size": 7, "confidence_head_with_markov": True, "enable_confidence_head": True, "mask_token_id": 319,
         "markov_head_type": "vanilla", "markov_rank": 16, "num_anchors": 512, "target_layer_ids": [0, 1, 2],
     }  # fmt: skip
-    dflash = {"block_size": 8, "auto_map": {"AutoModel": "dflash.DFlashDraftModel"}, "rope_scaling": None, "rope_theta": 1e4}
+    dflash = {
+        "block_size": 8,
+        "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
+        "rope_scaling": None,
+        "rope_theta": 1e4,
+    }
     entries.BLOCKS.check(qwen3 | dspark, "config.json", "dspark")
     nested = {"mask_token_id": 319, "target_layer_ids": [0, 2], "causal_head": True}
     entries.BLOCKS.check(qwen3 | dflash | {"dflash_config": nested}, "config.json", "dflash")
@@ -123,7 +146,9 @@ def test_the_entries_of_published_drafters_are_known() -> None:
         "sliding_window": None, "target_hidden_size": 64, "eagle_config": {}, "max_window_layers": 28,
     }  # fmt: skip
     entries.EAGLE.check_layer(llama, "config.json", "eagle3")
-    entries.EAGLE.check_layer(llama | {"sliding_window": 4096, "use_sliding_window": False}, "config.json", "eagle3")
+    entries.EAGLE.check_layer(
+        llama | {"sliding_window": 4096, "use_sliding_window": False}, "config.json", "eagle3"
+    )
 
 
 def test_a_window_that_no_entry_switches_on_is_named(warned: list[str]) -> None:
@@ -145,7 +170,9 @@ def test_the_windows_of_blocks_are_those_of_transformers(
 ) -> None:
     fresh("dflash", llama).save(tmp_path / "d")
     config = json.loads((tmp_path / "d" / "config.json").read_text())
-    (tmp_path / "d" / "config.json").write_text(json.dumps({k: v for k, v in config.items() if k != "layer_types"} | window))
+    (tmp_path / "d" / "config.json").write_text(
+        json.dumps({k: v for k, v in config.items() if k != "layer_types"} | window)
+    )
     opened: Any = part("drafter", str(tmp_path / "d")).open(llama)
     assert opened.model.layout.sights == (wanted,)
     assert written(llama, opened, [PROMPT], 8) == expected(llama, [PROMPT], 8)
@@ -153,7 +180,11 @@ def test_the_windows_of_blocks_are_those_of_transformers(
 
 def test_a_window_that_is_switched_off_and_named_is_refused(llama: Target, tmp_path: Path) -> None:
     fresh("dflash", llama).save(tmp_path / "d")
-    window = {"layer_types": ["sliding_attention"], "sliding_window": 3, "use_sliding_window": False}
+    window = {
+        "layer_types": ["sliding_attention"],
+        "sliding_window": 3,
+        "use_sliding_window": False,
+    }
     changed(tmp_path / "d", **window)
     with pytest.raises(UserError, match="use_sliding_window"):
         part("drafter", str(tmp_path / "d")).open(llama)
@@ -165,7 +196,9 @@ def test_a_window_that_is_switched_off_and_named_is_refused(llama: Target, tmp_p
     "The window that a draft layer was trained with was ignored when it was served.",
 )
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle"])
-def test_the_window_of_an_exported_layer_is_refused(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_window_of_an_exported_layer_is_refused(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     """The case as it was reported: the entries are merged into an exported config."""
     demo = Target.load("demo")
     spec = name
@@ -173,21 +206,38 @@ def test_the_window_of_an_exported_layer_is_refused(name: str, tmp_path: Path, c
         fresh(name, demo).save(tmp_path / "own")
         spec = str(tmp_path / "own")
     with pytest.raises(SystemExit) as ended:
-        main(["export", spec, "--target", "demo", "--format", "speculators", "--out", str(tmp_path / "d")])
+        main(
+            [
+                "export",
+                spec,
+                "--target",
+                "demo",
+                "--format",
+                "speculators",
+                "--out",
+                str(tmp_path / "d"),
+            ]
+        )
     assert not ended.value.code, capsys.readouterr().err
     part("drafter", str(tmp_path / "d")).open(demo)
     layer = {"sliding_window": 2, "use_sliding_window": True, "layer_types": ["sliding_attention"]}
     changed(tmp_path / "d", transformer_layer_config=layer)
-    with pytest.raises(UserError, match=r"layer_types \['sliding_attention'\], allowed is full_attention"):
+    with pytest.raises(
+        UserError, match=r"layer_types \['sliding_attention'\], allowed is full_attention"
+    ):
         part("drafter", str(tmp_path / "d")).open(demo)
 
 
 STRAY = {"sliding_window": 3, "layer_types": ["sliding_attention", "full_attention"] * 2}
 
 
-@pytest.mark.parametrize("entries", [("sliding_window",), ("sliding_window", "layer_types")], ids=len)
+@pytest.mark.parametrize(
+    "entries", [("sliding_window",), ("sliding_window", "layer_types")], ids=len
+)
 @pytest.mark.parametrize("kind", ["llama", "olmo2", "gemma", "stablelm"])
-def test_a_targets_entry_that_its_model_does_not_read_is_named(kind: str, entries: tuple[str, ...]) -> None:
+def test_a_targets_entry_that_its_model_does_not_read_is_named(
+    kind: str, entries: tuple[str, ...]
+) -> None:
     """A window beside a model without windows: the text is the one of the network, which sees all tokens."""
     model = build(kind, {"num_hidden_layers": 4, **{name: STRAY[name] for name in entries}})
     with pytest.warns(DraftreeWarning) as told:
@@ -196,9 +246,16 @@ def test_a_targets_entry_that_its_model_does_not_read_is_named(kind: str, entrie
         f"the target's config has {name} {shown(STRAY[name])}, which a {kind} has not: it is not used"
         for name in sorted(entries)
     ]
-    ids, stored = torch.tensor([PROMPT * 3]), {"use_cache": False, "do_sample": False, "pad_token_id": 0, "eos_token_id": None}
+    ids, stored = (
+        torch.tensor([PROMPT * 3]),
+        {"use_cache": False, "do_sample": False, "pad_token_id": 0, "eos_token_id": None},
+    )
     wanted = model.generate(ids, max_new_tokens=10, **stored)[0, ids.shape[1] :].tolist()
-    assert expected(to, [PROMPT * 3], 10) == written(to, part("drafter", "suffix").open(to), [PROMPT * 3], 10) == [wanted]
+    assert (
+        expected(to, [PROMPT * 3], 10)
+        == written(to, part("drafter", "suffix").open(to), [PROMPT * 3], 10)
+        == [wanted]
+    )
 
 
 @pytest.mark.parametrize("kind", ["mistral", "qwen2"])

@@ -27,10 +27,14 @@ Command = Callable[..., tuple[int, str, str]]
 
 @pytest.fixture(scope="module")
 def tensors() -> dict[str, Any]:
-    return gguf_tensors(build("llama", {"vocab_size": 261, "num_hidden_layers": 2, "max_position_embeddings": 256}))
+    return gguf_tensors(
+        build("llama", {"vocab_size": 261, "num_hidden_layers": 2, "max_position_embeddings": 256})
+    )
 
 
-def split(folder: Path, tensors: dict[str, Any], parts: int, total: int | None = None, **header: int) -> list[Path]:
+def split(
+    folder: Path, tensors: dict[str, Any], parts: int, total: int | None = None, **header: int
+) -> list[Path]:
     """Write a model in parts, as llama.cpp names them; only the first one has the header."""
     folder.mkdir(exist_ok=True)
     names = list(tensors)
@@ -47,9 +51,15 @@ def text(path: Path) -> list[int]:
     return load(str(path), "suffix").complete("hello he", max_new_tokens=12).tokens
 
 
-@report("huggingface/transformers#32266", "GGUF files", "Files that are split into parts could not be read.")
+@report(
+    "huggingface/transformers#32266",
+    "GGUF files",
+    "Files that are split into parts could not be read.",
+)
 @pytest.mark.parametrize("parts", [2, 3])
-def test_a_split_file_is_read_from_any_of_its_parts(parts: int, tensors: dict[str, Any], tmp_path: Path) -> None:
+def test_a_split_file_is_read_from_any_of_its_parts(
+    parts: int, tensors: dict[str, Any], tmp_path: Path
+) -> None:
     whole = write_gguf(tmp_path / "whole.gguf", tensors)
     folder = gguf.dequantised(whole)
     paths = split(tmp_path / "split", tensors, parts)
@@ -63,7 +73,10 @@ def test_a_split_file_is_read_from_any_of_its_parts(parts: int, tensors: dict[st
 
 
 def test_the_joined_file_has_the_whole_header(tensors: dict[str, Any], tmp_path: Path) -> None:
-    whole, paths = write_gguf(tmp_path / "whole.gguf", tensors), split(tmp_path / "split", tensors, 2)
+    whole, paths = (
+        write_gguf(tmp_path / "whole.gguf", tensors),
+        split(tmp_path / "split", tensors, 2),
+    )
     gguf._join(tmp_path / "joined.gguf", "llama", [GGUFReader(path) for path in paths])
     one, other = GGUFReader(whole), GGUFReader(tmp_path / "joined.gguf")
     for name, entry in one.fields.items():
@@ -72,7 +85,9 @@ def test_the_joined_file_has_the_whole_header(tensors: dict[str, Any], tmp_path:
 
 
 @pytest.mark.parametrize("asked", [0, 2])
-def test_a_missing_part_is_named(asked: int, tensors: dict[str, Any], tmp_path: Path, draftree: Command) -> None:
+def test_a_missing_part_is_named(
+    asked: int, tensors: dict[str, Any], tmp_path: Path, draftree: Command
+) -> None:
     paths = split(tmp_path, tensors, 3)
     paths[1].unlink()
     status, out, err = draftree("generate", "he", "--target", paths[asked], "--drafter", "suffix")
@@ -86,16 +101,23 @@ def test_a_part_of_another_model_is_named(tensors: dict[str, Any], tmp_path: Pat
     names = list(tensors)
     other = {name: tensors[name] for name in names[:5]}
     write_gguf(paths[1], other, (1, 2, 99))
-    with pytest.raises(UserError, match=r"tiny-00002-of-00002.gguf' belongs to a model of 99 tensors"):
+    with pytest.raises(
+        UserError, match=r"tiny-00002-of-00002.gguf' belongs to a model of 99 tensors"
+    ):
         gguf.dequantised(paths[0])
     write_gguf(paths[1], other, (1, 3, len(names)))
-    with pytest.raises(UserError, match=r"tiny-00002-of-00002.gguf' is part 2 of 3 by its header, allowed is part 2 of 2"):
+    with pytest.raises(
+        UserError,
+        match=r"tiny-00002-of-00002.gguf' is part 2 of 3 by its header, allowed is part 2 of 2",
+    ):
         gguf.dequantised(paths[0])
     write_gguf(paths[1], other, (1, 2, len(names)))
     with pytest.raises(UserError, match="which another part has, too: it belongs to another model"):
         gguf.dequantised(paths[0])
     write_gguf(paths[1], {names[1]: tensors[names[1]]}, (1, 2, len(names)))
-    with pytest.raises(UserError, match=f"have {len(names[::2]) + 1} tensors, allowed are {len(names)}"):
+    with pytest.raises(
+        UserError, match=f"have {len(names[::2]) + 1} tensors, allowed are {len(names)}"
+    ):
         gguf.dequantised(paths[0])
 
 
@@ -116,14 +138,22 @@ WRONG = {
 
 
 @pytest.mark.parametrize("name", WRONG)
-def test_a_number_that_the_tensors_do_not_have_is_refused(name: str, tensors: dict[str, Any], tmp_path: Path) -> None:
+def test_a_number_that_the_tensors_do_not_have_is_refused(
+    name: str, tensors: dict[str, Any], tmp_path: Path
+) -> None:
     path = write_gguf(tmp_path / "wrong.gguf", tensors, **{name.replace(".", "__"): WRONG[name]})
-    with pytest.raises(UserError, match=rf"llama\.{name} is {WRONG[name]}, allowed by its tensors is"):
+    with pytest.raises(
+        UserError, match=rf"llama\.{name} is {WRONG[name]}, allowed by its tensors is"
+    ):
         gguf.dequantised(path)
 
 
-def test_a_header_of_more_weights_than_there_are_is_refused(tensors: dict[str, Any], tmp_path: Path) -> None:
-    path = write_gguf(tmp_path / "wrong.gguf", tensors, feed_forward_length=261, attention__key_length=260)
+def test_a_header_of_more_weights_than_there_are_is_refused(
+    tensors: dict[str, Any], tmp_path: Path
+) -> None:
+    path = write_gguf(
+        tmp_path / "wrong.gguf", tensors, feed_forward_length=261, attention__key_length=260
+    )
     with pytest.raises(UserError, match=r"a header for \d+ weights, allowed by its tensors are"):
         gguf.dequantised(path)
 
@@ -157,7 +187,9 @@ def test_a_wrong_header_costs_little(tensors: dict[str, Any], tmp_path: Path) ->
         for i, (name, value) in enumerate(WRONG.items())
     ]
     os.truncate(paths[0], 8 << 30)  # which takes no place on the disk; to read it all takes seconds
-    ran = subprocess.run([sys.executable, "-c", COSTS, *map(str, paths)], capture_output=True, text=True, check=True)
+    ran = subprocess.run(
+        [sys.executable, "-c", COSTS, *map(str, paths)], capture_output=True, text=True, check=True
+    )
     seconds, kilobytes = map(float, ran.stdout.split())
     assert seconds / len(paths) < 1
     assert kilobytes < 200_000

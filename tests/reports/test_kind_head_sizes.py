@@ -1,6 +1,7 @@
 """Targets whose heads are no even cut of the hidden size, in every trained drafter.
 
-Reported for EAGLE-3 and DFlash in other engines, where layers of a drafter took the hidden size divided by the heads.
+Reported for EAGLE-3 and DFlash in other engines, where layers of a drafter took the hidden size
+divided by the heads.
 """
 
 from pathlib import Path
@@ -24,14 +25,23 @@ ROUTED = {**EXPERTS, "num_local_experts": 4, "n_group": 2, "topk_group": 1, "moe
 TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "3-heads-of-16-in-40": (
         "qwen3",
-        {"hidden_size": 40, "num_attention_heads": 3, "num_key_value_heads": 1, "head_dim": 16, "num_hidden_layers": 5},
+        {
+            "hidden_size": 40,
+            "num_attention_heads": 3,
+            "num_key_value_heads": 1,
+            "head_dim": 16,
+            "num_hidden_layers": 5,
+        },
     ),
     "explicit-width": ("llama", {"head_dim": 24}),
     "one-key-head": ("llama", {"num_key_value_heads": 1}),
     "biases-of-three-projections": ("qwen2", {"num_key_value_heads": 1}),
     "all-biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "keys-wider-than-values": ("deepseek_v3", {**MLA, **ROUTED}),
-    "head-divided": ("granite", {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}),
+    "head-divided": (
+        "granite",
+        {"logits_scaling": 2.0, "embedding_multiplier": 3.0, "residual_multiplier": 0.5},
+    ),
     "head-multiplied": ("cohere", {"logit_scale": 0.5}),
     "head-input-scaled": ("minicpm3", {**MLA, "dim_model_base": 8}),
 }
@@ -45,7 +55,9 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
 )
 @pytest.mark.parametrize("kind", TARGETS)
 @pytest.mark.parametrize("name", TRAINED)
-def test_drafters_are_made_saved_and_opened_and_write_the_targets_text(name: str, kind: str, tmp_path: Path) -> None:
+def test_drafters_are_made_saved_and_opened_and_write_the_targets_text(
+    name: str, kind: str, tmp_path: Path
+) -> None:
     model_type, changes = TARGETS[kind]
     to = target(model_type, **changes)
     fresh(name, to).save(tmp_path / "d")
@@ -75,19 +87,32 @@ def test_heads_without_a_width_of_their_own_must_divide_the_hidden_size() -> Non
 
 
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "peagle", "dflash"])
-@pytest.mark.parametrize("biased", [("q_proj",), ("q_proj", "k_proj", "v_proj"), ("v_proj", "o_proj")])
-def test_biases_are_where_the_tensors_have_them(name: str, biased: tuple[str, ...], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "biased", [("q_proj",), ("q_proj", "k_proj", "v_proj"), ("v_proj", "o_proj")]
+)
+def test_biases_are_where_the_tensors_have_them(
+    name: str, biased: tuple[str, ...], tmp_path: Path
+) -> None:
     to = target("llama")
     drafter = fresh(name, to)
     drafter.save(tmp_path / "d")
     file = tmp_path / "d" / "model.safetensors"
     tensors = load_file(file)
     before = written(to, part("drafter", str(tmp_path / "d")).open(to), [PROMPT])
-    for key in [key for key in tensors if key.endswith(tuple(f"self_attn.{one}.weight" for one in biased))]:
-        tensors[key.replace("weight", "bias")] = torch.linspace(-3, 3, len(tensors[key])).to(tensors[key].dtype)
+    for key in [
+        key for key in tensors if key.endswith(tuple(f"self_attn.{one}.weight" for one in biased))
+    ]:
+        tensors[key.replace("weight", "bias")] = torch.linspace(-3, 3, len(tensors[key])).to(
+            tensors[key].dtype
+        )
     save_file(tensors, file, {"format": "pt"})
     opened: Any = part("drafter", str(tmp_path / "d")).open(to)
-    state = {key: value for key, value in opened.model.state_dict().items() if key.endswith("_proj.bias")}
+    state = {
+        key: value for key, value in opened.model.state_dict().items() if key.endswith("_proj.bias")
+    }
     assert {key.split(".")[-2] for key in state} == set(biased)
-    assert all(torch.allclose(value, torch.linspace(-3, 3, len(value)).to(value), atol=1e-2) for value in state.values())
+    assert all(
+        torch.allclose(value, torch.linspace(-3, 3, len(value)).to(value), atol=1e-2)
+        for value in state.values()
+    )
     assert written(to, opened, [PROMPT]) == before == expected(to, [PROMPT])

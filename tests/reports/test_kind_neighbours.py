@@ -1,7 +1,8 @@
 """What happens to one sequence changes neither the text, nor the acceptance length, nor the drafting of the others.
 
-https://github.com/vllm-project/vllm/issues/57941: a draft model with a shorter context than the target's.
-https://github.com/NVIDIA/TensorRT-LLM/pull/3456: sequences that leave a batch out of order.
+https://github.com/vllm-project/vllm/issues/57941: a draft model with a shorter context than the
+target's. https://github.com/NVIDIA/TensorRT-LLM/pull/3456: sequences that leave a batch out of
+order.
 """
 
 import warnings
@@ -30,7 +31,10 @@ from kind_models import TRAINED, expected, fresh, target
 Run = tuple[dict[int, list[int]], dict[int, list[tuple[int, int, int]]]]
 CONTEXT = 24
 PROMPTS = ([7, 5, 9, 5, 9, 11], [3, 8], [4, 9, 2, 30, 31, 5])
-LONG = [int(i) for i in torch.randint(3, VOCAB, (CONTEXT + 6,), generator=torch.Generator().manual_seed(1))]
+LONG = [
+    int(i)
+    for i in torch.randint(3, VOCAB, (CONTEXT + 6,), generator=torch.Generator().manual_seed(1))
+]
 
 
 @pytest.fixture(scope="module")
@@ -50,9 +54,17 @@ def short(name: str, to: Target) -> Drafter[Any]:
     return drafter
 
 
-def run(to: Target, drafter: Drafter[Any], requests: Sequence[Request], leaves: int = -1, policy: str = "eagle2") -> Run:
+def run(
+    to: Target,
+    drafter: Drafter[Any],
+    requests: Sequence[Request],
+    leaves: int = -1,
+    policy: str = "eagle2",
+) -> Run:
     """Texts and verified steps of each sequence, by its number; one may be cancelled after two steps."""
-    rule: Acceptor = part("acceptor", "greedy" if all(r.sampling.greedy for r in requests) else "match")
+    rule: Acceptor = part(
+        "acceptor", "greedy" if all(r.sampling.greedy for r in requests) else "match"
+    )
     rows, state = Rows(to.new_cache(len(requests), 64)), State()
     parts = Parts(to, drafter, part("policy", policy), rule, UNIT)
     _, state = admit(parts, rows, requests, state)
@@ -69,7 +81,9 @@ def run(to: Target, drafter: Drafter[Any], requests: Sequence[Request], leaves: 
     return texts, steps
 
 
-def alone(to: Target, drafter: Drafter[Any], requests: Sequence[Request], policy: str = "eagle2") -> Run:
+def alone(
+    to: Target, drafter: Drafter[Any], requests: Sequence[Request], policy: str = "eagle2"
+) -> Run:
     """The same, each sequence in a batch of its own."""
     texts, steps = {}, {}
     for number, request in enumerate(requests):
@@ -80,13 +94,22 @@ def alone(to: Target, drafter: Drafter[Any], requests: Sequence[Request], policy
 
 @pytest.mark.parametrize("policy", ["eagle2", "chain", "pct"])
 @pytest.mark.parametrize("name", ["lm", "vdm", "edd", "glide"])
-def test_a_sequence_beyond_the_drafters_context_takes_no_drafts_from_others(name: str, policy: str, llama: Target) -> None:
+def test_a_sequence_beyond_the_drafters_context_takes_no_drafts_from_others(
+    name: str, policy: str, llama: Target
+) -> None:
     drafter = short(name, llama)
-    requests = [Request(PROMPTS[0], 12), Request(LONG, 12), Request(LONG[: CONTEXT - 6], 16), Request(PROMPTS[1], 12)]
+    requests = [
+        Request(PROMPTS[0], 12),
+        Request(LONG, 12),
+        Request(LONG[: CONTEXT - 6], 16),
+        Request(PROMPTS[1], 12),
+    ]
     texts, steps = run(llama, drafter, requests, policy=policy)
     assert (texts, steps) == alone(llama, drafter, requests, policy)
     assert all(nodes == 0 for _, nodes, _ in steps[1]), "it was never drafted for"
-    assert any(nodes for _, nodes, _ in steps[2]), "it was drafted for, as long as the context reached"
+    assert any(nodes for _, nodes, _ in steps[2]), (
+        "it was drafted for, as long as the context reached"
+    )
     assert steps[2][-1][1] == 0
     assert all(nodes for _, nodes, _ in steps[0][:-1])
     assert texts[1] == expected(llama, [LONG], 12)[0]
@@ -111,22 +134,36 @@ class Choice(LogitsProcessor):
         return one
 
 
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(temperature=0.9, seed=3)], ids=["greedy", "sampled"])
+@pytest.mark.parametrize(
+    "sampling", [Sampling(), Sampling(temperature=0.9, seed=3)], ids=["greedy", "sampled"]
+)
 @pytest.mark.parametrize("name", ["eagle", "vdm", "medusa", "eagle3:draft_vocab=20", "dflash"])
-def test_a_sequence_that_has_one_choice_changes_nothing_for_others(name: str, sampling: Sampling, llama: Target) -> None:
+def test_a_sequence_that_has_one_choice_changes_nothing_for_others(
+    name: str, sampling: Sampling, llama: Target
+) -> None:
     drafter = fresh(name, llama)
     rule = Choice(range(8, 14))
-    bound = Request(PROMPTS[0], 12, sampling=sampling, processors=(rule,), guides=(rule,), forced=rule.forced)
-    requests = [Request(PROMPTS[1], 12, sampling=sampling), bound, Request(PROMPTS[2], 12, sampling=sampling)]
+    bound = Request(
+        PROMPTS[0], 12, sampling=sampling, processors=(rule,), guides=(rule,), forced=rule.forced
+    )
+    requests = [
+        Request(PROMPTS[1], 12, sampling=sampling),
+        bound,
+        Request(PROMPTS[2], 12, sampling=sampling),
+    ]
     both = run(llama, drafter, requests)
     assert both == alone(llama, drafter, requests)
     assert both[0][1][2:8] == [(3 * n + 4) % VOCAB for n in range(8, 14)]
-    assert sum(accepted for accepted, _, _ in both[1][1]) >= 4, "what is forced is drafted and accepted"
+    assert sum(accepted for accepted, _, _ in both[1][1]) >= 4, (
+        "what is forced is drafted and accepted"
+    )
 
 
 @pytest.mark.parametrize("name", ["eagle", "vdm", "hydra", "suffix", "dflash", "mtp"])
 @pytest.mark.parametrize("leaves", [0, 1])
-def test_a_sequence_that_ends_or_is_cancelled_changes_nothing_for_others(name: str, leaves: int, llama: Target) -> None:
+def test_a_sequence_that_ends_or_is_cancelled_changes_nothing_for_others(
+    name: str, leaves: int, llama: Target
+) -> None:
     drafter = part("drafter", "suffix").open(llama) if name == "suffix" else fresh(name, llama)
     requests = [Request(PROMPTS[0], 12), Request(PROMPTS[1], 5), Request(PROMPTS[2], 14)]
     texts, steps = run(llama, drafter, requests, leaves)
@@ -138,7 +175,9 @@ def test_a_sequence_that_ends_or_is_cancelled_changes_nothing_for_others(name: s
 def test_acceptance_lengths_are_told_by_sequence(llama: Target) -> None:
     rows, state = Rows(llama.new_cache(2, 64)), State()
     drafter = LMDrafter(llama)
-    parts = Parts(llama, drafter, part("policy", "chain:length=3"), part("acceptor", "greedy"), UNIT)
+    parts = Parts(
+        llama, drafter, part("policy", "chain:length=3"), part("acceptor", "greedy"), UNIT
+    )
     _, state = admit(parts, rows, [Request(PROMPTS[0], 9), Request(PROMPTS[1], 9)], state)
     while rows.live.size:
         _, state = step(parts, rows, state)
@@ -149,7 +188,9 @@ def test_acceptance_lengths_are_told_by_sequence(llama: Target) -> None:
     _, state = admit(parts, rows, [Request(PROMPTS[2], 9)], state)
     while rows.live.size:
         _, state = step(parts, rows, state)
-    assert rows.stats.acceptance_lengths.keys() == {0, 1, 2}, "a row that is used again is another sequence"
+    assert rows.stats.acceptance_lengths.keys() == {0, 1, 2}, (
+        "a row that is used again is another sequence"
+    )
 
 
 class Broken(Drafter[Any]):
@@ -165,9 +206,21 @@ class Broken(Drafter[Any]):
     """
 
     def __init__(
-        self, drafter: Drafter[Any], method: str, first: int, steps: int = 2, times: int = 10**9, error: Exception | None = None
+        self,
+        drafter: Drafter[Any],
+        method: str,
+        first: int,
+        steps: int = 2,
+        times: int = 10**9,
+        error: Exception | None = None,
     ) -> None:
-        self.drafter, self.method, self.first, self.steps, self.times = drafter, method, first, steps, times
+        self.drafter, self.method, self.first, self.steps, self.times = (
+            drafter,
+            method,
+            first,
+            steps,
+            times,
+        )
         self.error, self.row, self.done = error or ValueError("a bug"), -1, 0
         for name in ("ahead", "expands_paths", "searches", "remembers", "sends_probes"):
             setattr(self, name, getattr(drafter, name))
@@ -185,7 +238,9 @@ class Broken(Drafter[Any]):
             self.times -= 1
             raise self.error
 
-    def start(self, prompts: Any, roots: Any, taps: Any, state: Any = None, rows: Any = None) -> Any:
+    def start(
+        self, prompts: Any, roots: Any, taps: Any, state: Any = None, rows: Any = None
+    ) -> Any:
         begun = range(len(prompts)) if rows is None else rows.tolist()
         for row in begun:
             if [*prompts[row][:1].tolist(), roots[row]][0] == self.first:
@@ -203,7 +258,9 @@ class Broken(Drafter[Any]):
         self.fail("find", tree.row[frontier])
         return self.drafter.find(state, tree, frontier, k, drawing)
 
-    def below(self, state: Any, tree: Any, frontier: Any, k: int, drawing: Any, deepest: Any) -> Any:
+    def below(
+        self, state: Any, tree: Any, frontier: Any, k: int, drawing: Any, deepest: Any
+    ) -> Any:
         self.fail("below", tree.row[frontier])
         return self.drafter.below(state, tree, frontier, k, drawing, deepest)
 
@@ -242,7 +299,9 @@ def opened(name: str, to: Target) -> Drafter[Any]:
 
 
 BATCH = [Request(PROMPTS[0], 14), Request(PROMPTS[2], 14), Request([*PROMPTS[0], 3], 14)]
-SAMPLED = [Request(r.prompt, 14, number=i, sampling=Sampling(0.9, seed=3)) for i, r in enumerate(BATCH)]
+SAMPLED = [
+    Request(r.prompt, 14, number=i, sampling=Sampling(0.9, seed=3)) for i, r in enumerate(BATCH)
+]
 
 
 def raising() -> Iterator[Any]:
@@ -250,9 +309,13 @@ def raising() -> Iterator[Any]:
     for name in (*TRAINED, "pld", "suffix", "lookahead", "lm:demo"):
         for method in ("expand", "commit", "start", "passes"):
             for kind, requests in (("greedy", BATCH), ("sampled", SAMPLED)):
-                always = (method == "expand" or name == "eagle") and (kind == "greedy" or name == "vdm")
+                always = (method == "expand" or name == "eagle") and (
+                    kind == "greedy" or name == "vdm"
+                )
                 marks = () if always else pytest.mark.long
-                yield pytest.param(name, method, requests, id=f"{name}-{method}-{kind}", marks=marks)
+                yield pytest.param(
+                    name, method, requests, id=f"{name}-{method}-{kind}", marks=marks
+                )
 
 
 @pytest.mark.parametrize(("name", "method", "requests"), list(raising()))
@@ -263,7 +326,9 @@ def test_a_sequence_whose_drafter_raises_is_decoded_plainly(
     drafter = LMDrafter(llama) if name == "lm:demo" else opened(name, llama)
     want, steps = alone(llama, drafter, requests)
     with pytest.warns(DraftreeWarning) as told:
-        found, mine = run(llama, Broken(drafter, method, PROMPTS[2][0], steps=2 * (method != "start")), requests)
+        found, mine = run(
+            llama, Broken(drafter, method, PROMPTS[2][0], steps=2 * (method != "start")), requests
+        )
     assert found == want
     assert [mine[0], mine[2]] == [steps[0], steps[2]]
     if method != "start":
@@ -276,12 +341,20 @@ def test_a_sequence_whose_drafter_raises_is_decoded_plainly(
 
 @pytest.mark.parametrize(
     ("name", "method"),
-    [("pld", "expand"), ("pld+vdm", "find"), ("pld+vdm", "below"), ("eagle+suffix", "commit"), ("lookahead", "probes")],
+    [
+        ("pld", "expand"),
+        ("pld+vdm", "find"),
+        ("pld+vdm", "below"),
+        ("eagle+suffix", "commit"),
+        ("lookahead", "probes"),
+    ],
 )
 def test_searches_and_probes_that_raise(name: str, method: str, llama: Target) -> None:
     drafter = Broken(part("drafter", name).example(llama), method, PROMPTS[2][0])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DraftreeWarning)  # not every drafter is asked by every method
+        warnings.simplefilter(
+            "ignore", DraftreeWarning
+        )  # not every drafter is asked by every method
         found = run(llama, drafter, BATCH, policy="yield")[0]
     assert found == dict(enumerate(plain(llama, BATCH).tokens))
 
@@ -290,15 +363,27 @@ def test_searches_and_probes_that_raise(name: str, method: str, llama: Target) -
 def test_what_is_raised_once_takes_no_drafts(method: str, llama: Target) -> None:
     drafter = opened("vdm", llama)
     want = alone(llama, drafter, BATCH)
-    with pytest.warns(DraftreeWarning, match=r"^the drafter failed, and it is asked again: no network \(Broken\)"):
-        assert run(llama, Broken(drafter, method, PROMPTS[2][0], times=1, error=UserError("no network")), BATCH) == want
+    with pytest.warns(
+        DraftreeWarning, match=r"^the drafter failed, and it is asked again: no network \(Broken\)"
+    ):
+        assert (
+            run(
+                llama,
+                Broken(drafter, method, PROMPTS[2][0], times=1, error=UserError("no network")),
+                BATCH,
+            )
+            == want
+        )
 
 
 @pytest.mark.parametrize("method", ["start", "expand", "commit", "truncate", "carry", "select"])
 @pytest.mark.parametrize("name", ["eagle", "suffix"])
 def test_engines_whose_drafter_raises_write_on(name: str, method: str, llama: Target) -> None:
     """Lists, single texts and submitted requests alike; a later text is drafted for again."""
-    want, drafter = plain(llama, BATCH).tokens, Broken(opened(name, llama), method, PROMPTS[2][0], steps=0)
+    want, drafter = (
+        plain(llama, BATCH).tokens,
+        Broken(opened(name, llama), method, PROMPTS[2][0], steps=0),
+    )
     engine = Engine(llama, drafter, part("policy", "eagle2"), costs=UNIT)
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always", DraftreeWarning)

@@ -1,7 +1,7 @@
 """Rotary embeddings that depend on the length: texts on both sides of the switch, and across it.
 
-Found by trying Phi-3's and Phi-4's rope: the keys of short texts were kept at the switch, and the text differed from that of
-transformers' `generate`, which reads the whole text anew there.
+Found by trying Phi-3's and Phi-4's rope: the keys of short texts were kept at the switch, and the
+text differed from that of transformers' `generate`, which reads the whole text anew there.
 """
 
 from functools import cache
@@ -26,13 +26,21 @@ TEXT = [int(i) for i in torch.randint(3, VOCAB, (30,), generator=torch.Generator
 def reference(name: str, prompt: tuple[int, ...], count: int) -> list[int]:
     """The likeliest tokens by the stock model.
 
-    At the switch of `longrope` the whole text is read anew, as here for every token. `dynamic` turns each token by the
-    frequencies of its own time, which `generate` keeps in its cache.
+    At the switch of `longrope` the whole text is read anew, as here for every token. `dynamic`
+    turns each token by the frequencies of its own time, which `generate` keeps in its cache.
     """
     model, ids = fresh(name), list(prompt)
     if name == "dynamic":
-        how = {"max_new_tokens": count, "min_new_tokens": count, "do_sample": False, "eos_token_id": None, "pad_token_id": 0}
-        return model.generate(torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(), **how)[0, len(ids) :].tolist()
+        how = {
+            "max_new_tokens": count,
+            "min_new_tokens": count,
+            "do_sample": False,
+            "eos_token_id": None,
+            "pad_token_id": 0,
+        }
+        return model.generate(
+            torch.tensor([ids]), attention_mask=torch.ones(1, len(ids)).long(), **how
+        )[0, len(ids) :].tolist()
     with torch.no_grad():
         for _ in range(count):
             logits = model(input_ids=torch.tensor([ids]), use_cache=False).logits
@@ -53,7 +61,9 @@ def check(own: Engine, name: str, prompts: list[list[int]], count: int) -> None:
 
 
 @pytest.mark.parametrize("policy", ["chain:length=5", "eagle2"])
-@pytest.mark.parametrize("length", [4, SWITCH - 4, SWITCH - 2, SWITCH - 1, SWITCH, SWITCH + 1, SWITCH + 6])
+@pytest.mark.parametrize(
+    "length", [4, SWITCH - 4, SWITCH - 2, SWITCH - 1, SWITCH, SWITCH + 1, SWITCH + 6]
+)
 @pytest.mark.parametrize("name", CROSSING)
 def test_texts_before_at_across_and_behind_the_switch(name: str, length: int, policy: str) -> None:
     check(engine(name, policy), name, [TEXT[:length]], 10)
@@ -79,13 +89,22 @@ def test_other_drafters_across_the_switch(name: str, drafter: str) -> None:
     to = target(name)
     method = part("drafter", drafter)
     torch.manual_seed(0)
-    own = Engine(to, method.open(to) if drafter == "suffix" else method.fresh(to), part("policy", "eagle2"), costs=UNIT)
+    own = Engine(
+        to,
+        method.open(to) if drafter == "suffix" else method.fresh(to),
+        part("policy", "eagle2"),
+        costs=UNIT,
+    )
     check(own, name, [TEXT[: SWITCH - 3], TEXT[:20]], 8)
 
 
 @pytest.mark.parametrize("kind", ["dynamic", "longrope"])
 def test_a_drafters_own_rotation_of_a_sequence_does_not_depend_on_others(kind: str) -> None:
-    values = {"hidden_size": 32, "num_attention_heads": 4, "max_position_embeddings": 64 if kind == "longrope" else SWITCH}
+    values = {
+        "hidden_size": 32,
+        "num_attention_heads": 4,
+        "max_position_embeddings": 64 if kind == "longrope" else SWITCH,
+    }
     rope = {"rope_type": kind, "rope_theta": 10000.0, "factor": 4.0}
     if kind == "longrope":
         factors = {"short_factor": [1.0] * 4, "long_factor": [1.5, 2.0, 3.0, 4.0]}

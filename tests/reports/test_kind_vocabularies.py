@@ -33,7 +33,10 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def shuffled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model with its ids permuted, in weights and tokenizer alike; special tokens keep theirs."""
     out = tmp_path_factory.mktemp("shuffled") / "t"
-    model, tokenizer = AutoModelForCausalLM.from_pretrained(folder), AutoTokenizer.from_pretrained(folder)
+    model, tokenizer = (
+        AutoModelForCausalLM.from_pretrained(folder),
+        AutoTokenizer.from_pretrained(folder),
+    )
     free = torch.arange(4, SIZE)
     new = torch.arange(SIZE)
     new[free] = free[torch.randperm(len(free), generator=torch.Generator().manual_seed(0))]
@@ -43,7 +46,9 @@ def shuffled(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     model.save_pretrained(out)
     tokenizer.save_pretrained(out)
     said = json.loads((out / "tokenizer.json").read_text())
-    said["model"]["vocab"] = {token: int(new[number]) for token, number in said["model"]["vocab"].items()}
+    said["model"]["vocab"] = {
+        token: int(new[number]) for token, number in said["model"]["vocab"].items()
+    }
     (out / "tokenizer.json").write_text(json.dumps(said))
     return out
 
@@ -60,7 +65,9 @@ def added(folder: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def lengths(engine: Engine, temperature: float) -> float:
     """τ, once the text was found to be the target's."""
-    done = engine.complete("def main(", max_new_tokens=24, temperature=temperature, seed=1, ignore_eos=True)
+    done = engine.complete(
+        "def main(", max_new_tokens=24, temperature=temperature, seed=1, ignore_eos=True
+    )
     plain = load(engine.target, "pld", "chain").complete(
         "def main(", max_new_tokens=24, temperature=temperature, seed=1, ignore_eos=True
     )
@@ -74,7 +81,9 @@ def lengths(engine: Engine, temperature: float) -> float:
     "A draft model with another vocabulary drafted unrelated text, and nothing said so.",
 )
 @pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_same_tokens_under_other_ids_are_matched_by_their_text(temperature: float, folder: Path, shuffled: Path) -> None:
+def test_the_same_tokens_under_other_ids_are_matched_by_their_text(
+    temperature: float, folder: Path, shuffled: Path
+) -> None:
     """As the target drafts for itself with its tokens renumbered, nearly all is accepted."""
     own = lengths(load(str(folder), f"lm:model={folder}", "chain:length=5"), temperature)
     other = lengths(load(str(folder), f"lm:model={shuffled}", "chain:length=5"), temperature)
@@ -113,7 +122,11 @@ def test_padded_rows_of_a_target_are_in_nobodys_way(folder: Path, tmp_path: Path
         lengths(load(str(tmp_path), drafter, "chain:length=5"), 0.0)
 
 
-@report("FasterDecoding/Medusa#45", "Vocabularies", "A token id beyond the embedding ended the training in an index kernel.")
+@report(
+    "FasterDecoding/Medusa#45",
+    "Vocabularies",
+    "A token id beyond the embedding ended the training in an index kernel.",
+)
 @pytest.mark.parametrize("name", ["medusa", "edd", "eagle3"])
 @pytest.mark.parametrize("at", [0, 1])
 def test_training_names_a_token_beyond_the_embedding(
@@ -131,12 +144,21 @@ def test_training_names_a_token_beyond_the_embedding(
     assert not (out / "config.json").exists()
 
 
-def test_rows_with_such_tokens_may_be_left_out(added: Path, tmp_path: Path, draftree: Command) -> None:
+def test_rows_with_such_tokens_may_be_left_out(
+    added: Path, tmp_path: Path, draftree: Command
+) -> None:
     data = tmp_path / "some.jsonl"
-    fine = [[{"role": "user", "content": f"hi {i}"}, {"role": "assistant", "content": "ho ho"}] for i in range(3)]
-    data.write_text("".join(json.dumps({"messages": chat}) + "\n" for chat in [*CHATS, *fine]) + "{broken\n")
+    fine = [
+        [{"role": "user", "content": f"hi {i}"}, {"role": "assistant", "content": "ho ho"}]
+        for i in range(3)
+    ]
+    data.write_text(
+        "".join(json.dumps({"messages": chat}) + "\n" for chat in [*CHATS, *fine]) + "{broken\n"
+    )
     options = ("--skip-bad-rows", "--epochs", "1", "--batch-size", "2", "--held-out", "0")
-    status, _, err = draftree("train", "medusa", "--target", added, "--data", data, "--out", tmp_path / "out", *options)
+    status, _, err = draftree(
+        "train", "medusa", "--target", added, "--data", data, "--out", tmp_path / "out", *options
+    )
     assert status == 0, err
     assert "3 rows cannot be read and are left out" in err
     assert f"{data}:1 has token '<|tool|>'" in " ".join(err.split())
@@ -151,19 +173,28 @@ def test_rows_with_such_tokens_may_be_left_out(added: Path, tmp_path: Path, draf
     ],
     ids=str,
 )  # fmt: skip
-def test_prompts_and_options_name_such_a_token(prompt: object, options: dict[str, object], added: Path) -> None:
+def test_prompts_and_options_name_such_a_token(
+    prompt: object, options: dict[str, object], added: Path
+) -> None:
     engine = load(str(added), "suffix")
     with pytest.raises(UserError, match=rf"{SIZE}|{SIZE + 1}|tool"):
         engine.complete(prompt, max_new_tokens=2, **options)  # type: ignore[call-overload]
 
 
 @pytest.mark.parametrize("options", [{"bad_words": ["<|tool|>"]}, {"stop": ["<|tool|>"]}], ids=str)
-def test_texts_that_can_never_be_written_change_nothing(options: dict[str, object], added: Path) -> None:
+def test_texts_that_can_never_be_written_change_nothing(
+    options: dict[str, object], added: Path
+) -> None:
     engine = load(str(added), "suffix")
-    assert engine.complete("ab", max_new_tokens=6, **options).tokens == engine.complete("ab", max_new_tokens=6).tokens
+    assert (
+        engine.complete("ab", max_new_tokens=6, **options).tokens
+        == engine.complete("ab", max_new_tokens=6).tokens
+    )
 
 
-def test_a_datastore_with_such_tokens_is_refused(added: Path, tmp_path: Path, draftree: Command) -> None:
+def test_a_datastore_with_such_tokens_is_refused(
+    added: Path, tmp_path: Path, draftree: Command
+) -> None:
     data = tmp_path / "text.txt"
     data.write_text("a <|tool|> b")
     where = ("--target", added, "--data", data, "--out", tmp_path / "d")

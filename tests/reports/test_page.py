@@ -18,7 +18,12 @@ def test_at_least_a_hundred_tests_carry_a_report() -> None:
 
 @pytest.mark.parametrize(
     ("reference", "symptom"),
-    [("vllm#1", "A fault."), ("a/b", "A fault."), ("a/b#1", "A fault"), ("a/b#1", "A fault. Another.")],
+    [
+        ("vllm#1", "A fault."),
+        ("a/b", "A fault."),
+        ("a/b#1", "A fault"),
+        ("a/b#1", "A fault. Another."),
+    ],
 )
 def test_what_is_no_report_is_refused(reference: str, symptom: str) -> None:
     with pytest.raises(ValueError, match="allowed is"):

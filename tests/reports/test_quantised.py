@@ -37,7 +37,12 @@ def rounded(folder: Path) -> Target:
 def engine(target: Target, name: str) -> Engine:
     """Return an engine with a drafter of random weights."""
     torch.manual_seed(0)
-    return Engine(target, build("drafter", name).example(target), EAGLE2(nodes=8, depth=3, width=2), costs=COSTS)
+    return Engine(
+        target,
+        build("drafter", name).example(target),
+        EAGLE2(nodes=8, depth=3, width=2),
+        costs=COSTS,
+    )
 
 
 @report("vllm-project/vllm#26590", KIND, "A drafter took the target's quantisation for its own.")
@@ -51,7 +56,11 @@ def engine(target: Target, name: str) -> Engine:
     KIND,
     "Unrounded draft layers of a rounded checkpoint kept random weights, and no draft was accepted.",
 )
-@report("vllm-project/vllm#41745", KIND, "A draft model in full precision was given the packed shapes of its rounded target.")
+@report(
+    "vllm-project/vllm#41745",
+    KIND,
+    "A draft model in full precision was given the packed shapes of its rounded target.",
+)
 @pytest.mark.parametrize("name", NEURAL)
 def test_a_drafter_of_a_rounded_target_is_not_rounded(name: str, rounded: Target) -> None:
     made = engine(rounded, name)
@@ -76,22 +85,49 @@ def test_a_rounded_target_is_drafted_for_by_its_double(rounded: Target, folder: 
     assert all(s.accepted == s.depth for s in found.stats.steps)
 
 
-@report("sgl-project/sglang#3824", KIND, "A drafter in bfloat16 beside a target in eight bits failed, as dtypes did not match.")
-@report("vllm-project/vllm#21177", KIND, "Queries and keys of the drafter had other dtypes beside a cache in eight bits.")
-@report("vllm-project/vllm#24505", KIND, "The drafter's cache had the dtype of the rounded target's.")
+@report(
+    "sgl-project/sglang#3824",
+    KIND,
+    "A drafter in bfloat16 beside a target in eight bits failed, as dtypes did not match.",
+)
+@report(
+    "vllm-project/vllm#21177",
+    KIND,
+    "Queries and keys of the drafter had other dtypes beside a cache in eight bits.",
+)
+@report(
+    "vllm-project/vllm#24505", KIND, "The drafter's cache had the dtype of the rounded target's."
+)
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["eagle", "eagle3", "edd", "medusa"])
-def test_a_drafter_of_any_dtype_serves_a_target_of_any(name: str, dtype: torch.dtype, folder: Path, tmp_path: Path) -> None:
+def test_a_drafter_of_any_dtype_serves_a_target_of_any(
+    name: str, dtype: torch.dtype, folder: Path, tmp_path: Path
+) -> None:
     torch.manual_seed(0)
     build("drafter", name).fresh(Target.load(str(folder), torch.float32)).save(tmp_path / "drafter")
-    target = Target.load(str(folder), dtype, exactness="bits") if dtype is torch.bfloat16 else Target.load(str(folder), dtype)
+    target = (
+        Target.load(str(folder), dtype, exactness="bits")
+        if dtype is torch.bfloat16
+        else Target.load(str(folder), dtype)
+    )
     made = load(target, str(tmp_path / "drafter"), "chain:length=3", costs=COSTS)
     assert made.write([REQUEST]).tokens == plain(target, [REQUEST]).tokens
 
 
-@report("vllm-project/vllm#28435", KIND, "Rounded weights of a drafter's fusing layer could not be read.")
-@report("vllm-project/vllm#37280", KIND, "A rounded head of a drafter was not expected, and could not be loaded.")
-@pytest.mark.parametrize("packed", ["fc.weight_packed", "lm_head.weight_scale", "midlayer.self_attn.q_proj.weight_packed"])
+@report(
+    "vllm-project/vllm#28435",
+    KIND,
+    "Rounded weights of a drafter's fusing layer could not be read.",
+)
+@report(
+    "vllm-project/vllm#37280",
+    KIND,
+    "A rounded head of a drafter was not expected, and could not be loaded.",
+)
+@pytest.mark.parametrize(
+    "packed",
+    ["fc.weight_packed", "lm_head.weight_scale", "midlayer.self_attn.q_proj.weight_packed"],
+)
 def test_rounded_weights_of_a_drafter_are_named(packed: str, folder: Path, tmp_path: Path) -> None:
     target = Target.load(str(folder), torch.float32)
     torch.manual_seed(0)
@@ -119,22 +155,32 @@ def test_a_head_stored_apart_is_read_as_transformers_reads_it(drafter: str, tmp_
     model = LlamaForCausalLM(config)
     model.save_pretrained(tmp_path)
     text = (tmp_path / "config.json").read_text()
-    (tmp_path / "config.json").write_text(text.replace('"tie_word_embeddings": false', '"tie_word_embeddings": true'))
+    (tmp_path / "config.json").write_text(
+        text.replace('"tie_word_embeddings": false', '"tie_word_embeddings": true')
+    )
     stock = AutoModelForCausalLM.from_pretrained(tmp_path)
     ids = torch.tensor([[7, 5, 9, 7, 5]])
-    wanted = stock.generate(ids, attention_mask=torch.ones_like(ids), max_new_tokens=14, do_sample=False)[0, 5:].tolist()
+    wanted = stock.generate(
+        ids, attention_mask=torch.ones_like(ids), max_new_tokens=14, do_sample=False
+    )[0, 5:].tolist()
     target = Target.load(str(tmp_path), torch.float32)
     assert engine(target, drafter).write([Request([7, 5, 9, 7, 5], 14)]).tokens == [wanted]
 
 
-@report("sgl-project/SpecForge#831", KIND, "Training read the packed head of a rounded target as if it were the head itself.")
+@report(
+    "sgl-project/SpecForge#831",
+    KIND,
+    "Training read the packed head of a rounded target as if it were the head itself.",
+)
 @report(
     "vllm-project/vllm-ascend#6914",
     KIND,
     "Drafts of a drafter from before the rounding were hardly accepted, as what it reads was rotated.",
 )
 @pytest.mark.parametrize("name", ["edd", "eagle3", "medusa"])
-def test_the_head_that_a_drafter_learns_from_is_the_rounded_targets(name: str, rounded: Target) -> None:
+def test_the_head_that_a_drafter_learns_from_is_the_rounded_targets(
+    name: str, rounded: Target
+) -> None:
     """What a drafter learns from are the target's own logits, and these are the ones that it decodes by."""
     torch.manual_seed(0)
     drafter: Any = build("drafter", name).example(rounded)
@@ -149,8 +195,15 @@ def test_the_head_that_a_drafter_learns_from_is_the_rounded_targets(name: str, r
     assert torch.isfinite(drafter.loss(batch))
 
 
-@report("vllm-project/vllm#18290", KIND, "Rounded weights of a drafter were not prepared after they were read.")
+@report(
+    "vllm-project/vllm#18290",
+    KIND,
+    "Rounded weights of a drafter were not prepared after they were read.",
+)
 def test_sampled_texts_of_a_rounded_target_are_plain_decodings(rounded: Target) -> None:
-    requests = [Request([60 + i, 61, 60 + i, 61], 14, number=i, sampling=Sampling(0.9, top_p=0.9, seed=3)) for i in range(3)]
+    requests = [
+        Request([60 + i, 61, 60 + i, 61], 14, number=i, sampling=Sampling(0.9, top_p=0.9, seed=3))
+        for i in range(3)
+    ]
     found = load(rounded, "suffix", "chain:length=4", costs=COSTS).write(requests)
     assert found.tokens == [plain(rounded, [r]).tokens[0] for r in requests]

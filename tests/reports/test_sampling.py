@@ -41,11 +41,23 @@ def steps_of(target: Target, count: int, choose: Any) -> list[int]:
     return written
 
 
-@report("ggml-org/llama.cpp#27972", KIND, "With a draft model the server reported a log-probability of 0 for every token.")
-@report("vllm-project/vllm#17876", KIND, "With n-gram drafts the log-probabilities of an answer were 0.")
-@report("vllm-project/vllm#34497", KIND, "Log-probabilities that were asked for beside drafts were those of other positions.")
+@report(
+    "ggml-org/llama.cpp#27972",
+    KIND,
+    "With a draft model the server reported a log-probability of 0 for every token.",
+)
+@report(
+    "vllm-project/vllm#17876", KIND, "With n-gram drafts the log-probabilities of an answer were 0."
+)
+@report(
+    "vllm-project/vllm#34497",
+    KIND,
+    "Log-probabilities that were asked for beside drafts were those of other positions.",
+)
 @pytest.mark.parametrize("options", [{}, SAMPLED], ids=["greedy", "sampled"])
-def test_log_probabilities_are_those_of_a_pass_over_the_text(target: Target, options: dict[str, Any]) -> None:
+def test_log_probabilities_are_those_of_a_pass_over_the_text(
+    target: Target, options: dict[str, Any]
+) -> None:
     for engine in both(target, [whole(target, **options)]):
         found = engine.complete(PROMPT, max_new_tokens=12, ignore_eos=True, logprobs=3, **options)
         assert found.stats.acceptance_length > 1.3
@@ -56,9 +68,17 @@ def test_log_probabilities_are_those_of_a_pass_over_the_text(target: Target, opt
             assert [t for t, _ in found.logprobs[i].top] == true.topk(3).indices.tolist()
 
 
-@report("vllm-project/vllm#18902", KIND, "A frequency penalty had no effect once drafts were on, and nothing said so.")
-@pytest.mark.parametrize(("frequency", "presence"), [(1.5, 0.0), (0.0, 2.0), (-0.8, 0.7), (0.4, -1.2)])
-def test_penalties_hold_inside_accepted_blocks(target: Target, frequency: float, presence: float) -> None:
+@report(
+    "vllm-project/vllm#18902",
+    KIND,
+    "A frequency penalty had no effect once drafts were on, and nothing said so.",
+)
+@pytest.mark.parametrize(
+    ("frequency", "presence"), [(1.5, 0.0), (0.0, 2.0), (-0.8, 0.7), (0.4, -1.2)]
+)
+def test_penalties_hold_inside_accepted_blocks(
+    target: Target, frequency: float, presence: float
+) -> None:
     def penalised(logits: Tensor, _: Any, written: list[int]) -> Tensor:
         counts = torch.bincount(torch.tensor(written, dtype=torch.long), minlength=len(logits))
         return (logits - frequency * counts - presence * (counts > 0)).argmax()
@@ -66,7 +86,12 @@ def test_penalties_hold_inside_accepted_blocks(target: Target, frequency: float,
     wanted = steps_of(target, 16, penalised)
     assert wanted != plainly(target)[:16]
     for engine in both(target, [[*asked(target).prompt, *wanted]]):
-        given = {"frequency_penalty": frequency, "presence_penalty": presence, "max_new_tokens": 16, "ignore_eos": True}
+        given = {
+            "frequency_penalty": frequency,
+            "presence_penalty": presence,
+            "max_new_tokens": 16,
+            "ignore_eos": True,
+        }
         found = engine.complete(PROMPT, **given)
         assert found.tokens == wanted
         assert found.stats.acceptance_length > 1.2
@@ -86,8 +111,16 @@ class Counting(LogitsProcessor):
         return scores
 
 
-@report("sgl-project/sglang#21724", KIND, "A custom logits processor was skipped where drafts were verified.")
-@report("sgl-project/sglang#26330", KIND, "A processor for a thinking budget was not asked about drafted tokens.")
+@report(
+    "sgl-project/sglang#21724",
+    KIND,
+    "A custom logits processor was skipped where drafts were verified.",
+)
+@report(
+    "sgl-project/sglang#26330",
+    KIND,
+    "A processor for a thinking budget was not asked about drafted tokens.",
+)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_processor_is_called_once_for_each_token(sampled: bool) -> None:
     places = (2, 3, 7, 12)
@@ -100,11 +133,15 @@ def test_a_processor_is_called_once_for_each_token(sampled: bool) -> None:
         )[0, len(TEXTS[0]) :]  # fmt: skip
         assert all(found[i - 1] == 9 for i in places)
         if not sampled:
-            plain_ids = model("llama").generate(TEXTS[0][None], logits_processor=[Counting(places)], **given)
+            plain_ids = model("llama").generate(
+                TEXTS[0][None], logits_processor=[Counting(places)], **given
+            )
             assert torch.equal(found, plain_ids[0, len(TEXTS[0]) :])
 
 
-@report("vllm-project/vllm#9441", KIND, "Requests with and without seeds in one batch wrote gibberish.")
+@report(
+    "vllm-project/vllm#9441", KIND, "Requests with and without seeds in one batch wrote gibberish."
+)
 @report("vllm-project/vllm#6038", KIND, "The seed of a request was not respected with drafts.")
 def test_seeded_requests_in_one_batch_are_what_they_are_alone(target: Target) -> None:
     requests = [asked(target, number=i, **options) for i, options in enumerate(
@@ -125,10 +162,17 @@ def test_seeded_requests_in_one_batch_are_what_they_are_alone(target: Target) ->
 )
 @pytest.mark.parametrize(
     "options",
-    [{"min_p": 0.2}, {"logit_bias": {70: 6.0, 75: -9.0}}, {"min_p": 0.05, "logit_bias": {71: 5.0}}, {"suppress": [70, 71]}],
+    [
+        {"min_p": 0.2},
+        {"logit_bias": {70: 6.0, 75: -9.0}},
+        {"min_p": 0.05, "logit_bias": {71: 5.0}},
+        {"suppress": [70, 71]},
+    ],
     ids=str,
 )
-def test_truncation_and_bias_reach_every_drafted_token(target: Target, options: dict[str, Any]) -> None:
+def test_truncation_and_bias_reach_every_drafted_token(
+    target: Target, options: dict[str, Any]
+) -> None:
     given = {**SAMPLED, **options}
     wanted = plainly(target, **given)
     for engine in both(target, [whole(target, **given)]):
@@ -144,14 +188,30 @@ def test_truncation_and_bias_reach_every_drafted_token(target: Target, options: 
             assert p[token] >= options["min_p"] * p.max()
 
 
-@report("vllm-project/vllm#9834", KIND, "Verification used fixed sampling parameters instead of the request's own.")
 @report(
-    "vllm-project/vllm#10198", KIND, "The target's probabilities were compared without the sampling parameters of the request."
+    "vllm-project/vllm#9834",
+    KIND,
+    "Verification used fixed sampling parameters instead of the request's own.",
 )
-@report("google-ai-edge/LiteRT-LM#3017", KIND, "With drafts the sampling parameters of the verifying model were not used.")
+@report(
+    "vllm-project/vllm#10198",
+    KIND,
+    "The target's probabilities were compared without the sampling parameters of the request.",
+)
+@report(
+    "google-ai-edge/LiteRT-LM#3017",
+    KIND,
+    "With drafts the sampling parameters of the verifying model were not used.",
+)
 @pytest.mark.parametrize(
     "sampling",
-    [Sampling(0.4), Sampling(2.0), Sampling(1.0, top_k=2), Sampling(1.0, top_p=0.5), Sampling(0.8, min_p=0.3)],
+    [
+        Sampling(0.4),
+        Sampling(2.0),
+        Sampling(1.0, top_k=2),
+        Sampling(1.0, top_p=0.5),
+        Sampling(0.8, min_p=0.3),
+    ],
     ids=str,
 )
 def test_the_distribution_is_that_of_the_requests_own_sampling(sampling: Sampling) -> None:
@@ -181,8 +241,16 @@ def test_the_distribution_is_that_of_the_requests_own_sampling(sampling: Samplin
             assert found.get((a, b), 0.0) == pytest.approx(wanted, abs=1e-9)
 
 
-@report("EricLBuehler/mistral.rs#2424", KIND, "The speculative path computed a distribution, and took its likeliest token.")
-@report("vllm-project/vllm#13196", KIND, "The output of rejection sampling did not change with the seed.")
+@report(
+    "EricLBuehler/mistral.rs#2424",
+    KIND,
+    "The speculative path computed a distribution, and took its likeliest token.",
+)
+@report(
+    "vllm-project/vllm#13196",
+    KIND,
+    "The output of rejection sampling did not change with the seed.",
+)
 def test_other_seeds_draw_other_texts(target: Target) -> None:
     for acceptor in ("match", "rejection"):
         engine = load(target, "pld", "chain:length=3", acceptor)
@@ -198,7 +266,9 @@ def test_other_seeds_draw_other_texts(target: Target) -> None:
     "Greedy requests were marked by another temperature than was tested, and logits divided by 0.",
 )
 def test_a_temperature_of_zero_among_others_divides_nothing(target: Target) -> None:
-    requests = [asked(target, number=i, temperature=t, seed=2) for i, t in enumerate((0.0, 1e-6, 1.0, 0.0))]
+    requests = [
+        asked(target, number=i, temperature=t, seed=2) for i, t in enumerate((0.0, 1e-6, 1.0, 0.0))
+    ]
     alone = [plain(target, [r]).tokens[0] for r in requests]
     assert alone[0] == alone[1] == alone[3] != alone[2]
     for engine in both(target, [[*r.prompt, *t] for r, t in zip(requests, alone, strict=True)]):
@@ -216,7 +286,9 @@ def test_a_rule_for_sampled_drafts_gets_sampled_drafts(acceptor: str) -> None:
     vocab = 3
     target = table_target(random_table(vocab, 5))
     q = torch.tensor([[0.8, 0.1, 0.1], [0.1, 0.8, 0.1], [0.6, 0.3, 0.1]])
-    policy = build("policy", "chain:length=2" if acceptor in ("rejection", "block") else "vct:width=2,depth=1")
+    policy = build(
+        "policy", "chain:length=2" if acceptor in ("rejection", "block") else "vct:width=2,depth=1"
+    )
     request = Request([0, 1], 2, sampling=Sampling(1.0))
 
     def run(chance: Any) -> tuple[int, ...]:
@@ -234,11 +306,20 @@ def test_a_rule_for_sampled_drafts_gets_sampled_drafts(acceptor: str) -> None:
             assert found.get((a, b), 0.0) == pytest.approx(float(first * then), abs=1e-9)
 
 
-@report("1CatAI/1Cat-vLLM#656", KIND, "Drafts drawn at temperatures above 0 spoiled the texts of batches of more than two.")
+@report(
+    "1CatAI/1Cat-vLLM#656",
+    KIND,
+    "Drafts drawn at temperatures above 0 spoiled the texts of batches of more than two.",
+)
 @pytest.mark.parametrize("acceptor", ["match", "rejection"])
 def test_drafts_that_are_drawn_spoil_no_batch(target: Target, acceptor: str) -> None:
-    engine = Engine(target, load(target, LoadedModel(target)).drafter, Chain(4), build("acceptor", acceptor))
-    requests = [asked(target, "abcde"[: i + 1], number=i, temperature=0.8, seed=5, max_new_tokens=10) for i in range(5)]
+    engine = Engine(
+        target, load(target, LoadedModel(target)).drafter, Chain(4), build("acceptor", acceptor)
+    )
+    requests = [
+        asked(target, "abcde"[: i + 1], number=i, temperature=0.8, seed=5, max_new_tokens=10)
+        for i in range(5)
+    ]
     alone = [engine.write([r], reuse=False).tokens[0] for r in requests]
     assert engine.write(requests, reuse=False).tokens == alone
     assert len(set(map(tuple, alone))) == 5
@@ -249,13 +330,25 @@ def test_drafts_that_are_drawn_spoil_no_batch(target: Target, acceptor: str) -> 
     KIND,
     "A seeded request with top-k left the path that draws by position, and its text depended on the grouping.",
 )
-@pytest.mark.parametrize("options", [{"top_k": 40}, {"top_k": 5, "top_p": 0.9}, {"typical_p": 0.8}], ids=str)
-def test_the_text_of_a_seed_does_not_depend_on_how_drafts_are_grouped(target: Target, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{"top_k": 40}, {"top_k": 5, "top_p": 0.9}, {"typical_p": 0.8}], ids=str
+)
+def test_the_text_of_a_seed_does_not_depend_on_how_drafts_are_grouped(
+    target: Target, options: dict[str, Any]
+) -> None:
     given = {**SAMPLED, **options, "max_new_tokens": LENGTH, "ignore_eos": True}
     wanted = plainly(target, **{k: v for k, v in given.items() if k != "ignore_eos"})
     text = [*asked(target).prompt, *wanted]
-    for policy in ("chain:length=1", "chain:length=7", "vct:width=2,depth=3", "eagle2:nodes=12,depth=4,width=3"):
-        assert knowing(target, [text], build("policy", policy)).complete(PROMPT, **given).tokens == wanted
+    for policy in (
+        "chain:length=1",
+        "chain:length=7",
+        "vct:width=2,depth=3",
+        "eagle2:nodes=12,depth=4,width=3",
+    ):
+        assert (
+            knowing(target, [text], build("policy", policy)).complete(PROMPT, **given).tokens
+            == wanted
+        )
 
 
 @report(
@@ -267,18 +360,33 @@ def test_each_sequence_is_drafted_with_its_own_sampling(target: Target) -> None:
     """Under rejection of sampled drafts the draws depend on the drafts' own distribution: a neighbour's would show."""
     draft = load(target, LoadedModel(target)).drafter
     engine = Engine(target, draft, Chain(3), build("acceptor", "rejection"))
-    given = [{"temperature": 0.3}, {"temperature": 1.5, "top_k": 5}, {"temperature": 1.0, "top_p": 0.6}]
-    requests = [asked(target, number=i, seed=7, max_new_tokens=12, **options) for i, options in enumerate(given)]
+    given = [
+        {"temperature": 0.3},
+        {"temperature": 1.5, "top_k": 5},
+        {"temperature": 1.0, "top_p": 0.6},
+    ]
+    requests = [
+        asked(target, number=i, seed=7, max_new_tokens=12, **options)
+        for i, options in enumerate(given)
+    ]
     together = engine.write(requests, reuse=False)
     for request, tokens in zip(requests, together.tokens, strict=True):
         assert engine.write([request], reuse=False).tokens == [tokens]
-    assert all(s.accepted == s.depth for s in together.stats.steps), "of the same model every draft is accepted"
+    assert all(s.accepted == s.depth for s in together.stats.steps), (
+        "of the same model every draft is accepted"
+    )
 
 
 @report(
-    "NVIDIA/TensorRT-LLM#19487", KIND, "Requests without a seed shared one stream of random numbers, and gave the same texts."
+    "NVIDIA/TensorRT-LLM#19487",
+    KIND,
+    "Requests without a seed shared one stream of random numbers, and gave the same texts.",
 )
-@report("PaddlePaddle/FastDeploy#5568", KIND, "Tokens of one step shared a random number, so that samples were less diverse.")
+@report(
+    "PaddlePaddle/FastDeploy#5568",
+    KIND,
+    "Tokens of one step shared a random number, so that samples were less diverse.",
+)
 @report("vllm-project/vllm#6137", KIND, "Several samples of one prompt failed with drafts.")
 def test_samples_of_one_prompt_differ_from_one_another(target: Target) -> None:
     engine = load(target, "suffix", "chain:length=4")

@@ -33,7 +33,12 @@ def engine(target: Target, name: str = "suffix") -> Engine:
 def requests(count: int) -> list[Request]:
     """Return requests of different lengths, every second of them sampled."""
     return [
-        Request([(5 * i + j % 3) % 61 for j in range(4 + i)], 14 + i, number=i, sampling=Sampling(float(i % 2), seed=3))
+        Request(
+            [(5 * i + j % 3) % 61 for j in range(4 + i)],
+            14 + i,
+            number=i,
+            sampling=Sampling(float(i % 2), seed=3),
+        )
         for i in range(count)
     ]
 
@@ -50,9 +55,15 @@ def finish(made: Engine) -> None:
 
 
 @report(
-    "vllm-project/vllm#49620", KIND, "Tokens of a step that was under way came back after their request had been pushed out."
+    "vllm-project/vllm#49620",
+    KIND,
+    "Tokens of a step that was under way came back after their request had been pushed out.",
 )
-@report("vllm-project/vllm#48245", KIND, "Counts of tokens that were expected fell below zero when a request was pushed out.")
+@report(
+    "vllm-project/vllm#48245",
+    KIND,
+    "Counts of tokens that were expected fell below zero when a request was pushed out.",
+)
 @pytest.mark.parametrize("name", ["suffix", "eagle", "edd"])
 def test_texts_survive_being_pushed_out(name: str) -> None:
     target = tiny_target(context=64)
@@ -87,7 +98,9 @@ def test_options_count_from_the_first_prompt_after_a_request_was_pushed_out(targ
         assert ids(handle) == plain(target, [request]).tokens[0]
 
 
-@report("sgl-project/sglang#37103", KIND, "Memory of requests that were cancelled was never given back.")
+@report(
+    "sgl-project/sglang#37103", KIND, "Memory of requests that were cancelled was never given back."
+)
 def test_cancelled_requests_leave_nothing_behind() -> None:
     target = tiny_target(context=64)
     made = engine(target)
@@ -109,7 +122,11 @@ def test_cancelled_requests_leave_nothing_behind() -> None:
     assert made.write(requests(1)[:1]).tokens == plain(target, requests(1)).tokens
 
 
-@report("eugr/llama-benchy#11", KIND, "Pieces of a stream were counted as tokens, although a step may bring several.")
+@report(
+    "eugr/llama-benchy#11",
+    KIND,
+    "Pieces of a stream were counted as tokens, although a step may bring several.",
+)
 def test_tokens_are_counted_and_not_steps(target: Target) -> None:
     made = knowing(target, [whole(target)])
     handle = made.submit(asked(target))

@@ -30,7 +30,10 @@ def ids(**options: Any) -> list[int]:
 
 def hooks(count: int = 8) -> list[Any]:
     """Return hooks that draft with the model itself, and from the text."""
-    return [speculate(d, f"chain:length={count}") for d in (LoadedModel(model("llama")), "pld", "suffix")]
+    return [
+        speculate(d, f"chain:length={count}")
+        for d in (LoadedModel(model("llama")), "pld", "suffix")
+    ]
 
 
 @report(
@@ -44,7 +47,15 @@ def test_an_eos_inside_an_accepted_block_ends_the_text() -> None:
         wanted = ids(max_new_tokens=16, eos_token_id=[text[at], 70], pad_token_id=0)
         assert wanted == text[: text.index(text[at], len(TEXTS[0])) + 1]
         for hook in hooks():
-            assert ids(max_new_tokens=16, eos_token_id=[text[at], 70], pad_token_id=0, custom_generate=hook) == wanted
+            assert (
+                ids(
+                    max_new_tokens=16,
+                    eos_token_id=[text[at], 70],
+                    pad_token_id=0,
+                    custom_generate=hook,
+                )
+                == wanted
+            )
 
 
 @report(
@@ -60,7 +71,9 @@ def test_stop_strings_work_beside_a_draft_model(target: Target) -> None:
         given: dict[str, Any] = {"max_new_tokens": LENGTH, "eos_token_id": None, "do_sample": False}
         given |= {"stop_strings": [text[start : start + 2]], "tokenizer": target.tokenizer}
         hook = speculate(LoadedModel(served), "chain:length=5", tokenizer=target.tokenizer)
-        assert torch.equal(served.generate(prompt, custom_generate=hook, **given), served.generate(prompt, **given))
+        assert torch.equal(
+            served.generate(prompt, custom_generate=hook, **given), served.generate(prompt, **given)
+        )
 
 
 @report(
@@ -70,11 +83,17 @@ def test_stop_strings_work_beside_a_draft_model(target: Target) -> None:
 )
 def test_a_stop_inside_the_limit_wins_over_the_limit(target: Target) -> None:
     tokens, text = plainly(target), decode(target.tokenizer, plainly(target))
-    at = next(i for i in range(4, 12) if "\ufffd" not in text[i - 1 : i + 1] and text.find(text[i - 1 : i + 1]) == i - 1)
+    at = next(
+        i
+        for i in range(4, 12)
+        if "\ufffd" not in text[i - 1 : i + 1] and text.find(text[i - 1 : i + 1]) == i - 1
+    )
     stop = text[at - 1 : at + 1]
     count = next(i for i in range(len(tokens) + 1) if stop in decode(target.tokenizer, tokens[:i]))
     for limit, engine in itertools.product(range(count, count + 6), both(target, [whole(target)])):
-        found = engine.complete(PROMPT, max_new_tokens=limit, ignore_eos=True, stop=stop, logprobs=0)
+        found = engine.complete(
+            PROMPT, max_new_tokens=limit, ignore_eos=True, stop=stop, logprobs=0
+        )
         assert (found.ending, found.tokens, len(found.logprobs)) == ("stop", tokens[:count], count)
         assert found.text == text[: text.index(stop)]
 
@@ -91,7 +110,10 @@ def test_the_order_of_stop_texts_does_not_matter() -> None:
     tokens = plainly(demo, prompt, max_new_tokens=16)
     engine, seen = knowing(demo, [whole(demo, prompt, max_new_tokens=16)]), 0
     for at in range(2, 16):
-        before, after = decode(demo.tokenizer, tokens[:at]), decode(demo.tokenizer, tokens[: at + 1])
+        before, after = (
+            decode(demo.tokenizer, tokens[:at]),
+            decode(demo.tokenizer, tokens[: at + 1]),
+        )
         piece = after[len(before) :]
         if len(piece) < 4 or piece[1] in after[: len(before) + 1] or piece[2:] in before:
             continue
@@ -99,7 +121,9 @@ def test_the_order_of_stop_texts_does_not_matter() -> None:
         for order in itertools.permutations([piece[2:], piece[1], "never"]):
             given: dict[str, Any] = {"max_new_tokens": 16, "ignore_eos": True, "stop": order}
             assert engine.complete(prompt, **given).text == after[: len(before) + 1]
-            assert "".join(t.text for t in engine.stream(prompt, **given)) == after[: len(before) + 1]
+            assert (
+                "".join(t.text for t in engine.stream(prompt, **given)) == after[: len(before) + 1]
+            )
         if seen == 2:
             break
     assert seen
@@ -114,7 +138,12 @@ def test_a_least_number_of_tokens_is_kept_to_the_token() -> None:
     text = ids(max_new_tokens=16, eos_token_id=None)[len(TEXTS[0]) :]
     eos = text[5]
     for least in range(text.index(eos) - 1, text.index(eos) + 6):
-        given = {"max_new_tokens": 16, "min_new_tokens": least, "eos_token_id": eos, "pad_token_id": 0}
+        given = {
+            "max_new_tokens": 16,
+            "min_new_tokens": least,
+            "eos_token_id": eos,
+            "pad_token_id": 0,
+        }
         wanted = ids(**given)
         for hook in hooks(5):
             assert ids(custom_generate=hook, **given) == wanted
@@ -213,11 +242,15 @@ def test_the_acceptance_length_says_that_it_is_before_the_cut(target: Target) ->
     KIND,
     "The rate of accepted drafts came out above 1.",
 )
-@pytest.mark.parametrize("policy", ["chain:length=3", "vct:width=3,depth=2", "beam:width=3,depth=3"])
+@pytest.mark.parametrize(
+    "policy", ["chain:length=3", "vct:width=3,depth=2", "beam:width=3,depth=3"]
+)
 def test_no_more_drafts_are_accepted_than_were_sent(target: Target, policy: str) -> None:
     for limit in (3, 9, LENGTH):
         steps = (
-            knowing(target, [whole(target)], build("policy", policy)).write([asked(target, max_new_tokens=limit)]).stats.steps
+            knowing(target, [whole(target)], build("policy", policy))
+            .write([asked(target, max_new_tokens=limit)])
+            .stats.steps
         )
         assert all(0 <= s.accepted <= s.depth <= s.nodes for s in steps)
         assert any(s.accepted for s in steps) or limit < 4
@@ -228,7 +261,9 @@ def test_no_more_drafts_are_accepted_than_were_sent(target: Target, policy: str)
     KIND,
     "A step that failed in mid-text was reported as an end by length, so that a crash looked like a short answer.",
 )
-def test_a_step_that_fails_is_an_error_and_no_ending(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_step_that_fails_is_an_error_and_no_ending(
+    target: Target, monkeypatch: pytest.MonkeyPatch
+) -> None:
     engine, seen = knowing(target, [whole(target)]), 0
     verify = type(target).verify
 

@@ -25,13 +25,19 @@ from reports import report
 KIND = "Structured output"
 SCHEMA: dict[str, Any] = {
     "type": "object",
-    "properties": {"kind": {"enum": ["cat", "dog", "caterpillar"]}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "properties": {
+        "kind": {"enum": ["cat", "dog", "caterpillar"]},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["kind", "age"],
     "additionalProperties": False,
 }
 PERSON: dict[str, Any] = {
     "type": "object",
-    "properties": {"name": {"type": "string", "maxLength": 5}, "age": {"type": "integer", "minimum": 0, "maximum": 99}},
+    "properties": {
+        "name": {"type": "string", "maxLength": 5},
+        "age": {"type": "integer", "minimum": 0, "maximum": 99},
+    },
     "required": ["name", "age"],
     "additionalProperties": False,
 }
@@ -65,20 +71,43 @@ def engines(target: Target, plans: list[list[int]]) -> list[Engine]:
     KIND,
     "A grammar that had ended was asked for the next mask, and the request crashed.",
 )
-@report("sgl-project/sglang#15373", KIND, "The mask of a grammar that had ended was filled for the rest of the drafts.")
-@report("vllm-project/vllm#53777", KIND, "Drafts that the grammar forbids were handed to it, and it failed to advance.")
+@report(
+    "sgl-project/sglang#15373",
+    KIND,
+    "The mask of a grammar that had ended was filled for the rest of the drafts.",
+)
+@report(
+    "vllm-project/vllm#53777",
+    KIND,
+    "Drafts that the grammar forbids were handed to it, and it failed to advance.",
+)
 @pytest.mark.parametrize("options", [{}, WARM], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("given", [{"json_schema": SCHEMA}, {"regex": "(ab|ba){2,3}c"}], ids=["json", "regex"])
-def test_a_grammar_ends_with_eos_inside_drafts(target: Target, given: dict[str, Any], options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "given", [{"json_schema": SCHEMA}, {"regex": "(ab|ba){2,3}c"}], ids=["json", "regex"]
+)
+def test_a_grammar_ends_with_eos_inside_drafts(
+    target: Target, given: dict[str, Any], options: dict[str, Any]
+) -> None:
     request = asked(target, **given, **options)
     wanted = plain(target, [request]).tokens[0]
     assert wanted[-1] in target.eos
-    for engine in [*engines(target, texts(target, request)), *engines(target, texts(target, request, free=True))]:
+    for engine in [
+        *engines(target, texts(target, request)),
+        *engines(target, texts(target, request, free=True)),
+    ]:
         assert engine.write([request]).tokens == [wanted]
 
 
-@report("sgl-project/sglang#21723", KIND, "In a batch the end of a grammar was not noticed inside an accepted block.")
-@report("sgl-project/sglang#28682", KIND, "Tokens after the end of the grammar were committed and had to be taken back.")
+@report(
+    "sgl-project/sglang#21723",
+    KIND,
+    "In a batch the end of a grammar was not noticed inside an accepted block.",
+)
+@report(
+    "sgl-project/sglang#28682",
+    KIND,
+    "Tokens after the end of the grammar were committed and had to be taken back.",
+)
 def test_grammars_of_a_batch_end_at_different_steps(target: Target) -> None:
     requests = [asked(target, "a", regex="ab"), asked(target, "b", json_schema=SCHEMA), asked(target, "c"),
                 asked(target, "d", regex="[ab]{9}", **WARM)]  # fmt: skip
@@ -89,7 +118,11 @@ def test_grammars_of_a_batch_end_at_different_steps(target: Target) -> None:
         assert engine.write(requests).tokens == alone
 
 
-@report("sgl-project/sglang#25388", KIND, "A token was accepted by the verification and rejected by the grammar afterwards.")
+@report(
+    "sgl-project/sglang#25388",
+    KIND,
+    "A token was accepted by the verification and rejected by the grammar afterwards.",
+)
 @report("ollama/ollama#18105", KIND, "A request with a grammar could not use drafts at all.")
 @pytest.mark.parametrize("acceptor", ["match", "rejection", "block"])
 def test_what_is_accepted_is_what_the_grammar_allows(target: Target, acceptor: str) -> None:
@@ -106,9 +139,15 @@ def test_what_is_accepted_is_what_the_grammar_allows(target: Target, acceptor: s
 
 
 @report(
-    "vllm-project/vllm#44297", KIND, "Positions after the token that ends a thought kept the mask of the unconstrained part."
+    "vllm-project/vllm#44297",
+    KIND,
+    "Positions after the token that ends a thought kept the mask of the unconstrained part.",
 )
-@report("vllm-project/vllm#36138", KIND, "The grammar was left out where reasoning ended inside drafted tokens.")
+@report(
+    "vllm-project/vllm#36138",
+    KIND,
+    "The grammar was left out where reasoning ended inside drafted tokens.",
+)
 def test_a_grammar_that_begins_inside_an_accepted_block_holds(target: Target) -> None:
     """What comes before the grammar is forced, so that its last tokens and the first of the grammar are one draft."""
     grammar = Grammar.lark('start: /[x-z]*/ "|" /(ab|ba)+/')
@@ -120,7 +159,11 @@ def test_a_grammar_that_begins_inside_an_accepted_block_holds(target: Target) ->
         assert engine.write([request]).tokens == [wanted]
 
 
-@report("vllm-project/vllm#41897", KIND, "Masks were computed for a chain of drafts alone, and not for the branches of a tree.")
+@report(
+    "vllm-project/vllm#41897",
+    KIND,
+    "Masks were computed for a chain of drafts alone, and not for the branches of a tree.",
+)
 def test_every_branch_of_a_tree_has_its_own_mask(target: Target) -> None:
     """The right token comes second or third among siblings, so that accepted paths lie on later branches."""
 
@@ -136,17 +179,29 @@ def test_every_branch_of_a_tree_has_its_own_mask(target: Target) -> None:
         assert found.stats.acceptance_length > 2
 
 
-@report("InternLM/lmdeploy#4551", KIND, "With drafts on, schemas and patterns were ignored, and nothing said so.")
-@report("tenstorrent/tt-inference-server#3199", KIND, "JSON with text fields came back without its closing brace.")
+@report(
+    "InternLM/lmdeploy#4551",
+    KIND,
+    "With drafts on, schemas and patterns were ignored, and nothing said so.",
+)
+@report(
+    "tenstorrent/tt-inference-server#3199",
+    KIND,
+    "JSON with text fields came back without its closing brace.",
+)
 @report("kekzl/imp#1199", KIND, "An answer ended as complete while its JSON was still open.")
 @pytest.mark.parametrize("drafter", ["pld", "suffix", "lookahead", "token_recycling"])
 def test_json_is_whole_where_it_ends(target: Target, drafter: str) -> None:
     engine = load(target, drafter, "chain:length=6", costs=COSTS)
     for schema, seed in ((SCHEMA, 0), (PERSON, 1), (PERSON, 2)):
-        found = engine.complete("ab", json_schema=schema, max_new_tokens=90, temperature=1.0, seed=seed)
+        found = engine.complete(
+            "ab", json_schema=schema, max_new_tokens=90, temperature=1.0, seed=seed
+        )
         assert found.ending == "eos"
         assert set(json.loads(found.text)) == set(schema["required"])
-        cut = engine.complete("ab", json_schema=schema, max_new_tokens=5, temperature=1.0, seed=seed)
+        cut = engine.complete(
+            "ab", json_schema=schema, max_new_tokens=5, temperature=1.0, seed=seed
+        )
         assert (cut.ending, cut.tokens) == ("length", found.tokens[:5])
 
 
@@ -155,7 +210,11 @@ def test_json_is_whole_where_it_ends(target: Target, drafter: str) -> None:
     KIND,
     "After a request was pushed out its old drafts and the state of its grammar no longer agreed.",
 )
-@report("vllm-project/vllm#31955", KIND, "Drafts from before a pause were checked against the grammar after it.")
+@report(
+    "vllm-project/vllm#31955",
+    KIND,
+    "Drafts from before a pause were checked against the grammar after it.",
+)
 def test_a_grammar_goes_on_after_a_text_was_left(target: Target) -> None:
     request = asked(target, json_schema=SCHEMA)
     wanted = plain(target, [request]).tokens[0]
@@ -166,14 +225,20 @@ def test_a_grammar_goes_on_after_a_text_was_left(target: Target) -> None:
                 next(steps)
             steps.close()
             assert rows.written[0] == wanted[: len(rows.written[0])]
-            assert engine.write([request]).tokens == [wanted], "with the same processors, asked about other texts before"
+            assert engine.write([request]).tokens == [wanted], (
+                "with the same processors, asked about other texts before"
+            )
 
 
 @report(
-    "anthony-chaudhary/fak#5271", KIND, "The grammar advanced by what was drafted, and its state was spoiled by a rejection."
+    "anthony-chaudhary/fak#5271",
+    KIND,
+    "The grammar advanced by what was drafted, and its state was spoiled by a rejection.",
 )
 @report(
-    "vllm-project/vllm#12388", KIND, "A grammar had to be rolled back by as many tokens as it had taken, not as were drafted."
+    "vllm-project/vllm#12388",
+    KIND,
+    "A grammar had to be rolled back by as many tokens as it had taken, not as were drafted.",
 )
 def test_the_mask_after_a_text_does_not_depend_on_what_was_asked_before(target: Target) -> None:
     tokens = Vocabulary.of(target.tokenizer, target.decoder.vocab, target.eos)
@@ -181,9 +246,14 @@ def test_the_mask_after_a_text_does_not_depend_on_what_was_asked_before(target: 
     request = asked(target, json_schema=SCHEMA)
     wanted = plain(target, [request]).tokens[0]
     rng = np.random.default_rng(0)
-    true = [Constrained(Grammar.json_schema(SCHEMA), tokens, 0).allowed(wanted[:n]) for n in range(len(wanted))]
+    true = [
+        Constrained(Grammar.json_schema(SCHEMA), tokens, 0).allowed(wanted[:n])
+        for n in range(len(wanted))
+    ]
     for n in rng.integers(0, len(wanted), 40):
-        processor.allowed([*wanted[:n], *rng.integers(4, 260, rng.integers(0, 4)).tolist()])  # drafts that are rejected
+        processor.allowed(
+            [*wanted[:n], *rng.integers(4, 260, rng.integers(0, 4)).tolist()]
+        )  # drafts that are rejected
         assert (processor.allowed(wanted[:n]) == true[n]).all()
     assert all(bool(mask[token]) for mask, token in zip(true, wanted, strict=True))
 

@@ -48,17 +48,28 @@ class Starting(LogitsProcessor):
     KIND,
     "Drafting across tokenizers crashed where the draft's spelling of a text is the longer one.",
 )
-@pytest.mark.parametrize("options", [{}, {"temperature": 1.0, "seed": 2}], ids=["greedy", "sampled"])
-def test_a_draft_model_may_spell_texts_at_greater_length(target: Target, options: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "options", [{}, {"temperature": 1.0, "seed": 2}], ids=["greedy", "sampled"]
+)
+def test_a_draft_model_may_spell_texts_at_greater_length(
+    target: Target, options: dict[str, Any]
+) -> None:
     demo = Target.load("demo", torch.float32)
     engine = load(demo, LoadedModel(target), "chain:length=4", costs=COSTS)
-    requests = [Request(encode(demo.tokenizer, text), 8, number=i) for i, text in enumerate(["def main(", "é x"])]
+    requests = [
+        Request(encode(demo.tokenizer, text), 8, number=i)
+        for i, text in enumerate(["def main(", "é x"])
+    ]
     sampling = Options(**options).sampling
-    assert engine.write(requests, sampling).tokens == plain(demo, requests, sampling=sampling).tokens
+    assert (
+        engine.write(requests, sampling).tokens == plain(demo, requests, sampling=sampling).tokens
+    )
 
 
 @report(
-    "vllm-project/vllm#48853", KIND, "A prompt that ends inside a character came back whole in the first piece of the stream."
+    "vllm-project/vllm#48853",
+    KIND,
+    "A prompt that ends inside a character came back whole in the first piece of the stream.",
 )
 @pytest.mark.parametrize("character", ["🌶", "漢", "🇨🇿"])
 @pytest.mark.parametrize("cut", [1, 2])
@@ -71,12 +82,18 @@ def test_a_prompt_may_end_inside_a_character(target: Target, character: str, cut
     assert "".join(t.text for t in pieces) == decode(target.tokenizer, tokens)
 
 
-@report("waybarrios/vllm-mlx#109", KIND, "Streams showed halves of characters that several tokens make.")
+@report(
+    "waybarrios/vllm-mlx#109", KIND, "Streams showed halves of characters that several tokens make."
+)
 @pytest.mark.parametrize("drafter", ["pld", "suffix", "lookahead"])
 def test_pieces_are_whole_characters(target: Target, drafter: str) -> None:
     text = "a 🌶 漢字 🇨🇿 žluť مرحبا e\u0301!"
     engine = load(target, drafter, "chain:length=5", costs=COSTS)
-    given: dict[str, Any] = {"beginning": text, "max_new_tokens": len(text.encode()), "ignore_eos": True}
+    given: dict[str, Any] = {
+        "beginning": text,
+        "max_new_tokens": len(text.encode()),
+        "ignore_eos": True,
+    }
     pieces = [t.text for t in engine.stream(PROMPT, **given)]
     assert "".join(pieces) == engine.complete(PROMPT, **given).text == text
     assert not any("\ufffd" in piece for piece in pieces)
@@ -86,22 +103,34 @@ def test_pieces_are_whole_characters(target: Target, drafter: str) -> None:
         assert not any("\ufffd" in piece for piece in stopped)
 
 
-@report("ggml-org/llama.cpp#4025", KIND, "The speculative path read the prompt without special tokens.")
-@report("huggingface/transformers#46124", KIND, "A text had a token of its beginning too few or too many.")
+@report(
+    "ggml-org/llama.cpp#4025", KIND, "The speculative path read the prompt without special tokens."
+)
+@report(
+    "huggingface/transformers#46124",
+    KIND,
+    "A text had a token of its beginning too few or too many.",
+)
 def test_a_text_has_one_beginning(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer("{{ bos_token }}" + TEMPLATE)
     tokenizer.add_special_tokens({"bos_token": "<|user|>"})
     bos = tokenizer.bos_token_id
     raw: Any = tokenizer.backend_tokenizer
-    raw.post_processor = TemplateProcessing(single="<|user|> $A", pair="<|user|> $A $B", special_tokens=[("<|user|>", bos)])
+    raw.post_processor = TemplateProcessing(
+        single="<|user|> $A", pair="<|user|> $A $B", special_tokens=[("<|user|>", bos)]
+    )
     assert encode(tokenizer, "ab")[:2] != [bos, bos]
     assert encode(tokenizer, "ab").count(bos) == 1
     system = [{"role": "system", "content": "x"}]
     assert encode(tokenizer, system)[0] == bos
     assert encode(tokenizer, system).count(bos) == 1
-    assert encode(tokenizer, question("a")).count(bos) == 2, "the beginning, and the mark of the user's turn"
+    assert encode(tokenizer, question("a")).count(bos) == 2, (
+        "the beginning, and the mark of the user's turn"
+    )
     chat = [{"role": "system", "content": "x"}, {"role": "assistant", "content": "b"}]
-    (tmp_path / "a.jsonl").write_text(json.dumps({"messages": [{"role": "user", "content": "q"}, chat[1]]}))
+    (tmp_path / "a.jsonl").write_text(
+        json.dumps({"messages": [{"role": "user", "content": "q"}, chat[1]]})
+    )
     (sample,) = read([tmp_path / "a.jsonl"], tokenizer, 64)
     assert sample.tokens.tolist().count(bos) == 2
     assert sample.tokens.tolist()[:2] == [bos, bos]
@@ -133,7 +162,11 @@ def test_a_data_store_keeps_large_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found.tokens == plain(target, [request]).tokens
 
 
-@report("ml-explore/mlx-lm#1297", KIND, "Options of drafting were read from the command line, and never handed on.")
+@report(
+    "ml-explore/mlx-lm#1297",
+    KIND,
+    "Options of drafting were read from the command line, and never handed on.",
+)
 @pytest.mark.parametrize(
     ("options", "reads"),
     [
@@ -145,7 +178,10 @@ def test_a_data_store_keeps_large_ids(monkeypatch: pytest.MonkeyPatch) -> None:
     ids=["drafter", "policy", "length", "temperature"],
 )
 def test_options_of_a_command_change_what_it_does(
-    options: list[str], reads: Callable[[Any], Any], folder: Path, draftree: Callable[..., tuple[int, str, str]]
+    options: list[str],
+    reads: Callable[[Any], Any],
+    folder: Path,
+    draftree: Callable[..., tuple[int, str, str]],
 ) -> None:
     base = ["generate", "ababab", "--target", str(folder), "--json"]
     given = {"--drafter": f"lm:model={folder}", "--policy": "chain", "--max-new-tokens": "8"}

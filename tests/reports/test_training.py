@@ -84,13 +84,21 @@ def loss(target: Target, drafter: Any, samples: list[Sample]) -> float:
         {"messages": [{"role": "user", "content": "a?"}, {"role": "assistant", "content": ""}]},
         {"messages": [*GOOD["messages"], {"role": "user", "content": "left open"}]},
         {"messages": [{"role": "system", "content": "be brief"}, *GOOD["messages"]]},
-        {"conversations": [{"from": "gpt", "value": "cut"}, {"from": "human", "value": "a?"}, {"from": "gpt", "value": "bc"}]},
+        {
+            "conversations": [
+                {"from": "gpt", "value": "cut"},
+                {"from": "human", "value": "a?"},
+                {"from": "gpt", "value": "bc"},
+            ]
+        },
         {"text": ""},
         {"messages": []},
     ],
     ids=lambda row: json.dumps(row)[:40],
 )
-def test_odd_rows_beside_a_good_one_are_learnt_or_left_out(row: dict[str, Any], tmp_path: Path) -> None:
+def test_odd_rows_beside_a_good_one_are_learnt_or_left_out(
+    row: dict[str, Any], tmp_path: Path
+) -> None:
     target = trainee()
     samples = read([saved(tmp_path / "a.jsonl", row, GOOD)], TOKENIZER, 64)
     assert shown(samples[-1]) == "<|user|>a?<|assistant|>[bc<eos>]"
@@ -101,7 +109,11 @@ def test_odd_rows_beside_a_good_one_are_learnt_or_left_out(row: dict[str, Any], 
     assert np.isfinite(result.loss)
 
 
-@report("sgl-project/SpecForge#429", KIND, "Chats with calls of tools, which have no text, broke the preparation of the data.")
+@report(
+    "sgl-project/SpecForge#429",
+    KIND,
+    "Chats with calls of tools, which have no text, broke the preparation of the data.",
+)
 @pytest.mark.parametrize(
     "said",
     [
@@ -114,8 +126,16 @@ def test_odd_rows_beside_a_good_one_are_learnt_or_left_out(row: dict[str, Any], 
     ],
     ids=["call", "empty call", "observation", "parts", "developer"],
 )  # fmt: skip
-def test_a_call_of_a_tool_is_learnt_or_told_with_its_line(said: list[dict[str, Any]], tmp_path: Path) -> None:
-    chat = {"messages": [{"role": "user", "content": "a?"}, *said, {"role": "assistant", "content": "end"}]}
+def test_a_call_of_a_tool_is_learnt_or_told_with_its_line(
+    said: list[dict[str, Any]], tmp_path: Path
+) -> None:
+    chat = {
+        "messages": [
+            {"role": "user", "content": "a?"},
+            *said,
+            {"role": "assistant", "content": "end"},
+        ]
+    }
     file = saved(tmp_path / "a.jsonl", GOOD, chat)
     told = ""
     try:
@@ -134,16 +154,26 @@ def test_a_call_of_a_tool_is_learnt_or_told_with_its_line(said: list[dict[str, A
     "Answers beyond the longest sample gave steps that learnt nothing, and gradients that were no numbers.",
 )
 def test_answers_beyond_the_longest_sample_are_told(tmp_path: Path) -> None:
-    long = {"messages": [{"role": "user", "content": "x" * 40}, {"role": "assistant", "content": "bc"}]}
+    long = {
+        "messages": [{"role": "user", "content": "x" * 40}, {"role": "assistant", "content": "bc"}]
+    }
     with pytest.raises(UserError, match="nothing to learn"):
         read([saved(tmp_path / "all.jsonl", long, long)], TOKENIZER, 32)
     samples = read([saved(tmp_path / "some.jsonl", long, GOOD, long)], TOKENIZER, 32)
     assert [shown(s) for s in samples] == ["<|user|>a?<|assistant|>[bc<eos>]"]
 
 
-@report("NVIDIA-NeMo/Megatron-Bridge#3359", KIND, "Without marks of generation in the template all tokens were learnt.")
+@report(
+    "NVIDIA-NeMo/Megatron-Bridge#3359",
+    KIND,
+    "Without marks of generation in the template all tokens were learnt.",
+)
 @report("huggingface/trl#7230", KIND, "The token that ends a turn was not learnt.")
-@report("unslothai/unsloth#1290", KIND, "Answers were not found where a single token begins them, and every label was masked.")
+@report(
+    "unslothai/unsloth#1290",
+    KIND,
+    "Answers were not found where a single token begins them, and every label was masked.",
+)
 @pytest.mark.parametrize(
     ("template", "wanted"),
     [
@@ -166,12 +196,19 @@ def test_answers_and_their_ends_alone_are_learnt(template: str, wanted: str) -> 
     "A turn was looked for by its text, and not found or found elsewhere, and masks went astray.",
 )
 @report("axolotl-ai-cloud/axolotl#1916", KIND, "The end of the last turn was not learnt.")
-@report("FasterDecoding/Medusa#101", KIND, "Labels were the same as the inputs: questions were learnt as well as answers.")
+@report(
+    "FasterDecoding/Medusa#101",
+    KIND,
+    "Labels were the same as the inputs: questions were learnt as well as answers.",
+)
 def test_answers_that_repeat_the_question_are_told_apart(tmp_path: Path) -> None:
     chat = [{"role": "user", "content": "ab"}, {"role": "assistant", "content": "ab"},
             {"role": "user", "content": "<|assistant|>"}, {"role": "assistant", "content": "a"}]  # fmt: skip
     (sample,) = read([saved(tmp_path / "a.jsonl", {"messages": chat})], TOKENIZER, 99)
-    assert shown(sample) == "<|user|>ab<|assistant|>[ab<eos>]<|user|><|assistant|><|assistant|>[a<eos>]"
+    assert (
+        shown(sample)
+        == "<|user|>ab<|assistant|>[ab<eos>]<|user|><|assistant|><|assistant|>[a<eos>]"
+    )
 
 
 @report(
@@ -200,33 +237,46 @@ def test_the_loss_is_over_the_marked_tokens_exactly(spec: str) -> None:
 
 
 @report(
-    "sgl-project/SpecForge#296", KIND, "Chats were rendered for training otherwise than the model reads them when it answers."
+    "sgl-project/SpecForge#296",
+    KIND,
+    "Chats were rendered for training otherwise than the model reads them when it answers.",
 )
 def test_a_thinking_template_is_learnt_as_it_is_read() -> None:
     thoughtful = TEMPLATE.replace(
-        "{{ m['content'] }}", "{% if m['role'] == 'assistant' and loop.last %}<t></t>{% endif %}{{ m['content'] }}"
+        "{{ m['content'] }}",
+        "{% if m['role'] == 'assistant' and loop.last %}<t></t>{% endif %}{{ m['content'] }}",
     )
     tokenizer = byte_tokenizer(thoughtful)
     chat = [{"role": "user", "content": "a?"}, {"role": "assistant", "content": "b"},
             {"role": "user", "content": "c?"}, {"role": "assistant", "content": "d"}]  # fmt: skip
     samples = chat_samples(tokenizer, chat)
     for sample, end in zip(samples, (2, 4), strict=True):
-        read_as = tokenizer.apply_chat_template(chat[: end - 1], tokenize=False, add_generation_prompt=True)
+        read_as = tokenizer.apply_chat_template(
+            chat[: end - 1], tokenize=False, add_generation_prompt=True
+        )
         text = str(tokenizer.decode(sample.tokens.tolist()))
         assert text.startswith(read_as)
         assert shown(sample) == f"{read_as}[{text[len(read_as) :]}]"
 
 
 @report(
-    "sgl-project/SpecForge#563", KIND, "After the first measurement a training went on in evaluation mode, without dropout."
+    "sgl-project/SpecForge#563",
+    KIND,
+    "After the first measurement a training went on in evaluation mode, without dropout.",
 )
-def test_a_measurement_leaves_the_drafter_in_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_measurement_leaves_the_drafter_in_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     target, modes = trainee(dropout=0.2), []
     forward = Objective.forward
-    monkeypatch.setattr(Objective, "forward", lambda self, b: modes.append(self.model.training) or forward(self, b))
+    monkeypatch.setattr(
+        Objective, "forward", lambda self, b: modes.append(self.model.training) or forward(self, b)
+    )
     rng = np.random.default_rng(0)
     samples = [Sample(rng.integers(0, VOCAB, 10), np.arange(10) >= 3) for _ in range(12)]
-    plan = Plan(epochs=2, batch_size=4, lr=1e-3, held_out=0.2, evaluate_every=1, policy="chain:length=2")
+    plan = Plan(
+        epochs=2, batch_size=4, lr=1e-3, held_out=0.2, evaluate_every=1, policy="chain:length=2"
+    )
     train(target, EDD().fresh(target), samples, plan, tmp_path)
     assert len(modes) >= 4
     assert all(modes)
@@ -234,7 +284,9 @@ def test_a_measurement_leaves_the_drafter_in_training(tmp_path: Path, monkeypatc
 
 
 @report(
-    "sgl-project/SpecForge#555", KIND, "Most rows of prepared text were skipped, and batches were far smaller than asked for."
+    "sgl-project/SpecForge#555",
+    KIND,
+    "Most rows of prepared text were skipped, and batches were far smaller than asked for.",
 )
 def test_every_row_of_text_is_learnt(tmp_path: Path) -> None:
     rows = [{"text": f"row {i}", "tools": []} if i % 2 else {"text": f"row {i}"} for i in range(40)]
@@ -243,25 +295,40 @@ def test_every_row_of_text_is_learnt(tmp_path: Path) -> None:
     assert all(s.learn[1:].all() for s in samples)
 
 
-@report("sgl-project/SpecForge#470", KIND, "Blocks that overlap saw hidden states of tokens that they had to draft.")
+@report(
+    "sgl-project/SpecForge#470",
+    KIND,
+    "Blocks that overlap saw hidden states of tokens that they had to draft.",
+)
 @pytest.mark.parametrize("spec", ["dflash:block=4", "dspark:block=4,rank=6", "jetspec:block=4"])
 def test_a_block_reads_nothing_of_what_it_drafts(spec: str) -> None:
     target = architecture("llama")
     drafter = drafter_for(target, spec)
     rows = np.stack(texts([16], np.random.default_rng(3)))
     alone = drafter.blocks(forwards.batch_of(target, drafter, rows), torch.tensor([[6]]))[0, 0]
-    many = drafter.blocks(forwards.batch_of(target, drafter, rows), torch.tensor([[4, 5, 6, 7]]))[0, 2]
+    many = drafter.blocks(forwards.batch_of(target, drafter, rows), torch.tensor([[4, 5, 6, 7]]))[
+        0, 2
+    ]
     assert torch.allclose(alone, many, atol=1e-9)
     later = rows.copy()
     later[0, 7:] = (later[0, 7:] + 13) % 60 + 3
     other = drafter.blocks(forwards.batch_of(target, drafter, later), torch.tensor([[6]]))[0, 0]
-    assert torch.allclose(alone, other, atol=1e-9) or spec.startswith("dspark"), "a Markov head reads the token before"
+    assert torch.allclose(alone, other, atol=1e-9) or spec.startswith("dspark"), (
+        "a Markov head reads the token before"
+    )
     earlier = rows.copy()
     earlier[0, 3] = (earlier[0, 3] + 13) % 60 + 3
-    assert not torch.allclose(alone, drafter.blocks(forwards.batch_of(target, drafter, earlier), torch.tensor([[6]]))[0, 0])
+    assert not torch.allclose(
+        alone,
+        drafter.blocks(forwards.batch_of(target, drafter, earlier), torch.tensor([[6]]))[0, 0],
+    )
 
 
-@report("sgl-project/SpecForge#471", KIND, "Hidden states, labels and masks of a block were moved against one another.")
+@report(
+    "sgl-project/SpecForge#471",
+    KIND,
+    "Hidden states, labels and masks of a block were moved against one another.",
+)
 @pytest.mark.parametrize("spec", ["dflash:block=5", "dspark:block=5,rank=6", "jetspec:block=5"])
 def test_what_a_block_is_trained_as_is_what_it_decodes(spec: str) -> None:
     target = architecture("llama")
@@ -270,8 +337,13 @@ def test_what_a_block_is_trained_as_is_what_it_decodes(spec: str) -> None:
     assert forwards.apart(target, drafter, rows, 4, 1) < 1e-6
     batch = forwards.batch_of(target, drafter, rows)
     places = anchored(batch, 4, 3, 0.0)
-    assert (places.labels[places.valid] > places.anchors[:, :, None].expand_as(places.labels)[places.valid]).all()
-    assert torch.equal(places.labels[:, :, 0][places.valid[:, :, 0]], places.anchors[places.valid[:, :, 0]] + 1)
+    assert (
+        places.labels[places.valid]
+        > places.anchors[:, :, None].expand_as(places.labels)[places.valid]
+    ).all()
+    assert torch.equal(
+        places.labels[:, :, 0][places.valid[:, :, 0]], places.anchors[places.valid[:, :, 0]] + 1
+    )
 
 
 @report(
@@ -281,18 +353,29 @@ def test_what_a_block_is_trained_as_is_what_it_decodes(spec: str) -> None:
 )
 def test_each_text_has_its_own_number_of_roots() -> None:
     target = architecture("llama")
-    samples = [Sample(row, np.arange(len(row)) >= 2) for row in texts([20, 7], np.random.default_rng(3))]
-    batch = Teacher(target, drafter_for(target, "dflash:block=4").needs, samples, 0).batch(range(2), 0)
+    samples = [
+        Sample(row, np.arange(len(row)) >= 2) for row in texts([20, 7], np.random.default_rng(3))
+    ]
+    batch = Teacher(target, drafter_for(target, "dflash:block=4").needs, samples, 0).batch(
+        range(2), 0
+    )
     places = anchored(batch, 3, 4, 0.0)
     assert places.valid[:, :, 0].sum(1).tolist() == [4, 4]
 
 
-@report("NVIDIA-NeMo/Automodel#3004", KIND, "Texts that are packed into one row must not see one another's hidden states.")
+@report(
+    "NVIDIA-NeMo/Automodel#3004",
+    KIND,
+    "Texts that are packed into one row must not see one another's hidden states.",
+)
 @pytest.mark.parametrize("spec", ["edd", "eagle3", "medusa", "vdm"])
 def test_texts_of_a_batch_are_learnt_apart(spec: str) -> None:
     target = architecture("llama")
     drafter = drafter_for(target, spec)
-    samples = [Sample(row, np.arange(len(row)) >= 2) for row in texts([15, 8, 11], np.random.default_rng(3))]
+    samples = [
+        Sample(row, np.arange(len(row)) >= 2)
+        for row in texts([15, 8, 11], np.random.default_rng(3))
+    ]
     draws = Teacher(target, drafter.needs, samples, 0)
 
     def part(numbers: list[int]) -> float:

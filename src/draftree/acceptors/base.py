@@ -21,13 +21,14 @@ class Acceptor(Part, ABC):
     Attributes:
         exact_for: the draws under which its output has the target's distribution.
         survives_pruning: whether that also holds where a policy drops nodes by what was drawn.
-        keeps_text: whether the text is the very one that plain decoding writes for the same seed, and not only of the same
-            distribution.
+        keeps_text: whether the text is the very one that plain decoding writes for the same seed,
+            and not only of the same distribution.
         greedy: whether it serves greedy decoding.
         sampling: whether it serves sampling.
-        looks_ahead: whether it asks for p after nodes that it then does not accept, so that a processor that keeps count of its
-            calls would count wrong.
-        chains: whether it looks only at the first of siblings, so that all others are drafted in vain.
+        looks_ahead: whether it asks for p after nodes that it then does not accept, so that a
+            processor that keeps count of its calls would count wrong.
+        chains: whether it looks only at the first of siblings, so that all others are drafted in
+            vain.
         lossy: whether it may change the output at all; such a rule is never a default.
     """
 
@@ -67,7 +68,9 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
         choose: returns the target's token after a node.
     """
     pairs = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
-    children = {pairs[child]: child for child in range(len(tree) - 1, tree.roots - 1, -1)}  # of equal siblings the first stays
+    children = {
+        pairs[child]: child for child in range(len(tree) - 1, tree.roots - 1, -1)
+    }  # of equal siblings the first stays
 
     def step(node: int) -> tuple[int | None, int]:
         token = choose(node)
@@ -143,7 +146,9 @@ def judged(
         token, q = int(tree.tokens[child]), proposal(tree, child, len(p))
         if gone and not replacement:
             q = q.index_fill(0, torch.tensor(gone), 0)  # a copy: the siblings share the tree's own
-            if (left := q.sum()) == 0:  # by rounding; what siblings come next is known from those before, so it is no draw
+            if (
+                (left := q.sum()) == 0
+            ):  # by rounding; what siblings come next is known from those before, so it is no draw
                 break
             q = q / left
         if chance.bernoulli(min(1.0, ratio(p, q, token)), *place, index):

@@ -1,8 +1,8 @@
 """Block verification: a drawn chain is accepted as a whole (Sun et al. 2024, "Block verification", Algorithm 2).
 
-Token by token, a draft is lost for good with the first one that is rejected. Here the chance that a beginning of the chain is
-kept depends on all its tokens together: the acceptance length is never shorter in expectation, and the best possible
-(Theorem 2 there).
+Token by token, a draft is lost for good with the first one that is rejected. Here the chance that a
+beginning of the chain is kept depends on all its tokens together: the acceptance length is never
+shorter in expectation, and the best possible (Theorem 2 there).
 """
 
 from dataclasses import dataclass
@@ -23,7 +23,8 @@ from draftree.tree import Draw, Ints, Tree, Verdict
 class Block(Acceptor):
     """Exact in distribution for chains that are drawn from q; of siblings only the first is looked at.
 
-    It promises less than `match`: another drafter, policy or neighbour gives another text for the same seed.
+    It promises less than `match`: another drafter, policy or neighbour gives another text for the
+    same seed.
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
@@ -35,7 +36,9 @@ class Block(Acceptor):
     @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         found = [self._chain(tree, root, p, chance) for root in range(tree.roots)]
-        return Verdict(tuple(path for path, _ in found), np.array([token for _, token in found], np.int64))
+        return Verdict(
+            tuple(path for path, _ in found), np.array([token for _, token in found], np.int64)
+        )
 
     def _chain(self, tree: Tree, root: int, p: Distributions, chance: Chance) -> tuple[Ints, int]:
         row, chain = int(tree.row[root]), [root]
@@ -66,4 +69,8 @@ def _kept(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float)
 def _left(tree: Tree, chain: list[int], i: int, p: Distributions, weight: float) -> Tensor:
     """Return the distribution [V] of the token after the first i drafts (Algorithm 2, eq. 3)."""
     here = p(chain[i])
-    return here if i == len(chain) - 1 else residual(here, proposal(tree, chain[i + 1], len(here)), weight)
+    return (
+        here
+        if i == len(chain) - 1
+        else residual(here, proposal(tree, chain[i + 1], len(here)), weight)
+    )

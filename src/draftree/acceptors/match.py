@@ -1,12 +1,13 @@
 """Acceptance by matching: at each node the target draws its token, and the walk goes on while that token is a child.
 
-One draw is used for both questions, "is a child accepted?" and "what comes instead?", so nothing about how the tree
-was made can change the distribution. With keyed noise (`sampling.Keyed`) the text is the one plain decoding writes
-for the same seed (DESIGN, Exactness).
+One draw is used for both questions, "is a child accepted?" and "what comes instead?", so nothing
+about how the tree was made can change the distribution. With keyed noise (`sampling.Keyed`) the
+text is the one plain decoding writes for the same seed (DESIGN, Exactness).
 
-Drafters may use the same noise: with the children of a node the likeliest by log q + g, a draft is accepted wherever q = p.
-That is the Gumbel coupling, whose acceptance per token is at least (1 − TV) / (1 + TV) for the total variation TV between
-p and q, where no rule can have more than 1 − TV (Daliri et al. 2024, "Coupling without communication").
+Drafters may use the same noise: with the children of a node the likeliest by log q + g, a draft is
+accepted wherever q = p. That is the Gumbel coupling, whose acceptance per token is at least (1 −
+TV) / (1 + TV) for the total variation TV between p and q, where no rule can have more than 1 − TV
+(Daliri et al. 2024, "Coupling without communication").
 """
 
 from dataclasses import dataclass
@@ -27,7 +28,8 @@ class Match(Acceptor):
     """Exact for any tree at any temperature; the default for sampling.
 
     Attributes:
-        coupled: whether drafters draw with the target's own noise, or propose what is likeliest whatever the noise.
+        coupled: whether drafters draw with the target's own noise, or propose what is likeliest
+            whatever the noise.
     """
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
@@ -49,6 +51,8 @@ class Match(Acceptor):
         def choose(node: int) -> int:
             if p.greedy(node):
                 return p.argmax(node)
-            return p.drawn(node, partial(chance.choose, row=int(tree.row[node]), depth=int(tree.depth[node])))
+            return p.drawn(
+                node, partial(chance.choose, row=int(tree.row[node]), depth=int(tree.depth[node]))
+            )
 
         return walk(tree, choose)

@@ -1,9 +1,10 @@
 """Acceptance by rejection among several drawn siblings, one after the other.
 
-With replacement (SpecInfer, Miao et al. 2023, Algorithm 2 and Theorem 4.2): sibling x is kept with probability
-min(1, p(x)/q(x)), else p becomes norm(max(0, p − q)) for the next one. Without replacement (EAGLE-1, Li et al. 2024,
-Appendix A.2; Yang et al. 2024, Algorithm 1): the same, and q loses x and is normalised, because the next sibling was drawn
-so. What p has become when all are rejected is what the bonus is drawn from.
+With replacement (SpecInfer, Miao et al. 2023, Algorithm 2 and Theorem 4.2): sibling x is kept with
+probability min(1, p(x)/q(x)), else p becomes norm(max(0, p − q)) for the next one. Without
+replacement (EAGLE-1, Li et al. 2024, Appendix A.2; Yang et al. 2024, Algorithm 1): the same, and q
+loses x and is normalised, because the next sibling was drawn so. What p has become when all are
+rejected is what the bonus is drawn from.
 """
 
 from dataclasses import dataclass
@@ -22,10 +23,12 @@ from draftree.tree import Draw, Tree, Verdict
 class MultiRound(Acceptor):
     """Exact in distribution for trees whose siblings are drawn from q and kept whatever was drawn.
 
-    It promises less than `match`: another drafter, policy or neighbour gives another text for the same seed.
+    It promises less than `match`: another drafter, policy or neighbour gives another text for the
+    same seed.
 
     Attributes:
-        replacement: whether siblings are drawn with replacement, as in SpecInfer, or without, as in EAGLE-1.
+        replacement: whether siblings are drawn with replacement, as in SpecInfer, or without, as in
+            EAGLE-1.
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
@@ -40,4 +43,7 @@ class MultiRound(Acceptor):
 
     @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        return descend(tree, lambda node: judged(tree, tree.children(node), node, p(node), chance, self.replacement))
+        return descend(
+            tree,
+            lambda node: judged(tree, tree.children(node), node, p(node), chance, self.replacement),
+        )

@@ -1,7 +1,7 @@
 """Acceptance by rejection along a chain of draws (Leviathan et al. 2022, section 2.3; Chen et al. 2023, Theorem 1).
 
-A draft x of q is kept with probability min(1, p(x)/q(x)); the first that is not is replaced by a token of the residual
-norm(max(0, p − q)), which is exactly what p has and the kept drafts lack.
+A draft x of q is kept with probability min(1, p(x)/q(x)); the first that is not is replaced by a
+token of the residual norm(max(0, p − q)), which is exactly what p has and the kept drafts lack.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ from draftree.tree import Draw, Tree, Verdict
 class Rejection(Acceptor):
     """Exact in distribution for chains that are drawn from q; of siblings only the first is looked at.
 
-    It promises less than `match`: another drafter, policy or neighbour gives another text for the same seed.
+    It promises less than `match`: another drafter, policy or neighbour gives another text for the
+    same seed.
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED
@@ -30,4 +31,6 @@ class Rejection(Acceptor):
 
     @override
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
-        return descend(tree, lambda node: judged(tree, tree.children(node)[:1], node, p(node), chance))
+        return descend(
+            tree, lambda node: judged(tree, tree.children(node)[:1], node, p(node), chance)
+        )

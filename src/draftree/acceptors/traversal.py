@@ -1,7 +1,8 @@
 """Traversal verification: a drawn tree is judged from its leaves to its root (Weng et al. 2025, arXiv 2505.12398).
 
-From the root down, a draft is lost with its parent. Here a path is judged as a whole, the deepest first; what is refused leaves
-its mass to its siblings and its parent, so that a beginning of the path may still be kept. On a chain it is block verification.
+From the root down, a draft is lost with its parent. Here a path is judged as a whole, the deepest
+first; what is refused leaves its mass to its siblings and its parent, so that a beginning of the
+path may still be kept. On a chain it is block verification.
 """
 
 from dataclasses import dataclass
@@ -23,7 +24,8 @@ from draftree.tree import Draw, Ints, Tree, Verdict
 class Traversal(Acceptor):
     """Exact in distribution for trees whose siblings are drawn from q, without replacement, and kept whatever was drawn.
 
-    It promises less than `match`: another drafter, policy or neighbour gives another text for the same seed.
+    It promises less than `match`: another drafter, policy or neighbour gives another text for the
+    same seed.
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED - {Draw.WITH_REPLACEMENT}
@@ -38,7 +40,9 @@ class Traversal(Acceptor):
         return Verdict(paths, np.array([token for _, token in found], np.int64))
 
 
-def _kept(tree: Tree, node: int, weight: float, p: Distributions, chance: Chance) -> tuple[list[int], int]:
+def _kept(
+    tree: Tree, node: int, weight: float, p: Distributions, chance: Chance
+) -> tuple[list[int], int]:
     """Return the accepted path that starts at a node, and the token after it.
 
     The path is empty if not even the node is accepted. Paths below the node are judged first, in
@@ -65,7 +69,10 @@ def _kept(tree: Tree, node: int, weight: float, p: Distributions, chance: Chance
         if path:
             return [node, *path], bonus
         rest = float((weight * here - q).clamp(min=0).sum())
-        here, weight = residual(here, q, weight), rest / (rest + 1 - weight) if rest > 0 else float(weight == 1)
+        here, weight = (
+            residual(here, q, weight),
+            rest / (rest + 1 - weight) if rest > 0 else float(weight == 1),
+        )
         gone.append(token)
     row, depth = int(tree.row[node]), int(tree.depth[node])
     if tree.parents[node] >= 0 and not chance.bernoulli(weight, row, depth, _place(tree, node)):

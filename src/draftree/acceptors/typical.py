@@ -1,10 +1,12 @@
 """Typical acceptance: a draft is kept where the target finds it likely enough (Medusa, Cai et al. 2024, section 2.3.1).
 
-It is lossy: the text is not the target's. What is likely enough falls with the target's entropy: a child x is kept where
-p(x) > min(ε, δ · exp(−H(p))). Of the paths that are kept whole the longest is taken, of equally long ones the likeliest.
+It is lossy: the text is not the target's. What is likely enough falls with the target's entropy: a
+child x is kept where p(x) > min(ε, δ · exp(−H(p))). Of the paths that are kept whole the longest is
+taken, of equally long ones the likeliest.
 
-The official code keeps ε as `posterior_threshold` (0.09) and δ as `posterior_alpha` (0.3), takes H from log(p + 1e-5), and
-chooses the bonus greedily in its default setting; here the bonus is drawn from p.
+The official code keeps ε as `posterior_threshold` (0.09) and δ as `posterior_alpha` (0.3), takes H
+from log(p + 1e-5), and chooses the bonus greedily in its default setting; here the bonus is drawn
+from p.
 """
 
 from dataclasses import dataclass
@@ -46,7 +48,9 @@ class Typical(Acceptor):
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         paths, bonus = [], []
         for root in range(tree.roots):
-            kept = {root: 0.0}  # node → log p of its path, in the tree's order, so that a parent comes before its children
+            kept = {
+                root: 0.0
+            }  # node → log p of its path, in the tree's order, so that a parent comes before its children
             enough = {root: self._enough(p(root))}
             for node in tree.of_row(int(tree.row[root]))[1:].tolist():
                 parent = int(tree.parents[node])

@@ -1,6 +1,7 @@
 """Names that other tools use for options, commands and parts, each with draftree's own.
 
-The tools are transformers, vLLM, the OpenAI API, ollama, llama.cpp, llama-cpp-python, mlx_lm and lm_eval.
+The tools are transformers, vLLM, the OpenAI API, ollama, llama.cpp, llama-cpp-python, mlx_lm and
+lm_eval.
 
 A name in `SAME` means what draftree's name means and is accepted for it. A word in `READERS` is an
 attribute or a method of an object, and is read from draftree's own. A name in `INSTEAD` means
@@ -91,8 +92,15 @@ READERS: Mapping[str, Mapping[str, Reader]] = {
     CONVERSATION: CONVERSATION_READERS,
     STATS: STATS_READERS,
 }
-NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {OPTION: OPTION_NEUTRAL, LOADING: LOADING_NEUTRAL}
-IGNORED: Mapping[str, tuple[str, ...]] = {OPTION: OPTION_IGNORED, LOADING: LOADING_IGNORED, FLAG: FLAG_IGNORED}
+NEUTRAL: Mapping[str, Mapping[str, tuple[Any, ...]]] = {
+    OPTION: OPTION_NEUTRAL,
+    LOADING: LOADING_NEUTRAL,
+}
+IGNORED: Mapping[str, tuple[str, ...]] = {
+    OPTION: OPTION_IGNORED,
+    LOADING: LOADING_IGNORED,
+    FLAG: FLAG_IGNORED,
+}
 SHORT, LONG = 3, 8
 """Lengths from which a misspelt name may differ by one edit, and by two."""
 
@@ -186,10 +194,14 @@ def nearest(kind: str, got: str, known: Iterable[str]) -> str | None:
 
     The beginning of a single name stands for it.
 
-    One letter may be wrong, missing, doubled or swapped with its neighbour; two in names of at least `LONG` letters.
+    One letter may be wrong, missing, doubled or swapped with its neighbour; two in names of at
+    least `LONG` letters.
     """
     known = sorted(known)
-    if len(got) >= SHORT and len(longer := [name for name in known if name.lower().startswith(got.lower())]) == 1:
+    if (
+        len(got) >= SHORT
+        and len(longer := [name for name in known if name.lower().startswith(got.lower())]) == 1
+    ):
         return longer[0]
     same = {word: ours for word, ours in SAME.get(kind, {}).items() if ours in known}
     found = [(edits(got.lower(), word.lower()), word) for word in [*known, *same]]

@@ -14,7 +14,9 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
         "engine.chat(messages) answers messages, engine.chat('text') a question": "messages_create",
         "engine.chat('text') answers": ("pipe pipeline forward call"),
         "engine.stream('text') yields tokens": ("generate_step iter generator streaming"),
-        "engine.complete([…]) and engine.chat([…]) take a list of prompts, which is one batch": ("map "),
+        "engine.complete([…]) and engine.chat([…]) take a list of prompts, which is one batch": (
+            "map "
+        ),
         "engine.conversation() keeps its messages": ("session history messages conversations"),
         "beam search is not offered": "beam_search",
         "engine.chat(messages, json_schema=…)": "beta parse",
@@ -37,7 +39,9 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
         "engine.target.decoder.context": ("max_length context"),
         "engine.tokenizer": "tokenizer_name chat_format chat_handler token_nl",
         "engine.tokenizer(text)": "tokenize",
-        "engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)": ("render format_prompt"),
+        "engine.tokenizer.apply_chat_template(messages, add_generation_prompt=True)": (
+            "render format_prompt"
+        ),
         "draftree.load(MODEL, tokenizer=…)": "set_tokenizer",
         "engine.eos, engine.tokenizer.eos_token_id": "eos_token_ids",
         "draftree.load(…, device=…)": "cpu",
@@ -67,11 +71,17 @@ ENGINE_HINTS: Mapping[str, str] = by_word(
         "`draftree generate MODEL -p 'PROMPT' --baseline` compares with plain decoding": (
             "compare baseline without_drafting vanilla"
         ),
-        "`draftree generate MODEL -p 'PROMPT' --trees` shows trees": ("tree trees print_tree show_tree draft_tree"),
+        "`draftree generate MODEL -p 'PROMPT' --trees` shows trees": (
+            "tree trees print_tree show_tree draft_tree"
+        ),
         "engine.forget() drops the caches of the last call": ("cache kv_cache"),
-        "del engine frees it; there is nothing to close": ("unload sleep exit terminate stop_engine free delete"),
+        "del engine frees it; there is nothing to close": (
+            "unload sleep exit terminate stop_engine free delete"
+        ),
         "nothing needs warming up": "prefill preload",
-        "engine.submit('text') joins the running batch, and engine.step() writes": ("add_request schedule enqueue"),
+        "engine.submit('text') joins the running batch, and engine.step() writes": (
+            "add_request schedule enqueue"
+        ),
         "engine.cancel(handle) ends a submitted request": "abort abort_request stop",
         "engine.step() returns what was written; handle.finished says whether a text has ended": (
             "has_unfinished_requests has_unfinished is_done"
@@ -136,10 +146,16 @@ MODULE_HINTS: Mapping[str, str] = by_word(
         "json_schema=…, regex=… or grammar=… of engine.chat('text', …)": (
             "StructuredOutputsParams GuidedDecodingParams LlamaGrammar ResponseFormat JSONSchema"
         ),
-        "draftree.load(MODEL).chat('text') answers": ("ask run answer ChatCompletion ChatOpenAI responses gen function"),
+        "draftree.load(MODEL).chat('text') answers": (
+            "ask run answer ChatCompletion ChatOpenAI responses gen function"
+        ),
         "draftree.load(MODEL).complete('text') continues a text": ("completions"),
-        "draftree.load(MODEL).stream('text') yields tokens": ("generate_step stream_chat TextStreamer"),
-        "draftree.load(MODEL).conversation() keeps its messages": ("Chat ChatSession Session Message Messages start_chat"),
+        "draftree.load(MODEL).stream('text') yields tokens": (
+            "generate_step stream_chat TextStreamer"
+        ),
+        "draftree.load(MODEL).conversation() keeps its messages": (
+            "Chat ChatSession Session Message Messages start_chat"
+        ),
         "draftree.load(MODEL).tokenizer, or AutoTokenizer of transformers": (
             "AutoTokenizer Tokenizer tokenizer get_tokenizer encode LlamaTokenizer load_tokenizer"
         ),
@@ -152,7 +168,9 @@ MODULE_HINTS: Mapping[str, str] = by_word(
             "DRAFTERS methods Method list list_policies POLICIES Policy Policies get_policy "
             "Acceptor Acceptors list_models models list_acceptors EAGLE EAGLE3"
         ),
-        "`draftree bench MODEL` measures": ("benchmark bench Benchmark measure evaluate compare speedup profile"),
+        "`draftree bench MODEL` measures": (
+            "benchmark bench Benchmark measure evaluate compare speedup profile"
+        ),
         "lm_eval --model draftree runs its tasks": "simple_evaluate lm_eval",
         "`draftree train DRAFTER --target MODEL` trains drafters": (
             "train Trainer TrainingArguments finetune fit train_drafter"
@@ -168,7 +186,9 @@ MODULE_HINTS: Mapping[str, str] = by_word(
             "pull download snapshot_download hf_hub_download"
         ),
         "draftree.load('demo') is the demo": "demo",
-        "logging.getLogger('draftree') of Python, and warnings.filterwarnings": ("logging set_verbosity logger"),
+        "logging.getLogger('draftree') of Python, and warnings.filterwarnings": (
+            "logging set_verbosity logger"
+        ),
     }
 )
 
@@ -193,7 +213,9 @@ RESULT_HINTS: Mapping[str, str] = by_word(
         "no tools are called; completion.text is what was written": (
             "tool_calls function_call reasoning_content reasoning thinking"
         ),
-        "`for token in engine.stream('text')` reads a text as it comes": ("iter_tokens stream on_token"),
+        "`for token in engine.stream('text')` reads a text as it comes": (
+            "iter_tokens stream on_token"
+        ),
     }
 )
 
@@ -219,8 +241,12 @@ CONVERSATION_HINTS: Mapping[str, str] = by_word(
             "append add_message add add_user_message"
         ),
         "engine.conversation() begins anew": "reset clear restart new",
-        "del conversation.messages[-2:] takes the last turn back": ("undo rewind pop regenerate retry"),
-        "engine.conversation(system=…), conversation.messages[0]": ("system system_prompt set_system set_system_prompt"),
+        "del conversation.messages[-2:] takes the last turn back": (
+            "undo rewind pop regenerate retry"
+        ),
+        "engine.conversation(system=…), conversation.messages[0]": (
+            "system system_prompt set_system set_system_prompt"
+        ),
         "json.dump(conversation.messages, file)": "save load export to_json",
     }
 )

@@ -1,7 +1,8 @@
 """What to write instead of the options of other command lines, where draftree's command line does not accept them.
 
-The tools are llama.cpp, vLLM, ollama, mlx_lm, lm_eval, transformers and the OpenAI command line. Options that Python has, too,
-are in the table of Python's arguments, whose hints the command line rewrites. An entry here comes first.
+The tools are llama.cpp, vLLM, ollama, mlx_lm, lm_eval, transformers and the OpenAI command line.
+Options that Python has, too, are in the table of Python's arguments, whose hints the command line
+rewrites. An entry here comes first.
 """
 
 from collections.abc import Mapping
@@ -75,10 +76,20 @@ FLAG_WORDS: Mapping[str, str] = by_word(
         "--help": "help_all usage",
     }
 )
-"""Options of other command lines, with the arguments of draftree that they stand for; `{}` is their value."""
+"""Options of other command lines, with the arguments of draftree that they stand for; `{}` is their
+value."""
 FILE_WORDS = ("f", "file", "prompt_file", "input_file", "sysf", "system_prompt_file")
 """Those of them whose value is the name of a file that holds draftree's value."""
-THREAD_WORDS = ("threads", "threads_batch", "tb", "num_threads", "n_threads", "n_threads_batch", "cpu_threads", "num_thread")
+THREAD_WORDS = (
+    "threads",
+    "threads_batch",
+    "tb",
+    "num_threads",
+    "n_threads",
+    "n_threads_batch",
+    "cpu_threads",
+    "num_thread",
+)
 """Options that say how many threads compute."""
 OVERRIDDEN = ("greedy", "do_sample", "sample", "sampling")
 """Those of them that give way to the option itself."""
@@ -140,7 +151,17 @@ _WARMS = "bench warms up by itself"
 _METRICS = "draftree serve has /metrics"
 _ENDS = "nothing runs after the command"
 FLAG_IGNORED = (
-    *(_NOT_NEEDED, _CONTEXT, _ANSWERS_ONCE, _USES_TEMPLATE, _IS_DEFAULT, _NO_PROMPT, _COLOURS, _PROGRESS, _SAVED),
+    *(
+        _NOT_NEEDED,
+        _CONTEXT,
+        _ANSWERS_ONCE,
+        _USES_TEMPLATE,
+        _IS_DEFAULT,
+        _NO_PROMPT,
+        _COLOURS,
+        _PROGRESS,
+        _SAVED,
+    ),
     *(_TEXTS_SAVED, _WARMS, _METRICS, _ENDS, _TIMES, _LOAD),
 )
 """Hints of options that are left out with a note: the text is the same without them."""
@@ -190,7 +211,9 @@ FLAG_HINTS: Mapping[str, str] = by_word(
         f"{_SEEDS}; {_BEAMS}": "best_of",
         _SEEDS: "n_completions num_return_sequences num_samples num_completions num_outputs num_generations",
         _MANY: "parallel np batch_size b max_num_seqs",
-        _SAMPLING: ("samplers sampler_seq top_a top_n_sigma dynatemp_range mirostat_lr mirostat_ent xtc_threshold"),
+        _SAMPLING: (
+            "samplers sampler_seq top_a top_n_sigma dynatemp_range mirostat_lr mirostat_ent xtc_threshold"
+        ),
         "--stop TEXT takes special tokens by their text": "extra_eos_token",
         "--grammar FILE takes a Lark grammar": "grammar_file guided_grammar",
         "--json-schema, --regex or --grammar": "structured_outputs",
@@ -220,10 +243,14 @@ FLAG_HINTS: Mapping[str, str] = by_word(
         "the text is without the prompt": "echo return_full_text include_prompt",
         _COLOURS: "color co",
         "set NO_COLOR=1": "no_color",
-        "the text is without special tokens; --json has all ids": ("special skip_special_tokens spaces_between_special_tokens"),
+        "the text is without special tokens; --json has all ids": (
+            "special skip_special_tokens spaces_between_special_tokens"
+        ),
         "--json has the text and all ids": "detokenize",
         "the stop text is not part of the text": "include_stop_str_in_output",
-        "--json prints one object with all figures": ("return_dict_in_generate stream_options output_stats return_stats"),
+        "--json prints one object with all figures": (
+            "return_dict_in_generate stream_options output_stats return_stats"
+        ),
         "--json --logprobs N gives log-probabilities": "output_scores output_logits",
         "--stream prints the text as it is written": "streamer callback on_token streaming_callback",
         _PROGRESS: "progress show_progress use_tqdm logging_steps",
@@ -238,7 +265,9 @@ FLAG_HINTS: Mapping[str, str] = by_word(
         "numactl binds a process to a node": "numa",
         "--attn-implementation sdpa": "fa",
         _CACHE: "cache_type_k ctk cache_type_v ctv kv_bits kv_group_size quantized_kv_start kv_cache_dtype",
-        "caches are not stored; draftree chat and draftree serve keep them while they run": ("prompt_cache prompt_cache_file"),
+        "caches are not stored; draftree chat and draftree serve keep them while they run": (
+            "prompt_cache prompt_cache_file"
+        ),
         _LOAD: "load_format",
         "give the path of the .gguf file as MODEL": "hf_file hff",
         "download the file and give its path as MODEL": "model_url mu",
@@ -256,7 +285,9 @@ FLAG_HINTS: Mapping[str, str] = by_word(
         "--revision NAME is of the model and its code": "code_revision",
         _SERVERLESS: "base_url api_base url",
         _ENDS: "keep_alive keepalive",
-        _FEWSHOT: ("num_fewshot fewshot_as_multiturn predict_only include_path wandb_args hf_hub_log_args metadata"),
+        _FEWSHOT: (
+            "num_fewshot fewshot_as_multiturn predict_only include_path wandb_args hf_hub_log_args metadata"
+        ),
         _TEXTS_SAVED: "log_samples write_out",
         _SAVED: "save_result",
         "--out names the file of the result": "result_dir",

@@ -28,7 +28,13 @@ from draftree.aliases.kinds import (
     STATS,
     TOKEN,
 )
-from draftree.aliases.loading import ACCEPTOR_HINTS, DRAFTER_HINTS, DTYPE_HINTS, LOADING_HINTS, POLICY_HINTS
+from draftree.aliases.loading import (
+    ACCEPTOR_HINTS,
+    DRAFTER_HINTS,
+    DTYPE_HINTS,
+    LOADING_HINTS,
+    POLICY_HINTS,
+)
 from draftree.aliases.options import OPTION_HINTS
 
 _TODAY = "type draftree generate MODEL -p 'PROMPT', or draftree chat MODEL for a conversation"

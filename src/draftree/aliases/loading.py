@@ -26,14 +26,18 @@ LOADING_HINTS: Mapping[str, str] = by_word(
         "draftree gives no embeddings": "embedding pooling_type pooler_config convert",
         "quantize='int4'": "int4 bnb_4bit_compute_dtype",
         "quantize='int8' or quantize='int4'": "bits q_bits quant w_bit",
-        "quantize='int8' or quantize='int4', or load the model with transformers and give it": ("quantization_config"),
+        "quantize='int8' or quantize='int4', or load the model with transformers and give it": (
+            "quantization_config"
+        ),
         "set HF_HOME, or give the folder of a model": "cache_dir download_dir local_dir hf_home",
         "run `hf auth login`, or set HF_TOKEN": "token use_auth_token hf_token api_key",
         "give the path of the .gguf file as the target": (
             "filename file_name hf_file model_file weight_name gguf gguf_file additional_files"
         ),
         "set HF_HUB_OFFLINE=1": "local_files_only offline",
-        "models run here, without a server: draftree.load(MODEL)": ("base_url host api_base url port timeout"),
+        "models run here, without a server: draftree.load(MODEL)": (
+            "base_url host api_base url port timeout"
+        ),
         _NOT_NEEDED: (
             "low_cpu_mem_usage use_safetensors n_batch n_ubatch use_mmap use_mlock lazy "
             "load_format force_download resume_download proxies mirror logits_all swap_space "
@@ -50,7 +54,9 @@ LOADING_HINTS: Mapping[str, str] = by_word(
             "strict is_decoder"
         ),
         "an engine alone is returned": "output_loading_info return_config return_tokenizer",
-        _LIMITS: ("max_num_seqs n_seq_max max_running_requests max_num_batched_tokens batch_size max_batch_size"),
+        _LIMITS: (
+            "max_num_seqs n_seq_max max_running_requests max_num_batched_tokens batch_size max_batch_size"
+        ),
         "give what it holds as options: draftree.load(MODEL, dtype='bfloat16')": "model_kwargs model_init_kwargs",
         _FIGURES: "verbose log_level",
         _REUSE: ("enable_prefix_caching prefix_caching cache_prompt"),
@@ -77,13 +83,17 @@ LOADING_HINTS: Mapping[str, str] = by_word(
             "dp_size tp_plan speculative_draft_tensor_parallel_size distributed_executor_backend "
             "num_gpus world_size enable_expert_parallel"
         ),
-        _MEMORY: ("gpu_memory_utilization mem_fraction_static num_gpu_blocks_override max_cache_size"),
+        _MEMORY: (
+            "gpu_memory_utilization mem_fraction_static num_gpu_blocks_override max_cache_size"
+        ),
         CONTEXT: (
             "max_model_len n_ctx num_ctx ctx_size context_length max_seq_len max_seq_length max_position_embeddings max_length"
         ),
         "compile=False": "enforce_eager disable_cuda_graph",
         "compile=True": "compilation_config",
-        "device='cuda' or device='cpu'": ("n_gpu_layers num_gpu ngl gpu_layers main_gpu use_gpu gpu use_cuda"),
+        "device='cuda' or device='cpu'": (
+            "n_gpu_layers num_gpu ngl gpu_layers main_gpu use_gpu gpu use_cuda"
+        ),
         THREADS: "n_threads num_thread threads num_threads n_threads_batch cpu_threads",
         "attn_implementation='sdpa'": (
             "flash_attn use_flash_attention_2 use_flash_attn flash_attention attention_backend attn_backend use_sdpa"
@@ -105,13 +115,17 @@ LOADING_HINTS: Mapping[str, str] = by_word(
             "prompt_lookup_max prompt_lookup_min prompt_lookup ngram ngram_size max_ngram_size "
             "max_lookup_size lookup_size"
         ),
-        ("a small model as drafter is loaded as the target is; load it with transformers to load it otherwise"): (
+        (
+            "a small model as drafter is loaded as the target is; load it with transformers to load it otherwise"
+        ): (
             "speculative_draft_model_quantization speculative_model_quantization draft_dtype "
             "draft_device draft_quantization draft_model_kwargs assistant_kwargs"
         ),
         "drafter='NAME', as drafter='eagle3'": "strategy",
         "policy='NAME', as policy='eagle2'": "tree tree_type tree_choices topk",
-        "acceptor='NAME'; by default the text is the target's own": ("acceptance sampler posterior_threshold"),
+        "acceptor='NAME'; by default the text is the target's own": (
+            "acceptance sampler posterior_threshold"
+        ),
         "give them as arguments: load(MODEL, dtype=…)": "model_args engine_args kwargs options",
         _CALL: (
             "temperature seed max_tokens max_new_tokens top_p top_k stop n stream num_predict "
@@ -121,7 +135,9 @@ LOADING_HINTS: Mapping[str, str] = by_word(
         "a Completion is text as it was written; json_schema=… of a call forces a form": (
             "tool_call_parser reasoning_parser enable_auto_tool_choice think_end_token"
         ),
-        "an argument of engine.generate; for token in engine.stream(…) reads a text as it comes": ("streamer"),
+        "an argument of engine.generate; for token in engine.stream(…) reads a text as it comes": (
+            "streamer"
+        ),
         "an argument of engine.chat and engine.conversation": "system system_prompt",
         "draftree.load(MODEL).chat('text') answers": "prompt messages inputs text",
     }
@@ -165,17 +181,23 @@ DRAFTER_HINTS: Mapping[str, str] = by_word(
         _DEFAULT_DRAFTER: "auto default best",
         "pct is a policy: policy='pct'": "pct",
         "yield is a policy: policy='yield'": "yield",
-        "trees are grown by a policy: policy='NAME'": ("tree static sequoia opttree opt_tree specinfer"),
+        "trees are grown by a policy: policy='NAME'": (
+            "tree static sequoia opttree opt_tree specinfer"
+        ),
         "greedy is an acceptor: acceptor='greedy'": "greedy",
         "arctic's drafts come from 'suffix', or from its own heads, which are not read": (
             "arctic arctic_lstm arctic_inference"
         ),
-        "any trained drafter works with the policy 'eagle2'; 'eagle' and 'eagle3' are its heads": ("hass griffin"),
+        "any trained drafter works with the policy 'eagle2'; 'eagle' and 'eagle3' are its heads": (
+            "hass griffin"
+        ),
     }
 )
 POLICY_HINTS: Mapping[str, str] = by_word(
     {
-        "pct, yield and eagle2 grow trees": ("tree dynamic dynamic_tree adaptive tree_attention draft_tree heuristic"),
+        "pct, yield and eagle2 grow trees": (
+            "tree dynamic dynamic_tree adaptive tree_attention draft_tree heuristic"
+        ),
         "leave the policy out for the default one": "auto default best optimal none",
         "greedy is an acceptor: acceptor='greedy'": "greedy",
         "eagle and eagle3 are drafters: drafter='eagle3'; the policy is 'eagle2'": "eagle eagle3",
@@ -193,7 +215,9 @@ ACCEPTOR_HINTS: Mapping[str, str] = by_word(
             "exact auto default lossless strict none exact_match standard"
         ),
         "temperature is an option of each call": "temperature sampling",
-        "acceptor='rejection' is speculative sampling": ("speculative_sampling speculative leviathan"),
+        "acceptor='rejection' is speculative sampling": (
+            "speculative_sampling speculative leviathan"
+        ),
     }
 )
 DTYPE_HINTS: Mapping[str, str] = by_word(
@@ -202,6 +226,8 @@ DTYPE_HINTS: Mapping[str, str] = by_word(
         "quantize='int8'": "int8 8bit q8",
         "quantize='int4'": "int4 4bit nf4 fp4",
         "a .gguf file as target, or quantize='int4'": "q4_0 q4_k_m q4_k q5_k_m q8_0 q6_k",
-        "quantize='int8', or load the model with transformers and give it": ("fp8 float8 float8_e4m3fn awq gptq"),
+        "quantize='int8', or load the model with transformers and give it": (
+            "fp8 float8 float8_e4m3fn awq gptq"
+        ),
     }
 )

@@ -6,7 +6,9 @@ from typing import Any
 from draftree.aliases.words import by_word, values_by_word
 
 SMALL_MODEL = "give the loaded model itself, its folder or hub id, or lm:model=FOLDER"
-POLICY_BOUNDS = "the policy bounds the draft: policy='chain:length=5', or let the default policy choose"
+POLICY_BOUNDS = (
+    "the policy bounds the draft: policy='chain:length=5', or let the default policy choose"
+)
 CONTEXT = "the context is the model's own, and the cache grows as it is used"
 THREADS = "set OMP_NUM_THREADS, or call torch.set_num_threads(N)"
 _GENERATE = "engine.generate(ids, …) takes it, as transformers' generate does"
@@ -26,12 +28,24 @@ _LIVES = "the engine lives as long as its object"
 _ONE_PROCESS = "an engine runs on one process"
 _NOT_NEEDED = "it is not needed"
 _OWN_CACHE = "draftree has a cache of its own, which a next call with the same beginning uses"
-OPTION_IGNORED = (_PADDED, _BAR, _FIGURES, _LIVES, _ONE_PROCESS, _NOT_NEEDED, _ONE_REQUEST, _OWN_CACHE, CONTEXT)
+OPTION_IGNORED = (
+    _PADDED,
+    _BAR,
+    _FIGURES,
+    _LIVES,
+    _ONE_PROCESS,
+    _NOT_NEEDED,
+    _ONE_REQUEST,
+    _OWN_CACHE,
+    CONTEXT,
+)
 """Hints of options that are left out with a note: the text is the same without them."""
 
 OPTION_HINTS: Mapping[str, str] = by_word(
     {
-        "temperature=1.0 samples, temperature=0 (the default) is greedy": ("do_sample sample sampling greedy"),
+        "temperature=1.0 samples, temperature=0 (the default) is greedy": (
+            "do_sample sample sampling greedy"
+        ),
         "max_new_tokens counts new tokens, max_length those of the prompt, too": "max_seq_len max_total_tokens",
         "min_new_tokens counts new tokens, without the prompt": "min_length",
         "max_time=SECONDS ends a text": "t_max_predict_ms deadline",
@@ -40,7 +54,9 @@ OPTION_HINTS: Mapping[str, str] = by_word(
             "early_stopping diversity_penalty constraints force_words_ids"
         ),
         "n=N writes N texts; beam search is not offered": "best_of",
-        "give its values as options (temperature, top_p, …), or call engine.generate": ("generation_config"),
+        "give its values as options (temperature, top_p, …), or call engine.generate": (
+            "generation_config"
+        ),
         _LIST: (
             "sampling_params gen_kwargs generate_kwargs generation_kwargs model_kwargs options "
             "extra_body parameters params decoding_config kwargs settings default_options"
@@ -48,16 +64,26 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         "for token in engine.stream(…): print(token, end='')": (
             "callback on_token prompt_progress_callback streaming_callback stream_options"
         ),
-        "for token in engine.stream(…): print(token, end=''); engine.generate(ids, …) takes a streamer": ("streamer"),
-        "the text is without the prompt; write prompt + completion.text": ("echo return_full_text include_prompt"),
+        "for token in engine.stream(…): print(token, end=''); engine.generate(ids, …) takes a streamer": (
+            "streamer"
+        ),
+        "the text is without the prompt; write prompt + completion.text": (
+            "echo return_full_text include_prompt"
+        ),
         "the text is without special tokens; the `tokens` of a Completion are all ids": (
             "skip_special_tokens spaces_between_special_tokens detokenize "
             "clean_up_tokenization_spaces special ignore_special_tokens "
             "return_tokens_as_token_ids no_stop_trim"
         ),
-        "a Completion has both, text and tokens": ("return_tensors return_text return_type return_token_ids"),
-        "the stop text is in completion.stop; write completion.text + completion.stop": ("include_stop_str_in_output"),
-        "engine.generate(ids, …) takes it; a Completion has text, tokens, logprobs and stats": ("return_dict_in_generate"),
+        "a Completion has both, text and tokens": (
+            "return_tensors return_text return_type return_token_ids"
+        ),
+        "the stop text is in completion.stop; write completion.text + completion.stop": (
+            "include_stop_str_in_output"
+        ),
+        "engine.generate(ids, …) takes it; a Completion has text, tokens, logprobs and stats": (
+            "return_dict_in_generate"
+        ),
         "engine.generate(ids, …) takes it; logprobs=N gives the log-probabilities of a Completion": (
             "output_scores output_logits"
         ),
@@ -71,19 +97,25 @@ OPTION_HINTS: Mapping[str, str] = by_word(
             "output_hidden_states output_attentions return_hidden_states output_router_logits"
         ),
         "stop_ids=[ID] ends a text at a token, stop='TEXT' at a text; ignore_eos=True writes on": "eos",
-        "stopping criteria of transformers: engine.generate(ids, …) takes them; stop='TEXT' ends a text": ("stopping_criteria"),
+        "stopping criteria of transformers: engine.generate(ids, …) takes them; stop='TEXT' ends a text": (
+            "stopping_criteria"
+        ),
         "stop=TEXT ends a text; engine.generate(ids, …) takes stopping_criteria for anything else": (
             "stop_regex stop_pattern stop_condition"
         ),
         _PADDED: ("pad_token_id pad_token padding padding_side"),
-        "it is not needed: the prompts of a list are padded internally; engine.generate(ids, …) takes one": ("attention_mask"),
+        "it is not needed: the prompts of a list are padded internally; engine.generate(ids, …) takes one": (
+            "attention_mask"
+        ),
         "the tokenizer adds them; engine.complete(ids) takes ids as they are": (
             "bos_token_id bos_token add_special_tokens add_bos"
         ),
         "cut the ids before: engine.complete(ids[-N:])": (
             "truncation truncate truncate_prompt_tokens truncate_prompt max_input_length"
         ),
-        "repetition_penalty, which counts the whole prompt and answer, not the last 64 tokens": ("repeat_penalty"),
+        "repetition_penalty, which counts the whole prompt and answer, not the last 64 tokens": (
+            "repeat_penalty"
+        ),
         "repetition_penalty counts the whole prompt and answer": (
             "repeat_last_n repetition_context_size last_n_tokens_size penalty_last_n "
             "encoder_repetition_penalty encoder_no_repeat_ngram_size frequency_context_size "
@@ -98,7 +130,9 @@ OPTION_HINTS: Mapping[str, str] = by_word(
             "dynatemp_exponent min_keep min_tokens_to_keep samplers sampler_seq smoothing_factor"
         ),
         "contrastive search is not offered": "penalty_alpha",
-        "it needs a second pass for every token, which is not offered": ("guidance_scale negative_prompt cfg_scale"),
+        "it needs a second pass for every token, which is not offered": (
+            "guidance_scale negative_prompt cfg_scale"
+        ),
         "DoLa is not offered": "dola_layers",
         "watermarks are not offered": "watermark watermarking_config",
         f"a bias or a ban: logit_bias={{ID: 5.0}}, suppress=[ID], bad_words=['TEXT']; {_GENERATE}": (
@@ -107,7 +141,9 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         "regex='yes|no' or grammar=… allows few texts; engine.generate(ids, …) takes prefix_allowed_tokens_fn": (
             "allowed_token_ids prefix_allowed_tokens_fn allowed_tokens choices choice"
         ),
-        "beginning='TEXT' is what the text begins with": ("forced_bos_token_id forced_decoder_ids prefix"),
+        "beginning='TEXT' is what the text begins with": (
+            "forced_bos_token_id forced_decoder_ids prefix"
+        ),
         "max_new_tokens ends a text": "forced_eos_token_id",
         "regex='yes|no' allows a choice of texts": "guided_choice",
         _JSON: "response_format format json_mode json json_object schema_format",
@@ -116,17 +152,25 @@ OPTION_HINTS: Mapping[str, str] = by_word(
             "guided_decoding structured_outputs guided_decoding_backend guided_whitespace_pattern"
         ),
         "engine.generate(ids, …) takes logits_processor=…": "logits_processors custom_logit_processor",
-        _GENERATE: ("logits_processor renormalize_logits remove_invalid_values inputs_embeds position_ids"),
+        _GENERATE: (
+            "logits_processor renormalize_logits remove_invalid_values inputs_embeds position_ids"
+        ),
         "max_new_tokens bounds the answer; its length is the model's choice": "verbosity",
         "an engine writes with one model, in this process": "prediction web_search_options background truncation_strategy",
         "json_schema=… forces the form of a call": "tool_choice function_call parallel_tool_calls",
         f"put them into the messages, or {_TEMPLATE}": "tools functions documents",
-        f"set engine.tokenizer.chat_template, or {_TEMPLATE}": ("chat_template chat_format prompt_template template"),
+        f"set engine.tokenizer.chat_template, or {_TEMPLATE}": (
+            "chat_template chat_format prompt_template template"
+        ),
         _TEMPLATE: (
             "thinking think reasoning continue_final_message chat_template_content_format include_reasoning thinking_budget"
         ),
-        f"chat always adds it; complete continues the text as it is; {_TEMPLATE}": ("add_generation_prompt"),
-        "a list of prompts is one batch": ("batch_size eval_batch_size max_batch_size max_num_seqs num_workers"),
+        f"chat always adds it; complete continues the text as it is; {_TEMPLATE}": (
+            "add_generation_prompt"
+        ),
+        "a list of prompts is one batch": (
+            "batch_size eval_batch_size max_batch_size max_num_seqs num_workers"
+        ),
         _BAR: ("use_tqdm progress show_progress"),
         _FIGURES: ("verbose timings_per_token timings output_stats return_stats"),
         _LIVES: "keep_alive",
@@ -146,7 +190,9 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         "draftree.load(…, drafter='pld') drafts from the prompt": (
             "prompt_lookup_num_tokens prompt_lookup_max prompt_lookup_min max_matching_ngram_size prompt_lookup"
         ),
-        _LOAD_DRAFTER: ("assistant_model draft_model assistant draft speculative_model speculative_config assistant_tokenizer"),
+        _LOAD_DRAFTER: (
+            "assistant_model draft_model assistant draft speculative_model speculative_config assistant_tokenizer"
+        ),
         "draftree has drafters of its own: draftree.load(…, drafter=…)": (
             "assistant_early_exit use_mtp custom_generate speculation"
         ),
@@ -173,14 +219,22 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         "engine.complete continues a text as it is; engine.chat applies the chat template": (
             "raw instruct apply_chat_template"
         ),
-        "engine.chat(text, system=…) takes a system message; complete continues a text as it is": ("system"),
-        "engine.chat(text, system=…)": ("system_prompt system_message instruction instructions system_instruction developer"),
+        "engine.chat(text, system=…) takes a system message; complete continues a text as it is": (
+            "system"
+        ),
+        "engine.chat(text, system=…)": (
+            "system_prompt system_message instruction instructions system_instruction developer"
+        ),
         "text before and after a gap is not taken; complete continues a text": (
             "suffix insert_suffix infill input_prefix input_suffix"
         ),
-        "draftree reads and writes text alone": ("images image audio videos multi_modal_data mm_processor_kwargs modalities"),
+        "draftree reads and writes text alone": (
+            "images image audio videos multi_modal_data mm_processor_kwargs modalities"
+        ),
         "set the seed of each call: seed=N": ("rng generator np_rng torch_generator"),
-        _ONE_REQUEST: ("rid user store metadata service_tier priority request_id safety_identifier extra_headers extra_query"),
+        _ONE_REQUEST: (
+            "rid user store metadata service_tier priority request_id safety_identifier extra_headers extra_query"
+        ),
         "draftree.load(…, compile=…)": "compile_config compile disable_compile",
         _ONE_PROCESS: "synced_gpus",
         _NOT_NEEDED: "num_batch low_vram f16_kv flat_logprobs skip_reading_prefix_cache low_memory skip_clone",
@@ -201,7 +255,10 @@ OPTION_NEUTRAL: Mapping[str, tuple[Any, ...]] = values_by_word(
         "verbose use_tqdm logits_all return_tensors truncation padding renormalize_logits "
         "remove_invalid_values tree progress show_progress",
     ),
-    ((True,), "skip_special_tokens detokenize use_cache return_text cache_prompt add_special_tokens add_generation_prompt"),
+    (
+        (True,),
+        "skip_special_tokens detokenize use_cache return_text cache_prompt add_special_tokens add_generation_prompt",
+    ),
     (
         (1,),
         "num_beams num_return_sequences num_completions num_samples batch_size num_beam_groups best_of guidance_scale "
@@ -214,9 +271,15 @@ OPTION_NEUTRAL: Mapping[str, tuple[Any, ...]] = values_by_word(
         "dry_multiplier epsilon_cutoff eta_cutoff dynatemp_range encoder_no_repeat_ngram_size "
         "top_n_tokens n_probs",
     ),
-    (([], ()), "tools functions images stopping_criteria logits_processor logits_processors documents stop_token_ids history"),
+    (
+        ([], ()),
+        "tools functions images stopping_criteria logits_processor logits_processors documents stop_token_ids history",
+    ),
     (("auto",), "tool_choice service_tier"),
-    (({},), "extra_body chat_template_kwargs options gen_kwargs metadata stream_options sampling_params"),
+    (
+        ({},),
+        "extra_body chat_template_kwargs options gen_kwargs metadata stream_options sampling_params",
+    ),
     (("text", {"type": "text"}), "response_format"),
     (("",), "format suffix system_prompt"),
 )

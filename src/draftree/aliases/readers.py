@@ -60,12 +60,17 @@ def by_reader(*groups: tuple[str | Reader, str]) -> dict[str, Reader]:
     """Return the reader of every word.
 
     Args:
-        groups: how the words are read, an attribute's path or a function, and the words, separated by spaces.
+        groups: how the words are read, an attribute's path or a function, and the words, separated
+            by spaces.
 
     Raises:
         ValueError: a word is read in two ways.
     """
-    pairs = [(word, attrgetter(how) if isinstance(how, str) else how) for how, words in groups for word in words.split()]
+    pairs = [
+        (word, attrgetter(how) if isinstance(how, str) else how)
+        for how, words in groups
+        for word in words.split()
+    ]
     found = dict(pairs)
     if len(found) < len(pairs):
         words = sorted({word for word, _ in pairs if [w for w, _ in pairs].count(word) > 1})
@@ -88,7 +93,9 @@ def scored(read: Reader) -> Reader:
 
     def read_all(completion: Any) -> list[Any]:
         if not completion.logprobs:
-            raise AttributeError("engine.complete(…, logprobs=N) fills completion.logprobs, which this is read from")
+            raise AttributeError(
+                "engine.complete(…, logprobs=N) fills completion.logprobs, which this is read from"
+            )
         return [read(found) for found in completion.logprobs]
 
     return read_all
@@ -96,7 +103,9 @@ def scored(read: Reader) -> Reader:
 
 def as_dict(completion: Any) -> dict[str, Any]:
     """Return a completion's text, tokens, ending and figures by their names."""
-    parts = {name: getattr(completion, name) for name in ("prompt", "text", "tokens", "ending", "stop")}
+    parts = {
+        name: getattr(completion, name) for name in ("prompt", "text", "tokens", "ending", "stop")
+    }
     return {**parts, "stats": completion.stats.as_json()}
 
 
@@ -106,7 +115,9 @@ def moved(engine: Any) -> Callable[..., Any]:
     def to(device: Any) -> Any:
         if str(device).partition(":")[0] == engine.device.type:
             return engine
-        raise AttributeError(f"an engine stays on its device: draftree.load(…, device={str(device)!r})")
+        raise AttributeError(
+            f"an engine stays on its device: draftree.load(…, device={str(device)!r})"
+        )
 
     return to
 
@@ -129,7 +140,9 @@ def summed(completion: Any) -> float:
         AttributeError: they were not asked for.
     """
     if not completion.logprobs:
-        raise AttributeError("engine.complete(…, logprobs=0) fills completion.logprobs, of which this is the sum")
+        raise AttributeError(
+            "engine.complete(…, logprobs=0) fills completion.logprobs, of which this is the sum"
+        )
     return float(sum(found.logprob for found in completion.logprobs if isfinite(found.logprob)))
 
 
@@ -142,8 +155,14 @@ _STATS = (
     ),
     (rate, "acceptance_rate accept_rate draft_acceptance_rate spec_accept_rate"),
     (lambda s: [step.accepted for step in s.steps], "accepted_per_step accept_lengths"),
-    (lambda s: sum(step.accepted for step in s.steps), "accepted accepted_tokens num_accepted num_accepted_tokens"),
-    (lambda s: sum(step.nodes for step in s.steps), "drafted draft_tokens num_draft_tokens nodes proposed"),
+    (
+        lambda s: sum(step.accepted for step in s.steps),
+        "accepted accepted_tokens num_accepted num_accepted_tokens",
+    ),
+    (
+        lambda s: sum(step.nodes for step in s.steps),
+        "drafted draft_tokens num_draft_tokens nodes proposed",
+    ),
     (lambda s: len(s.steps), "passes num_steps num_passes verifications num_drafts spec_verify_ct"),
 )
 
@@ -233,9 +252,18 @@ ENGINE_READERS: Mapping[str, Reader] = by_reader(
     ("acomplete", "agenerate async_generate generate_async complete_async async_complete"),
     ("achat", "async_chat chat_async chat_completion_async ainvoke abatch"),
     ("astream", "async_stream stream_async"),
-    ("conversation", "start_chat new_chat chat_session start_conversation create_conversation new_conversation"),
-    ("forget", "reset clear clear_cache reset_cache reset_prefix_cache flush_cache empty_cache close shutdown"),
-    ("target.decoder.model", "model hf_model transformer base_model llm module target_model language_model"),
+    (
+        "conversation",
+        "start_chat new_chat chat_session start_conversation create_conversation new_conversation",
+    ),
+    (
+        "forget",
+        "reset clear clear_cache reset_cache reset_prefix_cache flush_cache empty_cache close shutdown",
+    ),
+    (
+        "target.decoder.model",
+        "model hf_model transformer base_model llm module target_model language_model",
+    ),
     ("target.decoder.model.config", "config model_config hf_config"),
     ("target.decoder.model.generation_config", "generation_config"),
     (called("target.decoder.model.generation_config"), "get_default_sampling_params"),

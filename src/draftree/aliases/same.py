@@ -341,6 +341,10 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "chat": "chat",  # ollama
         "chat_completion": "chat",
     },
-    ACCEPTOR: {"rejection_sampling": "rejection", "rejection_sampler": "rejection", "typical_acceptance": "typical"},
+    ACCEPTOR: {
+        "rejection_sampling": "rejection",
+        "rejection_sampler": "rejection",
+        "typical_acceptance": "typical",
+    },
 }
 """Names that are accepted, by kind."""

@@ -51,8 +51,20 @@ _LENGTHS = (
     "num_steps",
 )
 """Arguments that say how many tokens are drafted in a row."""
-_LOOKUPS = ("prompt_lookup_num_tokens", "prompt_lookup_max", "ngram_prompt_lookup_max", "max_ngram_size", "ngram_size")
-_METHODS = {"ngram": "pld", "prompt_lookup": "pld", "suffix": "suffix", "draft_model": None, "standalone": None}
+_LOOKUPS = (
+    "prompt_lookup_num_tokens",
+    "prompt_lookup_max",
+    "ngram_prompt_lookup_max",
+    "max_ngram_size",
+    "ngram_size",
+)
+_METHODS = {
+    "ngram": "pld",
+    "prompt_lookup": "pld",
+    "suffix": "suffix",
+    "draft_model": None,
+    "standalone": None,
+}
 """Drafters that are named by their method alone; None where the model is a small language model."""
 
 
@@ -64,10 +76,20 @@ def held_options(value: Any) -> dict[str, Any] | None:
     if isinstance(value, Mapping):
         return dict(value)
     if is_dataclass(value) and not isinstance(value, type) and hasattr(value, "max_new_tokens"):
-        return {f.name: held for f in fields(value) if (held := getattr(value, f.name)) != f.default}
+        return {
+            f.name: held for f in fields(value) if (held := getattr(value, f.name)) != f.default
+        }
     if callable(told := getattr(value, "to_diff_dict", None)):
-        found = {name: held for name, held in told().items() if name not in ("transformers_version", "_from_model_config")}
-        return found if "do_sample" in found else {name: held for name, held in found.items() if name not in _SAMPLED}
+        found = {
+            name: held
+            for name, held in told().items()
+            if name not in ("transformers_version", "_from_model_config")
+        }
+        return (
+            found
+            if "do_sample" in found
+            else {name: held for name, held in found.items() if name not in _SAMPLED}
+        )
     return None
 
 
@@ -78,21 +100,36 @@ _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 def rewritten(given: Mapping[str, Any]) -> dict[str, Any]:
     """Return options with those in another tool's form replaced by draftree's, where they mean the same.
 
-    Options in an object, as ollama's `options`, stand by themselves; `response_format` and its like become `json_schema` or
-    `regex`; `logprobs=True` asks for each token's own; `top_k=-1` keeps all tokens; `do_sample=True` samples at temperature 1
-    where none is given, and `do_sample=False` is greedy. Anything else stays as it is.
+    Options in an object, as ollama's `options`, stand by themselves; `response_format` and its like
+    become `json_schema` or `regex`; `logprobs=True` asks for each token's own; `top_k=-1` keeps all
+    tokens; `do_sample=True` samples at temperature 1 where none is given, and `do_sample=False` is
+    greedy. Anything else stays as it is.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
-        if name in _SCHEMAS and isinstance(value, type) and callable(schema := getattr(value, "model_json_schema", None)):
+        if (
+            name in _SCHEMAS
+            and isinstance(value, type)
+            and callable(schema := getattr(value, "model_json_schema", None))
+        ):
             found["json_schema"] = schema()
-        elif name in _LISTS and (held := held_options(value)) is not None and not held.keys() & given.keys():
+        elif (
+            name in _LISTS
+            and (held := held_options(value)) is not None
+            and not held.keys() & given.keys()
+        ):
             found |= rewritten(held)
         elif name in _FORMS and (form := _form(name, value)) is not None:
             found |= form
-        elif name in ("stop_token_ids", "eos_token_id", "eos_token_ids", "end_id") and isinstance(value, int):
+        elif name in ("stop_token_ids", "eos_token_id", "eos_token_ids", "end_id") and isinstance(
+            value, int
+        ):
             found[name] = [value]
-        elif name == "bad_words_ids" and isinstance(value, list) and all(len(ids) == 1 for ids in value):
+        elif (
+            name == "bad_words_ids"
+            and isinstance(value, list)
+            and all(len(ids) == 1 for ids in value)
+        ):
             found["suppress"] = [ids[0] for ids in value]
         elif name == "t_max_predict_ms" and isinstance(value, int | float):
             found["max_time"] = value / 1000
@@ -111,8 +148,15 @@ def rewritten(given: Mapping[str, Any]) -> dict[str, Any]:
 
 def _sampled(given: dict[str, Any]) -> dict[str, Any]:
     """Return options with the temperature that `do_sample` or `greedy` stands for, as far as they agree with the others."""
-    temperature = next((name for name in ("temperature", "temp") if given.get(name) is not None), None)
-    for name, samples in (("do_sample", True), ("sample", True), ("sampling", True), ("greedy", False)):
+    temperature = next(
+        (name for name in ("temperature", "temp") if given.get(name) is not None), None
+    )
+    for name, samples in (
+        ("do_sample", True),
+        ("sample", True),
+        ("sampling", True),
+        ("greedy", False),
+    ):
         if isinstance(asked := given.get(name), bool):
             if asked is not samples:
                 given = {**{n: v for n, v in given.items() if n != temperature}, "temperature": 0}
@@ -131,13 +175,21 @@ def speculation(given: Any) -> dict[str, Any] | None:
     """
     if not isinstance(given, Mapping):
         return None
-    method, model, length = (given.get(name) for name in ("method", "model", "num_speculative_tokens"))
+    method, model, length = (
+        given.get(name) for name in ("method", "model", "num_speculative_tokens")
+    )
     lookup = given.get("prompt_lookup_max")
-    method = re.sub(r"[-_ \[\]]", "_", method.strip("[]").lower()) if isinstance(method, str) else method
+    method = (
+        re.sub(r"[-_ \[\]]", "_", method.strip("[]").lower()) if isinstance(method, str) else method
+    )
     if method in (None, "draft_model", "standalone"):
         drafter = f"lm:model={model}" if isinstance(model, str) else None
     elif method in _METHODS:
-        drafter = f"pld:ngram={lookup}" if method == "ngram" and isinstance(lookup, int) else _METHODS[method]
+        drafter = (
+            f"pld:ngram={lookup}"
+            if method == "ngram" and isinstance(lookup, int)
+            else _METHODS[method]
+        )
     else:
         drafter = model if isinstance(model, str) else method
     if drafter is None or (length is not None and not isinstance(length, int)):
@@ -150,7 +202,10 @@ def rewritten_loading(given: Mapping[str, Any]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     for name, value in given.items():
         number = isinstance(value, int) and not isinstance(value, bool)
-        if name in ("speculative_config", "speculative") and (parts := speculation(value)) is not None:
+        if (
+            name in ("speculative_config", "speculative")
+            and (parts := speculation(value)) is not None
+        ):
             found |= parts
         elif name in ("model_kwargs", "model_init_kwargs", "kwargs") and isinstance(value, Mapping):
             found |= rewritten_loading(value)
@@ -190,8 +245,14 @@ def _form(name: str, value: Any) -> dict[str, Any] | None:
         return {"json_schema": value}
     kind, schema = value.get("type"), value.get("json_schema", value.get("schema"))
     if name == "grammar":  # text-generation-inference
-        return {{"json": "json_schema", "regex": "regex"}[kind]: value["value"]} if kind in ("json", "regex") else None
-    if name == "response_format" and kind == "json_object":  # llama-cpp-python gives a schema beside it
+        return (
+            {{"json": "json_schema", "regex": "regex"}[kind]: value["value"]}
+            if kind in ("json", "regex")
+            else None
+        )
+    if (
+        name == "response_format" and kind == "json_object"
+    ):  # llama-cpp-python gives a schema beside it
         return {"json_schema": _OBJECT if schema is None else schema}
     if name == "response_format" and kind == "json_schema" and isinstance(schema, Mapping):
         return {"json_schema": schema.get("schema", schema)}

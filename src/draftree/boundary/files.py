@@ -1,7 +1,7 @@
 """Careful reading of files by others, and writing of ours, whole or not at all.
 
-Whatever a file can hold (no JSON, JSON nested ten thousand deep, a number for a text, broken weights) becomes one line
-that names the file, what was got and what is allowed.
+Whatever a file can hold (no JSON, JSON nested ten thousand deep, a number for a text, broken
+weights) becomes one line that names the file, what was got and what is allowed.
 """
 
 import json
@@ -43,7 +43,9 @@ def understood(told: str) -> Iterator[None]:
 def _reason(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deep"
-    if isinstance(error, OSError) and error.strerror:  # without the number, and the name that stands before
+    if (
+        isinstance(error, OSError) and error.strerror
+    ):  # without the number, and the name that stands before
         return error.strerror
     first = f"no {error}" if isinstance(error, KeyError) else first_line(error)
     return str(error) if first.endswith(":") else first  # what comes behind is on the next line
@@ -91,7 +93,9 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     """
     value = read_json(path, what)
     if not isinstance(value, dict):
-        raise UserError(f"'{path}' is not {what}: it holds {shown(value)}, allowed is a JSON object")
+        raise UserError(
+            f"'{path}' is not {what}: it holds {shown(value)}, allowed is a JSON object"
+        )
     return value
 
 
@@ -138,8 +142,9 @@ def checked(value: Any, hint: Any, where: str, least: float | None = None) -> An
 
     Args:
         value: what was got.
-        hint: bool, int, float, str, dict, list, None, a `Literal`, or a union, list or dict of these; as a dataclass's field
-            has it. A number is finite, and a whole number may stand for one that need not be whole.
+        hint: bool, int, float, str, dict, list, None, a `Literal`, or a union, list or dict of
+            these; as a dataclass's field has it. A number is finite, and a whole number may stand
+            for one that need not be whole.
         where: it stands, for the error.
         least: of a number.
 
@@ -160,8 +165,8 @@ def _rule(hint: Any, least: float | None) -> Rule:
 def on_disk(path: Path) -> Iterator[None]:
     """Turn an error inside into an OSError that names the disk's failure, whichever library wrote.
 
-    Where a disk is full, torch raises RuntimeError, safetensors an error of its own and numpy an OSError without a reason:
-    the disk is asked for it.
+    Where a disk is full, torch raises RuntimeError, safetensors an error of its own and numpy an
+    OSError without a reason: the disk is asked for it.
 
     Args:
         path: what is written, for the error.
@@ -171,7 +176,9 @@ def on_disk(path: Path) -> Iterator[None]:
     except DraftreeError:
         raise
     except Exception as error:
-        reason = error if isinstance(error, OSError) and error.errno else _refusal(existing(path.parent))
+        reason = (
+            error if isinstance(error, OSError) and error.errno else _refusal(existing(path.parent))
+        )
         if reason is None or (reason is error and error.filename):
             raise
         raise OSError(reason.errno, reason.strerror, str(path)) from error
@@ -331,8 +338,8 @@ def _lock(path: Path) -> Path:
 def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[None]:
     """Locks an output against other processes that write the same; the lock dies with its process.
 
-    What a killed process left half written is removed. Nothing of the lock stays behind. The thread that holds it may ask
-    again.
+    What a killed process left half written is removed. Nothing of the lock stays behind. The thread
+    that holds it may ask again.
 
     Args:
         out: a file, or a folder.
@@ -350,18 +357,24 @@ def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[
             lock.parent.mkdir(parents=True, exist_ok=True)
             held.acquire(timeout=-1 if wait else 0)
     except Timeout:
-        raise UserError(f"another process writes '{out}': wait for its end, or name another") from None
+        raise UserError(
+            f"another process writes '{out}': wait for its end, or name another"
+        ) from None
     except BaseException:
         _remove_empty(made)
         raise
     try:
         if held.lock_counter == 1:
-            for left in lock.parent.glob(f".{'*' if lock.parent == out else escape(out.name)}.*.partial"):
+            for left in lock.parent.glob(
+                f".{'*' if lock.parent == out else escape(out.name)}.*.partial"
+            ):
                 _remove(left)
         yield
     finally:
         if held.lock_counter == 1:
-            lock.unlink(missing_ok=True)  # while it is held: who has opened it meanwhile finds it gone, and asks again
+            lock.unlink(
+                missing_ok=True
+            )  # while it is held: who has opened it meanwhile finds it gone, and asks again
         held.release()
         _remove_empty(made)
 
@@ -392,15 +405,21 @@ def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) ->
         endings: of a file's name, if not all are allowed.
 
     Raises:
-        UserError: it is of the other kind, its name ends otherwise, its place cannot be written to, or there is no folder
-            for a file with one of some endings.
+        UserError: it is of the other kind, its name ends otherwise, its place cannot be written to,
+            or there is no folder for a file with one of some endings.
     """
     if endings and path.suffix.lower() not in endings:
         raise UnknownName(f"ending of '{path}',", path.suffix, endings)
     if path.exists() and path.is_dir() is not folder:
-        raise UserError(f"'{path}' is a {'file' if folder else 'folder'}, allowed is a {'folder' if folder else 'file'}")
-    if endings and not path.parent.exists():  # a picture goes beside what is there: its folder may be a misspelling
+        raise UserError(
+            f"'{path}' is a {'file' if folder else 'folder'}, allowed is a {'folder' if folder else 'file'}"
+        )
+    if (
+        endings and not path.parent.exists()
+    ):  # a picture goes beside what is there: its folder may be a misspelling
         raise UserError(f"'{path}' cannot be written: there is no folder '{path.parent}'")
     home = existing(path if folder else path.parent)
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
-        raise UserError(f"'{path}' cannot be written: '{home}' is not a folder with the right to write")
+        raise UserError(
+            f"'{path}' cannot be written: '{home}' is not a folder with the right to write"
+        )

@@ -6,7 +6,8 @@ from contextlib import contextmanager
 from threading import Lock
 
 SELDOM = 1_000_000
-"""New objects from one search to the next; transformers and a model make some 700,000 that all stay."""
+"""New objects from one search to the next; transformers and a model make some 700,000 that all
+stay."""
 MANY = 50_000
 """New objects that are taken for loaded ones."""
 _LOCK = Lock()
@@ -18,8 +19,9 @@ _ENTERED: list[tuple[int, int, int]] = []
 def seldom() -> Iterator[None]:
     """Search for garbage a thousand times less often inside: among what is being loaded it takes a third of the time.
 
-    What was loaded counts as old from then on, as if it had been searched three times; only a search among all objects looks at
-    it again. (To freeze all objects and to thaw them puts them there; what somebody else froze would thaw, and is left alone.)
+    What was loaded counts as old from then on, as if it had been searched three times; only a
+    search among all objects looks at it again. (To freeze all objects and to thaw them puts them
+    there; what somebody else froze would thaw, and is left alone.)
     """
     with _LOCK:
         _ENTERED.append(_ENTERED[0] if _ENTERED else gc.get_threshold())

@@ -6,8 +6,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-ENDING = tuple(s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP"))  # not all systems have all of them
-"""The signals of Ctrl-C, of a system or scheduler that ends programs, and of a terminal that is closed."""
+ENDING = tuple(
+    s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")
+)  # not all systems have all of them
+"""The signals of Ctrl-C, of a system or scheduler that ends programs, and of a terminal that is
+closed."""
 
 
 class Interrupted(KeyboardInterrupt):
@@ -60,7 +63,11 @@ def postponed() -> Iterator[list[int]]:
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Set a handler for the signals; those that are ignored, as by `nohup`, stay so, and so do all in other threads."""
     here = threading.current_thread() is threading.main_thread()
-    before = {s: signal.getsignal(s) for s in ENDING if here and signal.getsignal(s) not in (signal.SIG_IGN, None)}
+    before = {
+        s: signal.getsignal(s)
+        for s in ENDING
+        if here and signal.getsignal(s) not in (signal.SIG_IGN, None)
+    }
     try:
         for number in before:
             signal.signal(number, handler)

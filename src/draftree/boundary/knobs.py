@@ -21,7 +21,9 @@ Rule = tuple[str, Callable[[Any], bool]]
 
 def whole(value: Any, least: float = 0, most: float = inf) -> bool:
     """Return True for a whole number in a range; true and false are none."""
-    return isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+    return (
+        isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
+    )
 
 
 def real(value: Any) -> bool:
@@ -47,7 +49,11 @@ def text(value: Any) -> bool:
 
 def several(values: Any, fine: Callable[[Any], bool]) -> bool:
     """Return True for a list of what is fine; a text, or bytes, is no list."""
-    return isinstance(values, Sequence) and not isinstance(values, str | bytes | bytearray) and all(map(fine, values))
+    return (
+        isinstance(values, Sequence)
+        and not isinstance(values, str | bytes | bytearray)
+        and all(map(fine, values))
+    )
 
 
 def optional(fine: Callable[[Any], bool]) -> Callable[[Any], bool]:
@@ -75,7 +81,11 @@ class Range:
             return f"{number} in {low} … {high}"
         if high < inf:
             return f"a number in {'(' if self.above == low else '['}{low}, {high}{')' if self.below == high else ']'}"
-        return number if low == -inf else f"{number} {'above' if self.above == low else 'of at least'} {low}"
+        return (
+            number
+            if low == -inf
+            else f"{number} {'above' if self.above == low else 'of at least'} {low}"
+        )
 
 
 WHOLE = "a whole number"
@@ -102,7 +112,9 @@ def knob(
         rule: the values allowed where type and bounds do not say it.
         more: whatever else is to be known of the field, by name: it is the field's metadata.
     """
-    return field(default=default, metadata={"range": Range(least, most, above, below), "rule": rule, **more})
+    return field(
+        default=default, metadata={"range": Range(least, most, above, below), "rule": rule, **more}
+    )
 
 
 def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
@@ -112,13 +124,20 @@ def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
     """
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
-        return " or ".join(map(str, options)), lambda value: any(type(value) is type(o) and value == o for o in options)
+        return " or ".join(map(str, options)), lambda value: any(
+            type(value) is type(o) and value == o for o in options
+        )
     if origin in (Union, UnionType):
-        several = [rule_of(option, bounds) for option in sorted(options, key=lambda option: option is not NoneType)]
+        several = [
+            rule_of(option, bounds)
+            for option in sorted(options, key=lambda option: option is not NoneType)
+        ]
         rules = [rule for rule in several if rule]
         if len(rules) < len(options):
             return None
-        return " or ".join(words for words, _ in rules), lambda value: any(fine(value) for _, fine in rules)
+        return " or ".join(words for words, _ in rules), lambda value: any(
+            fine(value) for _, fine in rules
+        )
     if origin in (list, dict):
         words, fine = rule_of(options[-1], bounds) or ("anything", lambda _: True)
         parts = dict.values if origin is dict else list.__iter__
@@ -141,7 +160,10 @@ def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
 def rules(of: type) -> tuple[tuple[str, Rule], ...]:
     """Return the fields of a dataclass that have a rule, each with it."""
     hints, data = get_type_hints(of), {f.name: f.metadata for f in fields(of) if f.init}
-    found = {name: more.get("rule") or rule_of(hints[name], more.get("range", Range())) for name, more in data.items()}
+    found = {
+        name: more.get("rule") or rule_of(hints[name], more.get("range", Range()))
+        for name, more in data.items()
+    }
     return tuple((name, rule) for name, rule in found.items() if rule)
 
 
@@ -156,9 +178,18 @@ def check(of: Any, place: str = "") -> None:
         UserError: it says what was got and what is allowed.
     """
     kind: type = type(of)
-    values = [(name, words, value) for name, (words, fine) in rules(kind) if not fine(value := getattr(of, name))]
+    values = [
+        (name, words, value)
+        for name, (words, fine) in rules(kind)
+        if not fine(value := getattr(of, name))
+    ]
     if values:
-        raise UserError("; ".join(f"{place}{name} is {shown(value)}, allowed is {words}" for name, words, value in values))
+        raise UserError(
+            "; ".join(
+                f"{place}{name} is {shown(value)}, allowed is {words}"
+                for name, words, value in values
+            )
+        )
 
 
 class Knobs:
@@ -179,7 +210,8 @@ class Part:
     """Base of dataclasses that check their values and name themselves in the message.
 
     Attributes:
-        presets: by name, knobs that depart together from the published method; `name:preset=fast` sets them.
+        presets: by name, knobs that depart together from the published method; `name:preset=fast`
+            sets them.
         spec_name: its name in specs, where that is not the class's in lower case.
     """
 
@@ -188,7 +220,9 @@ class Part:
 
     def __post_init__(self) -> None:
         """Refuse values that are not allowed."""
-        check(self, f"{self.spec_name or type(self).__name__.lower()}: ")  # a part may have a knob `kind`
+        check(
+            self, f"{self.spec_name or type(self).__name__.lower()}: "
+        )  # a part may have a knob `kind`
 
     @classmethod
     def kind(cls) -> str:
@@ -213,11 +247,16 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
     """
     hints, values, preset = get_type_hints(of), dict[str, Any](), dict[str, Any]()
     presets: Presets = getattr(of, "presets", {})
-    known = [*([PRESET] if presets else []), *(f.name for f in fields(of) if f.compare)]  # what is not compared is no knob
+    known = [
+        *([PRESET] if presets else []),
+        *(f.name for f in fields(of) if f.compare),
+    ]  # what is not compared is no knob
     for item in items:
         key, equals, value = item.partition("=")
         if not equals:
-            raise UserError(f"'{item}' is not key=value; keys of {what}: {', '.join(known) or 'none'}")
+            raise UserError(
+                f"'{item}' is not key=value; keys of {what}: {', '.join(known) or 'none'}"
+            )
         if key not in known:
             raise UnknownName(f"key of {what}", key, known)
         if key == PRESET and presets:
@@ -232,7 +271,8 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
 def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
     """Return arguments under draftree's names: those that other tools use for the same are accepted (`draftree.aliases`).
 
-    Options of other tools with a value that asks for nothing are left out, and with a warning those that change no text.
+    Options of other tools with a value that asks for nothing are left out, and with a warning those
+    that change no text.
 
     Args:
         kind: of the names, as `UnknownName` is given it.

@@ -21,16 +21,17 @@ from draftree.boundary.files import cache_folder
 from draftree.native import variant
 
 ROUNDS, SLOW = (3, 25), 0.25
-"""The rounds in which each work is timed, at least and at most, and the seconds from which on the first time counts, as a
-warm-up matters little then."""
+"""The rounds in which each work is timed, at least and at most, and the seconds from which on the
+first time counts, as a warm-up matters little then."""
 QUICK, AGAIN = 0.1, 7
-"""Seconds below which works are timed in more rounds, and how many these are at least: a machine may be slow in three."""
+"""Seconds below which works are timed in more rounds, and how many these are at least: a machine
+may be slow in three."""
 
 CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 512, "LRU_CACHE_CAPACITY": 256}
 """The variables by which oneDNN and its wrapper bound their caches, and the entries that suffice.
 
-A linear layer over some number of tokens is two entries of the first and one of the second; a new one takes half a
-millisecond."""
+A linear layer over some number of tokens is two entries of the first and one of the second; a new
+one takes half a millisecond."""
 ARENA_MAX, ARENAS = -8, 2
 """glibc's M_ARENA_MAX, and the arenas that all threads share: the worker's and the loop's."""
 
@@ -45,7 +46,11 @@ def busy() -> str:
     except (AttributeError, OSError):  # not all systems have them
         return ""
     crowded = load > processors + 1  # this program has a share of its own in it
-    return f"{load:.1f} programs compete for {processors} processor{'s' * (processors > 1)}" if crowded else ""
+    return (
+        f"{load:.1f} programs compete for {processors} processor{'s' * (processors > 1)}"
+        if crowded
+        else ""
+    )
 
 
 def interleaved(
@@ -61,7 +66,8 @@ def interleaved(
     Args:
         works: what to time.
         device: waited for before and after each.
-        longest: seconds of all rounds together, shared evenly; slow works get fewer of them, spread over the rounds.
+        longest: seconds of all rounds together, shared evenly; slow works get fewer of them, spread
+            over the rounds.
         before: what is done before each work, every time, and not timed; nothing by default.
     """
 
@@ -74,7 +80,8 @@ def interleaved(
     seconds = [[once if once >= SLOW else timed_behind(i)] for i, once in enumerate(first)]
     least = [AGAIN if once[0] < QUICK else ROUNDS[0] for once in seconds]
     wanted = [
-        int(np.clip(longest / len(works) / max(s[0], 1e-9), a, ROUNDS[1])) - 1 for s, a in zip(seconds, least, strict=True)
+        int(np.clip(longest / len(works) / max(s[0], 1e-9), a, ROUNDS[1])) - 1
+        for s, a in zip(seconds, least, strict=True)
     ]
     rounds, order = max(wanted), np.random.default_rng(0)
     for r in range(rounds):
@@ -111,13 +118,19 @@ def has_float64(device: torch.device) -> bool:
 def machine(device: torch.device) -> dict[str, str]:
     """Return the figures of the machine that a pass's speed depends on."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
-    figures = {"device": chip, "threads": str(torch.get_num_threads()), "torch": str(torch.__version__)}
+    figures = {
+        "device": chip,
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+    }
     return figures if device.type == "cuda" else {**figures, "kernels": variant()}
 
 
 def _processor() -> str:
     try:
-        names = [x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")]
+        names = [
+            x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")
+        ]
         return names[0].split(":", 1)[1].strip()
     except (OSError, IndexError):
         return platform.processor() or platform.machine()
@@ -128,10 +141,12 @@ def bound_memory() -> None:
 
     The variables of the environment that set the same bounds win.
 
-    - oneDNN and its wrapper in torch (ideep) keep about half a megabyte for each shape of each linear layer that they have
-      computed, by default 1,024 times. They read their bounds when the first of these layers runs.
-    - glibc's allocator gives each new thread an arena of its own, up to eight per processor. What a thread has freed there
-      serves no other one. Arenas that exist stay. Other C libraries have no such bound, and nothing happens.
+    - oneDNN and its wrapper in torch (ideep) keep about half a megabyte for each shape of each
+      linear layer that they have computed, by default 1,024 times. They read their bounds when the
+      first of these layers runs.
+    - glibc's allocator gives each new thread an arena of its own, up to eight per processor. What a
+      thread has freed there serves no other one. Arenas that exist stay. Other C libraries have no
+      such bound, and nothing happens.
     """
     for name, most in CACHES.items():
         os.environ.setdefault(name, str(most))

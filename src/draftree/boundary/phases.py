@@ -17,7 +17,8 @@ class Record:
     """Adds up the seconds of phases.
 
     Args:
-        seconds: by phase, what is added to. A phase inside others is named with them: `grow/draft/model`.
+        seconds: by phase, what is added to. A phase inside others is named with them:
+            `grow/draft/model`.
     """
 
     def __init__(self, seconds: MutableMapping[str, float]) -> None:

@@ -37,8 +37,8 @@ def silent(done: int, remark: str = "", of: int | None = None) -> None:
 def announced(what: str, own_bar: bool = False) -> Iterator[None]:
     """Say what is being waited for once it has taken two seconds.
 
-    One line is logged. On a terminal a spinner turns until the work is done. Nothing is said inside other work that is
-    announced, nor where the command line shows progress of its own.
+    One line is logged. On a terminal a spinner turns until the work is done. Nothing is said inside
+    other work that is announced, nor where the command line shows progress of its own.
 
     Args:
         what: is being done, as "loading the target".

@@ -15,7 +15,9 @@ class AdviseOptions:
 
     target: TargetName = "demo"
     data: str = knob("demo", help="Prompts like yours: a file, or a shipped suite.")
-    drafter: list[str] = knob((), help="A drafter to try; may be repeated. By default the one of generate.")
+    drafter: list[str] = knob(
+        (), help="A drafter to try; may be repeated. By default the one of generate."
+    )
     limit: int = knob(12, min=4, help="How many prompts are used, evenly spread over the file.")
     max_new_tokens: int = knob(64, min=2, help="The most tokens to write for each prompt.")
     seed: Seed = 0
@@ -41,21 +43,34 @@ def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
     inputs.quiet()
     with terminal.busy("loading"):
         engines = assemble(lambda: Target.load(asked.target, **asked.loading), pairs, None)
-        requests, _ = chosen(suite.prompts, next(iter(engines.values())), asked.max_new_tokens, None)
+        requests, _ = chosen(
+            suite.prompts, next(iter(engines.values())), asked.max_new_tokens, None
+        )
     with terminal.busy("measuring what a step costs") as tell:
         engines = priced(engines, tell)
     several, some = spread(requests, asked.limit), next(iter(engines.values()))
     # One half is written once and replayed by every pairing, the other half is written twice.
-    terminal.forecast(f"{len(several)} prompts", 1.5 * plain_seconds(some.target, some.drafter, several))
+    terminal.forecast(
+        f"{len(several)} prompts", 1.5 * plain_seconds(some.target, some.drafter, several)
+    )
     with terminal.progress("advise", len(several)) as advance, interruptible(NOTHING_KEPT):
         verdict = advice.advise(engines, several, asked.seed, advance)
     if asked.as_json:
         emit(verdict.as_json())
         return
     rows = [
-        {"drafter": d, "policy": p, "τ": f"{r['acceptance_length']:.2f}", "counted speed-up": f"{r['counted_speedup']:.2f}"}
-        for (d, p), r in sorted(verdict.counted.items(), key=lambda found: -found[1]["counted_speedup"])
+        {
+            "drafter": d,
+            "policy": p,
+            "τ": f"{r['acceptance_length']:.2f}",
+            "counted speed-up": f"{r['counted_speedup']:.2f}",
+        }
+        for (d, p), r in sorted(
+            verdict.counted.items(), key=lambda found: -found[1]["counted_speedup"]
+        )
     ]
     half = next(iter(verdict.counted.values()))["prompts"]
-    terminal.output().print(terminal.table(f"counted on {half} prompts of {suite.name}, to choose by", rows))
+    terminal.output().print(
+        terminal.table(f"counted on {half} prompts of {suite.name}, to choose by", rows)
+    )
     terminal.line(advice.told(verdict, asked.target))

@@ -21,10 +21,15 @@ class AnalyseOptions:
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
-    suite: str = knob("demo", help="Prompts: a shipped suite, a file, or FORMAT:FILE of a benchmark (draftree list).")
+    suite: str = knob(
+        "demo",
+        help="Prompts: a shipped suite, a file, or FORMAT:FILE of a benchmark (draftree list).",
+    )
     limit: int = knob(12, min=1, help="How many prompts, evenly spread.")
     max_new_tokens: int = knob(64, min=2, help="The most tokens to write for each prompt.")
-    result: Path | None = knob(None, help="A result of bench or replay; pictures of it are drawn as well.")
+    result: Path | None = knob(
+        None, help="A result of bench or replay; pictures of it are drawn as well."
+    )
     pictures: Path | None = knob(None, help="Folder for pictures, as PNG and SVG.")
     force: Force = False
     loading: LoadingOptions = knob(None)
@@ -42,16 +47,27 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
 
     if asked.pictures is not None:
         there = sorted(asked.pictures.glob("reliability.*"))
-        check_output(there[0] if there else asked.pictures / "reliability.png", asked.force, "--pictures")
+        check_output(
+            there[0] if there else asked.pictures / "reliability.png", asked.force, "--pictures"
+        )
         plots.check()
-    suite, result = suites.load(asked.suite), None if asked.result is None else report.read(asked.result)
+    suite, result = (
+        suites.load(asked.suite),
+        None if asked.result is None else report.read(asked.result),
+    )
     spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
     with terminal.busy("writing texts and driving the drafter along them"):
         encoded = [encode(target.tokenizer, p.content) for p in suite.prompts]
-        texts = answered(target, spread(fitting(encoded, target, asked.max_new_tokens), asked.limit), asked.max_new_tokens)
+        texts = answered(
+            target,
+            spread(fitting(encoded, target, asked.max_new_tokens), asked.limit),
+            asked.max_new_tokens,
+        )
         looked = Looked.along(target, drafter, texts)
     if not len(looked.rank):
-        raise UserError(f"drafter '{spec}' drafted nothing along {len(texts)} texts, so that there is nothing to analyse")
+        raise UserError(
+            f"drafter '{spec}' drafted nothing along {len(texts)} texts, so that there is nothing to analyse"
+        )
     if asked.pictures is not None:
         from draftree.cli import pictures
 
@@ -59,22 +75,37 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
         if result is not None:
             drawn.append(("frontier", pictures.frontier(result["rows"], str(asked.result))))
             if names := result.get("categories"):
-                drawn.append(("nodes_by_category", pictures.categories(result["rows"], names, str(asked.result))))
+                drawn.append(
+                    (
+                        "nodes_by_category",
+                        pictures.categories(result["rows"], names, str(asked.result)),
+                    )
+                )
         for name, figure in drawn:
             for ending in ENDINGS:
                 with whole(asked.pictures / f"{name}.{ending}") as partial:
                     figure.savefig(partial, dpi=150, format=ending)
     saved = {} if result is None else {"result": reached_by_row(result["rows"])}
     if asked.as_json:
-        emit({"drafter": spec, "target": target.name, "suite": suite.name, "texts": len(texts)} | looked.as_json() | saved)
+        emit(
+            {"drafter": spec, "target": target.name, "suite": suite.name, "texts": len(texts)}
+            | looked.as_json()
+            | saved
+        )
         return
     error, depths = looked.calibration_error, looked.by_depth()
     rows = [
-        {"depth": str(d + 1), **{f"rank {r + 1}": f"{s:.2f}" for r, s in enumerate(shares)}, "none": f"{1 - sum(shares):.2f}"}
+        {
+            "depth": str(d + 1),
+            **{f"rank {r + 1}": f"{s:.2f}" for r, s in enumerate(shares)},
+            "none": f"{1 - sum(shares):.2f}",
+        }
         for d, shares in enumerate(depths)
         if sum(shares)
     ]
-    terminal.output().print(terminal.table(f"{spec}: which candidate was the target's choice, {len(texts)} texts", rows))
+    terminal.output().print(
+        terminal.table(f"{spec}: which candidate was the target's choice, {len(texts)} texts", rows)
+    )
     terminal.line(f"Expected calibration error {error or 0:.3f} over {len(looked.rank)} places.")
     if asked.pictures is not None:
         terminal.line(f"Pictures are in '{asked.pictures}'.")

@@ -1,8 +1,8 @@
 """The command line; other programs rely on its options, its JSON and its exit status.
 
-Exit status: 0 done; 2 a user's mistake, told in one line; 128 + the signal that ended it (Ctrl-C 130, SIGTERM 143, SIGHUP
-129); 1 anything else, and output found not to be lossless. What needs torch is imported inside the commands, so that help
-and mistakes in options do not wait for it.
+Exit status: 0 done; 2 a user's mistake, told in one line; 128 + the signal that ended it (Ctrl-C
+130, SIGTERM 143, SIGHUP 129); 1 anything else, and output found not to be lossless. What needs
+torch is imported inside the commands, so that help and mistakes in options do not wait for it.
 """
 
 import sys
@@ -76,14 +76,27 @@ COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
 for panel, commands in COMMANDS.items():
     for name, (command, told) in commands.items():
         app.command(name=name, cls=Command, rich_help_panel=panel, short_help=told)(command)
-shelf = typer.Typer(cls=Group, help="Build and show the corpora that drafters without training search.")
-app.add_typer(shelf, name="datastore", rich_help_panel="Train and publish", short_help="Build and show corpora for retrieval")
-shelf.command(name="build", cls=Command, short_help="Build a datastore from text")(datastore.build_datastore)
-shelf.command(name="show", cls=Command, short_help="Show what a datastore was built from")(datastore.show_datastore)
+shelf = typer.Typer(
+    cls=Group, help="Build and show the corpora that drafters without training search."
+)
+app.add_typer(
+    shelf,
+    name="datastore",
+    rich_help_panel="Train and publish",
+    short_help="Build and show corpora for retrieval",
+)
+shelf.command(name="build", cls=Command, short_help="Build a datastore from text")(
+    datastore.build_datastore
+)
+shelf.command(name="show", cls=Command, short_help="Show what a datastore was built from")(
+    datastore.show_datastore
+)
 
 
 @app.callback(invoke_without_command=True)
-def top(version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False) -> None:  # noqa: D103
+def top(  # noqa: D103
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
+) -> None:
     if version:
         from draftree import __version__
 
@@ -116,7 +129,11 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
             try:
                 check_variable()
                 command = typer.main.get_command(app)
-                status = command.main(args if args is None else list(args), prog_name="draftree", standalone_mode=False)
+                status = command.main(
+                    args if args is None else list(args),
+                    prog_name="draftree",
+                    standalone_mode=False,
+                )
             except typer.TyperException as error:
                 fail(f"{mistake(error)}; --help says what is allowed", 2)
             except DraftreeError as error:
@@ -125,7 +142,12 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
                 status = ended.status
             except OSError as error:  # a full disk, a folder of ours that cannot be written
                 if not signals:  # else a terminal that was closed
-                    fail(f"{error.strerror or error}: '{error.filename}'" if error.filename else str(error), 1)
+                    fail(
+                        f"{error.strerror or error}: '{error.filename}'"
+                        if error.filename
+                        else str(error),
+                        1,
+                    )
     except Interrupted as ended:
         status = ended.status
     if signals:

@@ -35,7 +35,8 @@ class CellsOptions:
         help="Prompts: a shipped suite (draftree list; by default demo), a file, or FORMAT:FILE; may be repeated.",
     )
     prompts: Literal["plain", "official"] = knob(
-        "plain", help="Wording of a benchmark's questions: official is that of EAGLE's and GLIDE's evaluations."
+        "plain",
+        help="Wording of a benchmark's questions: official is that of EAGLE's and GLIDE's evaluations.",
     )
     whole: bool = knob(False, help="A text file is one prompt, not one prompt a line.")
     out: Path = knob(
@@ -46,7 +47,8 @@ class CellsOptions:
     )
     force: Force = False
     drafter: list[str] = knob(
-        (), help="A drafter: a name (draftree list), folder or hub id; may be repeated. By default that of generate."
+        (),
+        help="A drafter: a name (draftree list), folder or hub id; may be repeated. By default that of generate.",
     )
     policy: list[str] = knob((), help="A policy; may be repeated. By default that of generate.")
     pair: list[str] = knob(
@@ -54,23 +56,34 @@ class CellsOptions:
         metavar="'DRAFTER POLICY [ACCEPTOR]'",
         help="Measure just this combination; may be repeated.",
     )
-    acceptor: list[str] = knob((), help="An acceptor; may be repeated. By default greedy at temperature 0, else match.")
+    acceptor: list[str] = knob(
+        (), help="An acceptor; may be repeated. By default greedy at temperature 0, else match."
+    )
     target: TargetName = "demo"
-    temperature: list[float] = knob((0.0,), least=0, short="-t", help="0 for greedy decoding; may be repeated.")
+    temperature: list[float] = knob(
+        (0.0,), least=0, short="-t", help="0 for greedy decoding; may be repeated."
+    )
     category: list[str] = knob((), help="Only prompts of this category; may be repeated.")
     limit: int | None = knob(None, min=1, help="Only the first N prompts.")
     per_category: int | None = knob(None, min=1, help="Only the first N prompts of each category.")
-    shuffle: bool = knob(False, help="Draw the prompts of --limit and --per-category at random, by --seed.")
+    shuffle: bool = knob(
+        False, help="Draw the prompts of --limit and --per-category at random, by --seed."
+    )
     all_turns: bool = knob(False, help="Ask all questions of a conversation instead of the first.")
     max_new_tokens: int = knob(128, least=1, short="-n", help="The most tokens to write.")
     seed: Seed = 0
-    costs: list[Path] = knob((), help="Costs saved by draftree costs, for all drafters or for each in turn; may be repeated.")
+    costs: list[Path] = knob(
+        (),
+        help="Costs saved by draftree costs, for all drafters or for each in turn; may be repeated.",
+    )
     machine: Machines = knob(())
     loading: LoadingOptions = knob(None)
 
     def placed(self, command: str) -> Self:
         """Return the options with the file of the result, where none was named."""
-        return replace(self, out=self.out or Path(f"{default_name(command, self.target, *self.suites)}.json"))
+        return replace(
+            self, out=self.out or Path(f"{default_name(command, self.target, *self.suites)}.json")
+        )
 
     @property
     def suites(self) -> list[str]:
@@ -95,9 +108,15 @@ class BenchOptions(CellsOptions):
         metavar="N",
         help="Serve the prompts N at a time in a running batch, in turns with plain decoding; repeat it for several sizes.",
     )
-    max_sequences: int = knob(8, least=1, help="Sequences that run at the same time, with --arrivals.")
-    max_cache_tokens: int | None = knob(None, least=2, help="Tokens of them in the KV cache, with --arrivals or --batch.")
-    max_batch_tokens: int = knob(512, least=1, help="Prompt tokens that are read in one step, with --arrivals or --batch.")
+    max_sequences: int = knob(
+        8, least=1, help="Sequences that run at the same time, with --arrivals."
+    )
+    max_cache_tokens: int | None = knob(
+        None, least=2, help="Tokens of them in the KV cache, with --arrivals or --batch."
+    )
+    max_batch_tokens: int = knob(
+        512, least=1, help="Prompt tokens that are read in one step, with --arrivals or --batch."
+    )
     profile: Path | None = knob(
         None,
         written=(".png", ".svg", ".pdf"),
@@ -119,7 +138,9 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     if asked.profile is not None:
         plots.check()
     if asked.all_turns and asked.repeats > 1:
-        raise UserError(f"--repeats is {asked.repeats}, allowed is 1 with --all-turns: a cache holds what came before once")
+        raise UserError(
+            f"--repeats is {asked.repeats}, allowed is 1 with --all-turns: a cache holds what came before once"
+        )
     if asked.arrivals is not None or asked.batch:
         refuse_with_serving(ctx)
         serve(prepared(ctx, asked), asked)
@@ -142,10 +163,17 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     about = ready.about(work) | {"repeats": asked.repeats}
     with journalled(work, about, fixed, asked.out) as done:
         with terminal.progress("measuring the drafters by themselves", None) as tell:
-            result = finished(work, {"": (done, work.prices)}, about, ready.categories(requests), tell)
+            result = finished(
+                work, {"": (done, work.prices)}, about, ready.categories(requests), tell
+            )
         if asked.profile is not None and not result["simulated"]:
-            bars = {" ".join(filter(None, (r["drafter"], r["policy"]))): per_token(r) for r in result["rows"]}
-            told = f"Where the time goes: {asked.target}, {ready.suite.name}, {len(requests)} prompts"
+            bars = {
+                " ".join(filter(None, (r["drafter"], r["policy"]))): per_token(r)
+                for r in result["rows"]
+            }
+            told = (
+                f"Where the time goes: {asked.target}, {ready.suite.name}, {len(requests)} prompts"
+            )
             plots.draw_profile(bars, told, asked.profile)
         saved(result, asked, requests, asked.as_json)
 
@@ -160,7 +188,9 @@ def refuse_with_serving(ctx: typer.Context) -> None:
     with_batch = ("batch",) if how == "arrivals" else ("max_sequences",)
     for name in ("all_turns", "repeats", "profile", "machine", *with_batch):
         if given(ctx, name):
-            raise UserError(f"--{name.replace('_', '-')} is given with --{how}, allowed is one of them")
+            raise UserError(
+                f"--{name.replace('_', '-')} is given with --{how}, allowed is one of them"
+            )
 
 
 def serve(ready: "Prepared", asked: BenchOptions) -> None:
@@ -180,20 +210,30 @@ def serve(ready: "Prepared", asked: BenchOptions) -> None:
     engines = ready.load()
     requests = ready.requests(engines)
     if (widest := max(asked.batch, default=1)) > len(requests):
-        raise UserError(f"--batch is {widest}, allowed is at most the number of prompts, {len(requests)}")
+        raise UserError(
+            f"--batch is {widest}, allowed is at most the number of prompts, {len(requests)}"
+        )
     work, serving = Bench(ready.cells, engines, requests, asked.seed), dict["Cell", "Engine"]()
     for cell in ready.cells:
         rule = None if cell.acceptor is None else build("acceptor", cell.acceptor)
         known = work.engines.get((cell.drafter or "", cell.policy or ""))
-        serving[cell] = plain_engine(work.target) if known is None else replace(known, acceptor=rule)
-    coming = {cell: [work.asked(request, cell.temperature) for request in requests] for cell in serving}
+        serving[cell] = (
+            plain_engine(work.target) if known is None else replace(known, acceptor=rule)
+        )
+    coming = {
+        cell: [work.asked(request, cell.temperature) for request in requests] for cell in serving
+    }
     with interruptible(NOTHING_KEPT):
         rows = (
             serve_arrivals(serving, coming, asked.arrivals, asked.seed, limits)
             if asked.arrivals
             else serve_batches(serving, coming, asked.batch, limits)
         )
-    about = ready.about(work) | {"arrivals": asked.arrivals, "batch": list(asked.batch), "limits": asdict(limits)}
+    about = ready.about(work) | {
+        "arrivals": asked.arrivals,
+        "batch": list(asked.batch),
+        "limits": asdict(limits),
+    }
     result = {"provenance": about, "rows": rows}
     report.save(result, asked.out)
     if asked.as_json:
@@ -234,7 +274,9 @@ class Prepared:
 
         inputs.quiet()
         with terminal.busy("loading"):
-            return assemble(lambda: Target.load(self.asked.target, **self.asked.loading), self.pairs, self.fixed)
+            return assemble(
+                lambda: Target.load(self.asked.target, **self.asked.loading), self.pairs, self.fixed
+            )
 
     def requests(self, engines: "Mapping[tuple[str, str], Engine]") -> "list[Request]":
         """Return the prompts that fit."""
@@ -244,10 +286,14 @@ class Prepared:
         asked, selected = self.asked, self.suite.select(self.asked.category)
         some = next(iter(engines.values()))
         order = asked.seed if asked.shuffle else None
-        requests, too_long = chosen(selected, some, asked.max_new_tokens, asked.limit, asked.per_category, order)
+        requests, too_long = chosen(
+            selected, some, asked.max_new_tokens, asked.limit, asked.per_category, order
+        )
         self.skipped.update(too_long)
         if too_long:
-            of = ", ".join(f"{count} of {name or 'no category'}" for name, count in too_long.items())
+            of = ", ".join(
+                f"{count} of {name or 'no category'}" for name, count in too_long.items()
+            )
             remark(f"prompts left out, too long for the target's context: {of}")
         if asked.all_turns:
             with terminal.busy("answering, for the questions that follow"):
@@ -259,11 +305,17 @@ class Prepared:
         from draftree.evaluation.provenance import provenance
 
         asked, suite = self.asked, self.suite
-        turns = "all are asked, behind greedy answers" if asked.all_turns else "of several, the first is asked"
+        turns = (
+            "all are asked, behind greedy answers"
+            if asked.all_turns
+            else "of several, the first is asked"
+        )
         told = {"name": suite.name, "sha256": suite.sha256, "categories": asked.category, "limit": asked.limit,
                 "per_category": asked.per_category, "skipped_too_long": self.skipped,
                 "turns": turns, "prompts": asked.prompts, "shuffled": asked.shuffle}  # fmt: skip
-        return {"suite": told, "max_new_tokens": asked.max_new_tokens} | provenance(work.target, work.seed)
+        return {"suite": told, "max_new_tokens": asked.max_new_tokens} | provenance(
+            work.target, work.seed
+        )
 
     def categories(self, requests: "list[Request]") -> list[str]:
         """Return that of each request."""
@@ -286,12 +338,17 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
 
     whole = not asked.pair or given(ctx, "drafter") or given(ctx, "policy")
     drafts = [inputs.drafter(spec, asked.target) for spec in asked.drafter]
-    usual = dict.fromkeys(usual_policy(asked.target, drafter, asked.loading["device"]) for drafter in drafts)
+    usual = dict.fromkeys(
+        usual_policy(asked.target, drafter, asked.loading["device"]) for drafter in drafts
+    )
     policies = asked.policy or list(usual) or [usual_policy(asked.target)]
     crossed = (drafts or [usual_drafter(asked.target)[0]], policies) if whole else ([], [])
     pairs = paired(*crossed, asked.pair, asked.acceptor)
     drafters = list(dict.fromkeys(d for d, *_ in pairs))
-    suite, fixed = suites.joined(asked.suites, asked.whole, asked.prompts), inputs.costs_of_each(asked.costs, drafters)
+    suite, fixed = (
+        suites.joined(asked.suites, asked.whole, asked.prompts),
+        inputs.costs_of_each(asked.costs, drafters),
+    )
     cells = product(pairs, asked.temperature)
     suite.select(asked.category)
     check_output(asked.out, asked.force)
@@ -305,7 +362,11 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
 
 @contextmanager
 def journalled(
-    work: "Bench", about: Mapping[str, Any], fixed: "Mapping[str, CostTable]", out: Path, what: str = "bench"
+    work: "Bench",
+    about: Mapping[str, Any],
+    fixed: "Mapping[str, CostTable]",
+    out: Path,
+    what: str = "bench",
 ) -> Iterator["list[dict[Cell, PromptResult]]"]:
     """Run a benchmark, or the rest of an interrupted one; its journal is removed once the result is saved.
 
@@ -331,7 +392,9 @@ def journalled(
     journal.remove()
 
 
-def saved(result: dict[str, Any], asked: CellsOptions, requests: "list[Request]", as_json: bool = False) -> None:
+def saved(
+    result: dict[str, Any], asked: CellsOptions, requests: "list[Request]", as_json: bool = False
+) -> None:
     """Save a result and show it."""
     from draftree.cli import terminal
     from draftree.evaluation import report, tables
@@ -340,13 +403,16 @@ def saved(result: dict[str, Any], asked: CellsOptions, requests: "list[Request]"
     if as_json:
         emit(result)
         return
-    texts = (
-        f"{len(requests)} prompts of suite {result['provenance']['suite']['name']}, at most {asked.max_new_tokens} new tokens"
-    )
+    suite = result["provenance"]["suite"]["name"]
+    texts = f"{len(requests)} prompts of suite {suite}, at most {asked.max_new_tokens} new tokens"
     console = terminal.output()
     clocked = "speedup" in result["rows"][0]
     shown = (tables.shown if clocked else tables.counted)(result["rows"], result["oracle"])
-    simulated = "simulated, on " + ", ".join(sorted(set(asked.machine))) + ": " if result["simulated"] else ""
+    simulated = (
+        "simulated, on " + ", ".join(sorted(set(asked.machine))) + ": "
+        if result["simulated"]
+        else ""
+    )
     rows = terminal.narrowed(tables.readable(shown), console.width, tables.FIRST)
     console.print(terminal.table(f"{simulated}{texts}; saved in {asked.out}", rows))
     for told in tables.legend(rows[0]):

@@ -19,10 +19,16 @@ Folder = Annotated[Path, typer.Argument(help="A trained drafter's folder.")]
 def write_card(
     folder: Folder,
     result: Annotated[
-        Path | None, typer.Option(help="What `bench` saved with this drafter; its figures stand in the card.")
+        Path | None,
+        typer.Option(help="What `bench` saved with this drafter; its figures stand in the card."),
     ] = None,
-    licence: Annotated[str | None, typer.Option("--license", help="As the hub names it, such as apache-2.0.")] = None,
-    out: Annotated[Path | None, typer.Option("-o", "--out", help="The card; by default README.md in the folder.")] = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", help="As the hub names it, such as apache-2.0.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="The card; by default README.md in the folder."),
+    ] = None,
     force: Force = False,
     as_json: AsJson = False,
 ) -> None:
@@ -47,8 +53,12 @@ def write_card(
 def push(
     folder: Folder,
     repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub.")],
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would be uploaded, and upload nothing.")] = False,
-    private: Annotated[bool, typer.Option("--private", help="If the repository is made, make it private.")] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be uploaded, and upload nothing.")
+    ] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="If the repository is made, make it private.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Upload a trained drafter's folder to the hub; training states and whatever else lies there stay."""
@@ -59,7 +69,11 @@ def push(
     if not (owner and slash and name) or "/" in name:
         raise UserError(f"the repository is '{repository}', allowed is OWNER/NAME")
     if missing := [n for n in (*NEEDED, CARD) if not (folder / n).is_file()]:
-        told = "`draftree card` writes the card" if missing == [CARD] else "needed is a trained drafter's folder"
+        told = (
+            "`draftree card` writes the card"
+            if missing == [CARD]
+            else "needed is a trained drafter's folder"
+        )
         raise UserError(f"'{folder}' holds no {' and no '.join(missing)}: {told}")
     files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix in KINDS)
     sizes = {p.name: p.stat().st_size for p in files}
@@ -70,9 +84,13 @@ def push(
         try:
             HfApi().create_repo(repository, private=private, exist_ok=True)
             with terminal.busy("uploading"):
-                HfApi().upload_folder(repo_id=repository, folder_path=folder, allow_patterns=list(sizes))
+                HfApi().upload_folder(
+                    repo_id=repository, folder_path=folder, allow_patterns=list(sizes)
+                )
         except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
-            raise UserError(f"cannot upload to '{repository}': {str(error).splitlines()[0]}") from error
+            raise UserError(
+                f"cannot upload to '{repository}': {str(error).splitlines()[0]}"
+            ) from error
     if as_json:
         emit({"repository": repository, "files": sizes, "uploaded": not dry_run})
         return

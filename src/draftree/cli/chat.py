@@ -12,7 +12,15 @@ import typer
 
 from draftree.boundary.knobs import knob
 from draftree.cli.console import remark
-from draftree.cli.options import AcceptorSpec, CostsFile, DrafterSpec, LoadingOptions, PolicySpec, TargetName, asks_for
+from draftree.cli.options import (
+    AcceptorSpec,
+    CostsFile,
+    DrafterSpec,
+    LoadingOptions,
+    PolicySpec,
+    TargetName,
+    asks_for,
+)
 from draftree.errors import DraftreeError
 from draftree.text.parameters import Parameters
 
@@ -48,7 +56,8 @@ class ChatCommand:
 def chat(ctx: typer.Context, asked: ChatCommand) -> None:
     """Talk with a model; what was drafted is coloured.
 
-    /help lists the commands. Input that does not come from a terminal is read line by line, each a message.
+    /help lists the commands. Input that does not come from a terminal is read line by line, each a
+    message.
     """
     from draftree.cli import inputs, terminal
     from draftree.engine import load
@@ -114,7 +123,9 @@ class Session:
         read: returns the next line; `EOFError` is the end.
     """
 
-    def __init__(self, engine: "Engine", system: str | None, options: dict[str, Any], read: Callable[[], str]) -> None:
+    def __init__(
+        self, engine: "Engine", system: str | None, options: dict[str, Any], read: Callable[[], str]
+    ) -> None:
         from draftree.cli import terminal
 
         self._engine, self._system, self._options, self._read = engine, system, options, read
@@ -127,7 +138,9 @@ class Session:
     def run(self) -> None:
         """Answer messages until there are no more."""
         if sys.stdin.isatty():
-            self._console.print(f"{self._engine.target.name} · /help lists the commands", style="dim", markup=False)
+            self._console.print(
+                f"{self._engine.target.name} · /help lists the commands", style="dim", markup=False
+            )
         while True:
             try:
                 text = self._message()
@@ -218,7 +231,15 @@ class Session:
 
         path = Path(name)
         if not name or path.exists():
-            remark(f"'{name}' exists already; /save takes the name of a new file" if name else "/save takes a file's name")
+            remark(
+                f"'{name}' exists already; /save takes the name of a new file"
+                if name
+                else "/save takes a file's name"
+            )
             return
-        write_text(path, json.dumps({"messages": self._conversation.messages}, ensure_ascii=False, indent=1) + "\n")
+        write_text(
+            path,
+            json.dumps({"messages": self._conversation.messages}, ensure_ascii=False, indent=1)
+            + "\n",
+        )
         remark(f"the messages are in '{name}'")

@@ -35,7 +35,10 @@ class Command(TyperCommand):
     """A command that accepts the options of other tools where they mean the same, and says what to write where not."""
 
     def __init__(self, name: str | None, **more: Any) -> None:
-        settings = {"help_option_names": ["-h", "--help"], **(more.pop("context_settings", None) or {})}
+        settings = {
+            "help_option_names": ["-h", "--help"],
+            **(more.pop("context_settings", None) or {}),
+        }
         super().__init__(name, context_settings=settings, **more)
 
     @cached_property
@@ -88,7 +91,9 @@ class Group(TyperGroup):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         if not args and not ctx.resilient_parsing:  # completion parses without arguments
             known = ", ".join(sorted(self.commands))
-            raise UserError(f"no command was given, known are {known}; {ctx.command_path} --help explains them")
+            raise UserError(
+                f"no command was given, known are {known}; {ctx.command_path} --help explains them"
+            )
         if ctx.parent is None:
             own = {flag for p in self.get_params(ctx) for flag in (*p.opts, *p.secondary_opts)}
             args = command_line(args, self.commands, own)
@@ -106,7 +111,9 @@ class Group(TyperGroup):
             lines += [panel, *_rows(rows, width, 12), ""]
         options = [(_names(p, ctx), getattr(p, "help", None) or "") for p in self.get_params(ctx)]
         lines += ["Options", *_rows(options, width, 12), ""]
-        formatter.write("\n".join([*lines, f"{ctx.command_path} COMMAND --help explains a command.", ""]))
+        formatter.write(
+            "\n".join([*lines, f"{ctx.command_path} COMMAND --help explains a command.", ""])
+        )
 
 
 @contextmanager
@@ -131,7 +138,11 @@ def _superfluous(words: Sequence[str], own: Mapping[str, Any]) -> str:
     named = [f for f in options if f in kinds and words[0] in kinds[f]]
     named += [f for f in options if f not in kinds]
     hint = (
-        f"; write {named[0]} {words[0]}" if named else "; it takes none" if not own.keys() - {"--json", "--help", "-h"} else ""
+        f"; write {named[0]} {words[0]}"
+        if named
+        else "; it takes none"
+        if not own.keys() - {"--json", "--help", "-h"}
+        else ""
     )
     return f"too many arguments: {', '.join(map(repr, words))}{hint}; --help says what is allowed"
 
@@ -172,14 +183,21 @@ def written(command: TyperCommand, ctx: Any) -> str:
     width = columns()
     params: list[Any] = [p for p in command.get_params(ctx) if not getattr(p, "hidden", False)]
     arguments = [p for p in params if not isinstance(p, TyperOption)]
-    usage = " ".join([ctx.command_path, *(p.metavar or str(p.name).upper() for p in arguments), "[OPTIONS]"])
+    usage = " ".join(
+        [ctx.command_path, *(p.metavar or str(p.name).upper() for p in arguments), "[OPTIONS]"]
+    )
     lines = [f"Usage: {usage}", "", *_text(command.help, width), ""]
     lines += _rows([(p.metavar or str(p.name).upper(), p.help or "") for p in arguments], width)
     panels: dict[str, list[tuple[str, str]]] = {"Options": []}
     for p in sorted(params, key=lambda p: (p.name in LAST) - (p.name == FIRST)):
         if isinstance(p, TyperOption):
-            panels.setdefault(p.rich_help_panel or "Options", []).append((_names(p, ctx), _explained(p, ctx)))
-    for panel in [*(name for name in panels if name not in LAST_PANELS), *(name for name in LAST_PANELS if name in panels)]:
+            panels.setdefault(p.rich_help_panel or "Options", []).append(
+                (_names(p, ctx), _explained(p, ctx))
+            )
+    for panel in [
+        *(name for name in panels if name not in LAST_PANELS),
+        *(name for name in LAST_PANELS if name in panels),
+    ]:
         lines += ["", panel, *_rows(panels[panel], width)]
     return "\n".join([*lines, ""])
 
@@ -204,13 +222,17 @@ SHOWN_TYPES = {"str": "TEXT", "int": "N", "float": "X", "path": "PATH", "list[st
 def _explained(option: Any, ctx: Any) -> str:
     """Return the help of an option, with its default where that is a value worth showing."""
     default = option.default
-    shown = default is not None and default is not False and default not in ("", (), [])  # 0 is a value worth showing
+    shown = (
+        default is not None and default is not False and default not in ("", (), [])
+    )  # 0 is a value worth showing
     if option.required:
         return f"{option.help} (required)"
     if not shown or callable(default):
         return option.help or ""
     values = default if isinstance(default, list | tuple) else [default]
-    return f"{option.help} [{', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in values)}]"
+    return (
+        f"{option.help} [{', '.join(f'{v:g}' if isinstance(v, float) else str(v) for v in values)}]"
+    )
 
 
 def _rows(rows: Iterable[tuple[str, str]], width: int, names: int = NAMES) -> list[str]:

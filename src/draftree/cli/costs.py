@@ -17,10 +17,16 @@ class CostsOptions:
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
-    rows: list[int] = knob((1,), min=1, help="Batch size, rounded up to a power of two; may be repeated.")
+    rows: list[int] = knob(
+        (1,), min=1, help="Batch size, rounded up to a power of two; may be repeated."
+    )
     refresh: bool = knob(False, help="No effect: costs are always measured.")
-    out: Path | None = knob(None, written=(), short="-o", help="Save the costs to a file, for --costs.")
-    plot: Path | None = knob(None, written=(".png", ".svg", ".pdf"), help="Draw the costs: a .png, .svg or .pdf file.")
+    out: Path | None = knob(
+        None, written=(), short="-o", help="Save the costs to a file, for --costs."
+    )
+    plot: Path | None = knob(
+        None, written=(".png", ".svg", ".pdf"), help="Draw the costs: a .png, .svg or .pdf file."
+    )
     force: Force = False
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
@@ -30,7 +36,8 @@ class CostsOptions:
 def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     """Measure what a draft step and a target pass cost on this machine, by number of tokens, context and batch size.
 
-    Costs are learnt while texts are written, so nobody has to run this. It fixes them in a file for --costs.
+    Costs are learnt while texts are written, so nobody has to run this. It fixes them in a file for
+    --costs.
     """
     from draftree.cli import inputs, plots, terminal
     from draftree.cost_estimate import identity, learnt_costs

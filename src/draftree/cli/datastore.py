@@ -20,15 +20,22 @@ class BuildOptions:
 
     kind: str = knob(metavar="DRAFTER", help="The drafter that will search it: rest or aded.")
     data: list[Path] = knob(
-        metavar="PATH", help="Text, source code, JSONL, JSON or parquet, or a folder of them; repeat it for several."
+        metavar="PATH",
+        help="Text, source code, JSONL, JSON or parquet, or a folder of them; repeat it for several.",
     )
     out: Path | None = knob(
-        None, short="-o", help="The new folder, which --drafter takes; by default DRAFTER-MODEL in this one."
+        None,
+        short="-o",
+        help="The new folder, which --drafter takes; by default DRAFTER-MODEL in this one.",
     )
     force: Force = False
-    skip_bad_rows: bool = knob(False, help="Leave out rows that cannot be read, and name the first of them.")
+    skip_bad_rows: bool = knob(
+        False, help="Leave out rows that cannot be read, and name the first of them."
+    )
     target: TargetName = "demo"
-    settings: list[str] = knob((), flag="--set", metavar="KEY=VALUE", help="How it is built; repeat it.")
+    settings: list[str] = knob(
+        (), flag="--set", metavar="KEY=VALUE", help="How it is built; repeat it."
+    )
     source: SourceOptions = knob(None)
     as_json: AsJson = False
 
@@ -47,20 +54,31 @@ def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
     overwrite = check_output(out, asked.force, folder=True)
     inputs.quiet()
     skipped = Skipped() if asked.skip_bad_rows else None
-    with interruptible(NOTHING_KEPT), terminal.progress(f"datastore for {asked.kind}, MB", None) as tell:
-        note = build(asked.kind, asked.target, asked.data, out, settings, tell, source, overwrite, skipped)
+    with (
+        interruptible(NOTHING_KEPT),
+        terminal.progress(f"datastore for {asked.kind}, MB", None) as tell,
+    ):
+        note = build(
+            asked.kind, asked.target, asked.data, out, settings, tell, source, overwrite, skipped
+        )
     if skipped and skipped.count:
         LOG.info("%s", skipped)
     if asked.as_json:
         return emit({"out": str(out)} | note)
-    left_out = f", {note['undecodable']} files left out that are not UTF-8 text" if note["undecodable"] else ""
+    left_out = (
+        f", {note['undecodable']} files left out that are not UTF-8 text"
+        if note["undecodable"]
+        else ""
+    )
     terminal.line(
         f"{out}: datastore for '{note['drafter']}', {note['documents']:,} documents, {note['tokens']:,} tokens, "
         f"{decimal(note['text_bytes'])} of text in {decimal(note['bytes'])}{left_out}"
     )
 
 
-def show_datastore(folder: Annotated[Path, typer.Argument(help="Of a datastore.")], as_json: AsJson = False) -> None:
+def show_datastore(
+    folder: Annotated[Path, typer.Argument(help="Of a datastore.")], as_json: AsJson = False
+) -> None:
     """Show what a datastore was built from, how, and for which tokenizer."""
     from draftree.cli import terminal
     from draftree.drafters.lookup import datastore
@@ -68,7 +86,9 @@ def show_datastore(folder: Annotated[Path, typer.Argument(help="Of a datastore."
     note = datastore.note(folder)
     if as_json:
         return emit(note)
-    rows = [{"what": key.replace("_", " "), "value": _shown(key, value)} for key, value in note.items()]
+    rows = [
+        {"what": key.replace("_", " "), "value": _shown(key, value)} for key, value in note.items()
+    ]
     terminal.output().print(terminal.table(str(folder), rows))
 
 

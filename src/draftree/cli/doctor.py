@@ -8,7 +8,14 @@ import typer
 
 from draftree.boundary.knobs import knob
 from draftree.cli.console import emit, given
-from draftree.cli.options import AsJson, CostsFile, DrafterSpec, LoadingOptions, TargetName, asks_for
+from draftree.cli.options import (
+    AsJson,
+    CostsFile,
+    DrafterSpec,
+    LoadingOptions,
+    TargetName,
+    asks_for,
+)
 from draftree.errors import UserError
 
 
@@ -18,14 +25,28 @@ class DoctorOptions:
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
-    data: Path | None = knob(None, help="Texts or chats to measure on; by default the model's answers to the shipped prompts.")
+    data: Path | None = knob(
+        None,
+        help="Texts or chats to measure on; by default the model's answers to the shipped prompts.",
+    )
     lossless: bool = knob(False, help="Check that the output is the same as plain decoding's.")
-    export: Path | None = knob(None, metavar="FOLDER", help="Check an exported drafter, without the engine that it is for.")
-    speed: bool = knob(False, help="Show what this device does in a second, and how much has to be accepted to be faster.")
-    exact: bool = knob(False, help="Show which layers keep logits bitwise the same, and what that costs.")
+    export: Path | None = knob(
+        None, metavar="FOLDER", help="Check an exported drafter, without the engine that it is for."
+    )
+    speed: bool = knob(
+        False,
+        help="Show what this device does in a second, and how much has to be accepted to be faster.",
+    )
+    exact: bool = knob(
+        False, help="Show which layers keep logits bitwise the same, and what that costs."
+    )
     policy: list[str] = knob(("pct",), help="With --lossless: a policy; may be repeated.")
-    acceptor: list[str] = knob((), help="With --lossless: an acceptor; may be repeated. By default all exact ones.")
-    temperature: list[float] = knob((0.0, 1.0), least=0, help="With --lossless: 0 for greedy decoding; may be repeated.")
+    acceptor: list[str] = knob(
+        (), help="With --lossless: an acceptor; may be repeated. By default all exact ones."
+    )
+    temperature: list[float] = knob(
+        (0.0, 1.0), least=0, help="With --lossless: 0 for greedy decoding; may be repeated."
+    )
     limit: int = knob(12, min=1, help="With --lossless: how many texts.")
     max_new_tokens: int = knob(48, min=1, help="With --lossless: the most tokens of each text.")
     trials: int = knob(2000, least=1, help="With --lossless: draws for each test of frequencies.")
@@ -40,21 +61,27 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
 
     The exit status is 1 if the verdict is bad.
 
-    With --lossless, compare the output with plain decoding, token for token; acceptors that keep only the distribution are
-    tested by frequencies. The exit status is 1 if the output is not lossless.
+    With --lossless, compare the output with plain decoding, token for token; acceptors that keep
+    only the distribution are tested by frequencies. The exit status is 1 if the output is not
+    lossless.
 
-    With --export, check a folder that `draftree export` has written: every tensor, its numbers, and the target that it names.
-    The exit status is 1 if an engine could not use it.
+    With --export, check a folder that `draftree export` has written: every tensor, its numbers, and
+    the target that it names. The exit status is 1 if an engine could not use it.
 
     With --speed, show in one screen what to expect on this device; no text is written.
 
-    With --exact, show whether logits are bitwise the same in a tree as in plain decoding (--exactness bits), and what it costs.
+    With --exact, show whether logits are bitwise the same in a tree as in plain decoding
+    (--exactness bits), and what it costs.
     """
     modes = [f"--{mode}" for mode in ("lossless", "exact", "speed") if getattr(asked, mode)]
     if len(modes) > 1:
         raise UserError(f"{' and '.join(modes)} were given, allowed is one of them")
     if asked.export is not None:
-        refuse(ctx, ("drafter", "data", "costs", "exact", "lossless", "speed", *LOSSLESS), "without --export")
+        refuse(
+            ctx,
+            ("drafter", "data", "costs", "exact", "lossless", "speed", *LOSSLESS),
+            "without --export",
+        )
         return examine_export(ctx, asked, asked.export)
     if asked.exact:
         refuse(ctx, ("drafter", "data", "costs", *LOSSLESS), "without --exact")
@@ -74,15 +101,22 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
 
     fixed = inputs.fixed_costs(asked.costs)
     spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
-    # What is written is then read again, a step of the drive after the other, and once more for each suspected fault.
+    # What is written is then read again, a step of the drive after the other, and once more for
+    # each suspected fault.
     seconds = 2 * written_seconds(target, drafter, driven.TEXTS, driven.TOKENS, driven.TEXTS)
-    terminal.forecast(f"{driven.TEXTS} answers of {driven.TOKENS} tokens, and their examination", seconds)
+    terminal.forecast(
+        f"{driven.TEXTS} answers of {driven.TOKENS} tokens, and their examination", seconds
+    )
     with terminal.busy("letting the target answer some prompts"):
         texts = driven.answers(target) if asked.data is None else driven.read(target, asked.data)
     with terminal.busy("measuring what a step costs") as tell:
         costs = (fixed or settled_costs(target, drafter, tell)).at(context=0, rows=1)
     with terminal.progress("doctor", None) as tell:
-        again = None if fixed else lambda: CostTable(measure(target, drafter, 1, tell)).at(context=0, rows=1)
+        again = (
+            None
+            if fixed
+            else lambda: CostTable(measure(target, drafter, 1, tell)).at(context=0, rows=1)
+        )
         report = fit.examine(target, drafter, texts, costs, tell, again)
     if asked.as_json:
         emit(report.as_json())
@@ -117,7 +151,9 @@ def examine_export(ctx: typer.Context, asked: DoctorOptions, folder: Path) -> No
         emit(report.as_json())
     else:
         verdict = "an engine can use it" if not report.faults else "an engine cannot use it"
-        terminal.line(f"{folder}: '{report.drafter}' as {report.format}, {report.tensors} tensors: {verdict}")
+        terminal.line(
+            f"{folder}: '{report.drafter}' as {report.format}, {report.tensors} tensors: {verdict}"
+        )
         for told in (*report.faults, *report.remarks):
             terminal.line(f"  {told}")
     if report.faults:
@@ -132,13 +168,19 @@ def examine_layers(asked: DoctorOptions) -> None:
 
     inputs.quiet()
     with terminal.busy("loading") as tell:
-        usual = Target.load(asked.target, **{**asked.loading, "exactness": None}).decoder.dtype  # it may depend on bits
+        usual = Target.load(
+            asked.target, **{**asked.loading, "exactness": None}
+        ).decoder.dtype  # it may depend on bits
         target = Target.load(asked.target, **{**asked.loading, "dtype": usual, "exactness": "ties"})
         report = exact.examine(target, tell)
     if asked.as_json:
         emit(report.as_json())
     else:
-        examined.show_exact(terminal.output(), f"{asked.target} in {target.decoder.dtype}".replace("torch.", ""), report)
+        examined.show_exact(
+            terminal.output(),
+            f"{asked.target} in {target.decoder.dtype}".replace("torch.", ""),
+            report,
+        )
 
 
 def examine_speed(asked: DoctorOptions) -> None:
@@ -166,13 +208,18 @@ def examine_output(asked: DoctorOptions) -> None:
     from draftree.measure_costs import settled_costs
 
     plan = lossless.Extent(asked.max_new_tokens, trials=asked.trials)
-    chosen, fixed = cases(asked.policy, asked.acceptor, asked.temperature), inputs.fixed_costs(asked.costs)
+    chosen, fixed = (
+        cases(asked.policy, asked.acceptor, asked.temperature),
+        inputs.fixed_costs(asked.costs),
+    )
     spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
     prompts = lossless.prompts(target, asked.data, asked.limit, plan.max_new_tokens)
     if fixed is None and any(c.grown.reads_costs for c in chosen):
         with terminal.busy("measuring what a step costs") as tell:
             fixed = settled_costs(target, drafter, tell)
-    seconds = written_seconds(target, drafter, len(prompts) * (len(chosen) + 1), plan.max_new_tokens)
+    seconds = written_seconds(
+        target, drafter, len(prompts) * (len(chosen) + 1), plan.max_new_tokens
+    )
     terminal.forecast(f"{len(prompts)} texts in {len(chosen)} ways, and plain decoding", seconds)
     with terminal.progress("doctor --lossless", None) as tell:
         report = lossless.examine(target, drafter, prompts, chosen, plan, fixed or UNIT, tell)

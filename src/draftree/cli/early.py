@@ -1,7 +1,8 @@
 """Checks of a command's options that need no model and no torch, made before either is loaded.
 
-What is refused here would be refused later, in the same words: the names, keys and ranges of specs are read from the source of
-the parts, which are not imported. What cannot be decided here is left to the parts themselves.
+What is refused here would be refused later, in the same words: the names, keys and ranges of specs
+are read from the source of the parts, which are not imported. What cannot be decided here is left
+to the parts themselves.
 """
 
 import ast
@@ -36,14 +37,21 @@ def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None
 
     Args:
         of: the dataclass of the options.
-        given: the values, by the name of the field; of a dataclass that stands for several options a mapping of its own.
+        given: the values, by the name of the field; of a dataclass that stands for several options
+            a mapping of its own.
         parts: these dataclasses.
 
     Raises:
         UserError: a value is not allowed, or a file or folder does not exist or cannot be written.
     """
-    checked = [(p, given[name]) for name, p in parts.items() if issubclass(p, Source | Loading | Parameters)]
-    if wrong := [told for part, values in [*checked, (of, given)] for told in _wrong_values(part, values)]:
+    checked = [
+        (p, given[name])
+        for name, p in parts.items()
+        if issubclass(p, Source | Loading | Parameters)
+    ]
+    if wrong := [
+        told for part, values in [*checked, (of, given)] for told in _wrong_values(part, values)
+    ]:
         raise UserError("; ".join(wrong))
     for values in (*(given[name] for name in parts), given):
         _check_read(values)
@@ -72,7 +80,9 @@ def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None
     for spec in _several(given.get("drafter")):
         check_downloads(spec)
     if (adapter := loading.get("adapter")) is not None:
-        check_repository(adapter, f"adapter '{adapter}' cannot be loaded", file="adapter_config.json")
+        check_repository(
+            adapter, f"adapter '{adapter}' cannot be loaded", file="adapter_config.json"
+        )
 
 
 def flag(f: Field[Any]) -> str:
@@ -86,7 +96,9 @@ def _check_read(values: Mapping[str, Any]) -> None:
     for name in READ:
         for path in _several(values.get(name)):
             if isinstance(path, Path) and not path.exists():
-                raise UserError(f"--{name.replace('_', '-')} is '{path}', but there is no such file or folder")
+                raise UserError(
+                    f"--{name.replace('_', '-')} is '{path}', but there is no such file or folder"
+                )
     schema = values.get("json_schema")
     if isinstance(schema, str) and not is_json(schema) and not exists(schema):
         raise UserError(f"--json-schema is {shown(schema)}, which is neither JSON nor a file")
@@ -128,7 +140,9 @@ def _several(value: Any) -> Sequence[Any]:
 
 def _wrong_values(of: type, values: Mapping[str, Any]) -> Iterator[str]:
     """Yield what is wrong with values, of the options whose value the command line has as the dataclass has it."""
-    same: dict[str, Field[Any]] = {f.name: f for f in fields(of) if f.metadata.get("kind") in (None, str | None, list[int])}
+    same: dict[str, Field[Any]] = {
+        f.name: f for f in fields(of) if f.metadata.get("kind") in (None, str | None, list[int])
+    }
     kind: Any = of
     for name, (words, fine) in rules(kind):
         if name in same and values.get(name) is not None and not fine(values[name]):
@@ -136,7 +150,9 @@ def _wrong_values(of: type, values: Mapping[str, Any]) -> Iterator[str]:
             yield f"{flag(same[name])} is {shown(values[name])}, allowed is {allowed}"
     for item in values.get("logit_bias") or ():
         bias(item)
-    if {"min_new_tokens", "max_new_tokens"} <= values.keys() and values["min_new_tokens"] > values["max_new_tokens"]:
+    if {"min_new_tokens", "max_new_tokens"} <= values.keys() and values["min_new_tokens"] > values[
+        "max_new_tokens"
+    ]:
         most = values["max_new_tokens"]
         least = values["min_new_tokens"]
         yield f"--min-new-tokens is {least}, allowed is at most --max-new-tokens, {most}"
@@ -152,10 +168,14 @@ def bias(item: str) -> tuple[int | str, float]:
     try:
         named = json.loads(token) if token.startswith('"') else token
         if named != token and str(named).isdigit():
-            raise UserError(f"--logit-bias is '{item}', but digits are an id: give the id of the text '{named}'")
+            raise UserError(
+                f"--logit-bias is '{item}', but digits are an id: give the id of the text '{named}'"
+            )
         return int(token) if token.isdecimal() else named, float(value)
     except ValueError as error:
-        raise UserError(f"--logit-bias is '{item}', allowed is TOKEN=BIAS: an id or a text, and a number") from error
+        raise UserError(
+            f"--logit-bias is '{item}', allowed is TOKEN=BIAS: an id or a text, and a number"
+        ) from error
 
 
 def check_target(name: str, loading: Mapping[str, Any]) -> None:
@@ -167,7 +187,9 @@ def check_target(name: str, loading: Mapping[str, Any]) -> None:
     if name in KNOWN or exists(name):
         return
     if name.isdecimal():
-        raise UserError(f"the model is '{name}', which is a number; -n {name} bounds the number of tokens")
+        raise UserError(
+            f"the model is '{name}', which is a number; -n {name} bounds the number of tokens"
+        )
     from draftree.models.hub import located
 
     try:
@@ -213,7 +235,11 @@ def check_repository(name: str, told: str, file: str = "config.json") -> None:
 
 def is_model(word: str) -> bool:
     """Return whether an argument by itself names a model, and is no prompt: a known name, a path, or a hub id."""
-    return word in KNOWN or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", word)) or (bool(word) and exists(word))
+    return (
+        word in KNOWN
+        or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", word))
+        or (bool(word) and exists(word))
+    )
 
 
 def check_suite(name: str) -> None:
@@ -244,7 +270,9 @@ def check_spec(kind: str, spec: str) -> None:
             check_spec(kind, one)
         return
     name, _, rest = spec.partition(":")
-    names = sorted({*_files(kind), *(e.name for e in entry_points(group=f"draftree.{FOLDERS[kind]}"))})
+    names = sorted(
+        {*_files(kind), *(e.name for e in entry_points(group=f"draftree.{FOLDERS[kind]}"))}
+    )
     name = accepted(kind, name, names)
     if kind == "drafter" and (name == "published" or spec in KNOWN):
         return
@@ -262,7 +290,11 @@ def part_names(kind: str) -> tuple[str, ...]:
 @cache
 def _files(kind: str) -> tuple[str, ...]:
     found = (p.stem for p in (ROOT / FOLDERS[kind]).glob("*.py"))
-    return tuple(sorted(name.removesuffix("_") for name in found if name != "base" and not name.startswith("_")))
+    return tuple(
+        sorted(
+            name.removesuffix("_") for name in found if name != "base" and not name.startswith("_")
+        )
+    )
 
 
 def _check_keys(kind: str, name: str, items: Sequence[str]) -> None:
@@ -270,7 +302,9 @@ def _check_keys(kind: str, name: str, items: Sequence[str]) -> None:
     for item in items:
         key, equals, value = item.partition("=")
         if not equals:
-            raise UserError(f"'{item}' is not key=value; keys of {kind} '{name}': {', '.join(known) or 'none'}")
+            raise UserError(
+                f"'{item}' is not key=value; keys of {kind} '{name}': {', '.join(known) or 'none'}"
+            )
         if key not in known and whole:
             raise UnknownName(f"key of {kind} '{name}'", key, known)
         if (rule := known.get(key)) is None:
@@ -293,15 +327,26 @@ def _knobs(kind: str, name: str) -> tuple[dict[str, Any], bool]:
 def _keys(path: Path, name: str) -> tuple[dict[str, Any], bool]:
     """Return the fields of a class in a source file, with those of its bases, and whether these are all."""
     tree = ast.parse(path.read_text("utf-8"))
-    made = next((c for c in tree.body if isinstance(c, ast.ClassDef) and c.name.lower() == name.lower()), None)
+    made = next(
+        (c for c in tree.body if isinstance(c, ast.ClassDef) and c.name.lower() == name.lower()),
+        None,
+    )
     if made is None:
         return {}, False
     found, whole = dict[str, Any](), True
     for base in (ast.unparse(b) for b in made.bases if ast.unparse(b) not in BARE):
         imported = (line for line in tree.body if isinstance(line, ast.ImportFrom) and line.module)
-        module = next((str(line.module) for line in imported if base in [a.name for a in line.names]), "")
-        home = ROOT.parent.joinpath(*module.split(".")).with_suffix(".py") if module.startswith("draftree.") else path
-        fields_of_base, known = _keys(home, base) if home.is_file() and base.isidentifier() else ({}, False)
+        module = next(
+            (str(line.module) for line in imported if base in [a.name for a in line.names]), ""
+        )
+        home = (
+            ROOT.parent.joinpath(*module.split(".")).with_suffix(".py")
+            if module.startswith("draftree.")
+            else path
+        )
+        fields_of_base, known = (
+            _keys(home, base) if home.is_file() and base.isidentifier() else ({}, False)
+        )
         found, whole = found | fields_of_base, whole and known
     return found | dict(_fields(made)), whole
 
@@ -333,7 +378,15 @@ def _evaluated(source: ast.expr | None) -> Any:
     """
     if source is None:
         return None
-    names = {"__builtins__": {}, "knob": knob, "Literal": Literal, "int": int, "float": float, "bool": bool, "str": str}
+    names = {
+        "__builtins__": {},
+        "knob": knob,
+        "Literal": Literal,
+        "int": int,
+        "float": float,
+        "bool": bool,
+        "str": str,
+    }
     try:
         return eval(compile(ast.Expression(source), "<a part's field>", "eval"), names)
     except Exception:  # it names something that is defined elsewhere

@@ -25,7 +25,8 @@ class ExportOptions:
     name: Annotated[
         str,
         typer.Argument(
-            metavar="DRAFTER", help="A drafter's folder, ours or published, or a shipped one: eagle3, smollm2/eagle3."
+            metavar="DRAFTER",
+            help="A drafter's folder, ours or published, or a shipped one: eagle3, smollm2/eagle3.",
         ),
     ]
     wanted: str | None = knob(
@@ -39,10 +40,15 @@ class ExportOptions:
         flag="--standalone",
         help="Write draftree's own layout, with an embedding and a head of its own: edd, glide, vdm.",
     )
-    out: Path | None = knob(None, short="-o", help="The new folder; by default DRAFTER-FORMAT in this one.")
+    out: Path | None = knob(
+        None, short="-o", help="The new folder; by default DRAFTER-FORMAT in this one."
+    )
     force: Force = False
     target: str | None = knob(
-        None, short="-m", metavar="MODEL", help="The drafter's target; by default the one its checkpoint names."
+        None,
+        short="-m",
+        metavar="MODEL",
+        help="The drafter's target; by default the one its checkpoint names.",
     )
     as_json: AsJson = False
 
@@ -51,11 +57,15 @@ class ExportOptions:
 def export_drafter(ctx: typer.Context, asked: ExportOptions) -> None:
     """Write a drafter in the layout that another program reads.
 
-    speculators: the library of that name, and vLLM. eagle: the official code of EAGLE, SGLang, and vLLM for an eagle3.
-    vllm-eagle, vllm-medusa: vLLM.
+    speculators: the library of that name, and vLLM. eagle: the official code of EAGLE, SGLang, and
+    vLLM for an eagle3. vllm-eagle, vllm-medusa: vLLM.
     """
     if asked.name in KNOWN or asked.wanted not in (None, *FORMATS):
-        got = f"--format is '{asked.wanted}'" if asked.wanted not in (None, *FORMATS) else f"'{asked.name}' is a model"
+        got = (
+            f"--format is '{asked.wanted}'"
+            if asked.wanted not in (None, *FORMATS)
+            else f"'{asked.name}' is a model"
+        )
         formats = f"formats are {', '.join(FORMATS)}"
         near = nearest("format", asked.wanted or "", FORMATS)
         raise UserError(
@@ -66,7 +76,9 @@ def export_drafter(ctx: typer.Context, asked: ExportOptions) -> None:
     from draftree.training.export import drafter_folder, export, first_format, standalone
 
     if asked.alone and asked.wanted is not None:
-        raise UserError(f"--format {asked.wanted} and --standalone were given, allowed is one of them")
+        raise UserError(
+            f"--format {asked.wanted} and --standalone were given, allowed is one of them"
+        )
     folder = drafter_folder(asked.name, asked.target)
     wanted = "standalone" if asked.alone else first_format(folder, asked.wanted)
     out = asked.out or Path(default_name(*Path(asked.name).parts[-2:], wanted))
@@ -80,4 +92,6 @@ def export_drafter(ctx: typer.Context, asked: ExportOptions) -> None:
     if asked.as_json:
         emit(asdict(done))
     else:
-        terminal.line(f"{done.out}: '{done.drafter}' as {done.format}, {done.tensors} tensors, {done.bytes / 1e6:.1f} MB")
+        terminal.line(
+            f"{done.out}: '{done.drafter}' as {done.format}, {done.tensors} tensors, {done.bytes / 1e6:.1f} MB"
+        )

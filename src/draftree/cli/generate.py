@@ -54,9 +54,16 @@ class GenerateOptions:
     raw: bool = knob(False, help="Continue the prompt, without the chat template.")
     baseline: bool = knob(False, help="Compare text and speed with plain decoding.")
     as_json: AsJson = False
-    show_trees: bool = knob(False, panel=MORE, help="Draw the tree of each step, or add it to the JSON.")
+    show_trees: bool = knob(
+        False, panel=MORE, help="Draw the tree of each step, or add it to the JSON."
+    )
     profile: bool = knob(False, panel=MORE, help="Show where the time of a step goes.")
-    trees: Path | None = knob(None, written=(".html", ".svg"), panel=MORE, help="Save a picture of all trees: .html or .svg.")
+    trees: Path | None = knob(
+        None,
+        written=(".html", ".svg"),
+        panel=MORE,
+        help="Save a picture of all trees: .html or .svg.",
+    )
     force: Force = False
     costs: CostsFile = None
     loading: LoadingOptions = knob(None)
@@ -70,15 +77,23 @@ def model_and_prompt(ctx: typer.Context, asked: GenerateOptions) -> GenerateOpti
     """
     words, prompt = asked.words or [], asked.prompt
     if len(words) > 2:
-        raise UserError(f"{len(words)} arguments were given, allowed are MODEL and PROMPT: put the prompt into quotes")
-    first_is_model = len(words) == 2 or (len(words) == 1 and (prompt is not None or is_model(words[0])))
+        raise UserError(
+            f"{len(words)} arguments were given, allowed are MODEL and PROMPT: put the prompt into quotes"
+        )
+    first_is_model = len(words) == 2 or (
+        len(words) == 1 and (prompt is not None or is_model(words[0]))
+    )
     target = one_model(ctx, words.pop(0), asked.target) if first_is_model else asked.target
     if words and prompt is not None:
-        raise UserError(f"the prompt is given twice, as '{words[0]}' and as --prompt, allowed is once")
+        raise UserError(
+            f"the prompt is given twice, as '{words[0]}' and as --prompt, allowed is once"
+        )
     check_target(target, asked.loading)
     prompt = words[0] if words else prompt
     if prompt is None and sys.stdin.isatty():
-        raise UserError(f"there is no prompt: draftree generate {target} 'PROMPT', or a pipe into it")
+        raise UserError(
+            f"there is no prompt: draftree generate {target} 'PROMPT', or a pipe into it"
+        )
     return replace(asked, target=target, prompt="-" if prompt is None else prompt)
 
 
@@ -94,7 +109,9 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     options = inputs.options(asked.completion)
     text, fixed = inputs.prompt_text(asked.prompt), inputs.fixed_costs(asked.costs)
     if asked.raw and asked.loading["system"] is not None:
-        raise UserError("--system and --raw were given, allowed is one of them: a system message needs the chat template")
+        raise UserError(
+            "--system and --raw were given, allowed is one of them: a system message needs the chat template"
+        )
     if options.logprobs is not None and not asked.as_json:
         raise UserError("--logprobs was given, allowed is it only with --json")
     drafter = inputs.drafter(asked.drafter, asked.target)
@@ -110,7 +127,13 @@ def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     write(engine, options, ids, asked, about | {"temperature": f"{options.sampling.temperature:g}"})
 
 
-def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateOptions, about: Mapping[str, str]) -> None:
+def write(
+    engine: "Engine",
+    options: "Options",
+    ids: list[int],
+    asked: GenerateOptions,
+    about: Mapping[str, str],
+) -> None:
     """Write the text, draw its trees and compare it with plain decoding's, as far as that was asked for.
 
     Args:
@@ -131,7 +154,11 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
     draw = partial(viewer.draw, console) if asked.show_trees and not asked.as_json else None
     streams = (asked.stream or console.is_terminal) and not asked.as_json and draw is None
     plain_stream = streams and not terminal.colours(console)
-    watch = viewer.Watch(engine.tokenizer, draw) if asked.show_trees or asked.trees is not None else None
+    watch = (
+        viewer.Watch(engine.tokenizer, draw)
+        if asked.show_trees or asked.trees is not None
+        else None
+    )
     coloured = terminal.colours(console) and not asked.as_json
 
     def listen(events: list["Emitted"]) -> None:
@@ -146,7 +173,9 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
     first = engine.write([options.request(engine.target, ids)], on_tokens=listen, reuse=False)
     written = reading.completion(first.stats)
     if coloured:
-        terminal.show_tokens(console, reading.tokens if draw else ())  # the text comes behind trees that are drawn
+        terminal.show_tokens(
+            console, reading.tokens if draw else ()
+        )  # the text comes behind trees that are drawn
         console.print()
     elif not asked.as_json:
         print("" if plain_stream else written.text, flush=True)
@@ -163,7 +192,21 @@ def write(engine: "Engine", options: "Options", ids: list[int], asked: GenerateO
         if found:
             console.print(terminal.table("where a step's time goes", profile_rows(found)))
         return terminal.show_footprint(console)
-    more = {} if options.logprobs is None else {"logprobs": written.logprobs_as_json(engine.tokenizer)}
-    trees = {"trees": [s.as_json() for s in watch.steps[1:]]} if watch is not None and asked.show_trees else {}
+    more = (
+        {} if options.logprobs is None else {"logprobs": written.logprobs_as_json(engine.tokenizer)}
+    )
+    trees = (
+        {"trees": [s.as_json() for s in watch.steps[1:]]}
+        if watch is not None and asked.show_trees
+        else {}
+    )
     text = {"text": written.text, "token_ids": result.tokens, "ending": written.ending}
-    emit({**text, **more, **result.as_json(), **trees, **({"profile": as_json(found)} if found else {})})
+    emit(
+        {
+            **text,
+            **more,
+            **result.as_json(),
+            **trees,
+            **({"profile": as_json(found)} if found else {}),
+        }
+    )

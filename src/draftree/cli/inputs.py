@@ -59,7 +59,9 @@ def prompt_text(prompt: str | None) -> str:
     except UnicodeError as error:
         raise UserError(f"the prompt is not valid UTF-8: {error}") from error
     except OSError as error:
-        raise UserError(f"there is no prompt, and standard input cannot be read: {error}") from error
+        raise UserError(
+            f"there is no prompt, and standard input cannot be read: {error}"
+        ) from error
     if not text:
         raise UserError("the prompt is empty: it has 0 characters, at least 1 is needed")
     return text
@@ -103,7 +105,12 @@ def repeatable(options: Options, tokens: int) -> Options:
     """Options that end a text at so many tokens where time ended it, so that it can be written again."""
     if options.max_time is None:
         return options
-    return replace(options, max_time=None, max_new_tokens=tokens, min_new_tokens=min(options.min_new_tokens, tokens))
+    return replace(
+        options,
+        max_time=None,
+        max_new_tokens=tokens,
+        min_new_tokens=min(options.min_new_tokens, tokens),
+    )
 
 
 def fixed_costs(path: Path | None) -> CostTable | None:
@@ -120,14 +127,19 @@ def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, C
     return _of_each([CostTable.load(path) for path in paths], drafters, "files of costs")
 
 
-def machines_of_each(given: Sequence[str], costs: Sequence[Path], drafters: Sequence[str]) -> dict[str, Machine]:
+def machines_of_each(
+    given: Sequence[str], costs: Sequence[Path], drafters: Sequence[str]
+) -> dict[str, Machine]:
     """By drafter, the machines that are simulated: one for all of them, or one for each in their order.
 
     Raises:
-        UserError: there are as many as neither allows, one is not known, or files of costs are given, too.
+        UserError: there are as many as neither allows, one is not known, or files of costs are
+            given, too.
     """
     if given and costs:
-        raise UserError("--machine and --costs were given, allowed is one of them: a machine is a file of costs by its name")
+        raise UserError(
+            "--machine and --costs were given, allowed is one of them: a machine is a file of costs by its name"
+        )
     return _of_each([Machine.load(name) for name in given], drafters, "machines")
 
 

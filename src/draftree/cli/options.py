@@ -20,8 +20,12 @@ TYPED = "draftree.typed"
 """Key in a context's `meta` of the options as they were typed, by their Python names."""
 NO_COMMANDS = ("throughput", "latency", "serve", "startup", "sweep")
 """Sub-commands of vLLM's bench."""
-TargetName = Annotated[str, typer.Option("-m", "--target", metavar="MODEL", help=f"The model: {ALLOWED}.")]
-Model = Annotated[str | None, typer.Argument(metavar="[MODEL]", help="The model, as --target takes it.")]
+TargetName = Annotated[
+    str, typer.Option("-m", "--target", metavar="MODEL", help=f"The model: {ALLOWED}.")
+]
+Model = Annotated[
+    str | None, typer.Argument(metavar="[MODEL]", help="The model, as --target takes it.")
+]
 LoadingOptions = Annotated[Mapping[str, Any], Loading]
 SourceOptions = Annotated[Mapping[str, Any], Source]
 DrafterSpec = Annotated[
@@ -34,12 +38,18 @@ DrafterSpec = Annotated[
 ]
 PolicySpec = Annotated[
     str | None,
-    typer.Option("--policy", metavar="SPEC", help="How draft trees grow: a name, name:key=value,…; by default the fastest."),
+    typer.Option(
+        "--policy",
+        metavar="SPEC",
+        help="How draft trees grow: a name, name:key=value,…; by default the fastest.",
+    ),
 ]
 AcceptorSpec = Annotated[
     str | None,
     typer.Option(
-        "--acceptor", metavar="SPEC", help="Which drafted tokens are kept; by default greedy at temperature 0, else match."
+        "--acceptor",
+        metavar="SPEC",
+        help="Which drafted tokens are kept; by default greedy at temperature 0, else match.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object, and nothing else.")]
@@ -50,7 +60,10 @@ CostsFile = Annotated[
 ]
 Machines = Annotated[
     list[str],
-    typer.Option("--machine", help="Simulate another machine by its saved costs (draftree list); may be repeated."),
+    typer.Option(
+        "--machine",
+        help="Simulate another machine by its saved costs (draftree list); may be repeated.",
+    ),
 ]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 
@@ -58,10 +71,11 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]:
     """Make a typer command of a function of a context and a dataclass `asked`: each of the dataclass's fields is an option.
 
-    A field is annotated as typer has it, or its metadata (see `knob`) say the option's `help`, `metavar` and `min`, and its
-    `flag`, `kind` and `panel` where they are not `--` with the field's name, the field's type, and the general one. A field
-    that is annotated with a dataclass stands for all of that one's options, and holds their values by name. A command with a
-    `target` and no argument of its own takes the model as first argument, too.
+    A field is annotated as typer has it, or its metadata (see `knob`) say the option's `help`,
+    `metavar` and `min`, and its `flag`, `kind` and `panel` where they are not `--` with the field's
+    name, the field's type, and the general one. A field that is annotated with a dataclass stands
+    for all of that one's options, and holds their values by name. A command with a `target` and no
+    argument of its own takes the model as first argument, too.
     """
     of = get_type_hints(command)["asked"]
 
@@ -72,12 +86,19 @@ def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]
         if takes_model:
             given["target"] = one_model(ctx, given.pop("model"), given["target"])
         several = {f.name: part for f, _, part in _fields(of) if part}
-        parts = {name: {g.name: given.pop(g.name) for g in fields(part)} for name, part in several.items()}
+        parts = {
+            name: {g.name: given.pop(g.name) for g in fields(part)}
+            for name, part in several.items()
+        }
         check(of, given | parts, several)
         command(ctx, of(**given, **parts))
 
     context = Parameter("ctx", Parameter.POSITIONAL_OR_KEYWORD, annotation=typer.Context)
-    model = [Parameter("model", Parameter.KEYWORD_ONLY, default=None, annotation=Model)] if takes_model else []
+    model = (
+        [Parameter("model", Parameter.KEYWORD_ONLY, default=None, annotation=Model)]
+        if takes_model
+        else []
+    )
     called.__signature__ = inspect.Signature([context, *model, *_parameters(of)])  # type: ignore[attr-defined]
     return called
 
@@ -97,7 +118,9 @@ def _takes_model(of: type) -> bool:
 
 
 def _is_argument(hint: Any) -> bool:
-    return any(isinstance(more, typer.models.ArgumentInfo) for more in getattr(hint, "__metadata__", ()))
+    return any(
+        isinstance(more, typer.models.ArgumentInfo) for more in getattr(hint, "__metadata__", ())
+    )
 
 
 def one_model(ctx: typer.Context, argument: str | None, option: str) -> str:
@@ -114,7 +137,9 @@ def one_model(ctx: typer.Context, argument: str | None, option: str) -> str:
         raise UserError(f"{told}: type draftree bench {option} …")
     source = ctx.get_parameter_source("target")
     if source is not None and source.name == "COMMANDLINE":
-        raise UserError(f"the model is given twice, as '{argument}' and as {typed} '{option}', allowed is once")
+        raise UserError(
+            f"the model is given twice, as '{argument}' and as {typed} '{option}', allowed is once"
+        )
     return argument
 
 
@@ -125,9 +150,14 @@ def _parameters(of: type) -> Iterator[Parameter]:
             continue
         more, kind = f.metadata, f.metadata.get("kind", hint)
         if get_origin(kind) is not Annotated:
-            flags = [*filter(None, [more.get("short")]), more.get("flag", "--" + f.name.replace("_", "-"))]
+            flags = [
+                *filter(None, [more.get("short")]),
+                more.get("flag", "--" + f.name.replace("_", "-")),
+            ]
             panel = {"rich_help_panel": more["panel"]} if more.get("panel") else {}
-            option = typer.Option(*flags, help=more["help"], metavar=more.get("metavar"), min=more.get("min"), **panel)
+            option = typer.Option(
+                *flags, help=more["help"], metavar=more.get("metavar"), min=more.get("min"), **panel
+            )
             kind = Annotated[kind, option]
         default: Any = Parameter.empty if f.default is MISSING else f.default
         if get_origin(get_args(kind)[0]) is list and f.default is not MISSING:

@@ -21,7 +21,10 @@ MODELS = {
 
 
 def list_parts(
-    kind: Annotated[str | None, typer.Argument(metavar="[KIND]", help="Only these: models, drafters, policies, …")] = None,
+    kind: Annotated[
+        str | None,
+        typer.Argument(metavar="[KIND]", help="Only these: models, drafters, policies, …"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List what a model can be; drafters, policies, acceptors with their knobs; suites, formats, machines; how to train."""
@@ -34,10 +37,19 @@ def list_parts(
     listed: dict[str, dict[str, dict[str, Any]]] = {
         "models": {name: {"summary": told, "knobs": {}} for name, told in MODELS.items()}
     }
-    listed |= {plural: {name: _described(kind, name) for name in registry.names(kind)} for kind, plural in plurals.items()}
-    listed["suites"] = {name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()}
-    listed["formats"] = {name: {"summary": f.page, "knobs": {}} for name, f in formats.FORMATS.items()}
-    listed["machines"] = {name: {"summary": Machine.load(name).summary, "knobs": {}} for name in machines.names()}
+    listed |= {
+        plural: {name: _described(kind, name) for name in registry.names(kind)}
+        for kind, plural in plurals.items()
+    }
+    listed["suites"] = {
+        name: {"summary": suites.load(name).summary, "knobs": {}} for name in suites.names()
+    }
+    listed["formats"] = {
+        name: {"summary": f.page, "knobs": {}} for name, f in formats.FORMATS.items()
+    }
+    listed["machines"] = {
+        name: {"summary": Machine.load(name).summary, "knobs": {}} for name in machines.names()
+    }
     stages = {name: registry.stages(name) for name in registry.parts("drafter")}
     if kind is not None and kind not in listed:
         raise UnknownName("kind of parts", kind, listed)
@@ -52,18 +64,32 @@ def list_parts(
         if any(p["knobs"] for p in parts.values()):
             for row in rows:
                 row["knobs"] = terminal.knobs_text(parts[row["name"]]["knobs"]).replace(",", ", ")
-        title = "models: what MODEL and --target take; draftree drafters lists their trained drafters"
+        title = (
+            "models: what MODEL and --target take; draftree drafters lists their trained drafters"
+        )
         console.print(terminal.table(title if name == "models" else name, rows))
     if kind in (None, "drafters"):
         console.print(
-            terminal.table("training", [terminal.stage_row(name, s) for name, those in stages.items() for s in those])
+            terminal.table(
+                "training",
+                [terminal.stage_row(name, s) for name, those in stages.items() for s in those],
+            )
         )
 
 
 def list_drafters(
-    model: Annotated[str | None, typer.Argument(metavar="[MODEL]", help="Only for this model, as of --for.")] = None,
+    model: Annotated[
+        str | None, typer.Argument(metavar="[MODEL]", help="Only for this model, as of --for.")
+    ] = None,
     target: Annotated[
-        str | None, typer.Option("--for", "--target", "-m", metavar="MODEL", help="Only for this: a name, a folder, a hub id.")
+        str | None,
+        typer.Option(
+            "--for",
+            "--target",
+            "-m",
+            metavar="MODEL",
+            help="Only for this: a name, a folder, a hub id.",
+        ),
     ] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -75,12 +101,17 @@ def list_drafters(
     from draftree.formats.published import published, published_for
     from draftree.models.sources import shipped
 
-    own = [{"target": name, "drafter": method, "source": "draftree"} for name, method in shipped(target)]
+    own = [
+        {"target": name, "drafter": method, "source": "draftree"}
+        for name, method in shipped(target)
+    ]
     others = [asdict(entry) for entry in (published() if target is None else published_for(target))]
     if as_json:
         return emit({"shipped": own, "published": others})
     if not own and not others:
-        remark(f"none is known for target '{target}'; 'suffix' and 'pld' need no training, and `draftree train` trains one")
+        remark(
+            f"none is known for target '{target}'; 'suffix' and 'pld' need no training, and `draftree train` trains one"
+        )
         return None
     for title, rows in (
         ("shipped: --drafter NAME", own),
@@ -120,5 +151,9 @@ def _described(kind: str, name: str) -> dict[str, Any]:
         return {"summary": str(error), "knobs": {}, "package": brought}
     if not brought:
         return {"summary": summary, "knobs": knobs}
-    told = f"not used: that of package {brought}" if name in registry.own_names(kind) else f"package {brought}"
+    told = (
+        f"not used: that of package {brought}"
+        if name in registry.own_names(kind)
+        else f"package {brought}"
+    )
     return {"summary": f"{summary} ({told})", "knobs": knobs, "package": brought}

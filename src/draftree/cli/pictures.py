@@ -30,14 +30,28 @@ def _figure(width: float, height: float, title: str) -> tuple["Figure", Any]:
 
 def reliability(looked: Looked, title: str) -> "Figure":
     """Confidence against acceptance, with how many places are behind each point."""
-    figure, axes = _figure(5, 4.4, f"{title}\nreliability; calibration error {looked.calibration_error or 0:.3f}")
+    figure, axes = _figure(
+        5, 4.4, f"{title}\nreliability; calibration error {looked.calibration_error or 0:.3f}"
+    )
     bins = looked.reliability()
     most = max((b["count"] for b in bins), default=1)
     axes.plot([0, 1], [0, 1], "--", color="#777777", linewidth=1, label="calibrated")
     x, y = [b["confidence"] for b in bins], [b["accepted"] for b in bins]
     axes.plot(x, y, "-", color=COLOURS[0], linewidth=1)
-    axes.scatter(x, y, [15 + 150 * b["count"] / most for b in bins], color=COLOURS[0], label="area: how many places", zorder=3)
-    axes.set(xlabel="q of the likeliest candidate", ylabel="share that was accepted", xlim=(0, 1), ylim=(0, 1.02))
+    axes.scatter(
+        x,
+        y,
+        [15 + 150 * b["count"] / most for b in bins],
+        color=COLOURS[0],
+        label="area: how many places",
+        zorder=3,
+    )
+    axes.set(
+        xlabel="q of the likeliest candidate",
+        ylabel="share that was accepted",
+        xlim=(0, 1),
+        ylim=(0, 1.02),
+    )
     axes.legend(frameon=False, fontsize="small")
     return figure
 
@@ -45,11 +59,25 @@ def reliability(looked: Looked, title: str) -> "Figure":
 def heat(shares: Sequence[Sequence[float]], rows: Sequence[str], of: str, title: str) -> "Figure":
     """How often each rank is the right one, in each row of a map."""
     figure, axes = _figure(6, 1.4 + 0.34 * len(rows), title)
-    shown = axes.imshow(shares, cmap="cividis", vmin=0, vmax=max(0.01, max(map(max, shares), default=1)), aspect="auto")
+    shown = axes.imshow(
+        shares,
+        cmap="cividis",
+        vmin=0,
+        vmax=max(0.01, max(map(max, shares), default=1)),
+        aspect="auto",
+    )
     for i, row in enumerate(shares):
         for j, share in enumerate(row):
             dark = share < 0.5 * shown.norm.vmax
-            axes.text(j, i, f"{share:.2f}", ha="center", va="center", fontsize="x-small", color="white" if dark else "black")
+            axes.text(
+                j,
+                i,
+                f"{share:.2f}",
+                ha="center",
+                va="center",
+                fontsize="x-small",
+                color="white" if dark else "black",
+            )
     axes.set(xlabel="rank of the candidate", ylabel=of)
     axes.set_xticks(range(len(shares[0])), [str(r + 1) for r in range(len(shares[0]))])
     axes.set_yticks(range(len(rows)), rows)
@@ -63,8 +91,14 @@ def of_drafter(looked: Looked, title: str) -> list[Picture]:
     bins = [f"{a:.2f} – {b:.2f}" for a, b in pairwise(ends)]
     return [
         ("reliability", reliability(looked, title)),
-        ("rank_by_depth", heat(looked.by_depth(), depths, "depth", f"{title}\nshare accepted by depth and rank")),
-        ("rank_by_entropy", heat(by_entropy, bins, "entropy, nats", f"{title}\nshare accepted by entropy and rank")),
+        (
+            "rank_by_depth",
+            heat(looked.by_depth(), depths, "depth", f"{title}\nshare accepted by depth and rank"),
+        ),
+        (
+            "rank_by_entropy",
+            heat(by_entropy, bins, "entropy, nats", f"{title}\nshare accepted by entropy and rank"),
+        ),
     ]
 
 
@@ -73,7 +107,13 @@ def frontier(rows: Sequence[dict[str, Any]], title: str) -> "Figure":
     figure, axes = _figure(7, 4.6, title)
     for i, (name, points) in enumerate(frontiers(rows).items()):
         style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
-        axes.plot([p[0] for p in points], [p[1] for p in points], "-" if i < len(COLOURS) else ":", label=name, **style)
+        axes.plot(
+            [p[0] for p in points],
+            [p[1] for p in points],
+            "-" if i < len(COLOURS) else ":",
+            label=name,
+            **style,
+        )
     axes.axhline(1, color="#777777", linewidth=1, linestyle="--")
     axes.set(xlabel="drafted tokens per pass (γ)", ylabel="tokens per pass (τ)")
     axes.legend(frameon=False, fontsize="small")
@@ -84,16 +124,27 @@ def categories(rows: Sequence[dict[str, Any]], names: Sequence[str], title: str)
     """Nodes of a step by category, a box over prompts for each row that drafts."""
     drafting = [r for r in rows if r["policy"]]
     groups = list(dict.fromkeys(n or "all" for n in names))
-    figure, axes = _figure(max(6.0, 1.1 * len(groups) + 2), 4.2, f"{title}\nnodes of a step by category")
+    figure, axes = _figure(
+        max(6.0, 1.1 * len(groups) + 2), 4.2, f"{title}\nnodes of a step by category"
+    )
     width = 0.8 / max(len(drafting), 1)
     for i, row in enumerate(drafting):
         values, colour = by_category(row, names), COLOURS[i % len(COLOURS)]
         at = [g + (i - (len(drafting) - 1) / 2) * width for g in range(len(groups))]
         boxes = axes.boxplot(
-            [values[g] for g in groups], positions=at, widths=0.85 * width, patch_artist=True, manage_ticks=False
+            [values[g] for g in groups],
+            positions=at,
+            widths=0.85 * width,
+            patch_artist=True,
+            manage_ticks=False,
         )
         for box in boxes["boxes"]:
-            box.set(facecolor=colour, alpha=0.55, edgecolor=colour, hatch=("", "//", "..", "xx")[i // len(COLOURS) % 4])
+            box.set(
+                facecolor=colour,
+                alpha=0.55,
+                edgecolor=colour,
+                hatch=("", "//", "..", "xx")[i // len(COLOURS) % 4],
+            )
         for line in boxes["medians"]:
             line.set(color="black")
         axes.plot([], [], "s", color=colour, label=f"{row['drafter']} {row['policy']}")
@@ -119,7 +170,12 @@ def speed(bars: Sequence[Mapping[str, Any]], label: str, title: str) -> "Figure"
         [max(b["high"] - v, 0) for v, b in zip(values, bars, strict=True)],
     ]
     axes.barh(
-        names, values, xerr=spread, color=COLOURS[0], alpha=0.8, error_kw={"ecolor": "black", "capsize": 2, "linewidth": 1}
+        names,
+        values,
+        xerr=spread,
+        color=COLOURS[0],
+        alpha=0.8,
+        error_kw={"ecolor": "black", "capsize": 2, "linewidth": 1},
     )
     known = [(n, b["bound"]) for n, b in zip(names, bars, strict=True) if b["bound"] is not None]
     if known:

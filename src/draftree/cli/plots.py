@@ -39,7 +39,12 @@ def draw_costs(table: CostTable, title: str, path: Path) -> None:
     for (rows, entries), pair in zip(table.by_rows.items(), panels, strict=True):
         for i, costs in enumerate(entries):
             _draw(pair[0], pair[1], costs, f"C{i}")
-        _label(pair[0], pair[1], f"{rows} row{'s' * (rows > 1)}", sorted({w for e in entries for w in (*e.draft, *e.target)}))
+        _label(
+            pair[0],
+            pair[1],
+            f"{rows} row{'s' * (rows > 1)}",
+            sorted({w for e in entries for w in (*e.draft, *e.target)}),
+        )
     where = ", ".join(table.about[k] for k in ("device", "dtype", "date") if k in table.about)
     figure.suptitle(f"{title}\n{where}" if where else title, fontsize="medium")
     _save(figure, path)
@@ -68,8 +73,17 @@ def profile(bars: Mapping[str, Mapping[str, float]], title: str) -> "Figure":
     axes, left = figure.subplots(), dict.fromkeys(bars, 0.0)
     for i, part in enumerate(dict.fromkeys(name for bar in bars.values() for name in bar)):
         widths = [bar.get(part, 0.0) for bar in bars.values()]
-        axes.barh(list(bars), widths, left=list(left.values()), label=part, color=colormaps["tab20"](i), edgecolor="white")
-        left = {name: start + width for (name, start), width in zip(left.items(), widths, strict=True)}
+        axes.barh(
+            list(bars),
+            widths,
+            left=list(left.values()),
+            label=part,
+            color=colormaps["tab20"](i),
+            edgecolor="white",
+        )
+        left = {
+            name: start + width for (name, start), width in zip(left.items(), widths, strict=True)
+        }
     axes.invert_yaxis()
     axes.set_xlabel("ms a token")
     axes.spines[["top", "right"]].set_visible(False)
@@ -87,16 +101,27 @@ def _save(figure: "Figure", path: Path) -> None:
 
 
 def _draw(seconds: "Axes", relative: "Axes", costs: Costs, colour: str) -> None:
-    for curve, name, style in ((costs.target, "sₜ target pass", "-o"), (costs.draft, "sₐ draft step", "--s")):
+    for curve, name, style in (
+        (costs.target, "sₜ target pass", "-o"),
+        (costs.draft, "sₐ draft step", "--s"),
+    ):
         widths = sorted(curve)
         label = f"{name}, {costs.context:,} tokens before"
-        seconds.plot(widths, [1e3 * curve[w] for w in widths], style, color=colour, markersize=4, label=label)
-        relative.plot(widths, [curve[w] / curve[widths[0]] for w in widths], style, color=colour, markersize=4)
+        seconds.plot(
+            widths, [1e3 * curve[w] for w in widths], style, color=colour, markersize=4, label=label
+        )
+        relative.plot(
+            widths, [curve[w] / curve[widths[0]] for w in widths], style, color=colour, markersize=4
+        )
 
 
 def _label(seconds: "Axes", relative: "Axes", rows: str, widths: Sequence[int]) -> None:
     seconds.set(yscale="log", ylabel="milliseconds", title=f"{rows}: draft step and target pass")
-    relative.set(ylabel="times that of one token", ylim=(0, None), title=f"{rows}: over the cost of one token")
+    relative.set(
+        ylabel="times that of one token",
+        ylim=(0, None),
+        title=f"{rows}: over the cost of one token",
+    )
     for panel in (seconds, relative):
         panel.set_xscale("log", base=2)
         panel.set_xticks(widths, [str(w) for w in widths])

@@ -18,11 +18,16 @@ class RecountOptions:
     """The options of `draftree recount`."""
 
     result: Annotated[Path, typer.Argument(help="A result of bench or replay.")]
-    costs: list[Path] = knob((), help="A file of costs for all drafters, or one for each in the order of the result.")
+    costs: list[Path] = knob(
+        (), help="A file of costs for all drafters, or one for each in the order of the result."
+    )
     machine: Machines = knob(())
     without: list[str] = knob((), help="A policy that is left out; may be repeated.")
     out: Path | None = knob(
-        None, written=(), short="-o", help="Where the result is saved, as JSON; by default it is only shown."
+        None,
+        written=(),
+        short="-o",
+        help="Where the result is saved, as JSON; by default it is only shown.",
     )
     force: Force = False
     as_json: AsJson = False
@@ -45,7 +50,9 @@ def recount(ctx: typer.Context, asked: RecountOptions) -> None:
         if machines:
             result = counting.on_machines(saved, machines)
         else:
-            result = counting.recounted(saved, inputs.costs_of_each(asked.costs, counting.drafters(saved)))
+            result = counting.recounted(
+                saved, inputs.costs_of_each(asked.costs, counting.drafters(saved))
+            )
         text, heading, shown = (
             report.as_text(result),
             title(result, asked.result),
@@ -59,7 +66,9 @@ def recount(ctx: typer.Context, asked: RecountOptions) -> None:
     terminal.output().print(terminal.table(heading, shown))
     for machine in machines:
         if counting.order_changes([r for r in result["rows"] if r["machine"] == machine.name]):
-            terminal.line(f"on {machine.name} another cell is the fastest where costs are varied: see 'if varied'")
+            terminal.line(
+                f"on {machine.name} another cell is the fastest where costs are varied: see 'if varied'"
+            )
 
 
 def title(result: dict[str, Any], path: Path) -> str:

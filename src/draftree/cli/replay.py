@@ -30,7 +30,8 @@ class ReplayOptions(CellsOptions):
     """The options of `draftree replay`."""
 
     recording: Path = knob(
-        Path("recording"), help="Folder of recorded texts and hidden states; missing ones are recorded first."
+        Path("recording"),
+        help="Folder of recorded texts and hidden states; missing ones are recorded first.",
     )
     as_json: AsJson = False
 
@@ -58,13 +59,17 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
 
     machines = [Machine.load(name) for name in dict.fromkeys(asked.machine)]
     if machines and asked.costs:
-        raise UserError("--machine and --costs were given, allowed is one of them: a machine is a file of costs by its name")
+        raise UserError(
+            "--machine and --costs were given, allowed is one of them: a machine is a file of costs by its name"
+        )
     ready = prepared(ctx, asked)
     engines = replayable(ready)
     some = next(iter(engines.values()))
     requests = ready.requests(engines)
     with terminal.busy("loading the recordings"):
-        recordings = Recordings.open(asked.recording, some.target, [e.drafter.needs for e in engines.values()])
+        recordings = Recordings.open(
+            asked.recording, some.target, [e.drafter.needs for e in engines.values()]
+        )
     work = Bench(ready.cells, engines, requests, asked.seed, recordings=recordings)
     record(work)
     about = ready.about(work) | {"replayed": True}
@@ -73,8 +78,14 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
         for name, priced in on_each(work, machines):
             first = next(iter(runs.values()), ([], {}))[0]
             journal = asked.out.with_name(f"{asked.out.name}.{name}") if name else asked.out
-            done = journals.enter_context(journalled(priced, about, tables(priced), journal, f"replaying {name}".strip()))
-            merged = [dict(before) | new for before, new in zip(first, done, strict=True)] if first else done
+            done = journals.enter_context(
+                journalled(priced, about, tables(priced), journal, f"replaying {name}".strip())
+            )
+            merged = (
+                [dict(before) | new for before, new in zip(first, done, strict=True)]
+                if first
+                else done
+            )
             runs[name] = merged, priced.prices
         with terminal.progress("measuring the drafters by themselves", None) as tell:
             result = finished(work, runs, about, ready.categories(requests), tell)
@@ -101,7 +112,11 @@ def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str,
 
     with terminal.busy("measuring what a step costs") as tell:
         engines = {} if machines else priced(work.engines, tell)
-        reads = {d: drafting(e.target, e.drafter, tell) for (d, _), e in work.engines.items()} if machines else {}
+        reads = (
+            {d: drafting(e.target, e.drafter, tell) for (d, _), e in work.engines.items()}
+            if machines
+            else {}
+        )
     if not machines:
         yield "", replace(work, engines=engines)
     reading = {policy for (_, policy), e in work.engines.items() if e.policy.reads_costs}
@@ -136,7 +151,11 @@ def check_replayable(name: str, drafter: "Drafter[Any]") -> None:
         drafter: opened.
     """
     if not drafter.replayable:
-        reads = "sends probes, which need" if drafter.sends_probes else "reads what was not accepted, which needs"
+        reads = (
+            "sends probes, which need"
+            if drafter.sends_probes
+            else "reads what was not accepted, which needs"
+        )
         raise UserError(f"drafter '{name}' cannot be replayed: it {reads} a pass of the target")
 
 
@@ -152,11 +171,15 @@ def record(work: "Bench") -> None:
     missing = recordings.missing(every)
     if not missing:
         return
-    most = sum(len(r.prompt) + r.max_new_tokens for r in missing) * recordings.bytes_per_token / 2**20
+    most = (
+        sum(len(r.prompt) + r.max_new_tokens for r in missing) * recordings.bytes_per_token / 2**20
+    )
     told = f"{len(missing)} texts in '{recordings.folder}', {recordings.bytes_per_token:,} bytes a token"
     remark(f"recording {told}: at most {most:,.1f} MiB")
     some = next(iter(work.engines.values()))
-    terminal.forecast(f"recording {len(missing)} texts", plain_seconds(some.target, some.drafter, missing))
+    terminal.forecast(
+        f"recording {len(missing)} texts", plain_seconds(some.target, some.drafter, missing)
+    )
     again = "the same command goes on with the texts that are missing"
     with terminal.progress("recording", 2 * len(missing)) as tell, interruptible(again):
         recordings.record(missing, tell)

@@ -58,7 +58,9 @@ def rendered(result: "dict[str, object]", source: str) -> str:
 
     known = cast("dict[str, Any]", result)
     rows, about = known["rows"], known["provenance"]
-    shown = tables.readable((tables.shown if page.clocked(known) else tables.counted)(rows, known.get("oracle", ())))
+    shown = tables.readable(
+        (tables.shown if page.clocked(known) else tables.counted)(rows, known.get("oracle", ()))
+    )
     main = [tables.HEADS.get(name, name) for name in tables.MAIN]
     main = [name for name in main if name in shown[0] and any(row[name] for row in shown)]
     rest = [name for name in shown[0] if name not in main]
@@ -71,7 +73,9 @@ def rendered(result: "dict[str, object]", source: str) -> str:
             "date": about["date"], "dtype": about["target"]["dtype"], "machine": hardware.get("device", ""),
             "threads": hardware.get("threads", ""), "seed": about["seed"], "command": about["command"]}  # fmt: skip
     environment = Environment(autoescape=True)
-    environment.filters["breakable"] = lambda text: Markup(re.sub(r"([:,=+])", r"\1<wbr>", str(escape(text))))
+    environment.filters["breakable"] = lambda text: Markup(
+        re.sub(r"([:,=+])", r"\1<wbr>", str(escape(text)))
+    )
     return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         title=title, about={k: v for k, v in told.items() if v != ""}, simulated=known.get("simulated"),
         columns=main, rest=rest, rows=shown,
@@ -94,12 +98,32 @@ def _pictures(result: "dict[str, object]") -> "list[tuple[str, str]]":
     known = cast("dict[str, Any]", result)
     rows, drawn = known["rows"], list[pictures.Picture]()
     if bars := page.bars(known):
-        kind = "by the clock" if page.clocked(known) else "simulated" if known["simulated"] else "counted"
-        drawn.append(("speed-up", pictures.speed(bars, f"speed-up over plain decoding, {kind}", "Speed")))
+        kind = (
+            "by the clock"
+            if page.clocked(known)
+            else "simulated"
+            if known["simulated"]
+            else "counted"
+        )
+        drawn.append(
+            ("speed-up", pictures.speed(bars, f"speed-up over plain decoding, {kind}", "Speed"))
+        )
         if sum(row["policy"] is not None for row in rows) > 1:
-            drawn.append(("what drafting more brings", pictures.frontier(rows, "What drafting more brings")))
-    if (names := known.get("categories")) and len(set(names)) > 1 and len(names) == rows[0]["prompts"] and bars:
+            drawn.append(
+                ("what drafting more brings", pictures.frontier(rows, "What drafting more brings"))
+            )
+    if (
+        (names := known.get("categories"))
+        and len(set(names)) > 1
+        and len(names) == rows[0]["prompts"]
+        and bars
+    ):
         drawn.append(("nodes by category", pictures.categories(rows, names, "What is drafted")))
     if page.clocked(known) and all("phases" in r for r in rows):
-        drawn.append(("time", plots.profile({page.name_of(r): per_token(r) for r in rows}, "Where the time goes")))
+        drawn.append(
+            (
+                "time",
+                plots.profile({page.name_of(r): per_token(r) for r in rows}, "Where the time goes"),
+            )
+        )
     return [(name, pictures.svg(figure)) for name, figure in drawn]

@@ -9,7 +9,15 @@ from types import SimpleNamespace
 from typing import Any
 
 from draftree.aliases import FLAG, LOADING, OPTION, accepted, asks_for_nothing, ignored, instead
-from draftree.aliases.flags import COMMAND_WORDS, FILE_WORDS, FLAG_WORDS, OVERRIDDEN, THREAD_WORDS, WITHOUT_VALUE, WRITING
+from draftree.aliases.flags import (
+    COMMAND_WORDS,
+    FILE_WORDS,
+    FLAG_WORDS,
+    OVERRIDDEN,
+    THREAD_WORDS,
+    WITHOUT_VALUE,
+    WRITING,
+)
 from draftree.aliases.values import speculation
 from draftree.cli.console import remark
 from draftree.cli.early import is_model
@@ -28,8 +36,8 @@ YES, NO = ("true", "yes", "1"), ("false", "no", "0")
 def command_line(args: Sequence[str], known: Mapping[str, Any], own: set[str]) -> list[str]:
     """Return arguments that begin with a command of draftree.
 
-    A model or a prompt in the place of a command, and other tools' commands that write a text, are `generate`, or `chat` where
-    a terminal has given no prompt.
+    A model or a prompt in the place of a command, and other tools' commands that write a text, are
+    `generate`, or `chat` where a terminal has given no prompt.
 
     Args:
         args: as they were typed.
@@ -59,7 +67,11 @@ def _writer(args: Sequence[str]) -> str:
     named = any(arg.partition("=")[0] in ("-p", "--prompt", "-f", "--file") for arg in args)
     words = [arg for arg in args[:2] if not arg.startswith("-")]
     prompt = named or (len(words) == 2 and words == [*args[:2]]) or (words and " " in words[0])
-    return "generate" if prompt or not sys.stdin.isatty() or any(arg in ("-h", "--help") for arg in args) else "chat"
+    return (
+        "generate"
+        if prompt or not sys.stdin.isatty() or any(arg in ("-h", "--help") for arg in args)
+        else "chat"
+    )
 
 
 def rewritten(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
@@ -70,15 +82,24 @@ def rewritten(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
     """
     found, errors, notes = list[tuple[str, str]](), list[UserError](), list[str]()
     own = ctx.command.options[0]
-    typed = {flag for arg in args for flag in own.get(accepted_flag(ctx, arg.partition("=")[0]) or "", NOTHING).opts}
+    typed = {
+        flag
+        for arg in args
+        for flag in own.get(accepted_flag(ctx, arg.partition("=")[0]) or "", NOTHING).opts
+    }
     i = 0
     while i < len(args):
         arg, after = args[i], args[i + 1] if i + 1 < len(args) else None
         i += 1
         try:
-            if _is_value(ctx, args[i - 2] if i > 1 else "") or (ours := accepted_flag(ctx, arg.partition("=")[0])) == "":
+            if (
+                _is_value(ctx, args[i - 2] if i > 1 else "")
+                or (ours := accepted_flag(ctx, arg.partition("=")[0])) == ""
+            ):
                 found.append((_checked(ctx, arg, after), arg))
-            elif ours == "--dtype" and (arg.partition("=")[2] if "=" in arg else after) == "auto":  # the checkpoint's own
+            elif (
+                ours == "--dtype" and (arg.partition("=")[2] if "=" in arg else after) == "auto"
+            ):  # the checkpoint's own
                 i += "=" not in arg
             elif ours is not None:
                 found.append((_checked(ctx, ours + arg[len(arg.partition("=")[0]) :], after), arg))
@@ -89,10 +110,17 @@ def rewritten(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
                 i += took
         except UserError as error:
             errors.append(error)
-            i += after is not None and not after.startswith("-") and "=" not in arg and not _takes_none(arg)
+            i += (
+                after is not None
+                and not after.startswith("-")
+                and "=" not in arg
+                and not _takes_none(arg)
+            )
     if errors:
         *first, last = map(str, errors)
-        raise UserError("; ".join([*(text.removesuffix("; --help lists them") for text in first), last])) from errors[0]
+        raise UserError(
+            "; ".join([*(text.removesuffix("; --help lists them") for text in first), last])
+        ) from errors[0]
     for note in notes:
         remark(note)
     return found
@@ -132,8 +160,15 @@ def _checked(ctx: Any, arg: str, after: str | None) -> str:
     """
     name, equals, value = arg.partition("=")
     given = value if equals else after or ""
-    if name == "-t" and name in ctx.command.options[0] and given.isdecimal() and (number := int(given)) >= THREADS:
-        raise UserError(f"-t is {number}, but -t is the temperature; --threads {number} is that many threads")
+    if (
+        name == "-t"
+        and name in ctx.command.options[0]
+        and given.isdecimal()
+        and (number := int(given)) >= THREADS
+    ):
+        raise UserError(
+            f"-t is {number}, but -t is the temperature; --threads {number} is that many threads"
+        )
     return arg
 
 
@@ -152,15 +187,27 @@ def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list
     word, given = _word(name), value if equals else after
     own = ctx.command.options[0]
     took = int(not equals and given is not None)
-    if any(asks_for_nothing(kind, word, _literal(given)) for kind in (OPTION, LOADING) if given is not None):
+    if any(
+        asks_for_nothing(kind, word, _literal(given))
+        for kind in (OPTION, LOADING)
+        if given is not None
+    ):
         return [], took, ""
     if word in THREAD_WORDS and given is not None and given.isdecimal() and int(given):
         os.environ["OMP_NUM_THREADS"] = given  # torch, which reads it, is loaded later
         return [], took, ""
-    parts = speculation(_literal(given)) if word in ("speculative_config", "sc", "speculative") and given else None
+    parts = (
+        speculation(_literal(given))
+        if word in ("speculative_config", "sc", "speculative") and given
+        else None
+    )
     if parts is not None and "--drafter" in own:
         return [one for part, told in parts.items() for one in (f"--{part}", told)], took, ""
-    if word in ("ngl", "n_gpu_layers", "gpu_layers", "num_gpu") and given == "0" and "--device" in own:
+    if (
+        word in ("ngl", "n_gpu_layers", "gpu_layers", "num_gpu")
+        and given == "0"
+        and "--device" in own
+    ):
         return ["--device", "cpu"], took, ""
     if word == "format" and given == "json":
         word, given = "json_mode", None
@@ -173,13 +220,21 @@ def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list
             if switched in NO:
                 return [], took, ""
             if not typed & {*options}:
-                return more, took if valued or switched in YES or arg.startswith("--format") else 0, ""
+                return (
+                    more,
+                    took if valued or switched in YES or arg.startswith("--format") else 0,
+                    "",
+                )
             if word in OVERRIDDEN:
                 return [], 0, ""
             both = [one for one in options if one in typed]
-            raise UserError(f"{name} is {told.replace('{}', given or '')}, and {both[0]} is given, allowed is one of them")
+            raise UserError(
+                f"{name} is {told.replace('{}', given or '')}, and {both[0]} is given, allowed is one of them"
+            )
     kinds = (OPTION, LOADING) if instead(FLAG, word) is None else (FLAG,)
-    if (why := next((why for kind in kinds if (why := ignored(kind, word)) is not None), None)) is not None:
+    if (
+        why := next((why for kind in kinds if (why := ignored(kind, word)) is not None), None)
+    ) is not None:
         alone = word in WITHOUT_VALUE and (given is None or given.lower() not in (*YES, *NO))
         return [], 0 if alone else took, f"{name} is not used: {why}"
     raise unknown_option(ctx, name, word, given)

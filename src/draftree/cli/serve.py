@@ -29,21 +29,40 @@ class ServeCommand:
     """The options of `draftree serve`."""
 
     target: TargetName = "demo"
-    host: str = knob("127.0.0.1", help="The address to listen at; another than this machine's own needs an API key.")
+    host: str = knob(
+        "127.0.0.1",
+        help="The address to listen at; another than this machine's own needs an API key.",
+    )
     port: int = knob(8000, min=0, help="The port; 0 for a free one.")
     drafter: DrafterSpec = None
     policy: PolicySpec = None
-    model_name: str | None = knob(None, help="The name that clients use for the model; by default as it was loaded.")
-    api_key: list[str] = knob((), help=f"A key that clients must send; repeat it. Also read from {KEY_VARIABLE}.", panel=ACCESS)
-    open_to_network: bool = knob(False, help="Serve other machines without an API key.", panel=ACCESS)
+    model_name: str | None = knob(
+        None, help="The name that clients use for the model; by default as it was loaded."
+    )
+    api_key: list[str] = knob(
+        (),
+        help=f"A key that clients must send; repeat it. Also read from {KEY_VARIABLE}.",
+        panel=ACCESS,
+    )
+    open_to_network: bool = knob(
+        False, help="Serve other machines without an API key.", panel=ACCESS
+    )
     log_prompts: bool = knob(False, help="Write prompts and answers to the log.", panel=ACCESS)
-    allow_drafter: list[str] = knob((), help="A drafter that a request may name; repeat it. [suffix, pld]", panel=ACCESS)
+    allow_drafter: list[str] = knob(
+        (), help="A drafter that a request may name; repeat it. [suffix, pld]", panel=ACCESS
+    )
     allow_policy: list[str] = knob(
-        (), help="A policy that a request may name; repeat it. [yield, pct, eagle2, opttree, chain]", panel=ACCESS
+        (),
+        help="A policy that a request may name; repeat it. [yield, pct, eagle2, opttree, chain]",
+        panel=ACCESS,
     )
     max_sequences: int = knob(8, min=1, help="Texts that are written at a time.", panel=BATCH)
-    max_cache_tokens: int | None = knob(None, min=2, help="Tokens of all running texts in the KV cache.", panel=BATCH)
-    max_batch_tokens: int = knob(512, min=1, help="Prompt tokens that are read in one step at most.", panel=BATCH)
+    max_cache_tokens: int | None = knob(
+        None, min=2, help="Tokens of all running texts in the KV cache.", panel=BATCH
+    )
+    max_batch_tokens: int = knob(
+        512, min=1, help="Prompt tokens that are read in one step at most.", panel=BATCH
+    )
     max_step_seconds: float | None = knob(
         None,
         above=0,
@@ -51,13 +70,22 @@ class ServeCommand:
         panel=BATCH,
     )
     max_prefix_tokens: int = knob(
-        4096, min=0, help="Tokens of prompts kept for requests that begin with the same ones; 0 keeps none.", panel=BATCH
+        4096,
+        min=0,
+        help="Tokens of prompts kept for requests that begin with the same ones; 0 keeps none.",
+        panel=BATCH,
     )
-    max_waiting: int = knob(64, min=0, help="Texts that may wait; further requests get status 429.", panel=BATCH)
+    max_waiting: int = knob(
+        64, min=0, help="Texts that may wait; further requests get status 429.", panel=BATCH
+    )
     max_new_tokens: int = knob(4096, min=1, help="The most that max_tokens may be.", panel=BOUNDS)
     max_body_bytes: int = knob(1_000_000, min=1, help="The size of a request.", panel=BOUNDS)
-    request_seconds: float = knob(600.0, min=0.001, help="Time after which a text is cut.", panel=BOUNDS)
-    drain_seconds: float = knob(30.0, min=0.0, help="Time that running requests have after SIGTERM.", panel=BATCH)
+    request_seconds: float = knob(
+        600.0, min=0.001, help="Time after which a text is cut.", panel=BOUNDS
+    )
+    drain_seconds: float = knob(
+        30.0, min=0.0, help="Time that running requests have after SIGTERM.", panel=BATCH
+    )
     ray: int | None = knob(None, min=1, help="Serve so many replicas under Ray Serve.", panel=BATCH)
     loading: LoadingOptions = knob(None)
 
@@ -66,7 +94,8 @@ class ServeCommand:
 def serve(ctx: typer.Context, asked: ServeCommand) -> None:
     """Serve a model over HTTP as OpenAI's API does, with a page to try it at /.
 
-    Any OpenAI client can use it: its base URL is http://HOST:PORT/v1. Ctrl-C or SIGTERM ends it after the running requests.
+    Any OpenAI client can use it: its base URL is http://HOST:PORT/v1. Ctrl-C or SIGTERM ends it
+    after the running requests.
     """
     options = serve_options(asked)
     from draftree.serving.app import check_installed
@@ -81,7 +110,8 @@ def serve_options(asked: ServeCommand) -> ServeOptions:
     """Return the options of the server.
 
     Raises:
-        UserError: a value is out of its range, or the server would be open to a network without an API key.
+        UserError: a value is out of its range, or the server would be open to a network without an
+            API key.
     """
     keys = [*asked.api_key, *filter(None, [os.environ.get(KEY_VARIABLE)])]
     batching = SchedulerOptions(
@@ -119,7 +149,16 @@ def run_replicas(asked: ServeCommand, options: ServeOptions) -> None:
     drafter = inputs.drafter(asked.drafter, asked.target)
     with listen(options.host, options.port):
         pass  # a port that is taken is told in our words
-    ray.run(ray.Replicas(asked.target, drafter, asked.policy, asked.ray or 1, loading=asked.loading, serving=options))
+    ray.run(
+        ray.Replicas(
+            asked.target,
+            drafter,
+            asked.policy,
+            asked.ray or 1,
+            loading=asked.loading,
+            serving=options,
+        )
+    )
 
 
 def model_name(target: str) -> str:
@@ -152,7 +191,9 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     drafter = inputs.drafter(asked.drafter, asked.target)
     inputs.quiet()
     with terminal.busy("loading"):
-        policy = asked.policy or usual_policy(asked.target, asked.drafter and drafter, asked.loading["device"])
+        policy = asked.policy or usual_policy(
+            asked.target, asked.drafter and drafter, asked.loading["device"]
+        )
         engine = load(asked.target, drafter, policy, **asked.loading)
     state = ServerState(engine, drafter, policy, options)
 
@@ -174,7 +215,9 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     )
     host, port = bound.getsockname()[:2]
     address = f"[{host}]" if bound.family == socket.AF_INET6 else host
-    remark(f"{options.model_name} is served at http://{address}:{port} (API: /v1, page: /); Ctrl-C ends it")
+    remark(
+        f"{options.model_name} is served at http://{address}:{port} (API: /v1, page: /); Ctrl-C ends it"
+    )
     Server(config).run(sockets=[bound])
 
 
@@ -193,6 +236,12 @@ def listen(host: str, port: int) -> socket.socket:
     except OSError as error:
         if bound is not None:
             bound.close()
-        told = "another program listens there" if error.errno == errno.EADDRINUSE else error.strerror or str(error)
-        raise UserError(f"cannot listen at {host}:{port}: {told}; --port takes another, 0 a free one") from error
+        told = (
+            "another program listens there"
+            if error.errno == errno.EADDRINUSE
+            else error.strerror or str(error)
+        )
+        raise UserError(
+            f"cannot listen at {host}:{port}: {told}; --port takes another, 0 a free one"
+        ) from error
     return bound

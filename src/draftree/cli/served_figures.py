@@ -27,7 +27,9 @@ def serve_arrivals(
     times = arrivals.arrival_times(count, rate, seed)
     with terminal.progress("arrivals", len(engines) * count) as tell:
         for number, (cell, engine) in enumerate(engines.items()):
-            found = arrivals.measured(engine, requests[cell], times, limits, partial(_tell_more, tell, number * count))
+            found = arrivals.measured(
+                engine, requests[cell], times, limits, partial(_tell_more, tell, number * count)
+            )
             rows.append(named(cell) | found)
     return rows
 
@@ -45,7 +47,9 @@ def serve_batches(
     rows, count = list[dict[str, Any]](), len(next(iter(requests.values())))
     for size in sizes:
         with terminal.progress(f"batches of {size}", len(engines) * (count // size) * size) as tell:
-            found = arrivals.measured_in_batches(engines, requests, size, limits, partial(_tell_more, tell, 0))
+            found = arrivals.measured_in_batches(
+                engines, requests, size, limits, partial(_tell_more, tell, 0)
+            )
         plain = {cell.temperature: found[cell] for cell in engines if cell.plain}
         for cell, figures in found.items():
             gain = figures["tokens_per_second"] / plain[cell.temperature]["tokens_per_second"]
@@ -69,7 +73,11 @@ def shown_served(row: Mapping[str, Any]) -> dict[str, str]:
     """
 
     def times(name: str) -> str:
-        return "none" if row[name] is None else " / ".join(f"{1000 * row[name][each]:.0f}" for each in ("median", "p99"))
+        return (
+            "none"
+            if row[name] is None
+            else " / ".join(f"{1000 * row[name][each]:.0f}" for each in ("median", "p99"))
+        )
 
     batch = {"batch": str(row["batch"])} if "batch" in row else {}
     gain = {"speedup": f"{row['speedup']:.2f}"} if "speedup" in row else {}

@@ -30,12 +30,19 @@ class TablesOptions(ReplayOptions):
         short="-o",
         help="Where the result is saved, as JSON, one file for each temperature beside it.",
     )
-    paper: list[str] = knob((), help="Only papers whose name contains this: EDD, EAGLE, GLIDE, C2T, ADED; repeat it.")
+    paper: list[str] = knob(
+        (), help="Only papers whose name contains this: EDD, EAGLE, GLIDE, C2T, ADED; repeat it."
+    )
     table: list[str] = knob((), help="Only this table or figure of them: 2, 'Fig. 5'; repeat it.")
     named: list[str] = knob(
-        (), flag="--as", metavar="NAME=SPEC", help="The drafter or policy that stands for the papers' NAME; repeat it."
+        (),
+        flag="--as",
+        metavar="NAME=SPEC",
+        help="The drafter or policy that stands for the papers' NAME; repeat it.",
     )
-    result: list[Path] = knob((), help="Read what `bench` or `replay` saved, and run nothing; repeat it.")
+    result: list[Path] = knob(
+        (), help="Read what `bench` or `replay` saved, and run nothing; repeat it."
+    )
     as_json: AsJson = False
 
 
@@ -48,7 +55,9 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
 
     chosen = papers.selected(asked.paper, asked.table)
     if not chosen and asked.table and (others := papers.selected(asked.paper)):
-        raise UserError(f"--table is {', '.join(asked.table)}, allowed are {', '.join(dict.fromkeys(c.table for c in others))}")
+        raise UserError(
+            f"--table is {', '.join(asked.table)}, allowed are {', '.join(dict.fromkeys(c.table for c in others))}"
+        )
     if not chosen:
         there = ", ".join(dict.fromkeys(c.paper for c in papers.CLAIMS))
         raise UserError(f"no paper is named like {' or '.join(asked.paper)}; there are {there}")
@@ -60,25 +69,36 @@ def tables(ctx: typer.Context, asked: TablesOptions) -> None:
     results = [report.read(path) for path in asked.result]
     if not results:
         for temperature in sorted({c.temperature for c in chosen if c.mine}):
-            able = [c for c in chosen if c.temperature == temperature and not c.parts & missing.keys()]
+            able = [
+                c for c in chosen if c.temperature == temperature and not c.parts & missing.keys()
+            ]
             pairs = list(dict.fromkeys(claims.named(p, names) for c in able for p in c.pairings))
             if pairs:
                 path = asked.out.with_name(f"{asked.out.stem}.t{temperature:g}.json")
                 now = replace(asked, pair=pairs, temperature=[temperature], out=path)
                 result, work = replayed(ctx, now)
-                drafters = {claims.named(name, names) for c in able if c.by == "places" for name in c.parts}
+                drafters = {
+                    claims.named(name, names) for c in able if c.by == "places" for name in c.parts
+                }
                 results.append(result | ({"places": places(work, drafters)} if drafters else {}))
                 report.save(results[-1], path)
     with report.consistent(*asked.result):
         found = claims.judged(chosen, results, names, missing)
     rows = [
-        asdict(j.claim) | {"verdict": j.verdict, "τ": j.taus, "ratio": j.ratio and asdict(j.ratio), "why": j.why} for j in found
+        asdict(j.claim)
+        | {"verdict": j.verdict, "τ": j.taus, "ratio": j.ratio and asdict(j.ratio), "why": j.why}
+        for j in found
     ]
-    write_text(asked.out, json.dumps({"claims": rows, "drafters": names}, indent=1, ensure_ascii=False) + "\n")
+    write_text(
+        asked.out,
+        json.dumps({"claims": rows, "drafters": names}, indent=1, ensure_ascii=False) + "\n",
+    )
     if asked.as_json:
         emit({"claims": rows, "drafters": names})
         return
-    terminal.output().print(terminal.table(f"the papers' claims with {asked.target}", [j.cells() for j in found]))
+    terminal.output().print(
+        terminal.table(f"the papers' claims with {asked.target}", [j.cells() for j in found])
+    )
     terminal.line(claims.summary(found))
 
 
@@ -90,24 +110,37 @@ def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
     assert work.recordings is not None
     temperature, rows = next(c.temperature for c in work.cells), list["ResultRow"]()
     with terminal.busy("looking at candidates along the texts"):
-        for spec, drafter in {d: e.drafter for (d, _), e in work.engines.items() if d in drafters}.items():
+        for spec, drafter in {
+            d: e.drafter for (d, _), e in work.engines.items() if d in drafters
+        }.items():
             read = [work.recordings.recording(work.asked(r, temperature)) for r in work.requests]
             rows += grouped([Looked.along(one, drafter, one.texts) for one in read], spec)
     return rows
 
 
-def parts(chosen: "Sequence[Claim]", asked: TablesOptions) -> "tuple[dict[str, str], dict[str, str]]":
+def parts(
+    chosen: "Sequence[Claim]", asked: TablesOptions
+) -> "tuple[dict[str, str], dict[str, str]]":
     """By the name of a drafter or policy in the claims, the spec that stands for it; and why there is none."""
     from draftree.evaluation.papers import TRAINED
     from draftree.models.sources import known, shipped, shipped_folder
     from draftree.registry import names
 
-    given, told = dict(item.partition("=")[::2] for item in asked.named), set().union(*(c.parts for c in chosen))
+    given, told = (
+        dict(item.partition("=")[::2] for item in asked.named),
+        set().union(*(c.parts for c in chosen)),
+    )
     for name in given:
         if name not in told:
             raise UserError(f"--as names '{name}', the claims are about {', '.join(sorted(told))}")
     if shipped_folder(asked.target, "c2t"):
         given.setdefault("c2t", f"c2t:classifier={known(asked.target)}")
     there = {method for _, method in shipped(asked.target)} | {"pld", *names("policy"), *given}
-    missing = {n: f"no drafter '{n}' for {asked.target}: --as {n}=FOLDER names one" for n in told - there}
-    return given, missing | {n: f"needs a drafter of its own: {TRAINED[n]}; --as {n}=FOLDER" for n in missing if n in TRAINED}
+    missing = {
+        n: f"no drafter '{n}' for {asked.target}: --as {n}=FOLDER names one" for n in told - there
+    }
+    return given, missing | {
+        n: f"needs a drafter of its own: {TRAINED[n]}; --as {n}=FOLDER"
+        for n in missing
+        if n in TRAINED
+    }

@@ -15,7 +15,14 @@ from typing import Any
 
 from rich.console import Console, RenderableType
 from rich.markup import escape
-from rich.progress import BarColumn, MofNCompleteColumn, Task, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Task,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
@@ -31,7 +38,12 @@ from draftree.text.completion import Token
 
 FEW = 0.1
 """Drafted nodes a step, below which a summary says that there was almost nothing."""
-STYLES: dict[Origin, str] = {"drafted": "green", "forced": "yellow", "bonus": "default", "prefill": "default"}
+STYLES: dict[Origin, str] = {
+    "drafted": "green",
+    "forced": "yellow",
+    "bonus": "default",
+    "prefill": "default",
+}
 LEGEND = "[green]■[/green] drafted and accepted  [yellow]■[/yellow] the only token allowed  ■ chosen by the target"
 
 WIDTH = 150
@@ -50,7 +62,11 @@ def output(width: int = WIDTH) -> Console:
     """
     plain: dict[str, Any] = {"color_system": None} if os.environ.get("NO_COLOR") else {}
     console = Console(highlight=False, **plain)
-    return console if console.is_terminal or "COLUMNS" in os.environ else Console(highlight=False, width=width, **plain)
+    return (
+        console
+        if console.is_terminal or "COLUMNS" in os.environ
+        else Console(highlight=False, width=width, **plain)
+    )
 
 
 def colours(console: Console) -> bool:
@@ -76,7 +92,9 @@ FIGURE = re.compile(r"[\d.]+( \[[\d., ]+\])?")
 def show_tokens(console: Console, tokens: Iterable[Token]) -> None:
     """Print what tokens add to a text, coloured by how they came."""
     for origin, run in groupby(tokens, key=attrgetter("origin")):
-        console.out("".join(token.text for token in run), style=STYLES[origin], end="", highlight=False)
+        console.out(
+            "".join(token.text for token in run), style=STYLES[origin], end="", highlight=False
+        )
 
 
 def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
@@ -90,10 +108,14 @@ def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
     return made
 
 
-def narrowed(rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str]) -> list[dict[str, str]]:
+def narrowed(
+    rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str]
+) -> list[dict[str, str]]:
     """Rows without their last columns where a table would be wider than the terminal; those of `keep` stay."""
     names = list(rows[0])
-    widths = {n: max(len(part) for r in rows for part in (r[n], *heading(n).splitlines())) for n in names}
+    widths = {
+        n: max(len(part) for r in rows for part in (r[n], *heading(n).splitlines())) for n in names
+    }
     for name in [n for n in reversed(names) if n not in keep]:
         if sum(widths[n] + 3 for n in names) + 1 > width:
             names.remove(name)
@@ -106,7 +128,8 @@ def heading(name: str) -> str:
 
 
 FIRST, EVERY = 2.0, 30.0
-"""Seconds until the first line about progress, and between later ones, if standard error is no terminal."""
+"""Seconds until the first line about progress, and between later ones, if standard error is no
+terminal."""
 
 
 class Clock:
@@ -117,7 +140,9 @@ class Clock:
         return time.monotonic()
 
     @contextmanager
-    def beating(self, beat: Callable[[], None], known: Callable[[], bool] = lambda: True) -> Iterator[None]:
+    def beating(
+        self, beat: Callable[[], None], known: Callable[[], bool] = lambda: True
+    ) -> Iterator[None]:
         """Call `beat` after FIRST seconds, every EVERY seconds from then on, and as soon as the time left is known."""
         ended = threading.Event()
 
@@ -155,7 +180,10 @@ def busy(what: str) -> Iterator[Tell]:
             yield lambda done, remark="", of=None: status.update(escape(remark))
         return
     start = clock.now()
-    with progress_shown(), clock.beating(lambda: remark(f"{doing[-1]} … ({duration(clock.now() - start)} so far)")):
+    with (
+        progress_shown(),
+        clock.beating(lambda: remark(f"{doing[-1]} … ({duration(clock.now() - start)} so far)")),
+    ):
         yield lambda done, remark="", of=None: doing.append(remark)
 
 
@@ -177,9 +205,17 @@ class _Remarked(Bar):
 def progress(what: str, total: int | None) -> Iterator[Tell]:
     """Show a progress bar on standard error, or lines if it is no terminal."""
     console, clock = errors(), CLOCK
-    columns = TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+    )
     shown = console.is_terminal
-    bar = _Remarked(*columns, console=console, disable=not shown, get_time=clock.now, speed_estimate_period=LONG)
+    bar = _Remarked(
+        *columns, console=console, disable=not shown, get_time=clock.now, speed_estimate_period=LONG
+    )
     task = bar.add_task(what, total=total, remark="")
 
     def tell(done: int, remark: str = "", of: int | None = total) -> None:
@@ -190,7 +226,9 @@ def progress(what: str, total: int | None) -> Iterator[Tell]:
         bar,
         nullcontext()
         if shown
-        else clock.beating(lambda: remark(_standing(bar.tasks[0])), lambda: bar.tasks[0].time_remaining is not None),
+        else clock.beating(
+            lambda: remark(_standing(bar.tasks[0])), lambda: bar.tasks[0].time_remaining is not None
+        ),
     ):
         yield tell
 
@@ -203,7 +241,13 @@ def _standing(task: Task) -> str:
     """Return one line with the work done, the total, and the time left if it is known."""
     of = "" if task.total is None else f" of {task.total:,.0f}"
     left = [f"about {duration(task.time_remaining)} left"] if task.time_remaining else []
-    return ", ".join([f"{task.description}: {task.completed:,.0f}{of}", *left, *filter(None, [task.fields["remark"]])])
+    return ", ".join(
+        [
+            f"{task.description}: {task.completed:,.0f}{of}",
+            *left,
+            *filter(None, [task.fields["remark"]]),
+        ]
+    )
 
 
 def show_summary(console: Console, result: Comparison, coloured: bool, keeps_text: bool) -> None:
@@ -225,17 +269,25 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
         lines[-1] += " · almost nothing was drafted: the policy found no draft worth its time"
     speed = f"{stats.tokens_per_second:.1f} tokens per second"
     if plain is None:
-        lines.append(f"{speed} (drafting {stats.draft_seconds:.2f} s, verifying {stats.verify_seconds:.2f} s)")
+        lines.append(
+            f"{speed} (drafting {stats.draft_seconds:.2f} s, verifying {stats.verify_seconds:.2f} s)"
+        )
     else:
         lines.append(
             f"{speed}, plain decoding {plain.tokens_per_second:.1f} · speed-up {result.speedup or 1:.2f} · "
             f"{verdict(result, keeps_text)}"
         )
         if (parted := result.difference) is not None:
-            lines.append(f"the outputs part at token {parted.token}, where the two best logits are {parted.margin:.2g} apart")
-        lines.append("[dim]after a warm-up both ran twice (drafted, plain, plain, drafted); speeds are means[/dim]")
+            lines.append(
+                f"the outputs part at token {parted.token}, where the two best logits are {parted.margin:.2g} apart"
+            )
+        lines.append(
+            "[dim]after a warm-up both ran twice (drafted, plain, plain, drafted); speeds are means[/dim]"
+        )
     if stats.lossy:
-        lines.append(f"[yellow]LOSSY: acceptor '{stats.acceptor}' may change what the target would have written[/yellow]")
+        lines.append(
+            f"[yellow]LOSSY: acceptor '{stats.acceptor}' may change what the target would have written[/yellow]"
+        )
     for line in ("", *lines):
         console.print(line, soft_wrap=True)
 
@@ -246,17 +298,29 @@ def show_footprint(console: Console) -> None:
         import resource
     except ModuleNotFoundError:  # not all systems have it
         return
-    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    console.print(f"[dim]in all {duration(time.monotonic() - STARTED)} and at most {most / 1e9:.1f} GB of memory[/dim]")
+    most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (
+        1 if sys.platform == "darwin" else 1024
+    )
+    console.print(
+        f"[dim]in all {duration(time.monotonic() - STARTED)} and at most {most / 1e9:.1f} GB of memory[/dim]"
+    )
 
 
 def verdict(result: Comparison, keeps_text: bool) -> str:
     """Return the comparison with plain decoding in words: the same output or bits, or what another one means."""
     if result.same_output:
-        return {None: "the same output", True: "the same bits", False: "the same output, but OTHER BITS"}[result.same_bits]
+        return {
+            None: "the same output",
+            True: "the same bits",
+            False: "the same output, but OTHER BITS",
+        }[result.same_bits]
     if keeps_text:
         return "ANOTHER output"
-    kept = "neither plain decoding's text nor its distribution" if result.stats.lossy else "its distribution, not its text"
+    kept = (
+        "neither plain decoding's text nor its distribution"
+        if result.stats.lossy
+        else "its distribution, not its text"
+    )
     return f"another text, as acceptor '{result.stats.acceptor}' keeps {kept}"
 
 
@@ -272,13 +336,28 @@ def show_costs(console: Console, title: str, measured: CostTable, kept: Path | N
     """
     for rows, entries in measured.by_rows.items():
         for i in range(0, len(entries), BESIDE):
-            console.print(_curves(f"{title}, {rows} row{'s' * (rows > 1)}", entries[i : i + BESIDE]))
+            console.print(
+                _curves(f"{title}, {rows} row{'s' * (rows > 1)}", entries[i : i + BESIDE])
+            )
         for costs in entries:
             told = f"at {costs.context:,}: sₐ/sₜ = {costs.ratio:.3f} · a commit of the drafter {1e3 * costs.commit:.2f} ms"
-            later = f", and {1e3 * costs.catch_up:.2f} ms before it drafts again" if costs.catch_up else ""
+            later = (
+                f", and {1e3 * costs.catch_up:.2f} ms before it drafts again"
+                if costs.catch_up
+                else ""
+            )
             console.print(told + later)
-    names = {"device": "", "threads": "threads ", "dtype": "", "attention": "attention ", "torch": "torch ", "date": ""}
-    where = ", ".join(f"{label}{measured.about[k]}" for k, label in names.items() if k in measured.about)
+    names = {
+        "device": "",
+        "threads": "threads ",
+        "dtype": "",
+        "attention": "attention ",
+        "torch": "torch ",
+        "date": "",
+    }
+    where = ", ".join(
+        f"{label}{measured.about[k]}" for k, label in names.items() if k in measured.about
+    )
     if where:
         console.print(f"measured on {escape(where)}", soft_wrap=True)
     if kept is not None:
@@ -289,7 +368,10 @@ def show_costs(console: Console, title: str, measured: CostTable, kept: Path | N
 def _curves(title: str, entries: Sequence[Costs]) -> Table:
     """Measured widths of contexts side by side: a draft step and a target pass in ms, and the pass over that of one token."""
     curves = Table(title=escape(title), title_justify="left", header_style="bold")
-    for name in ("tokens", *(f"{what}\nat {e.context:,}" for e in entries for what in ("sₐ ms", "sₜ ms", "sₜ/sₜ(1)"))):
+    for name in (
+        "tokens",
+        *(f"{what}\nat {e.context:,}" for e in entries for what in ("sₐ ms", "sₜ ms", "sₜ/sₜ(1)")),
+    ):
         curves.add_column(name, justify="right")
     for n in sorted({w for e in entries for w in (*e.draft, *e.target)}):
         cells = [str(n)]

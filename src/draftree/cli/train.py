@@ -11,7 +11,15 @@ import typer
 from draftree.boundary.files import writable
 from draftree.boundary.knobs import knob
 from draftree.cli.console import NOTHING_KEPT, emit, given, interruptible, one_voice, speaks
-from draftree.cli.options import AsJson, CostsFile, Force, LoadingOptions, Seed, TargetName, asks_for
+from draftree.cli.options import (
+    AsJson,
+    CostsFile,
+    Force,
+    LoadingOptions,
+    Seed,
+    TargetName,
+    asks_for,
+)
 from draftree.cli.outputs import check_output, default_name, remove
 from draftree.errors import UnknownName, UserError
 from draftree.models.sources import Loading
@@ -20,7 +28,11 @@ if TYPE_CHECKING:
     from draftree.training.job import Fitted, Job
 
 
-DATA, STEPS, SAVING = "Training data", "Steps of training, by default the method's", "Measurements and files"
+DATA, STEPS, SAVING = (
+    "Training data",
+    "Steps of training, by default the method's",
+    "Measurements and files",
+)
 """Parts of the help."""
 
 
@@ -35,60 +47,124 @@ class TrainOptions:
         ),
     ]
     out: Path | None = knob(
-        None, short="-o", help="The checkpoint's folder (of static: file); by default NAME-MODEL in this one."
+        None,
+        short="-o",
+        help="The checkpoint's folder (of static: file); by default NAME-MODEL in this one.",
     )
     force: Force = False
-    data: list[Path] = knob((), help="Texts or chats: JSONL, JSON, parquet, text, or a folder; may be repeated.")
+    data: list[Path] = knob(
+        (), help="Texts or chats: JSONL, JSON, parquet, text, or a folder; may be repeated."
+    )
     target: TargetName = "demo"
     drafter: str | None = knob(None, help="For a policy: the drafter it will be used with.")
     knobs: list[str] = knob(
-        (), flag="--set", metavar="KEY=VALUE", help="An option of the drafter (draftree list); may be repeated."
+        (),
+        flag="--set",
+        metavar="KEY=VALUE",
+        help="An option of the drafter (draftree list); may be repeated.",
     )
     init_from: Path | None = knob(None, help="Start from the weights of this checkpoint.")
-    regenerate: bool = knob(False, panel=DATA, help="Learn from the model's answers to these prompts.")
-    regenerate_tokens: int = knob(256, least=1, panel=DATA, help="The most tokens of such an answer.")
+    regenerate: bool = knob(
+        False, panel=DATA, help="Learn from the model's answers to these prompts."
+    )
+    regenerate_tokens: int = knob(
+        256, least=1, panel=DATA, help="The most tokens of such an answer."
+    )
     regenerate_batch: int = knob(32, least=1, panel=DATA, help="Answers written at a time.")
-    regenerate_temperature: float = knob(0.0, least=0, panel=DATA, help="Temperature of sampled answers.")
-    regenerate_sampled: float = knob(1.0, least=0, most=1, panel=DATA, help="Share of answers sampled at it.")
-    synthesize: int | None = knob(None, least=1, panel=DATA, help="Let the model write N questions, and answer them.")
-    synthesize_temperature: float = knob(1.0, above=0, panel=DATA, help="Temperature of these questions.")
-    synthesize_top_p: float = knob(0.99, above=0, most=1, panel=DATA, help="Top-p of these questions.")
-    synthesize_tokens: int = knob(256, least=1, panel=DATA, help="The most tokens of such a question.")
-    synthesize_system: str | None = knob(None, panel=DATA, help="System message for them, not the template's.")
-    exclude: list[Path] = knob((), panel=DATA, help="Prompts that must not be learnt; may be repeated.")
-    server: str | None = knob(None, panel=DATA, help="URL of an OpenAI-compatible server of the model.")
+    regenerate_temperature: float = knob(
+        0.0, least=0, panel=DATA, help="Temperature of sampled answers."
+    )
+    regenerate_sampled: float = knob(
+        1.0, least=0, most=1, panel=DATA, help="Share of answers sampled at it."
+    )
+    synthesize: int | None = knob(
+        None, least=1, panel=DATA, help="Let the model write N questions, and answer them."
+    )
+    synthesize_temperature: float = knob(
+        1.0, above=0, panel=DATA, help="Temperature of these questions."
+    )
+    synthesize_top_p: float = knob(
+        0.99, above=0, most=1, panel=DATA, help="Top-p of these questions."
+    )
+    synthesize_tokens: int = knob(
+        256, least=1, panel=DATA, help="The most tokens of such a question."
+    )
+    synthesize_system: str | None = knob(
+        None, panel=DATA, help="System message for them, not the template's."
+    )
+    exclude: list[Path] = knob(
+        (), panel=DATA, help="Prompts that must not be learnt; may be repeated."
+    )
+    server: str | None = knob(
+        None, panel=DATA, help="URL of an OpenAI-compatible server of the model."
+    )
     server_model: str | None = knob(None, panel=DATA, help="Name of the model on that server.")
     server_parallel: int = knob(16, least=1, panel=DATA, help="Requests to the server at a time.")
-    server_check: int = knob(16, least=0, panel=DATA, help="Its answers that the local model checks.")
-    server_agreement: float = knob(0.9, least=0, most=1, panel=DATA, help="Share of tokens that must agree then.")
+    server_check: int = knob(
+        16, least=0, panel=DATA, help="Its answers that the local model checks."
+    )
+    server_agreement: float = knob(
+        0.9, least=0, most=1, panel=DATA, help="Share of tokens that must agree then."
+    )
     stage: str | None = knob(
-        None, panel=STEPS, help="Stage whose defaults apply; by default the first, with --init-from the last."
+        None,
+        panel=STEPS,
+        help="Stage whose defaults apply; by default the first, with --init-from the last.",
     )
     epochs: float | None = knob(None, above=0, panel=STEPS, help="Passes over the data.")
-    batch_size: int | None = knob(None, least=1, panel=STEPS, help="Samples in a step, over all processes.")
+    batch_size: int | None = knob(
+        None, least=1, panel=STEPS, help="Samples in a step, over all processes."
+    )
     accumulate: int | None = knob(
-        None, least=1, panel=STEPS, help="Parts of a step; by default of 4096 tokens, on a GPU 16384."
+        None,
+        least=1,
+        panel=STEPS,
+        help="Parts of a step; by default of 4096 tokens, on a GPU 16384.",
     )
     lr: float | None = knob(None, above=0, panel=STEPS, help="Learning rate of AdamW.")
     schedule: Literal["constant", "cosine", "linear"] | None = knob(
         None, metavar="NAME", panel=STEPS, help="Its schedule: constant, cosine, linear."
     )
-    floor: float | None = knob(None, least=0, most=1, panel=STEPS, help="Its share at the end of cosine and linear.")
-    warmup: float | None = knob(None, least=0, panel=STEPS, help="Warm-up steps; below 1, their share of all steps.")
-    betas: tuple[float, float] | None = knob(None, metavar="BETA BETA", panel=STEPS, help="The two betas of AdamW.")
+    floor: float | None = knob(
+        None, least=0, most=1, panel=STEPS, help="Its share at the end of cosine and linear."
+    )
+    warmup: float | None = knob(
+        None, least=0, panel=STEPS, help="Warm-up steps; below 1, their share of all steps."
+    )
+    betas: tuple[float, float] | None = knob(
+        None, metavar="BETA BETA", panel=STEPS, help="The two betas of AdamW."
+    )
     weight_decay: float | None = knob(None, least=0, panel=STEPS, help="Weight decay of AdamW.")
-    clip: float | None = knob(None, above=0, panel=STEPS, help="Largest norm or value of the gradient.")
-    clip_by: Literal["norm", "value"] | None = knob(None, panel=STEPS, help="Clip the norm of the gradient, or each value.")
-    max_seconds: float = knob(0.0, least=0, panel=STEPS, help="End after so many seconds; 0 for no bound.")
+    clip: float | None = knob(
+        None, above=0, panel=STEPS, help="Largest norm or value of the gradient."
+    )
+    clip_by: Literal["norm", "value"] | None = knob(
+        None, panel=STEPS, help="Clip the norm of the gradient, or each value."
+    )
+    max_seconds: float = knob(
+        0.0, least=0, panel=STEPS, help="End after so many seconds; 0 for no bound."
+    )
     max_tokens: int | None = knob(None, least=2, panel=STEPS, help="The most tokens of a sample.")
     skip_bad_rows: bool = knob(False, panel=DATA, help="Leave out rows that cannot be read.")
-    held_out: float = knob(0.02, least=0, below=1, panel=SAVING, help="Share of samples held out to measure, at most 64.")
+    held_out: float = knob(
+        0.02,
+        least=0,
+        below=1,
+        panel=SAVING,
+        help="Share of samples held out to measure, at most 64.",
+    )
     evaluate_every: int = knob(250, least=1, panel=SAVING, help="Steps between two measurements.")
     save_every: int = knob(250, least=1, panel=SAVING, help="Steps between saves of the state.")
-    keep_every: int = knob(0, least=0, panel=SAVING, help="Steps between checkpoints kept in OUT/step-N.")
-    policy: str = knob("ddtree:nodes=16", metavar="SPEC", panel=SAVING, help="Policy of the trees measured.")
+    keep_every: int = knob(
+        0, least=0, panel=SAVING, help="Steps between checkpoints kept in OUT/step-N."
+    )
+    policy: str = knob(
+        "ddtree:nodes=16", metavar="SPEC", panel=SAVING, help="Policy of the trees measured."
+    )
     bf16: bool = knob(False, panel=STEPS, help="Compute in bfloat16.")
-    cache_features: bool = knob(False, panel=SAVING, help="Compute the model's hidden states once; store them.")
+    cache_features: bool = knob(
+        False, panel=SAVING, help="Compute the model's hidden states once; store them."
+    )
     features: str = knob("", panel=SAVING, help="Folder of hidden states, instead of OUT/features.")
     track: str = knob("", panel=SAVING, help="Experiment tracker: tensorboard, wandb, …")
     costs: CostsFile = None
@@ -101,15 +177,22 @@ class TrainOptions:
 def train(ctx: typer.Context, asked: TrainOptions) -> None:
     """Train a drafter for a target; the same command goes on where it was interrupted.
 
-    Defaults are those of the method's paper or official code; `draftree list` shows them. `accelerate launch -m
-    draftree train …` trains on several GPUs. `draftree train static --drafter …` and `train c2t` fit a policy to a drafter.
+    Defaults are those of the method's paper or official code; `draftree list` shows them.
+    `accelerate launch -m draftree train …` trains on several GPUs. `draftree train static --drafter
+    …` and `train c2t` fit a policy to a drafter.
     """
     if "LOCAL_RANK" in os.environ:
-        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # torch reads it once; DDP remarks on what is meant to be so
+        os.environ.setdefault(
+            "TORCH_CPP_LOG_LEVEL", "ERROR"
+        )  # torch reads it once; DDP remarks on what is meant to be so
     with one_voice():
         kind = asked.name.partition(":")[0]
         sort = job(kind)
-        said = {option: value for option, value in ctx.params.items() if given(ctx, option) and option not in COMMON | PLACE}
+        said = {
+            option: value
+            for option, value in ctx.params.items()
+            if given(ctx, option) and option not in COMMON | PLACE
+        }
         check(kind, sort, said, asked.data)
         from draftree.cli import inputs, terminal
 
@@ -118,9 +201,15 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
         out = asked.out or Path(default_name(kind, asked.target) + ending)
         make_way(out, asked.force, folder=sort.resumes)
         inputs.quiet()
-        again = f"the same command goes on from what is kept in '{out}'" if sort.resumes else NOTHING_KEPT
+        again = (
+            f"the same command goes on from what is kept in '{out}'"
+            if sort.resumes
+            else NOTHING_KEPT
+        )
         with interruptible(again), terminal.progress(f"train {asked.name}", None) as tell:
-            plain = {"exactness": asked.loading.get("exactness") or "ties"}  # what is learnt from may have other last bits
+            plain = {
+                "exactness": asked.loading.get("exactness") or "ties"
+            }  # what is learnt from may have other last bits
             end = chosen.fit(asked.target, asked.data, out, tell, **{**asked.loading, **plain})
     if speaks() and asked.as_json:
         emit({**end.figures, "out": str(out)})
@@ -138,12 +227,16 @@ def make_way(out: Path, force: bool, folder: bool) -> None:
     Raises:
         UserError: the output cannot be written, or must not be overwritten.
     """
-    finished = not folder or ((out / "config.json").is_file() and not any((out / n).exists() for n in UNFINISHED))
+    finished = not folder or (
+        (out / "config.json").is_file() and not any((out / n).exists() for n in UNFINISHED)
+    )
     if not force and not finished:
         writable(out, folder=folder)
     elif check_output(out, force, folder=folder):
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise UserError(f"'{out}' exists, and several processes do not overwrite it: remove it first")
+            raise UserError(
+                f"'{out}' exists, and several processes do not overwrite it: remove it first"
+            )
         remove(out)
 
 
@@ -169,11 +262,15 @@ def job(name: str) -> "type[Job]":
     if name not in drafters:
         if name in names("drafter"):
             part("drafter", name)  # a plug-in that cannot be used says why
-        raise UnknownName("drafter or policy that can be trained", name, [*drafters, *tunings.names()])
+        raise UnknownName(
+            "drafter or policy that can be trained", name, [*drafters, *tunings.names()]
+        )
     try:
         from draftree.training.run import Training
     except ModuleNotFoundError as error:
-        raise UserError(f"training needs the package '{error.name}': pip install 'draftree[train]'") from error
+        raise UserError(
+            f"training needs the package '{error.name}': pip install 'draftree[train]'"
+        ) from error
     return Training
 
 
@@ -191,11 +288,19 @@ def check(name: str, sort: "type[Job]", asked: Mapping[str, Any], data: Sequence
     """
     if strange := [flag(option) for option in asked if option not in sort.options]:
         allowed = ", ".join(sorted(map(flag, (COMMON | sort.options) - {"name", "as_json"})))
-        raise UserError(f"train {name} was given {', '.join(strange)}, allowed are {allowed}, and how the target is loaded")
+        raise UserError(
+            f"train {name} was given {', '.join(strange)}, allowed are {allowed}, and how the target is loaded"
+        )
     if "drafter" in sort.options and not asked.get("drafter"):
-        raise UserError(f"train {name} needs --drafter: the drafter that the policy grows its trees with")
+        raise UserError(
+            f"train {name} needs --drafter: the drafter that the policy grows its trees with"
+        )
     if not data and asked.get("synthesize") is None:
-        instead = ", or --synthesize N: the target makes up the questions" if "synthesize" in sort.options else ""
+        instead = (
+            ", or --synthesize N: the target makes up the questions"
+            if "synthesize" in sort.options
+            else ""
+        )
         raise UserError(f"train {name} needs --data: files or folders to learn from{instead}")
 
 

@@ -21,20 +21,30 @@ class TuneOptions:
     policy: str = knob("pct", help="The policy; options given in it (name:key=value) stay fixed.")
     drafter: str | None = knob(None, help="The drafter; by default the one of generate.")
     target: TargetName = "demo"
-    suite: str = knob("demo", help="Prompts: a shipped suite, a file, or FORMAT:FILE of a benchmark (draftree list).")
+    suite: str = knob(
+        "demo",
+        help="Prompts: a shipped suite, a file, or FORMAT:FILE of a benchmark (draftree list).",
+    )
     knobs: list[str] = knob(
-        (), flag="--knob", help="Search only this option of the policy; may be repeated. By default all with a range."
+        (),
+        flag="--knob",
+        help="Search only this option of the policy; may be repeated. By default all with a range.",
     )
     trials: int = knob(40, min=1, help="Number of settings to try.")
     limit: int | None = knob(None, min=4, help="Only the first N prompts.")
     max_new_tokens: int = knob(128, min=2, help="The most tokens to write for each prompt.")
     temperature: float = knob(0.0, least=0, help="0 for greedy decoding.")
     recording: Path | None = knob(
-        None, help="Folder in which recorded texts are kept for later searches; by default they are removed."
+        None,
+        help="Folder in which recorded texts are kept for later searches; by default they are removed.",
     )
-    storage: Path | None = knob(None, help="File of optuna with the settings tried, to continue an interrupted search.")
+    storage: Path | None = knob(
+        None, help="File of optuna with the settings tried, to continue an interrupted search."
+    )
     costs: CostsFile = None
-    machine: str | None = knob(None, help="Simulate another machine by its saved costs (draftree list).")
+    machine: str | None = knob(
+        None, help="Simulate another machine by its saved costs (draftree list)."
+    )
     seed: Seed = 0
     loading: LoadingOptions = knob(None)
     as_json: AsJson = False
@@ -65,19 +75,31 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
         writable(asked.storage)
     inputs.quiet()
     with terminal.busy("loading"):
-        engines = assemble(lambda: Target.load(asked.target, **asked.loading), [(drafter, asked.policy)], fixed)
+        engines = assemble(
+            lambda: Target.load(asked.target, **asked.loading), [(drafter, asked.policy)], fixed
+        )
     with terminal.busy("measuring what a step costs") as tell:
-        engines = inputs.elsewhere(engines, machines, tell)[0] if machines else priced(engines, tell)
+        engines = (
+            inputs.elsewhere(engines, machines, tell)[0] if machines else priced(engines, tell)
+        )
     engine = engines[drafter, asked.policy]
     check_replayable(drafter, engine.drafter)
     requests, _ = chosen(suite.prompts, engine, asked.max_new_tokens, asked.limit)
     kept = asked.recording or Path(ctx.with_resource(TemporaryDirectory(prefix="draftree-")))
     recordings = Recordings.open(kept, engine.target, [engine.drafter.needs])
-    work = Bench([Cell(None, None, asked.temperature)], engines, requests, asked.seed, recordings=recordings)
+    work = Bench(
+        [Cell(None, None, asked.temperature)], engines, requests, asked.seed, recordings=recordings
+    )
     record(work)
-    remark(f"{asked.trials} settings are replayed along half of the texts; the first one shows how long that takes")
+    remark(
+        f"{asked.trials} settings are replayed along half of the texts; the first one shows how long that takes"
+    )
     search = Search(engine, drafter, asked.policy, recordings, asked.temperature, asked.seed)
-    again = f"the same command goes on from '{asked.storage}'" if asked.storage else "name --storage to go on from there"
+    again = (
+        f"the same command goes on from '{asked.storage}'"
+        if asked.storage
+        else "name --storage to go on from there"
+    )
     with terminal.progress("tune", asked.trials) as advance, interruptible(again):
         found = search.run(requests, asked.trials, asked.storage, asked.knobs, advance)
     if asked.as_json:
@@ -89,5 +111,7 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
          "counted speed-up": f"{r['counted_speedup']:.3f}"}
         for half, several in (("searched", found.searched), ("judged", found.judged)) for policy, r in several.items()
     ]  # fmt: skip
-    terminal.output().print(terminal.table(f"{where}{drafter}, {found.trials} settings, {len(requests)} prompts", rows))
+    terminal.output().print(
+        terminal.table(f"{where}{drafter}, {found.trials} settings, {len(requests)} prompts", rows)
+    )
     terminal.line(found.told())

@@ -33,7 +33,9 @@ def options_of(command: Any) -> Options:
     ctx = typer.Context(command, **command.context_settings)
     params = [p for p in command.get_params(ctx) if isinstance(p, TyperOption)]
     own = {flag: p for p in params for flag in (*p.opts, *p.secondary_opts)}
-    return own, {str(p.name): next((f for f in p.opts if f.startswith("--")), p.opts[0]) for p in params}
+    return own, {
+        str(p.name): next((f for f in p.opts if f.startswith("--")), p.opts[0]) for p in params
+    }
 
 
 def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
@@ -48,7 +50,8 @@ def commands(group: Any, before: str = "") -> Iterator[tuple[str, Any]]:
 def unknown_option(ctx: Any, name: str, word: str, value: str | None = None) -> UserError:
     """Return the error about an option that a command does not have.
 
-    It says what to write instead of another tool's option, or which commands have it, or which is the nearest in spelling.
+    It says what to write instead of another tool's option, or which commands have it, or which is
+    the nearest in spelling.
 
     Args:
         ctx: the context of the command.
@@ -57,7 +60,9 @@ def unknown_option(ctx: Any, name: str, word: str, value: str | None = None) -> 
         value: what was typed after it, where that may be its value.
     """
     own, flags = ctx.command.options
-    others: dict[str, Options] = {told: command.options for told, command in commands(ctx.find_root().command)}
+    others: dict[str, Options] = {
+        told: command.options for told, command in commands(ctx.find_root().command)
+    }
     python = instead(OPTION, word) or instead(LOADING, word)
     if (told := instead(FLAG, word)) is None and word in FLAG_WORDS:
         told = FLAG_WORDS[word].replace("{}", value or "VALUE")
@@ -66,13 +71,19 @@ def unknown_option(ctx: Any, name: str, word: str, value: str | None = None) -> 
     elif (told := _elsewhere(name, word, others)) is None and python is not None:
         told = for_command_line(python)
         if not told.startswith("in Python"):
-            merged = {k: v for _, more in reversed(others.values()) for k, v in more.items()} | flags
+            merged = {
+                k: v for _, more in reversed(others.values()) for k, v in more.items()
+            } | flags
             told = placed(as_options(told, merged), own, others)
     if told is not None:
         return UserError(f"unknown option '{name}': {told}")
     typed = {flag.lstrip("-"): flag for flag in own}  # dashes would make all names alike
-    near = typed.get(nearest(FLAG, name.lstrip("-"), typed) or "") or flags.get(nearest(OPTION, word, flags) or "")
-    return UserError(f"unknown option '{name}'{f', did you mean {near}?' if near else ''}; --help lists them")
+    near = typed.get(nearest(FLAG, name.lstrip("-"), typed) or "") or flags.get(
+        nearest(OPTION, word, flags) or ""
+    )
+    return UserError(
+        f"unknown option '{name}'{f', did you mean {near}?' if near else ''}; --help lists them"
+    )
 
 
 def named_options(hint: str) -> set[str]:
@@ -95,7 +106,9 @@ def _elsewhere(name: str, word: str, others: Mapping[str, Options]) -> str | Non
     """
     having: dict[str, list[str]] = {}
     for told, (own, flags) in others.items():
-        ours = next((found for kind in KINDS if (found := accepted(kind, word, flags)) in flags), None)
+        ours = next(
+            (found for kind in KINDS if (found := accepted(kind, word, flags)) in flags), None
+        )
         if name in own or ours is not None:
             having.setdefault(name if name in own else flags[ours or ""], []).append(told)
     if not having:
@@ -105,13 +118,19 @@ def _elsewhere(name: str, word: str, others: Mapping[str, Options]) -> str | Non
     if more > 0:
         listed = f"{', '.join(first)} and {more} others have"
     else:
-        listed = " and ".join(filter(None, [", ".join(first[:-1]), first[-1]])) + (" has" if len(first) == 1 else " have")
+        listed = " and ".join(filter(None, [", ".join(first[:-1]), first[-1]])) + (
+            " has" if len(first) == 1 else " have"
+        )
     return f"draftree {listed} it" + ("" if flag == name else f", as {flag}")
 
 
 def for_command_line(hint: str) -> str:
     """Return a hint that is written for Python's arguments without the calls that the command line makes itself."""
-    hint = re.sub(r"draftree\.load\(…, ([^()]*)\)|engine\.chat\(text, ([^()]*)\)", lambda m: m[1] or m[2], hint)
+    hint = re.sub(
+        r"draftree\.load\(…, ([^()]*)\)|engine\.chat\(text, ([^()]*)\)",
+        lambda m: m[1] or m[2],
+        hint,
+    )
     return f"in Python: {hint}" if re.search(r"engine\.|load\(|completion\.", hint) else hint
 
 
@@ -132,5 +151,7 @@ def as_options(text: str, flags: Mapping[str, str]) -> str:
     text = re.sub(rf"{outside}=({VALUE})", assigned, text)
     listed = rf"{outside}((?:(?:, | and ){outside})+)(?= (?:is|are) given|$)"
     text = re.sub(listed, lambda m: re.sub(rf"\b({names})\b", lambda n: flags[n[1]], m[0]), text)
-    text = re.sub(rf"{outside}\b(?![\w'./=-])", lambda m: flags[m[1]] if "_" in m[1] else m[1], text)
+    text = re.sub(
+        rf"{outside}\b(?![\w'./=-])", lambda m: flags[m[1]] if "_" in m[1] else m[1], text
+    )
     return re.sub(rf"(?:^|(?<=; ))({names})(?= is )", lambda m: flags[m[1]], text)

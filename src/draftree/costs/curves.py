@@ -1,8 +1,8 @@
 """The seconds of a draft step and of a target pass on a machine, by number of tokens; `online` learns them.
 
-A cost depends on the device, the dtype, both models, how many tokens are fed, how many rows there are and how long they
-are; on a GPU a pass over 16 tokens costs what one token costs, on a CPU it may cost three times as much. Policies read
-the curves of the step at hand through `Costs`.
+A cost depends on the device, the dtype, both models, how many tokens are fed, how many rows there
+are and how long they are; on a GPU a pass over 16 tokens costs what one token costs, on a CPU it
+may cost three times as much. Policies read the curves of the step at hand through `Costs`.
 
 Shapes: W measured widths.
 """
@@ -65,9 +65,13 @@ class Costs(Part):
     @override
     def __post_init__(self) -> None:
         for name, curve in (("draft", self.draft), ("target", self.target)):
-            fine = isinstance(curve, Mapping) and all(whole(w, 1, WIDEST) and real(s) and s > 0 for w, s in curve.items())
+            fine = isinstance(curve, Mapping) and all(
+                whole(w, 1, WIDEST) and real(s) and s > 0 for w, s in curve.items()
+            )
             if not fine or not curve:
-                raise UserError(f"costs: '{name}' is {shown(curve)}, allowed are widths from 1 on with seconds above 0")
+                raise UserError(
+                    f"costs: '{name}' is {shown(curve)}, allowed are widths from 1 on with seconds above 0"
+                )
         super().__post_init__()
 
     @cached_property
@@ -103,12 +107,18 @@ class Costs(Part):
     def drafting(self, work: Work) -> float:
         """Return the drafter's part of a step's seconds."""
         drafted = self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()
-        return float(drafted) + work.finds * self.find + self.commit + (self.catch_up if work.frontiers else 0.0)
+        return (
+            float(drafted)
+            + work.finds * self.find
+            + self.commit
+            + (self.catch_up if work.frontiers else 0.0)
+        )
 
     def beside(self, tokens: float) -> "Costs":
         """Return the costs of a step whose pass also reads so many prompt tokens of each row, which prompts are charged for.
 
-        A pass over the roots costs what it does without, and each node what it adds to the wider pass.
+        A pass over the roots costs what it does without, and each node what it adds to the wider
+        pass.
         """
         widths, least = np.array(sorted(self.target), np.float64), min(self.target.values())
         more = self.targets(widths + tokens) - self.target_seconds(1 + tokens)
@@ -198,7 +208,13 @@ class CostTable:
         before = entries[max(after - 1, 0)]
         span = entries[after].context - before.context
         share = min(max((context - before.context) / span, 0.0), 1.0) if span else 1.0
-        return entries[after] if share == 1 else before if share == 0 else _mixed(before, entries[after], share)
+        return (
+            entries[after]
+            if share == 1
+            else before
+            if share == 0
+            else _mixed(before, entries[after], share)
+        )
 
     @cached_property
     def _found(self) -> dict[tuple[int, int], Costs]:
@@ -224,17 +240,23 @@ class CostTable:
     def load(cls, path: str | Path) -> Self:
         """Read what `save` wrote, or a file by hand.
 
-        The least is `{"entries": [{"draft": {"1": 0.001}, "target": {"1": 0.03}}]}`: one row, any context, a commit
-        that costs nothing.
+        The least is `{"entries": [{"draft": {"1": 0.001}, "target": {"1": 0.03}}]}`: one row, any
+        context, a commit that costs nothing.
 
         Raises:
             UserError: the file is not one of these.
         """
         path, what = Path(path), "a file of costs as `draftree costs --out` writes it"
         file = Entries(read_object(path, what), path)
-        entries = [Entries(e, f"entry {i}") for i, e in enumerate(file.get("entries", list[dict[str, Any]]))]
+        entries = [
+            Entries(e, f"entry {i}")
+            for i, e in enumerate(file.get("entries", list[dict[str, Any]]))
+        ]
         try:
-            return cls(tuple(_read(entry) for entry in entries), {k: str(v) for k, v in file.get("about", dict, {}).items()})
+            return cls(
+                tuple(_read(entry) for entry in entries),
+                {k: str(v) for k, v in file.get("about", dict, {}).items()},
+            )
         except UserError as error:
             raise UserError(f"'{path}' is not {what}: {error}") from error
 
@@ -275,9 +297,22 @@ def bracket(rows: int) -> int:
 
 
 def _read(entry: Entries) -> Costs:
-    draft, target = ({_width(w): s for w, s in entry.get(k, dict[str, float]).items()} for k in ("draft", "target"))
-    commit, find, catch_up = (entry.get(name, float, 0.0) for name in ("commit", "find", "catch_up"))
-    return Costs(draft, target, commit, entry.get("context", int, 0), entry.get("rows", int, 1), find, catch_up)
+    draft, target = (
+        {_width(w): s for w, s in entry.get(k, dict[str, float]).items()}
+        for k in ("draft", "target")
+    )
+    commit, find, catch_up = (
+        entry.get(name, float, 0.0) for name in ("commit", "find", "catch_up")
+    )
+    return Costs(
+        draft,
+        target,
+        commit,
+        entry.get("context", int, 0),
+        entry.get("rows", int, 1),
+        find,
+        catch_up,
+    )
 
 
 def _width(text: str) -> int:
@@ -329,5 +364,7 @@ def least(a: Costs, b: Costs) -> Costs:
 
 def gains_of_chains(lengths: Sequence[float], costs: Costs) -> list[float]:
     """Return the speed-ups of greedy chains of 1, 2, … tokens, from their τ and step costs."""
-    steps = [costs.step(Work((1,) * n, 1 + n, 1, costs.context)) for n in range(1, len(lengths) + 1)]
+    steps = [
+        costs.step(Work((1,) * n, 1 + n, 1, costs.context)) for n in range(1, len(lengths) + 1)
+    ]
     return [tau * costs.token / step for tau, step in zip(lengths, steps, strict=True)]

@@ -1,15 +1,17 @@
 """A cost model that starts from an estimate and is corrected by timings: s(tokens, context, sequences).
 
-The estimate is a roofline: a pass reads its weights and the KV cache at the memory's bandwidth, or multiplies at the
-processor's rate, whichever takes longer, and every operation has an overhead. What the estimate gets wrong is learnt as a
-correction of the logarithm of the seconds, a linear function of the place of a pass:
+The estimate is a roofline: a pass reads its weights and the KV cache at the memory's bandwidth, or
+multiplies at the processor's rate, whichever takes longer, and every operation has an overhead.
+What the estimate gets wrong is learnt as a correction of the logarithm of the seconds, a linear
+function of the place of a pass:
 
     log s(place) = log estimate(place) + h(place) · θ
 
-h holds linear interpolation weights on a grid of token counts, of context lengths and of numbers of sequences, and an
-indicator for the first draft step of a tree. θ has a Gaussian prior under which neighbouring grid points are correlated, so
-that a timing corrects its neighbours too (a Kalman filter: West & Harrison, Bayesian Forecasting and Dynamic Models,
-section 4.3). The level of θ drifts, so that a change of load is followed.
+h holds linear interpolation weights on a grid of token counts, of context lengths and of numbers of
+sequences, and an indicator for the first draft step of a tree. θ has a Gaussian prior under which
+neighbouring grid points are correlated, so that a timing corrects its neighbours too (a Kalman
+filter: West & Harrison, Bayesian Forecasting and Dynamic Models, section 4.3). The level of θ
+drifts, so that a change of load is followed.
 
 Shapes: G entries of θ, P places, W widths.
 """
@@ -25,32 +27,69 @@ import numpy as np
 from draftree.costs.curves import WIDEST
 from draftree.tree import Floats
 
-TOKENS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40, 48, 64, 65, 96, 128, 129, 192, 256, 512, 1024)
-"""Grid points for the number of tokens of all sequences; kernels often step after 8, 16, 32, 64 and 128."""
+TOKENS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    12,
+    14,
+    16,
+    17,
+    20,
+    24,
+    28,
+    32,
+    33,
+    40,
+    48,
+    64,
+    65,
+    96,
+    128,
+    129,
+    192,
+    256,
+    512,
+    1024,
+)
+"""Grid points for the number of tokens of all sequences; kernels often step after 8, 16, 32, 64 and
+128."""
 CONTEXTS = (64, 256, 1024, 4096, 16384, 65536)
 """Grid points for the context length of a sequence."""
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 """Grid points for the number of sequences."""
 LEVEL, SLOPE, STEPS = 1.4, 0.25, 0.15
-"""Prior standard deviations of θ: of its level, of its slope per doubling of the tokens, and of local steps. A level or a slope
-between 1 and 16 tokens that is wrong by a factor of 4 lies within 1.4 of them."""
+"""Prior standard deviations of θ: of its level, of its slope per doubling of the tokens, and of
+local steps. A level or a slope between 1 and 16 tokens that is wrong by a factor of 4 lies within
+1.4 of them."""
 REACH = 0.25
 """Doublings of the tokens over which local steps are correlated."""
 OTHER = 0.3
-"""Prior standard deviation per doubling of the context or of the sequences, and of the first draft step."""
+"""Prior standard deviation per doubling of the context or of the sequences, and of the first draft
+step."""
 NOISE, MEASURED_NOISE = 0.1, 0.03
-"""Standard deviation of the logarithm of one timing of a running step, and of a figure that was measured explicitly."""
+"""Standard deviation of the logarithm of one timing of a running step, and of a figure that was
+measured explicitly."""
 DRIFT, FORGET = 0.02, 1e-5
-"""Standard deviation by which the level drifts per timing, and the share of the prior that comes back with each."""
+"""Standard deviation by which the level drifts per timing, and the share of the prior that comes
+back with each."""
 OUTLIER = 3.0
 """A timing further away than so many standard deviations is an outlier."""
 CONFIRMED = 3
 """Outliers in a row, in the same direction, that count as a change and not as outliers."""
 FASTEST, LARGEST, ROUNDING = 1e30, 100.0, 1e-6
-"""Of a file: bounds of what a machine does in a second, and of an entry of θ and its covariance; what rounding takes from the
-least eigenvalue of that."""
+"""Of a file: bounds of what a machine does in a second, and of an entry of θ and its covariance;
+what rounding takes from the least eigenvalue of that."""
 RELOADED = 0.1
-"""Standard deviation added to the level when a model is read from disk: another process may run under another load."""
+"""Standard deviation added to the level when a model is read from disk: another process may run
+under another load."""
 
 
 class Place(NamedTuple):
@@ -106,7 +145,8 @@ class Size:
     Attributes:
         weights: multiplications with an addition, per token, outside attention.
         bytes: of weights that every pass reads.
-        expert_bytes: of the weights of all experts, of which a pass reads those its tokens are routed to.
+        expert_bytes: of the weights of all experts, of which a pass reads those its tokens are
+            routed to.
         experts: how many experts a layer has.
         routed: experts per token.
         kv_bytes: of the KV cache, per token of context.
@@ -127,19 +167,34 @@ class Size:
 
     def __add__(self, other: "Size") -> "Size":
         """Return the size of both passes, one after the other; experts are those of the first."""
-        summed = ("weights", "bytes", "expert_bytes", "kv_bytes", "attention", "operations", "seconds")
-        return replace(self, **{name: getattr(self, name) + getattr(other, name) for name in summed})
+        summed = (
+            "weights",
+            "bytes",
+            "expert_bytes",
+            "kv_bytes",
+            "attention",
+            "operations",
+            "seconds",
+        )
+        return replace(
+            self, **{name: getattr(self, name) + getattr(other, name) for name in summed}
+        )
 
     def estimate(self, speed: Speed, place: Place) -> float:
         """Return the seconds of a pass by the roofline."""
-        return float(self.estimates(speed, np.array([place.tokens]), place.context, place.sequences)[0])
+        return float(
+            self.estimates(speed, np.array([place.tokens]), place.context, place.sequences)[0]
+        )
 
     def estimates(self, speed: Speed, tokens: Floats, context: int, sequences: int) -> Floats:
         """Return the seconds [W] of passes over several numbers of tokens [W]."""
         touched = 1 - (1 - self.routed / self.experts) ** tokens
         read = (self.bytes + touched * self.expert_bytes) / speed.bandwidth
         cache = self.kv_bytes * context * sequences / speed.bandwidth
-        multiplied, attended = tokens * (self.weights / speed.rate), tokens * (self.attention * context / speed.rate)
+        multiplied, attended = (
+            tokens * (self.weights / speed.rate),
+            tokens * (self.attention * context / speed.rate),
+        )
         constant = self.seconds + self.operations * speed.overhead
         return np.asarray(constant + np.maximum(read, multiplied) + np.maximum(cache, attended))
 
@@ -168,8 +223,8 @@ class Correction:
     def learn(self, place: Place, log_ratio: float, measured: bool = False) -> "Correction":
         """Return the correction after one timing.
 
-        An outlier changes nothing until a third one in a row points in the same direction. Then the level is taken to have
-        changed.
+        An outlier changes nothing until a third one in a row points in the same direction. Then the
+        level is taken to have changed.
 
         Args:
             place: of the pass that was timed.
@@ -196,9 +251,14 @@ class Correction:
 
     def fuse(self, other: "Correction") -> "Correction":
         """Return what both know together; `other` may have been learnt by another process."""
-        both = self.covariance + other.covariance + 1e-9 * np.eye(len(self.mean))  # some entries of θ are 0 for certain
+        both = (
+            self.covariance + other.covariance + 1e-9 * np.eye(len(self.mean))
+        )  # some entries of θ are 0 for certain
         gain = np.linalg.solve(both, self.covariance).T
-        mean, covariance = self.mean + gain @ (other.mean - self.mean), self.covariance - gain @ self.covariance
+        mean, covariance = (
+            self.mean + gain @ (other.mean - self.mean),
+            self.covariance - gain @ self.covariance,
+        )
         return Correction(mean, (covariance + covariance.T) / 2, max(self.timings, other.timings))
 
     def at(self, places: tuple[Place, ...]) -> Floats:
@@ -226,14 +286,24 @@ class Correction:
         Raises:
             ValueError: it is something else, or of another grid.
         """
-        mean, lower = np.array(stored["mean"], np.float64), np.array(stored["covariance"], np.float64)
+        mean, lower = (
+            np.array(stored["mean"], np.float64),
+            np.array(stored["covariance"], np.float64),
+        )
         count = len(_PRIOR)
-        if mean.shape != (count,) or lower.shape != (count * (count + 1) // 2,) or not np.isfinite([*mean, *lower]).all():
+        if (
+            mean.shape != (count,)
+            or lower.shape != (count * (count + 1) // 2,)
+            or not np.isfinite([*mean, *lower]).all()
+        ):
             raise ValueError("the correction is of another grid")
         covariance = np.zeros((count, count))
         covariance[np.tril_indices(count)] = lower
         covariance = covariance + np.tril(covariance, -1).T
-        if max(np.abs(mean).max(), np.abs(lower).max()) > LARGEST or np.linalg.eigvalsh(covariance)[0] < -ROUNDING:
+        if (
+            max(np.abs(mean).max(), np.abs(lower).max()) > LARGEST
+            or np.linalg.eigvalsh(covariance)[0] < -ROUNDING
+        ):
             raise ValueError("the correction is none that timings can teach")
         return cls(mean, covariance + RELOADED**2 * _LEVEL, int(stored["timings"]))
 
@@ -262,7 +332,12 @@ class CostModel:
         return float(self.curve((place.tokens,), place.context, place.sequences, place.first)[0])
 
     def curve(
-        self, tokens: Sequence[float], context: int, sequences: int, first: bool = False, optimism: float = 0.0
+        self,
+        tokens: Sequence[float],
+        context: int,
+        sequences: int,
+        first: bool = False,
+        optimism: float = 0.0,
     ) -> Floats:
         """Return the expected seconds [W] of passes over several numbers of tokens.
 
@@ -277,14 +352,20 @@ class CostModel:
         correction = self.correction.at(places)
         if optimism:
             correction = correction - optimism * self.correction.deviation(places)
-        return self.size.estimates(self.speed, np.array(tokens), context, sequences) * np.exp(correction)
+        return self.size.estimates(self.speed, np.array(tokens), context, sequences) * np.exp(
+            correction
+        )
 
 
 @lru_cache(maxsize=4096)
 def _features(place: Place) -> tuple[Any, Floats]:
     """Return the entries of θ that a place depends on, and their weights."""
     at, weights, offset = list[int](), list[float](), 0
-    for grid, value in ((TOKENS, place.tokens), (CONTEXTS, place.context), (SEQUENCES, place.sequences)):
+    for grid, value in (
+        (TOKENS, place.tokens),
+        (CONTEXTS, place.context),
+        (SEQUENCES, place.sequences),
+    ):
         x = min(max(float(value), grid[0]), grid[-1])
         i = min(int(np.searchsorted(grid, x, side="right")) - 1, len(grid) - 2)
         share = math.log(x / grid[i]) / math.log(grid[i + 1] / grid[i])
@@ -312,13 +393,16 @@ def _matrix(places: tuple[Place, ...]) -> Floats:
 def _prior() -> Floats:
     """Return the covariance [G, G] of θ before anything was timed.
 
-    Over tokens it is a level, a slope, a random walk in log2 of the tokens, and local steps. Over contexts and sequences it is
-    a random walk that begins at 256 tokens and at one sequence, where the correction is 0 because the level has it.
+    Over tokens it is a level, a slope, a random walk in log2 of the tokens, and local steps. Over
+    contexts and sequences it is a random walk that begins at 256 tokens and at one sequence, where
+    the correction is 0 because the level has it.
     """
     tokens = np.log2(TOKENS)
     apart = np.abs(tokens[:, None] - tokens)
     walk = np.minimum(tokens[:, None], tokens)
-    over_tokens = LEVEL**2 + SLOPE**2 * (np.outer(tokens, tokens) + walk) + STEPS**2 * np.exp(-apart / REACH)
+    over_tokens = (
+        LEVEL**2 + SLOPE**2 * (np.outer(tokens, tokens) + walk) + STEPS**2 * np.exp(-apart / REACH)
+    )
     found = np.zeros((len(TOKENS) + len(CONTEXTS) + len(SEQUENCES) + 1,) * 2)
     found[: len(TOKENS), : len(TOKENS)] = over_tokens
     offset = len(TOKENS)

@@ -1,8 +1,8 @@
 """Costs that are learnt from the steps that run, shared by the engines of a process and kept on disk.
 
-Nobody waits for a measurement: the first steps use the estimate of `model`, and each step that runs corrects it. Corrections
-are written once a minute and when the process ends. Several processes may use one file: who writes fuses what it knows with
-what stands there.
+Nobody waits for a measurement: the first steps use the estimate of `model`, and each step that runs
+corrects it. Corrections are written once a minute and when the process ends. Several processes may
+use one file: who writes fuses what it knows with what stands there.
 """
 
 import atexit
@@ -23,27 +23,57 @@ from draftree.costs.timings import StepTimes
 from draftree.errors import UserError
 from draftree.tree import Floats
 
-WIDTHS = (1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 12, 14, 16, 17, 20, 24, 28, 32, 33, 40, 48, 64, 65, 96, 128)
+WIDTHS = (
+    1,
+    2,
+    3,
+    4,
+    5,
+    6,
+    7,
+    8,
+    9,
+    10,
+    12,
+    14,
+    16,
+    17,
+    20,
+    24,
+    28,
+    32,
+    33,
+    40,
+    48,
+    64,
+    65,
+    96,
+    128,
+)
 """Tokens of each sequence at which curves have a point."""
 SAMPLED = (128, 1024)
 """Contexts at which a table is written down for counting."""
 EVERY = 60.0
 """Seconds between two writes."""
 CONTEXT_STEP = 64
-"""Contexts are rounded to multiples of so many tokens, so that curves need not be computed for every step."""
+"""Contexts are rounded to multiples of so many tokens, so that curves need not be computed for
+every step."""
 SETTLED, SELDOM = 200, 4
 """Timings from which on one step in so many is learnt from, unless it was unexpected."""
 FRESH, REFRESHED = 32, 8
-"""Curves are computed anew after each of so many first timings of a model, and then after one timing in so many:
-it takes half a millisecond, and a timing moves them by little then."""
+"""Curves are computed anew after each of so many first timings of a model, and then after one
+timing in so many: it takes half a millisecond, and a timing moves them by little then."""
 UNEXPECTED = 0.2
-"""Difference of the logarithm of a step's seconds from the expected ones from which on it is always learnt from."""
+"""Difference of the logarithm of a step's seconds from the expected ones from which on it is always
+learnt from."""
 SHARE, CREDIT, MOST = 0.01, 2.0, 8.0
-"""Share of the time that exploring may lose, and passes over a token that it may lose at first and at most at a time."""
+"""Share of the time that exploring may lose, and passes over a token that it may lose at first and
+at most at a time."""
 EXPLORED = 4
 """One step in so many explores at most, so that the others tell the rate without exploring."""
 OPTIMISM, UNCERTAIN = 1.0, 0.25
-"""Standard deviations by which exploring steps take passes to be faster, and the deviation from which on exploring pays."""
+"""Standard deviations by which exploring steps take passes to be faster, and the deviation from
+which on exploring pays."""
 FORGOTTEN = 1 / 64
 """Share of a step in the running rate of tokens per second."""
 STALE = 32
@@ -62,13 +92,20 @@ class Learner:
     """
 
     def __init__(
-        self, path: Path | None, about: Mapping[str, str], sizes: Mapping[str, Size], speed: Callable[[], Speed]
+        self,
+        path: Path | None,
+        about: Mapping[str, str],
+        sizes: Mapping[str, Size],
+        speed: Callable[[], Speed],
     ) -> None:
         self.path, self.about = path, about
         self._stamp, stored = self._read()
         known, corrections = (speed(), {}) if stored is None else stored
         self.speed, prior = known, Correction.prior()
-        self.models = {name: CostModel(size, known, corrections.get(name, prior)) for name, size in sizes.items()}
+        self.models = {
+            name: CostModel(size, known, corrections.get(name, prior))
+            for name, size in sizes.items()
+        }
         self._warm, self._written, self.version = set[str](), time.monotonic(), 0
         if path is not None:
             atexit.register(self.save)
@@ -76,7 +113,8 @@ class Learner:
     def learn(self, name: str, place: Place, seconds: float, measured: bool = False) -> None:
         """Correct one model by one timing.
 
-        The first timing of a running step in a process is left out: it includes work that is done once.
+        The first timing of a running step in a process is left out: it includes work that is done
+        once.
         """
         if name not in self._warm and not measured:
             self._warm.add(name)
@@ -95,7 +133,8 @@ class Learner:
     def save(self) -> None:
         """Write the corrections, fused with what another process may have written meanwhile.
 
-        A home that cannot be written to is done without: costs are learnt again in the next process.
+        A home that cannot be written to is done without: costs are learnt again in the next
+        process.
         """
         self._written = time.monotonic()
         if self.path is None or not any(model.correction.timings for model in self.models.values()):
@@ -104,9 +143,16 @@ class Learner:
             corrections = {name: model.correction for name, model in self.models.items()}
             stamp, stored = self._read()
             if stamp != self._stamp and stored is not None and stored[0] == self.speed:
-                corrections = {n: c.fuse(stored[1][n]) if n in stored[1] else c for n, c in corrections.items()}
+                corrections = {
+                    n: c.fuse(stored[1][n]) if n in stored[1] else c for n, c in corrections.items()
+                }
             models = {name: correction.as_json() for name, correction in corrections.items()}
-            write_text(self.path, json.dumps({"about": dict(self.about), "speed": asdict(self.speed), "models": models}))
+            write_text(
+                self.path,
+                json.dumps(
+                    {"about": dict(self.about), "speed": asdict(self.speed), "models": models}
+                ),
+            )
             self._stamp = self.path.stat().st_mtime_ns
 
     def _read(self) -> tuple[int, tuple[Speed, dict[str, Correction]] | None]:
@@ -127,10 +173,11 @@ class Learner:
 class OnlineCosts:
     """The learnt costs of a target with a drafter.
 
-    Where the curves are uncertain, some steps explore: they take passes to be as fast as they may well be. Where no
-    draft step was timed for a while, they take draft steps to be no slower than their estimate, corrected as the
-    target's is: nothing is drafted where drafting was timed under another load, and so nothing would correct it. What
-    such steps lose against the running rate of tokens per second is bounded by a hundredth of the time.
+    Where the curves are uncertain, some steps explore: they take passes to be as fast as they may
+    well be. Where no draft step was timed for a while, they take draft steps to be no slower than
+    their estimate, corrected as the target's is: nothing is drafted where drafting was timed under
+    another load, and so nothing would correct it. What such steps lose against the running rate of
+    tokens per second is bounded by a hundredth of the time.
 
     Args:
         target: the learner with the model "target".
@@ -175,14 +222,20 @@ class OnlineCosts:
             self._account(step)
             model = self.target.models["target"]
             if model.correction.timings > SETTLED and self._steps % SELDOM:
-                expected = self._costs(context, step.sequences).target_seconds(step.tokens / step.sequences)
+                expected = self._costs(context, step.sequences).target_seconds(
+                    step.tokens / step.sequences
+                )
                 if abs(np.log(step.target / expected)) < UNEXPECTED:
                     return
             self.target.learn("target", Place(step.tokens, context, step.sequences), step.target)
         learn = self.drafter.learn
         for i, draft in enumerate(step.drafts):
             if i or not step.prompt_read:
-                learn("draft", Place(draft.tokens, context, step.sequences, first=i == 0), draft.seconds)
+                learn(
+                    "draft",
+                    Place(draft.tokens, context, step.sequences, first=i == 0),
+                    draft.seconds,
+                )
         if step.commit > 0:
             learn("commit", Place(1, context, step.sequences), step.commit)
         if step.finds and step.find > 0:
@@ -192,7 +245,11 @@ class OnlineCosts:
 
     def table(self) -> CostTable:
         """Return the expected costs at two contexts and of one sequence, to count by and to save."""
-        about = {**self.target.about, **self.drafter.about, "learnt": str(self.target.models["target"].correction.timings)}
+        about = {
+            **self.target.about,
+            **self.drafter.about,
+            "learnt": str(self.target.models["target"].correction.timings),
+        }
         return CostTable(tuple(self._costs(context, 1) for context in SAMPLED), about)
 
     @property
@@ -206,11 +263,16 @@ class OnlineCosts:
         """Learn from costs that were measured explicitly."""
         for entry in table.entries:
             rows, context = entry.rows, entry.context
-            for learner, name, curve in ((self.target, "target", entry.target), (self.drafter, "draft", entry.draft)):
+            for learner, name, curve in (
+                (self.target, "target", entry.target),
+                (self.drafter, "draft", entry.draft),
+            ):
                 for width, seconds in curve.items():
                     learner.learn(name, Place(width * rows, context, rows), seconds, measured=True)
             first = Place(rows, context, rows, first=True)
-            self.drafter.learn("draft", first, entry.draft_seconds(1) + entry.catch_up, measured=True)
+            self.drafter.learn(
+                "draft", first, entry.draft_seconds(1) + entry.catch_up, measured=True
+            )
             for name, seconds in (("commit", entry.commit), ("find", entry.find)):
                 if seconds > 0:
                     self.drafter.learn(name, Place(1, context, rows), seconds, measured=True)
@@ -235,7 +297,9 @@ class OnlineCosts:
         at = tuple(Place(n * rows, context, rows) for n in (2, 4, 8, 16, 32))
         return bool(self.target.models["target"].correction.deviation(at).max() > UNCERTAIN)
 
-    def _costs(self, context: int, rows: int, exploring: bool = False, stale: bool = False) -> Costs:
+    def _costs(
+        self, context: int, rows: int, exploring: bool = False, stale: bool = False
+    ) -> Costs:
         if self._version != (version := (self.target.version, self.drafter.version)):
             self._known, self._version = {}, version
         key = context, rows, exploring, stale
@@ -246,8 +310,9 @@ class OnlineCosts:
     def _draft_estimates(self, tokens: Sequence[float], context: int, rows: int) -> Floats:
         """Return the estimated seconds [W] of draft steps, corrected as the target's passes were.
 
-        Both estimates rest on the same probe of the machine. One that ran on a busy machine may be wrong by orders of
-        magnitude, and where draft steps seem that slow, none runs that would correct their estimate.
+        Both estimates rest on the same probe of the machine. One that ran on a busy machine may be
+        wrong by orders of magnitude, and where draft steps seem that slow, none runs that would
+        correct their estimate.
         """
         drafter, target = self.drafter.models["draft"], self.target.models["target"]
         estimates = drafter.size.estimates(drafter.speed, np.array(tokens), context, rows)
@@ -263,12 +328,18 @@ class OnlineCosts:
             for learner, name in ((self.target, "target"), (self.drafter, "draft"))
         ]
         drafter = self.drafter.models["draft"]
-        first = float(drafter.curve((float(rows),), context, rows, first=True, optimism=optimism)[0])
+        first = float(
+            drafter.curve((float(rows),), context, rows, first=True, optimism=optimism)[0]
+        )
         if stale or not drafter.correction.timings:
             estimates = self._draft_estimates(tokens, context, rows)
             if drafter.correction.timings:
                 estimates = np.minimum(curves[1], estimates)
             curves[1], first = estimates, min(first, float(estimates[0]))
-        target, draft = (dict(zip(WIDTHS, monotone(curve.tolist()), strict=True)) for curve in curves)
-        commit, find = (self.drafter.models[n].seconds(Place(1, context, rows)) for n in ("commit", "find"))
+        target, draft = (
+            dict(zip(WIDTHS, monotone(curve.tolist()), strict=True)) for curve in curves
+        )
+        commit, find = (
+            self.drafter.models[n].seconds(Place(1, context, rows)) for n in ("commit", "find")
+        )
         return Costs(draft, target, commit, context, rows, find, max(first - draft[1], 0.0))

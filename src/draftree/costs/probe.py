@@ -1,7 +1,7 @@
 """A probe of the machine: memory bandwidth, arithmetic rate and the overhead of an operation, for the first cost estimate.
 
-It takes some hundred milliseconds once per machine, in a thread of its own while weights are loaded. Figures are rough:
-timings of real steps correct whatever they get wrong.
+It takes some hundred milliseconds once per machine, in a thread of its own while weights are
+loaded. Figures are rough: timings of real steps correct whatever they get wrong.
 """
 
 import json
@@ -27,7 +27,8 @@ class Works:
 
     Attributes:
         read: bytes that are read to time the memory: more than caches hold.
-        sides: of the square matrices that are multiplied, smaller ones first, as a dtype may be emulated, and slow.
+        sides: of the square matrices that are multiplied, smaller ones first, as a dtype may be
+            emulated, and slow.
         assumed: stands for a device that cannot be probed.
     """
 
@@ -42,9 +43,11 @@ ACCELERATOR = Works(512 << 20, (256, 1024, 4096), Speed(bandwidth=500e9, rate=20
 ENOUGH = 0.004
 """Seconds of one product from which on no larger one is tried."""
 ROUNDS, LONGEST = 3, 0.04
-"""After a first time, in which libraries are set up, a work is timed so often, or for so many seconds; the fastest counts."""
+"""After a first time, in which libraries are set up, a work is timed so often, or for so many
+seconds; the fastest counts."""
 PLAUSIBLE = 1 / 50
-"""Share of the assumed speed from which on a probe is kept on disk: one that was slower ran beside other work."""
+"""Share of the assumed speed from which on a probe is kept on disk: one that was slower ran beside
+other work."""
 
 
 def works(device: torch.device) -> Works:
@@ -56,24 +59,31 @@ def machine_speed(device: torch.device, dtype: torch.dtype) -> Speed:
     """Return the speed of a machine in one dtype: from a running probe, from disk, or by probing it now."""
     try:
         return _probe(_full_name(device), dtype).result()
-    except (RuntimeError, TypeError):  # out of memory, an operation or a dtype that the device lacks
+    except (
+        RuntimeError,
+        TypeError,
+    ):  # out of memory, an operation or a dtype that the device lacks
         return works(device).assumed
 
 
 def start_probe(device: str | torch.device | None, dtype: torch.dtype | None) -> None:
     """Begin the probe in the background; `machine_speed` waits for its end.
 
-    A GPU's is waited for here: it takes memory that weights will fill, and nothing else may run while passes are recorded.
+    A GPU's is waited for here: it takes memory that weights will fill, and nothing else may run
+    while passes are recorded.
 
     Args:
-        device: to probe, by its name, a GPU where there is one by default; one that does not exist is told by whoever
-            loads something to it.
+        device: to probe, by its name, a GPU where there is one by default; one that does not exist
+            is told by whoever loads something to it.
         dtype: of the weights; by default those that weights usually have.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with suppress(Exception):
         name = _full_name(device)
-        running = [_probe(name, each) for each in ((torch.float32, torch.bfloat16) if dtype is None else (dtype,))]
+        running = [
+            _probe(name, each)
+            for each in ((torch.float32, torch.bfloat16) if dtype is None else (dtype,))
+        ]
         if torch.device(name).type != "cpu":
             wait(running)
 

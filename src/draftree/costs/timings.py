@@ -31,9 +31,12 @@ class StepTimes:
         commit: seconds of the drafter's commit.
         seconds: of the whole step.
         gained: tokens that were written.
-        prompt_read: whether the first draft step also read a prompt, so that its seconds say nothing.
-        recorded: whether passes were recorded in it, which is done once, so that no seconds say anything.
-        beside: tokens of prompts that the target's pass read, too, so that its seconds are not those of the nodes.
+        prompt_read: whether the first draft step also read a prompt, so that its seconds say
+            nothing.
+        recorded: whether passes were recorded in it, which is done once, so that no seconds say
+            anything.
+        beside: tokens of prompts that the target's pass read, too, so that its seconds are not
+            those of the nodes.
     """
 
     context: int

@@ -1,12 +1,13 @@
 """A corpus as documents of token ids: text, rows, chats, and folders of source code.
 
-A text or source file is one document; of a JSONL, JSON or parquet file each row is one, in the forms that `training.data`
-knows. A chat is one document, both sides of it, as the target's template renders it: that is what stands in the context
-when the target writes, so a match may begin in a question and go on into its answer, and what was asked for is often
-repeated. Without a template each message is a document, as in the datastores of REST and ADED.
+A text or source file is one document; of a JSONL, JSON or parquet file each row is one, in the
+forms that `training.data` knows. A chat is one document, both sides of it, as the target's template
+renders it: that is what stands in the context when the target writes, so a match may begin in a
+question and go on into its answer, and what was asked for is often repeated. Without a template
+each message is a document, as in the datastores of REST and ADED.
 
-Of a folder the files of known suffixes are read, at any depth. Hidden ones are left out, and what is not UTF-8 text is
-left out and counted.
+Of a folder the files of known suffixes are read, at any depth. Hidden ones are left out, and what
+is not UTF-8 text is left out and counted.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -32,7 +33,8 @@ SOURCES = frozenset({
 """Suffixes of source files; compared in lower case."""
 TEXTS = frozenset({".txt", ".md", ".rst", ".text"})
 IN_FOLDERS = SOURCES | TEXTS | {".jsonl", ".parquet"}
-"""Suffixes of files that are read in a folder; its .json files are settings more often than rows."""
+"""Suffixes of files that are read in a folder; its .json files are settings more often than rows.
+"""
 BATCH = 1_000_000
 """Characters that are tokenised together."""
 
@@ -62,9 +64,15 @@ def files(paths: Sequence[Path]) -> list[File]:
             raise UserError(
                 f"data '{path}' does not exist: a text, source, .jsonl, .json or .parquet file or a folder was expected"
             )
-        inside = [File(p, False) for p in seen(path) if p.suffix.lower() in IN_FOLDERS] if path.is_dir() else [File(path, True)]
+        inside = (
+            [File(p, False) for p in seen(path) if p.suffix.lower() in IN_FOLDERS]
+            if path.is_dir()
+            else [File(path, True)]
+        )
         if not inside:
-            raise UserError(f"folder '{path}' has no file to read: known are those that end in {', '.join(sorted(IN_FOLDERS))}")
+            raise UserError(
+                f"folder '{path}' has no file to read: known are those that end in {', '.join(sorted(IN_FOLDERS))}"
+            )
         found += inside
     return found
 
@@ -77,7 +85,8 @@ class Documents:
         files: of the corpus.
         tokenizer: the target's.
         tell: told how many bytes of the files are done.
-        skipped: counts rows that cannot be read, which are left out; without it the first one is an error.
+        skipped: counts rows that cannot be read, which are left out; without it the first one is an
+            error.
         documents: with at least one token.
         tokens: of all of them.
         text_bytes: of their text in UTF-8.
@@ -96,7 +105,9 @@ class Documents:
     def __iter__(self) -> Iterator[Ints]:
         """Token ids of one document after another."""
         for batch in batches(self._texts()):
-            found: Any = self.tokenizer(batch, add_special_tokens=False, return_attention_mask=False, verbose=False)
+            found: Any = self.tokenizer(
+                batch, add_special_tokens=False, return_attention_mask=False, verbose=False
+            )
             for ids in found["input_ids"]:
                 if ids:
                     self.documents += 1
@@ -126,7 +137,9 @@ class Documents:
         elif (text := decoded(file.path)) is not None:
             yield text
         elif file.named:
-            raise UserError(f"'{file.path}' is not UTF-8 text; allowed are text, source, .jsonl, .json and .parquet files")
+            raise UserError(
+                f"'{file.path}' is not UTF-8 text; allowed are text, source, .jsonl, .json and .parquet files"
+            )
         else:
             self.undecodable += 1
 

@@ -21,7 +21,8 @@ def questions(paths: Iterable[Path], skipped: Skipped | None = None) -> Iterator
 
     Args:
         paths: of the data.
-        skipped: counts rows that cannot be read, and leaves them out; without it the first one is an error.
+        skipped: counts rows that cannot be read, and leaves them out; without it the first one is
+            an error.
     """
     for row, where in (each for path in paths for each in rows(path, skipped)):
         texts: list[str] = []
@@ -38,7 +39,9 @@ def asked(row: Row, where: str) -> list[str]:
     Raises:
         UserError: the row is of no known form.
     """
-    for key in () if row.keys() & {"messages", "conversations"} else ("turns", "question", "prompt"):
+    for key in (
+        () if row.keys() & {"messages", "conversations"} else ("turns", "question", "prompt")
+    ):
         several: list[Any] = row[key] if isinstance(row.get(key), list) else [row.get(key)]
         if several and all(isinstance(text, str) for text in several):
             return several

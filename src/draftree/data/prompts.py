@@ -32,7 +32,9 @@ def prompts_of(prompt: Any) -> list[Any] | None:
     """
     if isinstance(prompt, BatchEncoding):
         if _hides(prompt.get("attention_mask", [])):
-            raise UserError("the tokenizer's ids are padded, allowed are ids without padding: give the texts themselves")
+            raise UserError(
+                "the tokenizer's ids are padded, allowed are ids without padding: give the texts themselves"
+            )
         prompt = prompt["input_ids"]
     prompt = _unwrapped(prompt)
     if isinstance(prompt, np.ndarray | torch.Tensor):
@@ -56,7 +58,11 @@ def _rows(value: Any) -> bool:
 
 def _unwrapped(prompt: Any) -> Any:
     """Return what is in a prompt of vLLM's form, `{"prompt": …}` or `{"prompt_token_ids": …}`; any other as it is."""
-    if isinstance(prompt, dict) and len(prompt) == 1 and next(iter(prompt)) in ("prompt", "prompt_token_ids"):
+    if (
+        isinstance(prompt, dict)
+        and len(prompt) == 1
+        and next(iter(prompt)) in ("prompt", "prompt_token_ids")
+    ):
         return next(iter(prompt.values()))
     return prompt
 
@@ -137,7 +143,9 @@ def with_system(system: str | None, messages: Messages) -> Messages:
     if not unicode(system):
         raise UserError(f"system is {shown(system)}, allowed is a text")
     if messages and messages[0]["role"] == "system":
-        raise UserError("system is given, but the messages begin with a system message; allowed is one of them")
+        raise UserError(
+            "system is given, but the messages begin with a system message; allowed is one of them"
+        )
     return [{"role": "system", "content": system}, *messages]
 
 
@@ -175,10 +183,16 @@ def rendered(tokenizer: PreTrainedTokenizerBase, chats: Any, values: Mapping[str
     """
     if not values:
         return chats
-    return encode(tokenizer, chats, values) if is_chat(chats) else [encode(tokenizer, chat, values) for chat in chats]
+    return (
+        encode(tokenizer, chats, values)
+        if is_chat(chats)
+        else [encode(tokenizer, chat, values) for chat in chats]
+    )
 
 
-def encode(tokenizer: PreTrainedTokenizerBase, content: Content, values: Mapping[str, Any] = {}) -> list[int]:
+def encode(
+    tokenizer: PreTrainedTokenizerBase, content: Content, values: Mapping[str, Any] = {}
+) -> list[int]:
     """Return the ids of a prompt; without a chat template, a chat is the text of its messages, line by line, with a warning.
 
     Args:
@@ -198,5 +212,7 @@ def encode(tokenizer: PreTrainedTokenizerBase, content: Content, values: Mapping
             text = content if isinstance(content, str) else "\n".join(m["content"] for m in content)
             return list(tokenizer(text)["input_ids"])
     with understood("the target's chat template refuses the prompt"):
-        encoded: Any = tokenizer.apply_chat_template(content, add_generation_prompt=True, return_dict=True, **values)
+        encoded: Any = tokenizer.apply_chat_template(
+            content, add_generation_prompt=True, return_dict=True, **values
+        )
         return list(encoded["input_ids"])

@@ -2,15 +2,16 @@
 
 A row may be
 
-{"text"}                                        plain text, as in SlimPajama (its `meta` is not read)
-{"prompt", "completion"}                        text of which the completion is learnt
-{"messages": [{"role", "content"}]}             a chat, as in UltraChat 200k; or a bare list of messages
-{"conversations": [{"from", "value"}]}          ShareGPT's chats
-{"data": [question, answer, …]}                 UltraChat's chats
-{"instruction", "input", "output"}              Alpaca's, and other pairs of a question and an answer
+{"text"}                                        plain text, as in SlimPajama (its `meta` is not
+read) {"prompt", "completion"}                        text of which the completion is learnt
+{"messages": [{"role", "content"}]}             a chat, as in UltraChat 200k; or a bare list of
+messages {"conversations": [{"from", "value"}]}          ShareGPT's chats {"data": [question,
+answer, …]}                 UltraChat's chats {"instruction", "input", "output"}
+Alpaca's, and other pairs of a question and an answer
 
-and stands in a JSONL file, in a JSON file as one list, or in a parquet file (which needs the package `datasets`). Any other
-file is plain text; of a folder all text files are read. Chats learn their responses only.
+and stands in a JSONL file, in a JSON file as one list, or in a parquet file (which needs the
+package `datasets`). Any other file is plain text; of a folder all text files are read. Chats learn
+their responses only.
 """
 
 import importlib
@@ -103,17 +104,21 @@ def named(where: str) -> Iterator[None]:
 def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]]:
     """Yield the rows of a file or of all files of a folder, each with where it stands.
 
-    In a folder, only `.jsonl` and `.parquet` files hold rows, the others are texts; hidden, empty and binary ones are left out.
+    In a folder, only `.jsonl` and `.parquet` files hold rows, the others are texts; hidden, empty
+    and binary ones are left out.
 
     Args:
         path: of the file or folder.
-        skipped: counts rows that are not JSON, which are left out; without it the first one is an error.
+        skipped: counts rows that are not JSON, which are left out; without it the first one is an
+            error.
 
     Raises:
         UserError: the file is missing or not text, or a row is not a JSON object.
     """
     if not path.exists():
-        raise UserError(f"data '{path}' does not exist: a .jsonl, .json, .parquet or text file or a folder was expected")
+        raise UserError(
+            f"data '{path}' does not exist: a .jsonl, .json, .parquet or text file or a folder was expected"
+        )
     if not path.is_dir():
         yield from READERS.get(path.suffix.lower(), _text)(path, skipped)
         return
@@ -127,7 +132,9 @@ def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]
 def seen(folder: Path) -> list[Path]:
     """Return the files of a folder at any depth, in the order of their names, without hidden ones."""
     files = (p for p in folder.rglob("*") if p.is_file())
-    return sorted(p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts))
+    return sorted(
+        p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)
+    )
 
 
 def _decoded(path: Path) -> str:
@@ -148,7 +155,9 @@ def _text(path: Path, _skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
 
 
 def _json_lines(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
-    for number, line in enumerate(_decoded(path).split("\n"), 1):  # splitlines would also cut at U+2028, which JSON may hold
+    for number, line in enumerate(
+        _decoded(path).split("\n"), 1
+    ):  # splitlines would also cut at U+2028, which JSON may hold
         if line.strip():
             row = None
             with skipping(skipped):
@@ -182,7 +191,9 @@ def _parquet(path: Path, _skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
         needs = f"the package '{error.name}': pip install 'draftree[parquet]'"
         raise UserError(f"'{path}' is parquet, which needs {needs}") from error
     with understood(f"cannot read '{path}'"):
-        for number, row in enumerate(datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True), 1):
+        for number, row in enumerate(
+            datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True), 1
+        ):
             yield {k: v for k, v in row.items() if v is not None}, f"{path}, row {number}"
 
 
@@ -224,7 +235,8 @@ def _first(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
 def messages(row: Row, where: str) -> Messages | None:
     """Return a row's chat, or None where it is plain text.
 
-    Answers in front of the first question are left out: no prompt asks for them (many of ShareGPT's chats were cut there).
+    Answers in front of the first question are left out: no prompt asks for them (many of ShareGPT's
+    chats were cut there).
 
     Raises:
         UserError: the row is of no known form.
@@ -257,18 +269,27 @@ def _listed(row: Row, where: str) -> Messages | None:
         return _turns(row[name], name, where)
     if "data" in row:
         if not isinstance(row["data"], list):
-            raise UserError(f"{where}: 'data' is {shown(row['data'])}, allowed is a list of messages")
+            raise UserError(
+                f"{where}: 'data' is {shown(row['data'])}, allowed is a list of messages"
+            )
         turns = enumerate(row["data"])
-        return [{"role": "assistant" if i % 2 else "user", "content": _content(text, where)} for i, text in turns]
+        return [
+            {"role": "assistant" if i % 2 else "user", "content": _content(text, where)}
+            for i, text in turns
+        ]
     if asks is None or answers is None:
         return None
-    if isinstance(row[asks], list) or isinstance(row[answers], list):  # both are messages, as in TRL
+    if isinstance(row[asks], list) or isinstance(
+        row[answers], list
+    ):  # both are messages, as in TRL
         return [*_turns(row[asks], asks, where), *_turns(row[answers], answers, where)]
     question, answer = (_content(row[name], where).strip() for name in (asks, answers))
     if isinstance(row.get(CONTEXT), str) and row[CONTEXT]:
         question += f"\n\n{row[CONTEXT]}"
     if (asks, answers) == ("question", "answer"):
-        answer = re.sub(r"<<[^>]*>>", "", answer).strip()  # GSM8K's <<48/2=24>> are notes to a calculator, not text
+        answer = re.sub(
+            r"<<[^>]*>>", "", answer
+        ).strip()  # GSM8K's <<48/2=24>> are notes to a calculator, not text
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
@@ -286,9 +307,15 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
         raise UserError(f"{where}: a message {lacks}; roles are {', '.join(sorted(ROLES))}")
     calls = {name: message[name] for name in CALLS if message.get(name)}
     if text is None and not calls:
-        raise UserError(f"{where}: a message lacks a text, allowed names are {', '.join(CONTENT_NAMES)}")
+        raise UserError(
+            f"{where}: a message lacks a text, allowed names are {', '.join(CONTENT_NAMES)}"
+        )
     content = None if text is None else message[text]
-    return {"role": ROLES[role.lower()], "content": "" if calls and content is None else _content(content, where), **calls}
+    return {
+        "role": ROLES[role.lower()],
+        "content": "" if calls and content is None else _content(content, where),
+        **calls,
+    }
 
 
 def _content(content: Any, where: str) -> str:

@@ -12,7 +12,17 @@ from transformers import PreTrainedTokenizerBase
 
 from draftree.boundary.files import understood
 from draftree.data.overlap import Excluded
-from draftree.data.rows import CUT, Messages, Row, Skipped, completes, messages, named, rows, skipping
+from draftree.data.rows import (
+    CUT,
+    Messages,
+    Row,
+    Skipped,
+    completes,
+    messages,
+    named,
+    rows,
+    skipping,
+)
 from draftree.errors import UserError, shown
 from draftree.tree import Bools, Ints
 
@@ -36,39 +46,51 @@ def digest(samples: Sequence[Sample]) -> str:
     return hashed.hexdigest()[:16]
 
 
-def chat_samples(tokenizer: PreTrainedTokenizerBase, chat: Messages, cut: Collection[int] = ()) -> list[Sample]:
+def chat_samples(
+    tokenizer: PreTrainedTokenizerBase, chat: Messages, cut: Collection[int] = ()
+) -> list[Sample]:
     """Return a chat as the template renders it, whose responses are learnt, each with what ends it.
 
-    Which tokens these are, the template's own mask says where it has one (`{% generation %}`). Otherwise a response is
-    what stands between the prompt for it and its end; where a template renders earlier responses otherwise than the last
-    one (without its thoughts, say), the chat is a sample for each response, as the model reads it when it writes it.
+    Which tokens these are, the template's own mask says where it has one (`{% generation %}`).
+    Otherwise a response is what stands between the prompt for it and its end; where a template
+    renders earlier responses otherwise than the last one (without its thoughts, say), the chat is a
+    sample for each response, as the model reads it when it writes it.
 
     Args:
         tokenizer: the target's.
         chat: its messages.
-        cut: numbers of the responses that were broken off: what the template puts behind them is not learnt, but where it has
-            a mask of its own.
+        cut: numbers of the responses that were broken off: what the template puts behind them is
+            not learnt, but where it has a mask of its own.
 
     Raises:
-        UserError: what a prompt is rendered as does not begin what the chat with its response is rendered as.
+        UserError: what a prompt is rendered as does not begin what the chat with its response is
+            rendered as.
     """
     if GENERATION.search(str(tokenizer.get_chat_template())):
         return [_marked(tokenizer, chat)]
 
     def render(part: Messages, prompt: bool) -> str:
-        return str(tokenizer.apply_chat_template(part, tokenize=False, add_generation_prompt=prompt))
+        return str(
+            tokenizer.apply_chat_template(part, tokenize=False, add_generation_prompt=prompt)
+        )
 
     answers = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
     spans = [(render(chat[:i], True), render(chat[: i + 1], False)) for i in answers]
     if not all(until.startswith(prompt) for prompt, until in spans):
-        raise UserError("the chat template does not render a response behind its prompt, and has no {% generation %} mark")
+        raise UserError(
+            "the chat template does not render a response behind its prompt, and has no {% generation %} mark"
+        )
     whole, learnt = render(chat, False), list[tuple[int, int]]()
     for i, (prompt, until) in zip(answers, spans, strict=True):
         said = chat[i]["content"].rstrip()
-        learnt.append((len(prompt), max(until.rfind(said), 0) + len(said) if i in cut else len(until)))
+        learnt.append(
+            (len(prompt), max(until.rfind(said), 0) + len(said) if i in cut else len(until))
+        )
     if all(whole.startswith(until) for _, until in spans):
         return [_between(tokenizer, whole, learnt)]
-    return [_between(tokenizer, until, [part]) for (_, until), part in zip(spans, learnt, strict=True)]
+    return [
+        _between(tokenizer, until, [part]) for (_, until), part in zip(spans, learnt, strict=True)
+    ]
 
 
 def _marked(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
@@ -77,12 +99,18 @@ def _marked(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
     encoded: Any = tokenizer.apply_chat_template(
         chat, return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs=offsets
     )
-    starts, mask = np.array([a for a, _ in encoded["offset_mapping"]]), np.array(encoded["assistant_masks"], np.bool_)
-    # Of a last character that is spread over several tokens, transformers' mask has the first one only.
+    starts, mask = (
+        np.array([a for a, _ in encoded["offset_mapping"]]),
+        np.array(encoded["assistant_masks"], np.bool_),
+    )
+    # Of a last character that is spread over several tokens, transformers' mask has the first one
+    # only.
     return _sample(encoded["input_ids"], np.isin(starts, starts[mask]))
 
 
-def _between(tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[tuple[int, int]]) -> Sample:
+def _between(
+    tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[tuple[int, int]]
+) -> Sample:
     """Return a text of which the tokens that begin inside some spans of characters are learnt."""
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     starts = np.array([a for a, _ in encoded["offset_mapping"]])
@@ -113,10 +141,12 @@ def read(
         max_tokens: of a sample, at most.
         excluded: prompts whose rows are left out.
         vocab: rows of the target's embedding; all tokens must be below it.
-        skipped: counts rows that cannot be read, and leaves them out; without it the first one is an error.
+        skipped: counts rows that cannot be read, and leaves them out; without it the first one is
+            an error.
 
     Raises:
-        UserError: there is nothing to learn, a row cannot be read, or a token is beyond the embedding.
+        UserError: there is nothing to learn, a row cannot be read, or a token is beyond the
+            embedding.
     """
     samples = list[Sample]()
     for row, where in (each for path in paths for each in rows(path, skipped)):
@@ -127,11 +157,15 @@ def read(
                     check_tokens(sample.tokens, where, tokenizer, vocab)
                 samples += found
     if not samples:
-        raise UserError(f"nothing to learn in {', '.join(map(str, paths))}: no text or response of at least 2 tokens")
+        raise UserError(
+            f"nothing to learn in {', '.join(map(str, paths))}: no text or response of at least 2 tokens"
+        )
     return samples
 
 
-def check_tokens(tokens: Ints, where: str, tokenizer: PreTrainedTokenizerBase, vocab: int | None) -> None:
+def check_tokens(
+    tokens: Ints, where: str, tokenizer: PreTrainedTokenizerBase, vocab: int | None
+) -> None:
     """Refuse tokens that the tokenizer has and the embedding lacks.
 
     Raises:
@@ -141,16 +175,32 @@ def check_tokens(tokens: Ints, where: str, tokenizer: PreTrainedTokenizerBase, v
     if len(beyond):
         number = int(beyond[0])
         named = f"token {shown(tokenizer.convert_ids_to_tokens(number))} with id {number}"
-        raise UserError(f"{where} has {named}, allowed are ids below the {vocab} rows of the target's embedding")
+        raise UserError(
+            f"{where} has {named}, allowed are ids below the {vocab} rows of the target's embedding"
+        )
 
 
-def _samples(row: Row, where: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int) -> Iterator[Sample]:
+def _samples(
+    row: Row, where: str, tokenizer: PreTrainedTokenizerBase, max_tokens: int
+) -> Iterator[Sample]:
     chat = messages(row, where)
     if chat is not None and not tokenizer.chat_template:
-        raise UserError(f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text")
-    refused = "the target's chat template refuses this chat" if chat else "the target's tokenizer refuses this text"
+        raise UserError(
+            f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text"
+        )
+    refused = (
+        "the target's chat template refuses this chat"
+        if chat
+        else "the target's tokenizer refuses this text"
+    )
     with named(where), understood(refused):
-        parts = _plain(row, tokenizer, max_tokens) if chat is None else _chat(row, tokenizer, chat) if chat else []
+        parts = (
+            _plain(row, tokenizer, max_tokens)
+            if chat is None
+            else _chat(row, tokenizer, chat)
+            if chat
+            else []
+        )
     for part in parts:
         cut = Sample(part.tokens[:max_tokens], part.learn[:max_tokens])
         if cut.learn.any():

@@ -15,21 +15,34 @@ from draftree.evaluation.recording import Text
 from draftree.formats.parallel import Layout
 from draftree.models.target import Target
 
-MASK, SHIFT, INJECTION = "wrong mask token", "slots of a block read one off", "no hidden states injected"
+MASK, SHIFT, INJECTION = (
+    "wrong mask token",
+    "slots of a block read one off",
+    "no hidden states injected",
+)
 LAST = 4
 """The last ids of the vocabulary, which are tried as the mask."""
 ALIKE = 1e-5
 """The share of its size by which what is injected must differ from token to token."""
 
 
-def block_alternatives(target: Target, drafter: Drafter[Any], source: Source) -> Iterator[Alternative]:
+def block_alternatives(
+    target: Target, drafter: Drafter[Any], source: Source
+) -> Iterator[Alternative]:
     """Another mask, and the other way of reading slots."""
     if not isinstance(drafter, ParallelDrafter):
         return
     layout, vocab = drafter.model.layout, target.decoder.vocab
-    for mask in dict.fromkeys([*range(vocab - 1, max(vocab - 1 - LAST, -1), -1), *_special(target)]):
+    for mask in dict.fromkeys(
+        [*range(vocab - 1, max(vocab - 1 - LAST, -1), -1), *_special(target)]
+    ):
         if mask != layout.mask and 0 <= mask < vocab:
-            yield Alternative(MASK, f"token {mask} for {layout.mask} as the mask", source, _with(drafter, mask=mask))
+            yield Alternative(
+                MASK,
+                f"token {mask} for {layout.mask} as the mask",
+                source,
+                _with(drafter, mask=mask),
+            )
     ways = "a slot saying what comes behind it", "a slot saying what comes in its place"
     told = f"{ways[layout.shifted]} and not {ways[not layout.shifted]}"
     yield Alternative(SHIFT, told, source, _with(drafter, shifted=not layout.shifted))
@@ -67,7 +80,12 @@ def uninjected(target: Target, drafter: Drafter[Any], texts: Sequence[Text]) -> 
     taps = target.prefill(target.new_cache(1, len(tokens)), [tokens], drafter.needs).taps
     dtype = next(drafter.model.parameters()).dtype
     hidden = {layer: h.to(dtype)[None] for layer, h in taps.hidden.items()}
-    values = [v[0] for _, v in drafter.model.context(hidden, torch.from_numpy(taps.positions).to(target.decoder.device)[None])]
+    values = [
+        v[0]
+        for _, v in drafter.model.context(
+            hidden, torch.from_numpy(taps.positions).to(target.decoder.device)[None]
+        )
+    ]
     spread = max(float(v.std(dim=1).max()) for v in values)
     size = max(float(v.abs().max()) for v in values)
     if spread > ALIKE * size:

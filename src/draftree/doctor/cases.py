@@ -44,7 +44,9 @@ class Case:
         return self.rule.keeps_text or self.temperature == 0
 
 
-def cases(policies: Sequence[str], acceptors: Sequence[str], temperatures: Sequence[float]) -> list[Case]:
+def cases(
+    policies: Sequence[str], acceptors: Sequence[str], temperatures: Sequence[float]
+) -> list[Case]:
     """Every rule with every policy at every temperature that go together.
 
     A rule that none of the policies leaves exact gets one of its own.
@@ -59,23 +61,31 @@ def cases(policies: Sequence[str], acceptors: Sequence[str], temperatures: Seque
     """
     grown = {p: build("policy", p) for p in policies}
     kinds: dict[str, type[Acceptor]] = parts("acceptor")
-    rules: dict[str, Acceptor] = {a: build("acceptor", a) for a in acceptors or (a for a in kinds if not kinds[a].lossy)}
+    rules: dict[str, Acceptor] = {
+        a: build("acceptor", a) for a in acceptors or (a for a in kinds if not kinds[a].lossy)
+    }
     found: list[Case] = []
     for temperature in dict.fromkeys(temperatures):
         greedy = Sampling(temperature).greedy
         for name, rule in rules.items():
             serves = rule.greedy if greedy else rule.sampling
-            if serves and (acceptors or not greedy or name == "greedy"):  # at 0 match is greedy by another name
+            if serves and (
+                acceptors or not greedy or name == "greedy"
+            ):  # at 0 match is greedy by another name
                 found += _with_policies(name, rule, temperature, grown)
     for name in acceptors:
         if all(c.acceptor != name for c in found):
             given = ", ".join(f"{t:g}" for t in temperatures)
             allowed = "0" if rules[name].greedy else "above 0"
-            raise UserError(f"acceptor '{name}' serves none of the temperatures {given}; allowed: {allowed}")
+            raise UserError(
+                f"acceptor '{name}' serves none of the temperatures {given}; allowed: {allowed}"
+            )
     return found
 
 
-def _with_policies(name: str, rule: Acceptor, temperature: float, grown: dict[str, Policy]) -> list[Case]:
+def _with_policies(
+    name: str, rule: Acceptor, temperature: float, grown: dict[str, Policy]
+) -> list[Case]:
     found, reasons = [], []
     for spec, policy in grown.items():
         try:

@@ -89,8 +89,16 @@ def examine(target: Target, tell: Tell = silent) -> ExactReport:
         for context in (c for c in CONTEXTS if c + max(WIDTHS) <= decoder.context):
             for width in WIDTHS:
                 tell(0, f"timing a pass over {width} behind {context:,}")
-                known = found.price if (context, width) == (CONTEXT, 1) else None  # which decides, and is not measured again
-                prices.append(Price(context, width, price(decoder, stable, width, context) if known is None else known))
+                known = (
+                    found.price if (context, width) == (CONTEXT, 1) else None
+                )  # which decides, and is not measured again
+                prices.append(
+                    Price(
+                        context,
+                        width,
+                        price(decoder, stable, width, context) if known is None else known,
+                    )
+                )
     cheap = found.price is not None and found.price <= CHEAP
     return ExactReport(layers, found.parting, prices, "bits" if cheap else "ties")
 
@@ -100,9 +108,13 @@ def layer(name: str, kind: Kind, device: torch.device) -> Layer:
     words = described(kind.widths)
     if not kind.args:
         return Layer(name, kind.count, *words, None, None)
-    own, ours = interleaved([partial(kind.own, *kind.args), partial(kind.ours, *kind.args)], device, LONGEST)
+    own, ours = interleaved(
+        [partial(kind.own, *kind.args), partial(kind.ours, *kind.args)], device, LONGEST
+    )
     changed = kind.ours is not kind.own
-    return Layer(name, kind.count, *words, own * kind.count, (ours - own) * kind.count if changed else 0.0)
+    return Layer(
+        name, kind.count, *words, own * kind.count, (ours - own) * kind.count if changed else 0.0
+    )
 
 
 def described(widths: Widths | None) -> tuple[str, str]:
@@ -114,7 +126,10 @@ def described(widths: Widths | None) -> tuple[str, str]:
     if widths.most == widths.multiple:
         return f"in blocks of {widths.multiple}", f"cut into blocks of {widths.multiple}"
     least, most = widths.padded(1), widths.most
-    told = [f"from {least} on" if least > 1 else "", f"multiples of {widths.multiple}" if widths.multiple > 1 else ""]
+    told = [
+        f"from {least} on" if least > 1 else "",
+        f"multiples of {widths.multiple}" if widths.multiple > 1 else "",
+    ]
     told += [f"up to {most}" if most else ""]
     done = [f"padded to {least}" if least > 1 else "", f"cut at {most}" if most else ""]
     return ", ".join(filter(None, told)), ", ".join(filter(None, done))

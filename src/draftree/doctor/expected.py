@@ -57,7 +57,8 @@ class Expected:
         ridge: tokens at which computing takes as long as reading.
         recorded: whether passes over trees are CUDA graphs.
         native: whether they run native kernels.
-        timings: of running steps, by which the passes below are corrected; 0 where they are estimates.
+        timings: of running steps, by which the passes below are corrected; 0 where they are
+            estimates.
         passes: seconds by the number of tokens.
         draft: seconds of a draft step over one token.
         shapes: chains, and the tree of the policy.
@@ -125,7 +126,14 @@ def examine(target: Target, drafter: Drafter[Any], policy: str) -> Expected:
 def _shape(costs: Costs, name: str, plan: Plan) -> Shape:
     drafted = [plan.drafted(depth) for depth in range(plan.depth + 1)]
     layers = np.diff(drafted)[:-1]  # of which the best are drafted below
-    frontiers = np.array([1, *(layers if plan.frontier is None else np.minimum(layers, plan.frontier))], np.float64)
+    frontiers = np.array(
+        [1, *(layers if plan.frontier is None else np.minimum(layers, plan.frontier))], np.float64
+    )
     nodes = drafted[-1] if plan.nodes is None else min(plan.nodes, drafted[-1])
-    seconds = float(costs.drafts(frontiers).sum()) + costs.commit + costs.catch_up + costs.target_seconds(nodes + 1)
+    seconds = (
+        float(costs.drafts(frontiers).sum())
+        + costs.commit
+        + costs.catch_up
+        + costs.target_seconds(nodes + 1)
+    )
     return Shape(name, nodes + 1, seconds, seconds / costs.token)

@@ -58,13 +58,19 @@ def examine(folder: Path, target: str | None = None) -> ExportReport:
     method, form = method_of(folder), layout(config)
     if form not in formats_of(method):
         allowed = " or ".join(formats_of(method)) or "none"
-        raise UserError(f"'{folder}' holds a drafter of '{method}' in the layout '{form}', allowed is {allowed}")
+        raise UserError(
+            f"'{folder}' holds a drafter of '{method}' in the layout '{form}', allowed is {allowed}"
+        )
     stored = Checkpoint.at(folder)
     faults, tensors = list[str](), dict[str, Tensor]()
     try:
         with understood(f"'{folder}' is not what its config says"):
             tensors = (medusa.loaded(stored) if method == "medusa" else stored.loaded()).tensors
-            if form != "speculators" or (method in speculators.VERSIONS and method != "peagle") or target is not None:
+            if (
+                form != "speculators"
+                or (method in speculators.VERSIONS and method != "peagle")
+                or target is not None
+            ):
                 FORMATS[form](method, stored, target)
     except UserError as error:
         faults.append(str(error))
@@ -85,7 +91,11 @@ def layout(config: dict[str, Any]) -> str:
     """Return the format whose layout a config has."""
     if speculators.KIND in config:
         return "speculators"
-    return "vllm-medusa" if "truncated_vocab_size" in config or config.get("model_type") == "medusa" else "eagle"
+    return (
+        "vllm-medusa"
+        if "truncated_vocab_size" in config or config.get("model_type") == "medusa"
+        else "eagle"
+    )
 
 
 def _odd(tensors: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
@@ -98,7 +108,9 @@ def _odd(tensors: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
 
 
 def _remarks(config: dict[str, Any], method: str, form: str, verifier: str | None) -> Iterator[str]:
-    if form == "speculators" and not (verifier and (is_hub_id(verifier) or Path(verifier).is_dir())):
+    if form == "speculators" and not (
+        verifier and (is_hub_id(verifier) or Path(verifier).is_dir())
+    ):
         yield f"it names the target '{verifier}', which is neither a hub id nor a folder: tell the engine which model it is for"
     if ABOUT in config:
         yield f"its config still has the entry '{ABOUT}': `draftree export` writes it without"

@@ -1,6 +1,7 @@
 """Looks for a drafter's fault: it is driven again with one thing changed, and does better where that was the fault.
 
-Each alternative is one change of what the drafter is told or of how it is read; weights are left as they are.
+Each alternative is one change of what the drafter is told or of how it is read; weights are left as
+they are.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -21,16 +22,22 @@ from draftree.models.hf_runner import UNNORMED
 from draftree.models.target import Needs, Probes, Target, Verified
 from draftree.tree import Floats, Ints, Tree, Verdict
 
-LAYER, TOKEN, KV = "hidden layer off by one", "hidden states off by one token", "keys and values of the wrong layer"
+LAYER, TOKEN, KV = (
+    "hidden layer off by one",
+    "hidden states off by one token",
+    "keys and values of the wrong layer",
+)
 ROPE, VOCABULARY = "wrong rope", "wrong vocabulary map"
 OLD_THETA = 10_000.0
 """The rotary base of configs that name none; drafters were trained with it by mistake."""
 CERTAIN, BESIDE = 3.0, 1.0
-"""Overlap must rise and cross-entropy fall, one by so many standard errors and the other by so many, to count as better."""
+"""Overlap must rise and cross-entropy fall, one by so many standard errors and the other by so
+many, to count as better."""
 GAIN = 0.005
 """The least rise of overlap that counts."""
 UNTRAINED = 0.1
-"""Agreement below which a drafter knows nothing of the target; one that is put right knows something."""
+"""Agreement below which a drafter knows nothing of the target; one that is put right knows
+something."""
 NEGLIGIBLE = 1e-4
 """A difference of two gains that lets the change tried first stand."""
 
@@ -81,7 +88,12 @@ class Better:
     def sure(self) -> bool:
         """True where it cannot be chance."""
         less, more = sorted((self.z, self.z_surprise))
-        return more >= CERTAIN and less >= BESIDE and self.gain >= GAIN and self.agreement[1] >= UNTRAINED
+        return (
+            more >= CERTAIN
+            and less >= BESIDE
+            and self.gain >= GAIN
+            and self.agreement[1] >= UNTRAINED
+        )
 
     @property
     def evidence(self) -> str:
@@ -93,7 +105,9 @@ class Better:
         )
 
 
-def compared(alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Text], base: Places) -> Better:
+def compared(
+    alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Text], base: Places
+) -> Better:
     """Drives the drafter with one thing changed, over the places of `base`."""
     with alternative.made():
         found = drive(alternative.source, drafter, texts)
@@ -114,18 +128,24 @@ def _z(gains: Floats, places: Places) -> float:
     return float(sums.sum()) / spread if spread > 0 else 0.0
 
 
-def best(drafter: Drafter[Any], texts: Sequence[Text], base: Places, tried: Sequence[Alternative]) -> list[Better]:
+def best(
+    drafter: Drafter[Any], texts: Sequence[Text], base: Places, tried: Sequence[Alternative]
+) -> list[Better]:
     """For each cause, the change that helps most; only what helps for certain, and half as much as the best of all."""
     found: dict[str, Better] = {}
     for alternative in tried:
         better = compared(alternative, drafter, texts, base)
-        if better.sure and (better.cause not in found or better.gain > found[better.cause].gain + NEGLIGIBLE):
+        if better.sure and (
+            better.cause not in found or better.gain > found[better.cause].gain + NEGLIGIBLE
+        ):
             found[better.cause] = better
     most = max((b.gain for b in found.values()), default=0.0)
     return sorted((b for b in found.values() if b.gain >= most / 2), key=lambda b: -b.gain)
 
 
-def alternatives(target: Target, drafter: Drafter[Any], texts: Sequence[Text], chart: "Map | None") -> list[Alternative]:
+def alternatives(
+    target: Target, drafter: Drafter[Any], texts: Sequence[Text], chart: "Map | None"
+) -> list[Alternative]:
     """Everything that can be tried on a drafter; `chart` is its vocabulary map as it was loaded."""
     needs, count = drafter.needs, int(target.decoder.config.num_hidden_layers)
     layers = tuple(target.decoder.hidden_index(layer) for layer in needs.hidden)
@@ -136,7 +156,10 @@ def alternatives(target: Target, drafter: Drafter[Any], texts: Sequence[Text], c
     found = [] if needs.kv else [*_layers(record, layers, count), *_tokens(record, layers)]
     if needs.kv:
         words = {-1: "one layer earlier", 1: "one layer deeper"}
-        found += [Alternative(KV, f"the keys and values of {word}", Lifted(target, by)) for by, word in words.items()]
+        found += [
+            Alternative(KV, f"the keys and values of {word}", Lifted(target, by))
+            for by, word in words.items()
+        ]
     if isinstance(drafter, Trainable):
         found += [*_ropes(target, drafter, source), *_maps(chart, source)]
     return found
@@ -154,7 +177,9 @@ def _layers(record: Recording, layers: tuple[int, ...], count: int) -> Iterator[
 
 def _tokens(record: Recording, layers: tuple[int, ...]) -> Iterator[Alternative]:
     for by, word in ((-1, "earlier"), (1, "later")) if layers else ():
-        yield Alternative(TOKEN, f"each token's hidden state taken one token {word}", replace(record, later=by))
+        yield Alternative(
+            TOKEN, f"each token's hidden state taken one token {word}", replace(record, later=by)
+        )
 
 
 @dataclass(frozen=True)
@@ -172,7 +197,9 @@ class Lifted:
         """Read prompts, see `Target.prefill`."""
         return self._lifted(self.target.prefill(cache, prompts, needs))
 
-    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+    def verify(
+        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
+    ) -> Verified:
         """Verify a tree, see `Target.verify`."""
         return self._lifted(self.target.verify(cache, tree, needs, probes))
 
@@ -181,7 +208,9 @@ class Lifted:
         self.target.commit(cache, tree, verdict)
 
     def _lifted(self, verified: Verified) -> Verified:
-        return replace(verified, taps=replace(verified.taps, cache=verified.taps.cache.lifted(self.by)))
+        return replace(
+            verified, taps=replace(verified.taps, cache=verified.taps.cache.lifted(self.by))
+        )
 
 
 def rotaries(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
@@ -232,11 +261,26 @@ def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[
         where = "" if group is own else f" in {next(iter(group))}"
         for name, base, exact in wanted:
             old = {m: frequencies(m) for m in group.values()}
-            # θ^(−i/k) where the target's own do not fit; on the host, as not all devices have float64
-            powers = {m: base ** -torch.linspace(0, 1, len(f) + 1, dtype=torch.float64)[:-1] for m, f in old.items()}
-            new = {m: exact.clone() if exact.shape == f.shape else powers[m].to(f.dtype).to(f.device) for m, f in old.items()}
-            if any(not torch.allclose(old[m].cpu().double(), f.cpu().double(), rtol=1e-3) for m, f in new.items()):
-                yield Alternative(ROPE, f"{name} {base:.0f} instead of {bases}{where}", source, _putting("inv_freq", new))
+            # θ^(−i/k) where the target's own do not fit; on the host, as not all devices have
+            # float64
+            powers = {
+                m: base ** -torch.linspace(0, 1, len(f) + 1, dtype=torch.float64)[:-1]
+                for m, f in old.items()
+            }
+            new = {
+                m: exact.clone() if exact.shape == f.shape else powers[m].to(f.dtype).to(f.device)
+                for m, f in old.items()
+            }
+            if any(
+                not torch.allclose(old[m].cpu().double(), f.cpu().double(), rtol=1e-3)
+                for m, f in new.items()
+            ):
+                yield Alternative(
+                    ROPE,
+                    f"{name} {base:.0f} instead of {bases}{where}",
+                    source,
+                    _putting("inv_freq", new),
+                )
 
 
 def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractContextManager[None]]:
@@ -280,9 +324,13 @@ class Map:
         """Its faults as it stands, in words."""
         ids, vocab, found = self.drafted, len(self.t2d), []
         if outside := int(((ids < 0) | (ids >= vocab)).sum()):
-            found.append(f"{outside} of {len(ids)} draft ids stand for none of the target's 0 … {vocab - 1}")
+            found.append(
+                f"{outside} of {len(ids)} draft ids stand for none of the target's 0 … {vocab - 1}"
+            )
         if int(ids.unique().numel()) < len(ids):
-            found.append(f"{len(ids) - int(ids.unique().numel())} draft ids stand for a token that another stands for")
+            found.append(
+                f"{len(ids) - int(ids.unique().numel())} draft ids stand for a token that another stands for"
+            )
         if int(self.t2d.sum()) != len(ids):
             found.append(f"t2d marks {int(self.t2d.sum())} tokens, d2t has {len(ids)}")
         inside = ids[(ids >= 0) & (ids < vocab)]

@@ -8,7 +8,8 @@ import torch
 
 Said = Literal["ok", "warn", "bad"]
 APART = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Largest difference of a probability between training forward and decoding that is noise; `HALF` in half precision."""
+"""Largest difference of a probability between training forward and decoding that is noise; `HALF`
+in half precision."""
 HALF = 0.1
 
 

@@ -1,8 +1,8 @@
 """Examines a drafter: its fit to a target, its quality, and the likely faults.
 
-It is driven along texts, by default the target's own greedy answers, and measured at every token. Then it is driven
-again with one thing changed at a time (the hidden layer, the rope, …): a change that makes it better for certain names
-the fault.
+It is driven along texts, by default the target's own greedy answers, and measured at every token.
+Then it is driven again with one thing changed at a time (the hidden layer, the rope, …): a change
+that makes it better for certain names the fault.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -126,7 +126,9 @@ class Report:
     @property
     def bad(self) -> list[str]:
         """What makes the verdict bad: the causes that are suspected, and the figures that are bad; none for a good drafter."""
-        return [s.cause for s in self.suspects] or [f.name for f in self.findings if f.verdict == "bad"]
+        return [s.cause for s in self.suspects] or [
+            f.name for f in self.findings if f.verdict == "bad"
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """All of it; a figure that is no finite number is null."""
@@ -149,18 +151,34 @@ def examine(
         texts: see `driven.answers` and `driven.read`.
         costs: of the pairing, for the speed-up; without them none is predicted.
         tell: told what is done next.
-        again: measures the costs anew, where the speed-up is poor: another program may have slowed the first measurement.
+        again: measures the costs anew, where the speed-up is poor: another program may have slowed
+            the first measurement.
     """
-    chart = vocabulary_map(drafter.model, target.decoder.vocab) if isinstance(drafter, Trainable) else None
-    findings = [_vocabulary(target, drafter, chart), _dtype(target, drafter), *_trained_for(target, drafter)]
+    chart = (
+        vocabulary_map(drafter.model, target.decoder.vocab)
+        if isinstance(drafter, Trainable)
+        else None
+    )
+    findings = [
+        _vocabulary(target, drafter, chart),
+        _dtype(target, drafter),
+        *_trained_for(target, drafter),
+    ]
     findings += state_findings(target)
     suspects = [*_broken(drafter, chart), *_tokenizer(target, drafter)]
     depths: tuple[Depth, ...] = ()
     if not any(s.cause == NUMBERS for s in suspects):
-        # Draft ids that stand for no token of the target stand for its last one: else the drafter could not draft at all.
-        usable = nullcontext() if chart is None or not chart.complaints else chart.putting(chart.drafted)()
+        # Draft ids that stand for no token of the target stand for its last one: else the drafter
+        # could not draft at all.
+        usable = (
+            nullcontext()
+            if chart is None or not chart.complaints
+            else chart.putting(chart.drafted)()
+        )
         with usable:
-            more, depths, likely = _driven(target, drafter, texts, partial(_predicted, costs=costs, again=again), chart, tell)
+            more, depths, likely = _driven(
+                target, drafter, texts, partial(_predicted, costs=costs, again=again), chart, tell
+            )
         findings, suspects = findings + more, suspects + likely
     tell(3, "measuring the target's numerical noise", STAGES)
     findings.append(_noise(target, texts))
@@ -169,8 +187,12 @@ def examine(
     findings.append(attention)
     count = sum(len(t.tokens) - t.start for t in texts)
     causes = dict.fromkeys(s.cause for s in suspects)
-    merged = tuple(Suspect(c, "; ".join(s.evidence for s in suspects if s.cause == c)) for c in causes)
-    return Report(target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, merged)
+    merged = tuple(
+        Suspect(c, "; ".join(s.evidence for s in suspects if s.cause == c)) for c in causes
+    )
+    return Report(
+        target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, merged
+    )
 
 
 def _driven(
@@ -186,11 +208,16 @@ def _driven(
     places = drive(target, drafter, texts)
     depths = tuple(_at_depth(places, d) for d in range(1, DEPTHS + 1))
     findings, suspects = [*_figures(places, depths), *predicted(places)], list[Suspect]()
-    if isinstance(drafter, Trainable) and (chart is None or chart.distinct):  # else a token has two logits, and which counts?
+    if isinstance(drafter, Trainable) and (
+        chart is None or chart.distinct
+    ):  # else a token has two logits, and which counts?
         tell(1, "comparing the training forward with decoding", STAGES)
         findings.append(finding := _forwards(target, drafter, texts))
         suspects += [Suspect(FORWARDS, finding.text)] if finding.verdict == "bad" else []
-    tried = [*alternatives(target, drafter, texts, chart), *block_alternatives(target, drafter, target)]
+    tried = [
+        *alternatives(target, drafter, texts, chart),
+        *block_alternatives(target, drafter, target),
+    ]
     if told := uninjected(target, drafter, texts):
         suspects.append(Suspect(INJECTION, told))
     if tried:
@@ -198,9 +225,16 @@ def _driven(
     suspects += [Suspect(b.cause, b.evidence) for b in best(drafter, texts, places, tried)]
     lost = chart is not None and not bool(chart.d2t.any())
     if lost and _knows_nothing(drafter, places, depths[0]):
-        suspects.append(Suspect(VOCABULARY, "every offset in d2t is 0, as if it had never been filled in"))
+        suspects.append(
+            Suspect(VOCABULARY, "every offset in d2t is 0, as if it had never been filled in")
+        )
     if not suspects and _knows_nothing(drafter, places, depths[0]):
-        suspects.append(Suspect(STRANGER, f"after a root it agrees with the target at {depths[0].agreement:.0%} of the places"))
+        suspects.append(
+            Suspect(
+                STRANGER,
+                f"after a root it agrees with the target at {depths[0].agreement:.0%} of the places",
+            )
+        )
     return findings, depths, suspects
 
 
@@ -211,7 +245,11 @@ def _vocabulary(target: Target, drafter: Drafter[Any], chart: Map | None) -> Fin
     if chart is not None and chart.complaints:
         return Finding("vocabulary", size, "bad", "; ".join(chart.complaints))
     sound = "" if chart is None else "; its map is sound"
-    told = f"all {vocab} tokens of the target" if size == vocab else f"{size} of the target's {vocab} tokens"
+    told = (
+        f"all {vocab} tokens of the target"
+        if size == vocab
+        else f"{size} of the target's {vocab} tokens"
+    )
     return Finding("vocabulary", size, "ok", f"drafts {told}{sound}")
 
 
@@ -221,7 +259,12 @@ def _dtype(target: Target, drafter: Drafter[Any]) -> Finding:
         return Finding("dtype", theirs, "ok", f"the target's is {theirs}")
     own = {str(p.dtype).removeprefix("torch.") for p in drafter.model.parameters()}
     names = ", ".join(sorted(own))
-    return Finding("dtype", names, "ok" if own <= {theirs} else "warn", f"its weights are {names}, the target's {theirs}")
+    return Finding(
+        "dtype",
+        names,
+        "ok" if own <= {theirs} else "warn",
+        f"its weights are {names}, the target's {theirs}",
+    )
 
 
 def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
@@ -229,9 +272,14 @@ def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
     if not isinstance(drafter, Trainable):
         return
     said = Checkpoint.at(Path(drafter.knobs.checkpoint)).about if drafter.knobs.checkpoint else {}
-    if said.get("target_hash", fingerprint(target.decoder.config)) != fingerprint(target.decoder.config):
+    if said.get("target_hash", fingerprint(target.decoder.config)) != fingerprint(
+        target.decoder.config
+    ):
         yield Finding(
-            "trained for", str(said.get("target")), "warn", "its checkpoint was trained for a target of another config"
+            "trained for",
+            str(said.get("target")),
+            "warn",
+            "its checkpoint was trained for a target of another config",
         )
     theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
     own = sorted({round(theta(frequencies(m))) for m in rotaries(drafter.model, drafter).values()})
@@ -244,7 +292,11 @@ def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
 def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
     """Faults of weights and vocabulary map, whatever the text."""
     if isinstance(drafter, Trainable):
-        odd = [name for name, p in drafter.model.named_parameters() if not bool(torch.isfinite(p).all())]
+        odd = [
+            name
+            for name, p in drafter.model.named_parameters()
+            if not bool(torch.isfinite(p).all())
+        ]
         if odd:
             yield Suspect(NUMBERS, f"NaN or ∞ in {len(odd)} tensors: {', '.join(odd[:4])}")
     if chart is not None and chart.complaints:
@@ -260,7 +312,10 @@ def _tokenizer(target: Target, drafter: Drafter[Any]) -> Iterator[Suspect]:
     except UserError:  # one of them has none, so nothing can be said
         return
     if odd := [token for token, number in theirs.items() if ours.get(token) != number]:
-        yield Suspect(TOKENIZER, f"{len(odd)} of the target's {len(theirs)} tokens have another id in its tokenizer, or none")
+        yield Suspect(
+            TOKENIZER,
+            f"{len(odd)} of the target's {len(theirs)} tokens have another id in its tokenizer, or none",
+        )
 
 
 def _at_depth(places: Places, depth: int) -> Depth:
@@ -294,7 +349,13 @@ def _graded(name: str, value: float, marks: tuple[float, float], text: str) -> F
     The first is the larger where more is better.
     """
     better = np.sign(marks[0] - marks[1])
-    verdict: Said = "ok" if better * value >= better * marks[0] else "warn" if better * value >= better * marks[1] else "bad"
+    verdict: Said = (
+        "ok"
+        if better * value >= better * marks[0]
+        else "warn"
+        if better * value >= better * marks[1]
+        else "bad"
+    )
     return Finding(name, value, verdict, text)
 
 
@@ -306,24 +367,40 @@ def _figures(places: Places, depths: Sequence[Depth]) -> Iterator[Finding]:
     text = f"after a root its likeliest draft is the target's choice at {first.agreement:.0%} of {first.places} places"
     yield _graded("agreement", first.agreement, AGREEMENT, text)
     overlap = float(places.overlap[drafted].mean())
-    yield _graded("overlap", overlap, OVERLAP, f"drafts drawn from q would be accepted at {overlap:.0%} at temperature 1")
+    yield _graded(
+        "overlap",
+        overlap,
+        OVERLAP,
+        f"drafts drawn from q would be accepted at {overlap:.0%} at temperature 1",
+    )
     error = calibration_error(places.confidence[drafted], places.agree[drafted])
     sure, right = float(places.confidence[drafted].mean()), float(places.agree[drafted].mean())
-    text = f"expected calibration error; its mean confidence is {sure:.2f}, its hit rate {right:.2f}"
+    text = (
+        f"expected calibration error; its mean confidence is {sure:.2f}, its hit rate {right:.2f}"
+    )
     yield _graded("calibration", error, CALIBRATION, text)
     coverage = float(places.covered[drafted].mean())
     if coverage < 1:
-        yield _graded("coverage", coverage, COVERAGE, f"{coverage:.0%} of the target's choices can be drafted")
+        yield _graded(
+            "coverage", coverage, COVERAGE, f"{coverage:.0%} of the target's choices can be drafted"
+        )
 
 
 AGAIN = 2
 """How often costs are measured anew, while the speed-up that they predict is poor."""
 
 
-def _predicted(places: Places, costs: Costs | None, again: Callable[[], Costs] | None = None) -> Iterator[Finding]:
+def _predicted(
+    places: Places, costs: Costs | None, again: Callable[[], Costs] | None = None
+) -> Iterator[Finding]:
     """τ and speed-up of greedy chains: τ · sₜ(1) / (sₜ(1 + γ) + γ · sₐ(1) + commit and what it puts off)."""
     lengths = 1 + np.cumsum(np.cumprod(places.rates))
-    yield Finding("acceptance length", float(lengths[-1]), "ok", f"predicted τ of chain:length={DEPTHS} at temperature 0")
+    yield Finding(
+        "acceptance length",
+        float(lengths[-1]),
+        "ok",
+        f"predicted τ of chain:length={DEPTHS} at temperature 0",
+    )
     if costs is None:
         return
     gains, tries = gains_of_chains(lengths.tolist(), costs), 0
@@ -366,11 +443,13 @@ def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
     return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED
 
 
-def _attention(target: Target, needs: Needs, texts: Sequence[Text]) -> tuple[tuple[Attending, ...], Finding]:
+def _attention(
+    target: Target, needs: Needs, texts: Sequence[Text]
+) -> tuple[tuple[Attending, ...], Finding]:
     """Return the attention of the target's layers, with a warning where the drafter reads one that hardly attends.
 
-    Keys and values are those of a layer, a hidden state is the output of one. The last, which the target's own head reads, is
-    more than the work of its layer.
+    Keys and values are those of a layer, a hidden state is the output of one. The last, which the
+    target's own head reads, is more than the work of its layer.
     """
     try:
         layers = attending(target.decoder, [t.tokens for t in texts])
@@ -383,7 +462,9 @@ def _attention(target: Target, needs: Needs, texts: Sequence[Text]) -> tuple[tup
     if not read:
         return layers, Finding("attention", None, "ok", "it reads of no layer in particular")
     least = min(read, key=lambda i: layers[i].output)
-    adds = {i: f"layer {i}, {what}, adds {layers[i].output:.2g}" for i, what in sorted(read.items())}
+    adds = {
+        i: f"layer {i}, {what}, adds {layers[i].output:.2g}" for i, what in sorted(read.items())
+    }
     told = f"of the residual stream before it, attention of {'; '.join(adds.values())}"
     dead = f"; below {DEAD} a layer looks at hardly anything, and another should be read"
     said: Said = "warn" if layers[least].dead else "ok"
@@ -394,7 +475,9 @@ def _noise(target: Target, texts: Sequence[Text]) -> Finding:
     """Return the change of the two best logits' margin between passes over one token and one pass over all of a text."""
     changes, margins = narrow_and_wide(target, texts)
     noise, smallest = float(changes.max()), float(margins.min())
-    if not noise and margins.any():  # bits are kept: two equal logits are equal in every pass, and the first is chosen
+    if (
+        not noise and margins.any()
+    ):  # bits are kept: two equal logits are equal in every pass, and the first is chosen
         text = f"passes of different width have the same margins at all {len(margins)} tokens: no choice can turn"
         return Finding("margin / noise", None, "ok", text)
     below, flipped = int((margins <= noise).sum()), int((changes >= margins).sum())
@@ -404,4 +487,6 @@ def _noise(target: Target, texts: Sequence[Text]) -> Finding:
     )
     if below:
         text += f" ({flipped} may have turned): there, greedy output may part from plain decoding's"
-    return Finding("margin / noise", smallest / noise if noise else None, "warn" if below else "ok", text)
+    return Finding(
+        "margin / noise", smallest / noise if noise else None, "warn" if below else "ok", text
+    )

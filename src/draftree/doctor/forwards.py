@@ -29,16 +29,23 @@ def batch_of(target: Target, drafter: Drafter[Any], tokens: Ints, seed: int = 0)
 def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, phase: int) -> Tensor:
     """[B, T', V] draft log-probabilities along texts [B, T]: each block's first token is a root, the others are drafted.
 
-    T' counts from the first root on. Every draft is accepted, so each block is one step. The first block that is decoded
-    needs a prompt before it, so it is the first that does not begin the text.
+    T' counts from the first root on. Every draft is accepted, so each block is one step. The first
+    block that is decoded needs a prompt before it, so it is the first that does not begin the text.
     """
     first = int(min(s for s in block_starts(tokens.shape[1], block, phase) if s > 0))
-    texts = [Text(np.append(row, 0), first) for row in tokens]  # what stands behind the last token is not asked for
+    texts = [
+        Text(np.append(row, 0), first) for row in tokens
+    ]  # what stands behind the last token is not asked for
     blocks = replay(target, drafter, texts, 1, block)
-    return torch.stack([cast(Tensor, candidates.log_probs) for step in blocks for _, candidates in step.asked], dim=1)
+    return torch.stack(
+        [cast(Tensor, candidates.log_probs) for step in blocks for _, candidates in step.asked],
+        dim=1,
+    )
 
 
-def both(target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int) -> tuple[Tensor, Tensor]:
+def both(
+    target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int
+) -> tuple[Tensor, Tensor]:
     """[B, T', V] log-probabilities of the training forward, and of decoding."""
     with torch.no_grad():
         logits = drafter.forward(batch_of(target, drafter, tokens), block, phase)

@@ -1,9 +1,10 @@
 """Examines the output against the target's own, on the user's target, drafter and prompts.
 
-Texts are compared with plain decoding's token for token where a rule promises them: in greedy decoding, and for the same
-seed. A rule that promises no more than the distribution is put to a two-sample test of the tokens that come behind a fixed
-root. Passes of different width round differently, which nobody can help: how much is measured beside the comparison, with
-the stock model and no mask of ours, so that a fault in a verification cannot excuse itself.
+Texts are compared with plain decoding's token for token where a rule promises them: in greedy
+decoding, and for the same seed. A rule that promises no more than the distribution is put to a
+two-sample test of the tokens that come behind a fixed root. Passes of different width round
+differently, which nobody can help: how much is measured beside the comparison, with the stock model
+and no mask of ours, so that a fault in a verification cannot excuse itself.
 
 Shapes: n tokens of a text, V vocabulary.
 """
@@ -80,7 +81,9 @@ class Extent(Knobs):
     seed: int = knob(0, least=0)
 
 
-def prompts(target: Target, data: Path | None = None, count: int = TEXTS, tokens: int = TOKENS) -> list[list[int]]:
+def prompts(
+    target: Target, data: Path | None = None, count: int = TEXTS, tokens: int = TOKENS
+) -> list[list[int]]:
     """Return the prompts to continue: what stands before the responses of a file, or shipped prompts.
 
     Args:
@@ -122,7 +125,9 @@ def examine(
     Raises:
         UserError: a prompt cannot be served.
     """
-    work = _Work(target, [(c, Engine(target, drafter, c.grown, c.rule, costs)) for c in chosen], extent, tell)
+    work = _Work(
+        target, [(c, Engine(target, drafter, c.grown, c.rule, costs)) for c in chosen], extent, tell
+    )
     if work.drawn:
         critical(1, LEVEL)  # a package that is missing is told before the texts are written
     work.total = work.size(len(prompts))
@@ -160,13 +165,22 @@ class _Work:
     def runs(self) -> list[Sampling]:
         """The samplings of each text; where none is to be compared, greedy: noise and roots are still wanted."""
         temperatures = dict.fromkeys(c.temperature for c, _ in self.pairs if c.keeps_text) or [0.0]
-        return [Sampling(t, seed=self.extent.seed + i) for t in temperatures for i in range(self.extent.seeds if t else 1)]
+        return [
+            Sampling(t, seed=self.extent.seed + i)
+            for t in temperatures
+            for i in range(self.extent.seeds if t else 1)
+        ]
 
     def size(self, texts: int) -> int:
         """Return the number of runs and batches to come."""
         runs = sum(1 + len(self.followed(s.temperature)) for s in self.runs)
-        batches = sum(len(self.numbers(i, min(self.extent.roots, texts))) for i in range(min(self.extent.roots, texts)))
-        return texts * runs + batches * (len(self.drawn) + len({c.temperature for c, _ in self.drawn}))
+        batches = sum(
+            len(self.numbers(i, min(self.extent.roots, texts)))
+            for i in range(min(self.extent.roots, texts))
+        )
+        return texts * runs + batches * (
+            len(self.drawn) + len({c.temperature for c, _ in self.drawn})
+        )
 
     def advance(self, what: str) -> None:
         self.tell(self.done, what, self.total)
@@ -174,7 +188,9 @@ class _Work:
 
     def compare(self, text: int, prompt: list[int]) -> None:
         """All cases on one prompt."""
-        request = Request(prompt, self.extent.max_new_tokens, self.target.eos, text, keep_scores=True)
+        request = Request(
+            prompt, self.extent.max_new_tokens, self.target.eos, text, keep_scores=True
+        )
         best: Root | None = None
         for sampling in self.runs:
             self.advance(f"plain decoding, T = {sampling.temperature:g}")
@@ -189,37 +205,55 @@ class _Work:
                 self.note(case.name, request, sampling, base, ours)
         self.roots += [] if best is None else [best]
 
-    def note(self, name: str, request: Request, sampling: Sampling, base: Heard, ours: Heard) -> None:
+    def note(
+        self, name: str, request: Request, sampling: Sampling, base: Heard, ours: Heard
+    ) -> None:
         """Write down how a text stands beside plain decoding's."""
         before = self.compared.get(name, Compared(name, 0, 0, (), 0.0))
         at, parted = common(base.tokens, ours.tokens), before.parted
         if base.tokens != ours.tokens:
             root = np.array([len(request.prompt) - 1 + at])
-            margin = behind(base, ours, at, sampling, Keyed(sampling.seed, np.array([request.number]), root))
+            margin = behind(
+                base, ours, at, sampling, Keyed(sampling.seed, np.array([request.number]), root)
+            )
             token = [h.tokens[at] if at < len(h.tokens) else None for h in (base, ours)]
             parted += (Parted(request.number, sampling.seed, at, token[0], token[1], margin),)
-        alike = min(at + 1, len(base.tokens), len(ours.tokens))  # logits that stand behind the same text
+        alike = min(
+            at + 1, len(base.tokens), len(ours.tokens)
+        )  # logits that stand behind the same text
         shift = max(before.shift, shifts(base.raw(alike), ours.raw(alike)))
-        self.compared[name] = Compared(name, before.texts + 1, before.tokens + len(base.tokens), parted, shift)
+        self.compared[name] = Compared(
+            name, before.texts + 1, before.tokens + len(base.tokens), parted, shift
+        )
 
     def draw(self) -> None:
         """All frequency tests."""
         if self.drawn and not self.roots:
-            raise UserError("every text ends with its first token, so nothing can be drawn behind one; give other prompts")
+            raise UserError(
+                "every text ends with its first token, so nothing can be drawn behind one; give other prompts"
+            )
         self.roots = sorted(self.roots, key=lambda r: r.distance)[: self.extent.roots]
         for temperature in dict.fromkeys(c.temperature for c, _ in self.drawn):
             # Each has its own seed: with the same one, both samples would follow the same noise.
             first, second = (Sampling(temperature, seed=self.extent.seed + i) for i in (0, 1))
-            plain = [plainly(self.target, r, first, self.batches(i, "plain sampling")) for i, r in enumerate(self.roots)]
+            plain = [
+                plainly(self.target, r, first, self.batches(i, "plain sampling"))
+                for i, r in enumerate(self.roots)
+            ]
             for case, engine in self.drawn:
                 if case.temperature == temperature:
-                    ours = [speculated(engine, r, second, self.batches(i, case.name)) for i, r in enumerate(self.roots)]
+                    ours = [
+                        speculated(engine, r, second, self.batches(i, case.name))
+                        for i, r in enumerate(self.roots)
+                    ]
                     self.tests += [self.tested(case, plain, ours, look) for look in (1, LOOK)]
 
     def numbers(self, root: int, roots: int) -> list[range]:
         """Return the numbers of the trials behind one of the roots, batch by batch."""
         first, end = (self.extent.trials * i // roots for i in (root, root + 1))
-        rows = math.ceil((end - first) / math.ceil((end - first) / ROWS))  # batches of one size go on in one another's caches
+        rows = math.ceil(
+            (end - first) / math.ceil((end - first) / ROWS)
+        )  # batches of one size go on in one another's caches
         return [range(n, min(n + rows, end)) for n in range(first, end, rows)]
 
     def batches(self, root: int, what: str) -> Iterator[range]:
@@ -228,16 +262,23 @@ class _Work:
             self.advance(f"{what}: {numbers[0]:,} of {self.extent.trials:,} trials")
             yield numbers
 
-    def tested(self, case: Case, plain: Sequence[Drawn], ours: Sequence[Drawn], look: int) -> Frequencies:
+    def tested(
+        self, case: Case, plain: Sequence[Drawn], ours: Sequence[Drawn], look: int
+    ) -> Frequencies:
         """Two samples side by side, each of what was drawn behind every root."""
-        counted = [Counter((i, *s[:look]) for i, drawn in enumerate(sample) for s in drawn) for sample in (ours, plain)]
+        counted = [
+            Counter((i, *s[:look]) for i, drawn in enumerate(sample) for s in drawn)
+            for sample in (ours, plain)
+        ]
         outcomes = sorted(counted[0] | counted[1])
         a, b = (np.array([c[o] for o in outcomes], np.float64) for c in counted)
         found = two_sample(a, b)
         trials, others = (sum(counts.values()) for counts in counted)
         n = trials * others // (trials + others)
         least = detectable(n, found.dof, self.level, SURE) if found.dof else None
-        return Frequencies(case.name, look, trials, *found, *distances(a, b), least, not case.rule.lossy)
+        return Frequencies(
+            case.name, look, trials, *found, *distances(a, b), least, not case.rule.lossy
+        )
 
     @property
     def level(self) -> float:

@@ -112,18 +112,24 @@ class Rooted(Chance):
 
     @override
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
-        return self._rows.noise.categorical(p, row, depth) if self._rows.written[row] else self._root
+        return (
+            self._rows.noise.categorical(p, row, depth) if self._rows.written[row] else self._root
+        )
 
     @override
     def choose(self, scores: Tensor, row: int, depth: int) -> int:
-        return self._rows.noise.choose(scores, row, depth) if self._rows.written[row] else self._root
+        return (
+            self._rows.noise.choose(scores, row, depth) if self._rows.written[row] else self._root
+        )
 
     @override
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
         return self._rows.noise.bernoulli(p, row, depth, index)
 
 
-def plainly(target: Target, root: Root, sampling: Sampling, batches: Iterable[range]) -> list[tuple[int, ...]]:
+def plainly(
+    target: Target, root: Root, sampling: Sampling, batches: Iterable[range]
+) -> list[tuple[int, ...]]:
     """Return the `LOOK` tokens that plain decoding writes behind a root, for requests of these numbers."""
     found: list[tuple[int, ...]] = []
     cache: SlotCache | None = None
@@ -138,13 +144,20 @@ def plainly(target: Target, root: Root, sampling: Sampling, batches: Iterable[ra
     return found
 
 
-def speculated(engine: Engine, root: Root, sampling: Sampling, batches: Iterable[range]) -> list[tuple[int, ...]]:
+def speculated(
+    engine: Engine, root: Root, sampling: Sampling, batches: Iterable[range]
+) -> list[tuple[int, ...]]:
     """Return the `LOOK` tokens that the loop writes behind a root, for requests of these numbers."""
     found: list[tuple[int, ...]] = []
     enough = len(root.before) + 1 + LOOK
     engine.forget()
     for numbers in batches:
-        wanted = Request(root.before, 1 + LOOK + ROOM, engine.eos, criteria=(lambda ids, _: ids.shape[1] >= enough,))
+        wanted = Request(
+            root.before,
+            1 + LOOK + ROOM,
+            engine.eos,
+            criteria=(lambda ids, _: ids.shape[1] >= enough,),
+        )
         numbered = [replace(wanted, number=n) for n in numbers]
         rows, steps = engine.begin(numbered, sampling, source=lambda rows: Rooted(rows, root.token))
         run(steps, rows)
@@ -183,8 +196,8 @@ def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) 
 def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
     """Return the difference of plain decoding's logits from those of one pass of the stock model over the whole text.
 
-    Where the rope changes with the length of the text, no pass over all of it is what plain decoding does; there, only the
-    part before the change is looked at.
+    Where the rope changes with the length of the text, no pass over all of it is what plain
+    decoding does; there, only the part before the change is looked at.
     """
     count, boundary = len(base.tokens), target.decoder.rope_boundary
     if boundary is not None and (boundary[0] == "dynamic" or len(prompt) <= boundary[1]):
@@ -235,7 +248,9 @@ def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, 
         if not live.size:
             break
         positions = np.array([texts[r].start + i for r in live])
-        tree = Tree.planted(live, np.array([texts[r].tokens[p] for r, p in zip(live, positions, strict=True)]))
+        tree = Tree.planted(
+            live, np.array([texts[r].tokens[p] for r, p in zip(live, positions, strict=True)])
+        )
         top = target.verify(cache, tree, Needs()).logits.topk(2)
         wide = record.after(live, positions).gather(-1, top.indices).cpu().double()
         values = top.values.cpu().double()

@@ -22,5 +22,15 @@ def state_findings(target: Target) -> Iterator[Finding]:
     target.verify(cache, Tree.planted(np.zeros(1, np.int64), np.array([3])), Needs())
     state, stash = cache.states.bytes_of_row, cache.states.bytes_of_slot
     bound = f"at most {states.SNAPSHOTS} a row, and {states.BYTES / 2**20:,.0f} MiB for all"
-    yield Finding("state", state, "ok", f"{state / 2**20:,.1f} MiB of state a sequence, and as much a snapshot: {bound}")
-    yield Finding("stash", stash, "ok", f"{stash / 2**10:,.1f} KiB of what a node would do to it, while it is verified")
+    yield Finding(
+        "state",
+        state,
+        "ok",
+        f"{state / 2**20:,.1f} MiB of state a sequence, and as much a snapshot: {bound}",
+    )
+    yield Finding(
+        "stash",
+        stash,
+        "ok",
+        f"{stash / 2**10:,.1f} KiB of what a node would do to it, while it is verified",
+    )

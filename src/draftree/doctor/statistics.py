@@ -13,7 +13,8 @@ from draftree.errors import UserError
 from draftree.tree import Floats, Ints
 
 LEAST = 10.0
-"""The least expectation of a bin: with less the statistic is not distributed as χ² is. Rarer outcomes are put together."""
+"""The least expectation of a bin: with less the statistic is not distributed as χ² is. Rarer
+outcomes are put together."""
 
 
 class ChiSquare(NamedTuple):
@@ -22,7 +23,8 @@ class ChiSquare(NamedTuple):
     Attributes:
         statistic: χ²; ∞ where something came that cannot come.
         dof: degrees of freedom, one less than there are bins.
-        p_value: the probability of at least so large a statistic where the frequencies are as they should be.
+        p_value: the probability of at least so large a statistic where the frequencies are as they
+            should be.
     """
 
     statistic: float
@@ -39,15 +41,23 @@ def two_sample(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
     """
     a, b = np.asarray(counts_a, np.float64), np.asarray(counts_b, np.float64)
     share = a.sum() / (a.sum() + b.sum())
-    # Given how often an outcome came in both together, which sample it came in says all; so bins may be chosen by the sum.
+    # Given how often an outcome came in both together, which sample it came in says all; so bins
+    # may be chosen by the sum.
     bins = pooled((a + b) * min(share, 1 - share))
-    found = _scipy().stats.chi2_contingency([np.bincount(bins, a), np.bincount(bins, b)], correction=False)
+    found = _scipy().stats.chi2_contingency(
+        [np.bincount(bins, a), np.bincount(bins, b)], correction=False
+    )
     return ChiSquare(float(found.statistic), int(found.dof), float(found.pvalue))
 
 
 def pooled(expected: Floats) -> Ints:
     """[V] the bin of each outcome, so that each bin expects `LEAST` together: the rarest share theirs."""
-    bins, last, mass, order = np.zeros(len(expected), np.int64), 0, 0.0, np.argsort(expected, kind="stable")
+    bins, last, mass, order = (
+        np.zeros(len(expected), np.int64),
+        0,
+        0.0,
+        np.argsort(expected, kind="stable"),
+    )
     for i in order.tolist():
         if mass >= LEAST:
             last, mass = last + 1, 0.0
@@ -77,11 +87,14 @@ def power(noncentrality: float, dof: int, level: float) -> float:
 def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> float:
     """Return the total variation distance that a test of n draws finds at least so surely, whatever shape the error has.
 
-    By Cauchy and Schwarz an error of total variation t, measured between bins, has a non-centrality of at least 4 n t².
+    By Cauchy and Schwarz an error of total variation t, measured between bins, has a non-centrality
+    of at least 4 n t².
     """
     # By Chebyshev's inequality the power is above `sure` from here on.
     enough = 2 * (critical(dof, level) + dof) + 20 / (1 - sure)
-    noncentrality = _scipy().optimize.brentq(lambda x: power(x, dof, level) - sure, 0.0, enough, xtol=1e-12)
+    noncentrality = _scipy().optimize.brentq(
+        lambda x: power(x, dof, level) - sure, 0.0, enough, xtol=1e-12
+    )
     return math.sqrt(noncentrality / (4 * n))
 
 
@@ -95,5 +108,7 @@ def _scipy() -> Any:
         import scipy.optimize
         import scipy.stats
     except ModuleNotFoundError as error:
-        raise UserError("the test of frequencies needs the package 'scipy': pip install 'draftree[doctor]'") from error
+        raise UserError(
+            "the test of frequencies needs the package 'scipy': pip install 'draftree[doctor]'"
+        ) from error
     return scipy

@@ -21,7 +21,8 @@ class Parted:
         token: the first that differs, counted from 0.
         plain: the token that plain decoding chose there; None where it had ended.
         ours: the token that came instead.
-        margin: by how much plain decoding preferred its own, in logits: ∞ where it could never have chosen ours.
+        margin: by how much plain decoding preferred its own, in logits: ∞ where it could never have
+            chosen ours.
     """
 
     text: int
@@ -41,7 +42,8 @@ class Compared:
         texts: how many were compared.
         tokens: how many tokens plain decoding wrote.
         parted: the texts that differ.
-        shift: how much a verification's logits differ from plain decoding's behind the same text, at most; see `shifts`.
+        shift: how much a verification's logits differ from plain decoding's behind the same text,
+            at most; see `shifts`.
     """
 
     case: str
@@ -64,8 +66,8 @@ class Frequencies:
         p_value: how probable so large a one is where nothing is wrong.
         distance: total variation between the two samples.
         chance: what it is expected to be where nothing is wrong.
-        detectable: the total variation that would have been found, with probability `SURE`, whatever its shape; None where
-            the tokens are too certain to tell anything.
+        detectable: the total variation that would have been found, with probability `SURE`,
+            whatever its shape; None where the tokens are too certain to tell anything.
         exact: whether the rule promises to pass.
     """
 
@@ -91,7 +93,8 @@ class Report:
         texts: how many prompts there were.
         noise: between passes of different width.
         allowed: the largest difference of logits that it explains.
-        level: below it a p-value is too small, so that all tests together fail by chance with probability `LEVEL`.
+        level: below it a p-value is too small, so that all tests together fail by chance with
+            probability `LEVEL`.
         findings: a verdict on each case, after those on plain decoding and its noise.
         compared: all comparisons.
         frequencies: all tests.
@@ -134,7 +137,9 @@ class Report:
             return "; ".join([f"NOT lossless: {'; '.join(wrong)}", *said])
         texts, parted = sum(c.texts for c in self.compared), len(self.parted)
         told = [f"{texts - parted} of {texts} texts the same as plain decoding's"] if texts else []
-        told += [f"{parted} parted where the margin is within the numerical noise"] if parted else []
+        told += (
+            [f"{parted} parted where the margin is within the numerical noise"] if parted else []
+        )
         tests = sum(f.exact for f in self.frequencies)
         told += [f"{tests} of {tests} frequency tests passed"] if tests else []
         return "; ".join([f"lossless: {', '.join(told)}", *said])
@@ -149,7 +154,12 @@ def plain(dtype: torch.dtype, found: Noise) -> Finding:
     limit = APART.get(dtype, HALF)
     text = f"its probabilities and those of one pass of the stock model over the text differ by at most {found.p:.1g}"
     verdict: Said = "ok" if found.p <= limit else "bad" if dtype in APART else "warn"
-    return Finding("plain decoding", found.p, verdict, text if verdict == "ok" else f"{text}; noise is below {limit:.0e}")
+    return Finding(
+        "plain decoding",
+        found.p,
+        verdict,
+        text if verdict == "ok" else f"{text}; noise is below {limit:.0e}",
+    )
 
 
 def noisy(found: Noise, allowed: float) -> Finding:
@@ -189,12 +199,24 @@ def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: N
         told += f"plain sampling, {far.distance:.2f} apart where chance makes {far.chance:.2f}"
         return Finding(case.name, worst.p_value, "bad", told)
     if rejected:
-        return Finding(case.name, worst.p_value, "warn", f"{told}; below {level:.1g}, but no further apart than noise makes")
+        return Finding(
+            case.name,
+            worst.p_value,
+            "warn",
+            f"{told}; below {level:.1g}, but no further apart than noise makes",
+        )
     reach = tests[0].detectable
     if reach is None:
-        return Finding(case.name, worst.p_value, "warn", f"{told}; the next token is too certain for anything to be found")
+        return Finding(
+            case.name,
+            worst.p_value,
+            "warn",
+            f"{told}; the next token is too certain for anything to be found",
+        )
     told += f"; an error of {reach:.2f} (total variation) in the next token would be found"
-    return Finding(case.name, worst.p_value, "ok", f"{told}; {case.instead}" if case.instead else told)
+    return Finding(
+        case.name, worst.p_value, "ok", f"{told}; {case.instead}" if case.instead else told
+    )
 
 
 def _lossy(case: Case, tests: Sequence[Frequencies]) -> Finding:

@@ -1,10 +1,12 @@
 """Several drafters fused into one: what each proposes goes into one tree (docs/explanation/fusion.md).
 
-The first part with a whole q, a trained drafter, is the guide, and its q is left as it is. A token that another part
-finds gets the acceptance that such finds had so far, and the guide's other tokens share what is left: with nothing found
-the candidates are the guide's own. Without a guide, all parts' finds are judged.
+The first part with a whole q, a trained drafter, is the guide, and its q is left as it is. A token
+that another part finds gets the acceptance that such finds had so far, and the guide's other tokens
+share what is left: with nothing found the candidates are the guide's own. Without a guide, all
+parts' finds are judged.
 
-Shapes: R rows, P parts, F frontier nodes, K candidates, X features, C distinct candidates of all nodes.
+Shapes: R rows, P parts, F frontier nodes, K candidates, X features, C distinct candidates of all
+nodes.
 """
 
 from collections.abc import Mapping, Sequence
@@ -23,21 +25,23 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Below, Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)
-"""The worth of a find beside a guide, before any was judged: log-odds of its acceptance as weights of `Find.x`. A find
-multiplies the odds that the guide gives the token, as independent evidence does; modestly, by 2.7 for one of q = ½."""
+"""The worth of a find beside a guide, before any was judged: log-odds of its acceptance as weights
+of `Find.x`. A find multiplies the odds that the guide gives the token, as independent evidence
+does; modestly, by 2.7 for one of q = ½."""
 ALONE = (0.0, 1.0, 0.0, 2.0)
 """And without a guide: at first, the part's own q is the estimate."""
 PRIOR = 4.0
 """The number of examples of unit curvature that these count for."""
 RECENT, NEUTRAL = 0.2, 0.5
-"""The share of the last find in what is remembered of a row's last ones, and what is remembered of none."""
+"""The share of the last find in what is remembered of a row's last ones, and what is remembered of
+none."""
 CERTAIN = 1e-4
 """No probability that is learnt from is taken to be closer to 0 or 1."""
 UNGUIDED = np.zeros((0, 0))
 """Stands for what a guide says where there is none."""
 MOST, LEAST = 1 - 1e-3, 1e-300
-"""All finds after a node are worth this much together at most, so that something is left for the guide's tokens; and one at
-least."""
+"""All finds after a node are worth this much together at most, so that something is left for the
+guide's tokens; and one at least."""
 
 
 @final
@@ -84,7 +88,8 @@ class Find:
         tokens: [F, K] ids.
         place: [F, K] −∞ where there is a candidate, else NaN.
         guide: [F, K] the guide's q; 0 without one.
-        x: [F, K, X] what its acceptance is judged by: 1, the log-odds of the part's q and of the guide's, recent success.
+        x: [F, K, X] what its acceptance is judged by: 1, the log-odds of the part's q and of the
+            guide's, recent success.
         value: [F, K] the estimate of it.
     """
 
@@ -104,10 +109,11 @@ class Fusing:
 
     Attributes:
         parts: [P] their own states.
-        trust: [R][P] what each row has learnt; what `carry` leaves has one row, which stands for all.
+        trust: [R][P] what each row has learnt; what `carry` leaves has one row, which stands for
+            all.
         finds: of this step.
-        searched: of the frontier that was searched last, where each node stands in it, by its number, and what each part that
-            searches proposed.
+        searched: of the frontier that was searched last, where each node stands in it, by its
+            number, and what each part that searches proposed.
     """
 
     parts: tuple[Any, ...]
@@ -140,30 +146,51 @@ class FusedDrafter(Drafter[Fusing]):
         self.sends_probes = bool(self._probing)
         if len(self._probing) > 1:
             both = " and ".join(f"'{self.parts[i].described}'" for i in self._probing)
-            raise UserError(f"{both} cannot be fused: each sends probe rows with the verification, allowed is one that does")
+            raise UserError(
+                f"{both} cannot be fused: each sends probe rows with the verification, allowed is one that does"
+            )
 
     @property
     def needs(self) -> Needs:
         every = [part.needs for part in self.parts]
-        hidden, kv = (layer for needs in every for layer in needs.hidden), (layer for needs in every for layer in needs.kv)
-        return Needs(tuple(dict.fromkeys(hidden)), tuple(dict.fromkeys(kv)), max(needs.top for needs in every))
+        hidden, kv = (
+            (layer for needs in every for layer in needs.hidden),
+            (layer for needs in every for layer in needs.kv),
+        )
+        return Needs(
+            tuple(dict.fromkeys(hidden)),
+            tuple(dict.fromkeys(kv)),
+            max(needs.top for needs in every),
+        )
 
     @property
     def described(self) -> str:
         return " + ".join(part.described for part in self.parts)
 
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Fusing | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Fusing | None = None,
+        rows: Ints | None = None,
     ) -> Fusing:
         before = (None,) * len(self.parts) if state is None else state.parts
         known = (Trust(),) * len(self.parts) if state is None else state.together
-        inner = [part.start(prompts, roots, own(part, taps), s, rows) for part, s in zip(self.parts, before, strict=True)]
+        inner = [
+            part.start(prompts, roots, own(part, taps), s, rows)
+            for part, s in zip(self.parts, before, strict=True)
+        ]
         fresh = (tuple(replace(trust, recent=NEUTRAL) for trust in known),) * len(prompts)
-        if state is None or len(state.trust) != len(prompts):  # what `carry` leaves has one row, which stands for all
+        if state is None or len(state.trust) != len(
+            prompts
+        ):  # what `carry` leaves has one row, which stands for all
             return Fusing(tuple(inner), fresh)
         return Fusing(tuple(inner), put(state.trust, rows, fresh))
 
-    def find(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates | None, Fusing]:
+    def find(
+        self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates | None, Fusing]:
         """Return what the parts that search find, valued as without a guide.
 
         `expand` does not search for the same nodes again.
@@ -192,18 +219,30 @@ class FusedDrafter(Drafter[Fusing]):
             return None, state
         if not found.nodes.size:
             return replace(found, alone=False), replace(state, parts=tuple(inner))
-        find = _find(i, found.candidates, None, found.nodes, [state.trust[row][i] for row in found.rows.tolist()])
+        find = _find(
+            i,
+            found.candidates,
+            None,
+            found.nodes,
+            [state.trust[row][i] for row in found.rows.tolist()],
+        )
         cut = MOST / np.maximum(find.value.sum(axis=1, keepdims=True), MOST)
-        log_q = np.where(found.candidates.log_q > -np.inf, np.log(np.maximum(find.value * cut, LEAST)), -np.inf)
+        log_q = np.where(
+            found.candidates.log_q > -np.inf, np.log(np.maximum(find.value * cut, LEAST)), -np.inf
+        )
         own = Candidates(found.candidates.tokens, log_q, source=(1 << i) - 1)
-        return replace(found, candidates=own, alone=False), replace(state, parts=tuple(inner), finds=(*state.finds, find))
+        return replace(found, candidates=own, alone=False), replace(
+            state, parts=tuple(inner), finds=(*state.finds, find)
+        )
 
     def passes(self, state: Fusing, tree: Tree, frontier: Ints) -> int:
         """As many as the part that needs most; parts that search beside a model take none."""
         asked = [i for i, part in enumerate(self.parts) if self.searches or not part.searches]
         return max(self.parts[i].passes(state.parts[i], tree, frontier) for i in asked)
 
-    def expand(self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Fusing]:
+    def expand(
+        self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Fusing]:
         """Return the merged candidates; samples stay one part's own, the first's that can draw them."""
         inner, proposed = list(state.parts), dict[int, Candidates]()
         places, found = state.searched
@@ -219,22 +258,44 @@ class FusedDrafter(Drafter[Fusing]):
         guide = next((i for i, candidates in proposed.items() if candidates.logs is not None), None)
         finds = self._finds(state, tree, frontier, proposed, guide)
         state = replace(state, parts=tuple(inner), finds=(*state.finds, *finds))
-        best = merged(None if guide is None else proposed[guide], finds, k) if finds else proposed[guide or 0]
-        return replace(best, finite=all(candidates.finite for candidates in proposed.values())), state
+        best = (
+            merged(None if guide is None else proposed[guide], finds, k)
+            if finds
+            else proposed[guide or 0]
+        )
+        return replace(
+            best, finite=all(candidates.finite for candidates in proposed.values())
+        ), state
 
     def _finds(
-        self, state: Fusing, tree: Tree, frontier: Ints, proposed: Mapping[int, Candidates], guide: int | None
+        self,
+        state: Fusing,
+        tree: Tree,
+        frontier: Ints,
+        proposed: Mapping[int, Candidates],
+        guide: int | None,
     ) -> list[Find]:
         """Of each part but the guide that proposes something."""
         rows, found = tree.row[frontier].tolist(), []
         for i, candidates in proposed.items():
             if i != guide and (candidates.log_q > -np.inf).any():
                 trust = [state.trust[row][i] for row in rows]
-                found.append(_find(i, candidates, None if guide is None else proposed[guide], tree.number[frontier], trust))
+                found.append(
+                    _find(
+                        i,
+                        candidates,
+                        None if guide is None else proposed[guide],
+                        tree.number[frontier],
+                        trust,
+                    )
+                )
         return found
 
     def commit(self, state: Fusing, tree: Tree, verdict: Verdict, taps: Taps) -> Fusing:
-        inner = [part.commit(s, tree, verdict, own(part, taps)) for part, s in zip(self.parts, state.parts, strict=True)]
+        inner = [
+            part.commit(s, tree, verdict, own(part, taps))
+            for part, s in zip(self.parts, state.parts, strict=True)
+        ]
         trust = list(state.trust)
         for root in range(tree.roots):
             row, kept = int(tree.row[root]), verdict.kept(root)
@@ -247,14 +308,21 @@ class FusedDrafter(Drafter[Fusing]):
         return Fusing(tuple(inner), tuple(trust))
 
     def caught_up(self, state: Fusing) -> Fusing:
-        return replace(state, parts=tuple(part.caught_up(s) for part, s in zip(self.parts, state.parts, strict=True)))
+        return replace(
+            state,
+            parts=tuple(part.caught_up(s) for part, s in zip(self.parts, state.parts, strict=True)),
+        )
 
     def truncate(self, state: Fusing, lengths: Ints, rows: Ints | None = None) -> Fusing:
-        inner = [part.truncate(s, lengths, rows) for part, s in zip(self.parts, state.parts, strict=True)]
+        inner = [
+            part.truncate(s, lengths, rows) for part, s in zip(self.parts, state.parts, strict=True)
+        ]
         return Fusing(tuple(inner), put(state.trust, rows, (state.together,) * len(lengths)))
 
     def select(self, state: Fusing, rows: Ints, cache: SlotCache) -> Fusing | None:
-        inner = [part.select(s, rows, cache) for part, s in zip(self.parts, state.parts, strict=True)]
+        inner = [
+            part.select(s, rows, cache) for part, s in zip(self.parts, state.parts, strict=True)
+        ]
         if any(s is None for s in inner):
             return None
         return Fusing(tuple(inner), picked(state.trust, rows, state.together))
@@ -264,7 +332,11 @@ class FusedDrafter(Drafter[Fusing]):
         return Fusing(tuple(inner), (state.together,))
 
     def probes(self, state: Fusing) -> Probes | None:
-        return self.parts[self._probing[0]].probes(state.parts[self._probing[0]]) if self._probing else None
+        return (
+            self.parts[self._probing[0]].probes(state.parts[self._probing[0]])
+            if self._probing
+            else None
+        )
 
 
 def own(part: Drafter[Any], taps: Taps) -> Taps:
@@ -275,7 +347,9 @@ def own(part: Drafter[Any], taps: Taps) -> Taps:
     return replace(taps, hidden={layer: taps.hidden[layer] for layer in wanted})
 
 
-def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints, trust: Sequence[Trust]) -> Find:
+def _find(
+    part: int, found: Candidates, guide: Candidates | None, numbers: Ints, trust: Sequence[Trust]
+) -> Find:
     """Return a part's candidates with their estimated acceptance.
 
     Args:
@@ -288,16 +362,28 @@ def _find(part: int, found: Candidates, guide: Candidates | None, numbers: Ints,
     log_q = UNGUIDED if guide is None else guide.log_of(found.tokens)
     recent = np.array([t.recent for t in trust])
     weights = np.array([t.alone.weights if guide is None else t.beside.weights for t in trust])
-    x, value, theirs, place = judged(np.ascontiguousarray(found.log_q), log_q, recent, weights, NEUTRAL, CERTAIN)
-    return Find(part, guide is not None, numbers, np.ascontiguousarray(found.tokens), place, theirs, x, value)
+    x, value, theirs, place = judged(
+        np.ascontiguousarray(found.log_q), log_q, recent, weights, NEUTRAL, CERTAIN
+    )
+    return Find(
+        part,
+        guide is not None,
+        numbers,
+        np.ascontiguousarray(found.tokens),
+        place,
+        theirs,
+        x,
+        value,
+    )
 
 
 def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidates:
     """Return the K best candidates of each node by falling q, equal ones in the order of parts and ranks.
 
-    A token proposed by several parts becomes one candidate. Where it was found, it gets the largest of the finds' values:
-    parts that search the same text bring the same evidence, and are no independent causes, as a noisy-or would have them.
-    What the guide says of it is no second opinion either, but among what the value was estimated from.
+    A token proposed by several parts becomes one candidate. Where it was found, it gets the largest
+    of the finds' values: parts that search the same text bring the same evidence, and are no
+    independent causes, as a noisy-or would have them. What the guide says of it is no second
+    opinion either, but among what the value was estimated from.
 
     Args:
         guide: the guide's candidates.
@@ -306,7 +392,10 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
     """
     listed = [(f.tokens, f.place, f.value, f.guide, 1 << f.part) for f in finds]
     if guide is not None:
-        before, nothing = sum((1 << f.part) <= guide.source for f in finds), np.zeros(guide.tokens.shape)
+        before, nothing = (
+            sum((1 << f.part) <= guide.source for f in finds),
+            np.zeros(guide.tokens.shape),
+        )
         own = np.where(guide.log_q > -np.inf, guide.log_q, np.nan)
         listed.insert(before, (guide.tokens, own, nothing, nothing, guide.source + 1))
     if len(listed) == 1:
@@ -314,8 +403,12 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
         bits = np.full(token.shape[1], bit)
     else:
         bits = np.repeat([part[-1] for part in listed], [part[0].shape[1] for part in listed])
-        token, log_q, value, seen = (np.concatenate([part[i] for part in listed], axis=1) for i in range(4))
-    tokens, values, sources = merge(np.ascontiguousarray(token), log_q, value, seen, bits, k, MOST, CERTAIN)
+        token, log_q, value, seen = (
+            np.concatenate([part[i] for part in listed], axis=1) for i in range(4)
+        )
+    tokens, values, sources = merge(
+        np.ascontiguousarray(token), log_q, value, seen, bits, k, MOST, CERTAIN
+    )
     if guide is None:
         return Candidates(tokens, values, sources=sources)
     return replace(guide, tokens=tokens, log_q=values, sources=sources, source=0, draw=Draw.POINT)
@@ -328,17 +421,22 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
         trust: what was known.
         finds: of the part in this step.
         kept: [n] numbers of root and accepted nodes.
-        nexts: [n] the token that the target chose after each. So all that was found after them is judged, whether it
-            came into the verified tree or not; of what was found after other nodes nothing is known.
+        nexts: [n] the token that the target chose after each. So all that was found after them is
+            judged, whether it came into the verified tree or not; of what was found after other
+            nodes nothing is known.
     """
     recent, beside, alone = trust.recent, trust.beside, trust.alone
     examples: dict[bool, list[tuple[Floats, Bools]]] = {}
     for f in finds:
-        x, right, recent = judgements(f.numbers, f.place, f.tokens, f.x, kept, nexts, recent, RECENT)
+        x, right, recent = judgements(
+            f.numbers, f.place, f.tokens, f.x, kept, nexts, recent, RECENT
+        )
         if len(right):
             examples.setdefault(f.guided, []).append((x, right))
     for guided, several in examples.items():
-        x, true = several[0] if len(several) == 1 else map(np.concatenate, zip(*several, strict=True))
+        x, true = (
+            several[0] if len(several) == 1 else map(np.concatenate, zip(*several, strict=True))
+        )
         beside, alone = (beside.learn(x, true), alone) if guided else (beside, alone.learn(x, true))
     return Trust(beside, alone, recent)
 
@@ -353,5 +451,7 @@ def _together(rows: Sequence[Trust]) -> Trust:
 
 def _mean(several: Sequence[Logistic]) -> Logistic:
     information = np.sum([each.information for each in several], axis=0)
-    weights = np.linalg.solve(information, np.sum([each.information @ each.weights for each in several], axis=0))
+    weights = np.linalg.solve(
+        information, np.sum([each.information @ each.weights for each in several], axis=0)
+    )
     return replace(several[0], weights=weights, information=information / len(several))

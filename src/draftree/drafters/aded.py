@@ -24,7 +24,8 @@ from draftree.tree import Candidates, Ints, Tree, Verdict
 TOP = 12
 """Successors of a context (appendix, "Configuration of ADED")."""
 SETTINGS = {"n": 3, "top": TOP, "threshold": 1}
-"""Of a build: tokens of an n-gram; successors stored of each context, 0 for all; the least count that is stored."""
+"""Of a build: tokens of an n-gram; successors stored of each context, 0 for all; the least count
+that is stored."""
 
 
 @final
@@ -32,26 +33,31 @@ SETTINGS = {"n": 3, "top": TOP, "threshold": 1}
 class ADED(Stored):
     """An n-gram model of a corpus (eq. 1) that what was written lately makes likelier (Algorithm 2).
 
-    The policy that belongs to it is `mcts`. After a context that neither the corpus nor the text has, it proposes nothing.
+    The policy that belongs to it is `mcts`. After a context that neither the corpus nor the text
+    has, it proposes nothing.
 
-    - Every step counts each n-gram of the last `window` tokens, the root among them, once more: its weight, which is its
-      share in the corpus or 0, grows by `increment`, to `cap` at most. Neither the paper nor the official code
-      renormalises; here q is the weight's part of all weights after that context, those not stored included, so that an
-      n-gram that was not adapted keeps its share and none has a q above 1.
-    - The paper's "threshold for the elimination of tri-gram probability, at 12" is what the official code does: it reads
-      the 12 likeliest successors. Read as a count it is the setting `threshold` of a build.
-    - By Figure 2 the n-grams of the prompt go into the matrix first; the official code looks at the last `window` tokens
-      only (`prompt=false`).
+    - Every step counts each n-gram of the last `window` tokens, the root among them, once more: its
+      weight, which is its share in the corpus or 0, grows by `increment`, to `cap` at most. Neither
+      the paper nor the official code renormalises; here q is the weight's part of all weights after
+      that context, those not stored included, so that an n-gram that was not adapted keeps its
+      share and none has a q above 1.
+    - The paper's "threshold for the elimination of tri-gram probability, at 12" is what the
+      official code does: it reads the 12 likeliest successors. Read as a count it is the setting
+      `threshold` of a build.
+    - By Figure 2 the n-grams of the prompt go into the matrix first; the official code looks at the
+      last `window` tokens only (`prompt=false`).
 
     Attributes:
         n: tokens of an n-gram, 2 to 4; the datastore's by default, 3 without one.
         top: successors of a context that are read from the datastore.
         adapt: whether what is written changes the weights.
-        window: tokens looked at in each step (the official code's 16; in the paper it is a letter, as the next two are).
+        window: tokens looked at in each step (the official code's 16; in the paper it is a letter,
+            as the next two are).
         increment: added to a weight for each time it is seen (the official code's 0.04).
         cap: the most that a weight grows to (the official code's 3).
         prompt: whether all n-grams of a prompt count once when it is read.
-        session: whether what one text added is kept for the next ones; else each begins with the datastore alone.
+        session: whether what one text added is kept for the next ones; else each begins with the
+            datastore alone.
     """
 
     n: int | None = knob(None, least=2, most=4)
@@ -68,7 +74,9 @@ class ADED(Stored):
         if (folder := self.store(target)) is None:
             return ADEDDrafter(self, Grams.none(self.n or 3, target.decoder.vocab))
         drafter = self.searching(folder)
-        if width_of(drafter.grams.vocab) < width_of(target.decoder.vocab):  # ids beyond would pass for others
+        if width_of(drafter.grams.vocab) < width_of(
+            target.decoder.vocab
+        ):  # ids beyond would pass for others
             raise UserError(
                 f"aded: '{folder}' has room for ids up to {2 ** width_of(drafter.grams.vocab) - 1}, but target '{target.name}' "
                 f"has {target.decoder.vocab} ids, more than its tokenizer; rest can serve it"
@@ -83,7 +91,9 @@ class ADED(Stored):
         """
         grams = Grams.opened(folder)
         if self.n not in (None, grams.n):
-            raise UserError(f"aded: n is {self.n}, allowed is {grams.n}: '{folder}' holds {grams.n}-grams")
+            raise UserError(
+                f"aded: n is {self.n}, allowed is {grams.n}: '{folder}' holds {grams.n}-grams"
+            )
         return ADEDDrafter(self, grams)
 
     @override
@@ -95,7 +105,12 @@ class ADED(Stored):
     @classmethod
     @override
     def build(
-        cls, documents: Documents, vocab: int, folder: Path, settings: Mapping[str, str], tell: Callable[[str], None]
+        cls,
+        documents: Documents,
+        vocab: int,
+        folder: Path,
+        settings: Mapping[str, str],
+        tell: Callable[[str], None],
     ) -> dict[str, Any]:
         for name in settings:
             if name not in SETTINGS:
@@ -111,7 +126,8 @@ class ADEDState:
     Attributes:
         memory: increments of earlier texts of the session; the same for all rows.
         rows: of each row its text with the root behind it, and its own increments.
-        shared: tokens of each row's text that the next one begins with, of a truncated state; none of any other.
+        shared: tokens of each row's text that the next one begins with, of a truncated state; none
+            of any other.
     """
 
     memory: Increments
@@ -135,7 +151,9 @@ class ADEDDrafter(Drafter[ADEDState]):
     def __init__(self, knobs: ADED, grams: Grams) -> None:
         self.knobs, self.grams = knobs, grams
         self._most = math.ceil(min(knobs.cap / knobs.increment, 2**31 - 1))
-        self._by = Weighting(grams.n, width_of(grams.vocab), knobs.top, float(knobs.increment), float(knobs.cap))
+        self._by = Weighting(
+            grams.n, width_of(grams.vocab), knobs.top, float(knobs.increment), float(knobs.cap)
+        )
 
     @property
     @override
@@ -144,10 +162,18 @@ class ADEDDrafter(Drafter[ADEDState]):
 
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: ADEDState | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: ADEDState | None = None,
+        rows: Ints | None = None,
     ) -> ADEDState:
         state = state or ADEDState(Increments.empty(), ())
-        found, begun = list(state.rows) or [Adapted.empty()] * len(prompts), every(rows, len(prompts))
+        found, begun = (
+            list(state.rows) or [Adapted.empty()] * len(prompts),
+            every(rows, len(prompts)),
+        )
         shared = state.shared or (0,) * len(prompts)
         for r in begun.tolist():
             found[r] = self._read(np.append(prompts[r], roots[r]), shared[r])
@@ -167,13 +193,22 @@ class ADEDDrafter(Drafter[ADEDState]):
         return row.incremented(len(row.tokens) - self.knobs.window, self.grams.n)
 
     @override
-    def expand(self, state: ADEDState, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, ADEDState]:
+    def expand(
+        self, state: ADEDState, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, ADEDState]:
         tokens, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
         rows = tree.row[frontier]
         for row in np.unique(rows).tolist():
             here = rows == row
             tokens[here], log_q[here] = successors(
-                self.grams.table, state.memory, state.rows[row], frontier[here], tree.tokens, tree.parents, k, self._by
+                self.grams.table,
+                state.memory,
+                state.rows[row],
+                frontier[here],
+                tree.tokens,
+                tree.parents,
+                k,
+                self._by,
             )
         return Candidates(tokens, log_q), state
 
@@ -202,8 +237,14 @@ class ADEDDrafter(Drafter[ADEDState]):
 
     @override
     def carry(self, state: ADEDState) -> ADEDState | None:
-        return ADEDState(self._remembered(state, np.arange(len(state.rows))), ()) if self.knobs.session else None
+        return (
+            ADEDState(self._remembered(state, np.arange(len(state.rows))), ())
+            if self.knobs.session
+            else None
+        )
 
     def _remembered(self, state: ADEDState, rows: Ints) -> Increments:
         """Return the increments of earlier texts with those of some rows."""
-        return state.memory.plus([state.rows[row] for row in rows], self.grams.n, self._by.width, self._most)
+        return state.memory.plus(
+            [state.rows[row] for row in rows], self.grams.n, self._by.width, self._most
+        )

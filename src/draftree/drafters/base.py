@@ -1,9 +1,11 @@
 """The contract of a drafter: what proposes tokens.
 
-A method's file holds its knobs, a frozen dataclass derived from `Method`, and the `Drafter` they open. State is passed
-and returned, never stored on the drafter, so one drafter serves many sequences.
+A method's file holds its knobs, a frozen dataclass derived from `Method`, and the `Drafter` they
+open. State is passed and returned, never stored on the drafter, so one drafter serves many
+sequences.
 
-Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size, V vocabulary, B batch.
+Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size, V vocabulary, B
+batch.
 """
 
 from abc import ABC, abstractmethod
@@ -21,7 +23,14 @@ from typing_extensions import override
 from draftree.boundary.files import understood
 from draftree.boundary.knobs import Knobs, Part, knob, real, several
 from draftree.errors import UserError, shown
-from draftree.formats.checkpoint import ABOUT, FILES, Checkpoint, embedding_hash, fingerprint, shipped
+from draftree.formats.checkpoint import (
+    ABOUT,
+    FILES,
+    Checkpoint,
+    embedding_hash,
+    fingerprint,
+    shipped,
+)
 from draftree.models.cache import SlotCache
 from draftree.models.capture import Capture, Weights
 from draftree.models.kernel_modules import accelerate
@@ -38,7 +47,11 @@ T = TypeVar("T")
 def set_knobs(knobs: Any) -> str:
     """Return a method's name with the options that differ from the defaults: `PLD(ngram=2)`."""
     own = [f for f in fields(knobs) if f.repr and f.name != "checkpoint"]
-    changed = [f"{f.name}={shown(getattr(knobs, f.name))}" for f in own if getattr(knobs, f.name) != f.default]
+    changed = [
+        f"{f.name}={shown(getattr(knobs, f.name))}"
+        for f in own
+        if getattr(knobs, f.name) != f.default
+    ]
     return f"{type(knobs).__name__}({', '.join(changed)})" if changed else type(knobs).__name__
 
 
@@ -47,8 +60,10 @@ class Drafter(ABC, Generic[State]):
 
     Attributes:
         knobs: of its method, if it has any.
-        ahead: how many layers of a tree one pass tells; of most drafters the next one alone. See `passes`.
-        expands_paths: nodes can be expanded together with nodes above them, in one pass, and not layer by layer alone.
+        ahead: how many layers of a tree one pass tells; of most drafters the next one alone. See
+            `passes`.
+        expands_paths: nodes can be expanded together with nodes above them, in one pass, and not
+            layer by layer alone.
         remembers: `carry` leaves something, so that what is drafted may depend on earlier calls.
         searches: it finds candidates in text, without a pass of a model.
         sends_probes: `probes` asks for rows of a verification.
@@ -92,7 +107,12 @@ class Drafter(ABC, Generic[State]):
 
     @abstractmethod
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: State | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: State | None = None,
+        rows: Ints | None = None,
     ) -> State:
         """Return the state after some sequences begin a text; the others stay unchanged.
 
@@ -106,13 +126,17 @@ class Drafter(ABC, Generic[State]):
         """
 
     @abstractmethod
-    def expand(self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, State]:
+    def expand(
+        self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, State]:
         """Return up to K candidates after each node of the frontier [F], and the new state.
 
         Missing candidates have log q = −∞; tokens are never made up.
         """
 
-    def find(self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates | None, State]:
+    def find(
+        self, state: State, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates | None, State]:
         """Return the candidates of `expand` that need no forward pass (retrieval hits), or None.
 
         A node whose children are retrieval hits only has not been read by the model: nothing below
@@ -240,7 +264,8 @@ class Method(Part, ABC):
     """A method's knobs: configuration, command-line spec and repr at once. Implementations are frozen dataclasses.
 
     Attributes:
-        own_policy: a spec of the policy that it is published with, if draftree takes that one for it on a GPU.
+        own_policy: a spec of the policy that it is published with, if draftree takes that one for
+            it on a GPU.
     """
 
     own_policy: ClassVar[str | None] = None
@@ -264,17 +289,19 @@ class Batch:
 
     Attributes:
         tokens: [B, T] ids, padded at the end.
-        learn: [B, T] whether the token is one to be predicted (a response token, not padding, not the first).
+        learn: [B, T] whether the token is one to be predicted (a response token, not padding, not
+            the first).
         hidden: for each layer needed, [B, T, D].
         kv: for each layer needed, the keys and values the target caches, [B, H, T, width] each.
-        target: the target's logits [M, V] after the tokens marked in a mask [B, T]; only those are computed, and of ids [V′]
-            that are named besides only theirs, [M, V′].
-        generators: one for each sample, for whatever the objective draws; it follows from the seed, the step and the
-            sample alone, so that a batch may be cut among processes.
-        count: learnt tokens that the loss is divided by: those of the whole global batch, for each process. A process's
-            own sum over this count, averaged over processes, is the mean over all tokens.
-        shared: a generator for what is drawn once for a whole step; it follows from the seed and the step alone, so that all
-            the parts a batch is cut into draw the same.
+        target: the target's logits [M, V] after the tokens marked in a mask [B, T]; only those are
+            computed, and of ids [V′] that are named besides only theirs, [M, V′].
+        generators: one for each sample, for whatever the objective draws; it follows from the seed,
+            the step and the sample alone, so that a batch may be cut among processes.
+        count: learnt tokens that the loss is divided by: those of the whole global batch, for each
+            process. A process's own sum over this count, averaged over processes, is the mean over
+            all tokens.
+        shared: a generator for what is drawn once for a whole step; it follows from the seed and
+            the step alone, so that all the parts a batch is cut into draw the same.
     """
 
     tokens: Tensor
@@ -308,7 +335,9 @@ class Trainable(Drafter[State]):
     knobs: "TrainableMethod"
     model: nn.Module
 
-    def __init__(self, knobs: "TrainableMethod", model: nn.Module, target: Target, stored: Checkpoint) -> None:
+    def __init__(
+        self, knobs: "TrainableMethod", model: nn.Module, target: Target, stored: Checkpoint
+    ) -> None:
         self.knobs, self.model, self._target, self._stored = knobs, model.eval(), target, stored
 
     @cached_property
@@ -353,7 +382,8 @@ class Trainable(Drafter[State]):
             texts: those it will learn from, token ids of each; the same ones give the same numbers.
 
         Returns:
-            The knobs that were settled; `knobs` stay as they were asked for, a checkpoint names the numbers.
+            The knobs that were settled; `knobs` stay as they were asked for, a checkpoint names the
+            numbers.
         """
         return {}
 
@@ -376,7 +406,10 @@ class Trainable(Drafter[State]):
     @final
     def save(self, folder: Path) -> None:
         """Write a checkpoint: `config.json` and weights, in the layout its kind of weights is published in."""
-        made_for = {"target": self._target.name, "target_hash": fingerprint(self._target.decoder.config)}
+        made_for = {
+            "target": self._target.name,
+            "target_hash": fingerprint(self._target.decoder.config),
+        }
         made_for["embedding_hash"] = embedding_hash(self._target)
         self.write(folder, {ABOUT: {"drafter": self.knobs.kind()} | made_for | self.settled.fixed})
 
@@ -386,7 +419,9 @@ class Trainable(Drafter[State]):
         config, tensors = self.published(self._stored.config, tensors)
         self._stored.write(folder, config | about, tensors)
 
-    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def published(
+        self, config: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return config and tensors as published checkpoints have them; by default unchanged.
 
         Args:
@@ -478,7 +513,8 @@ class TrainableMethod(Method):
         stages: how it is trained; each stage goes on from the weights of the one before.
         files: the names its weights' files have, ours first.
         formats: the layouts of other programs in which `draftree export` writes it.
-        chosen: names of the knobs that say how weights are driven, so that every checkpoint takes any value of them.
+        chosen: names of the knobs that say how weights are driven, so that every checkpoint takes
+            any value of them.
         checkpoint: its folder; the shipped one by default, for the demo target.
         dtype: what it drafts in; the target's by default.
         named: the knobs that were set by name, be it to their defaults; no knob itself.
@@ -516,7 +552,8 @@ class TrainableMethod(Method):
         """Return the drafter of the checkpoint; none of the knobs that were set is passed over.
 
         Raises:
-            UserError: the checkpoint is missing, does not fit the target, or fixes a knob to another value.
+            UserError: the checkpoint is missing, does not fit the target, or fixes a knob to
+                another value.
         """
         drafter, defaults = self.restored(target), {f.name: f.default for f in fields(self)}
         for key, fixed in drafter.knobs.fixed.items():

@@ -1,7 +1,8 @@
 """DFlash: the root and mask tokens in, a block of drafts out, in one pass over the target's hidden states (arXiv 2602.06036).
 
-Its slots see each other in both directions, so that the number of masks changes what is drafted: it is always fed the block it
-was trained with. A slot says which token comes there whatever the drafts before it are.
+Its slots see each other in both directions, so that the number of masks changes what is drafted: it
+is always fed the block it was trained with. A slot says which token comes there whatever the drafts
+before it are.
 
 Shapes: R rows, n slots of a block, M nodes or blocks, D hidden size, V′ (draft) vocabulary.
 """
@@ -80,4 +81,6 @@ class DFlashDrafter(ParallelDrafter):
     @override
     def loss(self, batch: Batch) -> Tensor:
         places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
-        return marginal_loss(self.knobs.loss, batch, self.blocks(batch, places.anchors), places, self.model.drafted)
+        return marginal_loss(
+            self.knobs.loss, batch, self.blocks(batch, places.anchors), places, self.model.drafted
+        )

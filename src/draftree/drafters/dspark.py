@@ -1,8 +1,9 @@
 """DSpark: a block in one pass, each draft corrected by the one before it, and told how sure it is (arXiv 2607.05147).
 
-The block's slots are DFlash's. A small Markov head adds to a slot's logits what the token before it makes likely, so that the
-children of a node depend on the node, and a confidence head says how probably the next draft will be accepted. Both need no
-pass. The root's slot drafts already: slot k says what comes at depth k + 1.
+The block's slots are DFlash's. A small Markov head adds to a slot's logits what the token before it
+makes likely, so that the children of a node depend on the node, and a confidence head says how
+probably the next draft will be accepted. Both need no pass. The root's slot drafts already: slot k
+says what comes at depth k + 1.
 
 Shapes: M nodes or blocks, n slots, r rank, D hidden size, V vocabulary, V′ draft vocabulary.
 """
@@ -29,7 +30,8 @@ from draftree.models.target import Target
 from draftree.tree import Floats, Ints, Tree
 
 CE, L1, CONFIDENCE = 0.1, 0.9, 1.0
-"""The weights of the objective's parts (DeepSpec's config; L1 is Σ|p − q|, twice the total variation)."""
+"""The weights of the objective's parts (DeepSpec's config; L1 is Σ|p − q|, twice the total
+variation)."""
 
 
 @final
@@ -39,7 +41,8 @@ class DSpark(ParallelMethod):
 
     Attributes:
         rank: r, of the Markov head.
-        markov: `vanilla` adds what follows a token at all; `gated` lets the slot say how much of it; `rnn` remembers the path.
+        markov: `vanilla` adds what follows a token at all; `gated` lets the slot say how much of
+            it; `rnn` remembers the path.
         confidence: whether there is a confidence head, which `yield` reads.
     """
 
@@ -65,13 +68,23 @@ class DSpark(ParallelMethod):
     @override
     def read(self, stored: Checkpoint, target: Target) -> "DSparkDrafter":
         stored, layout, net = opened(stored, target, "dspark", DSparkNet)
-        found = replace(self.known(layout), rank=layout.rank, markov=layout.markov, confidence=layout.confidence[0])
+        found = replace(
+            self.known(layout),
+            rank=layout.rank,
+            markov=layout.markov,
+            confidence=layout.confidence[0],
+        )
         return DSparkDrafter(found, net, target, stored)
 
     @override
     def new(self, target: Target) -> "DSparkDrafter":
         layout = self.layout(target, causal=False, shifted=True)
-        layout = replace(layout, markov=self.markov, rank=self.rank, confidence=(self.confidence, self.confidence))
+        layout = replace(
+            layout,
+            markov=self.markov,
+            rank=self.rank,
+            confidence=(self.confidence, self.confidence),
+        )
         net = DSparkNet(layout, target, {})
         net.begin(self.init)
         return DSparkDrafter(self, net, target, Checkpoint(name=parallel.name))
@@ -106,7 +119,9 @@ class Markov(nn.Module):
             return x
         memory, found = torch.zeros_like(x[:, 0]), []
         for k in range(x.shape[1]):
-            gate, new, out = self.joint_proj(torch.cat((memory, x[:, k], states[:, k]), dim=-1)).chunk(3, dim=-1)
+            gate, new, out = self.joint_proj(
+                torch.cat((memory, x[:, k], states[:, k]), dim=-1)
+            ).chunk(3, dim=-1)
             found.append(torch.tanh(out))
             memory = torch.sigmoid(gate) * memory + (1 - torch.sigmoid(gate)) * torch.tanh(new)
         return torch.stack(found, dim=1)
@@ -137,8 +152,14 @@ class DSparkNet(ParallelNet):
 
     def __init__(self, layout: Layout, target: Target, own: dict[str, Tensor]) -> None:
         super().__init__(layout, target, own)
-        size, vocab, (confident, with_markov) = int(self.config.hidden_size), target.decoder.vocab, layout.confidence
-        self.markov_head = Markov(layout.markov, layout.rank, size, vocab, layout.draft_vocab or vocab)
+        size, vocab, (confident, with_markov) = (
+            int(self.config.hidden_size),
+            target.decoder.vocab,
+            layout.confidence,
+        )
+        self.markov_head = Markov(
+            layout.markov, layout.rank, size, vocab, layout.draft_vocab or vocab
+        )
         self.confidence_head = Confidence(size + layout.rank * with_markov) if confident else None
 
     def certainty(self, states: Tensor, tokens: Tensor) -> Tensor | None:
@@ -146,7 +167,11 @@ class DSparkNet(ParallelNet):
         if self.confidence_head is None:
             return None
         with_markov = self.layout.confidence[1]
-        x = torch.cat((states, self.markov_head.markov_w1(tokens)), dim=-1) if with_markov else states
+        x = (
+            torch.cat((states, self.markov_head.markov_w1(tokens)), dim=-1)
+            if with_markov
+            else states
+        )
         found: Tensor = self.confidence_head(x)
         return found
 
@@ -168,7 +193,9 @@ class DSparkDrafter(ParallelDrafter):
         for depth in np.unique(depths).tolist():
             mine = np.flatnonzero(depths == depth)
             path = [nodes[mine]]
-            while len(path) <= depth and self.knobs.markov == "rnn":  # the others forget all but the last token
+            while (
+                len(path) <= depth and self.knobs.markov == "rnn"
+            ):  # the others forget all but the last token
                 path.insert(0, tree.parents[path[0]])
             ways = np.stack(path, axis=1)
             along = self.slots(outputs, tree, ways.ravel()).view(*ways.shape, -1)
@@ -184,23 +211,42 @@ class DSparkDrafter(ParallelDrafter):
 
     @override
     def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
-        return self.model.head(states) + self.model.markov_head.bias(self.model.markov_head(states, tokens))
+        return self.model.head(states) + self.model.markov_head.bias(
+            self.model.markov_head(states, tokens)
+        )
 
     @override
     def loss(self, batch: Batch) -> Tensor:
         places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
         states, before = self.along(batch, places.anchors)
         states, before = (each.unflatten(0, places.anchors.shape) for each in (states, before))
-        logits = self.taught(states.flatten(0, 1), before.flatten(0, 1)).unflatten(0, places.anchors.shape)
-        logits, weight, drafted = logits[places.valid].float(), places.weight[places.valid], self.model.drafted
-        far = (torch.softmax(said_at(batch, places, drafted).float(), -1) - torch.softmax(logits, -1)).abs().sum(-1)
+        logits = self.taught(states.flatten(0, 1), before.flatten(0, 1)).unflatten(
+            0, places.anchors.shape
+        )
+        logits, weight, drafted = (
+            logits[places.valid].float(),
+            places.weight[places.valid],
+            self.model.drafted,
+        )
+        far = (
+            (torch.softmax(said_at(batch, places, drafted).float(), -1) - torch.softmax(logits, -1))
+            .abs()
+            .sum(-1)
+        )
         wanted = tokens_at(batch, places)
         total = L1 * (weight * far).sum()
         odds = self.model.certainty(states[places.valid], before[places.valid])
         if odds is not None:
-            sure = binary_cross_entropy_with_logits(odds.float(), 1 - far.detach() / 2, reduction="none")
+            sure = binary_cross_entropy_with_logits(
+                odds.float(), 1 - far.detach() / 2, reduction="none"
+            )
             total = total + CONFIDENCE * (weight * sure).sum()
         if drafted is not None:
-            (columns, logits), (_, weight) = drafted.columns(wanted, logits), drafted.columns(wanted, weight)
+            (columns, logits), (_, weight) = (
+                drafted.columns(wanted, logits),
+                drafted.columns(wanted, weight),
+            )
             wanted = columns
-        return (total + CE * (weight * cross_entropy(logits, wanted, reduction="none")).sum()) / batch.count
+        return (
+            total + CE * (weight * cross_entropy(logits, wanted, reduction="none")).sum()
+        ) / batch.count

@@ -1,8 +1,9 @@
 """EAGLE and EAGLE-2's draft model: one layer that continues the target's features (Li et al. 2024; EAGLE-2, section 2.2).
 
-The feature is what the target's LM head reads. A linear layer fuses the embedding of token t + 1 with the feature of
-token t, a decoder layer without input norm makes the feature of token t + 1 of it, and the target's own head turns that
-into a draft distribution. Embedding and head are the target's and are not trained.
+The feature is what the target's LM head reads. A linear layer fuses the embedding of token t + 1
+with the feature of token t, a decoder layer without input norm makes the feature of token t + 1 of
+it, and the target's own head turns that into a draft distribution. Embedding and head are the
+target's and are not trained.
 
 Shapes: R rows, n tokens a row, B batch, T tokens, M learnt positions, D hidden size, V vocabulary.
 """
@@ -20,7 +21,15 @@ from typing_extensions import override
 
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, run, stores
+from draftree.drafters.neural.llama import (
+    Rotary,
+    initialise,
+    like,
+    of_values,
+    published,
+    run,
+    stores,
+)
 from draftree.drafters.neural.losses import before, said, soft_cross_entropy
 from draftree.drafters.neural.pair_net import PairNet
 from draftree.drafters.neural.pairs import PairDrafter
@@ -40,13 +49,15 @@ class EAGLE(TrainableMethod):
     Attributes:
         feature_weight: of the smooth-L1 loss between drafted and true features.
         token_weight: of the soft cross-entropy against the target's distribution.
-        noise: features are disturbed by uniform noise in ± noise in training, in ± noise · 512 / T where a text is longer
-            than 512 tokens.
-        bias: whether the fusing layer has one, as in the paper's checkpoints; vLLM serves those without.
-        steps: passes of training that are fed their own output, as HASS aligns them; 1 is EAGLE's own training.
+        noise: features are disturbed by uniform noise in ± noise in training, in ± noise · 512 / T
+            where a text is longer than 512 tokens.
+        bias: whether the fusing layer has one, as in the paper's checkpoints; vLLM serves those
+            without.
+        steps: passes of training that are fed their own output, as HASS aligns them; 1 is EAGLE's
+            own training.
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them, as in the paper.
-        top_k: K of HASS's top-K loss (arXiv 2408.15766, section 3.2), −Σ p log q over the K tokens the target holds likeliest;
-            0 is without it, 10 is the paper's.
+        top_k: K of HASS's top-K loss (arXiv 2408.15766, section 3.2), −Σ p log q over the K tokens
+            the target holds likeliest; 0 is without it, 10 is the paper's.
         top_weight: of that loss.
     """
 
@@ -82,7 +93,9 @@ class EAGLE(TrainableMethod):
         stored, config = speculators.loaded(stored, "eagle")
         stored.check_sizes("eagle", config, sizes(target))
         bias, embedding = config.get("bias", True), EMBEDDING in stored.tensors
-        net = stored.network(lambda: EAGLENet(of_values(config), target, bias, embedding, self.draft_vocab))
+        net = stored.network(
+            lambda: EAGLENet(of_values(config), target, bias, embedding, self.draft_vocab)
+        )
         return EAGLEDrafter(replace(self, bias=bias), net, target, stored)
 
     @override
@@ -91,7 +104,12 @@ class EAGLE(TrainableMethod):
         config = like(target.decoder.config)
         net = EAGLENet(config, target, self.bias, embedding=False, draft_vocab=self.draft_vocab)
         initialise(net, config)
-        return EAGLEDrafter(self, net, target, Checkpoint(published(config, "LlamaForCausalLM") | {"bias": self.bias}))
+        return EAGLEDrafter(
+            self,
+            net,
+            target,
+            Checkpoint(published(config, "LlamaForCausalLM") | {"bias": self.bias}),
+        )
 
 
 @final
@@ -106,13 +124,17 @@ class EAGLENet(PairNet):
         draft_vocab: V′; 0 for all tokens.
     """
 
-    def __init__(self, config: LlamaConfig, target: Target, bias: bool, embedding: bool, draft_vocab: int = 0) -> None:
+    def __init__(
+        self, config: LlamaConfig, target: Target, bias: bool, embedding: bool, draft_vocab: int = 0
+    ) -> None:
         super().__init__()
         size = config.hidden_size
         self.fc = nn.Linear(2 * size, size, bias=bias)
         first: Any = LlamaDecoderLayer(config, 0)
         first.input_layernorm = nn.Identity()
-        if getattr(config, "qkv_bias", False):  # of Qwen2; transformers' Llama would give the output a bias too
+        if getattr(
+            config, "qkv_bias", False
+        ):  # of Qwen2; transformers' Llama would give the output a bias too
             attention = first.self_attn
             for name in ("q_proj", "k_proj", "v_proj"):
                 old = getattr(attention, name)
@@ -120,11 +142,15 @@ class EAGLENet(PairNet):
         self.layers = nn.ModuleList([first])
         self.rotary = Rotary(config)
         self.shape, self.width, self._target = stores(config), size, target
-        self.embed_tokens = nn.Embedding(config.vocab_size, size).requires_grad_(False) if embedding else None
+        self.embed_tokens = (
+            nn.Embedding(config.vocab_size, size).requires_grad_(False) if embedding else None
+        )
         self.head = TargetHead(target, draft_vocab)
 
     @override
-    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+    def forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> Tensor:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
         x = self.fc(torch.cat((embed(tokens).to(features.dtype), features), dim=-1))
         return run(self.layers, x, self.rotary(x, positions), mask, cache)
@@ -159,18 +185,27 @@ class EAGLEDrafter(PairDrafter):
         wanted = said(batch, at, self.model.drafted)
         for out, known in self.aligned(batch, true + self._noise(batch), self.knobs.steps):
             chosen = at & known
-            feature = smooth_l1_loss(out[chosen].float(), true[chosen].float(), reduction="sum") / out.shape[-1]
+            feature = (
+                smooth_l1_loss(out[chosen].float(), true[chosen].float(), reduction="sum")
+                / out.shape[-1]
+            )
             logits, theirs = self.model.logits(out[chosen]), wanted[chosen[at]]
-            total = total + self.knobs.feature_weight * feature + self.knobs.token_weight * soft_cross_entropy(theirs, logits)
+            total = (
+                total
+                + self.knobs.feature_weight * feature
+                + self.knobs.token_weight * soft_cross_entropy(theirs, logits)
+            )
             if self.knobs.top_k:
-                total = total + self.knobs.top_weight * soft_cross_entropy(theirs, logits, self.knobs.top_k)
+                total = total + self.knobs.top_weight * soft_cross_entropy(
+                    theirs, logits, self.knobs.top_k
+                )
         return total / (batch.count * self.knobs.steps)
 
     def _noise(self, batch: Batch) -> Tensor:
         """[B, T, D] uniform noise, the paper's, weaker in long texts.
 
-        The official code scales by 512 / T whatever T is, and trains with texts of up to 2,048 tokens; on short texts that
-        would be far more than the paper's U(−0.1, 0.1).
+        The official code scales by 512 / T whatever T is, and trains with texts of up to 2,048
+        tokens; on short texts that would be far more than the paper's U(−0.1, 0.1).
         """
         true, noise = batch.hidden[LAST], torch.zeros(batch.hidden[LAST].shape)
         for row, generator in enumerate(batch.generators):

@@ -1,9 +1,11 @@
 """EAGLE-3's draft model: three of the target's layers fused, trained on what it will be fed (Li et al. 2025).
 
-Its decoder layer attends over the embedding of token t + 1 beside the fused features of token t; its output is fed back
-in their place. It has a head of its own over a draft vocabulary, the tokens most frequent in the training data.
+Its decoder layer attends over the embedding of token t + 1 beside the fused features of token t;
+its output is fed back in their place. It has a head of its own over a draft vocabulary, the tokens
+most frequent in the training data.
 
-Shapes: B batch, T tokens, M learnt positions, D hidden size, V vocabulary, V′ draft vocabulary, L layers of the target.
+Shapes: B batch, T tokens, M learnt positions, D hidden size, V vocabulary, V′ draft vocabulary, L
+layers of the target.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -20,7 +22,15 @@ from typing_extensions import override
 from draftree.boundary.knobs import Presets, knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.candidate_head import CandidateHead
-from draftree.drafters.neural.llama import CACHE, Rotary, initialise, like, of_values, published, stores
+from draftree.drafters.neural.llama import (
+    CACHE,
+    Rotary,
+    initialise,
+    like,
+    of_values,
+    published,
+    stores,
+)
 from draftree.drafters.neural.losses import before, soft_cross_entropy
 from draftree.drafters.neural.pair_net import PairNet
 from draftree.drafters.neural.pairs import PairDrafter
@@ -45,14 +55,17 @@ class EAGLE3(TrainableMethod):
     Attributes:
         low: the first of the three entries of transformers' `hidden_states` that are fused.
         middle: the second; L // 2 by default.
-        high: the third; L − 3 by default. Where the defaults collide, a small target's are spread over its layers.
+        high: the third; L − 3 by default. Where the defaults collide, a small target's are spread
+            over its layers.
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
         steps: passes of the training-time test.
         decay: weight of each further pass.
-        init: what it begins with: `scratch`, random weights, the official code's way; or `target`, the target's own layer that
-            reads the highest of the three entries, and its last norm, so that it begins with what that layer would say, and
-            with random weights where these are of other shapes. `preset=fast` is this.
-        head_rank: r; above 0, a head of all tokens finds candidates by factors of this rank, instead of the draft vocabulary.
+        init: what it begins with: `scratch`, random weights, the official code's way; or `target`,
+            the target's own layer that reads the highest of the three entries, and its last norm,
+            so that it begins with what that layer would say, and with random weights where these
+            are of other shapes. `preset=fast` is this.
+        head_rank: r; above 0, a head of all tokens finds candidates by factors of this rank,
+            instead of the draft vocabulary.
         head_candidates: m, how many it finds and scores exactly.
     """
 
@@ -94,23 +107,33 @@ class EAGLE3(TrainableMethod):
             UserError: it does not have them, or they are not three different ones.
         """
         count = int(target.decoder.config.num_hidden_layers)
-        wanted = (self.low, count // 2 if self.middle is None else self.middle, count - 3 if self.high is None else self.high)
+        wanted = (
+            self.low,
+            count // 2 if self.middle is None else self.middle,
+            count - 3 if self.high is None else self.high,
+        )
         found = tuple(target.decoder.hidden_index(layer) for layer in wanted)
         if len(set(found)) == 3 and list(found) == sorted(found):
             return found[0], found[1], found[2]
         if (self.low, self.middle, self.high) == DEFAULT_LAYERS and count >= 2:
             low, middle, high = np.linspace(min(1, count - 2), count, 3).astype(int).tolist()
             return low, middle, high
-        raise UserError(f"eagle3: the layers are {wanted}, allowed are three different ones of 0 … {count} in ascending order")
+        raise UserError(
+            f"eagle3: the layers are {wanted}, allowed are three different ones of 0 … {count} in ascending order"
+        )
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "EAGLE3Drafter":
         stored, config = speculators.loaded(stored, "eagle3")
         read = config.get("target_hidden_size") or config.get("hidden_size")
         stored.check_sizes("eagle3", config | {"hidden_size": read}, sizes(target))
-        own = EMBEDDING in stored.tensors or read != config.get("hidden_size")  # the target's embedding is too
+        own = EMBEDDING in stored.tensors or read != config.get(
+            "hidden_size"
+        )  # the target's embedding is too
         knobs, folder = self, stored.folder
-        if (drafted := config.get("draft_vocab_size") or target.decoder.vocab) != (self.draft_vocab or target.decoder.vocab):
+        if (drafted := config.get("draft_vocab_size") or target.decoder.vocab) != (
+            self.draft_vocab or target.decoder.vocab
+        ):
             knobs = replace(knobs, draft_vocab=drafted)
         if ids := config.get(LAYER_IDS):
             knobs = replace(knobs, low=ids[0], middle=ids[1], high=ids[2])
@@ -120,7 +143,9 @@ class EAGLE3(TrainableMethod):
                 f"hidden_states they are, eagle3:checkpoint={folder},low=…,middle=…,high=…"
             )
         layers = knobs.layers(target)
-        net = stored.network(lambda: EAGLE3Net(config, target, layers, own, "d2t" in stored.tensors))
+        net = stored.network(
+            lambda: EAGLE3Net(config, target, layers, own, "d2t" in stored.tensors)
+        )
         check_map(stored.tensors.get("d2t"), target, folder)
         return EAGLE3Drafter(knobs, net, target, stored)
 
@@ -150,7 +175,8 @@ class EAGLE3Layer(PreparedLayer):
 
     Args:
         config: of the layer.
-        normed_residual: whether the residual is what comes out of the feature's norm, as some speculators checkpoints have it.
+        normed_residual: whether the residual is what comes out of the feature's norm, as some
+            speculators checkpoints have it.
     """
 
     def __init__(self, config: LlamaConfig, normed_residual: bool) -> None:
@@ -159,7 +185,11 @@ class EAGLE3Layer(PreparedLayer):
         self.self_attn = LlamaAttention(config, 0)
         for name in ("q_proj", "k_proj", "v_proj"):
             old = getattr(self.self_attn, name)
-            setattr(self.self_attn, name, nn.Linear(2 * size, old.out_features, bias=old.bias is not None))
+            setattr(
+                self.self_attn,
+                name,
+                nn.Linear(2 * size, old.out_features, bias=old.bias is not None),
+            )
         self.mlp = LlamaMLP(config)
         self.input_layernorm, self.hidden_norm, self.post_attention_layernorm = (
             LlamaRMSNorm(size, eps=config.rms_norm_eps) for _ in range(3)
@@ -167,7 +197,13 @@ class EAGLE3Layer(PreparedLayer):
         self._normed_residual = normed_residual
 
     def forward(
-        self, embeds: Tensor, features: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache, *behind: nn.Module
+        self,
+        embeds: Tensor,
+        features: Tensor,
+        rotated: tuple[Tensor, Tensor],
+        mask: Tensor,
+        cache: Cache,
+        *behind: nn.Module,
     ) -> tuple[Tensor, Tensor]:
         """[R, n, D] of embeddings and features [R, n, D], and logits of that by norm and head `behind`, if these are given."""
         normed = self.hidden_norm(features)
@@ -246,7 +282,9 @@ class FusingNet(PairNet):
 
     def begin_as(self, target: Target, layer: int, first: nn.Module) -> None:
         """Begins as one of the target's layers and its last norm, where `first`, its own layer, has the same shapes."""
-        values = {name: value.float() for name, value in target.decoder.layers[layer].state_dict().items()}
+        values = {
+            name: value.float() for name, value in target.decoder.layers[layer].state_dict().items()
+        }
         ours, wide = first.state_dict(), [f"self_attn.{part}_proj.weight" for part in "qkv"]
         theirs = {name: values.get(name) for name in ours if "hidden_norm" not in name}
         theirs["hidden_norm.weight"] = theirs.pop("input_layernorm.weight")
@@ -255,9 +293,16 @@ class FusingNet(PairNet):
                 theirs[name] = torch.cat((torch.zeros_like(half), half), dim=1)
         last = [m for m in target.decoder.stack.children() if "Norm" in type(m).__name__]
         same = all(t is not None and t.shape == ours[name].shape for name, t in theirs.items())
-        if same and len(values) == len(theirs) and len(last) == 1 and self.fc.in_features == 3 * self.width:
+        if (
+            same
+            and len(values) == len(theirs)
+            and len(last) == 1
+            and self.fc.in_features == 3 * self.width
+        ):
             first.load_state_dict(theirs, strict=False)
-            self.norm.load_state_dict({name: value.float() for name, value in last[0].state_dict().items()})
+            self.norm.load_state_dict(
+                {name: value.float() for name, value in last[0].state_dict().items()}
+            )
             nn.init.zeros_(self.fc.weight)
             nn.init.eye_(self.fc.weight.data[:, -self.width :])
 
@@ -275,7 +320,12 @@ class EAGLE3Net(FusingNet):
     """
 
     def __init__(
-        self, values: dict[str, Any], target: Target, layers: Sequence[int], embedding: bool, maps: bool = False
+        self,
+        values: dict[str, Any],
+        target: Target,
+        layers: Sequence[int],
+        embedding: bool,
+        maps: bool = False,
     ) -> None:
         super().__init__()
         config = of_values(values)
@@ -294,7 +344,9 @@ class EAGLE3Net(FusingNet):
         self.reads = tuple(layers)
 
     @override
-    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+    def forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> Tensor:
         return self._through(tokens, features, positions, mask, cache)[0]
 
     @override
@@ -304,11 +356,19 @@ class EAGLE3Net(FusingNet):
         return self._through(tokens, features, positions, mask, cache, self.norm, self.lm_head)
 
     def _through(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache, *behind: nn.Module
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        mask: Tensor,
+        cache: Cache,
+        *behind: nn.Module,
     ) -> tuple[Tensor, Tensor]:
         embed: Callable[[Tensor], Tensor] = self.embed_tokens or self._target.decoder.embed
         rotated = self.rotary(features, positions)
-        out, logits = self.midlayer(embed(tokens).to(features.dtype), features, rotated, mask, cache, *behind)
+        out, logits = self.midlayer(
+            embed(tokens).to(features.dtype), features, rotated, mask, cache, *behind
+        )
         return out, logits
 
 
@@ -342,10 +402,14 @@ class EAGLE3Drafter(PairDrafter):
         said, drafted = batch.target(at), self.model.drafted
         possible = torch.ones(len(said), dtype=torch.bool, device=said.device)
         if self.model.t2d is not None and drafted is not None:
-            possible = self.model.t2d[said.argmax(-1)]  # what the target would say cannot be drafted elsewhere
+            possible = self.model.t2d[
+                said.argmax(-1)
+            ]  # what the target would say cannot be drafted elsewhere
             said = said[:, drafted.ids]
         for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):
             there = (at & known)[at] & possible
             chosen = at.masked_scatter(at, there)
-            total = total + self.knobs.decay**j * soft_cross_entropy(said[there], self.model.logits(out[chosen]))
+            total = total + self.knobs.decay**j * soft_cross_entropy(
+                said[there], self.model.logits(out[chosen])
+            )
         return total / batch.count

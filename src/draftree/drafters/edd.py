@@ -1,9 +1,10 @@
 """EDD, the effective draft decoder (EDD + PCT, section 3.1).
 
-One layer of the target's architecture reads the target's own hidden states as a soft prompt: the target encodes the
-committed text, EDD decodes on from there. In decoding, the soft prompt's keys and values are computed once for each
-committed token and cached; root and nodes are fed as tokens behind them, and their own keys and values live for one
-step. h_i and t_i both sit at position i (our choice: the paper is silent).
+One layer of the target's architecture reads the target's own hidden states as a soft prompt: the
+target encodes the committed text, EDD decodes on from there. In decoding, the soft prompt's keys
+and values are computed once for each committed token and cached; root and nodes are fed as tokens
+behind them, and their own keys and values live for one step. h_i and t_i both sit at position i
+(our choice: the paper is silent).
 
 Shapes: R rows, T tokens, B batch, D hidden size, V vocabulary, H key-value heads.
 """
@@ -46,24 +47,30 @@ class EDD(TrainableMethod):
     """Effective draft decoder.
 
     Attributes:
-        hidden_layer: the soft prompt's entry of transformers' `hidden_states`; −4 is the output of layer L − 4, counted
-            from 0, the paper's fourth-to-last layer (section 4.3.1). `auto` is settled when training begins: the output of
-            the highest layer from L − 4 down whose attention is not dead (`draftree.attention`).
+        hidden_layer: the soft prompt's entry of transformers' `hidden_states`; −4 is the output of
+            layer L − 4, counted from 0, the paper's fourth-to-last layer (section 4.3.1). `auto` is
+            settled when training begins: the output of the highest layer from L − 4 down whose
+            attention is not dead (`draftree.attention`).
         loss: `kl` (eq. 4) or `ce`, the ablation of Table 3.
         min_block: shortest block of the dual-block mask.
-        max_block: longest block; a length is drawn for each training step, one for all its samples (section 3.1).
-        phase: how many tokens a text's first block lacks: 0 has blocks at multiples of their length, as in the paper (eq. 3);
-            `random` is drawn for each sample, since in decoding a block begins anywhere. Training only.
-        shared: whether embedding and LM head are the target's own, which are neither trained nor stored; without, they begin as
-            copies and are trained, as in the paper (section 3.1).
-        init: what the layer begins with: `scratch`, random numbers, as in the paper; or `target`, the target's own layer that
-            reads the same entry of `hidden_states`, and its last norm. In training only.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them. With
-            `shared` alone.
-        head_rank: r; above 0, a head of all tokens finds candidates by factors of this rank, instead of the draft vocabulary.
+        max_block: longest block; a length is drawn for each training step, one for all its samples
+            (section 3.1).
+        phase: how many tokens a text's first block lacks: 0 has blocks at multiples of their
+            length, as in the paper (eq. 3); `random` is drawn for each sample, since in decoding a
+            block begins anywhere. Training only.
+        shared: whether embedding and LM head are the target's own, which are neither trained nor
+            stored; without, they begin as copies and are trained, as in the paper (section 3.1).
+        init: what the layer begins with: `scratch`, random numbers, as in the paper; or `target`,
+            the target's own layer that reads the same entry of `hidden_states`, and its last norm.
+            In training only.
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from;
+            0 for all of them. With `shared` alone.
+        head_rank: r; above 0, a head of all tokens finds candidates by factors of this rank,
+            instead of the draft vocabulary.
         head_candidates: m, how many it finds and scores exactly.
 
-    The defaults are the paper's; `preset=fast` is what learns faster: a shared embedding, the target's layer, random phases.
+    The defaults are the paper's; `preset=fast` is what learns faster: a shared embedding, the
+    target's layer, random phases.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -92,9 +99,13 @@ class EDD(TrainableMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.min_block > self.max_block:
-            raise UserError(f"edd: min_block is {self.min_block}, allowed is at most max_block, {self.max_block}")
+            raise UserError(
+                f"edd: min_block is {self.min_block}, allowed is at most max_block, {self.max_block}"
+            )
         if self.phase != "random" and not 0 <= self.phase < self.min_block:
-            raise UserError(f"edd: phase is {self.phase}, allowed are random and 0 … {self.min_block - 1} (min_block − 1)")
+            raise UserError(
+                f"edd: phase is {self.phase}, allowed are random and 0 … {self.min_block - 1} (min_block − 1)"
+            )
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "EDDDrafter":
@@ -105,7 +116,9 @@ class EDD(TrainableMethod):
     @override
     def new(self, target: Target) -> "EDDDrafter":
         self._check(target)
-        drafter = EDDDrafter(self, new_model("edd", target, self.shared, self.draft_vocab), target, Checkpoint())
+        drafter = EDDDrafter(
+            self, new_model("edd", target, self.shared, self.draft_vocab), target, Checkpoint()
+        )
         drafter.begin()
         return drafter
 
@@ -126,9 +139,13 @@ class EDDDrafter(OneLayerDrafter):
 
     knobs: EDD
 
-    def __init__(self, knobs: EDD, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
+    def __init__(
+        self, knobs: EDD, model: PreTrainedModel, target: Target, stored: Checkpoint
+    ) -> None:
         super().__init__(knobs, model, target, stored)
-        check_attends("edd", Decoder(model))  # another one: dtype and device of its own are not known yet
+        check_attends(
+            "edd", Decoder(model)
+        )  # another one: dtype and device of its own are not known yet
         self._layer = knobs.hidden_layer
 
     @property
@@ -140,13 +157,17 @@ class EDDDrafter(OneLayerDrafter):
     @override
     def needs(self) -> Needs:
         if self._layer == AUTO:
-            raise UserError("edd: hidden_layer is 'auto', allowed is a number outside of training, which settles it")
+            raise UserError(
+                "edd: hidden_layer is 'auto', allowed is a number outside of training, which settles it"
+            )
         return Needs(hidden=(self._layer,))
 
     @override
     def use_kernels(self, target: Target) -> None:
         super().use_kernels(target)
-        if self.knobs.head_rank:  # the kernels are chosen by comparing logits, which a few candidates do not allow
+        if (
+            self.knobs.head_rank
+        ):  # the kernels are chosen by comparing logits, which a few candidates do not allow
             self.find_candidates(self.knobs.head_rank, self.knobs.head_candidates)
 
     @override
@@ -161,14 +182,24 @@ class EDDDrafter(OneLayerDrafter):
         """Give a new drafter the weights that it begins with, once it is known which layer it reads."""
         if self.knobs.init == "target" and self._layer != AUTO:
             count = int(self._target.decoder.config.num_hidden_layers)
-            top, layers = min(self._target.decoder.hidden_index(self._layer), count - 1), self._target.decoder.attention_layers
+            top, layers = (
+                min(self._target.decoder.hidden_index(self._layer), count - 1),
+                self._target.decoder.attention_layers,
+            )
             begin_as(self.model, self._target, max((i for i in layers if i <= top), default=top))
 
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Decoding | None = None,
+        rows: Ints | None = None,
     ) -> Decoding:
-        state = state or Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
+        state = state or Decoding.empty(
+            self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE)
+        )
         return replace(state, unread=(*state.unread, taps))
 
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
@@ -177,7 +208,11 @@ class EDDDrafter(OneLayerDrafter):
 
     @override
     def caught_up(self, state: Decoding) -> Decoding:
-        return replace(self._encode(state, Taps.joined(state.unread)), unread=()) if state.unread else state
+        return (
+            replace(self._encode(state, Taps.joined(state.unread)), unread=())
+            if state.unread
+            else state
+        )
 
     @torch.inference_mode()
     def _encode(self, state: Decoding, taps: Taps) -> Decoding:
@@ -191,7 +226,9 @@ class EDDDrafter(OneLayerDrafter):
 
     @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        return whole(self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens))), self.drafted)
+        return whole(
+            self.decoder.head(self._states(batch, block, [phase] * len(batch.tokens))), self.drafted
+        )
 
     def _states(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
         """[B, T, D] the last norm's output after each token, for blocks of a length, and of a phase of each sample."""
@@ -199,9 +236,13 @@ class EDDDrafter(OneLayerDrafter):
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         (layer,) = self.needs.hidden
         soft = DynamicCache()
-        soft.update(*self.decoder.keys_and_values(batch.hidden[layer].to(self.decoder.dtype), positions), 0)
+        soft.update(
+            *self.decoder.keys_and_values(batch.hidden[layer].to(self.decoder.dtype), positions), 0
+        )
         with batch.tokens.device:  # masks are made where they are read: on a GPU's host they would take longer than the step
-            visible = torch.stack([dual_block(count, block, phase, self.decoder.hf.window) for phase in phases])
+            visible = torch.stack(
+                [dual_block(count, block, phase, self.decoder.hf.window) for phase in phases]
+            )
         mask = additive(visible[:, None].to(batch.tokens.device), self.decoder.dtype)
         states: Tensor = self.decoder.stack(
             input_ids=batch.tokens,
@@ -213,8 +254,13 @@ class EDDDrafter(OneLayerDrafter):
 
     @override
     def loss(self, batch: Batch) -> Tensor:
-        block, fixed = _between(self.knobs.min_block, self.knobs.max_block, batch.shared), self.knobs.phase
-        phases = [_between(0, block - 1, g) if fixed == "random" else fixed for g in batch.generators]
+        block, fixed = (
+            _between(self.knobs.min_block, self.knobs.max_block, batch.shared),
+            self.knobs.phase,
+        )
+        phases = [
+            _between(0, block - 1, g) if fixed == "random" else fixed for g in batch.generators
+        ]
         states = self._states(batch, block, phases)[before(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.decoder.head(states), drafted=self.drafted)
 

@@ -1,11 +1,12 @@
 """GLIDE, the glimpse draft model: a small Llama that also attends to the target's key-value cache (GliDe + CaPE, 4.1).
 
-Each draft layer has a cross-attention between its self-attention and its MLP. Its queries see the keys and values that a
-layer of the target has cached for committed tokens; the token at position N and all that is drafted behind it see those
-of positions 0 … N − 1. Weights lie on disk in the layout of the official code.
+Each draft layer has a cross-attention between its self-attention and its MLP. Its queries see the
+keys and values that a layer of the target has cached for committed tokens; the token at position N
+and all that is drafted behind it see those of positions 0 … N − 1. Weights lie on disk in the
+layout of the official code.
 
-Shapes: R rows, B batch, T tokens, n tokens a row in one pass, S target slots, D hidden size, V vocabulary, H key-value
-heads of the target.
+Shapes: R rows, B batch, T tokens, n tokens a row in one pass, S target slots, D hidden size, V
+vocabulary, H key-value heads of the target.
 """
 
 import math
@@ -22,7 +23,16 @@ from typing_extensions import override
 from draftree.boundary.files import Entries
 from draftree.boundary.knobs import Presets, knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod, every, picked, put
-from draftree.drafters.neural.decoding import NOTHING, SPARE, Decoding, keep_path, lay_out, no_candidates, rewind, selected
+from draftree.drafters.neural.decoding import (
+    NOTHING,
+    SPARE,
+    Decoding,
+    keep_path,
+    lay_out,
+    no_candidates,
+    rewind,
+    selected,
+)
 from draftree.drafters.neural.glimpse import Glimpse, GlimpseModel, View
 from draftree.drafters.neural.language_model import BorrowingDrafter, known_alone
 from draftree.drafters.neural.llama import of_values
@@ -60,33 +70,47 @@ class GLIDE(TrainableMethod):
 
     Attributes:
         layers: of the draft model; the paper has 1, and 2 for its largest target.
-        hidden: its hidden size; 0 is the target's, the official code's `--keep_same`, and `paper` 4,096 (section 5.1), or less
-            where the target has less. The paper's "47M" parameters contradict it, and so does the 768 of its script.
-        block: length of the blocks it is trained in (5 in the paper). A node at depth d looks past d of the target's tokens, so
-            that below a depth of `block` it looks from farther away than it ever did in training; the paper drafts 5 deep.
-        init: what embedding and LM head begin with: `scratch`, random numbers, as in the paper ("will be trained from
-            scratch", section 4.1); `target`, copies of the target's where the hidden sizes are equal, which is EDD's way and
-            leaves cross-attention less to gain; `shared` has the target's own, which are neither trained nor stored.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them. With
-            `init=shared` alone.
+        hidden: its hidden size; 0 is the target's, the official code's `--keep_same`, and `paper`
+            4,096 (section 5.1), or less where the target has less. The paper's "47M" parameters
+            contradict it, and so does the 768 of its script.
+        block: length of the blocks it is trained in (5 in the paper). A node at depth d looks past
+            d of the target's tokens, so that below a depth of `block` it looks from farther away
+            than it ever did in training; the paper drafts 5 deep.
+        init: what embedding and LM head begin with: `scratch`, random numbers, as in the paper
+            ("will be trained from scratch", section 4.1); `target`, copies of the target's where
+            the hidden sizes are equal, which is EDD's way and leaves cross-attention less to gain;
+            `shared` has the target's own, which are neither trained nor stored.
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from;
+            0 for all of them. With `init=shared` alone.
         loss: `ce` against the text, the paper's, or `kl` against the target.
-        cross: whether it looks at the target at all; without, it is the paper's Vanilla Drafter (section 5.2).
-        kv_layer: the target layer that the last draft layer reads, counted from 0, negative ones from the end; the layers
-            before read those right below it. The paper's choice is the top (l = N_T − N_D + m); lower ones are its figure 7.
-            `auto` is settled when training begins: of the upper third of the target's layers the one whose attention adds
-            most to its residual stream (`draftree.attention`), for in some targets hardly anything is looked up at the top.
-        phase: how many tokens a text's first block lacks: 0 has blocks at multiples of their length, as in the paper (section
-            4.1); `random` is drawn for each sample, since in decoding a block begins anywhere. Training only.
-        variant: `paper`, in which every token keeps the view it was drafted with; or `official`, in which tokens committed in
-            a step are read once more, seeing all the target has committed since, prompts see all of themselves, and queries
-            are rotated with base 10,000; published checkpoints are. In training a text's first block sees nothing of the
-            target in both; the official code lets it see itself, and in the paper's formula it has nothing to attend to.
+        cross: whether it looks at the target at all; without, it is the paper's Vanilla Drafter
+            (section 5.2).
+        kv_layer: the target layer that the last draft layer reads, counted from 0, negative ones
+            from the end; the layers before read those right below it. The paper's choice is the top
+            (l = N_T − N_D + m); lower ones are its figure 7. `auto` is settled when training
+            begins: of the upper third of the target's layers the one whose attention adds most to
+            its residual stream (`draftree.attention`), for in some targets hardly anything is
+            looked up at the top.
+        phase: how many tokens a text's first block lacks: 0 has blocks at multiples of their
+            length, as in the paper (section 4.1); `random` is drawn for each sample, since in
+            decoding a block begins anywhere. Training only.
+        variant: `paper`, in which every token keeps the view it was drafted with; or `official`, in
+            which tokens committed in a step are read once more, seeing all the target has committed
+            since, prompts see all of themselves, and queries are rotated with base 10,000;
+            published checkpoints are. In training a text's first block sees nothing of the target
+            in both; the official code lets it see itself, and in the paper's formula it has nothing
+            to attend to.
 
     The defaults are the paper's; `preset=fast` learns faster.
     """
 
-    stages: ClassVar[tuple[Stage, ...]] = (PRETRAINING, replace(PRETRAINING, name="tuning", data="chats"))
-    presets: ClassVar[Presets] = {"fast": {"hidden": 0, "init": "target", "phase": "random", "kv_layer": AUTO}}
+    stages: ClassVar[tuple[Stage, ...]] = (
+        PRETRAINING,
+        replace(PRETRAINING, name="tuning", data="chats"),
+    )
+    presets: ClassVar[Presets] = {
+        "fast": {"hidden": 0, "init": "target", "phase": "random", "kv_layer": AUTO}
+    }
 
     layers: int = knob(1, least=1)
     hidden: int | Literal["paper"] = knob("paper", least=0)
@@ -103,7 +127,9 @@ class GLIDE(TrainableMethod):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.phase != "random" and not 0 <= self.phase < self.block:
-            raise UserError(f"glide: phase is {self.phase}, allowed are random and 0 … {self.block - 1}")
+            raise UserError(
+                f"glide: phase is {self.phase}, allowed are random and 0 … {self.block - 1}"
+            )
         if self.draft_vocab and self.init != "shared":
             told = f"allowed with init={self.init} is 0: its own head is whole"
             raise UserError(f"glide: draft_vocab is {self.draft_vocab}, {told}")
@@ -112,9 +138,13 @@ class GLIDE(TrainableMethod):
     def read(self, stored: Checkpoint, target: Target) -> "GLIDEDrafter":
         entries.GLIDE.check_layer(stored.config, stored.folder, "glide")
         knobs, stored = self._of(stored), stored.loaded()
-        stored.check_sizes("glide", stored.config, {"vocab_size": target.decoder.vocab} | _large(target))
+        stored.check_sizes(
+            "glide", stored.config, {"vocab_size": target.decoder.vocab} | _large(target)
+        )
         views = knobs.views(target)
-        if joint := {k: v for k, v in stored.tensors.items() if k.startswith(PREFIX)}:  # the target's are not ours to keep
+        if joint := {
+            k: v for k, v in stored.tensors.items() if k.startswith(PREFIX)
+        }:  # the target's are not ours to keep
             stored = replace(stored, tensors=joint, name=lambda key: PREFIX + key)
         unused = frozenset(k for k in stored.tensors if k.endswith(".rotary_emb.inv_freq"))
         model = stored.network(lambda: knobs.network(stored.config, views, target), unused)
@@ -125,16 +155,22 @@ class GLIDE(TrainableMethod):
         views, config = self.views(target), _published(self, target)
         if self.init == "shared" and config["hidden_size"] != target.decoder.hidden:
             got = f"hidden={self.hidden} with init=shared"
-            raise UserError(f"glide: got {got}, allowed is the target's hidden size {target.decoder.hidden}, or init=scratch")
+            raise UserError(
+                f"glide: got {got}, allowed is the target's hidden size {target.decoder.hidden}, or init=scratch"
+            )
         check_size("glide", self.draft_vocab, target)
         model = self.network(config, views, target)
         if self.init == "target" and config["hidden_size"] == target.decoder.hidden:
             whole: Any = target.decoder.model
-            model.model.embed_tokens.weight.data.copy_(whole.get_input_embeddings().weight[: target.decoder.vocab])
+            model.model.embed_tokens.weight.data.copy_(
+                whole.get_input_embeddings().weight[: target.decoder.vocab]
+            )
             model.lm_head.weight.data.copy_(target.decoder.head_weight)
         return GLIDEDrafter(self, model, target, Checkpoint(config))
 
-    def network(self, config: dict[str, Any], views: Sequence[View | None], target: Target) -> GlimpseModel:
+    def network(
+        self, config: dict[str, Any], views: Sequence[View | None], target: Target
+    ) -> GlimpseModel:
         """Return a fresh network of a published config, with the target's embedding and head where these are shared."""
         model = GlimpseModel(of_values(config), views)
         if self.init == "shared":
@@ -149,7 +185,13 @@ class GLIDE(TrainableMethod):
             return self
         said = Entries(stored.config, stored.folder / CONFIG)
         layers, hidden = said.get("num_hidden_layers", int, 1), said.get("hidden_size", int, 0)
-        return replace(self, layers=layers, hidden=hidden, block=said.get("block_size", int, 5), variant="official")
+        return replace(
+            self,
+            layers=layers,
+            hidden=hidden,
+            block=said.get("block_size", int, 5),
+            variant="official",
+        )
 
     @classmethod
     @override
@@ -179,7 +221,9 @@ class GLIDE(TrainableMethod):
                 f"glide: got kv_layer={self.kv_layer} with layers={self.layers}; of the target's {count} layers allowed "
                 f"are {named} (or {low - count} … -1)"
             )
-        return tuple(View.of(target, layer, self.variant) for layer in having[at - self.layers + 1 : at + 1])
+        return tuple(
+            View.of(target, layer, self.variant) for layer in having[at - self.layers + 1 : at + 1]
+        )
 
     def busiest(self, layers: Sequence[Attending]) -> int:
         """Return the layer that `auto` means.
@@ -212,7 +256,10 @@ class Glimpsing:
     def seen(self, positions: Ints) -> Ints:
         """[R, n] how many of the target's tokens those at positions see; root and nodes see all before the root."""
         rows = zip(self.limits, self.roots, self.own.cache.lengths, positions, strict=True)
-        found = [np.append(early, root)[np.clip(at - first, 0, len(early))] for early, root, first, at in rows]
+        found = [
+            np.append(early, root)[np.clip(at - first, 0, len(early))]
+            for early, root, first, at in rows
+        ]
         return np.stack(found)  # padding lies at position 0 and sees whatever
 
 
@@ -223,7 +270,9 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
     knobs: GLIDE
     model: GlimpseModel
 
-    def __init__(self, knobs: GLIDE, model: GlimpseModel, target: Target, stored: Checkpoint) -> None:
+    def __init__(
+        self, knobs: GLIDE, model: GlimpseModel, target: Target, stored: Checkpoint
+    ) -> None:
         super().__init__(knobs, model, target, stored)
         self._settle(knobs)
 
@@ -236,43 +285,69 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
     @override
     def needs(self) -> Needs:
         if self._layers and self._settled.kv_layer == AUTO:
-            raise UserError("glide: kv_layer is 'auto', allowed is a number outside of training, which settles it")
+            raise UserError(
+                "glide: kv_layer is 'auto', allowed is a number outside of training, which settles it"
+            )
         return Needs(kv=self._layers)
 
     @property
     @override
     def decodes_otherwise(self) -> str:
-        return "GLIDE's official code decodes otherwise than it trains" if self.knobs.variant == "official" else ""
+        return (
+            "GLIDE's official code decodes otherwise than it trains"
+            if self.knobs.variant == "official"
+            else ""
+        )
 
     @override
     def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
         if not self._layers or self.knobs.kv_layer != AUTO:
             return {}
-        layer, shapes = self.knobs.busiest(attending(self._target.decoder, texts)), self._target.decoder.shapes
+        layer, shapes = (
+            self.knobs.busiest(attending(self._target.decoder, texts)),
+            self._target.decoder.shapes,
+        )
         self._settle(replace(self.knobs, kv_layer=layer))
         if len({shapes[i] for i in (*self._layers, -1)}) > 1:
-            raise UserError(f"glide: kv_layer=auto finds layer {layer}, shaped unlike the top one: ask for kv_layer={layer}")
+            raise UserError(
+                f"glide: kv_layer=auto finds layer {layer}, shaped unlike the top one: ask for kv_layer={layer}"
+            )
         return {"kv_layer": layer}
 
     def _settle(self, knobs: GLIDE) -> None:
         """Read the layers that these knobs name, the drafter's own with `auto` put in numbers."""
         views = [view for view in knobs.views(self._target) if view is not None]
         self._settled, self._layers = knobs, tuple(view.layer for view in views)
-        for layer, view in zip(self.model.model.layers, views, strict=False):  # none without cross-attention
+        for layer, view in zip(
+            self.model.model.layers, views, strict=False
+        ):  # none without cross-attention
             cast(Any, layer).cross_attn.look_at(view)
 
     @torch.inference_mode()
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Glimpsing | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Glimpsing | None = None,
+        rows: Ints | None = None,
     ) -> Glimpsing:
         if state is None:
-            own = Decoding.empty(self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
+            own = Decoding.empty(
+                self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE)
+            )
             state = Glimpsing(own, taps.cache, own.pending)
-        cache, nothing, begun = state.own.cache, (NOTHING,) * len(prompts), every(rows, len(prompts))
+        cache, nothing, begun = (
+            state.own.cache,
+            (NOTHING,) * len(prompts),
+            every(rows, len(prompts)),
+        )
         known = cache.lengths.tolist()
         rest = put(nothing, begun, [p[n:] for p, n in zip(prompts, known, strict=True)])
-        limits = put(nothing, begun, [self._reading(len(p))[n:] for p, n in zip(prompts, known, strict=True)])
+        limits = put(
+            nothing, begun, [self._reading(len(p))[n:] for p, n in zip(prompts, known, strict=True)]
+        )
         fit = np.array([len(prompts[row]) < self.decoder.context for row in begun])
         if not fit.all():  # these never get to be drafted for
             late = begun[~fit]
@@ -291,7 +366,9 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         """[T] how many of the target's tokens each token of a prompt sees."""
         if self.knobs.variant == "official":
             return np.full(length, length)
-        starts: Ints = block_starts(length, self.knobs.block, 0).numpy()  # the blocks it would be trained in
+        starts: Ints = block_starts(
+            length, self.knobs.block, 0
+        ).numpy()  # the blocks it would be trained in
         return starts
 
     def _read(self, state: Glimpsing, feed: ForwardBatch) -> Tensor:
@@ -299,9 +376,13 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         cache = state.own.cache
         places = torch.from_numpy(feed.padded_positions).to(self.decoder.device)
         past, mask = cache.writer(feed.starts, feed.width), self.decoder.hf.mask(cache, feed)
-        return self._states(feed.padded_tokens, places, mask, past, self._glimpse(state, feed.padded_positions))
+        return self._states(
+            feed.padded_tokens, places, mask, past, self._glimpse(state, feed.padded_positions)
+        )
 
-    def _states(self, ids: Tensor, places: Tensor, mask: Any, past: Cache | None, glimpse: Glimpse | None) -> Tensor:
+    def _states(
+        self, ids: Tensor, places: Tensor, mask: Any, past: Cache | None, glimpse: Glimpse | None
+    ) -> Tensor:
         """[R, n, D] the last norm's output after each token; without a mask a token sees those before it."""
         out = self.model.model(ids, mask, places, past, use_cache=past is not None, glimpse=glimpse)
         states: Tensor = out.last_hidden_state
@@ -312,14 +393,21 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
             return None
         seen = state.seen(positions)
         slots = max(1, int(seen.max()))
-        kv = [(keys[:, :, :slots], values[:, :, :slots]) for keys, values in map(state.target.layer, self._layers)]
+        kv = [
+            (keys[:, :, :slots], values[:, :, :slots])
+            for keys, values in map(state.target.layer, self._layers)
+        ]
         visible = torch.from_numpy(np.arange(slots) < seen[:, None, :, None])
         return Glimpse(kv, visible.to(self.decoder.device))
 
     @torch.inference_mode()
     @override
-    def expand(self, state: Glimpsing, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Glimpsing]:
-        known = state.roots[tree.row[frontier]] + tree.depth[frontier] < self.decoder.context  # each sequence by itself
+    def expand(
+        self, state: Glimpsing, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Glimpsing]:
+        known = (
+            state.roots[tree.row[frontier]] + tree.depth[frontier] < self.decoder.context
+        )  # each sequence by itself
         if not known.any():
             return no_candidates(len(frontier), k), state
         layout = lay_out(state.own, tree, frontier[known], self.decoder.device)
@@ -332,7 +420,10 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
     def commit(self, state: Glimpsing, tree: Tree, verdict: Verdict, taps: Taps) -> Glimpsing:
         official, roots = self.knobs.variant == "official", state.roots
         own = keep_path(state.own, tree, verdict, again=official)
-        limits = [NOTHING if fed.size else early for fed, early in zip(state.own.fed, state.limits, strict=True)]
+        limits = [
+            NOTHING if fed.size else early
+            for fed, early in zip(state.own.fed, state.limits, strict=True)
+        ]
         for row in tree.row[: tree.roots].tolist():
             new = len(own.pending[row]) - len(limits[row])  # accepted, and not read yet
             bound = taps.cache.lengths[row] if official else roots[row]
@@ -346,11 +437,15 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
 
     @override
     def select(self, state: Glimpsing, rows: Ints, cache: SlotCache) -> Glimpsing:
-        return Glimpsing(selected(state.own, rows, cache), cache, picked(state.limits, rows, NOTHING))
+        return Glimpsing(
+            selected(state.own, rows, cache), cache, picked(state.limits, rows, NOTHING)
+        )
 
     @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        logits: Tensor = self.model.lm_head(self._trained(batch, block, [phase] * len(batch.tokens)))
+        logits: Tensor = self.model.lm_head(
+            self._trained(batch, block, [phase] * len(batch.tokens))
+        )
         return whole(logits, self.drafted)
 
     def _trained(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
@@ -359,19 +454,28 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         glimpse = None
         if self._layers:
-            visible = torch.stack([earlier_blocks(count, block, phase) for phase in phases])[:, None]
-            glimpse = Glimpse([batch.kv[layer] for layer in self._layers], visible.to(batch.tokens.device))
+            visible = torch.stack([earlier_blocks(count, block, phase) for phase in phases])[
+                :, None
+            ]
+            glimpse = Glimpse(
+                [batch.kv[layer] for layer in self._layers], visible.to(batch.tokens.device)
+            )
         return self._states(batch.tokens, positions, None, None, glimpse)
 
     @override
     def loss(self, batch: Batch) -> Tensor:
         block, fixed = self.knobs.block, self.knobs.phase
-        phases = [int(torch.randint(block, (), generator=g)) if fixed == "random" else fixed for g in batch.generators]
+        phases = [
+            int(torch.randint(block, (), generator=g)) if fixed == "random" else fixed
+            for g in batch.generators
+        ]
         states = self._trained(batch, block, phases)[before(batch.learn)]
         return draft_loss(self.knobs.loss, batch, self.model.lm_head(states), drafted=self.drafted)
 
 
-def _waiting(cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]) -> Glimpsing:
+def _waiting(
+    cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]
+) -> Glimpsing:
     """Return the state in which tokens wait behind those in the cache."""
     return Glimpsing(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
 
@@ -383,10 +487,14 @@ def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
         UserError: the hidden size cannot be cut into heads.
     """
     theirs, decoder = target.decoder.config, target.decoder
-    hidden = min(WIDTH, decoder.hidden) if knobs.hidden == "paper" else knobs.hidden or decoder.hidden
+    hidden = (
+        min(WIDTH, decoder.hidden) if knobs.hidden == "paper" else knobs.hidden or decoder.hidden
+    )
     heads = math.gcd(hidden, int(theirs.num_attention_heads))
     if hidden // heads % 2:
-        raise UserError(f"glide: got hidden={hidden}, {heads} heads of odd width; allowed is a multiple of {2 * heads}")
+        raise UserError(
+            f"glide: got hidden={hidden}, {heads} heads of odd width; allowed is a multiple of {2 * heads}"
+        )
     wide = getattr(theirs, "intermediate_size", None) or 4 * decoder.hidden
     return {
         "architectures": [OFFICIAL],
@@ -416,4 +524,8 @@ def _large(target: Target) -> dict[str, int]:
     """Return the entries of the config that describe the target."""
     config, shapes = target.decoder.config, target.decoder.shapes
     heads = int(config.num_attention_heads)
-    return {"large_hidden_size": target.decoder.hidden, "large_num_attention_heads": heads, "large_head_dim": shapes[-1].key}
+    return {
+        "large_hidden_size": target.decoder.hidden,
+        "large_num_attention_heads": heads,
+        "large_head_dim": shapes[-1].key,
+    }

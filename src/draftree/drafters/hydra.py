@@ -1,10 +1,12 @@
 """Hydra: heads that read the drafted path as well as the target's last hidden state (Ankner et al. 2024).
 
-Head i, counted from 0, is asked after a node at depth i. It reads what a prefix layer made of the committed text, and the
-embeddings of the root and of the node's path: unlike Medusa's, siblings have different continuations. The prefix layer is a
-whole Llama layer over the target's hidden states (Hydra++); without it the hidden state itself is read.
+Head i, counted from 0, is asked after a node at depth i. It reads what a prefix layer made of the
+committed text, and the embeddings of the root and of the node's path: unlike Medusa's, siblings
+have different continuations. The prefix layer is a whole Llama layer over the target's hidden
+states (Hydra++); without it the hidden state itself is read.
 
-Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V vocabulary, S slots.
+Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V
+vocabulary, S slots.
 """
 
 import re
@@ -27,7 +29,14 @@ from draftree.boundary.machine import to_device
 from draftree.drafters.base import Batch, Stage, TrainableMethod, every
 from draftree.drafters.neural.decoding import SPARE
 from draftree.drafters.neural.head_layers import HeadLayers
-from draftree.drafters.neural.heads import HeadsDrafter, HeadsNet, ResBlock, lm_head, newest, offered
+from draftree.drafters.neural.heads import (
+    HeadsDrafter,
+    HeadsNet,
+    ResBlock,
+    lm_head,
+    newest,
+    offered,
+)
 from draftree.drafters.neural.llama import Rotary, initialise, like, run, stores
 from draftree.drafters.neural.masks import additive
 from draftree.drafters.neural.vocabulary import check_map, check_size
@@ -43,7 +52,9 @@ from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FILE = "hydra_lm_head.safetensors"
 PREFIX, EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # sic
-UNUSED = frozenset({f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq"})
+UNUSED = frozenset(
+    {f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq"}
+)
 """Tensors of the prefix layer that the official file holds without a use."""
 Arch = Literal["prefix-mlp", "mlp"]
 
@@ -55,11 +66,13 @@ class Hydra(TrainableMethod):
 
     Attributes:
         heads: how deep a tree can be.
-        layers: residual blocks of a head; those behind the first share their weights, as in the official code.
+        layers: residual blocks of a head; those behind the first share their weights, as in the
+            official code.
         arch: with a prefix layer (`prefix-mlp`) or without (`mlp`).
-        loss: `kl` against the target's distribution (the official soft cross-entropy, less a constant), or `ce` against
-            the text.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them.
+        loss: `kl` against the target's distribution (the official soft cross-entropy, less a
+            constant), or `ce` against the text.
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from;
+            0 for all of them.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -88,7 +101,10 @@ class Hydra(TrainableMethod):
         stored = stored.loaded(self.files)
         entries.HYDRA.check(stored.config, stored.folder, "hydra")
         found = replace(self, **counted(stored.tensors, stored.folder))
-        first, last = f"hydra_mlp.0.{_places(found)[0]}.linear.weight", _lm_head(0, found.arch) + "weight"
+        first, last = (
+            f"hydra_mlp.0.{_places(found)[0]}.linear.weight",
+            _lm_head(0, found.arch) + "weight",
+        )
         vocab = target.decoder.vocab if "d2t" in stored.tensors else len(stored.tensors[last])
         widths = {"hidden_size": len(stored.tensors[first]), "vocab_size": vocab}
         stored.check_sizes("hydra", widths, sizes(target))
@@ -105,7 +121,9 @@ class Hydra(TrainableMethod):
                 f"hydra: the target's embeddings have width {width}, allowed is its hidden size {target.decoder.hidden}"
             )
         check_size("hydra", self.draft_vocab, target)
-        return HydraDrafter(self, HydraNet(self, target, embedding=False), target, Checkpoint(file=FILE))
+        return HydraDrafter(
+            self, HydraNet(self, target, embedding=False), target, Checkpoint(file=FILE)
+        )
 
 
 def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
@@ -114,15 +132,25 @@ def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
     Raises:
         UserError: it holds no heads.
     """
-    arch: Arch = "prefix-mlp" if any(name.startswith(f"{PREFIX}layers.") for name in tensors) else "mlp"
+    arch: Arch = (
+        "prefix-mlp" if any(name.startswith(f"{PREFIX}layers.") for name in tensors) else "mlp"
+    )
     blocks = [name for name in tensors if re.fullmatch(r"hydra_mlp\.0\.\d+\.linear\.weight", name)]
-    heads = {int(m[1]) for name in tensors if (m := re.fullmatch(r"hydra_lm_head\.(\d+)\.(1\.)?weight", name))}
+    heads = {
+        int(m[1])
+        for name in tensors
+        if (m := re.fullmatch(r"hydra_lm_head\.(\d+)\.(1\.)?weight", name))
+    }
     first = f"hydra_mlp.0.{'1' if arch == 'prefix-mlp' else '0'}.linear.weight"
     for name in (first, _lm_head(0, arch) + "weight"):
         if name not in tensors:
-            raise UserError(f"'{where}' holds no Hydra heads of kind '{arch}': a tensor {name} was expected")
+            raise UserError(
+                f"'{where}' holds no Hydra heads of kind '{arch}': a tensor {name} was expected"
+            )
     if max(heads) >= len(heads):
-        raise UserError(f"'{where}' has Hydra heads with gaps: of {max(heads) + 1} there are {len(heads)}")
+        raise UserError(
+            f"'{where}' has Hydra heads with gaps: of {max(heads) + 1} there are {len(heads)}"
+        )
     return {"arch": arch, "heads": len(heads), "layers": len(blocks)}
 
 
@@ -146,7 +174,9 @@ def check_aliases(tensors: dict[str, Tensor], knobs: Hydra, where: Path) -> None
             names = [f"hydra_mlp.{head}.{place}.linear.{part}" for place in _places(knobs)[1:]]
             for one, other in pairwise([n for n in names if n in tensors]):
                 if not torch.equal(tensors[one], tensors[other]):
-                    raise UserError(f"'{where}' has different tensors {one} and {other}; allowed is one block under both names")
+                    raise UserError(
+                        f"'{where}' has different tensors {one} and {other}; allowed is one block under both names"
+                    )
 
 
 class Prefix(nn.Module):
@@ -158,7 +188,9 @@ class Prefix(nn.Module):
         self.norm: nn.Module = LlamaRMSNorm(config.hidden_size, eps=config.rms_norm_eps)
         initialise(self, config)
 
-    def forward(self, states: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None) -> Tensor:
+    def forward(
+        self, states: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None
+    ) -> Tensor:
         """[R, n, D] of hidden states [R, n, D] under an additive mask [R, 1, n, S]."""
         out: Tensor = self.norm(run(self.layers, states, rotated, mask, cache))
         return out
@@ -170,7 +202,8 @@ class HydraNet(HeadsNet):
 
     Args:
         knobs: how many heads and blocks.
-        target: whose sizes the prefix layer has, whose LM head the heads' linear layers begin as, and whose embedding is used.
+        target: whose sizes the prefix layer has, whose LM head the heads' linear layers begin as,
+            and whose embedding is used.
         embedding: whether the checkpoint brings an embedding of its own.
     """
 
@@ -180,10 +213,14 @@ class HydraNet(HeadsNet):
         self.rotary = Rotary(config)
         prefix = knobs.arch == "prefix-mlp"
         self.prefix_embeding_layer = Prefix(config) if prefix else None
-        self.hydra_mlp = nn.ModuleList(self._mlp(i, config.hidden_size, knobs) for i in range(knobs.heads))
+        self.hydra_mlp = nn.ModuleList(
+            self._mlp(i, config.hidden_size, knobs) for i in range(knobs.heads)
+        )
         heads = [lm_head(target, True, knobs.draft_vocab) for _ in range(knobs.heads)]
         self.map(knobs.draft_vocab)
-        self.hydra_lm_head = nn.ModuleList(nn.Sequential(nn.Identity(), h) if prefix else h for h in heads)
+        self.hydra_lm_head = nn.ModuleList(
+            nn.Sequential(nn.Identity(), h) if prefix else h for h in heads
+        )
         embed = nn.Embedding(target.decoder.vocab, config.hidden_size) if embedding else None
         self.input_embed_fn = embed and embed.requires_grad_(False)
         self._target = target
@@ -199,7 +236,9 @@ class HydraNet(HeadsNet):
         blocks = [ResBlock(width, head + 1), *[ResBlock(width)] * (knobs.layers - 1)]
         if knobs.arch == "mlp":
             return nn.Sequential(*blocks)
-        return nn.Sequential(*(part for block in blocks for part in (nn.Identity(), block)))  # dropout's place
+        return nn.Sequential(
+            *(part for block in blocks for part in (nn.Identity(), block))
+        )  # dropout's place
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
@@ -220,8 +259,10 @@ class Prefixed:
 
     Attributes:
         cache: the prefix layer's, of committed tokens; without such a layer empty.
-        hidden: the target's hidden states of all committed tokens, as keys of one head; without such a layer empty.
-        read: [R] how many of them the layer has read, in this step into scratch slots behind the cache's own.
+        hidden: the target's hidden states of all committed tokens, as keys of one head; without
+            such a layer empty.
+        read: [R] how many of them the layer has read, in this step into scratch slots behind the
+            cache's own.
         prefix: [R, D] what the heads read at the last of those.
     """
 
@@ -241,9 +282,16 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
     @torch.inference_mode()
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Prefixed | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Prefixed | None = None,
+        rows: Ints | None = None,
     ) -> Prefixed:
-        state = self._remember(state or self._empty(len(prompts), max(map(len, prompts)) + SPARE), taps)
+        state = self._remember(
+            state or self._empty(len(prompts), max(map(len, prompts)) + SPARE), taps
+        )
         state = self._read(state, every(rows, len(prompts)))
         _keep_read(state)
         return state
@@ -251,7 +299,10 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
     def _empty(self, rows: int, slots: int) -> Prefixed:
         width, layers = self.model.config.hidden_size, self.knobs.arch == "prefix-mlp"
         shapes = stores(self.model.config), LayerShape(1, width, 0)
-        cache, hidden = (SlotCache((shape,) * layers, rows, self._like.dtype, self._like.device) for shape in shapes)
+        cache, hidden = (
+            SlotCache((shape,) * layers, rows, self._like.dtype, self._like.device)
+            for shape in shapes
+        )
         if layers:
             cache.reserve(slots)
             hidden.reserve(slots)
@@ -289,7 +340,9 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         states = given[torch.arange(len(given), device=given.device)[:, None], known]
         visible = torch.arange(int(places.max()) + 1, device=given.device) <= at[:, :, None]
         mask, writer = additive(visible[:, None], states.dtype), state.cache.writer(starts, count)
-        out: Tensor = self.model.prefix_embeding_layer(states, self.model.rotary(states, at), mask, writer)
+        out: Tensor = self.model.prefix_embeding_layer(
+            states, self.model.rotary(states, at), mask, writer
+        )
         return out
 
     def passes(self, state: Prefixed, tree: Tree, frontier: Ints) -> int:
@@ -306,24 +359,43 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
             path = [frontier]
             for _ in range(depth):
                 path.append(nodes.parents.gather(1, path[-1]))
-            embedded = self.model.embed(torch.stack([nodes.tokens.gather(1, each) for each in path[::-1]], dim=2))
-            return self.model.logits(depth, given["prefix"][:, None].expand(-1, frontier.shape[1], -1), embedded)
+            embedded = self.model.embed(
+                torch.stack([nodes.tokens.gather(1, each) for each in path[::-1]], dim=2)
+            )
+            return self.model.logits(
+                depth, given["prefix"][:, None].expand(-1, frontier.shape[1], -1), embedded
+            )
 
         given, heads = {"prefix": state.prefix}, self.knobs.heads
-        return HeadLayers(read, heads, self.capture, self.recorded_weights, given, self.drafted, state, each_node=True)
+        return HeadLayers(
+            read,
+            heads,
+            self.capture,
+            self.recorded_weights,
+            given,
+            self.drafted,
+            state,
+            each_node=True,
+        )
 
     @torch.inference_mode()
-    def expand(self, state: Prefixed, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Prefixed]:
+    def expand(
+        self, state: Prefixed, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Prefixed]:
         """After a node at depth d comes what head d says; beyond the last head q is unknown (uniform) and nothing comes."""
         depths, rows = tree.depth[frontier], tree.row[frontier]
         state = self._read(state, rows) if state.cache.shapes else state
-        logits = self._like.new_zeros(len(frontier), self.knobs.draft_vocab or self._target.decoder.vocab)
+        logits = self._like.new_zeros(
+            len(frontier), self.knobs.draft_vocab or self._target.decoder.vocab
+        )
         for depth in np.unique(depths[depths < self.knobs.heads]).tolist():
             at = np.flatnonzero(depths == depth)
             path = [frontier[at]]
             for _ in range(depth):
                 path.append(tree.parents[path[-1]])
-            embedded = self.model.embed(to_device(tree.tokens[np.stack(path[::-1], axis=1)], logits.device))
+            embedded = self.model.embed(
+                to_device(tree.tokens[np.stack(path[::-1], axis=1)], logits.device)
+            )
             prefix = state.prefix[to_device(rows[at], logits.device)]
             logits[to_device(at, logits.device)] = self.model.logits(depth, prefix, embedded)
         return offered(logits, self.knobs.heads, k, drawing, rows, depths, self.drafted), state
@@ -337,7 +409,9 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
     @override
     def truncate(self, state: Prefixed, lengths: Ints, rows: Ints | None = None) -> Prefixed:
         state.cache.truncate(lengths)
-        state.hidden.truncate(lengths)  # the next prompt's last token is always read anew, and with it the prefix
+        state.hidden.truncate(
+            lengths
+        )  # the next prompt's last token is always read anew, and with it the prefix
         return replace(state, read=state.cache.lengths.copy())
 
     @override
@@ -351,7 +425,9 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         if self.model.prefix_embeding_layer is not None:
             at = torch.arange(prefix.shape[1], device=prefix.device)
             mask = additive((at[None, :] <= at[:, None])[None, None], prefix.dtype)
-            prefix = self.model.prefix_embeding_layer(prefix, self.model.rotary(prefix, at[None]), mask, None)
+            prefix = self.model.prefix_embeding_layer(
+                prefix, self.model.rotary(prefix, at[None]), mask, None
+            )
 
         def read(head: int, at: Any) -> Tensor:
             path = torch.stack([embedded.roll(-1 - i, 1)[at] for i in range(head + 1)], dim=-2)
@@ -363,11 +439,21 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
     def weights(self, head: int) -> tuple[float, float]:
         return (0.0, 1.0) if self.knobs.loss == "kl" else (1.0, 0.0)
 
-    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def published(
+        self, config: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the official layout; the target's embedding and what has no use only where the file read held it."""
-        names = {"base_model_name_or_path": self._target.name, "grounded_heads": True, "hidden_state_offset": 0}
+        names = {
+            "base_model_name_or_path": self._target.name,
+            "grounded_heads": True,
+            "hidden_state_offset": 0,
+        }
         knobs = self.knobs
-        counts = {"hydra_head_arch": knobs.arch, "hydra_num_heads": knobs.heads, "hydra_num_layers": knobs.layers}
+        counts = {
+            "hydra_head_arch": knobs.arch,
+            "hydra_num_heads": knobs.heads,
+            "hydra_num_layers": knobs.layers,
+        }
         return names | config | counts, tensors
 
 

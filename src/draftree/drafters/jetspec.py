@@ -1,7 +1,8 @@
 """JetSpec: a block drafter whose slots see those before them alone, so that a longer block changes nothing (arXiv 2606.18394).
 
-It drafts as published: one pass with masks gives each depth's list, which all nodes of the depth share, and trees are made of
-these. If asked it reads the tokens of each path, too, as slots that see those before them alone can: a pass for every layer.
+It drafts as published: one pass with masks gives each depth's list, which all nodes of the depth
+share, and trees are made of these. If asked it reads the tokens of each path, too, as slots that
+see those before them alone can: a pass for every layer.
 
 Shapes: R rows, n slots of a block, M nodes or blocks, D hidden size, V′ (draft) vocabulary.
 """
@@ -32,8 +33,9 @@ class JetSpec(ParallelMethod):
     """JetSpec's causal block drafter (in the paper blocks of 16 and 512 anchors).
 
     Attributes:
-        conditioned: what comes after a node depends on its path, not on its depth alone; every layer takes a pass of its nodes.
-            Weights trained with it learn behind the text's tokens in place of masks. Ours: the paper has masks alone.
+        conditioned: what comes after a node depends on its path, not on its depth alone; every
+            layer takes a pass of its nodes. Weights trained with it learn behind the text's tokens
+            in place of masks. Ours: the paper has masks alone.
     """
 
     chosen: ClassVar[tuple[str, ...]] = ("conditioned",)
@@ -56,7 +58,9 @@ class JetSpec(ParallelMethod):
     @override
     def read(self, stored: Checkpoint, target: Target) -> "JetSpecDrafter":
         stored, layout, net = opened(stored, target, "jetspec", ParallelNet)
-        if self.conditioned and (layout.shifted or not all(sight.causal for sight in layout.sights)):
+        if self.conditioned and (
+            layout.shifted or not all(sight.causal for sight in layout.sights)
+        ):
             told = f"'{stored.folder}' has slots that do not stand for their own place, or see those behind them"
             raise UserError(f"jetspec: conditioned is True, allowed is False: {told}")
         return JetSpecDrafter(self.known(layout), net, target, stored)
@@ -92,4 +96,6 @@ class JetSpecDrafter(ParallelDrafter):
     @override
     def loss(self, batch: Batch) -> Tensor:
         places = anchored(batch, self.drafts, self.knobs.anchors, self.knobs.gamma)
-        return marginal_loss("kl", batch, self.blocks(batch, places.anchors), places, self.model.drafted)
+        return marginal_loss(
+            "kl", batch, self.blocks(batch, places.anchors), places, self.model.drafted
+        )

@@ -1,6 +1,7 @@
 """A small causal language model as drafter (Leviathan et al. 2022; EDD + PCT, section 4.1, calls a trained one VDM).
 
-One with another vocabulary drafts the tokens that both have (Timor et al., arXiv 2502.05202, their algorithm TLI).
+One with another vocabulary drafts the tokens that both have (Timor et al., arXiv 2502.05202, their
+algorithm TLI).
 """
 
 from dataclasses import dataclass
@@ -34,7 +35,9 @@ class LM(Method):
             raise UserError("drafter 'lm' needs a model: lm:model=FOLDER or lm:model=HUB-ID")
         # Drafts need no bits, and are computed as the target is.
         how = {"exactness": "ties", "compile": False if target.loading.compile is False else None}
-        return language_model(Target.load(self.model, target.decoder.dtype, str(target.decoder.device), **how), target)
+        return language_model(
+            Target.load(self.model, target.decoder.dtype, str(target.decoder.device), **how), target
+        )
 
     @override
     def example(self, target: Target) -> "LMDrafter":
@@ -58,7 +61,8 @@ def language_model(small: Target, target: Target) -> "LMDrafter":
 def _same_tokens(small: Target, target: Target) -> bool:
     """Return whether every id stands for the same token in both models.
 
-    Models of one size of vocabulary may number it differently. Without tokenizers nothing but the size is known.
+    Models of one size of vocabulary may number it differently. Without tokenizers nothing but the
+    size is known.
     """
     if small.decoder.vocab != target.decoder.vocab:
         return False
@@ -67,7 +71,9 @@ def _same_tokens(small: Target, target: Target) -> bool:
     except UserError:
         return True
     size = target.decoder.vocab
-    named = [{token: number for token, number in one.items() if number < size} for one in (ours, theirs)]
+    named = [
+        {token: number for token, number in one.items() if number < size} for one in (ours, theirs)
+    ]
     return named[0] == named[1]
 
 
@@ -91,7 +97,11 @@ class LMDrafter(LanguageModelDrafter):
     @property
     @override
     def described(self) -> str:
-        some = "" if self._shared is None else f", {len(self._shared.columns)} of {self._shared.drafted.vocab} tokens shared"
+        some = (
+            ""
+            if self._shared is None
+            else f", {len(self._shared.columns)} of {self._shared.drafted.vocab} tokens shared"
+        )
         return f"lm {self.small.name}{some}"
 
     @property

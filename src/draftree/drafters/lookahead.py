@@ -1,9 +1,10 @@
 """Lookahead decoding: n-grams that the target itself makes up beside the text, by Jacobi iteration (Fu et al. 2024).
 
-A window of guessed tokens rides along in every verification. What the target says after each of them fills, diagonal by
-diagonal, n-grams, which are drafted when their first token comes up.
+A window of guessed tokens rides along in every verification. What the target says after each of
+them fills, diagonal by diagonal, n-grams, which are drafted when their first token comes up.
 
-Shapes: R rows, N tokens of an n-gram, W columns of the window, P probe rows, V vocabulary, F frontier nodes, K candidates.
+Shapes: R rows, N tokens of an n-gram, W columns of the window, P probe rows, V vocabulary, F
+frontier nodes, K candidates.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -37,8 +38,8 @@ MOST = 4096
 Window = tuple[Ints, ...]
 """Levels 0, 1, … of guessed tokens.
 
-Column j of level l is a guess at the token l + j places behind the root. Level 0 begins with column 1, its column 0 being the
-root; the others begin with column 0.
+Column j of level l is a guess at the token l + j places behind the root. Level 0 begins with column
+1, its column 0 being the root; the others begin with column 0.
 """
 
 
@@ -47,18 +48,22 @@ root; the others begin with column 0.
 class Lookahead(Method):
     """Lookahead decoding, the paper's algorithm 2 (lookahead branch, verification branch and n-gram pool in one pass).
 
-    The defaults are those of the run in the ADED paper (appendix F); the authors of Lookahead recommend 5, 7, 7 for a target
-    of 7 billion parameters. Two errors of the official code are not repeated: it accepts at most N − 2 of the N − 1 tokens of
-    a guess, because a full match is counted one short, and when several tokens were accepted it enters n-grams into the pool
-    that end with the last of them again and again, instead of those of the text.
+    The defaults are those of the run in the ADED paper (appendix F); the authors of Lookahead
+    recommend 5, 7, 7 for a target of 7 billion parameters. Two errors of the official code are not
+    repeated: it accepts at most N − 2 of the N − 1 tokens of a guess, because a full match is
+    counted one short, and when several tokens were accepted it enters n-grams into the pool that
+    end with the last of them again and again, instead of those of the text.
 
     Attributes:
         ngram: N, tokens of an n-gram; the window has N − 1 levels.
-        window: W, columns of the window. (N − 1) · W − 1 probe rows ride along in every pass once the window is filled,
-            somewhat fewer in the N − 2 steps before.
-        guesses: G, how many n-grams of the same first token the pool keeps; the least recently met goes first.
-        seed_prompt: whether the n-grams of the text, prompt and output, are put in the pool with those of the window.
-        chain: whether drafts go on behind the N − 1 tokens of a guess with the guesses for its last token.
+        window: W, columns of the window. (N − 1) · W − 1 probe rows ride along in every pass once
+            the window is filled, somewhat fewer in the N − 2 steps before.
+        guesses: G, how many n-grams of the same first token the pool keeps; the least recently met
+            goes first.
+        seed_prompt: whether the n-grams of the text, prompt and output, are put in the pool with
+            those of the window.
+        chain: whether drafts go on behind the N − 1 tokens of a guess with the guesses for its last
+            token.
     """
 
     ngram: int = knob(5, least=3)
@@ -71,7 +76,9 @@ class Lookahead(Method):
     def __post_init__(self) -> None:
         super().__post_init__()
         if (probes := (self.ngram - 1) * self.window) > MOST:
-            raise UserError(f"lookahead: (ngram - 1) * window is {probes}, allowed is at most {MOST}")
+            raise UserError(
+                f"lookahead: (ngram - 1) * window is {probes}, allowed is at most {MOST}"
+            )
 
     @override
     def open(self, target: Target) -> "LookaheadDrafter":
@@ -91,7 +98,8 @@ class Guesses:
         text: the committed tokens.
         pool: n-grams met in the window and, with `seed_prompt`, in the text and its root.
         window: without levels where the text was cut and not yet gone on from.
-        tried: [N − 1] at how many places the pool had guesses, by how many tokens of them had come before.
+        tried: [N − 1] at how many places the pool had guesses, by how many tokens of them had come
+            before.
         right: [N − 1] at how many of these the next token was among them.
     """
 
@@ -115,11 +123,13 @@ class Lookaheads:
 class LookaheadDrafter(Drafter[Lookaheads]):
     """Drafts from its pool of n-grams and has the window verified along with the drafts.
 
-    q(token | path) is a product of two numbers. One is the share of the token among the n-grams of the root's token that
-    begin with the path, the most recently met counting 1, the one before 1/2, then 1/3 and so on. The other is how often
-    the text went on with any of them in this row so far, by depth, (right + 1) / (tried + 2).
+    q(token | path) is a product of two numbers. One is the share of the token among the n-grams of
+    the root's token that begin with the path, the most recently met counting 1, the one before 1/2,
+    then 1/3 and so on. The other is how often the text went on with any of them in this row so far,
+    by depth, (right + 1) / (tried + 2).
 
-    The window holds guesses whatever the sampling: each next one is the likeliest token. The output does not depend on it.
+    The window holds guesses whatever the sampling: each next one is the likeliest token. The output
+    does not depend on it.
     """
 
     knobs: Lookahead
@@ -131,7 +141,12 @@ class LookaheadDrafter(Drafter[Lookaheads]):
 
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Lookaheads | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Lookaheads | None = None,
+        rows: Ints | None = None,
     ) -> Lookaheads:
         state = state or Lookaheads((self._empty(),) * len(prompts), np.arange(0))
         found, begun = list(state.rows), every(rows, len(prompts))
@@ -142,7 +157,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Lookaheads(tuple(found), np.union1d(state.live, begun))
 
     @override
-    def expand(self, state: Lookaheads, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Lookaheads]:
+    def expand(
+        self, state: Lookaheads, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Lookaheads]:
         found = self._found(state, tree, frontier)
         tokens, q = ragged([nexts for nexts, _ in found], k)
         q *= np.array([[rate] for _, rate in found])
@@ -153,7 +170,12 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         """For each frontier node the next tokens and their shares, and how often one of such is right."""
         parents, tokens, length = tree.parents.tolist(), tree.tokens.tolist(), self.knobs.ngram - 1
         found = list[tuple[Nexts, float]]()
-        for node, at, depth in zip(frontier.tolist(), tree.row[frontier].tolist(), tree.depth[frontier].tolist(), strict=True):
+        for node, at, depth in zip(
+            frontier.tolist(),
+            tree.row[frontier].tolist(),
+            tree.depth[frontier].tolist(),
+            strict=True,
+        ):
             row, behind = state.rows[at], depth % length if self.knobs.chain else depth
             if behind >= length:
                 found.append((NOTHING, 0.0))
@@ -172,7 +194,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
             return None
         rows = np.repeat(list(sent), [len(where[0]) for where in sent.values()])
         windows = [np.concatenate(state.rows[r].window) for r in sent]
-        positions = [len(state.rows[r].text) + level + column for r, (level, column) in sent.items()]
+        positions = [
+            len(state.rows[r].text) + level + column for r, (level, column) in sent.items()
+        ]
         visible, at = np.zeros((len(rows), len(rows)), np.bool_), 0
         for level, column in sent.values():
             end = at + len(level)
@@ -215,7 +239,11 @@ class LookaheadDrafter(Drafter[Lookaheads]):
             return row
         full = len(row.window) == self.knobs.ngram - 1
         met = grams(row.window, root, new) if full else ()
-        return replace(row, pool=filled(row.pool, met, self.knobs.guesses), window=advanced(row.window, new, full))
+        return replace(
+            row,
+            pool=filled(row.pool, met, self.knobs.guesses),
+            window=advanced(row.window, new, full),
+        )
 
     def _graded(self, row: Guesses, new: Sequence[int]) -> Guesses:
         """With what a root and the tokens after it say of the guesses for it."""
@@ -259,7 +287,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
 
     @override
     def select(self, state: Lookaheads, rows: Ints, cache: SlotCache) -> Lookaheads:
-        return Lookaheads(picked(state.rows, rows, self._empty()), np.flatnonzero(np.isin(rows, state.live)))
+        return Lookaheads(
+            picked(state.rows, rows, self._empty()), np.flatnonzero(np.isin(rows, state.live))
+        )
 
 
 def first_window(text: Ints, knobs: Lookahead) -> Window:
@@ -290,18 +320,21 @@ def sees(level: Ints, column: Ints) -> Bools:
 def advanced(window: Window, new: Ints, full: bool) -> Window:
     """Return the window behind the next token: every guess keeps its place in the text, one token nearer to the root.
 
-    The window goes on by one token however many were accepted, as in the official code: what the target found after
-    a root is then a guess at the text that is as many tokens further on.
+    The window goes on by one token however many were accepted, as in the official code: what the
+    target found after a root is then a guess at the text that is as many tokens further on.
 
     Args:
         window: all its levels, or those filled so far.
         new: the target's choices after the last of them.
-        full: whether the last level is the last there is. Then the lowest level goes, else each loses its first column.
+        full: whether the last level is the last there is. Then the lowest level goes, else each
+            loses its first column.
     """
     if full:
         lowest, *others = (*window[1:], new)
         return lowest[1:], *others
-    if len(window) == 1:  # column 0 of level 0 is the root, which is no probe: `new` begins after column 1
+    if (
+        len(window) == 1
+    ):  # column 0 of level 0 is the root, which is no probe: `new` begins after column 1
         return window[0][1:], new
     return *(level[1:] for level in window), new[1:]
 
@@ -309,7 +342,9 @@ def advanced(window: Window, new: Ints, full: bool) -> Window:
 def grams(window: Window, root: int, new: Ints) -> list[tuple[int, Gram]]:
     """Return the n-gram of each column of a full window, topped by the target's choices: first token, the others."""
     first = [root, *window[0].tolist()]
-    return list(zip(first, zip(*(level.tolist() for level in (*window[1:], new)), strict=True), strict=True))
+    return list(
+        zip(first, zip(*(level.tolist() for level in (*window[1:], new)), strict=True), strict=True)
+    )
 
 
 def of_text(text: Sequence[int], n: int) -> Iterable[tuple[int, Gram]]:

@@ -1,9 +1,11 @@
 """Medusa: heads on the target's last hidden state, each for a token further ahead (Cai et al. 2024).
 
-Head i, counted from 0, predicts token t + 2 + i from the hidden state at position t; the LM head has predicted t + 1, the
-root. What follows the root's children does not depend on which of them it was: all nodes of a depth share one list.
+Head i, counted from 0, predicts token t + 2 + i from the hidden state at position t; the LM head
+has predicted t + 1, the root. What follows the root's children does not depend on which of them it
+was: all nodes of a depth share one list.
 
-Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V′ (draft) vocabulary, K heads.
+Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V′ (draft)
+vocabulary, K heads.
 """
 
 from collections.abc import Callable, Sequence, Set
@@ -19,7 +21,14 @@ from typing_extensions import override
 from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.head_layers import HeadLayers
-from draftree.drafters.neural.heads import HeadsDrafter, HeadsNet, ResBlock, lm_head, newest, offered
+from draftree.drafters.neural.heads import (
+    HeadsDrafter,
+    HeadsNet,
+    ResBlock,
+    lm_head,
+    newest,
+    offered,
+)
 from draftree.drafters.neural.vocabulary import check_map, check_size
 from draftree.formats import entries
 from draftree.formats.checkpoint import Checkpoint, sizes
@@ -50,12 +59,15 @@ class Medusa(TrainableMethod):
     """Medusa heads, trained as Medusa-1: the target stays as it is.
 
     Attributes:
-        heads: K; how deep a tree can be. A published checkpoint has as many as its file, whatever its config says.
-        layers: residual blocks of a head. The official code, unlike this, repeats one block where there are several.
+        heads: K; how deep a tree can be. A published checkpoint has as many as its file, whatever
+            its config says.
+        layers: residual blocks of a head. The official code, unlike this, repeats one block where
+            there are several.
         decay: the loss of head i is weighted by decay^(i + 1) (section 2.2.1: λ_k = 0.8^k).
-        distil: share of KL(p‖q) against the target's own distribution in each head's loss (self-distillation, section
-            2.3.2); the rest is cross-entropy against the text.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them.
+        distil: share of KL(p‖q) against the target's own distribution in each head's loss
+            (self-distillation, section 2.3.2); the rest is cross-entropy against the text.
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from;
+            0 for all of them.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -87,12 +99,21 @@ class Medusa(TrainableMethod):
         entries.MEDUSA.check(stored.config, stored.folder, "medusa")
         official = renamed(stored) if VLLM in stored.tensors else stored
         heads, layers = counted(official.tensors, stored.folder)
-        first, last = official.tensors["0.0.linear.weight"], official.tensors.get(f"0.{layers}.weight")
+        first, last = (
+            official.tensors["0.0.linear.weight"],
+            official.tensors.get(f"0.{layers}.weight"),
+        )
         mapped = official.tensors.get(MAP)
         vocab = target.decoder.vocab if last is None or mapped is not None else len(last)
-        stored.check_sizes("medusa", {"hidden_size": len(first), "vocab_size": vocab}, sizes(target))
-        found = replace(self, heads=heads, layers=layers, draft_vocab=0 if mapped is None else len(mapped))
-        model = official.network(lambda: MedusaNet(target, found), left_to_the_target(official, heads, layers))
+        stored.check_sizes(
+            "medusa", {"hidden_size": len(first), "vocab_size": vocab}, sizes(target)
+        )
+        found = replace(
+            self, heads=heads, layers=layers, draft_vocab=0 if mapped is None else len(mapped)
+        )
+        model = official.network(
+            lambda: MedusaNet(target, found), left_to_the_target(official, heads, layers)
+        )
         check_map(model.d2t, target, stored.folder)
         return MedusaDrafter(found, model, target, stored)
 
@@ -106,12 +127,15 @@ class Medusa(TrainableMethod):
 class MedusaNet(HeadsNet, nn.ModuleList):
     """Fresh float32 heads; parameters are named as in the official file.
 
-    Blocks begin as the identity plus SiLU of a random bias, the linear layers behind them as the target's LM head.
+    Blocks begin as the identity plus SiLU of a random bias, the linear layers behind them as the
+    target's LM head.
     """
 
     def __init__(self, target: Target, knobs: Medusa) -> None:
         last = [lm_head(target, False, knobs.draft_vocab) for _ in range(knobs.heads)]
-        heads = (nn.Sequential(*(ResBlock(o.in_features) for _ in range(knobs.layers)), o) for o in last)
+        heads = (
+            nn.Sequential(*(ResBlock(o.in_features) for _ in range(knobs.layers)), o) for o in last
+        )
         nn.ModuleList.__init__(self, heads)
         self.map(knobs.draft_vocab)
 
@@ -128,7 +152,8 @@ class Heads:
 
     Attributes:
         hidden: [R, D] the target's at each row's last committed token, the one before its root.
-        logits: of the first heads, [R, V′] each; they are computed when a depth is first asked for, once a step.
+        logits: of the first heads, [R, V′] each; they are computed when a depth is first asked for,
+            once a step.
     """
 
     hidden: Tensor
@@ -144,7 +169,12 @@ class MedusaDrafter(HeadsDrafter[Heads]):
 
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Heads | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Heads | None = None,
+        rows: Ints | None = None,
     ) -> Heads:
         hidden = taps.hidden[LAST].to(self._like.dtype)
         before = hidden.new_zeros(len(prompts), hidden.shape[1]) if state is None else state.hidden
@@ -156,22 +186,33 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         return tree.roots if len(state.logits) <= depth < len(self.model) else 0
 
     @torch.inference_mode()
-    def expand(self, state: Heads, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Heads]:
+    def expand(
+        self, state: Heads, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Heads]:
         """Return a node at depth d is followed by head d's list.
 
         Beyond the last head q is unknown (uniform) and nothing comes.
         """
-        (depths, rows), which = np.unique(np.stack((tree.depth[frontier], tree.row[frontier])), axis=1, return_inverse=True)
+        (depths, rows), which = np.unique(
+            np.stack((tree.depth[frontier], tree.row[frontier])), axis=1, return_inverse=True
+        )
         known = len(state.logits)
         asked = list(self.model)[known : max(known, int(depths.max()) + 1)]
         state = replace(state, logits=(*state.logits, *(head(state.hidden) for head in asked)))
         blank = self._like.new_zeros(self.knobs.draft_vocab or self._target.decoder.vocab)
         heads, drafted = len(self.model), self.drafted
-        logits = [state.logits[d][r] if d < heads else blank for d, r in zip(depths.tolist(), rows.tolist(), strict=True)]
+        logits = [
+            state.logits[d][r] if d < heads else blank
+            for d, r in zip(depths.tolist(), rows.tolist(), strict=True)
+        ]
         if drawing.shaped is not None:  # the request's processors tell nodes of a list apart
             each = torch.stack([logits[i] for i in which.ravel()])
-            return offered(each, heads, k, drawing, tree.row[frontier], tree.depth[frontier], drafted), state
-        return offered(torch.stack(logits), heads, k, drawing, rows, depths, drafted).shared(which.ravel()), state
+            return offered(
+                each, heads, k, drawing, tree.row[frontier], tree.depth[frontier], drafted
+            ), state
+        return offered(torch.stack(logits), heads, k, drawing, rows, depths, drafted).shared(
+            which.ravel()
+        ), state
 
     @torch.inference_mode()
     @override
@@ -181,7 +222,16 @@ class MedusaDrafter(HeadsDrafter[Heads]):
             return logits[:, None].expand(-1, frontier.shape[1], -1)
 
         given, heads = {"hidden": state.hidden}, len(self.model)
-        return HeadLayers(read, heads, self.capture, self.recorded_weights, given, self.drafted, state, each_node=False)
+        return HeadLayers(
+            read,
+            heads,
+            self.capture,
+            self.recorded_weights,
+            given,
+            self.drafted,
+            state,
+            each_node=False,
+        )
 
     @override
     def commit(self, state: Heads, tree: Tree, verdict: Verdict, taps: Taps) -> Heads:
@@ -210,12 +260,16 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         weight, share = self.knobs.decay ** (head + 1), self.knobs.distil
         return weight * (1 - share), weight * share
 
-    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def published(
+        self, config: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return the official layout, or vLLM's where it came in that; heads read from a merged model stand alone."""
         if VLLM in self._stored.tensors:
             tensors = to_vllm(config, tensors, self._target.decoder.vocab)[1]
         else:
             counts = {"medusa_num_heads": len(self.model), "medusa_num_layers": self.knobs.layers}
             config = {"base_model_name_or_path": self._target.name} | config | counts
-        there = self._stored.tensors or tensors  # a published file gets no tensors that it did not have
+        there = (
+            self._stored.tensors or tensors
+        )  # a published file gets no tensors that it did not have
         return config, {k: v for k, v in tensors.items() if k in there}

@@ -1,10 +1,12 @@
 """A multi-token-prediction layer of the target's own kind (C2T, appendix F; DeepSeek-V3, section 2.2).
 
-h'_t = M [RMSNorm(Emb(x_{t+1})); RMSNorm(h_t)], then a decoder layer, a norm of its own, and the target's LM head. Checkpoints
-of DeepSeek-V3's kind carry such a layer behind the target's last one, those of Qwen3-Next's and Qwen3.5's beside the target.
-Where there are several, the next one reads what the one before made of the pair before, and predicts one token further.
+h'_t = M [RMSNorm(Emb(x_{t+1})); RMSNorm(h_t)], then a decoder layer, a norm of its own, and the
+target's LM head. Checkpoints of DeepSeek-V3's kind carry such a layer behind the target's last one,
+those of Qwen3-Next's and Qwen3.5's beside the target. Where there are several, the next one reads
+what the one before made of the pair before, and predicts one token further.
 
-Shapes: R rows, n tokens a row, M learnt positions, D hidden size, V vocabulary, L layers of the target.
+Shapes: R rows, n tokens a row, M learnt positions, D hidden size, V vocabulary, L layers of the
+target.
 """
 
 import copy
@@ -40,11 +42,15 @@ PROJECTION = re.compile(r"(?P<begin>.*\.layers\.\d+\.)eh_proj\.weight$")
 CHAINED = re.compile(r"(?P<begin>(?:model\.)?mtp\.)layers\.\d+\.input_proj\.weight$")
 """Likewise of Inkling's."""
 Where = Literal["normed", "raw"]
-WAYS: tuple[tuple[Where, Where], ...] = tuple(itertools.product(("normed", "raw"), ("raw", "normed")))
-"""What h is, and what is fed on; of two that do as well the earlier one is taken, and DeepSeek-V3's is the first."""
+WAYS: tuple[tuple[Where, Where], ...] = tuple(
+    itertools.product(("normed", "raw"), ("raw", "normed"))
+)
+"""What h is, and what is fed on; of two that do as well the earlier one is taken, and DeepSeek-V3's
+is the first."""
 OPENING = "The library is open on every day of the week but Monday, when it is"
 WRITTEN, BLOCK = 32, 3
-"""The text by which a way is chosen: what begins it, tokens that the target writes, and tokens of it predicted in a row."""
+"""The text by which a way is chosen: what begins it, tokens that the target writes, and tokens of
+it predicted in a row."""
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
 
 
@@ -55,16 +61,18 @@ class MTP(TrainableMethod):
 
     Attributes:
         loss: `kl` against the target, or `ce` against the text (DeepSeek-V3's objective).
-        steps: passes of training, each fed the output of the one before, at least one a layer; DeepSeek-V3's training has no
-            more than those.
+        steps: passes of training, each fed the output of the one before, at least one a layer;
+            DeepSeek-V3's training has no more than those.
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
-        layers: how many layers, one for each depth of a draft, the last for all deeper ones; 0 for all that a checkpoint
-            carries, and for one where there is none.
-        first: whether h is what the target's last norm gives (`normed`), or the last layer (`raw`). Programs that run
-            published layers disagree, so by default each is tried when one is opened: that way is taken in which it predicts
-            most tokens of a short text that the target writes. Fresh layers take `normed`.
-        fed: whether what is fed on is the layer's output (`raw`, DeepSeek-V3), or what its own norm makes of it (`normed`,
-            transformers' MTP); by default it is found likewise, and fresh layers take `raw`.
+        layers: how many layers, one for each depth of a draft, the last for all deeper ones; 0 for
+            all that a checkpoint carries, and for one where there is none.
+        first: whether h is what the target's last norm gives (`normed`), or the last layer (`raw`).
+            Programs that run published layers disagree, so by default each is tried when one is
+            opened: that way is taken in which it predicts most tokens of a short text that the
+            target writes. Fresh layers take `normed`.
+        fed: whether what is fed on is the layer's output (`raw`, DeepSeek-V3), or what its own norm
+            makes of it (`normed`, transformers' MTP); by default it is found likewise, and fresh
+            layers take `raw`.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -86,19 +94,27 @@ class MTP(TrainableMethod):
     @classmethod
     @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        return any(CHAINED.match(k) or k.endswith(("mtp.fc.weight", ".eh_proj.weight")) for k in keys)
+        return any(
+            CHAINED.match(k) or k.endswith(("mtp.fc.weight", ".eh_proj.weight")) for k in keys
+        )
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "MTPDrafter":
         names = carried(tensor_names(stored.folder, FILES)) or [behind(prefix(target))]
         if self.layers > len(names):
-            raise UserError(f"mtp: layers is {self.layers}, allowed is what '{stored.folder}' carries: up to {len(names)}")
+            raise UserError(
+                f"mtp: layers is {self.layers}, allowed is what '{stored.folder}' carries: up to {len(names)}"
+            )
         names = names[: self.layers or None]
         begins, count = tuple(each["layer."] for each in names), len(names)
         of_layers = {
-            k for k in tensor_names(stored.folder, FILES) if k.startswith(("mtp.", "model.mtp.")) and _layer(k) < count
+            k
+            for k in tensor_names(stored.folder, FILES)
+            if k.startswith(("mtp.", "model.mtp.")) and _layer(k) < count
         }
-        stored = stored.loaded(wanted=lambda key: key.startswith(begins) or key in of_layers or key == "head.d2t")
+        stored = stored.loaded(
+            wanted=lambda key: key.startswith(begins) or key in of_layers or key == "head.d2t"
+        )
         stored.check_sizes("mtp", stored.config.get("text_config") or stored.config, sizes(target))
         sparse = "mtp." not in begins[0] and any(EXPERT.match(k) for k in stored.tensors)
         net = MTPNet(target, sparse, self.draft_vocab, names)
@@ -109,10 +125,15 @@ class MTP(TrainableMethod):
         ways = [way for way in WAYS if self.first in ("", way[0]) and self.fed in ("", way[1])]
         return self._best(ways, net.to(target.decoder.device), target, stored)
 
-    def _best(self, ways: list[tuple[Where, Where]], net: "MTPNet", target: Target, stored: Checkpoint) -> "MTPDrafter":
+    def _best(
+        self, ways: list[tuple[Where, Where]], net: "MTPNet", target: Target, stored: Checkpoint
+    ) -> "MTPDrafter":
         """Return the drafter, in the way in which it predicts most of what the target writes."""
         drafters = [
-            MTPDrafter(replace(self, first=f, fed=g, layers=net.levels), net.reading(f, g), target, stored) for f, g in ways
+            MTPDrafter(
+                replace(self, first=f, fed=g, layers=net.levels), net.reading(f, g), target, stored
+            )
+            for f, g in ways
         ]
         if len(ways) == 1:
             return drafters[0]
@@ -122,10 +143,21 @@ class MTP(TrainableMethod):
     @override
     def new(self, target: Target) -> "MTPDrafter":
         check_size("mtp", self.draft_vocab, target)
-        net = MTPNet(target, False, self.draft_vocab, [behind(prefix(target, k)) for k in range(max(self.layers, 1))])
-        config = target.decoder.config.to_diff_dict() | sizes(target)  # some kinds of config call the sizes otherwise
-        way = replace(self, first=self.first or WAYS[0][0], fed=self.fed or WAYS[0][1], layers=net.levels)
-        return MTPDrafter(way, net.reading(way.first, way.fed), target, Checkpoint(config, name=net.name))
+        net = MTPNet(
+            target,
+            False,
+            self.draft_vocab,
+            [behind(prefix(target, k)) for k in range(max(self.layers, 1))],
+        )
+        config = target.decoder.config.to_diff_dict() | sizes(
+            target
+        )  # some kinds of config call the sizes otherwise
+        way = replace(
+            self, first=self.first or WAYS[0][0], fed=self.fed or WAYS[0][1], layers=net.levels
+        )
+        return MTPDrafter(
+            way, net.reading(way.first, way.fed), target, Checkpoint(config, name=net.name)
+        )
 
 
 def prefix(target: Target, level: int = 0) -> str:
@@ -155,7 +187,10 @@ def chained(begin: str, level: int = 0) -> Mapping[str, str]:
 def carried(keys: Set[str]) -> list[Mapping[str, str]]:
     """Of each layer that a checkpoint with these tensors carries, its parts' names there."""
     if "mtp.fc.weight" in keys:
-        return [beside(level) for level in range(max(_layer(key) for key in keys if key.startswith("mtp.")) + 1)]
+        return [
+            beside(level)
+            for level in range(max(_layer(key) for key in keys if key.startswith("mtp.")) + 1)
+        ]
     if found := [match["begin"] for key in keys if (match := CHAINED.match(key))]:
         return [chained(begin, level) for level, begin in enumerate(found)]
     begins = [match["begin"] for key in keys if (match := PROJECTION.match(key))]
@@ -175,7 +210,11 @@ def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
     with suppress(UserError):  # some have no tokenizer
         opening = np.array(target.tokenizer(OPENING)["input_ids"], np.int64)
         text = opening if opening.size else text
-    cache, needs, begin = target.new_cache(1, len(text) + WRITTEN), Needs(hidden=(LAST, UNNORMED)), len(text)
+    cache, needs, begin = (
+        target.new_cache(1, len(text) + WRITTEN),
+        Needs(hidden=(LAST, UNNORMED)),
+        len(text),
+    )
     hidden: dict[int, list[Tensor]] = {layer: [] for layer in needs.hidden}
     for _ in range(WRITTEN):
         read = target.prefill(cache, [text], needs)
@@ -194,8 +233,13 @@ def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     experts = sorted({int(m[2]) for k in tensors if (m := EXPERT.match(k))})
     out = {k: v for k, v in tensors.items() if not EXPERT.match(k)}
     for begin in sorted({m[1] for k in tensors if (m := EXPERT.match(k))}):
-        gate, up, down = ([tensors[f"{begin}{e}.{part}_proj.weight"] for e in experts] for part in ("gate", "up", "down"))
-        out[f"{begin}gate_up_proj"] = torch.stack([torch.cat(pair) for pair in zip(gate, up, strict=True)])
+        gate, up, down = (
+            [tensors[f"{begin}{e}.{part}_proj.weight"] for e in experts]
+            for part in ("gate", "up", "down")
+        )
+        out[f"{begin}gate_up_proj"] = torch.stack(
+            [torch.cat(pair) for pair in zip(gate, up, strict=True)]
+        )
         out[f"{begin}down_proj"] = torch.stack(down)
     return out
 
@@ -204,12 +248,16 @@ def split(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
     """Return the inverse of `fused`."""
     out: dict[str, Tensor] = {}
     for key, value in tensors.items():
-        for e, expert in enumerate(value) if key.endswith(("experts.gate_up_proj", "experts.down_proj")) else ():
+        for e, expert in (
+            enumerate(value) if key.endswith(("experts.gate_up_proj", "experts.down_proj")) else ()
+        ):
             begin = key.rsplit(".", 1)[0]
             if key.endswith("down_proj"):
                 out[f"{begin}.{e}.down_proj.weight"] = expert
             else:
-                out[f"{begin}.{e}.gate_proj.weight"], out[f"{begin}.{e}.up_proj.weight"] = expert.chunk(2)
+                out[f"{begin}.{e}.gate_proj.weight"], out[f"{begin}.{e}.up_proj.weight"] = (
+                    expert.chunk(2)
+                )
         if not key.endswith(("experts.gate_up_proj", "experts.down_proj")):
             out[key] = value
     return out
@@ -221,13 +269,15 @@ class MTPNet(PairNet):
 
     Args:
         target: whose embedding, LM head and architecture they have.
-        sparse: whether their MLPs are mixtures of experts, where the target's first layer is not one.
+        sparse: whether their MLPs are mixtures of experts, where the target's first layer is not
+            one.
         draft_vocab: V′; 0 for all tokens.
-        names: of each layer's parts, those that they are published under; by default one layer behind the target's last.
-            Parts of one name are one.
+        names: of each layer's parts, those that they are published under; by default one layer
+            behind the target's last. Parts of one name are one.
 
     Raises:
-        UserError: there is not one norm behind the architecture's layers, or there are weights beside them.
+        UserError: there is not one norm behind the architecture's layers, or there are weights
+            beside them.
     """
 
     def __init__(
@@ -280,7 +330,9 @@ class MTPNet(PairNet):
         return layer
 
     @override
-    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+    def forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> Tensor:
         embeds = self._target.decoder.embed(tokens).to(features.dtype)
         out: Tensor = self.layer(embeds, features, positions, mask, cache)
         made: Tensor = self.layer.norm(out) if self._normed else out
@@ -310,34 +362,54 @@ class MTPLayer(nn.Module):
         config = target.decoder.config
         inner = Decoder(one_layer(config, **({"first_k_dense_replace": 0} if sparse else {})))
         check_attends("mtp", inner)
-        self.shape, self._hidden_first = inner.shapes[0], bool(getattr(config, "mtp_hidden_states_first", False))
+        self.shape, self._hidden_first = (
+            inner.shapes[0],
+            bool(getattr(config, "mtp_hidden_states_first", False)),
+        )
         norms = [m for m in inner.stack.children() if "Norm" in type(m).__name__]
         if len(norms) != 1:
             raise UserError(
                 f"mtp: {type(inner.model).__name__} is not supported: it has {len(norms)} norms behind its layers, not 1"
             )
-        self.enorm, self.hnorm, self.norm = copy.deepcopy(norms[0]), copy.deepcopy(norms[0]), norms[0]
+        self.enorm, self.hnorm, self.norm = (
+            copy.deepcopy(norms[0]),
+            copy.deepcopy(norms[0]),
+            norms[0],
+        )
         self.eh_proj = nn.Linear(2 * inner.hidden, inner.hidden, bias=False)
-        nn.init.normal_(self.eh_proj.weight, std=float(getattr(inner.config, "initializer_range", 0.02)))
+        nn.init.normal_(
+            self.eh_proj.weight, std=float(getattr(inner.config, "initializer_range", 0.02))
+        )
         stripped: Any = inner.stack
         stripped.set_input_embeddings(nn.Identity())  # the target's is used
         self.layer = inner.layers[0]
         own = {id(p) for part in (self.layer, self.norm) for p in part.parameters()}
         if stray := [name for name, p in stripped.named_parameters() if id(p) not in own]:
             kind = type(inner.model).__name__
-            raise UserError(f"mtp: {kind} is not supported: beside its layers it has {', '.join(stray)}, allowed is nothing")
-        stripped.to(target.decoder.device)  # its rotary frequencies too, which are no part of this module
+            raise UserError(
+                f"mtp: {kind} is not supported: beside its layers it has {', '.join(stray)}, allowed is nothing"
+            )
+        stripped.to(
+            target.decoder.device
+        )  # its rotary frequencies too, which are no part of this module
         self._by_type, self._cached = inner.hf.by_type, inner.hf.cached
         self._run = [inner.stack]  # in a list: its weights are `layer` and `norm`
 
-    def forward(self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+    def forward(
+        self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> Tensor:
         """Return the layer's output [R, n, D] before its norm; see `PairNet.forward`.
 
         Embeddings and hidden states are [R, n, D].
         """
         pair = self.enorm(embeds), self.hnorm(features)
-        x, out = self.eh_proj(torch.cat(pair[::-1] if self._hidden_first else pair, dim=-1)), list[Tensor]()
-        hook = self.layer.register_forward_hook(lambda _m, _i, o: out.append(o if isinstance(o, Tensor) else o[0]))
+        x, out = (
+            self.eh_proj(torch.cat(pair[::-1] if self._hidden_first else pair, dim=-1)),
+            list[Tensor](),
+        )
+        hook = self.layer.register_forward_hook(
+            lambda _m, _i, o: out.append(o if isinstance(o, Tensor) else o[0])
+        )
         # It may have been replaced by a native one.
         self._run[0].get_submodule("layers").register_module("0", self.layer)
         try:
@@ -382,11 +454,23 @@ class MTPDrafter(PairDrafter):
     @torch.inference_mode()
     def predicted(self, tokens: Tensor, hidden: dict[int, Tensor], begin: int) -> tuple[int, float]:
         """How many tokens of a text [1, T] are the likeliest ones by its drafts, from place `begin` on; and their log q."""
-        batch = Batch(tokens, torch.zeros_like(tokens, dtype=torch.bool), hidden, {}, lambda at, ids=None: at, (), 1.0)
+        batch = Batch(
+            tokens,
+            torch.zeros_like(tokens, dtype=torch.bool),
+            hidden,
+            {},
+            lambda at, ids=None: at,
+            (),
+            1.0,
+        )
         log_q = self.forward(batch, BLOCK, 0)[0, begin - 1 : -1].float().log_softmax(-1)
         true = tokens[0, begin:, None]
-        return int((log_q.argmax(-1, keepdim=True) == true).sum()), float(log_q.gather(1, true).sum())
+        return int((log_q.argmax(-1, keepdim=True) == true).sum()), float(
+            log_q.gather(1, true).sum()
+        )
 
     @override
-    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def published(
+        self, config: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         return config, split(tensors)

@@ -1,10 +1,11 @@
 """P-EAGLE: EAGLE-3's draft model made to give several tokens in one pass (arXiv 2602.01469).
 
-Behind the pair of the root stand K − 1 slots of a mask token, with learnt numbers in the place of the target's features. A slot
-sees what stands before it, so that it says what comes so much further on, whatever the drafts before it are.
+Behind the pair of the root stand K − 1 slots of a mask token, with learnt numbers in the place of
+the target's features. A slot sees what stands before it, so that it says what comes so much further
+on, whatever the drafts before it are.
 
-Shapes: R rows, n pairs a row, M outputs, F frontier nodes, B batch, T tokens, A chains, S pairs and slots of a text, D hidden
-size, V′ (draft) vocabulary, L layers of the target.
+Shapes: R rows, n pairs a row, M outputs, F frontier nodes, B batch, T tokens, A chains, S pairs and
+slots of a text, D hidden size, V′ (draft) vocabulary, L layers of the target.
 """
 
 from collections.abc import Sequence, Set
@@ -24,7 +25,15 @@ from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.eagle3 import EAGLE3, EAGLE3Layer, FusingNet
 from draftree.drafters.neural.heads import by_depth, offered
-from draftree.drafters.neural.llama import Rotary, initialise, like, of_values, published, run, stores
+from draftree.drafters.neural.llama import (
+    Rotary,
+    initialise,
+    like,
+    of_values,
+    published,
+    run,
+    stores,
+)
 from draftree.drafters.neural.losses import said
 from draftree.drafters.neural.masks import additive, block_starts
 from draftree.drafters.neural.pairs import PairReader, Pairs
@@ -49,11 +58,13 @@ class PEAGLE(TrainableMethod):
     Attributes:
         layers: of the drafter; the first is EAGLE-3's.
         drafts: K, tokens of a pass.
-        mask: the token in the slots behind the root; by default that which training never meets, or most seldom.
+        mask: the token in the slots behind the root; by default that which training never meets, or
+            most seldom.
         keep: r, the share of the chains of one depth that are learnt at the next.
         least: the least share that is learnt at any depth.
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
-        init: what its first layer begins with, as in EAGLE-3: `target`, or `scratch` for random weights.
+        init: what its first layer begins with, as in EAGLE-3: `target`, or `scratch` for random
+            weights.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -77,7 +88,11 @@ class PEAGLE(TrainableMethod):
     @classmethod
     @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        return bool(config[speculators.KIND] == PARALLEL) if speculators.KIND in config else MASK in keys
+        return (
+            bool(config[speculators.KIND] == PARALLEL)
+            if speculators.KIND in config
+            else MASK in keys
+        )
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "PEAGLEDrafter":
@@ -89,9 +104,13 @@ class PEAGLE(TrainableMethod):
         named = (said.get(key, int | None, None) for key in speculators.MASKS)
         mask = next((token for token in named if token is not None), None)
         if mask is None or not 0 <= mask < target.decoder.vocab:
-            raise UserError(f"'{stored.folder}' has mask_token_id {mask}, allowed are 0 … {target.decoder.vocab - 1}")
+            raise UserError(
+                f"'{stored.folder}' has mask_token_id {mask}, allowed are 0 … {target.decoder.vocab - 1}"
+            )
         ids = said.get(LAYER_IDS, list[int] | None, None, least=0)
-        three = EAGLE3(low=ids[0], middle=ids[1], high=ids[2]) if ids and len(ids) == 3 else EAGLE3()
+        three = (
+            EAGLE3(low=ids[0], middle=ids[1], high=ids[2]) if ids and len(ids) == 3 else EAGLE3()
+        )
         reads = three.layers(target)
         found = replace(
             self, layers=Entries(values, where).get("num_hidden_layers", int, 1, least=1), mask=mask,
@@ -146,7 +165,13 @@ class PEAGLENet(FusingNet):
     """
 
     def __init__(
-        self, values: dict[str, Any], knobs: PEAGLE, target: Target, reads: Sequence[int], embedding: bool, normed: bool
+        self,
+        values: dict[str, Any],
+        knobs: PEAGLE,
+        target: Target,
+        reads: Sequence[int],
+        embedding: bool,
+        normed: bool,
     ) -> None:
         super().__init__()
         config: LlamaConfig = of_values(values | {"num_hidden_layers": knobs.layers})
@@ -154,14 +179,26 @@ class PEAGLENet(FusingNet):
         self.mask_hidden = nn.Parameter(torch.zeros(1, 1, 3 * target.decoder.hidden))
         self.fc = nn.Linear(3 * target.decoder.hidden, size, bias=False)
         first = EAGLE3Layer(config, normed)
-        self.layers = nn.ModuleList([first, *(LlamaDecoderLayer(config, i) for i in range(1, knobs.layers))])
+        self.layers = nn.ModuleList(
+            [first, *(LlamaDecoderLayer(config, i) for i in range(1, knobs.layers))]
+        )
         self.norm = LlamaRMSNorm(size, eps=config.rms_norm_eps)
         self.lm_head = nn.Linear(size, knobs.draft_vocab or vocab, bias=False)
         self.rotary = Rotary(config)
         mapped = knobs.draft_vocab or None
-        self.register_buffer("d2t", None if mapped is None else torch.zeros(mapped, dtype=torch.long))
-        self.register_buffer("t2d", None if mapped is None else torch.zeros(vocab, dtype=torch.bool))
-        self.shape, self.width, self.depth, self.reads, self._target = stores(config), size, knobs.layers, tuple(reads), target
+        self.register_buffer(
+            "d2t", None if mapped is None else torch.zeros(mapped, dtype=torch.long)
+        )
+        self.register_buffer(
+            "t2d", None if mapped is None else torch.zeros(vocab, dtype=torch.bool)
+        )
+        self.shape, self.width, self.depth, self.reads, self._target = (
+            stores(config),
+            size,
+            knobs.layers,
+            tuple(reads),
+            target,
+        )
         self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
         self.mask = knobs.mask or 0
 
@@ -171,8 +208,14 @@ class PEAGLENet(FusingNet):
         return found
 
     @override
-    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
-        embeds = self._target.decoder.embed(tokens) if self.embed_tokens is None else self.embed_tokens(tokens)
+    def forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> Tensor:
+        embeds = (
+            self._target.decoder.embed(tokens)
+            if self.embed_tokens is None
+            else self.embed_tokens(tokens)
+        )
         rotated = self.rotary(features, positions)
         x: Tensor = self.layers[0](embeds.to(features.dtype), features, rotated, mask, cache)[0]
         others = list(self.layers)[1:]
@@ -210,8 +253,14 @@ class PEAGLEDrafter(PairReader):
             self.model.mask = int(np.flatnonzero(counts == counts.min())[-1])
 
     @override
-    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        new = {} if self._stored.tensors else {speculators.MASKS[0]: self.model.mask, speculators.DEPTHS: self.ahead}
+    def published(
+        self, config: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
+        new = (
+            {}
+            if self._stored.tensors
+            else {speculators.MASKS[0]: self.model.mask, speculators.DEPTHS: self.ahead}
+        )
         return config | new, tensors
 
     @override
@@ -220,16 +269,26 @@ class PEAGLEDrafter(PairReader):
         return tree.roots if not len(state.nodes) and reached else 0
 
     @torch.inference_mode()
-    def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
+    def expand(
+        self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Pairs]:
         """Return a node's candidates come from the slot of its depth; beyond the last one nothing comes."""
         if self.passes(state, tree, frontier):
             state = self._slots(self.caught_up(state), tree)
         nodes, which = by_depth(tree, frontier) if drawing.shaped is None else (frontier, None)
         depths, rows = tree.depth[nodes], tree.row[nodes]
-        outputs = state.outputs if len(state.nodes) else self._like.new_zeros(tree.roots * self.ahead, self.model.width)
-        at = np.searchsorted(tree.row[: tree.roots], rows) * self.ahead + np.minimum(depths, self.ahead - 1)
+        outputs = (
+            state.outputs
+            if len(state.nodes)
+            else self._like.new_zeros(tree.roots * self.ahead, self.model.width)
+        )
+        at = np.searchsorted(tree.row[: tree.roots], rows) * self.ahead + np.minimum(
+            depths, self.ahead - 1
+        )
         logits = self.model.logits(outputs[torch.from_numpy(at).to(outputs.device)])
-        logits = logits.masked_fill(torch.from_numpy(depths >= self.ahead).to(logits.device)[:, None], 0.0)
+        logits = logits.masked_fill(
+            torch.from_numpy(depths >= self.ahead).to(logits.device)[:, None], 0.0
+        )
         found = offered(logits, self.ahead, k, drawing, rows, depths, self.model.drafted)
         return found if which is None else found.shared(which), state
 
@@ -240,12 +299,18 @@ class PEAGLEDrafter(PairReader):
         state.features.reserve(int(state.features.lengths.max()) + more)
         known = state.features.layer(0)[0]
         for root, row in zip(roots.tolist(), tree.row[roots].tolist(), strict=True):
-            tokens[row] = np.concatenate((state.decoding.pending[row], tree.tokens[[root]], np.full(more, self.model.mask)))
+            tokens[row] = np.concatenate(
+                (state.decoding.pending[row], tree.tokens[[root]], np.full(more, self.model.mask))
+            )
             fed[row] = np.array([root])
             begin = int(state.features.lengths[row])
-            known[row, 0, begin : begin + more] = self.model.unknown()  # behind what is kept, as scratch
+            known[row, 0, begin : begin + more] = (
+                self.model.unknown()
+            )  # behind what is kept, as scratch
         outputs = self._read(state, tokens, tree.row[roots], self.ahead)
-        return Pairs(replace(state.decoding, fed=tuple(fed)), state.features, roots, outputs.flatten(0, 1))
+        return Pairs(
+            replace(state.decoding, fed=tuple(fed)), state.features, roots, outputs.flatten(0, 1)
+        )
 
     @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
@@ -257,26 +322,39 @@ class PEAGLEDrafter(PairReader):
             depth = torch.arange(1, max(min(block, self.ahead), 1))
             chains = (roots - 1).repeat_interleave(len(depth)).expand(rows, -1)
             deep = depth.repeat(len(roots)).expand(rows, -1)
-            out = self.model.logits(self._outputs(batch, chains.to(batch.tokens.device), deep.to(batch.tokens.device)))
+            out = self.model.logits(
+                self._outputs(batch, chains.to(batch.tokens.device), deep.to(batch.tokens.device))
+            )
             logits[:, roots] = out[:, roots - 1].to(logits.dtype)
             place = roots.repeat_interleave(len(depth)) + depth.repeat(len(roots))
             inside = place < count
             inside &= starts[place.clamp(max=count - 1)] == roots.repeat_interleave(len(depth))
-            logits[:, place[inside]] = out[:, count - 1 :][:, inside.to(out.device)].to(logits.dtype)
+            logits[:, place[inside]] = out[:, count - 1 :][:, inside.to(out.device)].to(
+                logits.dtype
+            )
         return whole(logits, self.model.drafted)
 
     def _outputs(self, batch: Batch, chains: Tensor, depths: Tensor) -> Tensor:
         """[B, T − 1 + A, D] the outputs of all true pairs, and of slots: of a chain behind a pair [B, A], so deep [B, A]."""
         rows, count = batch.tokens.shape
-        device, true = batch.tokens.device, torch.arange(count - 1, device=batch.tokens.device).expand(rows, -1)
+        device, true = (
+            batch.tokens.device,
+            torch.arange(count - 1, device=batch.tokens.device).expand(rows, -1),
+        )
         features = self._features(batch)[:, :-1]
         unknown = self.model.unknown().expand(rows, chains.shape[1], -1)
         owner, depth = torch.cat((true, chains), 1), torch.cat((torch.zeros_like(true), depths), 1)
         tokens = torch.cat((batch.tokens[:, 1:], torch.full_like(chains, self.model.mask)), 1)
         behind = (depth[:, None, :] == 0) & (owner[:, None, :] <= owner[:, :, None])
-        own = (depth[:, None, :] > 0) & (owner[:, None, :] == owner[:, :, None]) & (depth[:, None, :] <= depth[:, :, None])
+        own = (
+            (depth[:, None, :] > 0)
+            & (owner[:, None, :] == owner[:, :, None])
+            & (depth[:, None, :] <= depth[:, :, None])
+        )
         mask = additive((behind | own)[:, None].to(device), features.dtype)
-        out: Tensor = self.model(tokens, torch.cat((features, unknown), 1), owner + depth, mask, DynamicCache())
+        out: Tensor = self.model(
+            tokens, torch.cat((features, unknown), 1), owner + depth, mask, DynamicCache()
+        )
         return out
 
     @override
@@ -284,15 +362,21 @@ class PEAGLEDrafter(PairReader):
         count, drafts = batch.tokens.shape[1], self.ahead
         chains, depths, valid = chosen(batch, drafts, self.knobs.keep, self.knobs.least)
         true = torch.arange(count - 1, device=chains.device).expand(len(chains), -1)
-        learn = torch.cat((batch.learn[:, 2:], torch.zeros_like(batch.learn[:, :1])), 1)  # pair t says token t + 2
-        places = torch.cat((true + 1, chains + depths + 1), 1).clamp(max=count - 1)  # whose next token is said
+        learn = torch.cat(
+            (batch.learn[:, 2:], torch.zeros_like(batch.learn[:, :1])), 1
+        )  # pair t says token t + 2
+        places = torch.cat((true + 1, chains + depths + 1), 1).clamp(
+            max=count - 1
+        )  # whose next token is said
         there = torch.cat((learn, valid), 1)
         marked = torch.zeros_like(batch.learn)
         row = torch.arange(len(chains), device=chains.device)[:, None].expand_as(places)
         marked[row[there], places[there]] = True
         number = marked.flatten().long().cumsum(0).view_as(marked) - 1
         theirs = said(batch, marked, self.model.drafted)[number[row[there], places[there]]]
-        q = torch.log_softmax(self.model.logits(self._outputs(batch, chains, depths)[there]).float(), dim=-1)
+        q = torch.log_softmax(
+            self.model.logits(self._outputs(batch, chains, depths)[there]).float(), dim=-1
+        )
         log_p = torch.log_softmax(theirs.detach().float(), dim=-1)
         each = kl_div(q, log_p, reduction="none", log_target=True).sum(-1)
         weight = batch.learn.sum(1) / there.sum(1).clamp(min=1)
@@ -302,8 +386,8 @@ class PEAGLEDrafter(PairReader):
 def chosen(batch: Batch, drafts: int, keep: float, least: float) -> tuple[Tensor, Tensor, Tensor]:
     """Slots that are learnt, deeper ones behind fewer pairs: pair, depth and whether it is there, [B, A] each.
 
-    Of the n pairs of a text behind which something is learnt, depth d has (n − d) · max(keepᵈ, least), and these are among
-    those of depth d − 1, as in the official codes.
+    Of the n pairs of a text behind which something is learnt, depth d has (n − d) · max(keepᵈ,
+    least), and these are among those of depth d − 1, as in the official codes.
     """
     found: list[tuple[Tensor, Tensor]] = []
     for learn, generator in zip(batch.learn.cpu(), batch.generators, strict=True):
@@ -315,9 +399,15 @@ def chosen(batch: Batch, drafts: int, keep: float, least: float) -> tuple[Tensor
             inside = inside[learn[inside + d + 2]]
             pairs.append(inside)
             depths.append(torch.full_like(inside, d))
-        found.append((torch.cat(pairs) if pairs else able[:0], torch.cat(depths) if depths else able[:0]))
+        found.append(
+            (torch.cat(pairs) if pairs else able[:0], torch.cat(depths) if depths else able[:0])
+        )
     size, device = (len(found), max(len(p) for p, _ in found)), batch.tokens.device
-    chains, deep, valid = torch.zeros(size, dtype=torch.long), torch.ones(size, dtype=torch.long), torch.zeros(size)
+    chains, deep, valid = (
+        torch.zeros(size, dtype=torch.long),
+        torch.ones(size, dtype=torch.long),
+        torch.zeros(size),
+    )
     for i, (p, depth) in enumerate(found):
         chains[i, : len(p)], deep[i, : len(p)], valid[i, : len(p)] = p, depth, 1
     return chains.to(device), deep.to(device), valid.bool().to(device)

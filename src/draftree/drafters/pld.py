@@ -24,16 +24,18 @@ NONE = -1
 class PLD(Method):
     """Prompt lookup decoding.
 
-    Differs from the run of Spec-Bench (earliest match, 10 tokens) where a match has fewer than `length` tokens behind it:
-    they are drafted, and not none; and where there is no match nothing is drafted, and not a made-up token.
+    Differs from the run of Spec-Bench (earliest match, 10 tokens) where a match has fewer than
+    `length` tokens behind it: they are drafted, and not none; and where there is no match nothing
+    is drafted, and not a made-up token.
 
     Attributes:
         ngram: longest suffix looked for; shorter ones down to one token are tried after it.
         length: how many tokens of a continuation are drafted.
-        match: which places of the longest suffix found count: the latest, the earliest (as in Spec-Bench), or all, their
-            continuations merged as a trie.
-        confidence: that what followed then follows now; there is no model to ask, and policies that prune by value need a
-            number. q is the confidence, times the share of the continuations that go on with the token.
+        match: which places of the longest suffix found count: the latest, the earliest (as in
+            Spec-Bench), or all, their continuations merged as a trie.
+        confidence: that what followed then follows now; there is no model to ask, and policies that
+            prune by value need a number. q is the confidence, times the share of the continuations
+            that go on with the token.
     """
 
     ngram: int = knob(3, least=1)
@@ -62,14 +64,24 @@ class PLDDrafter(Drafter[Texts]):
 
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Texts | None = None,
+        rows: Ints | None = None,
     ) -> Texts:
         return tuple(prompts)
 
     @override
-    def expand(self, state: Texts, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Texts]:
+    def expand(
+        self, state: Texts, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Texts]:
         through: dict[int, Ints] = {}
-        below = [shares(self._through(state, tree, node, through), int(tree.depth[node])) for node in frontier.tolist()]
+        below = [
+            shares(self._through(state, tree, node, through), int(tree.depth[node]))
+            for node in frontier.tolist()
+        ]
         tokens, share = ragged(below, k)
         with np.errstate(divide="ignore"):  # a share of 0 is no candidate
             return Candidates(tokens, np.log(self.knobs.confidence * share)), state
@@ -88,10 +100,16 @@ class PLDDrafter(Drafter[Texts]):
         if node not in known:
             parent = int(tree.parents[node])
             if parent < 0:
-                known[node] = continuations(np.append(state[int(tree.row[node])], tree.tokens[node]), self.knobs)
+                known[node] = continuations(
+                    np.append(state[int(tree.row[node])], tree.tokens[node]), self.knobs
+                )
             else:
                 above, depth = self._through(state, tree, parent, known), int(tree.depth[parent])
-                known[node] = above[above[:, depth] == tree.tokens[node]] if depth < above.shape[1] else above[:0]
+                known[node] = (
+                    above[above[:, depth] == tree.tokens[node]]
+                    if depth < above.shape[1]
+                    else above[:0]
+                )
         return known[node]
 
     @override
@@ -121,7 +139,9 @@ def continuations(text: Ints, knobs: PLD) -> Ints:
             break
         ends = longer
     chosen = {"latest": ends[-1:], "earliest": ends[:1], "all": ends}[knobs.match]
-    places = chosen[:, None] + np.arange(1, min(knobs.length, len(text)) + 1)  # none is longer than the text
+    places = chosen[:, None] + np.arange(
+        1, min(knobs.length, len(text)) + 1
+    )  # none is longer than the text
     return np.where(places <= last, text[np.minimum(places, last)], NONE) if chosen.size else places
 
 

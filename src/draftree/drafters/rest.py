@@ -33,10 +33,13 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
-"""The files of a datastore: uint32 tokens, a separator behind each document, and their suffix array."""
+"""The files of a datastore: uint32 tokens, a separator behind each document, and their suffix
+array."""
 NOBODY = np.zeros(0, np.int64)
 EMPTY = PrefixTree(NOBODY, np.zeros(0), NOBODY, NOBODY)
-NOTHING_FOUND = PrefixTree(np.full(1, END), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.int64))
+NOTHING_FOUND = PrefixTree(
+    np.full(1, END), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.int64)
+)
 """A root without children."""
 
 
@@ -64,12 +67,19 @@ class REST(Stored):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.longest < self.shortest:
-            raise UserError(f"rest: longest is {self.longest}, allowed is at least shortest, {self.shortest}")
+            raise UserError(
+                f"rest: longest is {self.longest}, allowed is at least shortest, {self.shortest}"
+            )
 
     @classmethod
     @override
     def build(
-        cls, documents: Documents, vocab: int, folder: Path, settings: Mapping[str, str], tell: Callable[[str], None]
+        cls,
+        documents: Documents,
+        vocab: int,
+        folder: Path,
+        settings: Mapping[str, str],
+        tell: Callable[[str], None],
     ) -> dict[str, Any]:
         for key in settings:
             raise UnknownName("setting of a datastore for 'rest'", key, ())
@@ -84,7 +94,9 @@ class REST(Stored):
     @override
     def open(self, target: Target) -> "RESTDrafter":
         if Path(self.datastore).is_file():
-            return RESTDrafter(self, read_official(Path(self.datastore), target), target.decoder.vocab)
+            return RESTDrafter(
+                self, read_official(Path(self.datastore), target), target.decoder.vocab
+            )
         if (folder := self.store(target)) is None:
             raise UserError(
                 f"'rest' needs a datastore: build one (draftree datastore build --kind rest --target {target.name} --data … "
@@ -94,9 +106,13 @@ class REST(Stored):
 
     @override
     def example(self, target: Target) -> "RESTDrafter":
-        few = min(target.decoder.vocab, 61)  # tokens enough to differ, and few enough that every pair is found somewhere
+        few = min(
+            target.decoder.vocab, 61
+        )  # tokens enough to differ, and few enough that every pair is found somewhere
         drawn = np.random.default_rng(5).integers(0, few, (30, 200))
-        return RESTDrafter(self, (indexed(list(drawn), target.decoder.vocab),), target.decoder.vocab)
+        return RESTDrafter(
+            self, (indexed(list(drawn), target.decoder.vocab),), target.decoder.vocab
+        )
 
 
 @final
@@ -106,8 +122,10 @@ class Retrieval:
 
     Attributes:
         texts: each row's committed tokens.
-        trie: of what followed the root's context of each row, and those of nodes that stand in none of them.
-        at: of the first nodes of the step's tree, their nodes in the trie; −1 where a node stands in none.
+        trie: of what followed the root's context of each row, and those of nodes that stand in none
+            of them.
+        at: of the first nodes of the step's tree, their nodes in the trie; −1 where a node stands
+            in none.
     """
 
     texts: Texts
@@ -119,8 +137,8 @@ class Retrieval:
 class RESTDrafter(Drafter[Retrieval]):
     """Drafts the trie of what followed the text's last tokens; below nodes that are not in it, that of their own path.
 
-    Each row is searched for once a step, as REST does it. A node that another drafter proposed, and of which the trie
-    knows nothing, is searched for with the tokens before it.
+    Each row is searched for once a step, as REST does it. A node that another drafter proposed, and
+    of which the trie knows nothing, is searched for with the tokens before it.
 
     Args:
         knobs: of the method.
@@ -135,7 +153,13 @@ class RESTDrafter(Drafter[Retrieval]):
         self.knobs, self._corpora, self._vocab = knobs, corpora, vocab
         for corpus in corpora:  # compiles, or loads, what the first step would wait for
             grow(self._behind(corpus, (0, 0, 1)), 1)
-        self.expand(Retrieval((np.zeros(1, np.int64),)), Tree.planted(*np.zeros((2, 1), np.int64)), np.arange(1), 1, Drawing())
+        self.expand(
+            Retrieval((np.zeros(1, np.int64),)),
+            Tree.planted(*np.zeros((2, 1), np.int64)),
+            np.arange(1),
+            1,
+            Drawing(),
+        )
 
     @property
     @override
@@ -145,12 +169,19 @@ class RESTDrafter(Drafter[Retrieval]):
 
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Retrieval | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Retrieval | None = None,
+        rows: Ints | None = None,
     ) -> Retrieval:
         return Retrieval(tuple(prompts))
 
     @override
-    def expand(self, state: Retrieval, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Retrieval]:
+    def expand(
+        self, state: Retrieval, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Retrieval]:
         trie = state.trie
         at = follow(state.at, tree.tokens, tree.parents, trie)
         if (unknown := frontier[at[frontier] < 0]).size:
@@ -162,22 +193,33 @@ class RESTDrafter(Drafter[Retrieval]):
     def retrieve(self, context: Ints) -> PrefixTree:
         """Return the trie of what followed the longest end of a context; a bare root where it stands nowhere."""
         knobs = self.knobs
-        ranges = [search(c.tokens, c.suffixes, context, knobs.longest, knobs.shortest) for c in self._corpora]
+        ranges = [
+            search(c.tokens, c.suffixes, context, knobs.longest, knobs.shortest)
+            for c in self._corpora
+        ]
         longest = max(n for n, _, _ in ranges)
         if not longest:
             return NOTHING_FOUND
-        rows = [self._behind(c, r) for c, r in zip(self._corpora, ranges, strict=True) if r[0] == longest]
+        rows = [
+            self._behind(c, r)
+            for c, r in zip(self._corpora, ranges, strict=True)
+            if r[0] == longest
+        ]
         return grow(rows[0] if len(rows) == 1 else merged(rows), knobs.nodes)
 
     def _behind(self, corpus: Corpus, found: tuple[int, int, int]) -> Ints:
         """[M, L] the continuations of a range of places."""
         length, low, high = found
         knobs = self.knobs
-        rows = continuations(corpus.tokens, corpus.suffixes, low, high, length, knobs.continuation, knobs.matches)
+        rows = continuations(
+            corpus.tokens, corpus.suffixes, low, high, length, knobs.continuation, knobs.matches
+        )
         return np.where(rows < self._vocab, rows, END)  # a broken file may hold any token
 
     def _context(self, state: Retrieval, tree: Tree, node: int) -> Ints:
-        return context_of(state.texts[int(tree.row[node])], tree.tokens, tree.parents, node, self.knobs.longest)
+        return context_of(
+            state.texts[int(tree.row[node])], tree.tokens, tree.parents, node, self.knobs.longest
+        )
 
     @override
     def commit(self, state: Retrieval, tree: Tree, verdict: Verdict, taps: Taps) -> Retrieval:
@@ -205,7 +247,9 @@ def merged(rows: Sequence[Ints]) -> Ints:
     return whole[np.lexsort(whole.T[::-1])]
 
 
-def indexed(documents: list[Any], vocab: int, tell: Callable[[str], None] = lambda _: None) -> Corpus:
+def indexed(
+    documents: list[Any], vocab: int, tell: Callable[[str], None] = lambda _: None
+) -> Corpus:
     """Return the corpus of some documents."""
     tokens = joined(documents)
     tell(f"sorting {len(tokens):,} suffixes")
@@ -220,7 +264,9 @@ def stored(folder: Path) -> Corpus:
     """
     corpus = Corpus(mapped(folder / TOKENS), mapped(folder / SUFFIXES))
     if len(corpus.suffixes) > len(corpus.tokens):
-        raise UserError(f"'{folder}' has {len(corpus.suffixes)} suffixes, allowed are at most its {len(corpus.tokens)} tokens")
+        raise UserError(
+            f"'{folder}' has {len(corpus.suffixes)} suffixes, allowed are at most its {len(corpus.tokens)} tokens"
+        )
     return corpus
 
 
@@ -232,22 +278,33 @@ def mapped(path: Path) -> Any:
     """
     with understood(f"cannot read '{path}' of the datastore"):
         found = np.load(path, mmap_mode="r")
-    if found.ndim != 1 or found.dtype.kind not in "ui" or not found.dtype.isnative or not len(found):
-        raise UserError(f"'{path}' holds {found.dtype} {list(found.shape)}, allowed is a row of this machine's whole numbers")
+    if (
+        found.ndim != 1
+        or found.dtype.kind not in "ui"
+        or not found.dtype.isnative
+        or not len(found)
+    ):
+        raise UserError(
+            f"'{path}' holds {found.dtype} {list(found.shape)}, allowed is a row of this machine's whole numbers"
+        )
     return np.asarray(found)
 
 
 def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
     """Return the chunks of a file that REST's code has written, read from disk where they are looked at.
 
-    Each is a uint32 with the bytes of its tokens, the tokens, a uint32 with the bytes of the suffix array, and this as
-    int32, all little-endian. There is a suffix for every token, so its size tells whether tokens are uint16 or, as in
-    the branch `llama3`, int32. No document ends in it.
+    Each is a uint32 with the bytes of its tokens, the tokens, a uint32 with the bytes of the suffix
+    array, and this as int32, all little-endian. There is a suffix for every token, so its size
+    tells whether tokens are uint16 or, as in the branch `llama3`, int32. No document ends in it.
 
     Raises:
         UserError: it is not such a file, or has tokens that the target has not.
     """
-    whole, found, at = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8), [], 0
+    whole, found, at = (
+        np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8),
+        [],
+        0,
+    )
     while at < len(whole):
         tokens, at = _part(whole, at, path)
         suffixes, at = _part(whole, at, path)
@@ -260,7 +317,9 @@ def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
         corpus = Corpus(tokens.view("<u2" if width == 2 else "<i4"), suffixes.view("<i4"))
         last = int(corpus.suffixes[-1])  # where the largest token stands
         if not 0 <= last < len(corpus.tokens):
-            raise UserError(f"'{path}' is not a datastore of REST's code: suffix {last} of {len(corpus.tokens)} tokens")
+            raise UserError(
+                f"'{path}' is not a datastore of REST's code: suffix {last} of {len(corpus.tokens)} tokens"
+            )
         fits_vocabulary(path, int(corpus.tokens[last]) + 1, target)
         found.append(corpus)
     if not found:
@@ -271,7 +330,11 @@ def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
 def _part(whole: Any, at: int, path: Path) -> tuple[Any, int]:
     """Return the bytes behind their number, and where the next part begins."""
     begin = at + 4
-    end = begin + (int.from_bytes(whole[at:begin].tobytes(), "little") if begin <= len(whole) else len(whole))
+    end = begin + (
+        int.from_bytes(whole[at:begin].tobytes(), "little") if begin <= len(whole) else len(whole)
+    )
     if end > len(whole):
-        raise UserError(f"'{path}' is not a datastore of REST's code: a part ends at byte {end}, the file at {len(whole)}")
+        raise UserError(
+            f"'{path}' is not a datastore of REST's code: a part ends at byte {end}, the file at {len(whole)}"
+        )
     return np.asarray(whole[begin:end]), end

@@ -27,18 +27,21 @@ DEEP = 64
 class Suffix(Method):
     """SuffixDecoding (arXiv 2411.04975, section 4).
 
-    For each length p of the text's last tokens, and for the text and the memory, a tree is grown from what followed: the
-    node of the largest probability along its path comes first, up to factor · p nodes. The tree with the largest sum of
-    these probabilities is the draft. q of a token is its share of the continuations of its path.
+    For each length p of the text's last tokens, and for the text and the memory, a tree is grown
+    from what followed: the node of the largest probability along its path comes first, up to factor
+    · p nodes. The tree with the largest sum of these probabilities is the draft. q of a token is
+    its share of the continuations of its path.
 
     Attributes:
         longest: pattern looked for, in tokens.
-        length: tokens of a continuation at most (the official code bounds pattern and continuation together, by 64).
+        length: tokens of a continuation at most (the official code bounds pattern and continuation
+            together, by 64).
         factor: α, drafted tokens for each token of the pattern (the official code's default is 1).
         least: probability of a drafted token along its path (0.1 in the official code).
         session: whether earlier outputs are remembered.
         memory: tokens of them at most; the oldest are forgotten.
-        places: occurrences of a pattern that are counted at most: those whose match goes on longest.
+        places: occurrences of a pattern that are counted at most: those whose match goes on
+            longest.
     """
 
     longest: int = knob(32, least=1, most=2**16)
@@ -66,8 +69,9 @@ class SuffixState:
         texts: each row's committed text.
         begun: [R] where the output begins in it.
         memory: outputs of earlier calls.
-        drafts: by row, the root that the draft behind the text was grown for, the text with it and room for a path, and the
-            draft; they follow from the rest, and spare the layers of a step from growing them again.
+        drafts: by row, the root that the draft behind the text was grown for, the text with it and
+            room for a path, and the draft; they follow from the rest, and spare the layers of a
+            step from growing them again.
     """
 
     texts: Texts
@@ -90,17 +94,29 @@ class SuffixDrafter(Drafter[SuffixState]):
 
     def __init__(self, knobs: Suffix) -> None:
         self.knobs = knobs
-        self._limits = Limits(knobs.longest, knobs.length, float(knobs.factor), float(knobs.least), knobs.places)
+        self._limits = Limits(
+            knobs.longest, knobs.length, float(knobs.factor), float(knobs.least), knobs.places
+        )
 
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: SuffixState | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: SuffixState | None = None,
+        rows: Ints | None = None,
     ) -> SuffixState:
         fresh = state is None or not state.texts  # what `carry` leaves knows no rows
-        lengths, at = np.array([len(p) for p in prompts], np.int64), every(None if fresh else rows, len(prompts))
+        lengths, at = (
+            np.array([len(p) for p in prompts], np.int64),
+            every(None if fresh else rows, len(prompts)),
+        )
         begun = lengths.copy() if state is None or fresh else state.begun.copy()
         begun[at] = lengths[at]
-        return SuffixState(tuple(prompts), begun, Outputs.empty() if state is None else state.memory)
+        return SuffixState(
+            tuple(prompts), begun, Outputs.empty() if state is None else state.memory
+        )
 
     @override
     def expand(
@@ -110,7 +126,10 @@ class SuffixDrafter(Drafter[SuffixState]):
         if tree.roots == 1:
             tokens, log_q, used = children(*self._given(state, tree, 0, frontier, width, drafts))
         else:
-            tokens, log_q = np.zeros((len(frontier), width), np.int64), np.full((len(frontier), width), -np.inf)
+            tokens, log_q = (
+                np.zeros((len(frontier), width), np.int64),
+                np.full((len(frontier), width), -np.inf),
+            )
             rows, used = tree.row[frontier], 1
             for root in np.flatnonzero(np.isin(tree.row[: tree.roots], rows)).tolist():
                 mine = rows == tree.row[root]
@@ -121,7 +140,13 @@ class SuffixDrafter(Drafter[SuffixState]):
 
     @override
     def below(
-        self, state: SuffixState, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
+        self,
+        state: SuffixState,
+        tree: Tree,
+        frontier: Ints,
+        k: int,
+        drawing: Drawing,
+        deepest: Ints,
     ) -> tuple[Below | None, SuffixState]:
         if tree.roots > 1:  # a call for each row would take as long as one for each layer
             return None, state
@@ -132,7 +157,13 @@ class SuffixDrafter(Drafter[SuffixState]):
         return found, state.with_drafts(drafts)
 
     def _given(
-        self, state: SuffixState, tree: Tree, root: int, frontier: Ints, width: int, drafts: dict[int, Grown]
+        self,
+        state: SuffixState,
+        tree: Tree,
+        root: int,
+        frontier: Ints,
+        width: int,
+        drafts: dict[int, Grown],
     ) -> tuple[Shorts, int, Draft, Ints, Ints, Ints, int, Outputs, Limits]:
         """Return what `children` is given for nodes of one root; writes down the draft that is grown behind the text."""
         row, last = int(tree.row[root]), int(tree.tokens[root])
@@ -145,7 +176,17 @@ class SuffixDrafter(Drafter[SuffixState]):
         _, room, grown = drafts[row]
         if end + depth > len(room):
             room = np.append(room, np.empty(depth, np.int32))
-        return room, end, grown, tree.parents, tree.tokens, frontier, width, state.memory, self._limits
+        return (
+            room,
+            end,
+            grown,
+            tree.parents,
+            tree.tokens,
+            frontier,
+            width,
+            state.memory,
+            self._limits,
+        )
 
     @override
     def commit(self, state: SuffixState, tree: Tree, verdict: Verdict, taps: Taps) -> SuffixState:
@@ -166,7 +207,9 @@ class SuffixDrafter(Drafter[SuffixState]):
     def carry(self, state: SuffixState) -> SuffixState | None:
         if not self.knobs.session:
             return None
-        return SuffixState((), np.zeros(0, np.int64), self._remembered(state, np.arange(len(state.texts))))
+        return SuffixState(
+            (), np.zeros(0, np.int64), self._remembered(state, np.arange(len(state.texts)))
+        )
 
     def _remembered(self, state: SuffixState, rows: Ints) -> Outputs:
         """Return the memory with what some rows have written since they were started."""

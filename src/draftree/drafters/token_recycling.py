@@ -1,7 +1,7 @@
 """Token Recycling: what the target held likely after a token before, chosen or not, follows it again (Luo et al. 2024).
 
-The target's likeliest next tokens after every verified node, the rejected ones too, go into a table from a token to its
-successors. Drafts are read from it layer by layer.
+The target's likeliest next tokens after every verified node, the rejected ones too, go into a table
+from a token to its successors. Drafts are read from it layer by layer.
 
 Shapes: R rows, F frontier nodes, K successors, S degrees of sureness.
 """
@@ -21,8 +21,14 @@ from draftree.models.target import Needs, Taps, Target
 from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
 
-MEASURED = ((0.30, 0.13, 0.08, 0.03), (0.53, 0.09, 0.03, 0.02), (0.75, 0.05, 0.02, 0.01), (0.87, 0.03, 0.01, 0.01))
-"""The acceptance of the first ranks by sureness, measured with SmolLM2 on Spec-Bench's six tasks; of later ranks the last."""
+MEASURED = (
+    (0.30, 0.13, 0.08, 0.03),
+    (0.53, 0.09, 0.03, 0.02),
+    (0.75, 0.05, 0.02, 0.01),
+    (0.87, 0.03, 0.01, 0.01),
+)
+"""The acceptance of the first ranks by sureness, measured with SmolLM2 on Spec-Bench's six tasks;
+of later ranks the last."""
 PRIOR = 16.0
 """The number of places that these count for."""
 
@@ -32,17 +38,20 @@ PRIOR = 16.0
 class TokenRecycling(Method):
     """Token Recycling (arXiv 2408.08696).
 
-    The paper's tree is the policy `static:paths=token_recycling/2.2.2`; every other policy grows its own, by q. q of a
-    successor is how often its rank was right so far, among lines whose first successor was confirmed as often in a row.
+    The paper's tree is the policy `static:paths=token_recycling/2.2.2`; every other policy grows
+    its own, by q. q of a successor is how often its rank was right so far, among lines whose first
+    successor was confirmed as often in a row.
 
-    - The official code fills the matrix by steps alone, and where a token is verified at several nodes, it is open which
-      one stays; here it is the accepted one, else the last.
-    - At first, what followed each token in the prompt is its line (`prompt=false`: no line, as in the official code).
+    - The official code fills the matrix by steps alone, and where a token is verified at several
+      nodes, it is open which one stays; here it is the accepted one, else the last.
+    - At first, what followed each token in the prompt is its line (`prompt=false`: no line, as in
+      the official code).
 
     Attributes:
         successors: k, of each token.
         prompt: whether the pairs of tokens in a prompt are entered when it is read.
-        session: whether the table of one text is kept for the next ones; else each begins with an empty one.
+        session: whether the table of one text is kept for the next ones; else each begins with an
+            empty one.
     """
 
     spec_name: ClassVar[str] = "token_recycling"
@@ -66,7 +75,8 @@ class Recycled:
 
     Attributes:
         memory: lines of earlier texts; the same for all rows.
-        known: [2, S, K] of these texts: how often a rank was there to be judged, and how often it was right.
+        known: [2, S, K] of these texts: how often a rank was there to be judged, and how often it
+            was right.
         tables: [R] lines of each row's own text.
         judged: [R] as `known`, of each row's own text.
     """
@@ -105,10 +115,18 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
 
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Recycled | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Recycled | None = None,
+        rows: Ints | None = None,
     ) -> Recycled:
         state, count = state or Recycled(self._empty, self._none), len(prompts)
-        tables, judged = list(state.tables or (self._empty,) * count), list(state.judged or (self._none,) * count)
+        tables, judged = (
+            list(state.tables or (self._empty,) * count),
+            list(state.judged or (self._none,) * count),
+        )
         for row in every(rows if state.tables else None, count).tolist():
             tables[row] = self._read(np.append(prompts[row], roots[row]), state.memory)
             judged[row] = self._none
@@ -122,14 +140,22 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         return self._empty.plus(tokens, merged(followed, memory.look_up(tokens)[0]))
 
     @override
-    def expand(self, state: Recycled, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Recycled]:
+    def expand(
+        self, state: Recycled, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Recycled]:
         width, rows = min(k, self._width), tree.row[frontier]
-        tokens, log_q = np.zeros((len(frontier), width), np.int64), np.full((len(frontier), width), -np.inf)
+        tokens, log_q = (
+            np.zeros((len(frontier), width), np.int64),
+            np.full((len(frontier), width), -np.inf),
+        )
         for row in np.unique(rows).tolist():
             here = rows == row
             found, sureness = state.tables[row].look_up(tree.tokens[frontier[here]], state.memory)
             found, q = found[:, :width], self._rates(state, row)[sureness, :width]
-            tokens[here], log_q[here] = np.where(found == NONE, 0, found), np.where(found == NONE, -np.inf, np.log(q))
+            tokens[here], log_q[here] = (
+                np.where(found == NONE, 0, found),
+                np.where(found == NONE, -np.inf, np.log(q)),
+            )
         return Candidates(tokens, log_q), state
 
     def _rates(self, state: Recycled, row: int) -> Floats:
@@ -148,7 +174,9 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
             judged[row] = judged[row] + self._judgement(state, row, tree.tokens[kept], nexts)
             if top is not None:
                 mine = tree.of_row(row)
-                order = np.concatenate((mine[~np.isin(mine, kept)], kept))  # of equal tokens the accepted one counts
+                order = np.concatenate(
+                    (mine[~np.isin(mine, kept)], kept)
+                )  # of equal tokens the accepted one counts
                 tables[row] = tables[row].plus(tree.tokens[order], top[order], state.memory)
         return replace(state, tables=tuple(tables), judged=tuple(judged))
 
@@ -169,12 +197,19 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
 
     @override
     def select(self, state: Recycled, rows: Ints, cache: SlotCache) -> Recycled:
-        tables, judged = picked(state.tables, rows, self._empty), picked(state.judged, rows, self._none)
+        tables, judged = (
+            picked(state.tables, rows, self._empty),
+            picked(state.judged, rows, self._none),
+        )
         return replace(state, tables=tables, judged=judged)
 
     @override
     def carry(self, state: Recycled) -> Recycled | None:
-        return Recycled(*self._remembered(state, np.arange(len(state.tables)))) if self.knobs.session else None
+        return (
+            Recycled(*self._remembered(state, np.arange(len(state.tables))))
+            if self.knobs.session
+            else None
+        )
 
     def _remembered(self, state: Recycled, rows: Ints) -> tuple[Adjacency, Floats]:
         """Return the memory with what some rows have learnt since they were started."""

@@ -30,12 +30,12 @@ class VDM(TrainableMethod):
 
     Attributes:
         loss: `kl` against the target, or `ce` against the text.
-        shared: whether embedding and LM head are the target's own, which are neither trained nor stored; without, they begin as
-            copies and are trained, as EDD's in the same paper.
-        init: what the layer begins with: `scratch`, random numbers; or `target`, the target's first layer, which reads what
-            this one reads, and its last norm. In training only.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from; 0 for all of them. With
-            `shared` alone.
+        shared: whether embedding and LM head are the target's own, which are neither trained nor
+            stored; without, they begin as copies and are trained, as EDD's in the same paper.
+        init: what the layer begins with: `scratch`, random numbers; or `target`, the target's first
+            layer, which reads what this one reads, and its last norm. In training only.
+        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from;
+            0 for all of them. With `shared` alone.
 
     The defaults are those of EDD's paper; `preset=fast` is EDD's.
     """
@@ -74,17 +74,23 @@ class VDMDrafter(OneLayerDrafter, LanguageModelDrafter):
 
     knobs: VDM
 
-    def __init__(self, knobs: VDM, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
+    def __init__(
+        self, knobs: VDM, model: PreTrainedModel, target: Target, stored: Checkpoint
+    ) -> None:
         super().__init__(knobs, model, target, stored)
         self.small = Target(self.decoder, "vdm")
 
     @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        logits = self.decoder.head(self._states(batch))  # every token sees all before it, wherever a block begins
+        logits = self.decoder.head(
+            self._states(batch)
+        )  # every token sees all before it, wherever a block begins
         return whole(logits, self.drafted)
 
     def _states(self, batch: Batch) -> Tensor:
-        states: Tensor = self.decoder.stack(input_ids=batch.tokens, use_cache=False).last_hidden_state
+        states: Tensor = self.decoder.stack(
+            input_ids=batch.tokens, use_cache=False
+        ).last_hidden_state
         return states
 
     @override

@@ -39,7 +39,9 @@ def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: In
         failed = list[int]()
         for row in begun.tolist():
             try:
-                state = start(state, taps.take(np.flatnonzero(taps.rows == row)), np.array([row], np.int64))
+                state = start(
+                    state, taps.take(np.flatnonzero(taps.rows == row)), np.array([row], np.int64)
+                )
             except Exception:
                 failed.append(row)
         give_up(rows, drafter, DrafterFault(failed, error))
@@ -80,14 +82,24 @@ def carried(drafter: Drafter[Any], state: Any) -> Any:
 
 def told_of(drafter: Drafter[Any], error: Exception, then: str = "what it knew is lost") -> str:
     """Return what is said of a drafter that raised an exception."""
-    what = str(error) if isinstance(error, DraftreeError) else f"{type(error).__name__}: {first_line(error)}"
+    what = (
+        str(error)
+        if isinstance(error, DraftreeError)
+        else f"{type(error).__name__}: {first_line(error)}"
+    )
     return f"the drafter failed, and {then}: {what} ({drafter.described})"
 
 
 def give_up(rows: Rows, drafter: Drafter[Any], fault: DrafterFault) -> None:
     """Write sequences without drafts to their end, and warn of it."""
     rows.undrafted.update(fault.rows)
-    rows.warn(told_of(drafter, fault.error, "the text goes on without drafts" if fault.rows else "it is asked again"))
+    rows.warn(
+        told_of(
+            drafter,
+            fault.error,
+            "the text goes on without drafts" if fault.rows else "it is asked again",
+        )
+    )
 
 
 def raises(call: Callable[[], object]) -> bool:

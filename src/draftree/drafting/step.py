@@ -40,8 +40,9 @@ RECENT, LATEST = 8, 2
 class Drafting(Search):
     """Expands tree nodes through a drafter during one step: carries its state, and skips nodes whose next token is forced.
 
-    Where the drafter raises an exception, the sequences that it is raised for are written without drafts to their end, and
-    those beside them as if nothing had happened: the step's drafting begins anew without the former.
+    Where the drafter raises an exception, the sequences that it is raised for are written without
+    drafts to their end, and those beside them as if nothing had happened: the step's drafting
+    begins anew without the former.
 
     Attributes:
         drafter: that is driven.
@@ -50,7 +51,8 @@ class Drafting(Search):
         vocab: V.
         drawing: how it is to draw.
         capture: runs what is recorded beside the passes of models.
-        frontiers: how many nodes each draft step was fed; what an earlier pass of the step has told is no further one.
+        frontiers: how many nodes each draft step was fed; what an earlier pass of the step has told
+            is no further one.
         passed: nodes after which only one token can come, so that the drafter was not asked.
         finds: how often it was asked for what takes no pass.
         layers: its passes, where a tree has grown on the device.
@@ -82,7 +84,9 @@ class Drafting(Search):
         """Mark when the device will have done what it was asked for so far."""
         self._marks.append(self._clock.mark())
 
-    def grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
+    def grow(
+        self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any
+    ) -> Tree | Unseen:
         """Return the tree that a policy drafts.
 
         Where it can grow without the host, it is one that the host has yet to be told of.
@@ -106,9 +110,14 @@ class Drafting(Search):
                 begun.clear()
         return roots
 
-    def _grow(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Tree | Unseen:
+    def _grow(
+        self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any
+    ) -> Tree | Unseen:
         recorded = self.rows.recorded(self.drawing.kind, self.vocab)
-        if recorded is not None and (plan := self._plan(policy, roots, costs, room, memory)) is not None:
+        if (
+            recorded is not None
+            and (plan := self._plan(policy, roots, costs, room, memory)) is not None
+        ):
             depth = np.full(len(room.depth), -1)
             depth[roots.row] = room.depth[roots.row]
             if plan.first is not None:
@@ -124,10 +133,16 @@ class Drafting(Search):
                         raise DrafterFault(roots.row.tolist(), error) from error
         return policy.draft(self, roots, costs, room, memory)
 
-    def _plan(self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any) -> Plan | None:
+    def _plan(
+        self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any
+    ) -> Plan | None:
         """How a step's trees grow on the device; None where the policy asks the host."""
         deepest = int(room.depth[roots.row].max())
-        plan = policy.plan_step(_outlook(self.rows, roots, costs, room, memory)) if deepest > 0 else None
+        plan = (
+            policy.plan_step(_outlook(self.rows, roots, costs, room, memory))
+            if deepest > 0
+            else None
+        )
         if plan is None:
             return None
         if plan.nodes is not None:
@@ -143,7 +158,10 @@ class Drafting(Search):
 
     def _check(self, grown: Tree | Unseen) -> None:
         """Raise `DrafterFault` for drafts that are no tokens of the vocabulary."""
-        if isinstance(grown, Tree) and not 0 <= grown.tokens.min() <= grown.tokens.max() < self.vocab:
+        if (
+            isinstance(grown, Tree)
+            and not 0 <= grown.tokens.min() <= grown.tokens.max() < self.vocab
+        ):
             wrong = np.flatnonzero((grown.tokens < 0) | (grown.tokens >= self.vocab))
             told = f"it drafted token id {grown.tokens[wrong[0]]}, allowed are 0 … {self.vocab - 1}"
             raise DrafterFault(np.unique(grown.row[wrong]).tolist(), UserError(told))
@@ -152,18 +170,26 @@ class Drafting(Search):
         """Ask the drafter for something after the nodes of a frontier.
 
         Raises:
-            DrafterFault: it raised an exception. The sequences are those for which it does so again where it is asked for
-                them alone.
+            DrafterFault: it raised an exception. The sequences are those for which it does so again
+                where it is asked for them alone.
         """
         try:
             return call(frontier)
         except Exception as error:
             owners = tree.row[frontier]
-            rows = [row for row in np.unique(owners).tolist() if raises(partial(call, frontier[owners == row]))]
+            rows = [
+                row
+                for row in np.unique(owners).tolist()
+                if raises(partial(call, frontier[owners == row]))
+            ]
             raise DrafterFault(rows, error) from error
 
     def verify(
-        self, target: Target, grown: Tree | Unseen, probes: Probes | None, chunks: Sequence[Chunk] = ()
+        self,
+        target: Target,
+        grown: Tree | Unseen,
+        probes: Probes | None,
+        chunks: Sequence[Chunk] = (),
     ) -> tuple[Tree, Verified]:
         """Return a tree and the target's pass over it; if the host has not seen the tree, it reads both at once.
 
@@ -186,7 +212,10 @@ class Drafting(Search):
 
     def _clocked(self, told: Told, each_node: bool) -> None:
         """Note what the device took for each draft step, now that the host has waited for it; layers of padding are none."""
-        now, seconds = time.perf_counter(), [self._clock.seconds(*pair) for pair in pairwise(self._marks)]
+        now, seconds = (
+            time.perf_counter(),
+            [self._clock.seconds(*pair) for pair in pairwise(self._marks)],
+        )
         self.drafted = now - seconds[-1]
         for fed, took in zip(told.fed, seconds[:-1], strict=True):
             if count := int((fed >= 0).sum()):
@@ -201,7 +230,9 @@ class Drafting(Search):
             return None
         asked, self.finds = frontier[open_], self.finds + 1
         drawing, start = self._drawing(tree, asked), time.perf_counter()
-        call = lambda nodes: self.drafter.find(self.state, tree, nodes, k, self._drawing_of(tree, nodes, asked, drawing))
+        call = lambda nodes: self.drafter.find(
+            self.state, tree, nodes, k, self._drawing_of(tree, nodes, asked, drawing)
+        )
         found, self.state = self._ask(call, tree, asked)
         self.find_seconds += time.perf_counter() - start
         if found is None:
@@ -265,7 +296,9 @@ class Drafting(Search):
             self.frontiers.append(fed)
         drawing = self._drawing(tree, frontier)
         start = time.perf_counter()
-        call = lambda nodes: self.drafter.expand(self.state, tree, nodes, k, self._drawing_of(tree, nodes, frontier, drawing))
+        call = lambda nodes: self.drafter.expand(
+            self.state, tree, nodes, k, self._drawing_of(tree, nodes, frontier, drawing)
+        )
         candidates, self.state = self._ask(call, tree, frontier)
         if fed:
             self.steps.append(DraftStep(fed, time.perf_counter() - start))
@@ -285,7 +318,8 @@ class Drafting(Search):
         return drawing if nodes is frontier else self._drawing(tree, nodes)
 
     def _allowed(self, candidates: Candidates, drawing: Drawing) -> Candidates:
-        # Whoever has a whole q has sent its logits through them; what others found beside it has not been.
+        # Whoever has a whole q has sent its logits through them; what others found beside it has
+        # not been.
         if drawing.shaped is None or (candidates.logs is not None and candidates.sources is None):
             return candidates
         return allowed(candidates, drawing.shaped, self.vocab, self.rows.cache.device)
@@ -325,7 +359,15 @@ class Drafting(Search):
             give_up(self.rows, self.drafter, DrafterFault(rows, error))
             return None
 
-    def times(self, work: Work, verdict: Verdict, target: float, commit: float, seconds: float, beside: int = 0) -> StepTimes:
+    def times(
+        self,
+        work: Work,
+        verdict: Verdict,
+        target: float,
+        commit: float,
+        seconds: float,
+        beside: int = 0,
+    ) -> StepTimes:
         """Return the timings of the step, once it is over.
 
         Args:
@@ -358,6 +400,8 @@ def _outlook(rows: Rows, roots: Tree, costs: Costs, room: Room, memory: Any) -> 
     live = len(rows.live)
     steps, work = rows.stats.steps[-RECENT * live :], rows.stats.work[-RECENT:]
     fed = [-(-count // each.rows) for each in work for count in each.frontiers]
-    depth = max((s.depth for s in steps[-LATEST * live :]), default=0)  # a layer too many costs a pass
+    depth = max(
+        (s.depth for s in steps[-LATEST * live :]), default=0
+    )  # a layer too many costs a pass
     nodes = max((s.nodes for s in steps), default=0)
     return Outlook(costs, roots, room, memory, depth, nodes, max(fed, default=0))

@@ -1,7 +1,8 @@
 """Says for a target, a machine and some text whether to speculate, with which drafter and policy, and what it brings.
 
-Half of the prompts, by their hash, choose among the pairings: the target writes them once, and all pairings are counted along
-these texts by the costs of this machine. The other half judges the one that was chosen, beside plain decoding and by the clock.
+Half of the prompts, by their hash, choose among the pairings: the target writes them once, and all
+pairings are counted along these texts by the costs of this machine. The other half judges the one
+that was chosen, beside plain decoding and by the clock.
 """
 
 import hashlib
@@ -57,8 +58,14 @@ class Verdict:
             for (d, p), r in self.counted.items()
         ]
         names = ("speedup", "acceptance_length", "counted_speedup", "prompts", "same_output")
-        found = {name: self.judged[name] for name in names} | {"interval": self.judged["intervals"]["speedup"]}
-        return {"speculate": self.speculate, "drafter": self.chosen[0], "policy": self.chosen[1]} | found | {"counted": rows}
+        found = {name: self.judged[name] for name in names} | {
+            "interval": self.judged["intervals"]["speedup"]
+        }
+        return (
+            {"speculate": self.speculate, "drafter": self.chosen[0], "policy": self.chosen[1]}
+            | found
+            | {"counted": rows}
+        )
 
 
 def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
@@ -78,11 +85,17 @@ def pairings(drafters: Sequence[str], usual: Pair, given: bool) -> list[Pair]:
         usual: drafter and policy where none is named.
         given: whether any was.
     """
-    own = [(d, p) for d in drafters for p in ("yield", "pct")] if given else [usual, (usual[0], "pct")]
+    own = (
+        [(d, p) for d in drafters for p in ("yield", "pct")]
+        if given
+        else [usual, (usual[0], "pct")]
+    )
     return list(dict.fromkeys([*own, *UNTRAINED]))
 
 
-def advise(engines: Mapping[Pair, Engine], requests: Sequence[Request], seed: int = 0, tell: Tell = silent) -> Verdict:
+def advise(
+    engines: Mapping[Pair, Engine], requests: Sequence[Request], seed: int = 0, tell: Tell = silent
+) -> Verdict:
     """Chooses on one half of the requests, and judges on the other.
 
     Args:
@@ -95,12 +108,17 @@ def advise(engines: Mapping[Pair, Engine], requests: Sequence[Request], seed: in
         UserError: there are too few requests, or all prompts are one.
     """
     if len({r.prompt for r in requests}) < FEWEST:
-        raise UserError(f"{len(requests)} prompts were given, needed are at least {FEWEST} different ones that fit the context")
+        raise UserError(
+            f"{len(requests)} prompts were given, needed are at least {FEWEST} different ones that fit the context"
+        )
     first, other = halves(requests)
     plain, whole = Cell(None, None, 0.0), len(first) + len(other)
     cells = {pair: Cell(*pair, 0.0) for pair in engines}
     with TemporaryDirectory() as folder:
-        target, needs = next(iter(engines.values())).target, [e.drafter.needs for e in engines.values()]
+        target, needs = (
+            next(iter(engines.values())).target,
+            [e.drafter.needs for e in engines.values()],
+        )
         recordings = Recordings.open(Path(folder), target, needs)
         tell(0, "plain decoding", whole)
         recordings.record(first)
@@ -132,5 +150,7 @@ def told(verdict: Verdict, target: str) -> str:
     if verdict.speculate:
         return f"Speculate with {how}: {figure}."
     if verdict.speculate is False:
-        return f"Do not speculate with {target} here: the best of what was tried, {how}, has {figure}."
+        return (
+            f"Do not speculate with {target} here: the best of what was tried, {how}, has {figure}."
+        )
     return f"Not told apart: {how} has {figure}. More prompts (--limit) may decide; until then plain decoding is as good."

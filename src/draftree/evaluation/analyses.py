@@ -30,7 +30,8 @@ class Looked:
         rank: [M] of the text's token among the candidates, from 0; K where it is not among them.
         confidence: [M] q of the likeliest candidate.
         entropy: [M] of q in nats.
-        reached: [M] whether a chain of likeliest candidates comes here: all before it were the text's.
+        reached: [M] whether a chain of likeliest candidates comes here: all before it were the
+            text's.
     """
 
     depth: Ints
@@ -57,22 +58,34 @@ class Looked:
                 rank = np.where(hit.any(1), hit.argmax(1), RANKS)
                 sure = np.where(there[:, 0], np.exp(found.log_q[:, 0]), 0.0)
                 drafted = there[:, 0]
-                columns = block.tree.depth[nodes] + 1, rank, sure, np.asarray(found.entropy(), np.float64), alive[rows]
+                columns = (
+                    block.tree.depth[nodes] + 1,
+                    rank,
+                    sure,
+                    np.asarray(found.entropy(), np.float64),
+                    alive[rows],
+                )
                 parts.append(tuple(c[drafted] for c in columns))  # type: ignore[arg-type]
                 alive[rows] &= rank == 0
-        return cls(*map(np.concatenate, zip(*parts, strict=True))) if parts else cls(*(np.zeros(0) for _ in range(5)))  # type: ignore[arg-type]
+        if not parts:
+            return cls(*(np.zeros(0) for _ in range(5)))  # type: ignore[arg-type]
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def reliability(self) -> list[dict[str, float]]:
         """By bin of confidence the mean confidence, how often the likeliest candidate was right, and how many there were.
 
-        Of places that a chain of likeliest candidates comes to, up to its first rejection (EDD, section 3.2 and Figure 3b).
+        Of places that a chain of likeliest candidates comes to, up to its first rejection (EDD,
+        section 3.2 and Figure 3b).
         """
         bins = np.minimum((self.confidence * BINS).astype(np.int64), BINS - 1)
         found = []
         for b in range(BINS):
             which = self.reached & (bins == b)
             if which.any():
-                right, sure = float((self.rank[which] == 0).mean()), float(self.confidence[which].mean())
+                right, sure = (
+                    float((self.rank[which] == 0).mean()),
+                    float(self.confidence[which].mean()),
+                )
                 found.append({"confidence": sure, "accepted": right, "count": int(which.sum())})
         return found
 
@@ -84,7 +97,11 @@ class Looked:
         """
         bins = self.reliability()
         count = sum(b["count"] for b in bins)
-        return sum(abs(b["confidence"] - b["accepted"]) * b["count"] for b in bins) / count if count else None
+        return (
+            sum(abs(b["confidence"] - b["accepted"]) * b["count"] for b in bins) / count
+            if count
+            else None
+        )
 
     def by_depth(self) -> list[list[float]]:
         """[D, K] how often the text's token has each rank, at each depth."""
@@ -95,14 +112,22 @@ class Looked:
 
         Each bin has the same number of places.
         """
-        ends = np.unique(np.quantile(self.entropy, np.linspace(0, 1, BINS + 1))) if len(self.entropy) else np.zeros(2)
-        which = np.clip(np.searchsorted(ends, self.entropy, side="right") - 1, 0, max(len(ends) - 2, 0))
+        ends = (
+            np.unique(np.quantile(self.entropy, np.linspace(0, 1, BINS + 1)))
+            if len(self.entropy)
+            else np.zeros(2)
+        )
+        which = np.clip(
+            np.searchsorted(ends, self.entropy, side="right") - 1, 0, max(len(ends) - 2, 0)
+        )
         return ends.tolist(), self._shares(which, max(len(ends) - 1, 1))
 
     def _shares(self, group: Ints, groups: int) -> list[list[float]]:
         counts = np.zeros((groups, RANKS + 1))
         np.add.at(counts, (group, self.rank), 1)
-        shares: list[list[float]] = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[:, :RANKS].tolist()
+        shares: list[list[float]] = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[
+            :, :RANKS
+        ].tolist()
         return shares
 
     def as_json(self) -> dict[str, Any]:
@@ -122,14 +147,19 @@ def frontiers(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, flo
     found = dict[str, list[tuple[float, float, str]]]()
     for r in (r for r in rows if r["policy"]):
         line = f"{r['drafter']} {r['policy'].partition(':')[0]}"
-        found.setdefault(line, []).append((r["nodes_per_step"], r["acceptance_length"], r["policy"]))
+        found.setdefault(line, []).append(
+            (r["nodes_per_step"], r["acceptance_length"], r["policy"])
+        )
     return {name: sorted(points) for name, points in found.items()}
 
 
 def reached(steps: Sequence[Step]) -> list[float]:
     """By depth from 1 the share of the steps that accepted a node there."""
     deepest = max((step.accepted for step in steps), default=0)
-    return [sum(step.accepted >= depth for step in steps) / len(steps) for depth in range(1, deepest + 1)]
+    return [
+        sum(step.accepted >= depth for step in steps) / len(steps)
+        for depth in range(1, deepest + 1)
+    ]
 
 
 def reached_by_row(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -138,12 +168,19 @@ def reached_by_row(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     for r in (r for r in rows if r["policy"] and "work" in r):
         steps = [step for of, _ in worklog.decode(r["work"], "row") for step in of]
         found.append(
-            {"drafter": r["drafter"], "policy": r["policy"], "temperature": r["temperature"], "reached": reached(steps)}
+            {
+                "drafter": r["drafter"],
+                "policy": r["policy"],
+                "temperature": r["temperature"],
+                "reached": reached(steps),
+            }
         )
     return found
 
 
-def by_category(row: dict[str, Any], categories: Sequence[str], name: str = "nodes") -> dict[str, list[float]]:
+def by_category(
+    row: dict[str, Any], categories: Sequence[str], name: str = "nodes"
+) -> dict[str, list[float]]:
     """By category, each prompt's nodes (or accepted) a step."""
     found = dict[str, list[float]]()
     each = row["per_prompt"]
@@ -153,7 +190,8 @@ def by_category(row: dict[str, Any], categories: Sequence[str], name: str = "nod
 
 
 OPEN, CLOSED = 2.0, 1.0
-"""Nats from which an entropy counts as high, and below which as low (C2T, Figure 2, has seven intervals)."""
+"""Nats from which an entropy counts as high, and below which as low (C2T, Figure 2, has seven
+intervals)."""
 Group = Callable[[Looked], tuple[Bools, Floats | Bools]]
 GROUPS: Mapping[str, Group] = {
     "sure": lambda at: (at.reached & (at.confidence >= 0.5), at.rank == 0),
@@ -166,8 +204,8 @@ GROUPS: Mapping[str, Group] = {
     "closed": lambda at: (at.entropy < CLOSED, at.rank == 0),
     "closed-said": lambda at: (at.entropy < CLOSED, at.confidence),
 }
-"""Groups of candidates that claims of papers compare: the places where they stand, and whether each was right, or how likely
-that was by q."""
+"""Groups of candidates that claims of papers compare: the places where they stand, and whether each
+was right, or how likely that was by q."""
 
 
 def grouped(looked: Sequence[Looked], drafter: str) -> list[ResultRow]:
@@ -182,7 +220,10 @@ def grouped(looked: Sequence[Looked], drafter: str) -> list[ResultRow]:
     rows = list[ResultRow]()
     for name, group in GROUPS.items():
         found = [group(one) for one in looked]
-        places, right = [int(at.sum()) for at, _ in found], [float(hit[at].sum()) for at, hit in found]
+        places, right = (
+            [int(at.sum()) for at, _ in found],
+            [float(hit[at].sum()) for at, hit in found],
+        )
         share = sum(right) / max(sum(places), 1)
         row = {"drafter": drafter, "policy": name, "temperature": 0.0, "acceptance_length": share}
         rows.append(row | {"per_prompt": {"tokens": right, "places": places}})

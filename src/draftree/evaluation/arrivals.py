@@ -24,7 +24,8 @@ class Served:
     Attributes:
         handle: of the request.
         due: seconds from the start of the run at which it arrived.
-        times: seconds from the start of the run at which tokens came; one for each step that brought any.
+        times: seconds from the start of the run at which tokens came; one for each step that
+            brought any.
         counts: how many came each time.
     """
 
@@ -41,11 +42,15 @@ def arrival_times(count: int, rate: float, seed: int) -> Floats:
 
 
 def serve(
-    engine: Engine, requests: Sequence[Request], times: Floats, advance: Callable[[int], None] = lambda _: None
+    engine: Engine,
+    requests: Sequence[Request],
+    times: Floats,
+    advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[Served], float]:
     """Submit each request at its time and run steps until all have ended.
 
-    A request that arrives during a step is submitted right after it; its waiting time counts from its arrival.
+    A request that arrives during a step is submitted right after it; its waiting time counts from
+    its arrival.
 
     Args:
         engine: without unfinished requests.
@@ -83,8 +88,8 @@ def serve(
 def row(served: Sequence[Served], seconds: float) -> dict[str, Any]:
     """Return the figures of a run.
 
-    `time_between_tokens` shares the seconds since the last tokens of a request among the tokens that come at a time;
-    `time_between_updates` does not.
+    `time_between_tokens` shares the seconds since the last tokens of a request among the tokens
+    that come at a time; `time_between_updates` does not.
     """
     first = [one.times[0] - one.due for one in served]
     gaps = [(np.diff(one.times), np.array(one.counts[1:], np.int64)) for one in served]
@@ -128,8 +133,9 @@ def measured_in_batches(
 ) -> dict[Name, dict[str, Any]]:
     """Return the figures of each engine where requests are submitted `size` at a time, and run to their end.
 
-    Engines take turns with every batch, so that what else the machine does meets all of them alike. A smaller rest of the
-    requests is left out. The first batch is also a warm-up before the clock runs.
+    Engines take turns with every batch, so that what else the machine does meets all of them alike.
+    A smaller rest of the requests is left out. The first batch is also a warm-up before the clock
+    runs.
 
     Args:
         engines: that are compared.
@@ -138,19 +144,31 @@ def measured_in_batches(
         limits: of the scheduler.
         advance: given the number of requests that have ended.
     """
-    served, seconds = {name: list[Served]() for name in engines}, {name: list[float]() for name in engines}
+    served, seconds = (
+        {name: list[Served]() for name in engines},
+        {name: list[float]() for name in engines},
+    )
     for name, engine in engines.items():
         engine.set_limits(**(vars(limits) | {"max_sequences": size}))
-        serve(engine, [replace(each, max_new_tokens=2) for each in requests[name][:size]], np.zeros(size))
+        serve(
+            engine,
+            [replace(each, max_new_tokens=2) for each in requests[name][:size]],
+            np.zeros(size),
+        )
     for count, (name, batch) in enumerate(_turns(requests, size), 1):
         found, took = serve(engines[name], batch, np.zeros(size))
         served[name] += found
         seconds[name].append(took)
         advance(count * size)
-    return {name: row(served[name], sum(seconds[name])) | {"seconds_of_batches": seconds[name]} for name in engines}
+    return {
+        name: row(served[name], sum(seconds[name])) | {"seconds_of_batches": seconds[name]}
+        for name in engines
+    }
 
 
-def _turns(requests: Mapping[Name, Sequence[Request]], size: int) -> Iterator[tuple[Name, Sequence[Request]]]:
+def _turns(
+    requests: Mapping[Name, Sequence[Request]], size: int
+) -> Iterator[tuple[Name, Sequence[Request]]]:
     """Yield each engine's batches; another one begins each time."""
     names = list(requests)
     for number in range(min(map(len, requests.values())) // size):

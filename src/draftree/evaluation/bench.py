@@ -1,7 +1,8 @@
 """Benchmarks the plain baseline and every cell side by side, one text at a time.
 
-No cache is reused between runs, whoever comes first changes from prompt to prompt, and all of it happens in one process.
-What a drafter keeps over a session goes from prompt to prompt, within its own cell.
+No cache is reused between runs, whoever comes first changes from prompt to prompt, and all of it
+happens in one process. What a drafter keeps over a session goes from prompt to prompt, within its
+own cell.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,8 +49,10 @@ class Bench:
         seed: of the draws.
         repeats: how often each text is written.
         recordings: of the texts, where they are replayed instead of written.
-        read: by drafter the learnt costs when the run began, where policies read costs that are learnt while it runs.
-        sessions: each cell's engine behind its last prompt, with what its drafter keeps from prompt to prompt.
+        read: by drafter the learnt costs when the run began, where policies read costs that are
+            learnt while it runs.
+        sessions: each cell's engine behind its last prompt, with what its drafter keeps from prompt
+            to prompt.
         plains: each baseline's last text and cache, where questions follow on one another.
     """
 
@@ -71,20 +74,28 @@ class Bench:
 
     def write(self, cell: Cell, request: Request, last: bool = False) -> Generation:
         """One text by one cell; after the last of its repeats the drafter may remember it."""
-        request, follows = self.asked(request, cell.temperature), request.number >= FOLLOWING and self.recordings is None
+        request, follows = (
+            self.asked(request, cell.temperature),
+            request.number >= FOLLOWING and self.recordings is None,
+        )
         target = self.target if self.recordings is None else self.recordings.source(request)
         if cell.drafter is None or cell.policy is None:
-            return self._plain(cell, request, follows) if self.converses else plain(target, [request])
+            return (
+                self._plain(cell, request, follows) if self.converses else plain(target, [request])
+            )
         if (session := self.sessions.get(cell)) is None:
             acceptor = None if cell.acceptor is None else build("acceptor", cell.acceptor)
             session = replace(self.engines[cell.drafter, cell.policy], acceptor=acceptor)
         if follows:  # a conversation's later question: the caches hold what came before it
             return session.write([request])
-        # No text finds itself in what the warm-up, another cell or an earlier repeat has left behind.
+        # No text finds itself in what the warm-up, another cell or an earlier repeat has left
+        # behind.
         engine = replace(session, target=target, learned=dict(session.learned))
         written = engine.write([request], reuse=False)
         if last:
-            self.sessions[cell] = engine if self.converses else replace(engine)  # without the caches
+            self.sessions[cell] = (
+                engine if self.converses else replace(engine)
+            )  # without the caches
         return written
 
     @property
@@ -115,24 +126,34 @@ class Bench:
             first = (index * self.repeats + repeat) % len(self.cells)
             for cell in [*self.cells[first:], *self.cells[:first]]:
                 done[cell].append(self.write(cell, request, last=repeat == self.repeats - 1))
-        return {cell: PromptResult(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()}
+        return {
+            cell: PromptResult(g[0].tokens[0], [x.stats for x in g]) for cell, g in done.items()
+        }
 
     @property
     def prices(self) -> dict[str, Costs | CostTable]:
         """The costs of each drafter by which work is counted: fixed ones, or what was learnt up to now."""
-        return {d: e.costs or learnt_costs(e.target, e.drafter).table() for (d, _), e in self.engines.items()}
+        return {
+            d: e.costs or learnt_costs(e.target, e.drafter).table()
+            for (d, _), e in self.engines.items()
+        }
 
-    def quality(self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable) -> Quality:
+    def quality(
+        self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable
+    ) -> Quality:
         """Return a drafter's overlap with the target along texts sampled at temperature 1, its relative cost, and its reach.
 
-        The overlap is the α of Leviathan et al.: what rejection sampling at temperature 1 accepts, so it is measured where
-        such a text goes. How far drafts reach is measured along the plain texts of the first temperature.
+        The overlap is the α of Leviathan et al.: what rejection sampling at temperature 1 accepts,
+        so it is measured where such a text goes. How far drafts reach is measured along the plain
+        texts of the first temperature.
         """
         engine = next(e for (d, _), e in self.engines.items() if d == drafter)
         reach: list[Ints] = [np.zeros(0, np.int64)] * len(done)
         carried = None
         first = next(c for c in self.cells if c.plain)
-        for numbers, source, texts in self._along(engine.drafter, self._texts(first, done), first.temperature):
+        for numbers, source, texts in self._along(
+            engine.drafter, self._texts(first, done), first.temperature
+        ):
             several, carried = reaches(source, engine.drafter, texts, carried)
             for i, found in zip(numbers, several, strict=True):
                 reach[i] = found
@@ -143,7 +164,9 @@ class Bench:
 
     def sampled(self, done: Sequence[Mapping[Cell, PromptResult]]) -> list[Text]:
         """Return texts of the target sampled at temperature 1: those of the run, or some that are written for it, once."""
-        if (cell := next((c for c in self.cells if c.plain and c.temperature == 1), None)) is not None:
+        if (
+            cell := next((c for c in self.cells if c.plain and c.temperature == 1), None)
+        ) is not None:
             return self._texts(cell, done)
         if not self._written:
             asked = [self.asked(r, 1.0) for r in self.requests[:SAMPLED]]
@@ -154,21 +177,36 @@ class Bench:
 
     def _texts(self, cell: Cell, done: Sequence[Mapping[Cell, PromptResult]]) -> list[Text]:
         """Return what a baseline wrote, prompt by prompt."""
-        return [_text(request, written[cell].tokens) for request, written in zip(self.requests, done, strict=True)]
+        return [
+            _text(request, written[cell].tokens)
+            for request, written in zip(self.requests, done, strict=True)
+        ]
 
     def _along(
         self, drafter: Drafter[Any], found: Sequence[Text], temperature: float
     ) -> Iterator[tuple[list[int], Source, list[Text]]]:
         """Yield texts with anything to draft, by number, and what gives a drafter what it reads."""
         long = [i for i, text in enumerate(found) if len(text.tokens) > text.start + 1]
-        if self.recordings is not None and any(c.plain and c.temperature == temperature for c in self.cells):
+        if self.recordings is not None and any(
+            c.plain and c.temperature == temperature for c in self.cells
+        ):
             for i in long:
-                yield [i], self.recordings.recording(self.asked(self.requests[i], temperature)), [found[i]]
+                yield (
+                    [i],
+                    self.recordings.recording(self.asked(self.requests[i], temperature)),
+                    [found[i]],
+                )
             return
-        together = 1 if drafter.remembers else TOGETHER  # what is learnt of a text is for those after it
+        together = (
+            1 if drafter.remembers else TOGETHER
+        )  # what is learnt of a text is for those after it
         for at in range(0, len(long), together):
             texts = [found[i] for i in long[at : at + together]]
-            source = self.target if not drafter.replayable else Recording.of(self.target, texts, drafter.needs.hidden)
+            source = (
+                self.target
+                if not drafter.replayable
+                else Recording.of(self.target, texts, drafter.needs.hidden)
+            )
             yield long[at : at + together], source, texts
 
     def remember(self, requests: Sequence[Request]) -> None:
@@ -184,7 +222,9 @@ class Bench:
         for cell in self.cells:
             self.write(cell, short(self.requests[0]))
 
-    def run(self, journal: Journal, advance: Callable[[int], None] = lambda _: None) -> list[dict[Cell, PromptResult]]:
+    def run(
+        self, journal: Journal, advance: Callable[[int], None] = lambda _: None
+    ) -> list[dict[Cell, PromptResult]]:
         """All prompts, in order; those in the journal are not run again."""
         if self.recordings is None:
             self.warm()
@@ -203,15 +243,23 @@ def _text(request: Request, written: Sequence[int]) -> Text:
     return Text(np.array([*request.prompt, *written], np.int64), len(request.prompt))
 
 
-def priced(engines: Mapping[tuple[str, str], Engine], tell: Tell = silent) -> dict[tuple[str, str], Engine]:
+def priced(
+    engines: Mapping[tuple[str, str], Engine], tell: Tell = silent
+) -> dict[tuple[str, str], Engine]:
     """Return the same engines with fixed costs: those that were given for their drafter, or what this machine has learnt.
 
-    What is learnt is read once all drafters are measured, so that one cost curve of the target counts for all of them.
+    What is learnt is read once all drafters are measured, so that one cost curve of the target
+    counts for all of them.
     """
     known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
     learnt = {d: e for (d, _), e in engines.items() if e.costs is None}
     for drafter, engine in learnt.items():
-        named = lambda done, remark="", of=None, drafter=drafter: tell(done, f"{drafter}: {remark}", of)
+        named = lambda done, remark="", of=None, drafter=drafter: tell(
+            done, f"{drafter}: {remark}", of
+        )
         settled_costs(engine.target, engine.drafter, named)
-    known |= {drafter: learnt_costs(engine.target, engine.drafter).table() for drafter, engine in learnt.items()}
+    known |= {
+        drafter: learnt_costs(engine.target, engine.drafter).table()
+        for drafter, engine in learnt.items()
+    }
     return {pair: replace(engine, costs=known[pair[0]]) for pair, engine in engines.items()}

@@ -65,8 +65,8 @@ class Quality:
     """A drafter's own figures, whatever the policy.
 
     Attributes:
-        overlap: E[Σ min(p, q)] over drafts at temperature 1, along texts sampled at it: Leviathan's α; None where nothing was
-            written.
+        overlap: E[Σ min(p, q)] over drafts at temperature 1, along texts sampled at it: Leviathan's
+            α; None where nothing was written.
         cost_ratio: sₐ/sₜ for one token each.
         reach: of each prompt, how far its drafts reach behind every root, see `oracle.reaches`.
     """
@@ -81,7 +81,10 @@ Pairing = tuple[str, str, str | None]
 
 
 def paired(
-    drafters: Sequence[str], policies: Sequence[str], pairs: Sequence[str] = (), acceptors: Sequence[str] = ()
+    drafters: Sequence[str],
+    policies: Sequence[str],
+    pairs: Sequence[str] = (),
+    acceptors: Sequence[str] = (),
 ) -> list[Pairing]:
     """Every drafter with every policy under every acceptor, and further pairs, written with spaces between their specs.
 
@@ -154,31 +157,40 @@ def chosen(
         max_new_tokens: for each of them.
         limit: the first so many of those that fit.
         per_category: before that, the first so many of each category.
-        shuffled: a seed, by which those of either are drawn at random instead; they stay in the order of their file.
+        shuffled: a seed, by which those of either are drawn at random instead; they stay in the
+            order of their file.
 
     Raises:
         UserError: none fits.
     """
     encoded = [encode(engine.tokenizer, p.content) for p in prompts]
     room = max(map(len, fitting(encoded, engine.target, max_new_tokens)))
-    asked = [Request(ids, max_new_tokens, engine.eos, p.number) for ids, p in zip(encoded, prompts, strict=True)]
+    asked = [
+        Request(ids, max_new_tokens, engine.eos, p.number)
+        for ids, p in zip(encoded, prompts, strict=True)
+    ]
     fit = [(r, p.category) for r, p in zip(asked, prompts, strict=True) if len(r.prompt) <= room]
     check([request for request, _ in fit], engine.target)
     left_out = Counter(p.category for p in prompts) - Counter(category for _, category in fit)
     if shuffled is not None:
         fit = [fit[i] for i in np.random.default_rng(shuffled).permutation(len(fit))]
     if per_category is not None:
-        at = [Counter(c for _, c in fit[:i])[category] for i, (_, category) in enumerate(fit)]  # how many came before it
+        at = [
+            Counter(c for _, c in fit[:i])[category] for i, (_, category) in enumerate(fit)
+        ]  # how many came before it
         fit = [f for f, before in zip(fit, at, strict=True) if before < per_category]
     taken = sorted(fit[:limit], key=lambda f: f[0].number)
     return [request for request, _ in taken], dict(left_out)
 
 
 FOLLOWING = 1 << 32
-"""What the numbers of a conversation's later questions begin with: the k-th has its prompt's number and k times this."""
+"""What the numbers of a conversation's later questions begin with: the k-th has its prompt's number
+and k times this."""
 
 
-def conversations(engine: Engine, prompts: Sequence[SuitePrompt], requests: Sequence[Request]) -> list[Request]:
+def conversations(
+    engine: Engine, prompts: Sequence[SuitePrompt], requests: Sequence[Request]
+) -> list[Request]:
     """Return the requests, each followed by what is asked after it.
 
     In between are the target's greedy answers. What does not fit is left out.

@@ -1,8 +1,9 @@
 """Claims of papers: each says what takes less than what, the paper's figures, and what saved results say of it.
 
-A claim compares two pairings over the same prompts, by the passes, nodes or counted seconds that each takes for a token, or two
-groups of a drafter's candidates, by how many of them it takes for one that is right. The figures of the papers are of other
-models, on GPUs; what is compared is the direction, with a paired interval. The claims themselves are in papers.py.
+A claim compares two pairings over the same prompts, by the passes, nodes or counted seconds that
+each takes for a token, or two groups of a drafter's candidates, by how many of them it takes for
+one that is right. The figures of the papers are of other models, on GPUs; what is compared is the
+direction, with a paired interval. The claims themselves are in papers.py.
 """
 
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,8 @@ WORDS: Mapping[By, str] = {
 PLAIN = "plain"
 """Stands for plain decoding beside a pairing, counted on the costs of the pairing's drafter."""
 KEPT = 0.05
-"""By so much more a figure that is said to be kept may be: the whole interval of the ratio must lie below."""
+"""By so much more a figure that is said to be kept may be: the whole interval of the ratio must lie
+below."""
 
 
 @dataclass(frozen=True)
@@ -32,12 +34,14 @@ class Claim:
         figures: the paper's own.
         mine: drafter and policy that it is about; empty where nothing is run.
         other: those beside which they stand, or `plain`.
-        by: what is counted, of each token; of `places` both sides are a drafter and a group of its candidates (analyses.py).
+        by: what is counted, of each token; of `places` both sides are a drafter and a group of its
+            candidates (analyses.py).
         keeps: whether the first is said to take no more; else less.
         temperature: of both.
         not_run: why nothing is run.
         level: of significance, by Holm's p.
-        both: whether it also says that its passes are kept: fewer nodes, or less time, at the same τ. One verdict for both.
+        both: whether it also says that its passes are kept: fewer nodes, or less time, at the same
+            τ. One verdict for both.
     """
 
     paper: str
@@ -57,17 +61,27 @@ class Claim:
     def comparisons(self) -> tuple["tuple[str, str, float, By]", ...]:
         """What is compared: the pairings, their temperature, and what is counted."""
         bys: tuple[By, ...] = (self.by, "steps") if self.both else (self.by,)
-        return tuple((self.mine, self.other, self.temperature, by) for by in bys) if self.mine else ()
+        return (
+            tuple((self.mine, self.other, self.temperature, by) for by in bys) if self.mine else ()
+        )
 
     @property
     def pairings(self) -> tuple[str, ...]:
         """The pairings that must be run for it."""
-        return () if self.by == "places" else tuple(p for p in (self.mine, self.other) if p and p != PLAIN)
+        return (
+            ()
+            if self.by == "places"
+            else tuple(p for p in (self.mine, self.other) if p and p != PLAIN)
+        )
 
     @property
     def parts(self) -> set[str]:
         """The names of the drafters and policies that it is about."""
-        specs = [self.mine.partition(" ")[0]] if self.by == "places" else [s for p in self.pairings for s in p.split(" ")[:2]]
+        specs = (
+            [self.mine.partition(" ")[0]]
+            if self.by == "places"
+            else [s for p in self.pairings for s in p.split(" ")[:2]]
+        )
         return {spec.partition(":")[0] for spec in specs if spec}
 
 
@@ -97,12 +111,18 @@ class Judged:
         ours = self.why
         if r is not None:
             what = "right" if c.by == "places" else "τ"
-            ours = (
-                f"{what} {self.taus[0]:.2f}, {self.taus[1]:.2f}; {r.value:.2f} [{r.low:.2f}, {r.high:.2f}] of its {WORDS[c.by]}"
-            )
+            ours = f"{what} {self.taus[0]:.2f}, {self.taus[1]:.2f}; "
+            ours += f"{r.value:.2f} [{r.low:.2f}, {r.high:.2f}] of its {WORDS[c.by]}"
             if self.kept is not None:
                 ours += f", {self.kept.value:.2f} [{self.kept.low:.2f}, {self.kept.high:.2f}] of its passes"
-        return {"paper": c.paper, "table": c.table, "claim": c.claim, "theirs": c.figures, "here": ours, "": self.verdict}
+        return {
+            "paper": c.paper,
+            "table": c.table,
+            "claim": c.claim,
+            "theirs": c.figures,
+            "here": ours,
+            "": self.verdict,
+        }
 
 
 def named(pairing: str, names: Mapping[str, str]) -> str:
@@ -117,7 +137,10 @@ def _spec(part: str, names: Mapping[str, str]) -> str:
 
 
 def judged(
-    claims: Sequence[Claim], results: Sequence[Mapping[str, Any]], names: Mapping[str, str], missing: Mapping[str, str]
+    claims: Sequence[Claim],
+    results: Sequence[Mapping[str, Any]],
+    names: Mapping[str, str],
+    missing: Mapping[str, str],
 ) -> list[Judged]:
     """Return what saved results say of claims.
 
@@ -129,7 +152,9 @@ def judged(
     """
     found, ratios = list[Judged](), dict[tuple[str, str, float, By], Ratio]()
     for claim in claims:
-        why = claim.not_run or next((missing[name] for name in sorted(claim.parts & missing.keys())), "")
+        why = claim.not_run or next(
+            (missing[name] for name in sorted(claim.parts & missing.keys())), ""
+        )
         rows = None if why else _rows(claim, results, names)
         if rows is None:
             found.append(Judged(claim, why=why or "no result has both at this temperature"))
@@ -156,7 +181,13 @@ def verdict(claim: Claim, ratio: Ratio) -> str:
     if ratio.few:
         return FEW
     if claim.keeps:
-        return "holds" if ratio.high <= 1 + KEPT else "fails" if ratio.p < claim.level and ratio.low > 1 + KEPT else "ties"
+        return (
+            "holds"
+            if ratio.high <= 1 + KEPT
+            else "fails"
+            if ratio.p < claim.level and ratio.low > 1 + KEPT
+            else "ties"
+        )
     if ratio.p >= claim.level:
         return "ties"
     return "holds" if ratio.value < 1 else "fails"
@@ -166,8 +197,16 @@ def _rows(
     claim: Claim, results: Sequence[Mapping[str, Any]], names: Mapping[str, str]
 ) -> tuple[ResultRow, ResultRow, int] | None:
     for result in results:
-        rows = [r for r in (*result["rows"], *result.get("places", ())) if r["temperature"] == claim.temperature]
-        of = {" ".join(filter(None, (r["drafter"], r["policy"], r.get("rule")))): r for r in rows if r["policy"]}
+        rows = [
+            r
+            for r in (*result["rows"], *result.get("places", ()))
+            if r["temperature"] == claim.temperature
+        ]
+        of = {
+            " ".join(filter(None, (r["drafter"], r["policy"], r.get("rule")))): r
+            for r in rows
+            if r["policy"]
+        }
         mine = of.get(named(claim.mine, names))
         other = _plain(mine) if mine and claim.other == PLAIN else of.get(named(claim.other, names))
         if mine and other:
@@ -180,7 +219,10 @@ def _plain(row: ResultRow) -> ResultRow | None:
     each = row["per_prompt"]
     if "counted_plain" not in each:
         return None
-    return {"acceptance_length": 1.0, "per_prompt": each | {"counted_seconds": each["counted_plain"]}}
+    return {
+        "acceptance_length": 1.0,
+        "per_prompt": each | {"counted_seconds": each["counted_plain"]},
+    }
 
 
 VERDICTS = ("holds", "ties", "fails", FEW, "not run")
@@ -188,10 +230,15 @@ VERDICTS = ("holds", "ties", "fails", FEW, "not run")
 
 def summary(found: Sequence[Judged]) -> str:
     """How many claims hold, tie, fail and were not run; what is compared more than once counts once."""
-    distinct = {j.claim.comparisons or (j.claim.paper, j.claim.table, j.claim.claim): j for j in reversed(found)}
+    distinct = {
+        j.claim.comparisons or (j.claim.paper, j.claim.table, j.claim.claim): j
+        for j in reversed(found)
+    }
     count = {word: sum(j.verdict == word for j in distinct.values()) for word in VERDICTS}
     told = [f"{word}: {n}" for word, n in count.items() if n or word != FEW]
-    family = {c for j in found if j.ratio is not None and not j.ratio.few for c in j.claim.comparisons}
+    family = {
+        c for j in found if j.ratio is not None and not j.ratio.few for c in j.claim.comparisons
+    }
     few = f" A verdict needs at least {ENOUGH} prompts." if count[FEW] else ""
     several = "the 1 comparison" if len(family) == 1 else f"the {len(family)} different comparisons"
     return f"{len(distinct)} claims, {', '.join(told)}; p adjusted by Holm's method over {several} of this run.{few}"

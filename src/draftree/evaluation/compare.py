@@ -16,7 +16,8 @@ from draftree.sampling.distributions import processed
 from draftree.stats import Stats
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
-"""Tokens of the warm-up: read of the first prompt, and written behind it, before anything is timed."""
+"""Tokens of the warm-up: read of the first prompt, and written behind it, before anything is timed.
+"""
 
 CHEAP = Costs({1: 1e-3}, {1: 1.0})
 """Costs at which every drafter is asked for all it knows."""
@@ -25,14 +26,17 @@ CHEAP = Costs({1: 1e-3}, {1: 1.0})
 def short(request: Request) -> Request:
     """Return a request to warm up with; it does not end early."""
     tokens = min(WARM_TOKENS, request.max_new_tokens)
-    return replace(request, prompt=request.prompt[-WARM_PROMPT:], max_new_tokens=tokens, eos=frozenset())
+    return replace(
+        request, prompt=request.prompt[-WARM_PROMPT:], max_new_tokens=tokens, eos=frozenset()
+    )
 
 
 @dataclass(frozen=True)
 class Difference:
     """The first token at which two greedy outputs differ, and how far apart plain decoding's two best logits are there.
 
-    In half precision a pass over many tokens rounds otherwise than a pass over one; a margin above that noise is a bug.
+    In half precision a pass over many tokens rounds otherwise than a pass over one; a margin above
+    that noise is a bug.
     """
 
     token: int
@@ -49,7 +53,8 @@ class Comparison:
         plain: of the baseline's.
         same_output: whether all runs wrote the same tokens.
         difference: where they first differ.
-        same_bits: whether every token had the same log-probability, to the last bit, in both; None where that is not promised.
+        same_bits: whether every token had the same log-probability, to the last bit, in both; None
+            where that is not promised.
     """
 
     tokens: list[int]
@@ -71,7 +76,11 @@ class Comparison:
         if self.plain is None:
             return {"stats": self.stats.as_json()}
         seconds, speed = self.plain.seconds, self.plain.tokens_per_second
-        baseline: dict[str, Any] = {"seconds": seconds, "tokens_per_second": speed, "same_output": self.same_output}
+        baseline: dict[str, Any] = {
+            "seconds": seconds,
+            "tokens_per_second": speed,
+            "same_output": self.same_output,
+        }
         if self.difference is not None:
             baseline["difference"] = asdict(self.difference)
         if self.same_bits is not None:
@@ -82,7 +91,8 @@ class Comparison:
 def warm(engine: Engine, request: Request, baseline: bool) -> None:
     """Run for a moment what is timed later.
 
-    What drafter, policy and caches keep of the warm-up is dropped: what is timed shall not find its own beginning.
+    What drafter, policy and caches keep of the warm-up is dropped: what is timed shall not find its
+    own beginning.
     """
     if engine.policy.reads_costs:  # under cheap drafts whatever may be asked for runs once
         replace(engine, costs=CHEAP, learned={}).write([short(request)], reuse=False)
@@ -97,14 +107,25 @@ def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
     In that order a machine that slowly becomes faster or slower favours neither.
     """
     plain = [engine.plain([request]) for _ in range(2)]
-    again = replace(engine, carried=None, learned={})  # it shall not find the first one's text, nor what was learnt from it
+    again = replace(
+        engine, carried=None, learned={}
+    )  # it shall not find the first one's text, nor what was learnt from it
     runs = [first, again.write([request], reuse=False)]
     written, base = (PromptResult(g[0].tokens[0], [x.stats for x in g]) for g in (runs, plain))
     other = next((g.tokens[0] for g in (*runs, *plain) if g.tokens != plain[0].tokens), None)
-    parted = None if other is None or not request.sampling.greedy else difference(engine.target, request, other, base.tokens)
+    parted = (
+        None
+        if other is None or not request.sampling.greedy
+        else difference(engine.target, request, other, base.tokens)
+    )
     promised = engine.target.loading.exactness == "bits" and engine.keeps_text(request.sampling)
     return Comparison(
-        written.tokens, written.stats, base.stats, other is None, parted, bits(engine, request) if promised else None
+        written.tokens,
+        written.stats,
+        base.stats,
+        other is None,
+        parted,
+        bits(engine, request) if promised else None,
     )
 
 
@@ -116,10 +137,14 @@ def bits(engine: Engine, request: Request) -> bool:
     ours, plain, told = list[Emitted](), list[Emitted](), replace(request, logprobs=0)
     replace(engine, carried=None, learned={}).write([told], on_tokens=ours.extend, reuse=False)
     engine.plain([told], on_tokens=plain.extend)
-    return [each for part in ours for each in part.logprobs] == [each for part in plain for each in part.logprobs]
+    return [each for part in ours for each in part.logprobs] == [
+        each for part in plain for each in part.logprobs
+    ]
 
 
-def difference(target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]) -> Difference:
+def difference(
+    target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]
+) -> Difference:
     """Return the first token at which another greedy output differs, and its margin of logits.
 
     It is compared with plain decoding's.

@@ -41,10 +41,13 @@ class Places:
         root: [M] the position of the token that is the root of the block.
         depth: [M] how deep the draft is, 1 … `DEPTHS`.
         drafted: [M] whether anything was.
-        agree: [M] whether the likeliest draft is the target's choice; false where nothing was drafted.
-        overlap: [M] Σ min(p, q) with the target's p at temperature 1; p of the draft where there is no whole q; 0 without.
+        agree: [M] whether the likeliest draft is the target's choice; false where nothing was
+            drafted.
+        overlap: [M] Σ min(p, q) with the target's p at temperature 1; p of the draft where there is
+            no whole q; 0 without.
         confidence: [M] q of the likeliest draft; 0 without.
-        surprise: [M] cross-entropy of q against p in nats, no token's log q taken below `FLOOR`; 0 without a whole q.
+        surprise: [M] cross-entropy of q against p in nats, no token's log q taken below `FLOOR`; 0
+            without a whole q.
         covered: [M] whether the target's choice is a token that can be drafted at all.
         followed: [M] whether the text goes on with the target's choice.
     """
@@ -63,14 +66,21 @@ class Places:
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
         """All places of several drives."""
-        return cls(*(np.concatenate([getattr(p, f) for p in parts]) for f in cls.__dataclass_fields__))
+        return cls(
+            *(np.concatenate([getattr(p, f) for p in parts]) for f in cls.__dataclass_fields__)
+        )
 
     @property
     def rates(self) -> Floats:
         """[depths] how often a greedy draft is accepted at a depth, where all before it were."""
         there, agree, alive = np.zeros((3, int(self.block.max()) + 1, 1 + DEPTHS), np.bool_)
         at = self.block, self.depth
-        there[at], agree[at], alive[at], alive[:, 0] = True, self.agree, self.agree & self.followed, True
+        there[at], agree[at], alive[at], alive[:, 0] = (
+            True,
+            self.agree,
+            self.agree & self.followed,
+            True,
+        )
         reached = there[:, 1:] & np.logical_and.accumulate(alive, axis=1)[:, :-1]
         rates: Floats = (agree[:, 1:] & reached).sum(axis=0) / np.maximum(reached.sum(axis=0), 1)
         return rates
@@ -92,7 +102,9 @@ class Source(Protocol):
         """Read prompts, see `Target.prefill`."""
         ...
 
-    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+    def verify(
+        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
+    ) -> Verified:
         """Verify a tree, see `Target.verify`."""
         ...
 
@@ -122,11 +134,16 @@ class Block:
     def following(self, nodes: Ints) -> Ints:
         """[F] the texts' tokens behind some nodes."""
         chains = np.searchsorted(self.tree.row[: self.tree.roots], self.tree.row[nodes])
-        return np.array([self.tokens[i][d + 1] for i, d in zip(chains, self.tree.depth[nodes], strict=True)], np.int64)
+        return np.array(
+            [self.tokens[i][d + 1] for i, d in zip(chains, self.tree.depth[nodes], strict=True)],
+            np.int64,
+        )
 
 
 @torch.inference_mode()
-def replay(target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int, length: int, step: int = 0) -> Iterator[Block]:
+def replay(
+    target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int, length: int, step: int = 0
+) -> Iterator[Block]:
     """Decode along texts: prefill, start, then for each block expand, verify and commit, as if the text were accepted.
 
     Args:
@@ -150,7 +167,9 @@ def replay(target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int,
         tree, asked, state = _chained(drafter, state, live, [t[:-1] for t in tokens], k)
         verified = target.verify(cache, tree, drafter.needs, drafter.probes(state))
         if not bool(torch.isfinite(verified.logits.max(-1).values).all()):
-            raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
+            raise NotANumber(
+                "the target's logits are not finite numbers (NaN or ∞): check its weights and dtype"
+            )
         yield Block(tree, asked, verified.logits, tokens, at.copy())
         kept = np.array([min(len(t) - 1, step or length) for t in tokens])
         paths = tuple(tree.of_row(r)[1:n] for r, n in zip(live.tolist(), kept, strict=True))
@@ -173,7 +192,10 @@ def _chained(
         which = np.searchsorted(live, tree.row[frontier])
         on = np.array([len(blocks[i]) > depth + 1 for i in which], np.bool_)
         if on.any():
-            tokens, nothing = np.array([blocks[i][depth + 1] for i in which[on]]), np.zeros(int(on.sum()))
+            tokens, nothing = (
+                np.array([blocks[i][depth + 1] for i in which[on]]),
+                np.zeros(int(on.sum())),
+            )
             forced = Candidates(tokens[:, None], nothing[:, None], draw=candidates.draw)
             tree = tree.append(frontier[on], tokens, nothing, nothing, forced)
         frontier = np.arange(len(tree) - int(on.sum()), len(tree))
@@ -192,7 +214,9 @@ def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Place
         NotANumber: the target's logits are not finite.
     """
     blocks = replay(target, drafter, texts, 1, DEPTHS)
-    return Places.joined([_compared(block, nodes, found) for block in blocks for nodes, found in block.asked])
+    return Places.joined(
+        [_compared(block, nodes, found) for block in blocks for nodes, found in block.asked]
+    )
 
 
 def _compared(block: Block, nodes: Ints, candidates: Candidates) -> Places:
@@ -213,7 +237,11 @@ def _beside(p: Tensor, choice: Tensor, candidates: Candidates) -> tuple[Floats, 
     q = candidates.log_probs
     if q is None:
         token = torch.from_numpy(candidates.tokens[:, :1]).to(p.device)
-        return p.gather(-1, token)[:, 0].double().cpu().numpy(), np.zeros(len(p)), np.ones(len(p), np.bool_)
+        return (
+            p.gather(-1, token)[:, 0].double().cpu().numpy(),
+            np.zeros(len(p)),
+            np.ones(len(p), np.bool_),
+        )
     log_q = q.float()
     overlap, surprise = torch.minimum(p, log_q.exp()).sum(-1), -(p * log_q.clamp(min=FLOOR)).sum(-1)
     covered = log_q.gather(-1, choice[:, None])[:, 0] > -torch.inf
@@ -221,7 +249,8 @@ def _beside(p: Tensor, choice: Tensor, candidates: Candidates) -> tuple[Floats, 
 
 
 TEXTS, TOKENS, PROMPT = 12, 48, 16
-"""Texts measured on, tokens of each that are drafted, and tokens of a plain text that are taken for its prompt."""
+"""Texts measured on, tokens of each that are drafted, and tokens of a plain text that are taken for
+its prompt."""
 
 
 def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
@@ -233,7 +262,9 @@ def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Te
     encoded = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
     if texts := answered(target, spread(fitting(encoded, target, tokens), count), tokens):
         return texts
-    raise UserError("the target answers every prompt with fewer than 2 tokens; name text to measure on with --data FILE")
+    raise UserError(
+        "the target answers every prompt with fewer than 2 tokens; name text to measure on with --data FILE"
+    )
 
 
 def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[list[int]]:
@@ -255,7 +286,11 @@ def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOK
     All answers are written in one batch.
     """
     written = plain(target, [Request(list(p), tokens, target.eos) for p in prompts]).tokens
-    return [Text(np.array([*p, *w], np.int64), len(p)) for p, w in zip(prompts, written, strict=True) if len(w) > 1]
+    return [
+        Text(np.array([*p, *w], np.int64), len(p))
+        for p, w in zip(prompts, written, strict=True)
+        if len(w) > 1
+    ]
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:

@@ -19,14 +19,24 @@ INSTRUCTIONS = (
     "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
 )  # fmt: skip
 """Instruction sets that decide which kernels are fast, by the kernel's names for them."""
-VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "DRAFTREE_CACHE", "HF_HOME", "HF_HUB_OFFLINE", "CUDA_VISIBLE_DEVICES")
+VARIABLES = (
+    "OMP_NUM_THREADS",
+    "MKL_NUM_THREADS",
+    "DRAFTREE_CACHE",
+    "HF_HOME",
+    "HF_HUB_OFFLINE",
+    "CUDA_VISIBLE_DEVICES",
+)
 
 
 def environment() -> dict[str, Any]:
     """Return what a bug report needs, by name; every value can be written as JSON."""
     build: Any = torch.version
     return {
-        "draftree": {"version": draftree.__version__, "commit": (commit() or {}).get("id", "")[:12] or "installed"},
+        "draftree": {
+            "version": draftree.__version__,
+            "commit": (commit() or {}).get("id", "")[:12] or "installed",
+        },
         "python": f"{platform.python_version()} {platform.python_implementation()}",
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
         "packages": packages(),
@@ -35,8 +45,14 @@ def environment() -> dict[str, Any]:
         "cores": os.cpu_count(),
         "threads": torch.get_num_threads(),
         "memory_gb": memory(),
-        "torch_build": {"cuda": build.cuda or "no", "hip": build.hip or "no", "cpu": torch.backends.cpu.get_cpu_capability()},
-        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())] if torch.cuda.is_available() else [],
+        "torch_build": {
+            "cuda": build.cuda or "no",
+            "hip": build.hip or "no",
+            "cpu": torch.backends.cpu.get_cpu_capability(),
+        },
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+        if torch.cuda.is_available()
+        else [],
         "kernels": kernels(),
         "cache_folder": str(cache_folder()),
         "variables": {name: os.environ[name] for name in VARIABLES if name in os.environ},
@@ -65,7 +81,12 @@ def instruction_sets() -> list[str]:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         return []
-    flags = {word for line in lines if line.startswith(("flags", "Features")) for word in line.partition(":")[2].split()}
+    flags = {
+        word
+        for line in lines
+        if line.startswith(("flags", "Features"))
+        for word in line.partition(":")[2].split()
+    }
     return [name for name in INSTRUCTIONS if name in flags]
 
 

@@ -10,16 +10,18 @@ from draftree.models.target import Target
 from draftree.request import Request
 
 TIMED = 12
-"""Passes over 128 tokens of a row that reading the contexts and one round of passes and draft steps amount to."""
+"""Passes over 128 tokens of a row that reading the contexts and one round of passes and draft steps
+amount to."""
 BACKWARD = 3.0
-"""A training step of a drafter over its forward pass: the backward pass takes twice as long as that."""
+"""A training step of a drafter over its forward pass: the backward pass takes twice as long as
+that."""
 
 
 def plain_seconds(target: Target, drafter: Drafter[Any], requests: Sequence[Request]) -> float:
     """Return the seconds that plain decoding takes for texts one after another, at full length.
 
-    The costs are those that this machine has learnt of the target, or an estimate where it has learnt none. Texts that end
-    earlier, batches and drafters take less.
+    The costs are those that this machine has learnt of the target, or an estimate where it has
+    learnt none. Texts that end earlier, batches and drafters take less.
 
     Args:
         target: that writes.
@@ -34,7 +36,9 @@ def plain_seconds(target: Target, drafter: Drafter[Any], requests: Sequence[Requ
     return seconds
 
 
-def written_seconds(target: Target, drafter: Drafter[Any], texts: int, tokens: int, batch: int = 1) -> float:
+def written_seconds(
+    target: Target, drafter: Drafter[Any], texts: int, tokens: int, batch: int = 1
+) -> float:
     """Return the seconds in which plain decoding writes texts in batches, each in its full length.
 
     Args:
@@ -48,7 +52,9 @@ def written_seconds(target: Target, drafter: Drafter[Any], texts: int, tokens: i
     return math.ceil(texts / batch) * tokens * costs.target_seconds(min(batch, texts))
 
 
-def timed_seconds(target: Target, drafter: Drafter[Any], rows: Sequence[int], seconds: float) -> float:
+def timed_seconds(
+    target: Target, drafter: Drafter[Any], rows: Sequence[int], seconds: float
+) -> float:
     """Return the seconds in which passes of all widths are timed.
 
     Args:
@@ -62,7 +68,9 @@ def timed_seconds(target: Target, drafter: Drafter[Any], rows: Sequence[int], se
     return len(rows) * seconds + 2 * TIMED * wide
 
 
-def training_seconds(target: Target, drafter: Drafter[Any], tokens: int, epochs: float, read_once: bool) -> float:
+def training_seconds(
+    target: Target, drafter: Drafter[Any], tokens: int, epochs: float, read_once: bool
+) -> float:
     """Return about how long a training takes; methods that unroll several steps take longer.
 
     Args:

@@ -1,7 +1,8 @@
 """Benchmarks' own formats: which fields a row has, the page that defines them, and what is asked.
 
-`--suite NAME:FILE` reads a file in the format NAME; `--suite NAME` alone the set on the hub, where that is known and the
-package `datasets` is installed. A row of another format is refused, and that one is named.
+`--suite NAME:FILE` reads a file in the format NAME; `--suite NAME` alone the set on the hub, where
+that is known and the package `datasets` is installed. A row of another format is refused, and that
+one is named.
 """
 
 from collections.abc import Callable, Mapping
@@ -13,7 +14,16 @@ from draftree.errors import UserError
 Row = Mapping[str, Any]
 Wording = Literal["plain", "official"]
 """How a benchmark's questions are asked: as here, or as in the evaluations of EAGLE-2 and GLIDE."""
-MT_BENCH = ["writing", "roleplay", "reasoning", "math", "coding", "extraction", "stem", "humanities"]
+MT_BENCH = [
+    "writing",
+    "roleplay",
+    "reasoning",
+    "math",
+    "coding",
+    "extraction",
+    "stem",
+    "humanities",
+]
 SPEC_BENCH = ["translation", "summarization", "qa", "math_reasoning", "rag"]
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
 """What stands in SPEED-Bench for texts of others, until its own script has fetched them."""
@@ -26,7 +36,8 @@ class Format:
     Attributes:
         page: that defines them.
         fields: what a row has, and of which type.
-        ask: a row's questions, one after the other; or one template of them, with the fields in braces.
+        ask: a row's questions, one after the other; or one template of them, with the fields in
+            braces.
         fine: what else is true of a row.
         without: fields that a row does not have.
         category: of a row.
@@ -50,7 +61,9 @@ class Format:
         for name, kind in self.fields.items():
             if not isinstance(row.get(name), kind):
                 return (
-                    f"its '{name}' is {type(row[name]).__name__}, not {kind.__name__}" if name in row else f"it has no '{name}'"
+                    f"its '{name}' is {type(row[name]).__name__}, not {kind.__name__}"
+                    if name in row
+                    else f"it has no '{name}'"
                 )
         if there := [name for name in self.without if name in row]:
             return f"it has a '{there[0]}'"
@@ -81,7 +94,8 @@ def _deepspec(name: str) -> Format:
 
 
 SPIDER = (
-    "Could you translate the following question into SQL. Please only generate SQL, don't include explanation in the answer."
+    "Could you translate the following question into SQL. "
+    "Please only generate SQL, don't include explanation in the answer."
 )
 """What stands before a question of Spider in GLIDE's evaluation."""
 _ALPACA = {"instruction": str, "input": str, "output": str}
@@ -150,7 +164,8 @@ def asked(name: str, row: Row, where: str, wording: Wording = "plain") -> Asked:
         wording: of the question.
 
     Raises:
-        UserError: it is of another format, which is named where it is known; or it holds no question.
+        UserError: it is of another format, which is named where it is known; or it holds no
+            question.
     """
     known = FORMATS[name]
     if fault := known.fault(row):
@@ -160,7 +175,9 @@ def asked(name: str, row: Row, where: str, wording: Wording = "plain") -> Asked:
     official = known.official if wording == "official" else None
     questions = known.questions(row) if official is None else [official(row)]
     if WITHHELD in "".join(questions):
-        raise UserError(f"{where} holds no text yet: fetch it with the benchmark's own script ({known.page})")
+        raise UserError(
+            f"{where} holds no text yet: fetch it with the benchmark's own script ({known.page})"
+        )
     if not all(questions):
         raise UserError(f"{where}: what it asks is empty")
     return Asked(questions, known.category(row), known.raw and official is None)

@@ -16,12 +16,13 @@ from draftree.tree import Floats, Ints
 SAMPLES = 2000
 """B, bootstrap samples behind an interval."""
 MANY = 10_000
-"""B where things are compared: a p-value is at least 2/B, and Holm's method multiplies it by the number of comparisons."""
+"""B where things are compared: a p-value is at least 2/B, and Holm's method multiplies it by the
+number of comparisons."""
 ENOUGH = 8
 """Prompts from which on intervals are studentised, and comparisons judged.
 
-Of fewer, samples of one prompt alone have no spread to divide by, and quantiles tell equal methods apart far too often: in
-100 %, 53 %, 26 % and 15 % of trials with 1, 2, 3 and 7 prompts.
+Of fewer, samples of one prompt alone have no spread to divide by, and quantiles tell equal methods
+apart far too often: in 100 %, 53 %, 26 % and 15 % of trials with 1, 2, 3 and 7 prompts.
 """
 FEW = "too few prompts"
 """The verdict of a comparison over fewer."""
@@ -83,16 +84,20 @@ class Ratio:
 def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> Ratio:
     """Return a product of sums over prompts divided by such a product, by bootstrap-t on its logarithm.
 
-    Its coverage at 20 prompts is 94 %, where that of BCa is 91 % and that of the samples' quantiles 90 %
-    (tests/test_statistics.py); the error of each sample is linearised (Efron and Tibshirani 1993, chapters 12 and 13). Below
-    `ENOUGH` prompts it is quantiles. The interval holds 1 just where p is at least 5 %.
+    Its coverage at 20 prompts is 94 %, where that of BCa is 91 % and that of the samples' quantiles
+    90 % (tests/test_statistics.py); the error of each sample is linearised (Efron and Tibshirani
+    1993, chapters 12 and 13). Below `ENOUGH` prompts it is quantiles. The interval holds 1 just
+    where p is at least 5 %.
 
     Args:
         over: figures of each prompt [P], whose sums are multiplied.
         under: those that it is divided by.
         chosen: [B, P] bootstrap samples.
     """
-    signs, columns = np.repeat((1.0, -1.0), (len(over), len(under))), np.array([*over, *under], np.float64)
+    signs, columns = (
+        np.repeat((1.0, -1.0), (len(over), len(under))),
+        np.array([*over, *under], np.float64),
+    )
 
     def fitted(taken: Floats) -> tuple[Floats, Floats]:
         """Return the logarithm, and its standard error, of figures [C, …, P]."""
@@ -114,7 +119,9 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
     return Ratio(float(np.exp(value)), float(low), float(high), p)
 
 
-def ratio_bounds(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> list[float]:
+def ratio_bounds(
+    over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints
+) -> list[float]:
     """Return the 95 % interval of `ratio`."""
     found = ratio(over, under, chosen)
     return [found.low, found.high]
@@ -125,7 +132,8 @@ def holm(several: Sequence[Ratio]) -> list[Ratio]:
 
     The level then holds for all of them together.
 
-    The k-th smallest of m p-values is multiplied by m − k + 1. Those of too few prompts are not among the m.
+    The k-th smallest of m p-values is multiplied by m − k + 1. Those of too few prompts are not
+    among the m.
     """
     found, least = list(several), 0.0
     judged = sorted((i for i in range(len(found)) if not found[i].few), key=lambda i: found[i].p)
@@ -149,12 +157,17 @@ def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed:
     """
     each = [r.get("per_prompt") or {} for r in (mine, other)]
     if any(e.get(by) is None for e in each):
-        raise UserError(f"the result does not say '{by}' of each prompt, which comparing needs: measure it anew")
+        raise UserError(
+            f"the result does not say '{by}' of each prompt, which comparing needs: measure it anew"
+        )
     (tokens, seconds), (tokens_beside, beside) = (
-        [np.array(Entries(e, "per_prompt").get(k, list[float]), np.float64) for k in ("tokens", by)] for e in each
+        [np.array(Entries(e, "per_prompt").get(k, list[float]), np.float64) for k in ("tokens", by)]
+        for e in each
     )
     if len(seconds) != len(beside):
-        raise UserError(f"rows of {len(seconds)} and {len(beside)} prompts were given, allowed are rows of the same ones")
+        raise UserError(
+            f"rows of {len(seconds)} and {len(beside)} prompts were given, allowed are rows of the same ones"
+        )
     found = ratio([seconds, tokens_beside], [beside, tokens], samples(len(seconds), seed, MANY))
     return replace(found, p=1.0, few=True) if len(seconds) < ENOUGH else found
 
@@ -181,7 +194,13 @@ def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Com
     if name not in (names := {r[of] for r in rows}):
         raise UnknownName(of, name, names)
     return _adjusted(
-        ((mine, other) for mine in rows if mine[of] == name for other in rows if other[of] != name and _alike(mine, other, of)),
+        (
+            (mine, other)
+            for mine in rows
+            if mine[of] == name
+            for other in rows
+            if other[of] != name and _alike(mine, other, of)
+        ),
         by,
         result,
     )
@@ -194,9 +213,16 @@ def beside_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list
     """
     pairs = []
     for row in (r for r in result["rows"] if r["policy"] is not None):
-        for base in (r for r in result["rows"] if r["policy"] is None and _alike(r, row, "drafter", "policy", "rule")):
+        for base in (
+            r
+            for r in result["rows"]
+            if r["policy"] is None and _alike(r, row, "drafter", "policy", "rule")
+        ):
             if by == "counted_seconds":
-                base = {**base, "per_prompt": base["per_prompt"] | {by: row["per_prompt"].get("counted_plain")}}
+                base = {
+                    **base,
+                    "per_prompt": base["per_prompt"] | {by: row["per_prompt"].get("counted_plain")},
+                }
             if all(r["per_prompt"].get(by) is not None for r in (row, base)):
                 pairs.append((row, base))
     return _adjusted(iter(pairs), by, result)
@@ -207,7 +233,9 @@ def _alike(a: ResultRow, b: ResultRow, *but: str) -> bool:
     return all(a.get(n) == b.get(n) for n in names)
 
 
-def _adjusted(pairs: Iterator[tuple[ResultRow, ResultRow]], by: str, result: Mapping[str, Any]) -> list[Compared]:
+def _adjusted(
+    pairs: Iterator[tuple[ResultRow, ResultRow]], by: str, result: Mapping[str, Any]
+) -> list[Compared]:
     found = list(pairs)
     seed = result["provenance"].get("seed", 0)
     ratios = holm([paired(mine, other, by, seed) for mine, other in found])

@@ -33,12 +33,17 @@ class Journal:
             if json.loads(key) == json.loads(json.dumps(self.key)):
                 for line in lines:
                     done.append(dict(zip(cells, map(_written, json.loads(line)), strict=True)))
-        write_text(self.path, "".join(f"{line}\n" for line in (json.dumps(self.key), *lines[: len(done)])))
+        write_text(
+            self.path, "".join(f"{line}\n" for line in (json.dumps(self.key), *lines[: len(done)]))
+        )
         return done
 
     def add(self, done: Mapping[Cell, PromptResult]) -> None:
         """Note one prompt; the journal was read before."""
-        append(self.path, json.dumps([[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]) + "\n")
+        append(
+            self.path,
+            json.dumps([[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]) + "\n",
+        )
 
     def remove(self) -> None:
         """Forgets it: the result is saved."""
@@ -51,7 +56,13 @@ def _written(line: Any) -> PromptResult:
 
 
 def _stats(
-    tokens: int, steps: Sequence[Any], draft: float, verify: float, seconds: float, work: Sequence[Any], *rule: Any
+    tokens: int,
+    steps: Sequence[Any],
+    draft: float,
+    verify: float,
+    seconds: float,
+    work: Sequence[Any],
+    *rule: Any,
 ) -> Stats:
     did = [Work(tuple(frontiers), *rest) for frontiers, *rest in work]
     return Stats(tokens, [Step(*step) for step in steps], draft, verify, seconds, did, *rule)

@@ -1,8 +1,9 @@
 """lm-evaluation-harness with drafts: `python -m draftree.evaluation.lm_evaluation --model draftree --model_args …`.
 
-That is the harness's own command line, with one model more: `draftree` is its `hf` whose `generate` speculates, so that greedy
-generations are those of `--model hf`. Its further `--model_args` are `drafter`, `policy` and `acceptor`, specs without commas.
-The harness (0.4.13) asks no entry points for models; `DraftreeLM` can be handed to `lm_eval.simple_evaluate` as well.
+That is the harness's own command line, with one model more: `draftree` is its `hf` whose `generate`
+speculates, so that greedy generations are those of `--model hf`. Its further `--model_args` are
+`drafter`, `policy` and `acceptor`, specs without commas. The harness (0.4.13) asks no entry points
+for models; `DraftreeLM` can be handed to `lm_eval.simple_evaluate` as well.
 """
 
 from typing import Any

@@ -1,10 +1,11 @@
 """Machines that are not here: costs by name, from published fits or derived from what weights a pass has to read.
 
-A pass over n tokens takes t₀ + w/B + kv/B + n · 2P/F seconds: launches, the weights w and the context's keys and values at the
-bandwidth B, and the arithmetic of P weights at the rate F. A target whose layers keep a state reads it in the pass, and reads
-and writes it in the commit, and writes and reads a stash for each token: (3 · state + n · 2 · stash)/B more. The terms add up,
-as a published fit has it, so that further nodes are never free. Everything that is counted by such costs is a simulation, and
-says so.
+A pass over n tokens takes t₀ + w/B + kv/B + n · 2P/F seconds: launches, the weights w and the
+context's keys and values at the bandwidth B, and the arithmetic of P weights at the rate F. A
+target whose layers keep a state reads it in the pass, and reads and writes it in the commit, and
+writes and reads a stash for each token: (3 · state + n · 2 · stash)/B more. The terms add up, as a
+published fit has it, so that further nodes are never free. Everything that is counted by such costs
+is a simulation, and says so.
 """
 
 import json
@@ -50,7 +51,8 @@ class Drafting(Part):
         commit_heads: likewise.
         later_layers: those that it reads as soon as something is drafted.
         later_heads: likewise.
-        processor: {f: seconds} that its look-ups took on the processor here, over f frontier nodes; empty without any.
+        processor: {f: seconds} that its look-ups took on the processor here, over f frontier nodes;
+            empty without any.
     """
 
     layers: float = knob(0.0, least=0)
@@ -64,7 +66,9 @@ class Drafting(Part):
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Self:
         """As `asdict` and JSON have left it."""
-        return cls(**{**saved, "processor": {int(f): s for f, s in saved.get("processor", {}).items()}})
+        return cls(
+            **{**saved, "processor": {int(f): s for f, s in saved.get("processor", {}).items()}}
+        )
 
     def seconds(self, f: int) -> float:
         """Of the look-ups over f nodes, linear between the measured widths; the widest's beyond."""
@@ -108,7 +112,9 @@ class Roofline(Part):
 
     def target(self, n: int, context: int) -> float:
         """sₜ(n) behind so many tokens, with the host's overhead."""
-        reading = (self.weights + self.kv * context + 3 * self.state + n * 2 * self.stash) / self.bandwidth
+        reading = (
+            self.weights + self.kv * context + 3 * self.state + n * 2 * self.stash
+        ) / self.bandwidth
         return self.overhead + self.launch + reading + n * 2 * self.parameters / self.rate
 
     def drafted(self, layers: float, heads: float, f: int) -> float:
@@ -118,19 +124,34 @@ class Roofline(Part):
         """
         parameters = layers * self.layer + heads * self.head
         launches = self.launch * layers / self.layers
-        return launches + parameters * self.draft_bytes / self.bandwidth + f * 2 * parameters / self.rate
+        return (
+            launches
+            + parameters * self.draft_bytes / self.bandwidth
+            + f * 2 * parameters / self.rate
+        )
 
     def entries(self, work: Drafting) -> tuple[Costs, ...]:
         """Return the costs of a drafter on this machine."""
         found = []
         for context in CONTEXTS:
             target = {n: self.target(n, context) for n in (*FED, *FED_WIDE)}
-            found.append(Costs(self.steps(work), target, self.commit(work), context, catch_up=self.catch_up(work)))
+            found.append(
+                Costs(
+                    self.steps(work),
+                    target,
+                    self.commit(work),
+                    context,
+                    catch_up=self.catch_up(work),
+                )
+            )
         return tuple(found)
 
     def steps(self, work: Drafting) -> dict[int, float]:
         """sₐ of a drafter."""
-        return {f: max(self.drafted(work.layers, work.heads, f) + work.seconds(f), LEAST) for f in DRAFTED}
+        return {
+            f: max(self.drafted(work.layers, work.heads, f) + work.seconds(f), LEAST)
+            for f in DRAFTED
+        }
 
     def commit(self, work: Drafting) -> float:
         """Seconds of a drafter's commit of one token."""
@@ -142,7 +163,8 @@ class Roofline(Part):
 
 
 ONE_LAYER = Drafting(layers=1, heads=1)
-"""The drafter that the files' own draft curves are for: one of the target's layers, and a head of its width."""
+"""The drafter that the files' own draft curves are for: one of the target's layers, and a head of
+its width."""
 
 
 @dataclass(frozen=True)
@@ -152,7 +174,8 @@ class Machine:
     Attributes:
         name: of its file.
         table: its costs with a drafter of one layer.
-        roofline: what other drafters' costs are derived from; none where only the target's curve was published.
+        roofline: what other drafters' costs are derived from; none where only the target's curve
+            was published.
     """
 
     name: str
@@ -171,7 +194,10 @@ class Machine:
             raise UnknownName("machine", name, names())
         path = FOLDER / f"{name}.json"
         entries = Entries(read_object(path, "a machine's costs"), path)
-        saved, about = entries.get("roofline", dict, {}), Entries(entries.get("about", dict), f"'{path}': about")
+        saved, about = (
+            entries.get("roofline", dict, {}),
+            Entries(entries.get("about", dict), f"'{path}': about"),
+        )
         for entry in ("device", "kind"):
             about.get(entry, str)
         with understood(f"'{path}' is not a machine's costs"):
@@ -192,7 +218,9 @@ class Machine:
         if self.roofline is not None:
             commit, catch_up = self.roofline.commit(work), self.roofline.catch_up(work)
             return replace(entry, draft=self.roofline.steps(work), commit=commit, catch_up=catch_up)
-        passes = 1.0 if work.layers or work.heads else 0.0  # the assumed draft step stands for any network
+        passes = (
+            1.0 if work.layers or work.heads else 0.0
+        )  # the assumed draft step stands for any network
         steps = {f: max(passes * entry.draft_seconds(f) + work.seconds(f), LEAST) for f in DRAFTED}
         return replace(entry, draft=steps)
 
@@ -213,7 +241,9 @@ def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostT
 
     def bent(entry: Costs) -> Costs:
         one = entry.token
-        return replace(entry, target={n: one + slope * (s - one) + overhead for n, s in entry.target.items()})
+        return replace(
+            entry, target={n: one + slope * (s - one) + overhead for n, s in entry.target.items()}
+        )
 
     told = {"slope": f"{slope:g}", "overhead": f"{overhead:g}"}
     return CostTable(tuple(map(bent, table.entries)), {**table.about, **told})
@@ -241,7 +271,8 @@ def _sizes(target: Target) -> tuple[int, int]:
 
 
 MULTIPLIED = ("linear", "_linear_pointwise", "addmm")
-"""The names of what multiplies rows by a weight: torch's own, oneDNN's, and that of GPT-2's layers."""
+"""The names of what multiplies rows by a weight: torch's own, oneDNN's, and that of GPT-2's layers.
+"""
 
 
 class _Reading(TorchFunctionMode):
@@ -251,7 +282,9 @@ class _Reading(TorchFunctionMode):
         super().__init__()
         self.widest, self.layers, self.heads = widest, 0, 0
 
-    def __torch_function__(self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None
+    ) -> Any:
         made = func(*args, **(kwargs or {}))
         if getattr(func, "__name__", "").partition(".")[0] in MULTIPLIED:
             rows = args[1] if func is torch.addmm else args[0]
@@ -265,14 +298,17 @@ class _Reading(TorchFunctionMode):
 def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _Reading]:
     """Return the weights read by a draft step, by the commit of a root, and by what that puts off.
 
-    The step is one below the root's children, or that of the root for a drafter that tells several layers in it.
+    The step is one below the root's children, or that of the root for a drafter that tells several
+    layers in it.
     """
     widest = max(max(p.shape) for p in target.decoder.layers[0].parameters())
     first, step, commit, later = (_Reading(widest) for _ in range(4))
     zero = np.zeros(1, np.int64)
     prompt = np.arange(READ) % target.decoder.vocab
     cache = target.new_cache(1, 2 * READ)
-    state = drafter.caught_up(drafter.start([prompt], zero, target.prefill(cache, [prompt], drafter.needs).taps))
+    state = drafter.caught_up(
+        drafter.start([prompt], zero, target.prefill(cache, [prompt], drafter.needs).taps)
+    )
     root = Tree.planted(zero, zero)
     with first:
         candidates, state = drafter.expand(state, root, zero, CANDIDATES, Drawing())
@@ -295,6 +331,10 @@ def derived(name: str) -> dict[str, Any]:
     machine = Machine.load(name)
     assert machine.roofline is not None
     entries = [asdict(entry) for entry in machine.roofline.entries(ONE_LAYER)]
-    file = {"entries": entries, "about": dict(machine.table.about), "roofline": asdict(machine.roofline)}
+    file = {
+        "entries": entries,
+        "about": dict(machine.table.about),
+        "roofline": asdict(machine.roofline),
+    }
     found: dict[str, Any] = json.loads(json.dumps(file))
     return found

@@ -1,10 +1,11 @@
 """How much any policy could still win with a drafter: an oracle that knows the text, and what formulas say.
 
-The oracle knows before each step how long a prefix of what the target will write stands token for token among the drafter's
-eight likeliest, and drafts as much of it as pays: a chain of depth d costs d · sₐ(1) + sₜ(1 + d), or d/k draft steps where one
-tells k layers, and writes d + 1 tokens. It divides the text so that the sum of all steps is least. A policy that drafts at most
-eight children of a node, by draft steps, and no deeper than `DEEPEST`, does no better over this drafter; the commit is not
-counted.
+The oracle knows before each step how long a prefix of what the target will write stands token for
+token among the drafter's eight likeliest, and drafts as much of it as pays: a chain of depth d
+costs d · sₐ(1) + sₜ(1 + d), or d/k draft steps where one tells k layers, and writes d + 1 tokens.
+It divides the text so that the sum of all steps is least. A policy that drafts at most eight
+children of a node, by draft steps, and no deeper than `DEEPEST`, does no better over this drafter;
+the commit is not counted.
 
 Shapes: R texts, T tokens of one text.
 """
@@ -35,7 +36,9 @@ DEEPEST = 24
 
 
 @torch.inference_mode()
-def reaches(source: Source, drafter: Drafter[Any], texts: Sequence[Text], carried: Any = None) -> tuple[list[Ints], Any]:
+def reaches(
+    source: Source, drafter: Drafter[Any], texts: Sequence[Text], carried: Any = None
+) -> tuple[list[Ints], Any]:
     """[T − start − 1] for each root in each text, how many of the tokens behind it the drafter has among its likeliest in turn.
 
     Beside it stands what the drafter carries to the next texts.
@@ -52,27 +55,35 @@ def reaches(source: Source, drafter: Drafter[Any], texts: Sequence[Text], carrie
     state = drafter.start(prompts, np.array([t.tokens[t.start] for t in texts]), taps, carried)
     found: list[list[int]] = [[] for _ in texts]
     for at in range(max(len(t.tokens) - t.start - 1 for t in texts)):
-        live = np.array([r for r, t in enumerate(texts) if t.start + at < len(t.tokens) - 1], np.int64)
+        live = np.array(
+            [r for r, t in enumerate(texts) if t.start + at < len(t.tokens) - 1], np.int64
+        )
         behind = [texts[r].tokens[texts[r].start + at :] for r in live.tolist()]
         tree, state = _followed(drafter, state, live, behind)
         for row in live.tolist():
             found[row].append(int(tree.depth[tree.of_row(row)].max()))
         verified = source.verify(cache, tree, drafter.needs, drafter.probes(state))
-        verdict = Verdict((np.zeros(0, np.int64),) * len(live), np.array([tokens[1] for tokens in behind]))
+        verdict = Verdict(
+            (np.zeros(0, np.int64),) * len(live), np.array([tokens[1] for tokens in behind])
+        )
         source.commit(cache, tree, verdict)
         roots = np.arange(len(live))
         state = drafter.commit(state, tree, verdict, verified.taps.take(roots))
     return [np.array(row, np.int64) for row in found], drafter.carry(state)
 
 
-def _followed(drafter: Drafter[Any], state: Any, live: Ints, behind: Sequence[Ints]) -> tuple[Tree, Any]:
+def _followed(
+    drafter: Drafter[Any], state: Any, live: Ints, behind: Sequence[Ints]
+) -> tuple[Tree, Any]:
     """Chains of what each row writes behind its root, as far as the drafter proposes it."""
     tree = Tree.planted(live, np.array([tokens[0] for tokens in behind]))
     frontier = np.arange(len(live))
     for depth in range(1, DEEPEST + 1):
         candidates, state = drafter.expand(state, tree, frontier, LIKELIEST, Drawing())
         rows = np.searchsorted(live, tree.row[frontier])
-        nexts = np.array([behind[i][depth] if depth < len(behind[i]) else -1 for i in rows.tolist()], np.int64)
+        nexts = np.array(
+            [behind[i][depth] if depth < len(behind[i]) else -1 for i in rows.tolist()], np.int64
+        )
         right = ((candidates.tokens == nexts[:, None]) & np.isfinite(candidates.log_q)).any(axis=1)
         if not right.any():
             break
@@ -107,7 +118,9 @@ def divided(reach: Ints, start: int, costs: Costs | CostTable, ahead: int = 1) -
         here = costs.at(start + i, 1)
         depths = np.arange(min(int(reach[i]), count - 1 - i) + 1)
         total: Floats = (
-            -(-depths // ahead) * here.draft_seconds(1) + here.targets((1 + depths).astype(np.float64)) + least[i + 1 + depths]
+            -(-depths // ahead) * here.draft_seconds(1)
+            + here.targets((1 + depths).astype(np.float64))
+            + least[i + 1 + depths]
         )
         choice[i] = int(total.argmin())
         least[i] = total[choice[i]]
@@ -122,7 +135,9 @@ def _steps(choice: Ints) -> Iterator[int]:
         at += int(choice[at]) + 1
 
 
-def log(drafter: str, temperature: float, starts: Sequence[int], reach: Sequence[Ints], ahead: int = 1) -> dict[str, Any]:
+def log(
+    drafter: str, temperature: float, starts: Sequence[int], reach: Sequence[Ints], ahead: int = 1
+) -> dict[str, Any]:
     """Return what a result keeps of a drafter's reach, so that the oracle can be priced again.
 
     Args:
@@ -132,11 +147,21 @@ def log(drafter: str, temperature: float, starts: Sequence[int], reach: Sequence
         reach: [P] that of every root in it.
         ahead: how many layers one of its draft steps tells.
     """
-    coded = {"lengths": list(map(len, reach)), "reach": worklog.runs(np.concatenate([*reach, NONE]).tolist())}
-    return {"drafter": drafter, "temperature": temperature, "ahead": ahead, "starts": list(starts)} | coded
+    coded = {
+        "lengths": list(map(len, reach)),
+        "reach": worklog.runs(np.concatenate([*reach, NONE]).tolist()),
+    }
+    return {
+        "drafter": drafter,
+        "temperature": temperature,
+        "ahead": ahead,
+        "starts": list(starts),
+    } | coded
 
 
-def row(saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: float | None = None) -> dict[str, Any]:
+def row(
+    saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: float | None = None
+) -> dict[str, Any]:
     """Return the oracle's row at some costs, with what was logged.
 
     Args:
@@ -153,10 +178,14 @@ def row(saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: 
     all_of_them = worklog.unrun(entries.get("reach", list[int]), sum(lengths), "the oracle's log")
     starts = entries.get("starts", list[int], least=0)
     if sum(lengths) != len(all_of_them) or len(starts) != len(lengths):
-        raise UserError("the oracle's log does not fit together: its lengths are not those of its reach")
+        raise UserError(
+            "the oracle's log does not fit together: its lengths are not those of its reach"
+        )
     parts = np.split(np.array(all_of_them, np.int64), np.cumsum(lengths)[:-1])
     ahead = entries.get("ahead", int, 1, least=1)
-    found = [divided(reach, start, costs, ahead) for reach, start in zip(parts, starts, strict=True)]
+    found = [
+        divided(reach, start, costs, ahead) for reach, start in zip(parts, starts, strict=True)
+    ]
     depths, everyone = [d for division in found for d in division.depths], np.arange(len(found))
     seconds, plain = (np.array([getattr(d, name) for d in found]) for name in ("seconds", "plain"))
     return {
@@ -176,7 +205,8 @@ def leviathan(overlap: float, cost_ratio: float, most: int = 64) -> float:
 
     Args:
         overlap: a, how often a draft is accepted.
-        cost_ratio: c = sₐ/sₜ of one token each; a target's pass is taken to cost the same whatever it is fed.
+        cost_ratio: c = sₐ/sₜ of one token each; a target's pass is taken to cost the same whatever
+            it is fed.
         most: the longest chain that is tried.
     """
     gamma = np.arange(most + 1)

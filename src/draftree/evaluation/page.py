@@ -28,7 +28,9 @@ def measure(result: Result) -> str:
 def ranked(result: Result) -> list[ResultRow]:
     """Return the rows that draft and have a speed-up, the fastest first."""
     by = measure(result)
-    return sorted((r for r in result["rows"] if r["policy"] and r.get(by) is not None), key=lambda r: -r[by])
+    return sorted(
+        (r for r in result["rows"] if r["policy"] and r.get(by) is not None), key=lambda r: -r[by]
+    )
 
 
 def bars(result: Result) -> list[dict[str, Any]]:
@@ -47,12 +49,18 @@ def gaps(result: Result) -> list[str]:
     found = []
     for bound in result.get("oracle", ()):
         place = _place(bound)
-        rows = [r for r in result["rows"] if r["policy"] and _place(r) == place and r.get("counted_speedup")]
+        rows = [
+            r
+            for r in result["rows"]
+            if r["policy"] and _place(r) == place and r.get("counted_speedup")
+        ]
         if rows:
             best = max(rows, key=lambda r: r["counted_speedup"])
             share = best["counted_speedup"] / bound["counted_speedup"]
             figures = f"{best['counted_speedup']:.2f} × counted, the oracle {bound['counted_speedup']:.2f} ×"
-            found.append(f"{name_of(best)}: {figures}, so it has {share:.0%} of what any policy could have.")
+            found.append(
+                f"{name_of(best)}: {figures}, so it has {share:.0%} of what any policy could have."
+            )
     return found
 
 
@@ -68,8 +76,13 @@ def texts(result: Result, row: ResultRow) -> list[dict[str, Any]]:
         return []
     found = []
     for text, (steps, _) in zip(kept, worklog.decode(row["work"], "row"), strict=False):
-        origins = ["prefill", *(o for step in steps for o in (*["drafted"] * step.accepted, "bonus"))]
-        found.append({"prompt": text["prompt"], "pieces": list(zip(origins, text["pieces"], strict=False))})
+        origins = [
+            "prefill",
+            *(o for step in steps for o in (*["drafted"] * step.accepted, "bonus")),
+        ]
+        found.append(
+            {"prompt": text["prompt"], "pieces": list(zip(origins, text["pieces"], strict=False))}
+        )
     return found
 
 
@@ -78,22 +91,35 @@ def verdict(result: Result) -> str:
     by, rows = measure(result), ranked(result)
     if not rows:
         return "Nothing was measured beside plain decoding, so there is nothing to advise."
-    target, device = result["provenance"]["target"]["name"], result["provenance"]["hardware"].get("device", "this machine")
+    target, device = (
+        result["provenance"]["target"]["name"],
+        result["provenance"]["hardware"].get("device", "this machine"),
+    )
     compared = beside_plain(result, "seconds" if clocked(result) else "counted_seconds")
     faster, others = [c.mine for c in compared if c.ratio.verdict == "faster"], len(compared)
     best = next((r for r in rows if r in faster), rows[0])  # the fastest of which that may be said
     known = next((c for c in compared if c.mine is best), None)
     low, high = best["intervals"][by]
-    how = "by the clock" if clocked(result) else "counted on simulated costs" if result["simulated"] else "by counted costs"
+    how = (
+        "by the clock"
+        if clocked(result)
+        else "counted on simulated costs"
+        if result["simulated"]
+        else "by counted costs"
+    )
     where = (
-        f"With {target} on {device}" if not result["simulated"] else f"With {target} on {best.get('machine') or 'that machine'}"
+        f"With {target} on {device}"
+        if not result["simulated"]
+        else f"With {target} on {best.get('machine') or 'that machine'}"
     )
     figure = f"{best[by]:.2f} × [{low:.2f}, {high:.2f}] {how}, on {best['prompts']} prompts"
     if known is not None and known.ratio.verdict == FEW:
         return f"{where}, too few prompts to say whether to speculate: {name_of(best)} has {figure}, needed are {ENOUGH}."
     if known is None or known.ratio.verdict == "not told apart":
         untold = f"nothing was told apart from plain decoding in {others} comparisons"
-        return f"{where}, {untold}: the best, {name_of(best)}, has {figure}. More prompts may decide."
+        return (
+            f"{where}, {untold}: the best, {name_of(best)}, has {figure}. More prompts may decide."
+        )
     if known.ratio.verdict == "slower":
         one = "the only pairing" if others == 1 else f"the best of {others} pairings"
         return f"{where}, do not speculate on text like this: {one}, {name_of(best)}, has {figure}."
@@ -103,5 +129,11 @@ def verdict(result: Result) -> str:
 
 def _close(rows: Sequence[ResultRow], best: Compared, by: str) -> str:
     """Which others may be as good: their intervals reach the best one's figure."""
-    near = [name_of(r) for r in rows if r is not best.mine and r["intervals"][by][1] >= best.mine[by]]
-    return f"Possibly as good: {', '.join(near)}." if near else "No other pairing's interval reaches that."
+    near = [
+        name_of(r) for r in rows if r is not best.mine and r["intervals"][by][1] >= best.mine[by]
+    ]
+    return (
+        f"Possibly as good: {', '.join(near)}."
+        if near
+        else "No other pairing's interval reaches that."
+    )

@@ -1,9 +1,10 @@
 """What the five papers claim, as recipes: pairings to be run and compared, or why nothing is run.
 
-A figure of a paper is one claim, or a few, that can be judged: that acceptance rises with confidence, say, and not each of its
-ten bars; `draftree analyse` draws the bars. Trees have as many nodes and layers as in the paper, and above temperature 0 its
-rule. EAGLE-2's figures are those of Vicuna 7B on MT-bench. Beside `plain` a pairing is compared with plain decoding. A drafter
-with an ending (`edd-ce`) must be trained for the claim (`TRAINED` says how), and is then named by `--as`.
+A figure of a paper is one claim, or a few, that can be judged: that acceptance rises with
+confidence, say, and not each of its ten bars; `draftree analyse` draws the bars. Trees have as many
+nodes and layers as in the paper, and above temperature 0 its rule. EAGLE-2's figures are those of
+Vicuna 7B on MT-bench. Beside `plain` a pairing is compared with plain decoding. A drafter with an
+ending (`edd-ce`) must be trained for the claim (`TRAINED` says how), and is then named by `--as`.
 """
 
 from collections.abc import Sequence
@@ -18,7 +19,8 @@ SECONDS: By = "counted_seconds"
 PLACES: By = "places"
 NODES: By = "nodes"
 Q1 = "match:coupled=false"
-"""The papers' rule for deterministic trees at temperature above 0: q = 1, siblings asked in turn."""
+"""The papers' rule for deterministic trees at temperature above 0: q = 1, siblings asked in turn.
+"""
 PCT, E50, CAPE5 = "edd pct:ratio=0.037", "edd eagle2:nodes=50", "edd cape:length=5,max_nodes=40"
 """Of EDD's paper: sₐ/sₜ of its 7B pair, EAGLE-2's tree of 50, and CaPE five deep (section 4.1)."""
 STORE = "needs a datastore of its own: "
@@ -34,7 +36,8 @@ TRAINED = {
     "glide-deep": "train glide:layers=2",
     "glide-narrow": "train glide:hidden=768",
 }
-"""By the name of a drafter that none has: how it is trained, for as many passes as what stands beside it."""
+"""By the name of a drafter that none has: how it is trained, for as many passes as what stands
+beside it."""
 CLASSIFIERS = "needs classifiers trained anew: benchmarks/c2t_ablations.py trains and compares them"
 EQUAL = "stands at equal τ, between two curves: benchmarks/c2t_tables.py"
 CATEGORIES = "is of categories: `bench` says τ of each, and `analyse --result` draws it"

@@ -23,9 +23,11 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "committing": ("commit",),
     "text": ("text",),
 }
-"""What the phases of the loop are called, and which of them stand together; what is left is `other`."""
+"""What the phases of the loop are called, and which of them stand together; what is left is
+`other`."""
 READ, RATE = 1 << 26, 1024
-"""Numbers that are read to measure the memory's speed, and the size of the matrices that measure the arithmetic's."""
+"""Numbers that are read to measure the memory's speed, and the size of the matrices that measure
+the arithmetic's."""
 LONGEST = 1.0
 """Seconds in which a machine's ceilings are measured."""
 
@@ -43,23 +45,31 @@ class Ceilings:
         row = torch.ones(READ, device=decoder.device)
         square = torch.ones(RATE, RATE, device=decoder.device, dtype=decoder.dtype)
         with torch.inference_mode():
-            read, done = interleaved([lambda: row.sum(), lambda: square @ square], decoder.device, LONGEST)
+            read, done = interleaved(
+                [lambda: row.sum(), lambda: square @ square], decoder.device, LONGEST
+            )
         return cls(4 * READ / read, 2 * RATE**3 / done)
 
     def floor(self, decoder: Decoder, tokens: float, context: float) -> float:
         """Seconds that a pass over some tokens behind a context takes at least: to read it all once, or to do it all.
 
-        Weights are read once a pass, but of the embedding only the tokens' rows; keys and values of the context likewise.
+        Weights are read once a pass, but of the embedding only the tokens' rows; keys and values of
+        the context likewise.
         """
         model: Any = decoder.model
         own = {id(p): p for p in model.parameters()}
-        table, head = (getattr(get(), "weight", None) for get in (model.get_input_embeddings, model.get_output_embeddings))
+        table, head = (
+            getattr(get(), "weight", None)
+            for get in (model.get_input_embeddings, model.get_output_embeddings)
+        )
         if table is not None and table is not head:
             own.pop(id(table), None)
         numbers = sum(p.numel() for p in own.values())
         kept = context * sum(s.heads * (s.key + s.value) for s in decoder.shapes)
         size = torch.empty(0, dtype=decoder.dtype).element_size()
-        return float(max((numbers + kept) * size / self.bytes, 2 * numbers * tokens / self.operations))
+        return float(
+            max((numbers + kept) * size / self.bytes, 2 * numbers * tokens / self.operations)
+        )
 
 
 @dataclass(frozen=True)
@@ -88,7 +98,12 @@ def parts(stats: Stats, floor: float | None = None) -> list[Part]:
     """
     steps, whole = max(len(stats.work), 1), max(stats.seconds, 1e-12)
     return [
-        Part(name, seconds / (1 if name == "prompt" else steps), seconds / whole, floor if name == "target pass" else None)
+        Part(
+            name,
+            seconds / (1 if name == "prompt" else steps),
+            seconds / whole,
+            floor if name == "target pass" else None,
+        )
         for name, seconds in together(stats.phases, stats.seconds).items()
     ]
 
@@ -112,7 +127,10 @@ def profiled(target: Target, stats: Stats) -> list[Part]:
     The floor follows from the ceilings of this machine, which are measured.
     """
     work = stats.work
-    tokens, context = (float(np.mean(each)) if work else 1.0 for each in ([w.fed for w in work], [w.context for w in work]))
+    tokens, context = (
+        float(np.mean(each)) if work else 1.0
+        for each in ([w.fed for w in work], [w.context for w in work])
+    )
     return parts(stats, Ceilings.measured(target.decoder).floor(target.decoder, tokens, context))
 
 

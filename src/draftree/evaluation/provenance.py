@@ -66,12 +66,21 @@ def commit() -> dict[str, Any] | None:
     folder = Path(draftree.__file__).parent
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
         return None
-    return {"id": _git(folder, "rev-parse", "HEAD"), "dirty": bool(_git(folder, "status", "--porcelain", "--", "."))}
+    return {
+        "id": _git(folder, "rev-parse", "HEAD"),
+        "dirty": bool(_git(folder, "status", "--porcelain", "--", ".")),
+    }
 
 
 def _git(folder: Path, *command: str) -> str | None:
     try:
-        run = subprocess.run(["git", "-C", str(folder), *command], capture_output=True, text=True, check=False, timeout=20)
+        run = subprocess.run(
+            ["git", "-C", str(folder), *command],
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=20,
+        )
     except (OSError, subprocess.TimeoutExpired):
         return None
     return run.stdout.strip() if run.returncode == 0 else None

@@ -35,11 +35,12 @@ class Recording:
     Attributes:
         target: that was recorded.
         texts: [R] of them.
-        hidden: for each entry 0 … L of `hidden_states` recorded, [T, D] of all tokens, text by text.
+        hidden: for each entry 0 … L of `hidden_states` recorded, [T, D] of all tokens, text by
+            text.
         cache: holds the texts' keys and values; all that is replayed shares it.
         given: which entry is handed out for another one.
-        later: how many tokens later the state stands that is handed out for a token's own, never beyond those that the
-            target has read by then.
+        later: how many tokens later the state stands that is handed out for a token's own, never
+            beyond those that the target has read by then.
     """
 
     target: Target
@@ -54,10 +55,14 @@ class Recording:
     def of(cls, target: Target, texts: Sequence[Text], layers: Sequence[int] = ()) -> Self:
         """Read all texts in one pass; layers are entries of `hidden_states`, and the last one is always among them."""
         index = target.decoder.hidden_index
-        needs = Needs(hidden=tuple(dict.fromkeys(u if u == UNNORMED else index(u) for u in (*layers, LAST))))
+        needs = Needs(
+            hidden=tuple(dict.fromkeys(u if u == UNNORMED else index(u) for u in (*layers, LAST)))
+        )
         cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
         taps = target.prefill(cache, [t.tokens for t in texts], needs).taps
-        return cls(target, tuple(texts), {index(layer): h for layer, h in taps.hidden.items()}, cache)
+        return cls(
+            target, tuple(texts), {index(layer): h for layer, h in taps.hidden.items()}, cache
+        )
 
     @cached_property
     def _begins(self) -> Ints:
@@ -72,7 +77,9 @@ class Recording:
     def after(self, rows: Ints, positions: Ints) -> Tensor:
         """[M, V] logits after some tokens; behind a text's end those of its last token."""
         decoder = self.target.decoder
-        at = torch.from_numpy(self._begins[rows] + np.minimum(positions, self._lasts[rows])).to(decoder.device)
+        at = torch.from_numpy(self._begins[rows] + np.minimum(positions, self._lasts[rows])).to(
+            decoder.device
+        )
         return decoder.head(self.hidden[decoder.hidden_index(LAST)][at])
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
@@ -85,23 +92,34 @@ class Recording:
         rows = np.concatenate([np.full(len(p), r) for r, p in enumerate(prompts)])
         positions = np.concatenate([np.arange(len(p)) for p in prompts])
         cache.lengths[:] = [len(p) for p in prompts]
-        return Verified(torch.empty(0), self.taps(cache, rows, positions, np.concatenate(list(prompts)), needs))
+        return Verified(
+            torch.empty(0), self.taps(cache, rows, positions, np.concatenate(list(prompts)), needs)
+        )
 
-    def verify(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None) -> Verified:
+    def verify(
+        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
+    ) -> Verified:
         """Return what the recorded pass gave along a tree, see `Target.verify`."""
         positions = cache.lengths[tree.row] + tree.depth
-        return Verified(self.after(tree.row, positions), self.taps(cache, tree.row, positions, tree.tokens, needs))
+        return Verified(
+            self.after(tree.row, positions),
+            self.taps(cache, tree.row, positions, tree.tokens, needs),
+        )
 
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
         """Move on along the text, see `Target.commit`."""
         for root in range(tree.roots):
             cache.lengths[tree.row[root]] += len(verdict.kept(root))
 
-    def taps(self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: Needs) -> Taps:
+    def taps(
+        self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: Needs
+    ) -> Taps:
         """Return what the target made of tokens at some positions; of those beyond a text, what it made of the last."""
         last = {r: int(positions[rows == r].max()) for r in np.unique(rows).tolist()}
         ends = np.minimum(np.array([last[r] for r in rows.tolist()]), self._lasts[rows])
-        at = torch.from_numpy(self._begins[rows] + np.clip(positions + self.later, 0, ends)).to(cache.device)
+        at = torch.from_numpy(self._begins[rows] + np.clip(positions + self.later, 0, ends)).to(
+            cache.device
+        )
         index = {layer: self.target.decoder.hidden_index(layer) for layer in needs.hidden}
         hidden = {layer: self.hidden[self.given.get(i, i)][at] for layer, i in index.items()}
         return Taps(hidden, rows, positions, tokens, cache)

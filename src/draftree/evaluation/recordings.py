@@ -1,7 +1,8 @@
 """A folder of recordings: texts that a target has written, and what drafters read of it along them.
 
-`recording.json` says whose they are, `texts.jsonl` holds a line for each text, `taps/` a file with the hidden states, keys and
-values along each. What is missing is recorded when it is asked for; what is there needs no pass of the target.
+`recording.json` says whose they are, `texts.jsonl` holds a line for each text, `taps/` a file with
+the hidden states, keys and values along each. What is missing is recorded when it is asked for;
+what is there needs no pass of the target.
 
 Shapes: T tokens of one text, D hidden size, H key-value heads.
 """
@@ -19,7 +20,15 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from draftree.boundary.files import Entries, append, checked, read_object, understood, whole, write_text
+from draftree.boundary.files import (
+    Entries,
+    append,
+    checked,
+    read_object,
+    understood,
+    whole,
+    write_text,
+)
 from draftree.boundary.progress import Tell, silent
 from draftree.engine import plain
 from draftree.errors import UserError
@@ -43,7 +52,8 @@ class Recordings:
     Attributes:
         folder: where they are.
         target: whose they are.
-        needs: what drafters will read; the last hidden state is always recorded, for the target's own logits.
+        needs: what drafters will read; the last hidden state is always recorded, for the target's
+            own logits.
         texts: by key, the tokens that were written.
     """
 
@@ -62,12 +72,18 @@ class Recordings:
         """
         _check(folder, target)
         index = target.decoder.hidden_index
-        layers = {layer if layer == UNNORMED else index(layer) for some in needs for layer in (*some.hidden, LAST)}
+        layers = {
+            layer if layer == UNNORMED else index(layer)
+            for some in needs
+            for layer in (*some.hidden, LAST)
+        }
         kv = {layer for some in needs for layer in some.kv}
         lines, texts = folder / "texts.jsonl", dict[str, list[int]]()
         if lines.is_file():
             for line in lines.read_text("utf-8", errors="replace").splitlines():
-                with suppress(UserError):  # of a line that was broken off, the text is written again
+                with suppress(
+                    UserError
+                ):  # of a line that was broken off, the text is written again
                     texts |= _written(line, target.decoder.vocab)
         return cls(folder, target, Needs(tuple(sorted(layers)), tuple(sorted(kv))), texts)
 
@@ -75,16 +91,24 @@ class Recordings:
     def bytes_per_token(self) -> int:
         """On disk."""
         decoder, size = self.target.decoder, torch.finfo(self.target.decoder.dtype).bits // 8
-        kv = sum(s.heads * (s.key + s.value) for s in (decoder.shapes[layer] for layer in self.needs.kv))
+        kv = sum(
+            s.heads * (s.key + s.value) for s in (decoder.shapes[layer] for layer in self.needs.kv)
+        )
         return size * (len(self.needs.hidden) * decoder.hidden + kv)
 
     def missing(self, requests: Sequence[Request]) -> list[Request]:
         """Those whose text was not written, or along whose text a drafter will read what was not recorded."""
-        return [r for r in requests if (k := key(r)) not in self.texts or not self._names() <= self._recorded(k)]
+        return [
+            r
+            for r in requests
+            if (k := key(r)) not in self.texts or not self._names() <= self._recorded(k)
+        ]
 
     def record(self, requests: Sequence[Request], tell: Tell = silent) -> None:
         """Has the target write texts, and reads each of them in a pass; an interrupted call goes on where it was."""
-        unwritten = sorted((r for r in requests if key(r) not in self.texts), key=lambda r: len(r.prompt))
+        unwritten = sorted(
+            (r for r in requests if key(r) not in self.texts), key=lambda r: len(r.prompt)
+        )
         for at in range(0, len(unwritten), TOGETHER):
             some = unwritten[at : at + TOGETHER]
             for request, tokens in zip(some, plain(self.target, some).tokens, strict=True):
@@ -102,7 +126,9 @@ class Recordings:
             UserError: it was not recorded.
         """
         if self.missing([request]):
-            raise UserError(f"'{self.folder}' holds no recording of request {request.number} with these settings")
+            raise UserError(
+                f"'{self.folder}' holds no recording of request {request.number} with these settings"
+            )
         with understood(f"'{self._file(key(request))}' is not a recording"):
             tensors = load_file(self._file(key(request)), device=str(self.target.decoder.device))
             text, decoder = self._text(request), self.target.decoder
@@ -113,7 +139,9 @@ class Recordings:
                     place.copy_(_of_shape(tensors[f"{name}.{layer}"], place.shape, stored.dtype))
             wanted = (len(text.tokens), decoder.hidden)
             hidden = {
-                decoder.hidden_index(layer): _of_shape(tensors[f"hidden.{layer}"], wanted, decoder.dtype)
+                decoder.hidden_index(layer): _of_shape(
+                    tensors[f"hidden.{layer}"], wanted, decoder.dtype
+                )
                 for layer in self.needs.hidden
             }
         return Recording(self.target, (text,), hidden, cache)
@@ -142,7 +170,9 @@ class Recordings:
             save_file({n: t.cpu() for n, t in (earlier | tensors).items()}, part)
 
     def _text(self, request: Request) -> Text:
-        return Text(np.array([*request.prompt, *self.texts[key(request)]], np.int64), len(request.prompt))
+        return Text(
+            np.array([*request.prompt, *self.texts[key(request)]], np.int64), len(request.prompt)
+        )
 
     def _file(self, name: str) -> Path:
         return self.folder / "taps" / f"{name}.safetensors"
@@ -193,7 +223,9 @@ def _of_shape(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
         ValueError: it is of another shape or dtype.
     """
     if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
-        raise ValueError(f"a tensor is {tensor.dtype} {list(tensor.shape)}, allowed is {dtype} {list(shape)}")
+        raise ValueError(
+            f"a tensor is {tensor.dtype} {list(tensor.shape)}, allowed is {dtype} {list(shape)}"
+        )
     return tensor
 
 
@@ -212,13 +244,19 @@ def _check(folder: Path, target: Target) -> None:
     about, mine = folder / ABOUT, identity(target)
     if not about.is_file():
         if folder.is_dir() and any(folder.iterdir()):
-            raise UserError(f"'{folder}' holds no {ABOUT}, allowed is a folder of recordings, an empty or a new one")
+            raise UserError(
+                f"'{folder}' holds no {ABOUT}, allowed is a folder of recordings, an empty or a new one"
+            )
         folder.mkdir(parents=True, exist_ok=True)
-        write_text(about, json.dumps({"format": FORMAT, "target": target.name, **mine}, indent=1) + "\n")
+        write_text(
+            about, json.dumps({"format": FORMAT, "target": target.name, **mine}, indent=1) + "\n"
+        )
     saved = Entries(read_object(about, "the head of a folder of recordings"), about)
     if (version := saved.get("format", int)) != FORMAT:
         raise UserError(f"'{folder}' holds recordings of format {version}, allowed is {FORMAT}")
     for name, value in mine.items():
         if (theirs := saved.get(name, str)) != value:
             told = f"its {name} is {theirs}, this target's is {value}"
-            raise UserError(f"'{folder}' was recorded of another target ('{saved.get('target', str)}'): {told}")
+            raise UserError(
+                f"'{folder}' was recorded of another target ('{saved.get('target', str)}'): {told}"
+            )

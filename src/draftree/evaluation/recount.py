@@ -1,6 +1,7 @@
 """Prices a saved result on another machine's costs: the steps stay what they were, the seconds of each are counted anew.
 
-That is right for what does not read costs. A policy that does would have grown other trees on another machine.
+That is right for what does not read costs. A policy that does would have grown other trees on
+another machine.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,14 +13,21 @@ from draftree.errors import UnknownName, UserError
 from draftree.evaluation import oracle, worklog
 from draftree.evaluation.intervals import ResultRow
 from draftree.evaluation.machines import Drafting, Machine, varied
-from draftree.evaluation.report import Totals, counted_figures, expected_speedup, intervals, unclocked
+from draftree.evaluation.report import (
+    Totals,
+    counted_figures,
+    expected_speedup,
+    intervals,
+    unclocked,
+)
 from draftree.registry import build
 from draftree.stats import Work
 
 PLAIN = "plain"
 """What a row of the baseline has for a drafter."""
 VARIED = [(slope, overhead) for overhead in (0.0, 1.2e-3) for slope in (0.5, 1.0, 2.0)]
-"""Factors of what further tokens cost, and seconds of the host added to every step, by which a machine's costs are varied."""
+"""Factors of what further tokens cost, and seconds of the host added to every step, by which a
+machine's costs are varied."""
 
 
 def drafters(result: Mapping[str, Any]) -> list[str]:
@@ -35,8 +43,8 @@ def recounted(result: Mapping[str, Any], tables: Mapping[str, CostTable]) -> dic
         tables: the costs of each drafter.
 
     Raises:
-        UserError: the result does not hold its steps' work; a drafter has no costs; or a policy reads costs, and others than
-            these were read.
+        UserError: the result does not hold its steps' work; a drafter has no costs; or a policy
+            reads costs, and others than these were read.
     """
     for row in result["rows"]:
         _check(row, result, tables)
@@ -46,31 +54,48 @@ def recounted(result: Mapping[str, Any], tables: Mapping[str, CostTable]) -> dic
 def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[str, Any]:
     """Return the result with its rows once for each machine that is not here, and how far its figures hang on the machine's.
 
-    A row says its `machine`, and by `varied` its counted speed-up where further tokens cost half or twice as much and where the
-    host takes time in every step; without that where a policy reads costs.
+    A row says its `machine`, and by `varied` its counted speed-up where further tokens cost half or
+    twice as much and where the host takes time in every step; without that where a policy reads
+    costs.
 
     Raises:
         UserError: as `recounted`; or the result does not say what its drafters read.
     """
     saved = result["provenance"].get("drafting")
     if saved is None or not set(drafters(result)) <= set(saved):
-        raise UserError("the result does not say what its drafters read, which their costs are derived from: measure it anew")
-    work, rows, tables = {d: Drafting.read(saved[d]) for d in drafters(result)}, list[ResultRow](), dict[str, CostTable]()
+        raise UserError(
+            "the result does not say what its drafters read, which their costs are derived from: measure it anew"
+        )
+    work, rows, tables = (
+        {d: Drafting.read(saved[d]) for d in drafters(result)},
+        list[ResultRow](),
+        dict[str, CostTable](),
+    )
     bounds = list[ResultRow]()
     for machine in machines:
         tables = {d: machine.costs(w) for d, w in work.items()}
         here = recounted(result, tables)
         bounds += [{"machine": machine.name} | bound for bound in here["oracle"]]
-        others = [[r["counted_speedup"] for r in _recounted(result, _bent(tables, *how), False)["rows"]] for how in VARIED]
+        others = [
+            [r["counted_speedup"] for r in _recounted(result, _bent(tables, *how), False)["rows"]]
+            for how in VARIED
+        ]
         for row, *speedups in zip(here["rows"], *others, strict=True):
             known = None if row["policy"] is None or reads_costs(row) else _varied(speedups)
             rows.append({"machine": machine.name} | row | {"varied": known})
-    about = {**result["provenance"], "recounted": True, "machines": {m.name: dict(m.table.about) for m in machines}}
+    about = {
+        **result["provenance"],
+        "recounted": True,
+        "machines": {m.name: dict(m.table.about) for m in machines},
+    }
     return {**result, "provenance": about, "rows": rows, "oracle": bounds, "simulated": True}
 
 
 def _varied(speedups: Sequence[float]) -> list[dict[str, float]]:
-    return [{"slope": s, "overhead": o, "counted_speedup": x} for (s, o), x in zip(VARIED, speedups, strict=True)]
+    return [
+        {"slope": s, "overhead": o, "counted_speedup": x}
+        for (s, o), x in zip(VARIED, speedups, strict=True)
+    ]
 
 
 def _bent(tables: Mapping[str, CostTable], slope: float, overhead: float) -> dict[str, CostTable]:
@@ -93,7 +118,11 @@ def without(result: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any
 def order_changes(rows: Sequence[ResultRow]) -> bool:
     """Return True where another cell is the fastest if further tokens cost half or twice as much, or the host takes time."""
     known = [r for r in rows if r.get("varied")]
-    best = {max(range(len(known)), key=lambda i: known[i]["varied"][v]["counted_speedup"]) for v in range(len(VARIED)) if known}
+    best = {
+        max(range(len(known)), key=lambda i: known[i]["varied"][v]["counted_speedup"])
+        for v in range(len(VARIED))
+        if known
+    }
     return len(best) > 1
 
 
@@ -109,15 +138,21 @@ def _check(row: ResultRow, result: Mapping[str, Any], tables: Mapping[str, CostT
             "the result is of several machines already, allowed is one of `bench`, or of `replay` without --machine"
         )
     if "work" not in row:
-        raise UserError("the result does not hold the work of its steps, which recounting needs: measure it anew")
+        raise UserError(
+            "the result does not hold the work of its steps, which recounting needs: measure it anew"
+        )
     if drafter == PLAIN:
         return
     if drafter not in tables:
-        raise UserError(f"no costs are given for drafter '{drafter}', allowed is one file for all, or one for each")
+        raise UserError(
+            f"no costs are given for drafter '{drafter}', allowed is one file for all, or one for each"
+        )
     used = (result["provenance"].get("costs") or {}).get(drafter)
     if reads_costs(row) and (used is None or _entries(used) != _entries(asdict(tables[drafter]))):
         told = f"policy '{row['policy']}' reads costs and has grown its trees by others than these"
-        raise UserError(f"{told}: run it with them (--costs or --machine of bench and replay), or leave it out with --without")
+        raise UserError(
+            f"{told}: run it with them (--costs or --machine of bench and replay), or leave it out with --without"
+        )
 
 
 def _entries(table: Mapping[str, Any]) -> list[dict[str, Any]]:
@@ -126,20 +161,34 @@ def _entries(table: Mapping[str, Any]) -> list[dict[str, Any]]:
     def widths(curve: Mapping[Any, float]) -> dict[str, float]:
         return {str(w): s for w, s in curve.items()}
 
-    return [{**e, "draft": widths(e["draft"]), "target": widths(e["target"])} for e in table["entries"]]
+    return [
+        {**e, "draft": widths(e["draft"]), "target": widths(e["target"])} for e in table["entries"]
+    ]
 
 
 def _works(row: ResultRow, number: int) -> list[list[Work]]:
     return [work for _, work in worklog.decode(row["work"], f"row {number}")]
 
 
-def _recounted(result: Mapping[str, Any], tables: Mapping[str, CostTable], bounded: bool = True) -> dict[str, Any]:
+def _recounted(
+    result: Mapping[str, Any], tables: Mapping[str, CostTable], bounded: bool = True
+) -> dict[str, Any]:
     """`recounted` without questions; `bounded` says whether intervals are wanted."""
     works = [_works(row, i) for i, row in enumerate(result["rows"])]
-    plain = {r["temperature"]: (r, w) for r, w in zip(result["rows"], works, strict=True) if r["drafter"] == PLAIN}
+    plain = {
+        r["temperature"]: (r, w)
+        for r, w in zip(result["rows"], works, strict=True)
+        if r["drafter"] == PLAIN
+    }
     seed = result["provenance"].get("seed", 0) if bounded else None
-    rows = [_row(row, w, plain[row["temperature"]], tables, seed) for row, w in zip(result["rows"], works, strict=True)]
-    about = result["provenance"] | {"costs": {d: asdict(tables[d]) for d in drafters(result)}, "recounted": True}
+    rows = [
+        _row(row, w, plain[row["temperature"]], tables, seed)
+        for row, w in zip(result["rows"], works, strict=True)
+    ]
+    about = result["provenance"] | {
+        "costs": {d: asdict(tables[d]) for d in drafters(result)},
+        "recounted": True,
+    }
     overlap = {r["drafter"]: r.get("overlap") for r in rows}
     logs = [(log, log["drafter"]) for log in result.get("oracle", ()) if log["drafter"] in overlap]
     bounds = [oracle.row(log, tables[d], seed or 0, overlap[d]) for log, d in logs]
@@ -156,7 +205,9 @@ def _row(
 ) -> ResultRow:
     base, base_works = plain
     costs = tables.get(row["drafter"])
-    if costs is None:  # the baseline, which is counted by the costs of each drafter it stands beside
+    if (
+        costs is None
+    ):  # the baseline, which is counted by the costs of each drafter it stands beside
         return unclocked(row)
     mine = Totals.read(row, [counted(costs, work)[0] for work in works])
     theirs = Totals.read(base, [counted_plain(costs, work) for work in base_works])
@@ -165,5 +216,7 @@ def _row(
     if seed is not None:
         new["intervals"] = row["intervals"] | intervals(mine, theirs, seed)
     each = {"counted_seconds": mine, "counted_plain": theirs}
-    new["per_prompt"] = row["per_prompt"] | {name: totals.per_prompt["counted_seconds"] for name, totals in each.items()}
+    new["per_prompt"] = row["per_prompt"] | {
+        name: totals.per_prompt["counted_seconds"] for name, totals in each.items()
+    }
     return unclocked(new | {"expected_speedup": expected_speedup(new)})

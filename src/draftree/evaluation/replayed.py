@@ -1,8 +1,9 @@
 """A target that has written its text before: drafters and policies are judged along it without a pass of the model.
 
-What is decoded is the same step by step, τ and the work of every step with it; seconds mean nothing. Of the logits only the
-chosen token is true, and that only after nodes which stand on the text: no walk comes to another one. That holds above
-temperature 0 too, as `match` chooses by noise that does not depend on the draft.
+What is decoded is the same step by step, τ and the work of every step with it; seconds mean
+nothing. Of the logits only the chosen token is true, and that only after nodes which stand on the
+text: no walk comes to another one. That holds above temperature 0 too, as `match` chooses by noise
+that does not depend on the draft.
 """
 
 from collections.abc import Sequence
@@ -22,7 +23,8 @@ from draftree.models.target import Needs, Probes, Target, Verified
 from draftree.tree import Ints, Tree, Verdict
 
 CERTAIN = 1e4
-"""The logit of the text's next token beside others of 0, more than any noise or penalty makes up for."""
+"""The logit of the text's next token beside others of 0, more than any noise or penalty makes up
+for."""
 
 
 @final
@@ -45,7 +47,8 @@ class Replayed(Target):
         Args:
             target: wrote it.
             text: prompt and answer.
-            layers: entries of `hidden_states` that drafters will read, negative ones counted from the end.
+            layers: entries of `hidden_states` that drafters will read, negative ones counted from
+                the end.
         """
         return cls(Recording.of(target, [text], layers))
 
@@ -55,18 +58,30 @@ class Replayed(Target):
 
     @override
     def prefill(
-        self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None, more: int = 0
+        self,
+        cache: SlotCache,
+        prompts: Sequence[Ints],
+        needs: Needs,
+        rows: Ints | None = None,
+        more: int = 0,
     ) -> Verified:
         found = self._recording.prefill(cache, prompts, needs)
         return replace(found, packed=self._after(np.array([len(prompts[0]) - 1])))
 
     @override
     def verify(
-        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None, chunks: Sequence[Chunk] = ()
+        self,
+        cache: SlotCache,
+        tree: Tree,
+        needs: Needs,
+        probes: Probes | None = None,
+        chunks: Sequence[Chunk] = (),
     ) -> Verified:
         assert not chunks, "one recorded text is written at a time"
         if probes is not None:
-            raise UserError("the drafter sends probes, which need a pass of the target: its texts cannot be replayed")
+            raise UserError(
+                "the drafter sends probes, which need a pass of the target: its texts cannot be replayed"
+            )
         if needs.top:
             raise UserError(
                 "the drafter reads what was not accepted, which needs a pass of the target: no text can be replayed"
@@ -81,5 +96,9 @@ class Replayed(Target):
 
     def _after(self, positions: Ints) -> Tensor:
         """[N, V] logits in which the text's next token stands out."""
-        following = np.append(self._text.tokens[1:], 0)[np.minimum(positions, len(self._text.tokens) - 1)]
-        return torch.zeros(len(positions), self.decoder.vocab).scatter_(1, torch.from_numpy(following)[:, None], CERTAIN)
+        following = np.append(self._text.tokens[1:], 0)[
+            np.minimum(positions, len(self._text.tokens) - 1)
+        ]
+        return torch.zeros(len(positions), self.decoder.vocab).scatter_(
+            1, torch.from_numpy(following)[:, None], CERTAIN
+        )

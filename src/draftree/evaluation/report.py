@@ -43,7 +43,11 @@ class Totals:
     counted: Floats
 
     @classmethod
-    def of(cls, written: Sequence[PromptResult], seconds: Callable[[Sequence[Work]], float] = lambda _: 0.0) -> "Totals":
+    def of(
+        cls,
+        written: Sequence[PromptResult],
+        seconds: Callable[[Sequence[Work]], float] = lambda _: 0.0,
+    ) -> "Totals":
         """Return the sums of one cell; `seconds` gives those by the cost model."""
         stats = [w.stats for w in written]
         columns = (
@@ -61,12 +65,20 @@ class Totals:
         """Return the sums of a saved row, with other counted seconds."""
         saved = Entries(row["per_prompt"], "per_prompt")
         columns = (saved.get(name, list[int]) for name in ("accepted", "nodes", "steps", "tokens"))
-        return cls(*map(np.array, (*columns, saved.get("seconds", list[float], [0.0] * len(counted)), counted)))
+        return cls(
+            *map(
+                np.array,
+                (*columns, saved.get("seconds", list[float], [0.0] * len(counted)), counted),
+            )
+        )
 
     @property
     def per_prompt(self) -> dict[str, list[float] | list[int] | None]:
         """The figures of each prompt, from which paired comparisons are made."""
-        found = {name: getattr(self, name).tolist() for name in ("accepted", "nodes", "steps", "tokens", "seconds")}
+        found = {
+            name: getattr(self, name).tolist()
+            for name in ("accepted", "nodes", "steps", "tokens", "seconds")
+        }
         return found | {"counted_seconds": self.counted.tolist() if self.counted.any() else None}
 
 
@@ -86,11 +98,14 @@ def rows(
     """
     by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
     plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
-    own = {d: {"overlap": q.overlap, "cost_ratio": q.cost_ratio} for d, q in (quality or {}).items()}
+    own = {
+        d: {"overlap": q.overlap, "cost_ratio": q.cost_ratio} for d, q in (quality or {}).items()
+    }
     unknown = {"overlap": None, "cost_ratio": None}
     known = prices or {}
     found = [
-        row(cell, written, plain[cell.temperature], seed, known.get(cell.drafter or "")) | own.get(cell.drafter or "", unknown)
+        row(cell, written, plain[cell.temperature], seed, known.get(cell.drafter or ""))
+        | own.get(cell.drafter or "", unknown)
         for cell, written in by_cell.items()
     ]
     return [r | {"expected_speedup": expected_speedup(r)} for r in found]
@@ -99,9 +114,9 @@ def rows(
 def expected_speedup(r: ResultRow) -> float | None:
     """E(Spd.) of GLIDE (section 5.1, after Leviathan et al.): (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)); of chains alone.
 
-    a is the overlap, so it is what speculative sampling at temperature 1 would gain; c is sₐ/sₜ of one token each; γ is the
-    chain's length, the mean of all steps. A policy that ends a chain where the draft is unsure drafts surer tokens than a
-    says, and gains more.
+    a is the overlap, so it is what speculative sampling at temperature 1 would gain; c is sₐ/sₜ of
+    one token each; γ is the chain's length, the mean of all steps. A policy that ends a chain where
+    the draft is unsure drafts surer tokens than a says, and gains more.
     """
     a, c, chain = r.get("overlap"), r.get("cost_ratio"), r["nodes_per_step"]
     if a is None or c is None or not chain or chain != r["depth_per_step"]:
@@ -119,9 +134,10 @@ def row(
 ) -> ResultRow:
     """Return the figures of one cell beside the baseline's of the same temperature.
 
-    Counts are of one repeat, seconds the mean of all; the speed-up is the ratio of tokens per second over all prompts, the
-    counted one that of tokens per second by the cost model, which neither the machine's moods nor Python take part in. The
-    draft share is the drafter's part of the counted seconds.
+    Counts are of one repeat, seconds the mean of all; the speed-up is the ratio of tokens per
+    second over all prompts, the counted one that of tokens per second by the cost model, which
+    neither the machine's moods nor Python take part in. The draft share is the drafter's part of
+    the counted seconds.
     """
     stats, base = total([w.stats for w in written]), total([w.stats for w in plain])
     different = sum(a.tokens != b.tokens for a, b in zip(written, plain, strict=True))
@@ -170,7 +186,9 @@ CLOCKED = ("tokens_per_second", "speedup", "draft_seconds", "verify_seconds", "s
 
 def unclocked(figures: Mapping[str, Any]) -> ResultRow:
     """Figures without those by the clock, which a replay has none of, and which mean nothing beside another machine's costs."""
-    inside = {k: unclocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()}
+    inside = {
+        k: unclocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()
+    }
     return {k: v for k, v in inside.items() if k not in CLOCKED}
 
 
@@ -183,7 +201,9 @@ def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
         "speedup": ratio_bounds([mine.tokens, base.seconds], [mine.seconds, base.tokens], chosen),
     }
     if mine.counted.any():
-        found["counted_speedup"] = ratio_bounds([mine.tokens, base.counted], [mine.counted, base.tokens], chosen)
+        found["counted_speedup"] = ratio_bounds(
+            [mine.tokens, base.counted], [mine.counted, base.tokens], chosen
+        )
     return found
 
 
@@ -243,8 +263,8 @@ ROW_KINDS: Mapping[str, Any] = {
 def consistent(*paths: Path) -> Iterator[None]:
     """Turn whatever goes wrong with what saved results hold into one line.
 
-    A result is read by its types; whether its figures fit together shows only where they are counted with. Without a path,
-    errors stay as they are.
+    A result is read by its types; whether its figures fit together shows only where they are
+    counted with. Without a path, errors stay as they are.
 
     Raises:
         UserError: something went wrong inside.
@@ -262,7 +282,9 @@ def read(path: Path) -> dict[str, Any]:
     """
     result = Entries(read_object(path, RESULT), path)
     if (version := result.get("format", int, 1)) not in range(1, FORMAT + 1):
-        raise UserError(f"'{path}' is a result of format {version}, allowed is 1 … {FORMAT}: another version has written it")
+        raise UserError(
+            f"'{path}' is a result of format {version}, allowed is 1 … {FORMAT}: another version has written it"
+        )
     if not result.get("rows", list[ResultRow]) or not result.get("provenance", dict):
         raise UserError(f"'{path}' is not {RESULT}: it has no rows or no provenance")
     for name in KINDS.keys() & result.values.keys():

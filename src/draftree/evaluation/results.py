@@ -23,7 +23,11 @@ Run = tuple[Sequence[Mapping[Cell, PromptResult]], Prices]
 
 
 def finished(
-    work: Bench, runs: Mapping[str, Run], about: Mapping[str, Any], categories: Sequence[str], tell: Tell = silent
+    work: Bench,
+    runs: Mapping[str, Run],
+    about: Mapping[str, Any],
+    categories: Sequence[str],
+    tell: Tell = silent,
 ) -> dict[str, Any]:
     """Return the result of all cells: rows, the oracle's beside them, and where they come from.
 
@@ -39,19 +43,38 @@ def finished(
     for count, drafter in enumerate(prices):
         tell(count, drafter, of=len(prices))
         quality[drafter] = work.quality(drafter, done, prices[drafter])
-    temperature, starts = next(c.temperature for c in work.cells if c.plain), [len(r.prompt) for r in work.requests]
+    temperature, starts = (
+        next(c.temperature for c in work.cells if c.plain),
+        [len(r.prompt) for r in work.requests],
+    )
     ahead = {d: e.drafter.ahead for (d, _), e in work.engines.items()}
     logs = {d: oracle.log(d, temperature, starts, q.reach, ahead[d]) for d, q in quality.items()}
     rows, bounds = list[ResultRow](), list[ResultRow]()
     for machine, (texts, costs) in runs.items():
-        own, name = {d: replace(q, cost_ratio=costs[d].ratio) for d, q in quality.items()}, named(machine)
-        rows += [name | row | by_category(row, categories) for row in report.rows(texts, work.seed, own, costs)]
+        own, name = (
+            {d: replace(q, cost_ratio=costs[d].ratio) for d, q in quality.items()},
+            named(machine),
+        )
+        rows += [
+            name | row | by_category(row, categories)
+            for row in report.rows(texts, work.seed, own, costs)
+        ]
         bounds += [name | oracle.row(logs[d], costs[d], work.seed, own[d].overlap) for d in own]
-    simulated = any(isinstance(c, CostTable) and c.simulated for _, costs in runs.values() for c in costs.values())
+    simulated = any(
+        isinstance(c, CostTable) and c.simulated
+        for _, costs in runs.values()
+        for c in costs.values()
+    )
     if simulated or work.recordings is not None:
-        rows = list(map(report.unclocked, rows))  # what is clocked here does not stand beside what is not
+        rows = list(
+            map(report.unclocked, rows)
+        )  # what is clocked here does not stand beside what is not
     reads = {d: asdict(drafting(work.target, e.drafter)) for (d, _), e in work.engines.items()}
-    told = {**about, "drafting": reads, "costs": {d: asdict(c) for d, c in (work.read or prices).items()}}
+    told = {
+        **about,
+        "drafting": reads,
+        "costs": {d: asdict(c) for d, c in (work.read or prices).items()},
+    }
     if work.read:
         told["counted_by"] = {d: asdict(c) for d, c in prices.items()}
     if any(runs):
@@ -67,7 +90,9 @@ def finished(
     }
 
 
-def texts_of(work: Bench, done: Sequence[Mapping[Cell, PromptResult]]) -> dict[str, list[dict[str, Any]]]:
+def texts_of(
+    work: Bench, done: Sequence[Mapping[Cell, PromptResult]]
+) -> dict[str, list[dict[str, Any]]]:
     """By temperature the first texts of plain decoding, token by token, for those who look at them."""
     tokenizer = work.target.tokenizer
     spelt = Spellings(tokenizer)
@@ -75,7 +100,10 @@ def texts_of(work: Bench, done: Sequence[Mapping[Cell, PromptResult]]) -> dict[s
         f"{cell.temperature:g}": [
             {
                 "prompt": tokenizer.decode(list(request.prompt)),
-                "pieces": [flowing(spelt.data(token).decode(errors="replace")) for token in written[cell].tokens],
+                "pieces": [
+                    flowing(spelt.data(token).decode(errors="replace"))
+                    for token in written[cell].tokens
+                ],
             }
             for request, written in zip(work.requests[:KEPT], done[:KEPT], strict=True)
         ]
@@ -96,5 +124,8 @@ def by_category(row: ResultRow, categories: Sequence[str]) -> ResultRow:
     if len(set(categories)) < 2:
         return {}
     return {
-        "τ": {c: 1 + float(accepted[names == c].sum() / max(steps[names == c].sum(), 1)) for c in dict.fromkeys(categories)}
+        "τ": {
+            c: 1 + float(accepted[names == c].sum() / max(steps[names == c].sum(), 1))
+            for c in dict.fromkeys(categories)
+        }
     }

@@ -1,8 +1,9 @@
 """Prompts to measure on: a shipped suite by name, or a file.
 
-A row of a file with `turns` (of which all but the first may be left out), `question`, `messages` or `conversations` is a chat;
-one with `prompt` or `text` is raw text. `category` may stand beside either. Each line of a file `.txt` is a question; any other
-text file is one raw text. A file of a benchmark is named with its format, see `formats`.
+A row of a file with `turns` (of which all but the first may be left out), `question`, `messages` or
+`conversations` is a chat; one with `prompt` or `text` is raw text. `category` may stand beside
+either. Each line of a file `.txt` is a question; any other text file is one raw text. A file of a
+benchmark is named with its format, see `formats`.
 """
 
 import hashlib
@@ -102,7 +103,9 @@ def joined(several: Sequence[str], whole: bool = False, wording: Wording = "plai
     if len(found) == 1:
         return found[0]
     if len({suite.sha256 for suite in found}) < len(found):
-        raise UserError(f"--suite is given {', '.join(several)}: two of them hold the same prompts, allowed are different ones")
+        raise UserError(
+            f"--suite is given {', '.join(several)}: two of them hold the same prompts, allowed are different ones"
+        )
     prompts = [
         replace(p, number=p.number + i * APART, category=p.category or suite.name)
         for i, suite in enumerate(found)
@@ -119,7 +122,8 @@ def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
     Args:
         name: of the suite or the file.
         whole: take a text file as one prompt; by default each line of a file `.txt` is a question.
-        wording: of a benchmark's questions: `official` is that of the papers' own evaluations, where it is another.
+        wording: of a benchmark's questions: `official` is that of the papers' own evaluations,
+            where it is another.
 
     Raises:
         UserError: there is no such suite or file, or a row of it is not a prompt.
@@ -149,7 +153,9 @@ def _read(path: Path, whole: bool) -> tuple[list[tuple[Row, str]], str]:
     if whole or path.suffix.lower() != ".txt":
         return list(rows(path)), "the file is one prompt, continued as it is"
     lines = enumerate(path.read_text("utf-8").splitlines(), 1)
-    asked = [({"question": line.strip()}, f"{path}:{number}") for number, line in lines if line.strip()]
+    asked = [
+        ({"question": line.strip()}, f"{path}:{number}") for number, line in lines if line.strip()
+    ]
     return asked, "each line is a question; --whole takes the file as one prompt"
 
 
@@ -163,7 +169,9 @@ def _benchmark(name: str, file: str, wording: Wording) -> Suite:
             digest.update(json.dumps(row, sort_keys=True, default=str).encode())
             of = asked(name, row, where, wording)
             first, *after = of.questions
-            prompts.append(SuitePrompt(i, first if of.raw else question(first), of.category, tuple(after)))
+            prompts.append(
+                SuitePrompt(i, first if of.raw else question(first), of.category, tuple(after))
+            )
     if not prompts:
         raise UserError(f"suite '{name}:{file}' holds no prompts: it has no rows")
     return Suite(name, digest.hexdigest(), tuple(prompts))
@@ -172,12 +180,16 @@ def _benchmark(name: str, file: str, wording: Wording) -> Suite:
 def _hub(name: str) -> Iterator[tuple[dict[str, Any], str]]:
     """Yield the rows of a benchmark on the hub."""
     if (hub := FORMATS[name].hub) is None:
-        raise UserError(f"suite '{name}' is read from a file alone: {name}:FILE, as of {FORMATS[name].page}")
+        raise UserError(
+            f"suite '{name}' is read from a file alone: {name}:FILE, as of {FORMATS[name].page}"
+        )
     try:
         datasets: Any = importlib.import_module("datasets")
     except ModuleNotFoundError as error:
         told = f"name its file, {name}:FILE, or pip install 'draftree[parquet]'"
-        raise UserError(f"suite '{name}' from the hub needs the package '{error.name}': {told}") from error
+        raise UserError(
+            f"suite '{name}' from the hub needs the package '{error.name}': {told}"
+        ) from error
     for i, row in enumerate(datasets.load_dataset(hub[0], hub[1], split=hub[2]), 1):
         yield row, f"{hub[0]}, row {i}"
 
@@ -198,15 +210,21 @@ def content(row: dict[str, Any], where: str) -> Content:
         if key in row:
             text = row[key][0] if first and isinstance(row[key], list) and row[key] else row[key]
             if not isinstance(text, str) or not text:
-                raise UserError(f"{where}: '{key}' is {shown(text)}, allowed is {'a list of ' if first else ''}text")
+                raise UserError(
+                    f"{where}: '{key}' is {shown(text)}, allowed is {'a list of ' if first else ''}text"
+                )
             return text if key == "prompt" else question(text)
     if not row.keys() & {"text", *CHATS}:
         allowed = "turns, question, messages, conversations, prompt or text"
-        raise UserError(f"{where} has the keys {', '.join(sorted(row)) or '(none)'}; allowed is {allowed}")
+        raise UserError(
+            f"{where} has the keys {', '.join(sorted(row)) or '(none)'}; allowed is {allowed}"
+        )
     chat = messages(row, where)
     if chat is None:
         return str(row["text"])
-    while chat and chat[-1]["role"] == "assistant":  # a chat to learn from ends with the answer; here it is asked for
+    while (
+        chat and chat[-1]["role"] == "assistant"
+    ):  # a chat to learn from ends with the answer; here it is asked for
         chat = chat[:-1]
     if not chat:
         raise UserError(f"{where}: the chat holds no question")

@@ -35,7 +35,9 @@ def cells(r: ResultRow) -> dict[str, str]:
         "depth/step": f"{r['depth_per_step']:.1f}",
         "drafts/step": figure(r.get("draft_steps_per_step")),
         "speed-up [95 %]": interval(r["speedup"], between["speedup"]) if timed else "",
-        "counted speed-up [95 %]": "" if counted is None else interval(counted, between["counted_speedup"]),
+        "counted speed-up [95 %]": ""
+        if counted is None
+        else interval(counted, between["counted_speedup"]),
         "if varied": varied(r.get("varied")),
         "same output": same_text(r),
         "draft share": figure(r.get("draft_share")),
@@ -57,7 +59,9 @@ def same_text(r: ResultRow) -> str:
         return "lossy"
     if not r.get("promises_text", True):
         return "not promised"
-    return "yes" if r["same_output"] else f"{r['prompts'] - r['different_prompts']} of {r['prompts']}"
+    return (
+        "yes" if r["same_output"] else f"{r['prompts'] - r['different_prompts']} of {r['prompts']}"
+    )
 
 
 def figure(value: float | None) -> str:
@@ -81,7 +85,11 @@ def profile_rows(parts: Sequence[Part]) -> list[dict[str, str]]:
 def bound(r: ResultRow) -> float | None:
     """τ / (1 + drafts · sₐ/sₜ): the row's speed-up if a pass over its trees cost what one over a token costs."""
     drafts, ratio = r.get("draft_steps_per_step"), r.get("cost_ratio")
-    return None if drafts is None or ratio is None else free_passes(r["acceptance_length"], drafts, ratio)
+    return (
+        None
+        if drafts is None or ratio is None
+        else free_passes(r["acceptance_length"], drafts, ratio)
+    )
 
 
 def varied(figures: Sequence[Mapping[str, float]] | None) -> str:
@@ -97,8 +105,17 @@ COUNTED = (
 """The columns of what was counted and not clocked."""
 MAIN = ("machine", "drafter", "policy", "acceptor", "T", "tokens/s", "speed-up [95 %]", "counted speed-up [95 %]", "τ [95 %]",
         "nodes/step", "same output")  # fmt: skip
-"""The columns that answer a user's questions, in the order of a screen or a page; the others come after them."""
-FIRST = ("drafter", "policy", "temperature", "tokens/s", "tokens/pass (τ)", "speed-up [95 %]", "same output")
+"""The columns that answer a user's questions, in the order of a screen or a page; the others come
+after them."""
+FIRST = (
+    "drafter",
+    "policy",
+    "temperature",
+    "tokens/s",
+    "tokens/pass (τ)",
+    "speed-up [95 %]",
+    "same output",
+)
 """The columns that a narrow terminal shows."""
 HEADS = {"τ [95 %]": "tokens/pass (τ)", "nodes/step": "drafted/pass", "T": "temperature"}
 """Heads that a screen or a page has in place of those of the documentation's tables."""
@@ -126,14 +143,19 @@ LEGEND = {
 
 def readable(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
     """Return rows as a screen or a page shows them: the main columns first, under heads in plain words, τ without interval."""
-    names = [*(name for name in MAIN if name in rows[0]), *(name for name in rows[0] if name not in MAIN)]
+    names = [
+        *(name for name in MAIN if name in rows[0]),
+        *(name for name in rows[0] if name not in MAIN),
+    ]
     plain = [{**row, "τ [95 %]": row.get("τ [95 %]", "").partition(" [")[0]} for row in rows]
     return [{HEADS.get(name, name): row[name] for name in names} for row in plain]
 
 
 def legend(names: Collection[str]) -> list[str]:
     """Return a line for each of these heads that is not plain words."""
-    return [f"{name.removesuffix(' [95 %]')}: {told}" for name, told in LEGEND.items() if name in names]
+    return [
+        f"{name.removesuffix(' [95 %]')}: {told}" for name, told in LEGEND.items() if name in names
+    ]
 
 
 ORACLE = "oracle (bound)"
@@ -171,7 +193,9 @@ def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[d
     if not any(r.get("machine") for r in rows):
         hidden |= {"machine", "if varied"}
     found = [{name: text for name, text in cells(r).items() if name not in hidden} for r in rows]
-    return found + [{name: texts.get(name, "") for name in found[0]} for texts in map(oracle_cells, bounds)]
+    return found + [
+        {name: texts.get(name, "") for name in found[0]} for texts in map(oracle_cells, bounds)
+    ]
 
 
 def counted(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
@@ -185,11 +209,18 @@ def claims(result: Mapping[str, Any]) -> str:
     found = beside_plain(result, "seconds" if clocked else "counted_seconds")
     for c in found:
         if c.ratio.verdict in named:
-            also = (f"T = {c.mine['temperature']:g}" if c.mine["temperature"] else "", c.mine.get("machine"))
-            named[c.ratio.verdict].append(" ".join(filter(None, (c.mine["drafter"], c.mine["policy"], *also))))
+            also = (
+                f"T = {c.mine['temperature']:g}" if c.mine["temperature"] else "",
+                c.mine.get("machine"),
+            )
+            named[c.ratio.verdict].append(
+                " ".join(filter(None, (c.mine["drafter"], c.mine["policy"], *also)))
+            )
     if found and all(c.ratio.few for c in found):
         return f"No verdict beside plain decoding: at least {ENOUGH} prompts are needed."
     told = [f"{verdict}: {', '.join(names) or 'none'}" for verdict, names in named.items()]
     how = "by the clock" if clocked else "by counted seconds"
     several = "1 comparison" if len(found) == 1 else f"{len(found)} comparisons"
-    return f"Beside plain decoding {how}, {several} at {LEVEL:.0%} together (Holm): {'; '.join(told)}."
+    return (
+        f"Beside plain decoding {how}, {several} at {LEVEL:.0%} together (Holm): {'; '.join(told)}."
+    )

@@ -1,14 +1,15 @@
 """How far a policy's trees are accepted along known texts, where the target's choice after every token is known.
 
-Decoding goes along a text: after each root the policy grows its tree with the drafter, as it would, and what of the text is
-in the tree is committed. With r_d the share of trees that hold the target's greedy choice at depth d, among those that held
-it at all depths before and whose text went on with it, the acceptance length to be expected is
+Decoding goes along a text: after each root the policy grows its tree with the drafter, as it would,
+and what of the text is in the tree is committed. With r_d the share of trees that hold the target's
+greedy choice at depth d, among those that held it at all depths before and whose text went on with
+it, the acceptance length to be expected is
 
     1 + Σ_d Π_{j ≤ d} r_j .
 
-A tree is the one that decoding would grow, so nothing is taken for independent but the depths; behind a token that the target
-would not have chosen nothing is known, so such a text counts no further at that root. Of texts that the target wrote greedily
-nothing is lost.
+A tree is the one that decoding would grow, so nothing is taken for independent but the depths;
+behind a token that the target would not have chosen nothing is known, so such a text counts no
+further at that root. Of texts that the target wrote greedily nothing is lost.
 
 Shapes: R texts, T tokens, N nodes, F frontier nodes, K candidates.
 """
@@ -84,14 +85,19 @@ class Asking(Search):
 
 @torch.inference_mode()
 def counted(
-    target: Target, drafter: Drafter[Any], policy: Policy, texts: Sequence[Text], costs: Costs | CostTable
+    target: Target,
+    drafter: Drafter[Any],
+    policy: Policy,
+    texts: Sequence[Text],
+    costs: Costs | CostTable,
 ) -> tuple[Floats, Floats]:
     """Count, by depth, of trees that held the target's choice there, and of trees that could have: [depths] each.
 
     Args:
         target: reads each text once.
         drafter: is driven as in decoding.
-        policy: grows the trees; one that reads costs grows them for one text at a time, as their number changes what pays.
+        policy: grows the trees; one that reads costs grows them for one text at a time, as their
+            number changes what pays.
         texts: known, of at least 2 tokens behind each prompt.
         costs: for such a policy.
     """
@@ -134,8 +140,20 @@ def _along(
         tree = policy.draft(asking, planted, prices, room, memory)
         paths = []
         for root, row in enumerate(live.tolist()):
-            paths.append(_walk(tree, root, texts[row].tokens[at[row] :], choices[row][at[row] :], matched, reached))
-        bonus = [texts[r].tokens[at[r] + len(path) + 1] for r, path in zip(live.tolist(), paths, strict=True)]
+            paths.append(
+                _walk(
+                    tree,
+                    root,
+                    texts[row].tokens[at[row] :],
+                    choices[row][at[row] :],
+                    matched,
+                    reached,
+                )
+            )
+        bonus = [
+            texts[r].tokens[at[r] + len(path) + 1]
+            for r, path in zip(live.tolist(), paths, strict=True)
+        ]
         verdict = Verdict(tuple(paths), np.array(bonus, np.int64))
         kept = np.concatenate([verdict.kept(root) for root in range(len(live))])
         positions = at[tree.row[kept]] + tree.depth[kept]
@@ -156,19 +174,24 @@ def _choices(source: Recording, row: int) -> Ints:
     return np.concatenate((np.full(text.start, -1), chosen))
 
 
-def _walk(tree: Tree, root: int, tokens: Ints, choices: Ints, matched: Floats, reached: Floats) -> Ints:
+def _walk(
+    tree: Tree, root: int, tokens: Ints, choices: Ints, matched: Floats, reached: Floats
+) -> Ints:
     """Return the nodes of a tree that stand on the text; adds to the counts, as far as the text is what the target chooses.
 
     Args:
         tree: that was grown.
         root: whose tree it is.
-        tokens: [T] the text from the root on; the node that its last token would be is not committed.
+        tokens: [T] the text from the root on; the node that its last token would be is not
+            committed.
         choices: [T] the target's choice after each of them.
         matched: and
         reached: the counts by depth.
     """
     node, path, chosen = root, [], True
-    for depth, (choice, token) in enumerate(zip(choices[:DEPTHS].tolist(), tokens[1 : 1 + DEPTHS].tolist(), strict=False)):
+    for depth, (choice, token) in enumerate(
+        zip(choices[:DEPTHS].tolist(), tokens[1 : 1 + DEPTHS].tolist(), strict=False)
+    ):
         children = tree.children(node)
         if chosen:
             reached[depth] += 1

@@ -1,6 +1,7 @@
 """Searches for the knobs of a policy on half of the prompts, and judges them beside the defaults on the other half.
 
-The target writes every text once; each setting is then replayed along them and counted by the costs of a machine.
+The target writes every text once; each setting is then replayed along them and counted by the costs
+of a machine.
 """
 
 import hashlib
@@ -26,7 +27,8 @@ from draftree.registry import build
 from draftree.request import Request
 
 SPREAD, LEAST_SPREAD = 4, 8
-"""Whole numbers are tried up to 4 times their default and 8 at least, others from a 16th of theirs to 16 times it."""
+"""Whole numbers are tried up to 4 times their default and 8 at least, others from a 16th of theirs
+to 16 times it."""
 Space = dict[str, tuple[str, Any, Any]]
 """By knob, `whole`, `share` or `choice`, and the bounds, or the values and None."""
 
@@ -43,7 +45,11 @@ def space(policy: Policy, named: Sequence[str] = ()) -> Space:
     """
     found, hints = Space(), get_type_hints(type(policy))
     for f in fields(policy):  # type: ignore[arg-type]  # every policy is a dataclass
-        value, bounds, hint = getattr(policy, f.name), f.metadata.get("range", Range()), hints[f.name]
+        value, bounds, hint = (
+            getattr(policy, f.name),
+            f.metadata.get("range", Range()),
+            hints[f.name],
+        )
         if isinstance(value, bool):
             found[f.name] = "choice", [False, True], None
         elif get_origin(hint) is Literal:
@@ -58,7 +64,9 @@ def space(policy: Policy, named: Sequence[str] = ()) -> Space:
             raise UnknownName("knob that can be searched", name, found)
     chosen = {name: it for name, it in found.items() if not named or name in named}
     if not chosen:
-        raise UserError(f"policy '{type(policy).__name__.lower()}' has no knob that can be searched")
+        raise UserError(
+            f"policy '{type(policy).__name__.lower()}' has no knob that can be searched"
+        )
     return chosen
 
 
@@ -96,10 +104,18 @@ class Tuned:
         """Return the figures by the names of the command line."""
         names = ("acceptance_length", "nodes_per_step", "counted_speedup", "prompts")
         rows = {
-            half: {s: {n: r[n] for n in names} | {"interval": r["intervals"]["counted_speedup"]} for s, r in found.items()}
+            half: {
+                s: {n: r[n] for n in names} | {"interval": r["intervals"]["counted_speedup"]}
+                for s, r in found.items()
+            }
             for half, found in (("searched", self.searched), ("judged", self.judged))
         }
-        told = {"policy": self.policy, "default": self.default, "trials": self.trials, "keep_default": not self.better}
+        told = {
+            "policy": self.policy,
+            "default": self.default,
+            "trials": self.trials,
+            "keep_default": not self.better,
+        }
         return told | rows | {"beside_default": asdict(self.beside)}
 
     def told(self) -> str:
@@ -108,7 +124,9 @@ class Tuned:
         if self.policy == self.default:
             return f"Keep the default: none of {self.trials} settings was faster on the half that was searched."
         if self.better:
-            return f"Use --policy {self.policy}: {figure}, on prompts that had no part in the search."
+            return (
+                f"Use --policy {self.policy}: {figure}, on prompts that had no part in the search."
+            )
         return f"Keep the default: {self.policy} has {figure} on the other half, an interval that includes 1 or lies below."
 
 
@@ -135,9 +153,15 @@ class Search:
     def row(self, policy: str, requests: Sequence[Request]) -> ResultRow:
         """Return the figures of one setting along some texts."""
         cells = [Cell(None, None, self.temperature), Cell(self.drafter, policy, self.temperature)]
-        engines = {(self.drafter, policy): replace(self.engine, policy=build("policy", policy), learned={})}
+        engines = {
+            (self.drafter, policy): replace(self.engine, policy=build("policy", policy), learned={})
+        }
         work = Bench(cells, engines, requests, self.seed, recordings=self.recordings)
-        return report.unclocked(report.rows([work.prompt(i) for i in range(len(requests))], self.seed, None, work.prices)[1])
+        return report.unclocked(
+            report.rows(
+                [work.prompt(i) for i in range(len(requests))], self.seed, None, work.prices
+            )[1]
+        )
 
     def run(
         self,
@@ -153,26 +177,33 @@ class Search:
             requests: as they are asked, all recorded.
             trials: settings that are tried, those in `storage` among them.
             storage: a file of optuna's, from which an interrupted search goes on.
-            named: only these knobs; by default all that can be searched and that the policy's spec does not fix.
+            named: only these knobs; by default all that can be searched and that the policy's spec
+                does not fix.
             tell: told how many settings were tried.
 
         Raises:
             UserError: there are too few requests, or optuna is not installed.
         """
         if len({r.prompt for r in requests}) < FEWEST:
-            raise UserError(f"{len(requests)} prompts were given, needed are at least {FEWEST} different ones")
+            raise UserError(
+                f"{len(requests)} prompts were given, needed are at least {FEWEST} different ones"
+            )
         name, _, fixed = self.policy.partition(":")
         known = {item.partition("=")[0] for item in fixed.split(",") if item}
         tried = {k: v for k, v in space(self.engine.policy, named).items() if k not in known}
         if not tried:
-            raise UserError(f"policy '{self.policy}' fixes all its knobs, nothing is left to be searched")
+            raise UserError(
+                f"policy '{self.policy}' fixes all its knobs, nothing is left to be searched"
+            )
         base = dict(item.split("=", 1) for item in fixed.split(",") if item)
         first, other = halves(requests)
         study = self._study(first, tried, storage)
         done = dict[str, ResultRow]()
 
         def value(trial: Any) -> float:
-            of = spec(name, base | {knob: _suggested(trial, knob, *how) for knob, how in tried.items()})
+            of = spec(
+                name, base | {knob: _suggested(trial, knob, *how) for knob, how in tried.items()}
+            )
             if of not in done:
                 done[of] = self.row(of, first)
             trial.set_user_attr("spec", of)
@@ -191,7 +222,9 @@ class Search:
         best = study.best_trial.user_attrs["spec"]
         if study.best_value <= float(default["counted_speedup"] or 0.0):
             best = self.policy
-        searched = {s: done.get(s) or self.row(s, first) for s in dict.fromkeys((best, self.policy))}
+        searched = {
+            s: done.get(s) or self.row(s, first) for s in dict.fromkeys((best, self.policy))
+        }
         judged = {s: self.row(s, other) for s in searched}
         beside = paired(judged[best], judged[self.policy], seed=self.seed).inverse
         return Tuned(best, self.policy, searched, judged, beside, finished())
@@ -203,21 +236,39 @@ class Search:
             from optuna.storages import JournalStorage
             from optuna.storages.journal import JournalFileBackend
         except ModuleNotFoundError as error:
-            raise UserError(f"searching needs the package '{error.name}': pip install 'draftree[tune]'") from error
+            raise UserError(
+                f"searching needs the package '{error.name}': pip install 'draftree[tune]'"
+            ) from error
         optuna.logging.set_verbosity(optuna.logging.ERROR)
         costs = asdict(self.engine.costs) if self.engine.costs is not None else None
-        about = [identity(self.engine.target), self.drafter, self.policy, tried, costs, self.seed, *map(key, requests)]
+        about = [
+            identity(self.engine.target),
+            self.drafter,
+            self.policy,
+            tried,
+            costs,
+            self.seed,
+            *map(key, requests),
+        ]
         name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:16]
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             kept = None if storage is None else JournalStorage(JournalFileBackend(str(storage)))
             sampler = optuna.samplers.TPESampler(seed=self.seed)
             return optuna.create_study(
-                storage=kept, study_name=name, sampler=sampler, direction="maximize", load_if_exists=True
+                storage=kept,
+                study_name=name,
+                sampler=sampler,
+                direction="maximize",
+                load_if_exists=True,
             )
 
 
 def _suggested(trial: Any, knob: str, kind: str, low: Any, high: Any) -> Any:
     if kind == "choice":
         return trial.suggest_categorical(knob, low)
-    return trial.suggest_int(knob, low, high, log=True) if kind == "whole" else trial.suggest_float(knob, low, high, log=True)
+    return (
+        trial.suggest_int(knob, low, high, log=True)
+        if kind == "whole"
+        else trial.suggest_float(knob, low, high, log=True)
+    )

@@ -29,11 +29,18 @@ class _NoDrafts(Drafter[int]):
     """Drafts nothing, and so has no state."""
 
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: int | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: int | None = None,
+        rows: Ints | None = None,
     ) -> int:
         return 0
 
-    def expand(self, state: int, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, int]:
+    def expand(
+        self, state: int, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, int]:
         return no_candidates(len(frontier), k), 0
 
     def commit(self, state: int, tree: Tree, verdict: Verdict, taps: Taps) -> int:

@@ -1,7 +1,8 @@
 """A trained drafter on disk: weights in the layout their kind is published in, and a `config.json`.
 
-What draftree has to know stands in that config under `draftree`: the method, its knobs, the target's name and a hash of
-the target's config. A published checkpoint has no such entry; each method recognises its own.
+What draftree has to know stands in that config under `draftree`: the method, its knobs, the
+target's name and a hash of the target's config. A published checkpoint has no such entry; each
+method recognises its own.
 
 Shapes: V vocabulary, D hidden size.
 """
@@ -92,7 +93,8 @@ class Checkpoint:
         config: its `config.json`.
         folder: where it lies.
         file: the name of its weights' file.
-        tensors: in the dtypes they were stored in; none before they are loaded, nor for a drafter that was never stored.
+        tensors: in the dtypes they were stored in; none before they are loaded, nor for a drafter
+            that was never stored.
         name: gives the name on disk of a tensor of the drafter's network; its own by default.
     """
 
@@ -144,8 +146,14 @@ class Checkpoint:
 
     def check_target(self, target: Target) -> None:
         """Warns of a checkpoint that was trained for another target."""
-        own = {"target_hash": fingerprint(target.decoder.config), "embedding_hash": embedding_hash(target)}
-        for key, other in (("target_hash", "config is another"), ("embedding_hash", "embedding is another")):
+        own = {
+            "target_hash": fingerprint(target.decoder.config),
+            "embedding_hash": embedding_hash(target),
+        }
+        for key, other in (
+            ("target_hash", "config is another"),
+            ("embedding_hash", "embedding is another"),
+        ):
             if own[key] and self.about.get(key, own[key]) != own[key]:
                 told = f"'{self.folder}' was trained for target '{self.about.get('target')}', whose {other}"
                 warnings.warn(told, DraftreeWarning, stacklevel=2)
@@ -164,14 +172,20 @@ class Checkpoint:
         """
         for key, size in wanted.items():
             if found.get(key) != size:
-                raise UserError(f"'{method}' in '{self.folder}' has {key} {found.get(key)}, allowed is the target's: {size}")
+                raise UserError(
+                    f"'{method}' in '{self.folder}' has {key} {found.get(key)}, allowed is the target's: {size}"
+                )
 
-    def loaded(self, files: tuple[str, ...] = FILES, wanted: Callable[[str], bool] = lambda _: True) -> Self:
+    def loaded(
+        self, files: tuple[str, ...] = FILES, wanted: Callable[[str], bool] = lambda _: True
+    ) -> Self:
         """Return the checkpoint with its tensors; pickled files are read as weights only.
 
         Args:
-            files: names of weights' files, the first found is read; an index of shards beside it is followed.
-            wanted: says of a name whether it is read; a whole target's checkpoint may hold a drafter's among its own.
+            files: names of weights' files, the first found is read; an index of shards beside it is
+                followed.
+            wanted: says of a name whether it is read; a whole target's checkpoint may hold a
+                drafter's among its own.
 
         Raises:
             UserError: there is none, or it cannot be read.
@@ -182,18 +196,22 @@ class Checkpoint:
             if index.is_file():
                 parts = {self.folder / part for key, part in _shards(index).items() if wanted(key)}
             if parts:
-                tensors = {k: v for part in sorted(parts) for k, v in _tensors(part, wanted).items()}
+                tensors = {
+                    k: v for part in sorted(parts) for k, v in _tensors(part, wanted).items()
+                }
                 return replace(self, file=name, tensors=tensors)
         raise UserError(f"'{self.folder}' has no weights: a file {' or '.join(files)} was expected")
 
     def network(self, make: Callable[[], M], optional: Set[str] = frozenset()) -> M:
         """Return a network with the checkpoint's tensors.
 
-        It is laid out without memory first, so that sizes that a config makes up are refused before anything is as large.
+        It is laid out without memory first, so that sizes that a config makes up are refused before
+        anything is as large.
 
         Args:
             make: gives the network.
-            optional: published names that may be missing, or be there without a place in the network.
+            optional: published names that may be missing, or be there without a place in the
+                network.
 
         Raises:
             UserError: it names missing, foreign and mis-shaped tensors.
@@ -207,17 +225,24 @@ class Checkpoint:
     def _with_biases(self, network: M) -> M:
         """Give the projections of each layer the biases that the checkpoint has, where it has any of them.
 
-        Configs have one entry for several projections (`attention_bias`), and some have none at all (Qwen2's).
+        Configs have one entry for several projections (`attention_bias`), and some have none at all
+        (Qwen2's).
         """
         for prefix, block in network.named_modules():
-            own = [part for part in PROJECTIONS if isinstance(getattr(block, part, None), nn.Linear)]
+            own = [
+                part for part in PROJECTIONS if isinstance(getattr(block, part, None), nn.Linear)
+            ]
             there = {part: self.name(f"{prefix}.{part}.bias") in self.tensors for part in own}
             if not any(there.values()):
                 continue
             for part, has_bias in there.items():
                 linear = getattr(block, part)
                 if has_bias is (linear.bias is None):
-                    linear.bias = nn.Parameter(linear.weight.new_zeros(linear.out_features)) if has_bias else None
+                    linear.bias = (
+                        nn.Parameter(linear.weight.new_zeros(linear.out_features))
+                        if has_bias
+                        else None
+                    )
         return network
 
     def fill(self, network: nn.Module, optional: Set[str] = frozenset()) -> None:
@@ -230,9 +255,22 @@ class Checkpoint:
         missing = sorted(set(own) - set(self.tensors) - optional)
         foreign = sorted(set(self.tensors) - set(own) - optional)
         both = {k: (v, own[k][1]) for k, v in self.tensors.items() if k in own}
-        bent = [f"{k} {list(v.shape)} (allowed {list(o.shape)})" for k, (v, o) in both.items() if v.shape != o.shape]
-        odd = [f"{k} of {v.dtype}" for k, (v, o) in both.items() if v.is_floating_point() is not o.is_floating_point()]
-        for kind, names in (("missing", missing), ("foreign", foreign), ("mis-shaped", bent), ("mistyped", odd)):
+        bent = [
+            f"{k} {list(v.shape)} (allowed {list(o.shape)})"
+            for k, (v, o) in both.items()
+            if v.shape != o.shape
+        ]
+        odd = [
+            f"{k} of {v.dtype}"
+            for k, (v, o) in both.items()
+            if v.is_floating_point() is not o.is_floating_point()
+        ]
+        for kind, names in (
+            ("missing", missing),
+            ("foreign", foreign),
+            ("mis-shaped", bent),
+            ("mistyped", odd),
+        ):
             if names:
                 more = f" and {len(names) - 4} more" if len(names) > 4 else ""
                 raise UserError(f"'{self.folder}' has {kind} tensors: {', '.join(names[:4])}{more}")
@@ -244,14 +282,21 @@ class Checkpoint:
         Args:
             folder: is made.
             config: the whole `config.json`.
-            tensors: by their names on disk; what was loaded and is not among them is written back as it was.
+            tensors: by their names on disk; what was loaded and is not among them is written back
+                as it was.
         """
         every = dict(self.tensors)
         for key, value in tensors.items():
             now, before = value.detach().cpu(), self.tensors.get(key)
             if before is None:
-                every[key] = now.to(torch.float16 if now.is_floating_point() else now.dtype).contiguous().clone()
-            elif not torch.equal(before.to(now.dtype), now):  # else the stored bits are kept: a narrower target rounded them
+                every[key] = (
+                    now.to(torch.float16 if now.is_floating_point() else now.dtype)
+                    .contiguous()
+                    .clone()
+                )
+            elif not torch.equal(
+                before.to(now.dtype), now
+            ):  # else the stored bits are kept: a narrower target rounded them
                 every[key] = now.to(before.dtype).contiguous().clone()
         with filled(folder, last=CONFIG) as beside:
             if self.file.endswith(".safetensors"):
@@ -284,7 +329,9 @@ def tensor_names(folder: Path, names: Collection[str]) -> frozenset[str]:
 
 def _shards(index: Path) -> dict[str, str]:
     """Return the file each tensor lies in."""
-    found: dict[str, str] = Entries(read_object(index, "an index of shards"), index).get("weight_map", dict[str, str])
+    found: dict[str, str] = Entries(read_object(index, "an index of shards"), index).get(
+        "weight_map", dict[str, str]
+    )
     return found
 
 
@@ -292,20 +339,33 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
     with understood(f"cannot read '{path}'"):
         if path.suffix == ".safetensors":
             with safe_open(path, framework="pt") as file:
-                return {key: _plain(file.get_tensor(key), key, path) for key in file.keys() if wanted(key)}  # noqa: SIM118
+                return {
+                    key: _plain(file.get_tensor(key), key, path)
+                    for key in file.keys()  # noqa: SIM118
+                    if wanted(key)
+                }
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
         except pickle.UnpicklingError as error:  # torch's own text shows how to load it anyway
             told = "is broken, or holds more than tensors, and nothing else is read from a pickled file"
             raise UserError(f"'{path}' {told}") from error
-        if not isinstance(found, dict) or not all(isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()):
+        if not isinstance(found, dict) or not all(
+            isinstance(k, str) and isinstance(v, Tensor) for k, v in found.items()
+        ):
             raise UserError(f"'{path}' holds {shown(found)}, allowed are named tensors alone")
         return {key: _plain(value, key, path) for key, value in found.items() if wanted(key)}
 
 
 def _plain(value: Tensor, key: str, path: Path) -> Tensor:
     """Return a tensor that any network can be filled with."""
-    if value.layout is not torch.strided or value.device.type != "cpu" or value.is_complex() or value.is_quantized:
+    if (
+        value.layout is not torch.strided
+        or value.device.type != "cpu"
+        or value.is_complex()
+        or value.is_quantized
+    ):
         kind = f"{value.dtype}, {value.layout} on {value.device}"
-        raise UserError(f"'{path}' has tensor {key} of {kind}, allowed are numbers that lie there one by one")
+        raise UserError(
+            f"'{path}' has tensor {key} of {kind}, allowed are numbers that lie there one by one"
+        )
     return value

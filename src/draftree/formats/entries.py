@@ -27,7 +27,8 @@ class Table:
     Attributes:
         used: entries that are read.
         harmless: entries that change nothing in what the network computes.
-        refused: entries of networks that are not supported, each with the values that change nothing.
+        refused: entries of networks that are not supported, each with the values that change
+            nothing.
         defaults: a config that has the layout's own defaults, which are harmless.
         strict: whether an unknown entry that is true is refused, and not only named in a warning.
     """
@@ -47,7 +48,8 @@ class Table:
             method: the drafter that opens it.
 
         Raises:
-            UserError: an entry changes what the network computes in a way that is not supported; it is named.
+            UserError: an entry changes what the network computes in a way that is not supported; it
+                is named.
         """
         for name in sorted(values.keys() & self.refused.keys()):
             _refuse(name, values[name], self.refused[name], where, method)
@@ -72,7 +74,11 @@ class Table:
             got = f"'{where}' has layer_types {shown(types)}, allowed is {FULL}"
             raise UserError(f"{got}: '{method}' has no layers of other types here")
         switched = values.get("use_sliding_window") is not None or types
-        self.check({k: v for k, v in values.items() if k != "sliding_window" or not switched}, where, method)
+        self.check(
+            {k: v for k, v in values.items() if k != "sliding_window" or not switched},
+            where,
+            method,
+        )
 
     def _is_default(self, name: str, value: Any) -> bool:
         known = {} if self.defaults is None else vars(self.defaults)
@@ -88,7 +94,11 @@ def _refuse(name: str, value: Any, allowed: Values, where: Path | str, method: s
 
 def _written(value: Any) -> str:
     """Return a value as JSON spells it, a list, an object or a text shortened."""
-    return json.dumps(value) if isinstance(value, bool | int | float | None) else shown(value).strip("'")
+    return (
+        json.dumps(value)
+        if isinstance(value, bool | int | float | None)
+        else shown(value).strip("'")
+    )
 
 
 SIZES = frozenset({
@@ -99,7 +109,8 @@ LAYER = SIZES | {
     "rms_norm_eps", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters", "initializer_range",
     "attention_bias", "mlp_bias", "qkv_bias", "draftree",
 }  # fmt: skip
-"""Entries of a decoder layer that are used, in every layout; biases are where the tensors have them."""
+"""Entries of a decoder layer that are used, in every layout; biases are where the tensors have
+them."""
 ABOUT = frozenset({
     "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "architectures", "auto_map", "model_type",
     "transformers_version", "torch_dtype", "dtype", "base_model_name_or_path", "target_model_type", "num_target_layers",
@@ -114,7 +125,8 @@ OTHERS = ABOUT | {
     "num_anchors", "embed_requires_grad", "topk_w", "topk",
     "loss_decay_gamma", "loss_type", "gradient_checkpointing", "torchscript", "generation_config",
 }  # fmt: skip
-"""Entries of training, of generation and of transformers' own: the tensors alone decide what is tied or trained."""
+"""Entries of training, of generation and of transformers' own: the tensors alone decide what is
+tied or trained."""
 SWITCHES = (
     # Norms in other places
     "layernorms", "norm_before_fc", "fc_norm", "norm_output", "post_norm", "use_post_norm", "sandwich_norm",
@@ -150,7 +162,8 @@ NETWORKS: Mapping[str, Values] = {
     **dict.fromkeys(FACTORS, ONE),
     **dict.fromkeys(OBJECTS, (None,)),
 }
-"""Entries of networks that no drafter here has, and the values that mean that a checkpoint has none of it either."""
+"""Entries of networks that no drafter here has, and the values that mean that a checkpoint has none
+of it either."""
 QK_NORMS = ("qk_norm", "use_qk_norm", "qk_layernorm")
 """Entries for norms of queries and keys, which a Llama's layers have not and a Qwen3's always."""
 LLAMA = Table(
@@ -165,7 +178,10 @@ EAGLE_ENTRIES = {"bias", "draft_vocab_size", "target_hidden_size", "norm_before_
 EAGLE = Table(LLAMA.used | EAGLE_ENTRIES, LLAMA.harmless, LLAMA.refused, LLAMA.defaults)
 """EAGLE and EAGLE-3 in the original layout."""
 PEAGLE = Table(
-    EAGLE.used | {"mask_token_id", "ptd_token_id", "pard_token", "num_depths"}, EAGLE.harmless, EAGLE.refused, EAGLE.defaults
+    EAGLE.used | {"mask_token_id", "ptd_token_id", "pard_token", "num_depths"},
+    EAGLE.harmless,
+    EAGLE.refused,
+    EAGLE.defaults,
 )
 """P-EAGLE in a flat config."""
 SPECULATORS = Table(
@@ -189,9 +205,13 @@ BLOCK_ENTRIES = {
     "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov", "causal_head", "is_causal",
     "causal", "sliding_window_non_causal", "draft_vocab_size", "target_hidden_size",
 }  # fmt: skip
-BLOCKS = Table(QWEN3.used | BLOCK_ENTRIES | {"dflash_config"}, QWEN3.harmless, QWEN3.refused, QWEN3.defaults)
+BLOCKS = Table(
+    QWEN3.used | BLOCK_ENTRIES | {"dflash_config"}, QWEN3.harmless, QWEN3.refused, QWEN3.defaults
+)
 """DFlash, DSpark and JetSpec in a flat config, their own entries in it or nested."""
-SPECULATED_BLOCKS = Table(BLOCK_ENTRIES | {"transformer_layer_config", "draftree"}, OTHERS, NETWORKS)
+SPECULATED_BLOCKS = Table(
+    BLOCK_ENTRIES | {"transformer_layer_config", "draftree"}, OTHERS, NETWORKS
+)
 """The same in the layout of speculators, beside the layers' config."""
 MEDUSA = Table(
     {"medusa_num_heads", "medusa_num_layers", "num_heads", "num_hidden_layers", "hidden_size", "vocab_size",
@@ -200,7 +220,18 @@ MEDUSA = Table(
     {},
 )  # fmt: skip
 HYDRA = Table(
-    {"hydra_num_heads", "hydra_num_layers", "hydra_head_arch", "grounded_heads", "hidden_state_offset", "draftree"},
+    {
+        "hydra_num_heads",
+        "hydra_num_layers",
+        "hydra_head_arch",
+        "grounded_heads",
+        "hidden_state_offset",
+        "draftree",
+    },
     OTHERS | {"dropout_rate", "hydra_choices"},
-    {"grounded_heads": (None, True), "hidden_state_offset": (None, 0), "hydra_head_arch": (None, "prefix-mlp", "mlp")},
+    {
+        "grounded_heads": (None, True),
+        "hidden_state_offset": (None, 0),
+        "hydra_head_arch": (None, "prefix-mlp", "mlp"),
+    },
 )

@@ -19,7 +19,8 @@ PREFIX = "medusa_head."
 VLLM = "blocks.0.layers.0.weight"
 """A tensor of vLLM's layout alone."""
 MAP, VLLM_MAP = "d2t", "token_map"
-"""The tensors of a draft vocabulary: what is added to 0, 1, … for the target's ids, and in vLLM's layout these ids."""
+"""The tensors of a draft vocabulary: what is added to 0, 1, … for the target's ids, and in vLLM's
+layout these ids."""
 BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 
@@ -76,7 +77,10 @@ def to_vllm(
     """Config and tensors of the official layout in vLLM's; `vocab` is the target's, where the heads know a part of it."""
     heads, layers = counted(tensors, Path())
     drafted, hidden = tensors[f"0.{layers}.weight"].shape
-    blocks = {re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name): value for name, value in tensors.items()}
+    blocks = {
+        re.sub(r"^(\d+)\.(\d+)\.linear\.", r"blocks.\1.layers.\2.", name): value
+        for name, value in tensors.items()
+    }
     renamed = {HEAD.sub(r"lm_heads.\1.weight", name): value for name, value in blocks.items()}
     if (offsets := renamed.pop(MAP, None)) is not None:
         renamed[VLLM_MAP] = offsets + torch.arange(len(offsets))
@@ -88,7 +92,9 @@ def to_vllm(
     }, renamed  # fmt: skip
 
 
-def from_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def from_vllm(
+    config: dict[str, Any], tensors: dict[str, Tensor]
+) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Config and tensors of vLLM's layout in the official one; blocks without a bias get a zero one.
 
     Raises:
@@ -97,16 +103,35 @@ def from_vllm(config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[
     part = config.get("truncated_vocab_size", config.get("vocab_size")) != config.get("vocab_size")
     if part and VLLM_MAP not in tensors:
         got = f"vocab_size={config.get('vocab_size')}, truncated_vocab_size={config.get('truncated_vocab_size')}"
-        raise UserError(f"medusa: got heads with {got}; allowed are heads over the whole vocabulary, or with a {VLLM_MAP}")
+        raise UserError(
+            f"medusa: got heads with {got}; allowed are heads over the whole vocabulary, or with a {VLLM_MAP}"
+        )
     if (ids := tensors.get(VLLM_MAP)) is not None:
         order = ids.argsort()
         mapped = {MAP: ids[order] - torch.arange(len(ids))}
-        tensors = {k: v[order] if k.startswith("lm_head") else v for k, v in tensors.items() if k != VLLM_MAP} | mapped
-    blocks = {re.sub(r"^blocks\.(\d+)\.layers\.(\d+)\.", r"\1.\2.linear.", name): value for name, value in tensors.items()}
-    shared = next((tensors[k] for k in ("lm_head.weight", "lm_heads.0.weight") if k in tensors), None)
+        tensors = {
+            k: v[order] if k.startswith("lm_head") else v
+            for k, v in tensors.items()
+            if k != VLLM_MAP
+        } | mapped
+    blocks = {
+        re.sub(r"^blocks\.(\d+)\.layers\.(\d+)\.", r"\1.\2.linear.", name): value
+        for name, value in tensors.items()
+    }
+    shared = next(
+        (tensors[k] for k in ("lm_head.weight", "lm_heads.0.weight") if k in tensors), None
+    )
     heads, layers = counted(blocks, Path())
-    named = {re.sub(r"^lm_heads\.(\d+)\.", rf"\1.{layers}.", k): v for k, v in blocks.items() if k != "lm_head.weight"}
-    no_bias = {re.sub("weight$", "bias", k): v.new_zeros(len(v)) for k, v in named.items() if BLOCK.fullmatch(k)}
+    named = {
+        re.sub(r"^lm_heads\.(\d+)\.", rf"\1.{layers}.", k): v
+        for k, v in blocks.items()
+        if k != "lm_head.weight"
+    }
+    no_bias = {
+        re.sub("weight$", "bias", k): v.new_zeros(len(v))
+        for k, v in named.items()
+        if BLOCK.fullmatch(k)
+    }
     renamed = no_bias | named
     if config.get("original_lm_head") and shared is not None:
         renamed |= {f"{i}.{layers}.weight": shared for i in range(heads)}

@@ -1,9 +1,10 @@
 """The layouts of drafters that give a block in one pass: DFlash, DSpark and JetSpec, as five programs write them.
 
-z-lab        DFlash and JetSpec: flat config, `dflash_config` with the layers read and the mask token; SpecForge's DSpark too.
-DeepSpec     DSpark: flat config, embedding and LM head of its own. Its slots are shifted: slot 0, the root's, drafts already.
-speculators  the layers' config nested; entries of `hidden_states` are named, where all others name layers, one less.
-transformers the class that reads DFlash there: other names for two tensors, sliding windows that look both ways.
+z-lab        DFlash and JetSpec: flat config, `dflash_config` with the layers read and the mask
+token; SpecForge's DSpark too. DeepSpec     DSpark: flat config, embedding and LM head of its own.
+Its slots are shifted: slot 0, the root's, drafts already. speculators  the layers' config nested;
+entries of `hidden_states` are named, where all others name layers, one less. transformers the class
+that reads DFlash there: other names for two tensors, sliding windows that look both ways.
 
 Shapes: V vocabulary, V′ draft vocabulary.
 """
@@ -102,7 +103,9 @@ def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
         return None
     if said.get("causal_head"):
         return "jetspec"
-    return "dspark" if said.get("markov_rank") or any("markov_head." in k for k in keys) else "dflash"
+    return (
+        "dspark" if said.get("markov_rank") or any("markov_head." in k for k in keys) else "dflash"
+    )
 
 
 def loaded(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
@@ -115,7 +118,9 @@ def loaded(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
     config, where = stored.config, stored.folder
     second = any(mark in key for key in stored.tensors for mark in SECOND)
     if second or "DFlash2DraftModel" in (config.get("architectures") or ()):
-        raise UserError(f"'{where}' holds a DFlash 2, which adds convolutions and a selector: allowed is DFlash")
+        raise UserError(
+            f"'{where}' holds a DFlash 2, which adds convolutions and a selector: allowed is DFlash"
+        )
     _check_entries(config, where)
     stored = replace(stored, name=_names(config, stored.tensors.keys()))
     return stored, _layout(config, stored)
@@ -150,7 +155,11 @@ def _names(config: Mapping[str, Any], keys: Set[str]) -> Callable[[str], str]:
         for ours, theirs in native.items():
             if key.startswith(ours):
                 return theirs + key.removeprefix(ours)
-        return EARLY + key if early and key.startswith(("markov_head.", "confidence_head.")) else name(key)
+        return (
+            EARLY + key
+            if early and key.startswith(("markov_head.", "confidence_head."))
+            else name(key)
+        )
 
     return named
 
@@ -160,10 +169,14 @@ def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
     outer = Entries(config, where)
     speculated, nested = KIND in config, outer.get(NESTED, dict[str, Any], {})
     values = outer.get(LAYER, dict[str, Any]) if speculated else dict(config)
-    said = Entries(config | nested, where)  # either of block size and mask token may stand in either place
+    said = Entries(
+        config | nested, where
+    )  # either of block size and mask token may stand in either place
     block, mask = said.get("block_size", int, least=1), said.get("mask_token_id", int, least=0)
     if block > MAX_NODES:  # its masks grow with the square of it
-        raise UserError(f"{said.where}: block_size is {block}, allowed is at most {MAX_NODES}, the most nodes of a tree")
+        raise UserError(
+            f"{said.where}: block_size is {block}, allowed is at most {MAX_NODES}, the most nodes of a tree"
+        )
     ids = said.get("aux_hidden_state_layer_ids" if speculated else "target_layer_ids", list[int])
     reads = tuple(ids) if speculated else tuple(layer + 1 for layer in ids)
     official = "Qwen3DSparkModel" in (config.get("architectures") or ())
@@ -185,7 +198,10 @@ def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
         draft_vocab=len(stored.tensors[MAP]) if MAP in stored.tensors else 0,
         markov=cast(Markov, markov),
         rank=said.get("markov_rank", int | None, 0, least=0) or 0,
-        confidence=(said.get("enable_confidence_head", bool, own), said.get("confidence_head_with_markov", bool, own)),
+        confidence=(
+            said.get("enable_confidence_head", bool, own),
+            said.get("confidence_head_with_markov", bool, own),
+        ),
     )
 
 
@@ -199,26 +215,40 @@ def _sights(layers: Entries, said: Entries, count: int, native: bool) -> tuple[S
         first = layers.get("max_window_layers", int, FIRST_SLIDING)
         types = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
     if len(types) != count or not set(types) <= {"full_attention", "sliding_attention"}:
-        raise UserError(f"layer_types is {types}, allowed are {count} of full_attention and sliding_attention")
+        raise UserError(
+            f"layer_types is {types}, allowed are {count} of full_attention and sliding_attention"
+        )
     if switched is False and window is not None and "sliding_attention" in types:
-        raise UserError(f"use_sliding_window is false and layer_types is {types}, allowed is full_attention")
+        raise UserError(
+            f"use_sliding_window is false and layer_types is {types}, allowed is full_attention"
+        )
     causal = said.get("causal_head", bool | None, None) or said.get(
         "is_causal", bool | None, said.get("causal", bool | None, None)
     )
     both = native or said.get("sliding_window_non_causal", bool, False)
     sliding = [t == "sliding_attention" for t in types]
-    return tuple(Sight(bool(causal) if causal is not None else s and not both, window if s else None) for s in sliding)
+    return tuple(
+        Sight(bool(causal) if causal is not None else s and not both, window if s else None)
+        for s in sliding
+    )
 
 
 def written(layout: Layout, kind: Kind) -> dict[str, Any]:
     """Return the config of a new drafter, in z-lab's layout; DSpark's as SpecForge writes it."""
-    nested: dict[str, Any] = {"target_layer_ids": [i - 1 for i in layout.reads], "mask_token_id": layout.mask}
+    nested: dict[str, Any] = {
+        "target_layer_ids": [i - 1 for i in layout.reads],
+        "mask_token_id": layout.mask,
+    }
     if kind == "jetspec":
         nested |= {"causal_head": True}
     if kind == "dspark":
         nested |= {"projector_type": "dspark"} | _heads(layout)
     architecture = "DSparkDraftModel" if kind == "dspark" else "DFlashDraftModel"
-    return layout.values | {"architectures": [architecture], "block_size": layout.block, NESTED: nested}
+    return layout.values | {
+        "architectures": [architecture],
+        "block_size": layout.block,
+        NESTED: nested,
+    }
 
 
 def _heads(layout: Layout) -> dict[str, Any]:
@@ -241,11 +271,25 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
     Raises:
         UserError: its layers look back in ways that are not alike.
     """
-    outside = {"architectures", "auto_map", "block_size", "draftree", "dtype", "torch_dtype", "transformers_version", NESTED}
+    outside = {
+        "architectures",
+        "auto_map",
+        "block_size",
+        "draftree",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        NESTED,
+    }
     layer = {k: v for k, v in layout.values.items() if k not in outside} | {"model_type": "qwen3"}
     sliding, both = _slides(layout, layer.get("max_position_embeddings", LONGEST))
     layer |= sliding
-    proposal = {"proposal_type": "greedy", "speculative_tokens": layout.drafts, "accept_tolerance": 0.0, "verifier_accept_k": 1}
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": layout.drafts,
+        "accept_tolerance": 0.0,
+        "verifier_accept_k": 1,
+    }
     how = {"algorithm": kind, "default_proposal_method": "greedy", "proposal_methods": [proposal]}
     return {
         KIND: kind, "speculators_version": LAST_VERSION, "architectures": [SPECULATORS[kind]],
@@ -261,8 +305,8 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
 def _slides(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:
     """Return the entries that say what layers see in the layout of speculators, and whether sliding ones look both ways.
 
-    There a layer is causal in its block where it slides, so that one that is causal and sees the whole context, as all of a
-    JetSpec's, has a window of that length.
+    There a layer is causal in its block where it slides, so that one that is causal and sees the
+    whole context, as all of a JetSpec's, has a window of that length.
     """
     slides = {(s.causal, s.window or context) for s in layout.sights if s.causal or s.window}
     if len(slides) > 1:
@@ -270,5 +314,11 @@ def _slides(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:
             f"its layers see {sorted(slides)} (causal, window), allowed for 'speculators' is one kind beside full ones"
         )
     causal, window = slides.pop() if slides else (True, None)
-    types = ["sliding_attention" if s.causal or s.window else "full_attention" for s in layout.sights]
-    return {"layer_types": types, "sliding_window": window, "use_sliding_window": window is not None}, not causal
+    types = [
+        "sliding_attention" if s.causal or s.window else "full_attention" for s in layout.sights
+    ]
+    return {
+        "layer_types": types,
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+    }, not causal

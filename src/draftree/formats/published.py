@@ -43,7 +43,9 @@ def best_for(target: str) -> str:
     """
     if not (known := published_for(target)):
         told = "`draftree drafters` lists those that are; 'suffix' and 'pld' need no training"
-        raise UserError(f"drafter is 'published', but none is known for target {shown(target)}: {told}")
+        raise UserError(
+            f"drafter is 'published', but none is known for target {shown(target)}: {told}"
+        )
     return known[0].drafter
 
 

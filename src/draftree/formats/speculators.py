@@ -1,8 +1,9 @@
 """The layout of the library speculators: EAGLE (HASS too), EAGLE-3 and P-EAGLE, their layers' config nested.
 
-Beside the original layout: `fc.` is `fusion_fc.` and `layers.0.` is `transformer.` in EAGLE's, which has no embedding of
-its own; `midlayer.` is `layers.0.` in EAGLE-3's; P-EAGLE's tensors are named alike in both. The config nests the layers' as
-`transformer_layer_config` and says under `speculators_config` how and for which target ("verifier") to draft.
+Beside the original layout: `fc.` is `fusion_fc.` and `layers.0.` is `transformer.` in EAGLE's,
+which has no embedding of its own; `midlayer.` is `layers.0.` in EAGLE-3's; P-EAGLE's tensors are
+named alike in both. The config nests the layers' as `transformer_layer_config` and says under
+`speculators_config` how and for which target ("verifier") to draft.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -74,8 +75,8 @@ def loaded(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]
     """Return a checkpoint in either layout with its tensors, and its config as the original layout has it, a copy.
 
     Raises:
-        UserError: it cannot be read, is of another kind, or of a network that is not the published method's; the flag is
-            named.
+        UserError: it cannot be read, is of another kind, or of a network that is not the published
+            method's; the flag is named.
     """
     stored = replace(stored.loaded(), name=published(stored.config))
     config, where = deepcopy(stored.config), stored.folder
@@ -87,7 +88,9 @@ def loaded(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]
     if KIND not in config:
         return stored, config
     if method == "eagle":
-        return stored, layer | {"bias": config.get("fusion_bias", "fusion_fc.bias" in stored.tensors)}
+        return stored, layer | {
+            "bias": config.get("fusion_bias", "fusion_fc.bias" in stored.tensors)
+        }
     return stored, layer | {k: config[k] for k in FIELDS if config.get(k) is not None}
 
 
@@ -95,7 +98,8 @@ def layer_of(config: dict[str, Any], method: str, where: Path) -> dict[str, Any]
     """Return the config of the layer, in either layout, its entries checked.
 
     Raises:
-        UserError: the layer is of another kind, or an entry changes the network in a way that is not supported.
+        UserError: the layer is of another kind, or an entry changes the network in a way that is
+            not supported.
     """
     if KIND not in config:
         (entries.PEAGLE if method == "peagle" else entries.EAGLE).check_layer(config, where, method)
@@ -125,7 +129,11 @@ def explicit(values: Mapping[str, Any], method: str) -> dict[str, Any]:
 
 
 def nested(
-    values: Mapping[str, Any], method: str, verifier: Mapping[str, Any], layers: int = 1, drafted: int = DRAFTED
+    values: Mapping[str, Any],
+    method: str,
+    verifier: Mapping[str, Any],
+    layers: int = 1,
+    drafted: int = DRAFTED,
 ) -> dict[str, Any]:
     """Return the config of the original layout in this one.
 
@@ -137,15 +145,35 @@ def nested(
         drafted: tokens of a chain.
     """
     outside = {*FIELDS, *MASKS, DEPTHS, "bias", "architectures", "torch_dtype", "dtype"}
-    layer = {k: v for k, v in values.items() if k not in outside} | {"model_type": "llama", "num_hidden_layers": layers}
+    layer = {k: v for k, v in values.items() if k not in outside} | {
+        "model_type": "llama",
+        "num_hidden_layers": layers,
+    }
     if method == "eagle":
-        flags: dict[str, Any] = {"fusion_bias": explicit(values, method)["bias"], "layernorms": False}
+        flags: dict[str, Any] = {
+            "fusion_bias": explicit(values, method)["bias"],
+            "layernorms": False,
+        }
     else:
         flags = {k: values.get(k) for k in FIELDS} | explicit(values, method)
         flags["norm_before_residual"] = bool(flags["norm_before_residual"])
-    proposal = {"proposal_type": "greedy", "speculative_tokens": drafted, "accept_tolerance": 0.0, "verifier_accept_k": 1}
-    how = {"algorithm": method, "default_proposal_method": "greedy", "proposal_methods": [proposal], "verifier": dict(verifier)}
-    about: dict[str, Any] = {KIND: method, "speculators_version": VERSIONS[method], "architectures": [ARCHITECTURES[method][0]]}
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": drafted,
+        "accept_tolerance": 0.0,
+        "verifier_accept_k": 1,
+    }
+    how = {
+        "algorithm": method,
+        "default_proposal_method": "greedy",
+        "proposal_methods": [proposal],
+        "verifier": dict(verifier),
+    }
+    about: dict[str, Any] = {
+        KIND: method,
+        "speculators_version": VERSIONS[method],
+        "architectures": [ARCHITECTURES[method][0]],
+    }
     if dtype := values.get("torch_dtype", values.get("dtype")):
         about |= {"torch_dtype": dtype}
     return about | flags | {HOW: how, LAYER: layer}

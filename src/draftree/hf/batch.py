@@ -34,19 +34,22 @@ WARPERS: frozenset[type] = frozenset(
     (stock.TemperatureLogitsWarper, stock.TopKLogitsWarper, stock.TopPLogitsWarper, stock.MinPLogitsWarper,
      stock.TypicalLogitsWarper, stock.TopHLogitsWarper, stock.EpsilonLogitsWarper, stock.EtaLogitsWarper)
 )  # fmt: skip
-"""Processors that look at the scores alone: the last ones of a list turn logits into p, for drafts as well."""
+"""Processors that look at the scores alone: the last ones of a list turn logits into p, for drafts
+as well."""
 PURE: frozenset[type] = frozenset(
     (stock.RepetitionPenaltyLogitsProcessor, stock.NoRepeatNGramLogitsProcessor, stock.NoBadWordsLogitsProcessor,
      stock.SequenceBiasLogitsProcessor, stock.SuppressTokensLogitsProcessor, stock.SuppressTokensAtBeginLogitsProcessor,
      stock.ForcedBOSTokenLogitsProcessor, stock.ForcedEOSTokenLogitsProcessor, stock.MinLengthLogitsProcessor,
      stock.MinNewTokensLengthLogitsProcessor, stock.ExponentialDecayLengthPenalty)
 )  # fmt: skip
-"""Processors that are cheap functions of one row's text and scores: they are applied to drafts, too (`Request.guides`)."""
+"""Processors that are cheap functions of one row's text and scores: they are applied to drafts, too
+(`Request.guides`)."""
 ALONE: frozenset[type] = WARPERS | PURE | {
     stock.InfNanRemoveLogitsProcessor, stock.LogitNormalization, stock.WatermarkLogitsProcessor, MaxTimeCriteria,
     StopStringCriteria
 }  # fmt: skip
-"""Processors and criteria that treat a row the same whatever its number and however many there are."""
+"""Processors and criteria that treat a row the same whatever its number and however many there are.
+"""
 STATELESS: frozenset[type] = ALONE | {
     stock.PrefixConstrainedLogitsProcessor, stock.EncoderNoRepeatNGramLogitsProcessor,
     stock.EncoderRepetitionPenaltyLogitsProcessor
@@ -61,7 +64,8 @@ class PaddedPrompt:
     Attributes:
         padding: the ids in front of its text.
         text: what the model reads.
-        hidden: the whole row, where ids inside it are hidden from the model; processors and criteria are shown them all.
+        hidden: the whole row, where ids inside it are hidden from the model; processors and
+            criteria are shown them all.
     """
 
     padding: list[int]
@@ -69,7 +73,9 @@ class PaddedPrompt:
     hidden: list[int] | None = None
 
 
-def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False) -> list[PaddedPrompt]:
+def prompts(
+    input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False
+) -> list[PaddedPrompt]:
     """Return the text of each row that the model is to read.
 
     An id that the mask hides is seen by nobody and counts in no position: the text is the others'.
@@ -80,31 +86,48 @@ def prompts(input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool =
         windowed: whether the model's windows count places, hidden ones with the others.
 
     Raises:
-        UserError: a mask hides a row's last id, or one inside a row from a model with windows; or positions are not counted
-            from 0 without what it hides.
+        UserError: a mask hides a row's last id, or one inside a row from a model with windows; or
+            positions are not counted from 0 without what it hides.
     """
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask != 0
     if seen.shape != input_ids.shape:
-        raise UserError(f"attention_mask is {list(seen.shape)}, allowed is the shape of input_ids, {list(input_ids.shape)}")
+        raise UserError(
+            f"attention_mask is {list(seen.shape)}, allowed is the shape of input_ids, {list(input_ids.shape)}"
+        )
     if positions is not None:
         counted = seen.long().cumsum(-1) - 1
-        fits = positions.dim() == 2 and positions.shape[0] in (1, len(seen)) and positions.shape[1] == seen.shape[1]
+        fits = (
+            positions.dim() == 2
+            and positions.shape[0] in (1, len(seen))
+            and positions.shape[1] == seen.shape[1]
+        )
         if not fits or bool((positions.expand_as(counted) != counted)[seen].any()):
-            raise UserError("position_ids are not 0, 1, 2 … after the padding, allowed are none: they are counted by the mask")
-    return [_prompt(r, *row, windowed) for r, row in enumerate(zip(input_ids.tolist(), seen.tolist(), strict=True))]
+            raise UserError(
+                "position_ids are not 0, 1, 2 … after the padding, allowed are none: they are counted by the mask"
+            )
+    return [
+        _prompt(r, *row, windowed)
+        for r, row in enumerate(zip(input_ids.tolist(), seen.tolist(), strict=True))
+    ]
 
 
 def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> PaddedPrompt:
     if not all(seen[-1:]):  # the first new token would be read off a hidden one
-        raise UserError(f"row {row} of attention_mask has a zero at its last place, {len(ids) - 1}: pad on the left")
+        raise UserError(
+            f"row {row} of attention_mask has a zero at its last place, {len(ids) - 1}: pad on the left"
+        )
     text = list(compress(ids, seen))
     if all(seen[-len(text) :]):
         return PaddedPrompt(ids[: -len(text)], text)
     if windowed:
         place = seen.index(False, seen.index(True))
-        told = "allowed are zeros on the left alone: the model's window counts places, hidden or not"
-        raise UserError(f"row {row} of attention_mask has a zero at place {place}, behind a one; {told}")
+        told = (
+            "allowed are zeros on the left alone: the model's window counts places, hidden or not"
+        )
+        raise UserError(
+            f"row {row} of attention_mask has a zero at place {place}, behind a one; {told}"
+        )
     return PaddedPrompt([], text, ids)
 
 
@@ -145,8 +168,12 @@ class Call:
         """Return the choice of tokens: greedy, or after the warpers that end the list of processors."""
         if not self.config.do_sample:
             return Sampling()
-        seed = int(torch.randint(2**63 - 1, ())) if seed is None else seed  # torch's own seed decides then
-        return Sampling(temperature=self.config.temperature or 1.0, seed=seed, warpers=tuple(self._warpers))
+        seed = (
+            int(torch.randint(2**63 - 1, ())) if seed is None else seed
+        )  # torch's own seed decides then
+        return Sampling(
+            temperature=self.config.temperature or 1.0, seed=seed, warpers=tuple(self._warpers)
+        )
 
     @property
     def _warpers(self) -> list[LogitsProcessor]:
@@ -158,7 +185,9 @@ class Call:
     def keeps_scores(self) -> bool:
         """True where the output holds scores or logits."""
         config = self.config
-        return bool(config.return_dict_in_generate and (config.output_scores or config.output_logits))
+        return bool(
+            config.return_dict_in_generate and (config.output_scores or config.output_logits)
+        )
 
     @property
     def _tells_criteria(self) -> bool:
@@ -172,14 +201,20 @@ class Call:
 
     def requests(self, sampling: Sampling) -> list[Request]:
         """Return a request for each row; its number in the batch decides its noise."""
-        longest = min((c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31)
-        eos = frozenset(i for c in self.criteria if type(c) is EosTokenCriteria for i in c.eos_token_id.tolist())
+        longest = min(
+            (c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31
+        )
+        eos = frozenset(
+            i for c in self.criteria if type(c) is EosTokenCriteria for i in c.eos_token_id.tolist()
+        )
         own = self.processors[: len(self.processors) - len(self._warpers)]
         requests, rows = [], len(self.prompts)
         for row, prompt in enumerate(self.prompts):
             mine = [in_full(prompt, of_row(p, row, rows)) for p in own]
             guides = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in PURE)
-            stateless = tuple(p for p, given in zip(mine, own, strict=True) if type(given) in STATELESS)
+            stateless = tuple(
+                p for p, given in zip(mine, own, strict=True) if type(given) in STATELESS
+            )
             record = Record() if self._tells_criteria else None
             requests.append(
                 Request(
@@ -190,7 +225,9 @@ class Call:
                     processors=(*mine, *(() if record is None else (in_full(prompt, record),))),
                     guides=guides,
                     stateless=stateless,
-                    criteria=tuple(in_full(prompt, RowCriterion(c, row, rows, record)) for c in self._stopping),
+                    criteria=tuple(
+                        in_full(prompt, RowCriterion(c, row, rows, record)) for c in self._stopping
+                    ),
                     before=prompt.padding,
                     keep_scores=self.keeps_scores,
                     sampling=sampling,
@@ -203,13 +240,18 @@ class Call:
         steps = max(len(row.tokens) for row in rows)
         padding = getattr(self.config, "_pad_token_tensor", None)
         pad = 0 if padding is None else int(padding)
-        new = torch.tensor([row.tokens + [pad] * (steps - len(row.tokens)) for row in rows], device=self.input_ids.device)
+        new = torch.tensor(
+            [row.tokens + [pad] * (steps - len(row.tokens)) for row in rows],
+            device=self.input_ids.device,
+        )
         sequences = torch.cat((self.input_ids, new), dim=1)
         if not self.config.return_dict_in_generate:
             return sequences
         output: dict[str, Any] = {"sequences": sequences}
         if self.config.output_scores:
-            output["scores"] = self._columns([[s.processed for s in row.scores] for row in rows], steps)
+            output["scores"] = self._columns(
+                [[s.processed for s in row.scores] for row in rows], steps
+            )
         if self.config.output_logits:
             output["logits"] = self._columns([[s.raw for s in row.scores] for row in rows], steps)
         return GenerateDecoderOnlyOutput(**output)
@@ -217,7 +259,9 @@ class Call:
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
         """Return the rows' scores by place: T tensors [B, V]."""
         nothing = torch.zeros_like(kept[0][0])
-        columns = (torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps))
+        columns = (
+            torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps)
+        )
         return tuple(column.to(self.input_ids.device, torch.float32) for column in columns)
 
 
@@ -243,10 +287,17 @@ def write(
     steps = max(len(row.tokens) for row in rows)
     short = [r for r, row in enumerate(rows) if len(row.tokens) < steps and row.ending != "context"]
     pads = any(getattr(c, "eos_token_id", None) is not None for c in call.criteria)
-    if short and not pads:  # transformers fills rows that have ended; without EOS criteria they go on until all have
+    if (
+        short and not pads
+    ):  # transformers fills rows that have ended; without EOS criteria they go on until all have
         rest = [requests[r] for r in short]
         longer = [
-            replace(r, prompt=[*r.prompt, *rows[n].tokens], max_new_tokens=steps - len(rows[n].tokens), criteria=())
+            replace(
+                r,
+                prompt=[*r.prompt, *rows[n].tokens],
+                max_new_tokens=steps - len(rows[n].tokens),
+                criteria=(),
+            )
             for n, r in zip(short, rest, strict=True)
         ]
         stats.append(engine.write(longer, on_tokens=partial(tell, short), reuse=reuse).stats)
@@ -255,7 +306,9 @@ def write(
     if any(row.ending == "context" for row in rows):
         context = engine.target.decoder.context
         warnings.warn(
-            f"a text has filled the target's context of {context} tokens and ends there", DraftreeWarning, stacklevel=2
+            f"a text has filled the target's context of {context} tokens and ends there",
+            DraftreeWarning,
+            stacklevel=2,
         )
     return rows, total(stats)
 
@@ -317,11 +370,15 @@ def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
         return Finite()
     if rows == 1:
         return processor
-    if type(processor) is stock.RepetitionPenaltyLogitsProcessor and isinstance(processor.prompt_ignore_length, Tensor):
+    if type(processor) is stock.RepetitionPenaltyLogitsProcessor and isinstance(
+        processor.prompt_ignore_length, Tensor
+    ):
         mine = copy.copy(processor)
         mine.prompt_ignore_length = processor.prompt_ignore_length[row : row + 1]
         return mine
-    if type(processor) is stock.PrefixConstrainedLogitsProcessor:  # the user's function need not know other texts in its row
+    if (
+        type(processor) is stock.PrefixConstrainedLogitsProcessor
+    ):  # the user's function need not know other texts in its row
         ask = processor._prefix_allowed_tokens_fn
         return stock.PrefixConstrainedLogitsProcessor(lambda _, ids: ask(row, ids), 1)
     return processor if type(processor) in ALONE else OneRow(own_copy(processor, row), row, rows)
@@ -339,7 +396,9 @@ def own_copy(part: Any, row: int) -> Any:
         return copy.deepcopy(part)
     except Exception as error:  # whatever a user's own class raises
         name = type(part).__name__
-        raise UserError(f"{name} cannot be copied for each row of a batch, allowed is one row at a time: {error}") from error
+        raise UserError(
+            f"{name} cannot be copied for each row of a batch, allowed is one row at a time: {error}"
+        ) from error
 
 
 class Record(LogitsProcessor):
@@ -355,7 +414,9 @@ class Record(LogitsProcessor):
 
     def until(self, length: int, rows: int) -> tuple[Tensor, ...]:
         """Scores [B, V] of every token so far of a text with so many."""
-        return tuple(self._scores[n].float().repeat(rows, 1) for n in sorted(self._scores) if n < length)
+        return tuple(
+            self._scores[n].float().repeat(rows, 1) for n in sorted(self._scores) if n < length
+        )
 
 
 class RowCriterion:
@@ -369,7 +430,12 @@ class RowCriterion:
     """
 
     def __init__(self, criterion: Any, row: int, rows: int, record: Record | None) -> None:
-        self._criterion, self._row, self._rows, self._record = own_copy(criterion, row), row, rows, record
+        self._criterion, self._row, self._rows, self._record = (
+            own_copy(criterion, row),
+            row,
+            rows,
+            record,
+        )
 
     def __call__(self, input_ids: Tensor, scores: Any = None) -> bool:
         """Return whether the texts end here, as transformers asks."""

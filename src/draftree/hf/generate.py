@@ -1,7 +1,8 @@
 """transformers' `generate`, with drafts: the hook for its `custom_generate`, and the options that it takes or refuses.
 
-transformers prepares prompts, processors and criteria, and calls the hook instead of its own loop. Whatever the hook cannot
-honour it refuses by name, so that nobody gets another output than asked for.
+transformers prepares prompts, processors and criteria, and calls the hook instead of its own loop.
+Whatever the hook cannot honour it refuses by name, so that nobody gets another output than asked
+for.
 
 Shapes: B rows of the batch, n ids of a padded prompt, T new tokens, V vocabulary.
 """
@@ -60,10 +61,17 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "token_healing": ((False,), "false; heal the prompt before"),
     "use_cache": ((True,), "true; draftree always keeps keys and values"),
     "cache_implementation": (("dynamic",), "none; draftree has a cache of its own"),
-    "output_attentions": ((False,), "false; passes over trees have other attentions than plain decoding's"),
-    "output_hidden_states": ((False,), "false; passes over trees have other states than plain decoding's"),
+    "output_attentions": (
+        (False,),
+        "false; passes over trees have other attentions than plain decoding's",
+    ),
+    "output_hidden_states": (
+        (False,),
+        "false; passes over trees have other states than plain decoding's",
+    ),
 }
-"""Options of a generation config that are not honoured: values beside None that ask for nothing, and what to do instead."""
+"""Options of a generation config that are not honoured: values beside None that ask for nothing,
+and what to do instead."""
 NOT_HERE: Mapping[str, str] = {
     "assistant_model": "none; the engine has its drafter: draftree.load(model, drafter=assistant) drafts with a model",
     "assistant_tokenizer": "none; drafters share the target's tokenizer",
@@ -72,7 +80,8 @@ NOT_HERE: Mapping[str, str] = {
 }
 """Arguments of `generate` that transformers does not pass on to a hook."""
 READ = frozenset(("attention_mask", "position_ids", *CACHES, "use_cache", "logits_to_keep"))
-"""Arguments of the model's forward, prepared by transformers, that the hook reads or can leave aside."""
+"""Arguments of the model's forward, prepared by transformers, that the hook reads or can leave
+aside."""
 OWN = tuple(field.name for field in fields(Options))
 """Names of the options of `Engine.complete`."""
 THEIRS: Mapping[str, str] = {
@@ -93,10 +102,11 @@ class Hook:
     Args:
         opened: returns the engine for a model and the assistant model given to `generate`, or None.
         seed: of the draws; drawn anew for each call where there is none.
-        streamer: is given the prompt, the tokens of each accepted run one by one, and the end; by default that of `generate`.
+        streamer: is given the prompt, the tokens of each accepted run one by one, and the end; by
+            default that of `generate`.
         tokenizer: for stop strings; the target's own by default.
-        reuse: whether a prefix shared with the last call is taken from the caches; only where nobody else can have
-            changed the model's weights between the calls.
+        reuse: whether a prefix shared with the last call is taken from the caches; only where
+            nobody else can have changed the model's weights between the calls.
 
     Attributes:
         stats: figures of the last call.
@@ -110,9 +120,13 @@ class Hook:
         tokenizer: PreTrainedTokenizerBase | None = None,
         reuse: bool = False,
     ) -> None:
-        self._seed = None if seed is None else Options(seed=seed).seed  # by the rule of options, in greedy calls too
+        self._seed = (
+            None if seed is None else Options(seed=seed).seed
+        )  # by the rule of options, in greedy calls too
         if not isinstance(streamer, BaseStreamer | None):
-            raise UserError(f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None")
+            raise UserError(
+                f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None"
+            )
         self._opened, self._streamer, self._tokenizer = opened, streamer, tokenizer
         self._reuse = reuse
         self.stats = Stats()
@@ -131,9 +145,10 @@ class Hook:
     ) -> Tensor | GenerateDecoderOnlyOutput:
         """Write what transformers' own loop would write, in fewer passes.
 
-        transformers hands over what its user gave for those of our parameters that its own loop does not have: `stop_strings`
-        and `token_healing` come here instead of into the generation config, where they would ask for a tokenizer that
-        transformers drops, and `seed` becomes one more argument of `generate`.
+        transformers hands over what its user gave for those of our parameters that its own loop
+        does not have: `stop_strings` and `token_healing` come here instead of into the generation
+        config, where they would ask for a tokenizer that transformers drops, and `seed` becomes one
+        more argument of `generate`.
         """
         refuse_options({"token_healing": token_healing})
         refuse(model, generation_config, logits_processor, model_kwargs)
@@ -142,11 +157,17 @@ class Hook:
         with inference(model):
             engine = self._opened(model, theirs.get("assistant_model"))
             criteria = [*stopping_criteria]
-            if stop_strings is not None and not any(type(c) is StopStringCriteria for c in criteria):  # the user's own one wins
+            if stop_strings is not None and not any(
+                type(c) is StopStringCriteria for c in criteria
+            ):  # the user's own one wins
                 try:
-                    criteria.append(StopStringCriteria(self._tokenizer or engine.tokenizer, stop_strings))
+                    criteria.append(
+                        StopStringCriteria(self._tokenizer or engine.tokenizer, stop_strings)
+                    )
                 except UserError as error:
-                    raise UserError(f"stop_strings need a tokenizer, speculate(tokenizer=…) takes one: {error}") from error
+                    raise UserError(
+                        f"stop_strings need a tokenizer, speculate(tokenizer=…) takes one: {error}"
+                    ) from error
             rows = prompts(input_ids, model_kwargs, engine.target.decoder.hf.window is not None)
             call = Call(input_ids, rows, generation_config, [*logits_processor], criteria)
             sampling = call.sampling(self._seed if seed is None else Options(seed=seed).seed)
@@ -162,7 +183,9 @@ class Hook:
             UserError: there are two, or several rows.
         """
         if self._streamer is not None and theirs is not None:
-            raise UserError("streamer is given to generate and to speculate, allowed is one of them")
+            raise UserError(
+                "streamer is given to generate and to speculate, allowed is one of them"
+            )
         streamer = theirs if self._streamer is None else self._streamer
         if streamer is not None and len(input_ids) > 1:
             raise UserError(f"the batch has {len(input_ids)} rows, a streamer takes 1")
@@ -176,10 +199,16 @@ def takes_hook_calls(method: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(method)
     def call(engine: Any, *given: Any, **named: Any) -> Any:
-        if len(given) != 2 or not isinstance(given[0], PreTrainedModel) or "generation_config" not in named:
+        if (
+            len(given) != 2
+            or not isinstance(given[0], PreTrainedModel)
+            or "generation_config" not in named
+        ):
             return method(engine, *given, **named)
         if given[0] is not engine.target.decoder.model:
-            raise UserError("custom_generate is of an engine with another model: draftree.load(model) makes one of this model")
+            raise UserError(
+                "custom_generate is of an engine with another model: draftree.load(model) makes one of this model"
+            )
         return Hook(lambda model, assistant: engine)(*given, **named)
 
     return call
@@ -211,16 +240,23 @@ def generate(
             raise UserError(f"{name} is given, allowed is {filled(name, options[name]) or allowed}")
     config, default = options.get("generation_config"), model.generation_config
     told = [options, *(vars(c) for c in (config, default) if c is not None)]
-    asked = {n: next((o[n] for o in told if o.get(n) is not None), None) for n in ("stop_strings", *REFUSED)}
+    asked = {
+        n: next((o[n] for o in told if o.get(n) is not None), None)
+        for n in ("stop_strings", *REFUSED)
+    }
     refuse_options(asked)
     hook = Hook(lambda model, assistant: engine, seed, streamer, tokenizer, reuse=True)
 
-    def loop(model: PreTrainedModel, input_ids: Tensor, **prepared: Any) -> Tensor | GenerateDecoderOnlyOutput:
+    def loop(
+        model: PreTrainedModel, input_ids: Tensor, **prepared: Any
+    ) -> Tensor | GenerateDecoderOnlyOutput:
         # Without parameters of its own, which would take options away from transformers.
         return hook(model, input_ids, stop_strings=asked["stop_strings"], **prepared)
 
     options = without_stop_strings(options, default)
-    written: Tensor | GenerateDecoderOnlyOutput = model.generate(inputs, custom_generate=loop, **options)
+    written: Tensor | GenerateDecoderOnlyOutput = model.generate(
+        inputs, custom_generate=loop, **options
+    )
     return written
 
 
@@ -228,7 +264,11 @@ def is_text(inputs: Any) -> bool:
     """Return whether prompts of `generate` are a text, texts, messages, or prompts in vLLM's form, and no ids."""
     several = inputs if isinstance(inputs, list | tuple) else [inputs]
     return bool(several) and all(
-        isinstance(one, str) or (isinstance(one, Mapping) and bool({"prompt", "content", "prompt_token_ids"} & one.keys()))
+        isinstance(one, str)
+        or (
+            isinstance(one, Mapping)
+            and bool({"prompt", "content", "prompt_token_ids"} & one.keys())
+        )
         for one in several
     )
 
@@ -239,7 +279,9 @@ def taken_text(options: dict[str, Any]) -> Any:
     Return None where it is ids.
     """
     for name, value in options.items():
-        if accepted(PROMPT, name, ["prompt"]) == "prompt" and (is_text(value) or name not in ("inputs", "input_ids")):
+        if accepted(PROMPT, name, ["prompt"]) == "prompt" and (
+            is_text(value) or name not in ("inputs", "input_ids")
+        ):
             return options.pop(name)
     return None
 
@@ -248,7 +290,8 @@ def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict
     """Return options under transformers' names, where other tools and `Engine.complete` have others for the same.
 
     Raises:
-        UserError: `generate` of transformers does not have an option, or it is given twice; it says what to write.
+        UserError: `generate` of transformers does not have an option, or it is given twice; it says
+            what to write.
     """
     config, found = model.generation_config, dict[str, Any]()
     for name, value in options.items():
@@ -267,7 +310,9 @@ def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict
             found[theirs] = value
             continue
         if name in ("sampling_params", "drafter", "policy", "acceptor", "stream", "callback"):
-            raise UserError(f"unknown option of engine.generate '{name}': {instead(OPTION, name) or TEXTS}")
+            raise UserError(
+                f"unknown option of engine.generate '{name}': {instead(OPTION, name) or TEXTS}"
+            )
         found[name] = value
     return found
 
@@ -284,7 +329,11 @@ def check_ids(inputs: Any) -> None:
     if isinstance(inputs, Tensor) and inputs.dim() == 1:
         told = "ids[None] is a batch of one prompt"
     elif isinstance(inputs, Tensor):
-        told = "ids.long() makes whole numbers" if inputs.is_floating_point() else "a prompt has ids in one row"
+        told = (
+            "ids.long() makes whole numbers"
+            if inputs.is_floating_point()
+            else "a prompt has ids in one row"
+        )
     elif row_of_ids(inputs) is not None:
         told = f"torch.tensor([ids]) makes one; {told}"
     elif isinstance(inputs, list | tuple | np.ndarray):
@@ -297,19 +346,24 @@ def arguments_of_generate(model: PreTrainedModel) -> Mapping[str, Any]:
 
     Return none where it was called otherwise.
 
-    transformers does not pass `streamer` and `assistant_model` on to a callable `custom_generate`, so they are read from its
-    frame.
+    transformers does not pass `streamer` and `assistant_model` on to a callable `custom_generate`,
+    so they are read from its frame.
     """
     frame = sys._getframe(1)
     while frame is not None:
-        if frame.f_code.co_name == "generate" and frame.f_globals.get("__name__") == GenerationMixin.__module__:
+        if (
+            frame.f_code.co_name == "generate"
+            and frame.f_globals.get("__name__") == GenerationMixin.__module__
+        ):
             values = frame.f_locals
             return values if values.get("self") is model else {}
         frame = frame.f_back  # type: ignore[assignment]
     return {}
 
 
-def without_stop_strings(options: Mapping[str, Any], default: GenerationConfig | None) -> dict[str, Any]:
+def without_stop_strings(
+    options: Mapping[str, Any], default: GenerationConfig | None
+) -> dict[str, Any]:
     """Return the options without stop strings, which the hook looks for: transformers drops the tokenizer that they need."""
     changed = dict(options)
     if (config := options.get("generation_config")) is not None:
@@ -323,9 +377,13 @@ def without_stop_strings(options: Mapping[str, Any], default: GenerationConfig |
 def check_types(costs: Any, tokenizer: Any) -> None:
     """Raise a `UserError` for costs or a tokenizer that are none."""
     if not isinstance(costs, Costs | CostTable | None):
-        raise UserError(f"costs is {shown(costs)}, allowed is Costs, a CostTable (CostTable.load reads a file), or None")
+        raise UserError(
+            f"costs is {shown(costs)}, allowed is Costs, a CostTable (CostTable.load reads a file), or None"
+        )
     if not isinstance(tokenizer, PreTrainedTokenizerBase | None):
-        raise UserError(f"tokenizer is {shown(tokenizer)}, allowed is one of transformers' tokenizers, or None")
+        raise UserError(
+            f"tokenizer is {shown(tokenizer)}, allowed is one of transformers' tokenizers, or None"
+        )
 
 
 @contextmanager
@@ -349,21 +407,46 @@ def refuse(
 ) -> None:
     """Raise a `UserError` for what cannot be honoured."""
     if model.config.is_encoder_decoder:
-        raise UserError(f"{type(model).__name__} is an encoder-decoder model, allowed are decoder-only ones")
+        raise UserError(
+            f"{type(model).__name__} is an encoder-decoder model, allowed are decoder-only ones"
+        )
     refuse_options(vars(config))
-    if (mode := config.get_generation_mode()) not in (GenerationMode.GREEDY_SEARCH, GenerationMode.SAMPLE):
-        raise UserError(f"generation mode '{mode.value}' is not offered, allowed are greedy_search and sample")
+    if (mode := config.get_generation_mode()) not in (
+        GenerationMode.GREEDY_SEARCH,
+        GenerationMode.SAMPLE,
+    ):
+        raise UserError(
+            f"generation mode '{mode.value}' is not offered, allowed are greedy_search and sample"
+        )
     if any(type(p) is UnbatchedClassifierFreeGuidanceLogitsProcessor for p in processors):
-        raise UserError("a processor for guidance is given, allowed is none: it needs a second pass for every token")
+        raise UserError(
+            "a processor for guidance is given, allowed is none: it needs a second pass for every token"
+        )
     for name in CACHES:
-        if getattr(model_kwargs.get(name), "_is_user_defined", False):  # transformers' mark of a cache that was given
-            raise UserError(f"{name} is given, allowed is none: give the whole text, draftree has a cache of its own")
-    others = [name for name, value in model_kwargs.items() if name not in READ and value is not None and value is not False]
+        if getattr(
+            model_kwargs.get(name), "_is_user_defined", False
+        ):  # transformers' mark of a cache that was given
+            raise UserError(
+                f"{name} is given, allowed is none: give the whole text, draftree has a cache of its own"
+            )
+    others = [
+        name
+        for name, value in model_kwargs.items()
+        if name not in READ and value is not None and value is not False
+    ]
     if others:
-        raise UserError(f"{', '.join(sorted(others))} may change what the model computes, allowed are input_ids and their mask")
-    many = torch.distributed.is_available() and torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1
+        raise UserError(
+            f"{', '.join(sorted(others))} may change what the model computes, allowed are input_ids and their mask"
+        )
+    many = (
+        torch.distributed.is_available()
+        and torch.distributed.is_initialized()
+        and torch.distributed.get_world_size() > 1
+    )
     if many and (is_deepspeed_zero3_enabled() or is_fsdp_managed_module(model)):
-        raise UserError("the model's weights are spread over processes, allowed is one process: gather them first")
+        raise UserError(
+            "the model's weights are spread over processes, allowed is one process: gather them first"
+        )
 
 
 def refuse_options(values: Mapping[str, Any]) -> None:

@@ -36,10 +36,14 @@ def pipeline(task: str | None = None, model: Any = None, *more: Any, **named: An
     """
     if task is not None and task not in TASKS:
         if model is not None:
-            raise UserError(f"the task is {shown(task)}, allowed is {TASKS[0]}: draftree writes text")
+            raise UserError(
+                f"the task is {shown(task)}, allowed is {TASKS[0]}: draftree writes text"
+            )
         task, model = None, task
     if model is None:
-        raise UserError(f"no model is given: pipeline('{TASKS[0]}', model=MODEL), or draftree.load(MODEL)")
+        raise UserError(
+            f"no model is given: pipeline('{TASKS[0]}', model=MODEL), or draftree.load(MODEL)"
+        )
     return load(model, *more, **named)
 
 

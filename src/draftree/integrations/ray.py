@@ -5,9 +5,9 @@
 
     serve.run(application(Replicas("smollm2", count=2)))
 
-Requests with the same `x-session-id` header go to the same replica, whose caches and memories know their prefix: Ray's
-consistent hashing. Ray's router by prefixes reads the requests of its own LLM servers alone. Requests without the header are
-spread evenly.
+Requests with the same `x-session-id` header go to the same replica, whose caches and memories know
+their prefix: Ray's consistent hashing. Ray's router by prefixes reads the requests of its own LLM
+servers alone. Requests without the header are spread evenly.
 """
 
 from collections.abc import Mapping
@@ -20,7 +20,8 @@ from draftree.serving.options import ServeOptions
 
 STICKY = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 HEADER = "x-session-id"
-"""The header by whose value requests are routed; Ray reads another name from RAY_SERVE_SESSION_ID_HEADER_KEY."""
+"""The header by whose value requests are routed; Ray reads another name from
+RAY_SERVE_SESSION_ID_HEADER_KEY."""
 
 
 @dataclass(frozen=True)
@@ -57,7 +58,9 @@ def check_installed() -> None:
     try:
         import ray.serve  # noqa: F401
     except ImportError as error:
-        raise UserError("replicas need Ray Serve, which is not installed: pip install 'draftree[ray]'") from error
+        raise UserError(
+            "replicas need Ray Serve, which is not installed: pip install 'draftree[ray]'"
+        ) from error
 
 
 class Replica:
@@ -74,7 +77,9 @@ class Replica:
 
         bound_memory()
         drafter = replicas.drafter or usual_drafter(replicas.target)[0]
-        policy = replicas.policy or usual_policy(replicas.target, replicas.drafter, replicas.loading.get("device"))
+        policy = replicas.policy or usual_policy(
+            replicas.target, replicas.drafter, replicas.loading.get("device")
+        )
         engine = load(replicas.target, drafter, policy, **replicas.loading)
         self.state = ServerState(engine, drafter, policy, replicas.serving)
 

@@ -11,7 +11,9 @@ from draftree.native import Array, native
 
 
 @native
-def confidences(x: Array, hidden: Array, hidden_bias: Array, output: Array, output_bias: float) -> Array:
+def confidences(
+    x: Array, hidden: Array, hidden_bias: Array, output: Array, output_bias: float
+) -> Array:
     """[M] what a ReLU layer, a linear one and a sigmoid make of features.
 
     Args:
@@ -27,4 +29,6 @@ def confidences(x: Array, hidden: Array, hidden_bias: Array, output: Array, outp
         for feature, weight in zip(x, hidden[d], strict=True):
             unit += feature * weight
         found += np.where(unit < 0, 0.0, unit) * output[d]
-    return np.array([0.5 * (1 + math.tanh(each / 2)) for each in found])  # the sigmoid, without overflow
+    return np.array(
+        [0.5 * (1 + math.tanh(each / 2)) for each in found]
+    )  # the sigmoid, without overflow

@@ -57,7 +57,8 @@ def log(x: Any) -> Any:
 def exp(x: Any) -> Any:
     """Return eˣ of numbers of float64 from −700 to 700.
 
-    With x = k ln 2 + r and |r| ≤ ½ ln 2 it is 2ᵏ eʳ. The relative error is below |k| · 10⁻¹⁶ + 10⁻¹⁵.
+    With x = k ln 2 + r and |r| ≤ ½ ln 2 it is 2ᵏ eʳ. The relative error is below |k| · 10⁻¹⁶ +
+    10⁻¹⁵.
     """
     ints, floats = _dtypes(x)
     shifted = x * (1.0 / LN2) + ROUNDING

@@ -12,8 +12,16 @@ from draftree.native import Array, native
 NEGLIGIBLE = np.float32(87)
 """Probabilities below e⁻⁸⁷ are not normal numbers of float32, and are replaced by this one."""
 COLUMNS = 16
-"""Numbers of float32 in the widest vector. Each column is summed by itself, so that all instruction sets give the same bits."""
-POLYNOMIAL = (1.9875691500e-4, 1.3981999507e-3, 8.3334519073e-3, 4.1665795894e-2, 1.6666665459e-1, 5.0000001201e-1)
+"""Numbers of float32 in the widest vector. Each column is summed by itself, so that all instruction
+sets give the same bits."""
+POLYNOMIAL = (
+    1.9875691500e-4,
+    1.3981999507e-3,
+    8.3334519073e-3,
+    4.1665795894e-2,
+    1.6666665459e-1,
+    5.0000001201e-1,
+)
 
 
 def exponential(x: Array) -> Array:

@@ -42,13 +42,27 @@ def kept(
         keep: [N] whether a node is kept.
     """
     count, connected = np.count_nonzero(keep), True
-    whole, real, new, at = np.empty((7, count), np.int64), np.empty((3, count)), np.zeros(len(keep), np.int64), 0
+    whole, real, new, at = (
+        np.empty((7, count), np.int64),
+        np.empty((3, count)),
+        np.zeros(len(keep), np.int64),
+        0,
+    )
     for i in range(len(keep)):
         if keep[i]:
             new[i], parent = at, parents[i]
             connected &= parent < 0 or keep[parent]
-            whole[0, at], whole[1, at], whole[2, at] = tokens[i], new[parent] if parent >= 0 else -1, depth[i]
-            whole[3, at], whole[4, at], whole[5, at], whole[6, at] = row[i], source[i], number[i], q_row[i]
+            whole[0, at], whole[1, at], whole[2, at] = (
+                tokens[i],
+                new[parent] if parent >= 0 else -1,
+                depth[i],
+            )
+            whole[3, at], whole[4, at], whole[5, at], whole[6, at] = (
+                row[i],
+                source[i],
+                number[i],
+                q_row[i],
+            )
             real[0, at], real[1, at], real[2, at] = log_q[i], score[i], entropy[i]
             at += 1
         else:

@@ -28,20 +28,25 @@ def judged(
         log_q: [F, K] the part's own, −∞ where it found nothing.
         guide: [F, K] log q of the guide for the same tokens; [0, 0] where there is no guide.
         recent: [F] how often the last finds of each node's row were right.
-        weights: [F, 4] of the calibration: 1, the log-odds of the part's q and of the guide's, recent success.
+        weights: [F, 4] of the calibration: 1, the log-odds of the part's q and of the guide's,
+            recent success.
         neutral: taken off `recent`.
         certain: see `odds`.
 
     Returns:
-        [F, K, 4] what the weights weigh; [F, K] probabilities of acceptance, 0 where nothing was found; [F, K] the guide's q;
-        and [F, K] −∞ at finds, NaN where there is none.
+        [F, K, 4] what the weights weigh; [F, K] probabilities of acceptance, 0 where nothing was
+        found; [F, K] the guide's q; and [F, K] −∞ at finds, NaN where there is none.
     """
     nodes, width = log_q.shape
     x, value = np.ones((nodes, width, 4)), np.zeros((nodes, width))
     theirs, place = np.zeros((nodes, width)), np.full((nodes, width), np.nan)
     for f in range(nodes):
         for k in range(width):
-            x[f, k, 1], x[f, k, 2], x[f, k, 3] = odds(log_q[f, k], certain), 0.0, recent[f] - neutral
+            x[f, k, 1], x[f, k, 2], x[f, k, 3] = (
+                odds(log_q[f, k], certain),
+                0.0,
+                recent[f] - neutral,
+            )
             if guide.size:
                 x[f, k, 2], theirs[f, k] = odds(guide[f, k], certain), exp(guide[f, k])
             if log_q[f, k] > -np.inf:
@@ -54,7 +59,14 @@ def judged(
 
 @native
 def judgements(
-    numbers: Array, place: Array, tokens: Array, x: Array, kept: Array, nexts: Array, recent: float, share: float
+    numbers: Array,
+    place: Array,
+    tokens: Array,
+    x: Array,
+    kept: Array,
+    nexts: Array,
+    recent: float,
+    share: float,
 ) -> tuple[Array, Array, float]:
     """Of what was found after accepted nodes what it was judged by [M, X], whether it was right [M], and recent success.
 
@@ -69,7 +81,11 @@ def judgements(
         share: of the last one in that.
     """
     nodes, width, features = x.shape
-    examples, right, count = np.empty((nodes * width, features)), np.empty(nodes * width, np.bool_), 0
+    examples, right, count = (
+        np.empty((nodes * width, features)),
+        np.empty(nodes * width, np.bool_),
+        0,
+    )
     for f in range(nodes):
         for i in range(len(kept)):
             if kept[i] == numbers[f]:
@@ -86,13 +102,20 @@ def judgements(
 
 @native
 def merge(
-    tokens: Array, log_q: Array, value: Array, seen: Array, bits: Array, k: int, most: float, certain: float
+    tokens: Array,
+    log_q: Array,
+    value: Array,
+    seen: Array,
+    bits: Array,
+    k: int,
+    most: float,
+    certain: float,
 ) -> tuple[Array, Array, Array]:
     """Return the K best distinct tokens after each node by falling q, equal ones in the order they are given in.
 
-    What was found has its value, the guide's others share the rest in their proportions (Jeffrey's rule: what was learnt of
-    some tokens says nothing of how the others compare). So siblings add up to 1 at most. After a node where nothing was found,
-    q is the guide's, bit for bit.
+    What was found has its value, the guide's others share the rest in their proportions (Jeffrey's
+    rule: what was learnt of some tokens says nothing of how the others compare). So siblings add up
+    to 1 at most. After a node where nothing was found, q is the guide's, bit for bit.
 
     Args:
         tokens: [F, M].
@@ -105,7 +128,8 @@ def merge(
         certain: the share that is left to the guide at least.
 
     Returns:
-        [F, K] tokens, log q (−∞ where there are fewer), and the bits of all who propose each, less 1; K is as small as will do.
+        [F, K] tokens, log q (−∞ where there are fewer), and the bits of all who propose each, less
+        1; K is as small as will do.
     """
     nodes, columns = tokens.shape
     width = min(k, columns)
@@ -124,7 +148,11 @@ def merge(
                     ids[i], by[i], guide[i], worth[i], known[i] = tokens[f, m], 0, -np.inf, 0.0, 0.0
                     n += 1
                 by[i] |= bits[m]
-                guide[i], worth[i], known[i] = max(guide[i], log_q[f, m]), max(worth[i], value[f, m]), max(known[i], seen[f, m])
+                guide[i], worth[i], known[i] = (
+                    max(guide[i], log_q[f, m]),
+                    max(worth[i], value[f, m]),
+                    max(known[i], seen[f, m]),
+                )
         total, listed, rest = 0.0, 0.0, 1.0
         for i in range(n):
             total += worth[i]

@@ -55,15 +55,16 @@ def values(
 ) -> tuple[Array, Array]:
     """Return the log value [F, K] of candidates, and the entropy [F] of the q that they come from.
 
-    A node's conditional acceptance is σ(w · x), x being 1, log q, −log(1 − q), entropy and depth; those of siblings add up to 1
-    at most, as at most one of them is accepted.
+    A node's conditional acceptance is σ(w · x), x being 1, log q, −log(1 − q), entropy and depth;
+    those of siblings add up to 1 at most, as at most one of them is accepted.
 
     Args:
         log_q: [F, K] −∞ where there is no candidate.
         sources: [F, K] whose calibration each one has; [0, 0] where all have the first.
         weights: [S, X] of the calibrations.
         entropy: [F] of q; NaN where it is to be computed, with all other tokens taken for one.
-        frontier: [F] the parents; from N on they are candidates, in the order in which they stand here.
+        frontier: [F] the parents; from N on they are candidates, in the order in which they stand
+            here.
         depth: [N] of the tree's nodes.
         score: [N] theirs.
         certain: no draft probability is taken to be closer to 1, or to 0.
@@ -73,7 +74,9 @@ def values(
     depths, scores = np.empty(nodes * width, np.int64), np.empty(nodes * width)
     for f in range(nodes):
         at = frontier[f] - before
-        above, deep = (score[frontier[f]], depth[frontier[f]]) if at < 0 else (scores[at], depths[at])
+        above, deep = (
+            (score[frontier[f]], depth[frontier[f]]) if at < 0 else (scores[at], depths[at])
+        )
         if math.isnan(entropies[f]):
             rest, total = 1.0, 0.0
             for k in range(width):
@@ -128,7 +131,11 @@ def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
     """
     count = len(rows)
     low, high = (rows.min(), rows.max()) if count else (0, 0)
-    begin, order, place = np.zeros(high - low + 2, np.int64), np.empty(count, np.int64), np.empty(count, np.int64)
+    begin, order, place = (
+        np.zeros(high - low + 2, np.int64),
+        np.empty(count, np.int64),
+        np.empty(count, np.int64),
+    )
     for row in rows:
         begin[row - low + 1] += 1
     begin = np.cumsum(begin)
@@ -234,7 +241,8 @@ def appended(
         first_q: the row of all q that the first parent's is put in; −1 where q is not kept.
 
     Returns:
-        [7, N + M] the columns of whole numbers and [3, N + M] the others, in the order of the arguments.
+        [7, N + M] the columns of whole numbers and [3, N + M] the others, in the order of the
+        arguments.
     """
     before, added, (nodes, width) = len(tokens), 0, new_log_q.shape
     for f in range(nodes):
@@ -249,18 +257,29 @@ def appended(
     for f, parent in enumerate(frontier):
         for k in range(width):
             if new_log_q[f, k] > -np.inf and (keep.size == 0 or keep[f, k]):
-                whole[0, at], whole[1, at], whole[2, at] = new_tokens[f, k], parent, whole[2, parent] + 1
-                whole[3, at], whole[4, at] = whole[3, parent], sources[f, k] if sources.size else same_source
+                whole[0, at], whole[1, at], whole[2, at] = (
+                    new_tokens[f, k],
+                    parent,
+                    whole[2, parent] + 1,
+                )
+                whole[3, at], whole[4, at] = (
+                    whole[3, parent],
+                    sources[f, k] if sources.size else same_source,
+                )
                 whole[5, at], whole[6, at] = at, first_q + f if first_q >= 0 else -1
                 real[0, at] = new_log_q[f, k]
-                real[1, at] = new_score[f, k] if new_score.size else real[1, parent] + new_log_q[f, k]
+                real[1, at] = (
+                    new_score[f, k] if new_score.size else real[1, parent] + new_log_q[f, k]
+                )
                 real[2, at] = new_entropy[f] if new_entropy.size else 0.0
                 at += 1
     return whole, real
 
 
 @native
-def gainful(score: Array, row: Array, roots: int, before: int, k: int, worth: Array, least: float) -> tuple[Array, Array]:
+def gainful(
+    score: Array, row: Array, roots: int, before: int, k: int, worth: Array, least: float
+) -> tuple[Array, Array]:
     """Return the last layer's nodes among the k best of each row, best first, where the layer added enough to Σ value of these.
 
     Args:
@@ -302,8 +321,8 @@ def lessons(
 
     That is which nodes they are [M], their features [M, 5], and whether they were right [M].
 
-    Of an accepted node the children that were verified are learnt from; where none was, all that were drafted are. Features are
-    1, log q, −log(1 − q), entropy and depth.
+    Of an accepted node the children that were verified are learnt from; where none was, all that
+    were drafted are. Features are 1, log q, −log(1 − q), entropy and depth.
 
     Args:
         parents: [N] of the verified tree, −1 for its roots, which are its first nodes.
@@ -360,8 +379,9 @@ def outcomes(
 ) -> tuple[Array, Array, Array]:
     """Of the accepted nodes that a model has expanded what judges them [E, 5], and whether a child of its own was accepted [E].
 
-    And how many accepted nodes that no model was asked for stand right behind such a child [E]. Features are 1, whether it is a
-    root, its log value, recent success, and the share of its value that was found after it.
+    And how many accepted nodes that no model was asked for stand right behind such a child [E].
+    Features are 1, whether it is a root, its log value, recent success, and the share of its value
+    that was found after it.
 
     Args:
         parents: [N] −1 for roots.
@@ -401,7 +421,9 @@ def outcomes(
 
 
 @native
-def worth_verifying(score: Array, target: Curve, rows: int, rate: float, left: float, ahead: int) -> Scan:
+def worth_verifying(
+    score: Array, target: Curve, rows: int, rate: float, left: float, ahead: int
+) -> Scan:
     """How many best nodes gain the most over their verification.
 
     Args:
@@ -413,7 +435,8 @@ def worth_verifying(score: Array, target: Curve, rows: int, rate: float, left: f
         ahead: nodes over which the price of a further one is averaged at most.
 
     Returns:
-        The order, the number, the least that one more can cost beside them, and what the worst of them is worth.
+        The order, the number, the least that one more can cost beside them, and what the worst of
+        them is worth.
     """
     order, best, most, gain = falling(score), 0, 0.0, 0.0
     roots = beside = height(*target, 1.0)
@@ -475,8 +498,8 @@ def promising(
         ahead: likewise.
 
     Returns:
-        They; those of them behind a parent that was read; the least that a further node's verification costs; and what the
-        worst node that is worth it is worth.
+        They; those of them behind a parent that was read; the least that a further node's
+        verification costs; and what the worst node that is worth it is worth.
     """
     nodes, count = np.empty(len(row) - start, np.int64), 0
     for node in range(start, len(row)):
@@ -509,8 +532,9 @@ def worth_expanding(
 ) -> tuple[Array, float]:
     """Those of a frontier that are worth a draft step together, best first; none if no number of them is. And its seconds.
 
-    Behind a node of value v a child that was not found before is accepted with probability v · σ(w · x), x being 1, whether it
-    is a root, log v, recent success, and the share of v that was found; it has to pay for its verification too.
+    Behind a node of value v a child that was not found before is accepted with probability v · σ(w
+    · x), x being 1, whether it is a root, log v, recent success, and the share of v that was found;
+    it has to pay for its verification too.
 
     Args:
         nodes: [F] the frontier.
@@ -532,14 +556,21 @@ def worth_expanding(
     """
     net = np.empty(len(nodes))
     for f, node in enumerate(nodes):
-        x = weights[0] + weights[1] * (depth[node] == 0) + weights[2] * score[node] + weights[3] * recent
+        x = (
+            weights[0]
+            + weights[1] * (depth[node] == 0)
+            + weights[2] * score[node]
+            + weights[3] * recent
+        )
         value, net[f] = exp(score[node]), 0.0
         worth = value / (1 + exp(-x - (weights[4] * below[f] / value if below.size else 0.0)))
         for _ in range(ahead):
             net[f] += max((1 + beyond) * worth - least, 0.0)
             worth /= 1 + exp(-x)
     order, best, most, gain, spent = falling(net), 0, 0.0, 0.0, 0.0
-    left -= height(*target, 1 + 1 / rows) - height(*target, 1.0)  # one node at least has to be verified
+    left -= height(*target, 1 + 1 / rows) - height(
+        *target, 1.0
+    )  # one node at least has to be verified
     for i in range(len(order)):
         gain += max(net[order[i]], 0.0)
         seconds = waiting + height(*draft, min(i + 1, fed) / rows)

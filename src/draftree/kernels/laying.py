@@ -1,6 +1,7 @@
 """Where the nodes of a draft step lie in its pass, and what they see: a call each, where numpy takes ten small ones.
 
-Shapes: N nodes of a tree, F frontier nodes, B nodes fed before, P pending tokens, n tokens of a pass, m scratch slots, S slots.
+Shapes: N nodes of a tree, F frontier nodes, B nodes fed before, P pending tokens, n tokens of a
+pass, m scratch slots, S slots.
 """
 
 from typing import Any
@@ -33,7 +34,13 @@ def unfed(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
 
 @native
 def laid(
-    pending: Array, before: Array, nodes: Array, base: int, tokens: Array, depth: Array, parents: Array
+    pending: Array,
+    before: Array,
+    nodes: Array,
+    base: int,
+    tokens: Array,
+    depth: Array,
+    parents: Array,
 ) -> tuple[Array, Array, Array, Array]:
     """One row's part of a pass over nodes: ids [n], positions [n], what each sees [n, m], and the scratch slots' positions [m].
 
@@ -50,7 +57,11 @@ def laid(
     """
     count, waiting, done = len(pending), 0 if len(before) else len(pending), len(before)
     wide, deep = waiting + len(nodes), count + done + len(nodes)
-    ids, positions, scratch = np.empty(wide, np.int64), np.empty(wide, np.int64), np.empty(deep, np.int64)
+    ids, positions, scratch = (
+        np.empty(wide, np.int64),
+        np.empty(wide, np.int64),
+        np.empty(deep, np.int64),
+    )
     seen, at = np.zeros((wide, deep), np.bool_), np.full(len(parents), -1)
     for i in range(count):
         scratch[i] = base + i
@@ -77,7 +88,8 @@ def hide(bits: Array, seen: Array, length: int, lowest: Any) -> None:
 
     Args:
         bits: [n, S] that are written.
-        seen: [n′, m] whether a token sees a scratch slot; tokens behind the n′ are padding, and see all.
+        seen: [n′, m] whether a token sees a scratch slot; tokens behind the n′ are padding, and see
+            all.
         length: slots before the scratch ones, which all see.
         lowest: those bits.
     """

@@ -11,7 +11,13 @@ from draftree.native import Array, native
 
 @native
 def newton(
-    weights: Array, information: Array, prior: float, x: Array, true: Array, forgetting: float, least: float
+    weights: Array,
+    information: Array,
+    prior: float,
+    x: Array,
+    true: Array,
+    forgetting: float,
+    least: float,
 ) -> tuple[Array, Array]:
     """Return the weights [X] and what is known of them [X, X] after a Newton step on examples.
 

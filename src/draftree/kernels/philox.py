@@ -37,7 +37,10 @@ def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, A
     a, b, c, d = counter
     k, m = key
     for _ in range(ROUNDS):
-        low, high = a * MULTIPLIERS[0], c * MULTIPLIERS[1]  # all 64 bits, whether one is a sign or not
+        low, high = (
+            a * MULTIPLIERS[0],
+            c * MULTIPLIERS[1],
+        )  # all 64 bits, whether one is a sign or not
         a, b = ((high >> 32) & WORD) ^ b ^ k, high & WORD
         c, d = ((low >> 32) & WORD) ^ d ^ m, low & WORD
         k, m = (k + KEY_STEPS[0]) & WORD, (m + KEY_STEPS[1]) & WORD
@@ -47,8 +50,8 @@ def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, A
 def gumbel_of(low: Any, high: Any) -> Any:
     """Return the Gumbel noise −log(−log u) of pairs of random words, as int64, of which u consists.
 
-    u is an odd multiple of 2⁻⁵³, so that neither it nor 1 − u is 0, and the noise lies between −3.61
-    and 36.74.
+    u is an odd multiple of 2⁻⁵³, so that neither it nor 1 − u is 0, and the noise lies between
+    −3.61 and 36.74.
     """
     fraction = (high << (MANTISSA - 32)) | (low >> (64 - MANTISSA))
     floats = torch.float64 if isinstance(fraction, Tensor) else np.float64
@@ -61,7 +64,8 @@ def gumbel(place: Array, count: int) -> Array:
     """Return the Gumbel noise [count] of a place.
 
     Args:
-        place: [5] uint32: two words of the key and three of the counter, whose first counts pairs of tokens.
+        place: [5] uint32: two words of the key and three of the counter, whose first counts pairs
+            of tokens.
         count: of tokens.
     """
     first, second, *others = place.tolist()

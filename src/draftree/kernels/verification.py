@@ -1,6 +1,7 @@
 """A verified forest: its pass, the path that is accepted below each root, and the slots that are committed; a call each.
 
-Shapes: N nodes, R sequences, A accepted nodes with their roots, L layers, H key-value heads, S slots.
+Shapes: N nodes, R sequences, A accepted nodes with their roots, L layers, H key-value heads, S
+slots.
 """
 
 import numpy as np
@@ -9,7 +10,9 @@ from draftree.native import Array, native
 
 
 @native
-def packed(row: Array, tokens: Array, depth: Array, parents: Array, lengths: Array) -> tuple[Array, Array, Array, Array, Array]:
+def packed(
+    row: Array, tokens: Array, depth: Array, parents: Array, lengths: Array
+) -> tuple[Array, Array, Array, Array, Array]:
     """Return the pass over a forest, sequence by sequence, the nodes of each in their order.
 
     Args:
@@ -20,8 +23,9 @@ def packed(row: Array, tokens: Array, depth: Array, parents: Array, lengths: Arr
         lengths: [R] committed tokens of each sequence.
 
     Returns:
-        The place of each node in the pass [N], ids [N] and positions [N] in the order of the pass, the number of nodes of each
-        sequence [R], and whether a node sees another one of its sequence: [n, n] of each, one after the other.
+        The place of each node in the pass [N], ids [N] and positions [N] in the order of the pass,
+        the number of nodes of each sequence [R], and whether a node sees another one of its
+        sequence: [n, n] of each, one after the other.
     """
     order = np.argsort(row, kind="stable")
     place = np.empty(len(row), np.int64)
@@ -48,11 +52,12 @@ def followed(parents: Array, tokens: Array, chosen: Array) -> tuple[Array, Array
     Args:
         parents: [N] −1 for roots, which come before all others.
         tokens: [N].
-        chosen: [N] the token that is chosen after each node; of equal children the first is followed.
+        chosen: [N] the token that is chosen after each node; of equal children the first is
+            followed.
 
     Returns:
-        The roots with the nodes followed below each [A], where the path of each root ends among these [roots], and the
-        token after each path [roots].
+        The roots with the nodes followed below each [A], where the path of each root ends among
+        these [roots], and the token after each path [roots].
     """
     found, ends, last = list[int](), list[int](), list[int]()
     for root in range(int(np.count_nonzero(parents < 0))):
@@ -74,7 +79,8 @@ def path_slots(row: Array, nodes: Array, lengths: Array) -> tuple[Array, Array]:
     """Return the sequence [A] of some nodes, and the slot [A] where a pass over the forest wrote each.
 
     Args:
-        row: [N] the sequence of each node; those of a sequence were written in their order, after the committed tokens.
+        row: [N] the sequence of each node; those of a sequence were written in their order, after
+            the committed tokens.
         nodes: [A].
         lengths: [R] committed tokens.
     """

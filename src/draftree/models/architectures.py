@@ -26,7 +26,8 @@ STATEFUL = ("linear_attention", "conv", "mamba", "hybrid", "recurrent")
 STATELESS = ("moe", "mlp")
 """Types of layers that keep nothing of the text."""
 OLDEST = (5, 23)
-"""The first transformers whose state layers call the functions of `recurrent/dispatch.py` by the arguments it knows."""
+"""The first transformers whose state layers call the functions of `recurrent/dispatch.py` by the
+arguments it knows."""
 OWN: Mapping[str, str] = {
     "minimax": "its lightning attention is computed inside the layer, with a cache of its own kind",
     "recurrent_gemma": "its states lie in its modules, outside any cache",
@@ -37,7 +38,8 @@ OWN: Mapping[str, str] = {
 BY_SLOT = ("gpt_neo",)
 """Models whose windows are cut out by cache slot, inside the layer."""
 CACHES = ("cache", "past_key_values", "cache_params")
-"""What a forward calls its cache: transformers from 5.24 on, transformers before, and before where states are all there is."""
+"""What a forward calls its cache: transformers from 5.24 on, transformers before, and before where
+states are all there is."""
 
 
 def cache_argument(takes: Container[str]) -> str | None:
@@ -60,11 +62,15 @@ def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | N
         raise UserError(f"{name} (model_type '{config.model_type}') is not supported: {reason}")
 
 
-def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> str | None:
+def _unfit(
+    whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrainedModel] | None
+) -> str | None:
     """Why a tree cannot be verified in a model, of which `config` is the text part; None where it can."""
     if whole.is_encoder_decoder:
         return "it is an encoder-decoder, and draftree drives decoder-only models"
-    if {"is_decoder", "add_cross_attention"} <= vars(config).keys():  # BERT's family, decoder or not
+    if {"is_decoder", "add_cross_attention"} <= vars(
+        config
+    ).keys():  # BERT's family, decoder or not
         return "it is an encoder by design, and draftree drives decoder-only models"
     types = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
     states = folds(config, kind)
@@ -81,7 +87,9 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
     if kind is None:
         return "transformers has no causal language model of this type"
     parameters = inspect.signature(kind.forward).parameters
-    alone = states and not getattr(config, "num_attention_heads", None)  # states are all it has: no mask and no positions
+    alone = states and not getattr(
+        config, "num_attention_heads", None
+    )  # states are all it has: no mask and no positions
     laid_out = () if alone else ("position_ids", "attention_mask")
     needed = *laid_out, cache_argument(parameters) or CACHES[0], "logits_to_keep"
     if missing := [p for p in needed if p not in parameters]:
@@ -92,7 +100,8 @@ def _unfit(whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrai
 def entry(config: PreTrainedConfig, name: str) -> Any:
     """Return the value of an entry that a config's class has, or None where it has no such entry.
 
-    transformers keeps any other entry of a `config.json` too, but no model of the class reads it; it is named in a warning.
+    transformers keeps any other entry of a `config.json` too, but no model of the class reads it;
+    it is named in a warning.
     """
     value, kind = getattr(config, name, None), type(config)
     if not value or _has(kind, name) or not kind.__module__.startswith("transformers."):
@@ -118,7 +127,9 @@ def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
     Config and class are all that is looked at.
     """
     types = getattr(config, "layer_types", None)
-    return any(t in STATEFUL for t in types) if types else bool(getattr(kind, "_is_stateful", False))
+    return (
+        any(t in STATEFUL for t in types) if types else bool(getattr(kind, "_is_stateful", False))
+    )
 
 
 def _unreachable(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> str | None:
@@ -129,14 +140,23 @@ def _unreachable(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -
     if not kind.__module__.startswith("transformers."):
         return f"{about}and its code is not transformers' own, so how it does is not known"
     if not NAMES.keys() & vars(sys.modules[kind.__module__]).keys():
-        return about + OWN.get(config.model_type, "by code of its own, for which draftree has no tree")
+        return about + OWN.get(
+            config.model_type, "by code of its own, for which draftree has no tree"
+        )
     if tuple(map(int, transformers.__version__.split(".")[:2])) < OLDEST:
         return f"{about}which takes transformers {'.'.join(map(str, OLDEST))} or newer, and this is {transformers.__version__}"
     return None
 
 
-SIZES = ("vocab_size", "hidden_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads")
-"""Sizes that every language model has at least one of; the first and the last two may be missing."""
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+"""Sizes that every language model has at least one of; the first and the last two may be missing.
+"""
 
 
 def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
@@ -144,7 +164,8 @@ def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
 
     Args:
         config: the model's.
-        folder: its own; of one that is not there, as a hub id's, nothing is known but that there is one of everything.
+        folder: its own; of one that is not there, as a hub id's, nothing is known but that there is
+            one of everything.
 
     Raises:
         UserError: it names the entry.
@@ -155,11 +176,17 @@ def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
     layers = sum(len(tensor_names(p)) for p in files if p.suffix == ".safetensors")
     for name in SIZES:
         value = getattr(text, name, None)
-        size = checked(value, int | list | None, f"'{where}': {name}", least=1)  # some have a list, one for each layer
+        size = checked(
+            value, int | list | None, f"'{where}': {name}", least=1
+        )  # some have a list, one for each layer
         most = layers if name == "num_hidden_layers" and layers else numbers
         if files and isinstance(size, int) and size > most:
-            raise UserError(f"'{where}': {name} is {size}, the weights beside it have room for {most} at most")
-    width, heads, depth = (getattr(text, name, None) for name in ("hidden_size", "num_attention_heads", "head_dim"))
+            raise UserError(
+                f"'{where}': {name} is {size}, the weights beside it have room for {most} at most"
+            )
+    width, heads, depth = (
+        getattr(text, name, None) for name in ("hidden_size", "num_attention_heads", "head_dim")
+    )
     if (
         files
         and isinstance(width, int)
@@ -168,19 +195,23 @@ def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
         and width * heads * depth > 2 * numbers
     ):
         told = f"{heads} heads of {depth} for a hidden size of {width}"  # of the smallest weights, two are in a byte
-        raise UserError(f"'{where}': head_dim makes {told}, the weights beside it have room for {2 * numbers} numbers at most")
+        raise UserError(
+            f"'{where}': head_dim makes {told}, the weights beside it have room for {2 * numbers} numbers at most"
+        )
 
 
 def check_shapes(config: PreTrainedConfig, folder: Path) -> None:
     """Refuse a config whose sizes are not those in the headers of the weights, before memory is taken for them.
 
-    The model is laid out without memory. A tensor is compared where both have its name, by its number of elements:
-    transformers renames and transposes some as it reads them. One of another name, as merged experts have, is no larger
-    than all weights are. Of quantised weights the shapes say nothing.
+    The model is laid out without memory. A tensor is compared where both have its name, by its
+    number of elements: transformers renames and transposes some as it reads them. One of another
+    name, as merged experts have, is no larger than all weights are. Of quantised weights the shapes
+    say nothing.
 
     Args:
         config: the model's.
-        folder: its own; of one that is not there, as a hub id's, and of pickled weights nothing is known.
+        folder: its own; of one that is not there, as a hub id's, and of pickled weights nothing is
+            known.
 
     Raises:
         UserError: it names the entry, where one has the size, and a tensor.
@@ -192,7 +223,9 @@ def check_shapes(config: PreTrainedConfig, folder: Path) -> None:
     auto: Any = AutoModelForCausalLM
     with torch.device("meta"), no_init_weights():
         model = auto.from_config(copy.deepcopy(config), dtype=torch.float32)
-    found = {name: (shape, file.name) for file in files for name, shape in tensor_shapes(file).items()}
+    found = {
+        name: (shape, file.name) for file in files for name, shape in tensor_shapes(file).items()
+    }
     numbers = sum(prod(shape) for shape, _ in found.values())
     for name, value in model.state_dict().items():
         wanted = list(value.shape)
@@ -203,5 +236,9 @@ def check_shapes(config: PreTrainedConfig, folder: Path) -> None:
         odd = set(wanted) - set(shape)
         entries = [f"{key} {size}" for key, size in values if type(size) is int and size in odd]
         cause = f"{' or '.join(entries)} makes" if file and entries else "its sizes make"
-        there = f"'{file}' has {shape}" if file else f"the weights beside it have {numbers} numbers in all"
+        there = (
+            f"'{file}' has {shape}"
+            if file
+            else f"the weights beside it have {numbers} numbers in all"
+        )
         raise UserError(f"'{folder / 'config.json'}': {cause} {name} {wanted}, {there}")

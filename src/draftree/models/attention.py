@@ -32,8 +32,10 @@ class Attending:
     """The strength of a layer's attention, a mean over the second half of some texts.
 
     Attributes:
-        output: norm of what attention adds to the residual stream over the norm of that stream before it.
-        entropy: of its weights over log n, n being how many keys are seen; 1 looks everywhere alike, 0 at one key alone.
+        output: norm of what attention adds to the residual stream over the norm of that stream
+            before it.
+        entropy: of its weights over log n, n being how many keys are seen; 1 looks everywhere
+            alike, 0 at one key alone.
     """
 
     output: float
@@ -54,19 +56,26 @@ def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
         texts: token ids; what is longer than `TOKENS` is cut.
 
     Raises:
-        UserError: there is no text of two tokens, or the architecture's attention cannot be told from the rest of a layer.
+        UserError: there is no text of two tokens, or the architecture's attention cannot be told
+            from the rest of a layer.
     """
     most = min(TOKENS, decoder.context)
     fit = [t[:most] for t in texts if len(t) > 1]
     if not fit:
-        raise UserError("how much the target's layers attend is measured on texts of at least 2 tokens, and there is none")
+        raise UserError(
+            "how much the target's layers attend is measured on texts of at least 2 tokens, and there is none"
+        )
     count = min(TEXTS, len(fit))
     watches = [_Watch(decoder, i) for i in range(len(decoder.layers))]
     with ExitStack() as stack:
-        stack.callback(setattr, decoder.config, "_attn_implementation", decoder.config._attn_implementation)
+        stack.callback(
+            setattr, decoder.config, "_attn_implementation", decoder.config._attn_implementation
+        )
         decoder.config._attn_implementation = "eager"  # the way that gives the weights of attention
         for watch in watches:
-            stack.callback(watch.layer.register_forward_hook(watch.measure, with_kwargs=True).remove)
+            stack.callback(
+                watch.layer.register_forward_hook(watch.measure, with_kwargs=True).remove
+            )
         for text in (fit[i * len(fit) // count] for i in range(count)):
             ids = torch.from_numpy(np.asarray(text, np.int64))[None].to(decoder.device)
             cast(Any, decoder.stack)(input_ids=ids, use_cache=False, **decoder.hf.causal(ids))
@@ -76,17 +85,21 @@ def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
 class _Watch:
     """Measures a layer in every pass, by a second run of it in which its feed-forward part gives nothing.
 
-    What then comes out beyond what went in is what attention adds, wherever the architecture has its norms and scales, and
-    whether or not both parts read the same input.
+    What then comes out beyond what went in is what attention adds, wherever the architecture has
+    its norms and scales, and whether or not both parts read the same input.
     """
 
     def __init__(self, decoder: Decoder, index: int) -> None:
         self.layer = decoder.layers[index]
-        mixing = [m for m in self.layer.children() if any(p.dim() > 1 for p in m.parameters())]  # all others are norms
+        mixing = [
+            m for m in self.layer.children() if any(p.dim() > 1 for p in m.parameters())
+        ]  # all others are norms
         attention = [m for m in mixing if type(m).__name__.endswith("Attention")]
         if len(attention) != 1:
             name = type(decoder.model).__name__
-            raise UserError(f"how much the layers of {name} attend cannot be measured: {len(attention)} attentions in one")
+            raise UserError(
+                f"how much the layers of {name} attend cannot be measured: {len(attention)} attentions in one"
+            )
         self._attention = attention[0]
         self._others = [m for m in mixing if m is not self._attention]
         sliding = not decoder.hf.layer_types or decoder.hf.layer_types[index] == SLIDING
@@ -94,14 +107,23 @@ class _Watch:
         self._outputs: list[Tensor] = []
         self._entropies: list[Tensor] = []
 
-    def measure(self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> None:
+    def measure(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any
+    ) -> None:
         """Keep the weights, as a forward hook of the layer."""
         weights: list[Tensor] = []
         with ExitStack() as stack:
-            stack.callback(self._attention.register_forward_hook(lambda _m, _i, out: weights.append(out[1])).remove)
+            stack.callback(
+                self._attention.register_forward_hook(
+                    lambda _m, _i, out: weights.append(out[1])
+                ).remove
+            )
             for other in self._others:
-                stack.callback(other.register_forward_hook(lambda _m, _i, out: _nothing(out)).remove)
-            # Neither a call, which would come back here, nor a compiled forward, which runs no attention module.
+                stack.callback(
+                    other.register_forward_hook(lambda _m, _i, out: _nothing(out)).remove
+                )
+            # Neither a call, which would come back here, nor a compiled forward, which runs no
+            # attention module.
             out = type(layer).forward(layer, *args, **kwargs)
         before, after = map(_precise, (args[0], out[0] if isinstance(out, tuple) else out))
         half = before.shape[1] // 2
@@ -117,7 +139,9 @@ class _Watch:
     @property
     def mean(self) -> Attending:
         """Over all tokens that were measured."""
-        return Attending(*(float(torch.cat(each).mean()) for each in (self._outputs, self._entropies)))
+        return Attending(
+            *(float(torch.cat(each).mean()) for each in (self._outputs, self._entropies))
+        )
 
 
 def _precise(values: Tensor) -> Tensor:

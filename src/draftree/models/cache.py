@@ -75,7 +75,13 @@ class SlotCache:
         states: States | None = None,
         ladder: Ladder = Ladder(),
     ) -> None:
-        self.shapes, self.rows, self.dtype, self.device, self.states = tuple(shapes), rows, dtype, device, states
+        self.shapes, self.rows, self.dtype, self.device, self.states = (
+            tuple(shapes),
+            rows,
+            dtype,
+            device,
+            states,
+        )
         self.lengths: Ints = np.zeros(rows, np.int64)
         self.ladder, self._masks = ladder, dict[bool, Tensor]()
         kinds = list(dict.fromkeys(self.shapes))
@@ -84,7 +90,10 @@ class SlotCache:
             for layer, s in enumerate(self.shapes)
         ]
         self._groups = [
-            tuple(self._zeros(self.shapes.count(s), s.heads, 0, width, s.device or device) for width in (s.key, s.value))
+            tuple(
+                self._zeros(self.shapes.count(s), s.heads, 0, width, s.device or device)
+                for width in (s.key, s.value)
+            )
             for s in kinds
         ]
         self._stored = self._on_host()
@@ -99,7 +108,9 @@ class SlotCache:
             return []
         return [t.view(torch.uint8).numpy() for t in tensors]
 
-    def _zeros(self, layers: int, heads: int, slots: int, width: int, device: torch.device) -> Tensor:
+    def _zeros(
+        self, layers: int, heads: int, slots: int, width: int, device: torch.device
+    ) -> Tensor:
         # Zeros, not empty memory: a masked slot still multiplies a weight of 0, and 0 · NaN is NaN.
         return torch.zeros(layers, self.rows, heads, slots, width, dtype=self.dtype, device=device)
 
@@ -128,7 +139,9 @@ class SlotCache:
             return
         grown = self.ladder.capacity(max(slots, self.capacity * 3 // 2))
         for i, pair in enumerate(self._groups):
-            new = tuple(self._zeros(t.shape[0], t.shape[2], grown, t.shape[4], t.device) for t in pair)
+            new = tuple(
+                self._zeros(t.shape[0], t.shape[2], grown, t.shape[4], t.device) for t in pair
+            )
             for old, fresh in zip(pair, new, strict=True):
                 fresh[:, :, :, : old.shape[3]] = old
             self._groups[i] = (new[0], new[1])
@@ -143,7 +156,10 @@ class SlotCache:
     def more(self, index: int) -> int:
         """Return how many following layers are stored right after this one, in the same tensor."""
         group, place = self._place[index]
-        behind = itertools.takewhile(lambda pair: pair[1] == (group, place + 1 + pair[0]), enumerate(self._place[index + 1 :]))
+        behind = itertools.takewhile(
+            lambda pair: pair[1] == (group, place + 1 + pair[0]),
+            enumerate(self._place[index + 1 :]),
+        )
         return sum(1 for _ in behind)
 
     def lifted(self, by: int) -> "SlotCache":
@@ -154,8 +170,12 @@ class SlotCache:
         """
         view, top = copy.copy(self), len(self.shapes) - 1
         others = [min(max(layer + by, 0), top) for layer in range(top + 1)]
-        same = [self.shapes[other] == shape for other, shape in zip(others, self.shapes, strict=True)]
-        view._place = [self._place[o if s else i] for i, (o, s) in enumerate(zip(others, same, strict=True))]
+        same = [
+            self.shapes[other] == shape for other, shape in zip(others, self.shapes, strict=True)
+        ]
+        view._place = [
+            self._place[o if s else i] for i, (o, s) in enumerate(zip(others, same, strict=True))
+        ]
         return view
 
     def writer(self, starts: Ints, n: int, at: Pass | None = None) -> "Writer":
@@ -299,7 +319,8 @@ class SlotCache:
     def copied(self, row: int, start: int, stop: int) -> Pages:
         """Return a copy of a sequence's keys and values in slots `start` … `stop` − 1."""
         return tuple(
-            (keys[:, row, :, start:stop].clone(), values[:, row, :, start:stop].clone()) for keys, values in self._groups
+            (keys[:, row, :, start:stop].clone(), values[:, row, :, start:stop].clone())
+            for keys, values in self._groups
         )
 
     @torch.inference_mode()
@@ -353,7 +374,11 @@ class SlotCache:
     def reusable(self) -> Ints:
         """[R] number of tokens whose entries a prompt with the same beginning can reuse."""
         clamped = self.states is not None and self.states.clamped
-        return np.minimum(self.lengths, self.states.read) if self.states is not None and clamped else self.lengths
+        return (
+            np.minimum(self.lengths, self.states.read)
+            if self.states is not None and clamped
+            else self.lengths
+        )
 
 
 @dataclass(frozen=True)
@@ -388,7 +413,9 @@ class Writer(Cache):
         end: number of slots that are seen.
     """
 
-    def __init__(self, cache: SlotCache, starts: Ints, n: int, end: int, at: Pass | None = None) -> None:
+    def __init__(
+        self, cache: SlotCache, starts: Ints, n: int, end: int, at: Pass | None = None
+    ) -> None:
         super().__init__(layers=[])
         self._cache, self.end, self._pass, self._starts = cache, end, at, starts
         self._stop = int(starts[0]) + n
@@ -396,12 +423,17 @@ class Writer(Cache):
         self._start, self._n = int(starts[0]), n
         self._slots: Tensor | None = None
         if cache.ladder.few or not self._uniform:
-            self._uniform, self._rows = False, torch.arange(cache.rows, device=cache.device)[:, None]
+            self._uniform, self._rows = (
+                False,
+                torch.arange(cache.rows, device=cache.device)[:, None],
+            )
 
     def at(self, slots: Tensor) -> Self:
         """Set the tensor of slots [R, n] to write to, and return the writer."""
         self._slots = slots
-        self._rows = torch.arange(len(slots), device=slots.device)[:, None]  # a recording reads no memory but its own
+        self._rows = torch.arange(len(slots), device=slots.device)[
+            :, None
+        ]  # a recording reads no memory but its own
         return self
 
     @property
@@ -417,7 +449,10 @@ class Writer(Cache):
             return None
         (keys, values), more = self._cache.layer(layer), self._cache.more(layer)
         others = self._cache.layer(layer + 1) if more else (keys, values)
-        apart = [(b.data_ptr() - a.data_ptr()) // a.element_size() for a, b in zip((keys, values), others, strict=True)]
+        apart = [
+            (b.data_ptr() - a.data_ptr()) // a.element_size()
+            for a, b in zip((keys, values), others, strict=True)
+        ]
         return Within(keys, values, self._starts, self.end, more, apart[0], apart[1])
 
     def update(
@@ -455,12 +490,16 @@ class Writer(Cache):
         """Return True: the inputs of convolutions are kept until a commit."""
         return True
 
-    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Tensor:
         """Store a convolution's input [R, C, n]; return it after the inputs of tokens before it."""
         assert self._pass is not None
         return self._pass.enter((layer_idx, state_idx), conv_states)
 
-    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
+    def update_recurrent_state(
+        self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Any:
         """Store the update of a layer's state that one of our dispatched functions returned."""
         assert self._pass is not None
         assert isinstance(recurrent_states, Stash | Final)

@@ -1,6 +1,7 @@
 """Ways to run a pass again and again: as it is written, or recorded once and replayed on a GPU.
 
-Both run the same function of the same tensors; the recorder alone differs between a GPU and the tests on a CPU.
+Both run the same function of the same tensors; the recorder alone differs between a GPU and the
+tests on a CPU.
 """
 
 import itertools
@@ -124,7 +125,9 @@ class Graphs(Capture):
 
     ladder = Ladder(few=True)
 
-    def __init__(self, record: Record | None = None, name: str = "the target", tally: Tally | None = None) -> None:
+    def __init__(
+        self, record: Record | None = None, name: str = "the target", tally: Tally | None = None
+    ) -> None:
         self._record = _CUDAGraphs() if record is None else record
         self._tally = Tally() if tally is None else tally
         self._name, self._failed = name, False
@@ -148,7 +151,9 @@ class Graphs(Capture):
         lying, replay, made = self._known[kind]
         _copy([(lying[name], t) for name, t in given.items()])
         replay()
-        kept = tuple(torch.empty_like(t) for t in made)  # a drafter keeps what it made of one node while it reads the next
+        kept = tuple(
+            torch.empty_like(t) for t in made
+        )  # a drafter keeps what it made of one node while it reads the next
         _copy(list(zip(kept, made, strict=True)))
         return kept
 
@@ -161,7 +166,9 @@ class Graphs(Capture):
         self._failed = True
         self._known.clear()
         why = f"{type(error).__name__}: {first_line(error)}"
-        LOG.warning("passes of %s run without CUDA graphs, as one cannot be recorded: %s", self._name, why)
+        LOG.warning(
+            "passes of %s run without CUDA graphs, as one cannot be recorded: %s", self._name, why
+        )
 
     @override
     def of(self, network: nn.Module) -> Capture:
@@ -211,7 +218,9 @@ class Weights:
     """
 
     def __init__(self, *networks: nn.Module) -> None:
-        modules = list(dict.fromkeys(module for network in networks for module in network.modules()))
+        modules = list(
+            dict.fromkeys(module for network in networks for module in network.modules())
+        )
         self._parts = [module._modules for module in modules if module._modules]
         every = (held for module in modules for held in (module._parameters, module._buffers))
         self._tensors = [held for held in every if held]
@@ -229,7 +238,9 @@ class Weights:
         try:
             return parts, tuple(map(Tensor.data_ptr, tensors)), tuple(map(_VERSION, tensors))
         except RuntimeError:  # of tensors that were made in inference mode, or are several in one
-            return parts, tuple((_address(t), 0 if t.is_inference() else t._version) for t in tensors)
+            return parts, tuple(
+                (_address(t), 0 if t.is_inference() else t._version) for t in tensors
+            )
 
 
 _VERSION = attrgetter("_version")

@@ -37,11 +37,15 @@ class Passing(Cache):
         return False
 
     @override
-    def update_conv_state(self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any) -> Tensor:
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Tensor:
         return conv_states
 
     @override
-    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
+    def update_recurrent_state(
+        self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Any:
         return recurrent_states
 
 

@@ -89,7 +89,9 @@ class Decoder:
             return
         cache = self.new_cache(1, TRIED)
         if cache.ladder.few and not records_rightly(self.hf, self.capture, cache):
-            LOG.warning("passes of the target run without CUDA graphs, as a recorded one gives other logits")
+            LOG.warning(
+                "passes of the target run without CUDA graphs, as a recorded one gives other logits"
+            )
             self.use_capture(Eager())
 
     def use_native_kernels(self) -> bool:
@@ -201,11 +203,15 @@ class Decoder:
         cache.reserve(slots)
         return cache
 
-    def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
+    def forward(
+        self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()
+    ) -> ModelOutput:
         """Run a pass, see `ModelRunner.forward`."""
         return self.runner.forward(batch, cache, outputs)
 
-    def forward_on_device(self, feed: DeviceFeed | ForwardBatch, cache: SlotCache, layers: tuple[int, ...], then: Then) -> Made:
+    def forward_on_device(
+        self, feed: DeviceFeed | ForwardBatch, cache: SlotCache, layers: tuple[int, ...], then: Then
+    ) -> Made:
         """Run a pass whose tokens may be known to the device only, and the epilogue on its results.
 
         Args:
@@ -247,13 +253,19 @@ class Decoder:
         """
         behind = (lambda x: x) if raw else self._behind_head
         if behind is None:
-            return lambda states: self._through_model(states).index_select(-1, ids) if ids is not None else self.head(states)
+            return lambda states: (
+                self._through_model(states).index_select(-1, ids)
+                if ids is not None
+                else self.head(states)
+            )
         if ids is None:
             return lambda states: behind(self._raw_logits(states))
         bias = getattr(self._head, "bias", None)
         with torch.inference_mode(False), torch.no_grad():  # a drafter's loss may go through them
             at = ids.to(self.head_weight.device)
-            rows, biases = (None if w is None else brought(w[at], self.device) for w in (self.head_weight, bias))
+            rows, biases = (
+                None if w is None else brought(w[at], self.device) for w in (self.head_weight, bias)
+            )
             assert rows is not None
         multiplied = rows_of(self._head, rows, biases)
         return lambda states: behind(multiplied(states))
@@ -274,7 +286,9 @@ class Decoder:
         """
         cap = getattr(self.config, "final_logit_softcapping", None) or 1.0  # Gemma 2
         factors = [getattr(self.config, name, None) or 1.0 for name in HEAD_FACTORS]
-        over = getattr(self.config, "logits_scaling", None) or 1.0  # Granite divides by it, HyperCLOVA X multiplies
+        over = (
+            getattr(self.config, "logits_scaling", None) or 1.0
+        )  # Granite divides by it, HyperCLOVA X multiplies
         known: list[Callable[[Tensor], Tensor]] = [
             lambda x: x,
             lambda x: torch.tanh(x / cap) * cap,
@@ -286,7 +300,9 @@ class Decoder:
             wanted, raw = self._through_model(probe).float(), self._raw_logits(probe).float()
             fitted = float((wanted * raw).sum() / raw.square().sum().clamp(min=1e-12))
             known.append(lambda x: x * fitted)  # MiniCPM3 scales what its head reads
-            return next((f for f in known if torch.allclose(f(raw), wanted, rtol=1e-4, atol=1e-5)), None)
+            return next(
+                (f for f in known if torch.allclose(f(raw), wanted, rtol=1e-4, atol=1e-5)), None
+            )
 
     def _through_model(self, states: Tensor) -> Tensor:
         """Return logits [n, V] for stack outputs [n, D], by the whole model.
@@ -318,7 +334,9 @@ class Decoder:
             return runner.stored(embeds, positions)
         mask = self.hf.by_type(embeds.new_zeros(1, 1, 1, 1))
         given = {"inputs_embeds": embeds, "position_ids": positions, "attention_mask": mask}
-        return first_stored(lambda cache: self.hf.model.base_model(**given, **self.hf.cached(cache)))
+        return first_stored(
+            lambda cache: self.hf.model.base_model(**given, **self.hf.cached(cache))
+        )
 
 
 def refuse_attention(model: PreTrainedModel) -> None:
@@ -330,10 +348,14 @@ def refuse_attention(model: PreTrainedModel) -> None:
     chosen = model.config.get_text_config(decoder=True)._attn_implementation
     if chosen not in (None, *ATTENTION):
         name, allowed = type(model).__name__, " or ".join(ATTENTION)
-        raise UserError(f"{name} has attn_implementation '{chosen}', which takes no mask of a tree: allowed is {allowed}")
+        raise UserError(
+            f"{name} has attn_implementation '{chosen}', which takes no mask of a tree: allowed is {allowed}"
+        )
 
 
-def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how: Any) -> tuple[Any, dict[str, Any]]:
+def pretrained(
+    folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how: Any
+) -> tuple[Any, dict[str, Any]]:
     """Load a model by transformers, and return it with the report of its tensors.
 
     Args:
@@ -351,10 +373,14 @@ def pretrained(folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how:
     auto: Any = AutoModelForCausalLM
     try:
         with no_loading_bar():
-            model, info = auto.from_pretrained(folder, config=config, dtype=dtype, output_loading_info=True, **how)
+            model, info = auto.from_pretrained(
+                folder, config=config, dtype=dtype, output_loading_info=True, **how
+            )
     except RuntimeError as error:
         if "mismatch" in str(error):  # transformers names them in a log
-            raise UserError(f"'{folder}' has a config.json whose sizes are not those of the weights beside it") from error
+            raise UserError(
+                f"'{folder}' has a config.json whose sizes are not those of the weights beside it"
+            ) from error
         raise
     return model, info
 

@@ -1,11 +1,13 @@
 """Attention that gives a query the same bits alone and in company, by the name `draftree` in transformers.
 
-The output of a query depends on the query, and on the keys and values that it sees in their order. It does not depend on the
-width of the pass, on the slots that keys lie in or on hidden ones between them, on other rows, padding, or the cut of a prompt.
-On a CPU, by native kernels, that holds by construction (`native/`). Elsewhere sums are taken in float64 and
-rounded once: there another order gives another rounding with a probability of some 10⁻¹³ an element in bfloat16.
+The output of a query depends on the query, and on the keys and values that it sees in their order.
+It does not depend on the width of the pass, on the slots that keys lie in or on hidden ones between
+them, on other rows, padding, or the cut of a prompt. On a CPU, by native kernels, that holds by
+construction (`native/`). Elsewhere sums are taken in float64 and rounded once: there another order
+gives another rounding with a probability of some 10⁻¹³ an element in bfloat16.
 
-Shapes: B rows, H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a value.
+Shapes: B rows, H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a
+value.
 """
 
 from typing import Any
@@ -22,7 +24,8 @@ from draftree.native import dense
 from draftree.native.dense import address
 
 FEW = 2_000_000
-"""Operations below which one thread is as fast as several: 64 for each slot of a group, some 10 for each that a query sees."""
+"""Operations below which one thread is as fast as several: 64 for each slot of a group, some 10 for
+each that a query sees."""
 
 
 def exact_attention(
@@ -46,7 +49,8 @@ def exact_attention(
         query: [B, H, n, D].
         key: [B, G, S, D].
         value: [B, G, S, W].
-        attention_mask: [B or 1, H or 1, n, ≥ S] added to the scores, or true where a slot is seen; by default causal.
+        attention_mask: [B or 1, H or 1, n, ≥ S] added to the scores, or true where a slot is seen;
+            by default causal.
         dropout: 0, as nothing is trained through it.
         scaling: of the scores; by default 1/√D.
         softcap: scores are held within ± this by tanh.
@@ -61,7 +65,9 @@ def exact_attention(
         UserError: dropout is asked for, or the device has no float64.
     """
     if dropout:
-        raise UserError(f"attention '{EXACT}' has dropout {dropout}, allowed is 0: it is for decoding")
+        raise UserError(
+            f"attention '{EXACT}' has dropout {dropout}, allowed is 0: it is for decoding"
+        )
     if not has_float64(query.device):
         told = f"attention '{EXACT}' sums in float64, which '{query.device.type}' lacks"
         raise UserError(f"{told}: allowed there is sdpa or eager")
@@ -74,28 +80,48 @@ def exact_attention(
     return how(query, key, value, mask, scale, softcap or 0.0, s_aux).to(query.dtype), None
 
 
-def additive(query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None = None, causal: bool = True) -> Tensor:
+def additive(
+    query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None = None, causal: bool = True
+) -> Tensor:
     """[B or 1, H or 1, n, S] what is added to the scores."""
     n = query.shape[2]
     if mask is None and n == 1:  # which sees all
         mask = torch.zeros(1, 1, 1, slots, dtype=query.dtype, device=query.device)
     elif mask is None:
-        mask = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril(slots - n if causal else slots)[None, None]
+        mask = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril(
+            slots - n if causal else slots
+        )[None, None]
     mask = mask[..., :slots]
     if mask.dtype == torch.bool:
-        mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill(~mask, torch.finfo(query.dtype).min)
+        mask = torch.zeros(mask.shape, dtype=query.dtype, device=query.device).masked_fill(
+            ~mask, torch.finfo(query.dtype).min
+        )
     return mask if bias is None else mask + bias[..., :slots].to(mask.dtype)
 
 
-def _native(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float, sinks: Tensor | None) -> Tensor:
+def _native(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float, sinks: Tensor | None
+) -> Tensor:
     (rows, heads, n, width), (_, groups, slots, wide) = q.shape, v.shape
-    q, k, v, mask = map(_with_adjacent_entries, (q, k, v, mask if mask.dtype in dense.DTYPES else mask.float()))
+    q, k, v, mask = map(
+        _with_adjacent_entries, (q, k, v, mask if mask.dtype in dense.DTYPES else mask.float())
+    )
     out, it = torch.empty(rows, n, heads, wide, dtype=q.dtype), dense.core.Attention()
     sinks = None if sinks is None else sinks.detach().float().contiguous()
     it.sequences, it.groups, it.heads, it.tokens, it.slots = rows, groups, heads // groups, n, slots
-    it.key_dim, it.value_dim, it.dtype, it.mask_dtype = width, wide, dense.code_of(q.dtype), dense.code_of(mask.dtype)
+    it.key_dim, it.value_dim, it.dtype, it.mask_dtype = (
+        width,
+        wide,
+        dense.code_of(q.dtype),
+        dense.code_of(mask.dtype),
+    )
     it.queries, it.query_strides, it.mask = address(q), q.stride()[:3], address(mask)
-    it.keys, it.key_strides, it.values, it.value_strides = address(k), k.stride()[:3], address(v), v.stride()[:3]
+    it.keys, it.key_strides, it.values, it.value_strides = (
+        address(k),
+        k.stride()[:3],
+        address(v),
+        v.stride()[:3],
+    )
     by_row, by_head, by_query, _ = mask.stride()
     it.mask_strides = by_row * (len(mask) > 1), by_head * (mask.shape[1] > 1), by_query
     it.sinks, it.scale, it.cap = address(sinks), scale, cap
@@ -109,17 +135,33 @@ def _with_adjacent_entries(tensor: Tensor) -> Tensor:
     return tensor if tensor.stride(3) == 1 else tensor.contiguous()
 
 
-def _in_float64(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float, sinks: Tensor | None) -> Tensor:
+def _in_float64(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, cap: float, sinks: Tensor | None
+) -> Tensor:
     rows, heads, n, _ = q.shape
-    together = (rows, k.shape[1], heads // k.shape[1] * n, -1)  # the queries that share a key-value head
-    scores = (q.double().reshape(together) @ k.double().transpose(-1, -2)).reshape(rows, heads, n, -1) * scale
+    together = (
+        rows,
+        k.shape[1],
+        heads // k.shape[1] * n,
+        -1,
+    )  # the queries that share a key-value head
+    scores = (q.double().reshape(together) @ k.double().transpose(-1, -2)).reshape(
+        rows, heads, n, -1
+    ) * scale
     if cap:
         scores = cap * torch.tanh(scores / cap)
     scores = scores + mask.double().masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks.double().reshape(1, -1, 1, 1).expand(rows, -1, n, 1)), -1)
-    weights = scores.softmax(-1).nan_to_num(0)[..., : k.shape[2]]  # what sees nothing weighs nothing
-    return (weights.reshape(together) @ v.double()).reshape(rows, heads, n, -1).transpose(1, 2).contiguous()
+    weights = scores.softmax(-1).nan_to_num(0)[
+        ..., : k.shape[2]
+    ]  # what sees nothing weighs nothing
+    return (
+        (weights.reshape(together) @ v.double())
+        .reshape(rows, heads, n, -1)
+        .transpose(1, 2)
+        .contiguous()
+    )
 
 
 def register() -> None:

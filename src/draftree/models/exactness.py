@@ -31,8 +31,8 @@ from draftree.models.widths import Widths
 HALF = (torch.bfloat16, torch.float16)
 """Precisions in which two tokens are often as good as equally likely."""
 CONTEXT, CHEAP, LONGEST = 256, 0.02, 2.0
-"""Tokens behind which the price of a step is measured, the price up to which bits are kept unasked, and the seconds it is
-measured for."""
+"""Tokens behind which the price of a step is measured, the price up to which bits are kept unasked,
+and the seconds it is measured for."""
 TOLD = 1.0
 """Percent of a step from which a choice is told."""
 LAYOUT = "2"
@@ -55,9 +55,11 @@ class Findings:
     """What was found out about a kind of model on a machine.
 
     Attributes:
-        kinds: by kind of layer, the widths at which its rows keep their bits; None where there are none.
+        kinds: by kind of layer, the widths at which its rows keep their bits; None where there are
+            none.
         parting: where the bits of a text depend on how it is cut after all; None where they do not.
-        price: how much longer a step over one token takes, as a share of the model's own; None where that was not measured.
+        price: how much longer a step over one token takes, as a share of the model's own; None
+            where that was not measured.
     """
 
     kinds: Mapping[str, Widths | None]
@@ -99,12 +101,20 @@ def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Finding
     if found is None:
         own = None if stable.exact else "in its attention, which is no other one"
         unknown = None in stable.widths.values()
-        found = Findings(stable.widths, own or (None if unknown else parting(decoder, stable.runner)))
+        found = Findings(
+            stable.widths, own or (None if unknown else parting(decoder, stable.runner))
+        )
     if priced and found.price is None and found.lacks is None:
         found = replace(found, price=price(decoder, stable))
     if found is not before:
         with suppress(OSError):  # a home that cannot be written to: found out again the next time
-            write_text(path, json.dumps({**asdict(found), "about": about, "date": time.strftime("%Y-%m-%d %H:%M")}, indent=1))
+            write_text(
+                path,
+                json.dumps(
+                    {**asdict(found), "about": about, "date": time.strftime("%Y-%m-%d %H:%M")},
+                    indent=1,
+                ),
+            )
     return stable, found
 
 
@@ -128,7 +138,13 @@ def _stored(path: Path) -> Findings | None:
     return None
 
 
-def price(decoder: Decoder, stable: Stable, width: int = 1, context: int = CONTEXT, longest: float = LONGEST) -> float:
+def price(
+    decoder: Decoder,
+    stable: Stable,
+    width: int = 1,
+    context: int = CONTEXT,
+    longest: float = LONGEST,
+) -> float:
     """How much longer a pass takes where bits are kept, as a share of the model's own.
 
     Args:
@@ -152,7 +168,9 @@ def price(decoder: Decoder, stable: Stable, width: int = 1, context: int = CONTE
     return ours / own - 1
 
 
-def decided(decoder: Decoder, name: str, asked: Word, free: bool = True, anyway: bool = False) -> tuple[Stable | None, Word]:
+def decided(
+    decoder: Decoder, name: str, asked: Word, free: bool = True, anyway: bool = False
+) -> tuple[Stable | None, Word]:
     """Return what is promised of a model: `bits` where that was asked for, or where it costs next to nothing in half precision.
 
     Args:
@@ -160,10 +178,12 @@ def decided(decoder: Decoder, name: str, asked: Word, free: bool = True, anyway:
         name: for what is told.
         asked: by the user.
         free: whether its attention may be another one unasked.
-        anyway: whether bits are promised unasked whatever they cost, as of a model that is computed in half precision unasked.
+        anyway: whether bits are promised unasked whatever they cost, as of a model that is computed
+            in half precision unasked.
 
     Returns:
-        The stable ways, not in use yet, where bits are promised; and the word for it, none where nobody asked.
+        The stable ways, not in use yet, where bits are promised; and the word for it, none where
+        nobody asked.
 
     Raises:
         UserError: bits were asked for and cannot be kept.
@@ -191,6 +211,8 @@ def decided(decoder: Decoder, name: str, asked: Word, free: bool = True, anyway:
     percent, cheap = 100 * max(found.price, 0), found.price <= CHEAP
     if percent >= TOLD:
         LOG.info(
-            "exactness is '%s': with bits a step takes %.1f %% longer on this machine", "bits" if cheap else "ties", percent
+            "exactness is '%s': with bits a step takes %.1f %% longer on this machine",
+            "bits" if cheap else "ties",
+            percent,
         )
     return (stable, "bits") if cheap else (None, "ties")

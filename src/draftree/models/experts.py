@@ -1,6 +1,7 @@
 """Experts one by one: what each makes of the tokens that were sent to it, in a way that leaves their widths to the caller.
 
-transformers' own ways give a token other bits where another number of tokens goes to the same expert.
+transformers' own ways give a token other bits where another number of tokens goes to the same
+expert.
 
 Shapes: n tokens, k experts chosen by each, D entries of a token.
 """
@@ -29,7 +30,9 @@ def expert(module: Any, number: int) -> Rows:
         return linear(rows, weight.T if module.is_transposed else weight, bias)
 
     def forward(rows: Tensor) -> Tensor:
-        first, between = ("gate_up_proj", module._apply_gate) if module.has_gate else ("up_proj", module.act_fn)
+        first, between = (
+            ("gate_up_proj", module._apply_gate) if module.has_gate else ("up_proj", module.act_fn)
+        )
         wide = weighed(rows, first)
         inner = numbers(wide.shape[-1] // (1 + module.has_gate)).apply(between, wide)
         out = weighed(inner, "down_proj")
@@ -45,12 +48,15 @@ def routed(apply: Callable[[Rows, Tensor], Tensor]) -> Callable[..., Tensor]:
         apply: calls an operation with rows.
 
     Returns:
-        A function of the module, of tokens [n, D], the experts of each [n, k] and their weights [n, k]; a token's k answers are
-        added up in the order in which it chose them, in float32 at least.
+        A function of the module, of tokens [n, D], the experts of each [n, k] and their weights [n,
+        k]; a token's k answers are added up in the order in which it chose them, in float32 at
+        least.
     """
 
     def forward(module: nn.Module, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
-        answers = tokens.new_zeros(*chosen.shape, tokens.shape[-1], dtype=torch.promote_types(tokens.dtype, torch.float32))
+        answers = tokens.new_zeros(
+            *chosen.shape, tokens.shape[-1], dtype=torch.promote_types(tokens.dtype, torch.float32)
+        )
         for number in chosen.unique().tolist():
             rows, places = torch.where(chosen == number)
             answers[rows, places] = apply(expert(module, number), tokens[rows]).to(answers.dtype)

@@ -83,7 +83,15 @@ class ForwardBatch:
         return cls(tokens, places, counts, starts, visible, scratch_positions)
 
     @classmethod
-    def forest(cls, ids: Ints, positions: Ints, counts: Ints, starts: Ints, seen: Bools, device: torch.device) -> Self:
+    def forest(
+        cls,
+        ids: Ints,
+        positions: Ints,
+        counts: Ints,
+        starts: Ints,
+        seen: Bools,
+        device: torch.device,
+    ) -> Self:
         """Return the batch of a forest after the committed tokens of each sequence, see `kernels.verification.packed`."""
         visible, scratch, first, corner = list[Bools](), list[Ints](), 0, 0
         for n in counts.tolist():
@@ -192,8 +200,9 @@ class ForwardBatch:
 
 
 Laid = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Ids [R, n]; the positions of scratch slots [R, m], the last n being the tokens' own; whether token i sees scratch slot j,
-[R, n, m]; the first of these slots [R, 1]: those before it are seen by all."""
+"""Ids [R, n]; the positions of scratch slots [R, m], the last n being the tokens' own; whether
+token i sees scratch slot j, [R, n, m]; the first of these slots [R, 1]: those before it are seen by
+all."""
 
 
 @dataclass(frozen=True)
@@ -221,19 +230,28 @@ class DeviceFeed:
         """Return the feed in a pass of `width` tokens a row; what pads it is read by nobody."""
         return replace(self, width=width)
 
-    def laid(self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None) -> dict[str, Tensor]:
+    def laid(
+        self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None
+    ) -> dict[str, Tensor]:
         """Tokens, positions, slots and additive masks [R, 1, width, S] of a pass that sees so many slots, by name."""
         ids, places, visible, first = self.make(given)
         deep, more = visible.shape[2], (0, self.width - self.count)
         slot = torch.arange(slots, device=ids.device)
-        place = slot - first  # [R, S] which scratch slot each slot is; negative of those before them
+        place = (
+            slot - first
+        )  # [R, S] which scratch slot each slot is; negative of those before them
         inside = place.clamp(0, deep - 1)
-        seen = visible.gather(2, inside[:, None].expand(-1, self.count, -1)) & (place < deep)[:, None] | (place < 0)[:, None]
+        seen = (
+            visible.gather(2, inside[:, None].expand(-1, self.count, -1)) & (place < deep)[:, None]
+            | (place < 0)[:, None]
+        )
         masks, positions = {"full": seen}, places[:, -self.count :]
         if window is not None:
             keys = torch.where(place < 0, slot, places.gather(1, inside))
             masks["sliding"] = seen & (keys[:, None] > positions[..., None] - window)
-        hidden = {name: pad(~each, (0, 0, *more))[:, None] for name, each in masks.items()}  # padding sees all
+        hidden = {
+            name: pad(~each, (0, 0, *more))[:, None] for name, each in masks.items()
+        }  # padding sees all
         nothing, lowest = torch.zeros((), dtype=dtype, device=ids.device), torch.finfo(dtype).min
         return {
             "tokens": pad(ids, more), "positions": pad(positions, more),

@@ -1,7 +1,8 @@
 """Linear layers that hold four bits a weight, in groups with a step and a middle of their own: a third of bfloat16's bytes.
 
-Over a few tokens a pass takes the time in which its weights are read. Torch multiplies by them as they lie. Weights of a file
-that held four bits of the same kind, GGUF's Q4_1, come out as they went in, up to bfloat16: its groups are these.
+Over a few tokens a pass takes the time in which its weights are read. Torch multiplies by them as
+they lie. Weights of a file that held four bits of the same kind, GGUF's Q4_1, come out as they went
+in, up to bfloat16: its groups are these.
 
 Shapes: D and E entries of a row before and after, G groups of a row.
 """
@@ -32,9 +33,15 @@ class FourBits(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.bias = linear.in_features, linear.out_features, linear.bias
+        self.in_features, self.out_features, self.bias = (
+            linear.in_features,
+            linear.out_features,
+            linear.bias,
+        )
         numbers, scales = rounded(linear.weight.detach())
-        self.pairs = nn.Parameter((numbers[:, ::2] | numbers[:, 1::2] << 4).to(torch.uint8), requires_grad=False)
+        self.pairs = nn.Parameter(
+            (numbers[:, ::2] | numbers[:, 1::2] << 4).to(torch.uint8), requires_grad=False
+        )
         self.scales = nn.Parameter(scales, requires_grad=False)
 
     @property
@@ -55,7 +62,9 @@ class FourBits(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         """[…, E] of rows […, D]."""
         flat = rows.reshape(-1, self.in_features).contiguous()
-        made: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(flat, self._blocks, GROUP, self.scales)
+        made: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(
+            flat, self._blocks, GROUP, self.scales
+        )
         made = made.view(*rows.shape[:-1], self.out_features)
         return made if self.bias is None else made + self.bias
 
@@ -66,7 +75,12 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     low, high = groups.aminmax(dim=2, keepdim=True)
     step = ((high - low) / LARGEST).to(weight.dtype)  # numbers are chosen for what is kept
     middle = (low + 8 * step.float()).to(weight.dtype)
-    numbers = torch.round((groups - middle.float()) / step.float().clamp_min(torch.finfo(torch.float32).tiny)) + 8
+    numbers = (
+        torch.round(
+            (groups - middle.float()) / step.float().clamp_min(torch.finfo(torch.float32).tiny)
+        )
+        + 8
+    )
     scales = torch.cat((step, middle), dim=2).transpose(0, 1).contiguous()
     return numbers.clamp(0, LARGEST).flatten(1).int(), scales
 
@@ -85,10 +99,15 @@ def round_to_four_bits(model: Any) -> None:
         (parent, name, child)
         for parent in model.modules()
         for name, child in parent.named_children()
-        if type(child) is nn.Linear and child is not head and not child.in_features % GROUP and not child.out_features % ROWS
+        if type(child) is nn.Linear
+        and child is not head
+        and not child.in_features % GROUP
+        and not child.out_features % ROWS
     ]
     if not fitting:
         told = f"linear layers whose rows are multiples of {GROUP} and {ROWS} long"
-        raise UserError(f"quantize is 'int4' for a {type(model).__name__}, allowed is it for models with {told}")
+        raise UserError(
+            f"quantize is 'int4' for a {type(model).__name__}, allowed is it for models with {told}"
+        )
     for parent, name, child in fitting:
         setattr(parent, name, FourBits(child))

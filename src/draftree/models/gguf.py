@@ -28,7 +28,8 @@ from draftree.models.loading_bar import no_loading_bar
 
 LOG = logging.getLogger("draftree")
 MAGIC, LAYOUT = b"GGUF", 1
-"""The first bytes of such a file; the number of the way it is kept here, part of the folder's name."""
+"""The first bytes of such a file; the number of the way it is kept here, part of the folder's name.
+"""
 NEEDED = ("gguf", "accelerate")
 """The packages that transformers reads such a file with."""
 
@@ -45,22 +46,23 @@ COUNTS = (
 LISTED = 10_000
 """Parts that are looked for at most; a name may say any number."""
 SPARE = 1 << 12
-"""Numbers that a model may have beyond those of a file's tensors: buffers, and what is not stored."""
+"""Numbers that a model may have beyond those of a file's tensors: buffers, and what is not stored.
+"""
 
 
 def dequantised(path: Path) -> Path:
     """Return the folder of a GGUF file's weights, dequantised, with its tokenizer and chat template.
 
-    It is made once, in `targets` of the cache folder, and named by a hash of the file's content. A second process that wants
-    the same one waits for the first.
+    It is made once, in `targets` of the cache folder, and named by a hash of the file's content. A
+    second process that wants the same one waits for the first.
 
     Args:
-        path: of the file, or of any part of one that was split. Weights of 16 or 32 bits keep their dtype, quantised ones
-            become float16 (decision 11).
+        path: of the file, or of any part of one that was split. Weights of 16 or 32 bits keep their
+            dtype, quantised ones become float16 (decision 11).
 
     Raises:
-        UserError: it cannot be read, its header does not fit its tensors, a part is missing, it is of an architecture that
-            cannot be served, or a package is missing; or the disk is full.
+        UserError: it cannot be read, its header does not fit its tensors, a part is missing, it is
+            of an architecture that cannot be served, or a package is missing; or the disk is full.
     """
     with understood(f"cannot read '{path}'"):
         parts = parts_of(path)
@@ -78,10 +80,17 @@ def parts_of(path: Path) -> list[Path]:
         return [path]
     count = int(named["count"])
     if not 1 <= int(named["number"]) <= count:
-        raise UserError(f"'{path}' is named as part {int(named['number'])} of {count}, allowed are 1 … {count}")
-    parts = [path.with_name(f"{named['name']}-{i + 1:05}-of-{count:05}.gguf") for i in range(min(count, LISTED))]
+        raise UserError(
+            f"'{path}' is named as part {int(named['number'])} of {count}, allowed are 1 … {count}"
+        )
+    parts = [
+        path.with_name(f"{named['name']}-{i + 1:05}-of-{count:05}.gguf")
+        for i in range(min(count, LISTED))
+    ]
     if missing := [part for part in parts if not part.is_file()]:
-        raise UserError(f"'{missing[0]}' is missing: '{path.name}' is one of {count} parts, which lie in one folder")
+        raise UserError(
+            f"'{missing[0]}' is missing: '{path.name}' is one of {count} parts, which lie in one folder"
+        )
     return parts
 
 
@@ -92,7 +101,9 @@ def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...
     folder = dequantised_folder(parts)
     if not folder.is_dir():
         if missing := [name for name in NEEDED if find_spec(name) is None]:
-            raise UserError(f"'{path}' needs the package '{missing[0]}': pip install 'draftree[gguf]'")
+            raise UserError(
+                f"'{path}' needs the package '{missing[0]}': pip install 'draftree[gguf]'"
+            )
         with locked(folder, wait=True):
             if not folder.is_dir():  # another process may have made it meanwhile
                 LOG.info("dequantising '%s', once", path)
@@ -128,23 +139,33 @@ def _check(path: Path, parts: Sequence[Path]) -> None:
     for part in parts:
         with part.open("rb") as file:
             if (first := file.read(len(MAGIC))) != MAGIC:
-                raise UserError(f"'{part}' is not a GGUF file: it begins with {shown(first)}, allowed is {MAGIC!r}")
+                raise UserError(
+                    f"'{part}' is not a GGUF file: it begins with {shown(first)}, allowed is {MAGIC!r}"
+                )
         with understood(f"cannot read '{part}', which is broken"):
             headers.append(read_header(part))
     _check_parts(parts, headers)
-    _check_header(path, headers[0].entries, {name: sizes for header in headers for name, sizes in header.tensors.items()})
+    _check_header(
+        path,
+        headers[0].entries,
+        {name: sizes for header in headers for name, sizes in header.tensors.items()},
+    )
 
 
 def _convert(path: Path, parts: Sequence[Path], folder: Path) -> None:
     from gguf import GGUFReader
 
-    with understood(f"cannot read '{path}' (broken, or of an architecture that transformers does not read)"):
+    with understood(
+        f"cannot read '{path}' (broken, or of an architecture that transformers does not read)"
+    ):
         readers = [GGUFReader(part) for part in parts]
         tensors = {t.name: t for reader in readers for t in reader.tensors}
         if len(parts) == 1:
             _dequantise(path, readers[0], tensors, folder)
             return
-        with TemporaryDirectory(dir=folder.parent, prefix=f".{folder.name}.", suffix=".partial") as beside:
+        with TemporaryDirectory(
+            dir=folder.parent, prefix=f".{folder.name}.", suffix=".partial"
+        ) as beside:
             joined = Path(beside) / "joined.gguf"
             with on_disk(folder):
                 _join(joined, readers[0].fields["general.architecture"].contents(), readers)
@@ -163,15 +184,23 @@ def _check_parts(parts: Sequence[Path], headers: Sequence[Header]) -> None:
         own = _number(header, "split.no") or 0
         if count != len(parts) or own != number:
             told = f"'{part}' is part {own + 1} of {count} by its header, allowed is part {number + 1} of {len(parts)}"
-            named = "" if len(parts) > 1 else ": a part is found by its name, NAME-00001-of-00002.gguf"
+            named = (
+                "" if len(parts) > 1 else ": a part is found by its name, NAME-00001-of-00002.gguf"
+            )
             raise UserError(told + named)
         if (of_all := _number(header, "split.tensors.count")) != total:
-            raise UserError(f"'{part}' belongs to a model of {of_all} tensors, '{parts[0].name}' to one of {total}")
+            raise UserError(
+                f"'{part}' belongs to a model of {of_all} tensors, '{parts[0].name}' to one of {total}"
+            )
         if double := sorted(names & header.tensors.keys()):
-            raise UserError(f"'{part}' has tensor {double[0]}, which another part has, too: it belongs to another model")
+            raise UserError(
+                f"'{part}' has tensor {double[0]}, which another part has, too: it belongs to another model"
+            )
         names |= header.tensors.keys()
     if total is not None and total != len(names):
-        raise UserError(f"'{parts[0]}' and its other parts have {len(names)} tensors, allowed are {total}")
+        raise UserError(
+            f"'{parts[0]}' and its other parts have {len(names)} tensors, allowed are {total}"
+        )
 
 
 def _number(header: Header, name: str) -> int | None:
@@ -179,7 +208,9 @@ def _number(header: Header, name: str) -> int | None:
     return int(value) if isinstance(value, int) else None
 
 
-def _check_header(path: Path, header: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]) -> None:
+def _check_header(
+    path: Path, header: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
+) -> None:
     """Refuse a header whose numbers are not those of the tensors, before anything is built by it.
 
     Raises:
@@ -187,14 +218,23 @@ def _check_header(path: Path, header: Mapping[str, Any], tensors: Mapping[str, S
     """
     arch = header.get("general.architecture")
     if not isinstance(arch, str):
-        raise UserError(f"'{path}': general.architecture is missing, allowed is the name of an architecture")
+        raise UserError(
+            f"'{path}': general.architecture is missing, allowed is the name of an architecture"
+        )
 
     def refuse(name: str, allowed: object) -> NoReturn:
-        raise UserError(f"'{path}': {name} is {shown(header[name])}, allowed by its tensors is {allowed}")
+        raise UserError(
+            f"'{path}': {name} is {shown(header[name])}, allowed by its tensors is {allowed}"
+        )
 
     most = max((size for sizes in tensors.values() for size in sizes), default=0)
     for name, value in header.items():
-        if name.startswith(f"{arch}.") and name.endswith(COUNTS) and isinstance(value, int) and not 0 <= value <= most:
+        if (
+            name.startswith(f"{arch}.")
+            and name.endswith(COUNTS)
+            and isinstance(value, int)
+            and not 0 <= value <= most
+        ):
             refuse(name, f"at most {most}")
     blocks = {int(found[1]) for name in tensors if (found := BLOCK.match(name))}
     if (name := f"{arch}.block_count") in header and blocks and header[name] != max(blocks) + 1:
@@ -205,10 +245,14 @@ def _check_header(path: Path, header: Mapping[str, Any], tensors: Mapping[str, S
             if entry in header and header[entry] != size:
                 refuse(entry, size)
         if header.get("tokenizer.ggml.tokens", 0) > rows:
-            raise UserError(f"'{path}' has {header['tokenizer.ggml.tokens']} tokens, allowed by its tensors are {rows}")
+            raise UserError(
+                f"'{path}' has {header['tokenizer.ggml.tokens']} tokens, allowed by its tensors are {rows}"
+            )
 
 
-def _check_size(path: Path, config: PreTrainedConfig, kind: Any, tensors: Mapping[str, Any]) -> None:
+def _check_size(
+    path: Path, config: PreTrainedConfig, kind: Any, tensors: Mapping[str, Any]
+) -> None:
     """Refuse a header that describes a larger model than the tensors are.
 
     Raises:
@@ -221,7 +265,9 @@ def _check_size(path: Path, config: PreTrainedConfig, kind: Any, tensors: Mappin
         model = kind(config)
     wanted = sum(parameter.numel() for parameter in model.parameters())
     if wanted > stored + SPARE:
-        raise UserError(f"'{path}' has a header for {wanted} weights, allowed by its tensors are {stored}")
+        raise UserError(
+            f"'{path}' has a header for {wanted} weights, allowed by its tensors are {stored}"
+        )
 
 
 def _join(out: Path, architecture: str, readers: Sequence[Any]) -> None:
@@ -256,12 +302,20 @@ def _dequantise(path: Path, reader: Any, tensors: Mapping[str, Any], folder: Pat
     if kind is not None:
         _check_size(path, config, kind, tensors)
     auto: Any = AutoModelForCausalLM
-    how = {"dtype": _dtype(kinds), "quantization_config": GgufConfig(dequantize=True), "output_loading_info": True}
+    how = {
+        "dtype": _dtype(kinds),
+        "quantization_config": GgufConfig(dequantize=True),
+        "output_loading_info": True,
+    }
     with no_loading_bar():
         model, info = auto.from_pretrained(**source, config=config, **how)
-    if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
+    if missing := sorted(
+        map(str, info["missing_keys"])
+    ):  # transformers would go on with random weights
         raise UserError(f"'{path}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
-    tokenizer = AutoTokenizer.from_pretrained(**source) if "tokenizer.ggml.model" in reader.fields else None
+    tokenizer = (
+        AutoTokenizer.from_pretrained(**source) if "tokenizer.ggml.model" in reader.fields else None
+    )
     with whole_folder(folder) as beside:
         model.save_pretrained(beside)
         if tokenizer is not None:

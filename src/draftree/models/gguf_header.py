@@ -1,7 +1,8 @@
 """A GGUF file's header, read before another reader loops over its counts or allocates by them.
 
-The layout is that of ggml's `docs/gguf.md`, versions 2 and 3, little-endian: magic, version, the numbers of tensors and of
-entries, the entries, and for each tensor its name, dimensions, type and offset.
+The layout is that of ggml's `docs/gguf.md`, versions 2 and 3, little-endian: magic, version, the
+numbers of tensors and of entries, the entries, and for each tensor its name, dimensions, type and
+offset.
 """
 
 import mmap
@@ -9,7 +10,19 @@ import struct
 from dataclasses import dataclass, field
 from pathlib import Path
 
-FORMS = {0: "<B", 1: "<b", 2: "<H", 3: "<h", 4: "<I", 5: "<i", 6: "<f", 7: "<?", 10: "<Q", 11: "<q", 12: "<d"}
+FORMS = {
+    0: "<B",
+    1: "<b",
+    2: "<H",
+    3: "<h",
+    4: "<I",
+    5: "<i",
+    6: "<f",
+    7: "<?",
+    10: "<Q",
+    11: "<q",
+    12: "<d",
+}
 """The form of a value, by the number of its type."""
 TEXT, ARRAY, DIMENSIONS = 8, 9, 4
 """Types of a text and of an array; the most dimensions of a tensor."""

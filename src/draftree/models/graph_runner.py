@@ -29,7 +29,9 @@ class GraphRunner(ModelRunner):
         self._inner, self._capture = inner, capture
 
     @override
-    def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
+    def forward(
+        self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()
+    ) -> ModelOutput:
         if outputs.tokens is not None:
             return self._inner.forward(batch, cache, outputs)
         made = self._inner.run(cache, batch, 0, outputs.layers, capture=self._capture)
@@ -52,8 +54,12 @@ def records_rightly(runner: HFRunner, capture: Capture, cache: SlotCache) -> boo
     for first in range(2):
         seen = np.tri(TRIED, dtype=np.bool_)
         ids = (first + place) % int(runner.config.vocab_size)
-        batch = ForwardBatch.packed([ids], [place], cache.lengths.copy(), [seen], [place], cache.device)
-        (own, *_), (ours, *_) = (runner.run(cache, batch, capture=each) for each in (Eager(), capture))
+        batch = ForwardBatch.packed(
+            [ids], [place], cache.lengths.copy(), [seen], [place], cache.device
+        )
+        (own, *_), (ours, *_) = (
+            runner.run(cache, batch, capture=each) for each in (Eager(), capture)
+        )
         near = torch.finfo(own.dtype).eps ** 0.5 * float(own.abs().amax())
         if not torch.allclose(own, ours, rtol=0, atol=near, equal_nan=True):
             return False

@@ -1,10 +1,12 @@
 """Attention in which the heads that share keys and values are rows of one product, by the name `grouped` in transformers.
 
-transformers' own `sdpa` copies keys and values for each such head wherever a mask is given, as for the tokens of a tree: for
-the heads of Llama 3 it writes and reads four times what the cache holds. Here the queries of a group stand one after the
-other, and only their mask, which is small for trees, is repeated. It is torch's scaled dot product in either case.
+transformers' own `sdpa` copies keys and values for each such head wherever a mask is given, as for
+the tokens of a tree: for the heads of Llama 3 it writes and reads four times what the cache holds.
+Here the queries of a group stand one after the other, and only their mask, which is small for
+trees, is repeated. It is torch's scaled dot product in either case.
 
-Shapes: B rows, H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a value.
+Shapes: B rows, H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a
+value.
 """
 
 from typing import Any
@@ -19,7 +21,8 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from draftree.models.sources import GROUPED
 
 WIDEST = 256
-"""Queries up to which they are put together; a prompt's mask would be larger than keys and values are."""
+"""Queries up to which they are put together; a prompt's mask would be larger than keys and values
+are."""
 
 
 def grouped_attention(
@@ -51,10 +54,22 @@ def grouped_attention(
     """
     (rows, heads, n, _), (_, groups, slots, wide) = query.shape, value.shape
     each, mask = heads // groups, attention_mask
-    if mask is None or position_bias is not None or others.get("softcap") is not None or each == 1 or n > WIDEST:
-        return sdpa_attention_forward(module, query, key, value, mask, dropout, scaling, position_bias=position_bias, **others)
+    if (
+        mask is None
+        or position_bias is not None
+        or others.get("softcap") is not None
+        or each == 1
+        or n > WIDEST
+    ):
+        return sdpa_attention_forward(
+            module, query, key, value, mask, dropout, scaling, position_bias=position_bias, **others
+        )
     mask = mask[..., :slots]
-    mask = mask.repeat(1, 1, each, 1) if mask.shape[1] == 1 else mask.reshape(-1, groups, each * n, slots)
+    mask = (
+        mask.repeat(1, 1, each, 1)
+        if mask.shape[1] == 1
+        else mask.reshape(-1, groups, each * n, slots)
+    )
     together = query.reshape(rows, groups, each * n, -1)
     out = scaled_dot_product_attention(together, key, value, mask, dropout, scale=scaling)
     return out.reshape(rows, heads, n, wide).transpose(1, 2).contiguous(), None
@@ -63,7 +78,9 @@ def grouped_attention(
 def use_grouped_attention(model: PreTrainedModel) -> None:
     """Let a model that draftree has loaded attend by groups, if `sdpa` would copy its keys and values."""
     config: Any = model.config.get_text_config(decoder=True)
-    heads, shared = (getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads"))
+    heads, shared = (
+        getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")
+    )
     if config._attn_implementation == "sdpa" and isinstance(shared, int) and shared != heads:
         model.set_attn_implementation(GROUPED)
 

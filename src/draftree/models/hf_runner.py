@@ -20,7 +20,13 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from typing_extensions import override
 
 from draftree.errors import UserError
-from draftree.models.architectures import FULL, LENGTH_DEPENDENT_ROPE, SLIDING, cache_argument, entry
+from draftree.models.architectures import (
+    FULL,
+    LENGTH_DEPENDENT_ROPE,
+    SLIDING,
+    cache_argument,
+    entry,
+)
 from draftree.models.cache import SlotCache, Writer
 from draftree.models.capture import Capture, Eager, Given, Made, Then, Weights
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
@@ -110,9 +116,14 @@ class HFRunner(ModelRunner):
             return None
         structure = self._weights.structure, self.config._attn_implementation
         if self._found is None or self._found[0] != structure:
-            kinds = self.layer_types or (FULL if self.window is None else SLIDING,) * len(self.layers)
+            kinds = self.layer_types or (FULL if self.window is None else SLIDING,) * len(
+                self.layers
+            )
             known = self.rope_boundary is None and not set(kinds) - {FULL, SLIDING}
-            self._found = structure, LlamaLayers.of(self.model, self.stack, kinds) if known else None
+            self._found = (
+                structure,
+                LlamaLayers.of(self.model, self.stack, kinds) if known else None,
+            )
         return self._found[1]
 
     @cached_property
@@ -170,7 +181,9 @@ class HFRunner(ModelRunner):
         return placed | ({} if cache is None else self.cached(cache))
 
     @override
-    def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
+    def forward(
+        self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()
+    ) -> ModelOutput:
         keep: int | Tensor = 0
         wanted = outputs.tokens
         columns = None if wanted is None else np.unique(batch.places[1][wanted])
@@ -219,13 +232,19 @@ class HFRunner(ModelRunner):
         def network(laid: Given, past: Writer) -> Made:
             if layered is not None:
                 masks = {FULL: laid["full"], SLIDING: laid.get("sliding", laid["full"])}
-                logits, caught = layered(laid["tokens"], laid["positions"], masks, past, keep, entries)
+                logits, caught = layered(
+                    laid["tokens"], laid["positions"], masks, past, keep, entries
+                )
                 return logits, *(caught[entry] for entry in entries)
             mask = self.by_type(laid["full"], laid.get("sliding"))
             placed = self._placed(laid["positions"], mask) | self.cached(past)
             with self.tapped(layers) as caught:
-                own: Tensor = self.model(input_ids=laid["tokens"], logits_to_keep=keep, **placed).logits
-            return brought(own, self.device), *(brought(caught[layer], self.device) for layer in layers)
+                own: Tensor = self.model(
+                    input_ids=laid["tokens"], logits_to_keep=keep, **placed
+                ).logits
+            return brought(own, self.device), *(
+                brought(caught[layer], self.device) for layer in layers
+            )
 
         kind = None
         if captured:
@@ -247,7 +266,9 @@ class HFRunner(ModelRunner):
         padded = batch.padded_positions
         reach = padded.max(axis=1) + 1 if batch.reach is None else batch.reach
 
-        def apart(module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any) -> tuple[Tensor, ...]:
+        def apart(
+            module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any
+        ) -> tuple[Tensor, ...]:
             call = inspect.signature(module.forward).bind(*args, **kwargs)
 
             def turn(positions: Sequence[int]) -> tuple[Tensor, ...]:

@@ -39,9 +39,13 @@ def check_path(name: str) -> None:
     Raises:
         FileNotFoundError: there is no such path.
     """
-    if exists(name) or (HUB_ID.fullmatch(name) and not name.endswith((".gguf", ".safetensors", ".bin", ".json"))):
+    if exists(name) or (
+        HUB_ID.fullmatch(name) and not name.endswith((".gguf", ".safetensors", ".bin", ".json"))
+    ):
         return
-    raise FileNotFoundError(f"there is no folder or file {shown(name)}, and it is no hub id (OWNER/NAME)")
+    raise FileNotFoundError(
+        f"there is no folder or file {shown(name)}, and it is no hub id (OWNER/NAME)"
+    )
 
 
 def reachable() -> bool:
@@ -73,7 +77,9 @@ def reachable() -> bool:
 
 def stored(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
     """Return the folder of the copy of a repository in the hub's cache, None where there is none."""
-    from huggingface_hub import try_to_load_from_cache  # it takes seconds, and the command line's checks seldom need it
+    from huggingface_hub import (
+        try_to_load_from_cache,
+    )  # it takes seconds, and the command line's checks seldom need it
 
     config = try_to_load_from_cache(name, file, revision=revision)
     return Path(config).parent if isinstance(config, str) else None
@@ -88,13 +94,18 @@ def located(name: str, revision: str | None = None, file: str = "config.json") -
         file: what a copy in the cache has.
 
     Raises:
-        FileNotFoundError: there is no such path, or the hub cannot be reached and its cache holds no copy.
+        FileNotFoundError: there is no such path, or the hub cannot be reached and its cache holds
+            no copy.
     """
     check_path(name)
     if exists(name) or reachable():
         return name
     if (folder := stored(name, revision, file)) is None:
-        why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hugging Face hub cannot be reached"
+        why = (
+            "HF_HUB_OFFLINE is set"
+            if constants.HF_HUB_OFFLINE
+            else "the Hugging Face hub cannot be reached"
+        )
         raise FileNotFoundError(
             f"there is no folder '{name}' here, {why}, and its cache holds no copy; "
             f"`hf download {name}` where there is a network fills it"

@@ -18,7 +18,8 @@ from draftree.native import variant
 GENERIC = "generic"
 """The variant of the native kernels that may be slower than torch's."""
 LARGE = 32_000_000
-"""Weights of a model from which on it runs on native kernels unasked: to pack them takes seconds."""
+"""Weights of a model from which on it runs on native kernels unasked: to pack them takes seconds.
+"""
 
 
 def choose_kernels(decoder: Decoder, loading: Loading) -> bool:

@@ -1,8 +1,9 @@
 """Linear layers on a CPU by another kernel than torch's own: oneDNN's over weights laid out for it beforehand, or ours.
 
-Torch's own reads a weight as it lies, which over a few tokens uses some half of the memory's speed, and in float32 a pass over
-eight tokens takes up to twice as long as one over a token. Laid out in blocks, the same multiplication takes about as long
-for eight as for one. Which is faster depends on the processor and the shape, so both are timed here, and the answer is kept.
+Torch's own reads a weight as it lies, which over a few tokens uses some half of the memory's speed,
+and in float32 a pass over eight tokens takes up to twice as long as one over a token. Laid out in
+blocks, the same multiplication takes about as long for eight as for one. Which is faster depends on
+the processor and the shape, so both are timed here, and the answer is kept.
 
 Shapes: n tokens of a pass, D and E entries of a row before and after.
 """
@@ -30,7 +31,8 @@ from draftree.models.sources import Kernels
 TRIED = (1, 8)
 """Tokens of a pass over which kernels are timed: plain decoding's, and a tree's."""
 SMALL, SOME = 1 << 16, 8
-"""Entries of a weight below which nothing is won, and layers of a shape that are timed: more than a cache holds."""
+"""Entries of a weight below which nothing is won, and layers of a shape that are timed: more than a
+cache holds."""
 PAGEOUT = 21
 """Linux's MADV_PAGEOUT: what lies in a file is dropped, nothing is lost."""
 LONGEST = 0.15
@@ -52,7 +54,9 @@ class Packed:
 
     def __call__(self, rows: Tensor) -> Tensor:
         """[…, E] of rows […, D]."""
-        made: Tensor = torch.ops.mkldnn._linear_pointwise.default(rows, self._blocks, self._bias, "none", [], "")
+        made: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            rows, self._blocks, self._bias, "none", [], ""
+        )
         return made
 
 
@@ -92,7 +96,9 @@ class KernelLinear(nn.Linear):
         return other.train(self.training)
 
 
-def use_kernels(model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()) -> None:
+def use_kernels(
+    model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()
+) -> None:
     """Replace a model's linear layers by those of the faster kernel; weights stay what they are.
 
     Args:
@@ -128,22 +134,38 @@ def use_kernels(model: nn.Module, kernels: Kernels | None = None, but: Container
 def let_go(weight: Tensor) -> None:
     """Give back the memory of a weight that lies in a file; who reads it again has it read from there.
 
-    So a packed weight is in memory once. One that was converted as it was loaded stays there twice, as it is in no file.
+    So a packed weight is in memory once. One that was converted as it was loaded stays there twice,
+    as it is in no file.
     """
     size = mmap.PAGESIZE
-    begin, end = -(-weight.data_ptr() // size) * size, (weight.data_ptr() + weight.nbytes) // size * size
+    begin, end = (
+        -(-weight.data_ptr() // size) * size,
+        (weight.data_ptr() + weight.nbytes) // size * size,
+    )
     if sys.platform == "linux" and begin < end:
-        ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), PAGEOUT)  # no harm where it fails
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), PAGEOUT
+        )  # no harm where it fails
 
 
 def packable(weight: Tensor, bias: Tensor | None) -> bool:
     """Return True for weights that oneDNN multiplies on this machine."""
     given = (weight,) if bias is None else (weight, bias)
-    if not all(t.device.type == "cpu" and type(t.data) is Tensor and not t.is_inference() for t in given):
+    if not all(
+        t.device.type == "cpu" and type(t.data) is Tensor and not t.is_inference() for t in given
+    ):
         return False
-    ops, here = torch.ops.mkldnn, torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled)
-    half = {torch.bfloat16: ops._is_mkldnn_bf16_supported, torch.float16: ops._is_mkldnn_fp16_supported}
-    return here and (weight.dtype is torch.float32 or (weight.dtype in half and bool(half[weight.dtype]())))
+    ops, here = (
+        torch.ops.mkldnn,
+        torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
+    )
+    half = {
+        torch.bfloat16: ops._is_mkldnn_bf16_supported,
+        torch.float16: ops._is_mkldnn_fp16_supported,
+    }
+    return here and (
+        weight.dtype is torch.float32 or (weight.dtype in half and bool(half[weight.dtype]()))
+    )
 
 
 def packed_shapes(model: nn.Module) -> list[str]:
@@ -170,14 +192,20 @@ def faster(layers: Sequence[nn.Linear]) -> bool:
         laid_out = by()
         return lambda: [layer(rows) for rows in some for layer in laid_out]
 
-    stock = lambda: [partial(linear, weight=layer.weight, bias=layer.bias) for layer in layers[:SOME]]
+    stock = lambda: [
+        partial(linear, weight=layer.weight, bias=layer.bias) for layer in layers[:SOME]
+    ]
     packed = lambda: [Packed(layer.weight, layer.bias) for layer in layers[:SOME]]
     about = {"dtype": str(weight.dtype), "shape": str(tuple(weight.shape)), "tried": str(TRIED)}
     return quicker("kernels", about, lambda: (work(stock), work(packed)))
 
 
 @torch.inference_mode()
-def quicker(topic: str, about: Mapping[str, str], works: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]]) -> bool:
+def quicker(
+    topic: str,
+    about: Mapping[str, str],
+    works: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]],
+) -> bool:
     """Return True where the second of two works takes less time on this machine; timed once, and kept.
 
     Args:

@@ -197,7 +197,9 @@ def _agrees(module: Any, ours: nn.Module, dtype: torch.dtype) -> bool:
     return bool(torch.allclose(ours(rows), module(rows), rtol=tolerance, atol=1e-6))
 
 
-def replace_modules(model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()) -> None:
+def replace_modules(
+    model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()
+) -> None:
     """Replace norms and gated layers of a model on a CPU by kernels that give what they give.
 
     Args:
@@ -222,7 +224,9 @@ def replace_modules(model: nn.Module, kernels: Kernels | None = None, but: Conta
             setattr(parent, name, ours)
 
 
-def _children(model: nn.Module, but: Container[nn.Module] = ()) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+def _children(
+    model: nn.Module, but: Container[nn.Module] = ()
+) -> Iterator[tuple[nn.Module, str, nn.Module]]:
     """Yield the parts of a model with those they are parts of, but for the parts of some."""
     for parent in list(model.modules()):
         if parent not in but:

@@ -11,7 +11,8 @@ class Ladder:
     """The sizes of passes.
 
     Attributes:
-        few: whether a pass is padded to the next power of two of tokens, and sees all slots of its cache.
+        few: whether a pass is padded to the next power of two of tokens, and sees all slots of its
+            cache.
     """
 
     few: bool = False

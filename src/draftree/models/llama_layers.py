@@ -1,12 +1,13 @@
 """Passes of Llama-like models in few torch operations, for GPUs.
 
-A layer of transformers takes some forty operations, most of them on a few numbers. On a GPU each is a kernel of at least two
-microseconds, so that a pass over one token of 32 layers spends a third of its time on them. Here a layer takes half as many:
-norms are one operation, queries and keys are rotated together, and sums are part of the products before them. The weights
-are the model's own, and its modules stay as they are.
+A layer of transformers takes some forty operations, most of them on a few numbers. On a GPU each is
+a kernel of at least two microseconds, so that a pass over one token of 32 layers spends a third of
+its time on them. Here a layer takes half as many: norms are one operation, queries and keys are
+rotated together, and sums are part of the products before them. The weights are the model's own,
+and its modules stay as they are.
 
-Shapes: R sequences, n tokens of each, S slots, D hidden size, H query heads, G key-value heads, W width of a head, V
-vocabulary.
+Shapes: R sequences, n tokens of each, S slots, D hidden size, H query heads, G key-value heads, W
+width of a head, V vocabulary.
 """
 
 from collections.abc import Iterable, Mapping
@@ -19,14 +20,21 @@ from transformers import Cache
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from draftree.models.grouped_attention import WIDEST
-from draftree.models.llama_structure import CHILDREN, STACK, child_names, epsilon, first_linears, linears
+from draftree.models.llama_structure import (
+    CHILDREN,
+    STACK,
+    child_names,
+    epsilon,
+    first_linears,
+    linears,
+)
 from draftree.models.sources import GROUPED
 
 TRIED = 5
 """Tokens of the passes that are compared with the model's own."""
 CLOSE, SUMS = 4.0, 64.0
-"""How far a layer's output may be from the model's own, as a share of what it adds: in units of its precision, and, as sums
-of thousands are taken in another order, of float32's."""
+"""How far a layer's output may be from the model's own, as a share of what it adds: in units of its
+precision, and, as sums of thousands are taken in another order, of float32's."""
 
 
 @final
@@ -41,7 +49,10 @@ class LlamaLayers:
 
     def __init__(self, model: Any, stack: Any, kinds: tuple[str, ...]) -> None:
         self._model, self._stack = model, stack
-        self._layers = [_Layer(module, i, kind) for i, (module, kind) in enumerate(zip(stack.layers, kinds, strict=True))]
+        self._layers = [
+            _Layer(module, i, kind)
+            for i, (module, kind) in enumerate(zip(stack.layers, kinds, strict=True))
+        ]
 
     @classmethod
     def of(cls, model: Any, stack: Any, kinds: tuple[str, ...]) -> Self | None:
@@ -52,10 +63,16 @@ class LlamaLayers:
             stack: its transformer.
             kinds: the type of attention of each layer.
         """
-        if {name for name, _ in stack.named_children()} != STACK or not all(map(_fits, stack.layers)):
+        if {name for name, _ in stack.named_children()} != STACK or not all(
+            map(_fits, stack.layers)
+        ):
             return None
         attention = stack.config._attn_implementation  # `eager` differs between models
-        if len(stack.layers) != len(kinds) or attention not in ALL_ATTENTION_FUNCTIONS or _is_hooked(model.modules()):
+        if (
+            len(stack.layers) != len(kinds)
+            or attention not in ALL_ATTENTION_FUNCTIONS
+            or _is_hooked(model.modules())
+        ):
             return None
         made = cls(model, stack, kinds)
         with torch.inference_mode():
@@ -78,8 +95,8 @@ class LlamaLayers:
             masks: [R, 1, n, S] added to the scores, by the type of attention.
             cache: stores keys and values, and returns all that the tokens see.
             keep: as transformers' `logits_to_keep`: 0 for all columns, or a tensor of columns.
-            entries: which hidden states are wanted: of layer i the input, i + 1 from the last layer on the norm's output, and
-                i + 2 what that reads.
+            entries: which hidden states are wanted: of layer i the input, i + 1 from the last layer
+                on the norm's output, and i + 2 what that reads.
 
         Returns:
             [R, n or fewer, V] logits, and hidden states [R, n, D] by entry.
@@ -108,10 +125,21 @@ class LlamaLayers:
             return False
         ids = torch.arange(TRIED, device=device)[None] % self._stack.embed_tokens.num_embeddings
         mask = _causal(TRIED, self._stack.norm.weight)
-        logits, hidden = self(ids, ids, dict.fromkeys({layer.kind for layer in self._layers}, mask), _Nothing(), entries=(0,))
-        wanted = self._model(input_ids=ids, position_ids=ids, use_cache=False, output_hidden_states=True)
-        # Rounding that one layer leaves is enlarged by all later ones: what this must notice, a factor or a cap, is larger.
-        return _apart(logits, wanted.logits) < 0.2 and _apart(hidden[0], wanted.hidden_states[0]) == 0
+        logits, hidden = self(
+            ids,
+            ids,
+            dict.fromkeys({layer.kind for layer in self._layers}, mask),
+            _Nothing(),
+            entries=(0,),
+        )
+        wanted = self._model(
+            input_ids=ids, position_ids=ids, use_cache=False, output_hidden_states=True
+        )
+        # Rounding that one layer leaves is enlarged by all later ones: what this must notice, a
+        # factor or a cap, is larger.
+        return (
+            _apart(logits, wanted.logits) < 0.2 and _apart(hidden[0], wanted.hidden_states[0]) == 0
+        )
 
 
 @final
@@ -170,10 +198,16 @@ class _Layer:
         implementation = attention.config._attn_implementation
         if implementation == GROUPED and n <= WIDEST and self.each > 1:
             together = q.reshape(rows, self._groups, self.each * n, self._width)
-            out = scaled_dot_product_attention(together, keys, values, seen.grouped, scale=attention.scaling)
-            return out.reshape(rows, self._heads, n, self._width).transpose(1, 2).reshape(rows, n, -1)
+            out = scaled_dot_product_attention(
+                together, keys, values, seen.grouped, scale=attention.scaling
+            )
+            return (
+                out.reshape(rows, self._heads, n, self._width).transpose(1, 2).reshape(rows, n, -1)
+            )
         interface = ALL_ATTENTION_FUNCTIONS[implementation]
-        others: Tensor = interface(attention, q, keys, values, seen.mask, dropout=0.0, scaling=attention.scaling)[0]
+        others: Tensor = interface(
+            attention, q, keys, values, seen.mask, dropout=0.0, scaling=attention.scaling
+        )[0]
         return others.reshape(rows, n, -1)
 
     def agrees(self, rotary: Any, device: torch.device) -> bool:
@@ -192,9 +226,16 @@ class _Layer:
         if not isinstance(wanted, Tensor):
             return False
         found = x.clone()
-        self.add_to(found, (turned[0][:, :, None], _signed(turned[1])[:, :, None]), _Seen(mask, self.each), _Nothing())
+        self.add_to(
+            found,
+            (turned[0][:, :, None], _signed(turned[1])[:, :, None]),
+            _Seen(mask, self.each),
+            _Nothing(),
+        )
         allowed = CLOSE * torch.finfo(dtype).eps + SUMS * torch.finfo(torch.float32).eps
-        return bool((found.float() - wanted.float()).norm() <= allowed * (wanted - x).float().norm())
+        return bool(
+            (found.float() - wanted.float()).norm() <= allowed * (wanted - x).float().norm()
+        )
 
 
 @final
@@ -212,7 +253,9 @@ class _Nothing(Cache):
     def __init__(self) -> None:
         super().__init__(layers=[])
 
-    def update(self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key_states: Tensor, value_states: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
         return key_states, value_states
 
 
@@ -254,12 +297,26 @@ def _fits(module: Any) -> bool:
         return False
     attention = module.self_attn
     norms = [module.input_layernorm, module.post_attention_layernorm]
-    norms += [norm for name in ("q_norm", "k_norm") if (norm := getattr(attention, name, None)) is not None]
-    if any(epsilon(norm) == 0 or [name for name, _ in norm.named_parameters()] != ["weight"] for norm in norms):
+    norms += [
+        norm
+        for name in ("q_norm", "k_norm")
+        if (norm := getattr(attention, name, None)) is not None
+    ]
+    if any(
+        epsilon(norm) == 0 or [name for name, _ in norm.named_parameters()] != ["weight"]
+        for norm in norms
+    ):
         return False
     placed = {(p.dtype, p.device) for p in module.parameters()}
-    known = isinstance(getattr(attention, "head_dim", None), int) and isinstance(getattr(attention, "scaling", None), float)
-    return known and len(placed) == 1 and not [*attention.parameters(recurse=False)] and _rotates(attention)
+    known = isinstance(getattr(attention, "head_dim", None), int) and isinstance(
+        getattr(attention, "scaling", None), float
+    )
+    return (
+        known
+        and len(placed) == 1
+        and not [*attention.parameters(recurse=False)]
+        and _rotates(attention)
+    )
 
 
 def _rotates(attention: Any) -> bool:

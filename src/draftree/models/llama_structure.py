@@ -24,7 +24,9 @@ def child_names(module: nn.Module) -> set[str]:
 def first_linears(part: Any) -> list[Any]:
     """Return the linear layers that an attention or a feed-forward layer begins with."""
     known = (*ATTENTION, ("gate_proj", "up_proj"), ("gate_up_proj",))
-    return next(([getattr(part, n) for n in names] for names in known if hasattr(part, names[0])), [])
+    return next(
+        ([getattr(part, n) for n in names] for names in known if hasattr(part, names[0])), []
+    )
 
 
 def linears(layer: Any) -> list[Any] | None:

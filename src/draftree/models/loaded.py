@@ -29,18 +29,27 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
     stored = getattr(config, "quantization_config", None)
     if stored is not None and (loading.quantize or loading.adapter):
         what = "quantize" if loading.quantize else "adapter"
-        raise UserError(f"{what} is given for a target that is quantised, allowed is it for weights as they were trained")
+        raise UserError(
+            f"{what} is given for a target that is quantised, allowed is it for weights as they were trained"
+        )
     refuse_missing_packages(known_as(str(config.name_or_path)), config, place)
     told: dict[str, Any] = {}
-    # Straight to the device, without a copy of all weights in the host's memory; quantised ones cannot all be moved.
-    if loading.device_map is None and place.type != "cpu" and (stored or loading.quantize or find_spec("accelerate")):
+    # Straight to the device, without a copy of all weights in the host's memory; quantised ones
+    # cannot all be moved.
+    if (
+        loading.device_map is None
+        and place.type != "cpu"
+        and (stored or loading.quantize or find_spec("accelerate"))
+    ):
         told["device_map"] = {"": place}
     if loading.quantize == "int8":
         try:
             from torchao.quantization import Int8WeightOnlyConfig
             from transformers import TorchAoConfig
         except ModuleNotFoundError as error:
-            raise UserError(f"quantize needs the package '{error.name}': pip install torchao") from error
+            raise UserError(
+                f"quantize needs the package '{error.name}': pip install torchao"
+            ) from error
         told["quantization_config"] = TorchAoConfig(Int8WeightOnlyConfig())
     return told
 
@@ -56,22 +65,36 @@ def merged(model: Any, loading: Loading) -> Any:
     try:
         from peft import PeftConfig, PeftModel
     except ModuleNotFoundError as error:
-        raise UserError(f"an adapter needs the package '{error.name}': pip install 'draftree[adapter]'") from error
+        raise UserError(
+            f"an adapter needs the package '{error.name}': pip install 'draftree[adapter]'"
+        ) from error
     with understood(f"adapter '{loading.adapter}' cannot be loaded"):
-        place = located(loading.adapter, file="adapter_config.json")  # without the hub's retries where it cannot be reached
+        place = located(
+            loading.adapter, file="adapter_config.json"
+        )  # without the hub's retries where it cannot be reached
     config = PeftConfig.from_pretrained(place)
     if config.is_prompt_learning:
         kind = getattr(config.peft_type, "value", config.peft_type)
-        raise UserError(f"adapter '{loading.adapter}' is of type {kind}, allowed is one that merges into the weights, as LORA")
+        raise UserError(
+            f"adapter '{loading.adapter}' is of type {kind}, allowed is one that merges into the weights, as LORA"
+        )
     _check_ranks(config, Path(place))
     with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".is_gradient_checkpointing", FutureWarning)  # which peft reads
-        warnings.filterwarnings("error", "Found missing adapter keys")  # else they would be left as they begin
+        warnings.filterwarnings(
+            "ignore", ".is_gradient_checkpointing", FutureWarning
+        )  # which peft reads
+        warnings.filterwarnings(
+            "error", "Found missing adapter keys"
+        )  # else they would be left as they begin
         whole: Any = PeftModel.from_pretrained(model, place, config=config)
     return whole.merge_and_unload()
 
 
-RANKED = {"LORA": ("lora_A.weight", "lora_embedding_A"), "LOHA": ("hada_w1_b",), "VERA": ("vera_lambda_d",)}
+RANKED = {
+    "LORA": ("lora_A.weight", "lora_embedding_A"),
+    "LOHA": ("hada_w1_b",),
+    "VERA": ("vera_lambda_d",),
+}
 """The tensors of an adapter whose first dimension is its rank, by type."""
 
 
@@ -80,18 +103,27 @@ def _check_ranks(config: Any, folder: Path) -> None:
 
     Args:
         config: peft's.
-        folder: the adapter's; of one that is not there, as a hub id's, and of pickled weights nothing is known.
+        folder: the adapter's; of one that is not there, as a hub id's, and of pickled weights
+            nothing is known.
 
     Raises:
         UserError: it names the rank and a tensor.
     """
-    file, kind = folder / "adapter_model.safetensors", getattr(config.peft_type, "value", config.peft_type)
+    file, kind = (
+        folder / "adapter_model.safetensors",
+        getattr(config.peft_type, "value", config.peft_type),
+    )
     if not file.is_file() or kind not in RANKED:
         return
     from peft.utils.other import get_pattern_key
 
     where = f"'{folder / 'adapter_config.json'}'"
-    ranks = checked(getattr(config, "rank_pattern", None), dict[str, int] | None, f"{where}: rank_pattern") or {}
+    ranks = (
+        checked(
+            getattr(config, "rank_pattern", None), dict[str, int] | None, f"{where}: rank_pattern"
+        )
+        or {}
+    )
     for name, shape in tensor_shapes(file).items():
         if not shape or not name.endswith(RANKED[kind]):
             continue

@@ -15,7 +15,8 @@ def _hide(factory: Callable[..., Any], args: tuple[Any, ...], options: dict[str,
 def no_loading_bar() -> Iterator[None]:
     """Hide transformers' bar "Loading weights"; bars of downloads stay.
 
-    The hook that was set before is set again at the end. A thread that finds the hook set by another one leaves it to that one.
+    The hook that was set before is set again at the end. A thread that finds the hook set by
+    another one leaves it to that one.
     """
     before = set_tqdm_hook(_hide)
     try:

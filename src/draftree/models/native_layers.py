@@ -82,7 +82,9 @@ class Sizes:
     def shape(self) -> Any:
         """The same as the kernels read it."""
         code = dense.code_of(self.dtype)
-        return dense.core.Shape(self.deep, self.inner, self.groups, self.heads, self.width, code, self.scale)
+        return dense.core.Shape(
+            self.deep, self.inner, self.groups, self.heads, self.width, code, self.scale
+        )
 
 
 @dataclass(frozen=True)
@@ -312,7 +314,10 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
     """
     n, draw, sizes = 5, torch.Generator().manual_seed(0), ours.sizes
     dtype = sizes.dtype
-    x, ready = (torch.empty(2, n, deep).normal_(generator=draw).to(dtype) for deep in (sizes.deep, sizes.reads))
+    x, ready = (
+        torch.empty(2, n, deep).normal_(generator=draw).to(dtype)
+        for deep in (sizes.deep, sizes.reads)
+    )
     angles = torch.empty(2, n, sizes.width // 2).uniform_(0, 6, generator=draw).repeat(1, 1, 2)
     turned = angles.cos().to(dtype), angles.sin().to(dtype)
     mask = torch.full((2, 1, n, n), torch.finfo(dtype).min, dtype=dtype).triu(1)

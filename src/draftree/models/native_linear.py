@@ -14,8 +14,15 @@ from draftree.native.dense import DTYPES, address
 def can_pack(weight: Tensor, bias: Tensor | None) -> bool:
     """Return whether there is a kernel for a weight and its bias."""
     given = (weight,) if bias is None else (weight, bias)
-    ours = all(t.device.type == "cpu" and type(t.data) is Tensor and t.dtype is weight.dtype for t in given)
-    return dense.core is not None and ours and not any(t.is_inference() for t in given) and weight.dtype in DTYPES
+    ours = all(
+        t.device.type == "cpu" and type(t.data) is Tensor and t.dtype is weight.dtype for t in given
+    )
+    return (
+        dense.core is not None
+        and ours
+        and not any(t.is_inference() for t in given)
+        and weight.dtype in DTYPES
+    )
 
 
 @final

@@ -55,7 +55,9 @@ class NativeRunner(ModelRunner):
 
     packs = True
 
-    def __init__(self, hf: HFRunner, layers: Sequence[NativeLayer], after_head: Callable[[Tensor], Tensor]) -> None:
+    def __init__(
+        self, hf: HFRunner, layers: Sequence[NativeLayer], after_head: Callable[[Tensor], Tensor]
+    ) -> None:
         self._hf, self._layers, self._after_head = hf, list(layers), after_head
         self._stack: Any = hf.stack
         self._norm = norm_record(self._stack.norm)
@@ -139,7 +141,9 @@ class NativeRunner(ModelRunner):
         return embedded
 
     @override
-    def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
+    def forward(
+        self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()
+    ) -> ModelOutput:
         with phase("model"):
             return self._forward(batch, cache, outputs)
 

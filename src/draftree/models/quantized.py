@@ -21,7 +21,8 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "mxfp8": ("accelerate",),
     "torchao": ("torchao",),
 }
-"""The packages that transformers needs for weights of a method; of others transformers names its own."""
+"""The packages that transformers needs for weights of a method; of others transformers names its
+own."""
 ON_CUDA: Mapping[str, tuple[str, ...]] = {"fp8": ("kernels",), "mxfp8": ("kernels",)}
 """Those that it needs besides on a CUDA device."""
 
@@ -98,5 +99,7 @@ def shared_rounding(config: PreTrainedConfig) -> str | None:
     kinds = json.dumps(said.get("quant_type"), default=str)  # of torchao
     if whole or ("DynamicActivation" in kinds and "PerTensor" in kinds):
         told = "its activations are rounded by one scale for all tokens of a pass"
-        return f"{told}, which is measured in that pass; allowed is one for each token, or a fixed one"
+        return (
+            f"{told}, which is measured in that pass; allowed is one for each token, or a fixed one"
+        )
     return None

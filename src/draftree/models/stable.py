@@ -1,8 +1,9 @@
 """Operations that give a row the same bits in a pass of any width: a kernel's habits are found out here, and evened out.
 
-Each kind of layer is tried out, and computed at the widths that keep its bits (`widths.py`).
-With attention that does not depend on company either (`exact_attention.py`) a model then gives a token the same logits, bit for
-bit, in a prompt, in a step of its own and in a tree; `parting` looks whether it does.
+Each kind of layer is tried out, and computed at the widths that keep its bits (`widths.py`). With
+attention that does not depend on company either (`exact_attention.py`) a model then gives a token
+the same logits, bit for bit, in a prompt, in a step of its own and in a tree; `parting` looks
+whether it does.
 
 Shapes: R rows of a batch, n tokens or rows of a pass, D and E entries of a row before and after.
 """
@@ -42,7 +43,8 @@ class Seen:
     Attributes:
         args: its arguments, cut to one row.
         entries: D of its rows.
-        to: E of what it makes of them, where it goes through their entries one by one, as activations and routers; else 0.
+        to: E of what it makes of them, where it goes through their entries one by one, as
+            activations and routers; else 0.
     """
 
     args: tuple[Tensor, ...]
@@ -55,7 +57,8 @@ class Kind:
     """A kind of layer.
 
     Attributes:
-        widths: at which it is computed; None where none are stable, or with weights of a kind that is not known.
+        widths: at which it is computed; None where none are stable, or with weights of a kind that
+            is not known.
         own: the forward of one such layer.
         ours: the stable one; the same where nothing has to be done.
         args: of both.
@@ -95,8 +98,12 @@ class Stable:
         for module in own.model.modules():
             if module in layers:
                 self._add(module, layers[module], decoder, known)
-            elif any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(module, nn.Embedding):
-                unknown = self.kinds.setdefault(type(module).__name__, Kind(None, module.forward, module.forward, ()))
+            elif any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(
+                module, nn.Embedding
+            ):
+                unknown = self.kinds.setdefault(
+                    type(module).__name__, Kind(None, module.forward, module.forward, ())
+                )
                 unknown.count += 1
             elif "rope_type" in vars(module):
                 _change(module, _turned(vars(module).get("forward")))
@@ -110,9 +117,14 @@ class Stable:
     @property
     def exact(self) -> bool:
         """Whether its attention keeps bits, too; some models have another one alone."""
-        return not isinstance(self.runner, HFRunner) or self.runner.config._attn_implementation == EXACT
+        return (
+            not isinstance(self.runner, HFRunner)
+            or self.runner.config._attn_implementation == EXACT
+        )
 
-    def _add(self, module: nn.Module, seen: Seen, decoder: Decoder, known: Mapping[str, Widths | None]) -> None:
+    def _add(
+        self, module: nn.Module, seen: Seen, decoder: Decoder, known: Mapping[str, Widths | None]
+    ) -> None:
         name, own = f"{type(module).__name__} {seen.entries}", module.forward
         name = " ".join((name, *(str(tuple(p.shape)) for p in module.parameters())))
         many, before, ours = are_experts(module), {**known, **self.widths}, own
@@ -122,9 +134,17 @@ class Stable:
             found = Widths()  # batch invariant at every width
         else:
             at_best = numbers(seen.to) if seen.to else Widths()
-            found = widths(expert(module, 0) if many else own, seen.entries, decoder.dtype, decoder.device, at_best)
+            found = widths(
+                expert(module, 0) if many else own,
+                seen.entries,
+                decoder.dtype,
+                decoder.device,
+                at_best,
+            )
         if found is not None and (many or found != Widths()):
-            ours = _change(module, routed(found.apply) if many else _evened(vars(module).get("forward"), found))
+            ours = _change(
+                module, routed(found.apply) if many else _evened(vars(module).get("forward"), found)
+            )
         self.kinds.setdefault(name, Kind(found, own, ours, seen.args)).count += 1
 
     @property
@@ -146,14 +166,24 @@ def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
 
     def note(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         rows, made = args[0] if args else None, (out,) if isinstance(out, Tensor) else out
-        if not isinstance(rows, Tensor) or not rows.is_floating_point() or not isinstance(made, tuple):
+        if (
+            not isinstance(rows, Tensor)
+            or not rows.is_floating_point()
+            or not isinstance(made, tuple)
+        ):
             return
-        one = tuple(each.reshape(-1, each.shape[-1])[:1] for each in args if isinstance(each, Tensor))
+        one = tuple(
+            each.reshape(-1, each.shape[-1])[:1] for each in args if isinstance(each, Tensor)
+        )
         if are_experts(module):
             found[module] = Seen(one, rows.shape[-1], 0)
-        elif len(args) == 1 and (made[0] is out or all(isinstance(kind, Tensor) and kind.dim() == 2 for kind in made)):
+        elif len(args) == 1 and (
+            made[0] is out or all(isinstance(kind, Tensor) and kind.dim() == 2 for kind in made)
+        ):
             by_entries = len(made) > 1 or not list(module.parameters())
-            found[module] = Seen(one, rows.shape[-1], by_entries * max(kind.shape[-1] for kind in made))
+            found[module] = Seen(
+                one, rows.shape[-1], by_entries * max(kind.shape[-1] for kind in made)
+            )
 
     noted = [m for m in runner.model.modules() if are_experts(m) or not list(m.children())]
     hooks = [m.register_forward_hook(note) for m in noted]
@@ -181,7 +211,9 @@ def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
 def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tuple[Tensor, ...]]:
     """Return that of a rotary embedding, `TURNED` positions at a time, so that none is at the end of a tensor."""
 
-    def forward(module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
+    def forward(
+        module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, ...]:
         stock, count = own or partial(type(module).forward, module), position_ids.shape[1]
         blocks = pad(position_ids, (0, -count % TURNED)).split(TURNED, dim=1)
         parts = [stock(x, block, *args, **kwargs) for block in blocks]
@@ -201,7 +233,11 @@ def parting(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
     layers = tuple(range(int(decoder.config.num_hidden_layers) + 1))
 
     def read(parts: Sequence[Any]) -> tuple[Tensor, dict[int, Tensor]]:
-        cache, logits, hidden = decoder.new_cache(1, count), list[Tensor](), list[dict[int, Tensor]]()
+        cache, logits, hidden = (
+            decoder.new_cache(1, count),
+            list[Tensor](),
+            list[dict[int, Tensor]](),
+        )
         for part in parts:
             batch = ForwardBatch.chains([part], cache.lengths.copy(), decoder.device)
             out = (runner or decoder.runner).forward(batch, cache, Outputs(layers))
@@ -210,7 +246,10 @@ def parting(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
             cache.keep(0, cache.lengths[0] + np.arange(len(part)))
         return torch.cat(logits), {layer: torch.cat([h[layer] for h in hidden]) for layer in layers}
 
-    (whole, states), (parts, others) = read([ids]), read([p for p in np.split(ids, np.cumsum(CUTS)[:-1]) if len(p)])
+    (whole, states), (parts, others) = (
+        read([ids]),
+        read([p for p in np.split(ids, np.cumsum(CUTS)[:-1]) if len(p)]),
+    )
     for layer in layers[1:]:
         if not torch.equal(states[layer], others[layer]):
             return f"from layer {layer - 1} on ({type(decoder.layers[layer - 1]).__name__})"

@@ -41,7 +41,17 @@ from draftree.models.hub import located
 from draftree.models.kernel_choice import choose_kernels
 from draftree.models.loaded import merged, rounding
 from draftree.models.runner import ModelOutput, Outputs
-from draftree.models.sources import ALLOWED, DTYPES, SMOLLM2, Loading, Source, hint, known, known_as, location
+from draftree.models.sources import (
+    ALLOWED,
+    DTYPES,
+    SMOLLM2,
+    Loading,
+    Source,
+    hint,
+    known,
+    known_as,
+    location,
+)
 from draftree.models.spread import check_weights
 from draftree.models.templates import names, read_template, with_default_system
 from draftree.tree import Bools, Ints, Tree, Verdict
@@ -98,7 +108,9 @@ class Taps:
 
     def take(self, index: Ints) -> Self:
         """Return the entries of selected tokens; `probe_logits` and `top` stay unchanged."""
-        if np.array_equal(index, np.arange(len(index))):  # the first ones, as of a chain that is accepted: none is copied
+        if np.array_equal(
+            index, np.arange(len(index))
+        ):  # the first ones, as of a chain that is accepted: none is copied
             hidden = {layer: h[: len(index)] for layer, h in self.hidden.items()}
         else:
             at = to_device(index, self.cache.device)
@@ -135,9 +147,12 @@ class Taps:
         last = several[-1]
         if len(several) == 1:
             return last
-        hidden = {layer: torch.cat([taps.hidden[layer] for taps in several]) for layer in last.hidden}
+        hidden = {
+            layer: torch.cat([taps.hidden[layer] for taps in several]) for layer in last.hidden
+        }
         rows, positions, tokens = (
-            np.concatenate([getattr(t, name) for t in several]) for name in ("rows", "positions", "tokens")
+            np.concatenate([getattr(t, name) for t in several])
+            for name in ("rows", "positions", "tokens")
         )
         return cls(hidden, rows, positions, tokens, last.cache)
 
@@ -180,9 +195,10 @@ class Verified:
     Attributes:
         packed: [M, V] logits in the order of the pass.
         taps: of all nodes.
-        told: [N] the token of each node's largest logit, −1 where that is no finite number, and the token that is drawn
-            there, −1 where none is; None where nobody looked yet.
-        at: [N] where each node's logits are among the packed ones; None where they are in the nodes' order.
+        told: [N] the token of each node's largest logit, −1 where that is no finite number, and the
+            token that is drawn there, −1 where none is; None where nobody looked yet.
+        at: [N] where each node's logits are among the packed ones; None where they are in the
+            nodes' order.
         read: what it gave for chunks of prompts; None where it read none.
     """
 
@@ -195,7 +211,9 @@ class Verified:
     @cached_property
     def logits(self) -> Tensor:
         """[N, V] logits after every node; a copy if the pass had another order."""
-        return self.packed if self.at is None else self.packed[to_device(self.at, self.packed.device)]
+        return (
+            self.packed if self.at is None else self.packed[to_device(self.at, self.packed.device)]
+        )
 
 
 class Target:
@@ -261,44 +279,60 @@ class Target:
     @classmethod
     @seldom()
     def load(
-        cls, name: str, dtype: str | torch.dtype | None = None, device: str | torch.device | None = None, **how: Any
+        cls,
+        name: str,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        **how: Any,
     ) -> Self:
         """Load `demo`, `smollm2`, a folder, a GGUF file (dequantised), or a hub id.
 
         Args:
             name: what to load.
-            dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a CPU for half-precision ones,
-                where it has no instructions for bfloat16 or bits cannot be kept.
+            dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a
+                CPU for half-precision ones, where it has no instructions for bfloat16 or bits
+                cannot be kept.
             device: a torch device; a GPU where there is one by default.
-            how: the other attributes of `Loading`: revision, trust_remote_code, device_map, attn_implementation, adapter,
-                quantize, exactness, kernels, compile.
+            how: the other attributes of `Loading`: revision, trust_remote_code, device_map,
+                attn_implementation, adapter, quantize, exactness, kernels, compile.
 
         Raises:
-            UserError: nothing can be loaded there, the architecture is refused, or the device cannot be used.
+            UserError: nothing can be loaded there, the architecture is refused, or the device
+                cannot be used.
         """
         loading = Loading.of({"dtype": dtype, "device": device, **how})
         place, dtype = usable(device), named(dtype)
         if dtype is torch.float64 and not has_float64(place):
-            raise UserError(f"dtype is float64 and device '{place.type}', which lacks it: allowed there is float32 or float16")
+            raise UserError(
+                f"dtype is float64 and device '{place.type}', which lacks it: allowed there is float32 or float16"
+            )
         with understood(f"cannot load target '{name}' (allowed: {ALLOWED}{hint(name)})"):
             path = located(location(name), loading.revision)
             config = AutoConfig.from_pretrained(path, **loading.found_by)
             kind = _class(config)
             if kind is not None or not loading.trust_remote_code:
                 refuse_unsupported(config, kind)
-            chosen = dtype is None and place.type == "cpu" and _may_be_bfloat16(name, config, loading)
+            chosen = (
+                dtype is None and place.type == "cpu" and _may_be_bfloat16(name, config, loading)
+            )
             stored = getattr(config, "dtype", None) or torch.float32
             usual = torch.float32 if place.type == "cpu" and stored in HALF else stored
             four = loading.quantize == "int4"
             dtype = dtype or (torch.bfloat16 if chosen or four else usual)
             told = loading.weights_by | rounding(config, loading, place)
             model, info = pretrained(path, config, dtype, **told)
-            if missing := sorted(map(str, info["missing_keys"])):  # transformers would go on with random weights
-                raise UserError(f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
+            if missing := sorted(
+                map(str, info["missing_keys"])
+            ):  # transformers would go on with random weights
+                raise UserError(
+                    f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}"
+                )
             check_weights(model, loading)
             if place.type == "cuda" and loading.attn_implementation is None:
                 use_grouped_attention(model)
-            model = merged(model if "device_map" in told else model.to(place), loading).requires_grad_(False)
+            model = merged(
+                model if "device_map" in told else model.to(place), loading
+            ).requires_grad_(False)
             if four:
                 round_to_four_bits(model)
             decoder = Decoder(model, capture=usual_capture(model, loading.compile))
@@ -306,13 +340,19 @@ class Target:
             compiled = choose_kernels(decoder, loading)
             if loading.compile and not compiled and place.type == "cpu":
                 kinds = "layers of the Llama kind, in bfloat16 or float32"
-                raise UserError(f"compile is true for a {type(model).__name__}, allowed on a CPU is it for {kinds}")
+                raise UserError(
+                    f"compile is true for a {type(model).__name__}, allowed on a CPU is it for {kinds}"
+                )
         free = loading.attn_implementation is None
-        stable, exactness = decided(decoder, name, loading.exactness, free, anyway=chosen or four or compiled)
+        stable, exactness = decided(
+            decoder, name, loading.exactness, free, anyway=chosen or four or compiled
+        )
         if chosen and stable is None:
             return cls.load(name, torch.float32, device, **how)
         if chosen:
-            LOG.info("computed in bfloat16, for which this processor has instructions, bit for bit; --dtype says otherwise")
+            LOG.info(
+                "computed in bfloat16, for which this processor has instructions, bit for bit; --dtype says otherwise"
+            )
         if stable is not None:
             stable.use(decoder)
         decoder.check_capture()
@@ -380,7 +420,12 @@ class Target:
     @torch.inference_mode()
     @in_phase("prompt")
     def prefill(
-        self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, rows: Ints | None = None, more: int = 0
+        self,
+        cache: SlotCache,
+        prompts: Sequence[Ints],
+        needs: Needs,
+        rows: Ints | None = None,
+        more: int = 0,
     ) -> Verified:
         """Run the model on the prompt tokens that the cache does not hold yet, and commit them.
 
@@ -404,7 +449,9 @@ class Target:
         cache.put(rows, part)
         return replace(read, taps=replace(read.taps, rows=rows[read.taps.rows], cache=cache))
 
-    def _prefilled(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, more: int) -> Verified:
+    def _prefilled(
+        self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, more: int
+    ) -> Verified:
         reach = np.array([len(p) + more for p in prompts], np.int64)
         logits: list[Tensor | None] = [None] * len(prompts)
         taps: list[list[Taps]] = [[] for _ in prompts]
@@ -423,7 +470,9 @@ class Target:
                     cache.keep(r, place)
         parts = [t for row in taps for t in row]
         hidden = {layer: torch.cat([t.hidden[layer] for t in parts]) for layer in needs.hidden}
-        rows, positions, tokens = (np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens"))
+        rows, positions, tokens = (
+            np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens")
+        )
         stacked = torch.stack([row for row in logits if row is not None])
         return Verified(stacked, Taps(hidden, rows, positions, tokens, cache))
 
@@ -451,8 +500,8 @@ class Target:
     def reads_beside(self) -> bool:
         """Whether one pass can read chunks of prompts and verify the trees of other sequences.
 
-        A state follows whole texts, recorded passes come in few sizes, and where rotary frequencies change with the length,
-        a prompt is read with those of the whole.
+        A state follows whole texts, recorded passes come in few sizes, and where rotary frequencies
+        change with the length, a prompt is read with those of the whole.
         """
         recorded = self.decoder.capture.ladder.few
         return not (recorded or self.decoder.kept.states) and self.reuses_prefixes
@@ -490,49 +539,79 @@ class Target:
         mine = to_device(own, self.decoder.device)
         places = [np.arange(*whole.firsts[chunk.sequence :][:2]) for chunk in chunks]
         theirs = to_device(np.concatenate(places), self.decoder.device)
-        rows = np.repeat([chunk.sequence for chunk in chunks], [len(chunk.tokens) for chunk in chunks])
+        rows = np.repeat(
+            [chunk.sequence for chunk in chunks], [len(chunk.tokens) for chunk in chunks]
+        )
         ids = np.concatenate([chunk.tokens for chunk in chunks])
         hidden = {layer: h.index_select(0, theirs) for layer, h in out.hidden.items()}
-        read = Read(Taps(hidden, rows, whole.positions[np.concatenate(places)], ids, cache), out.logits[len(own) :])
+        read = Read(
+            Taps(hidden, rows, whole.positions[np.concatenate(places)], ids, cache),
+            out.logits[len(own) :],
+        )
         kept = {layer: h.index_select(0, mine) for layer, h in out.hidden.items()}
         return ModelOutput(out.logits[: len(own)], kept), read
 
     @torch.inference_mode()
     @in_phase("verify")
     def verify(
-        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None, chunks: Sequence[Chunk] = ()
+        self,
+        cache: SlotCache,
+        tree: Tree,
+        needs: Needs,
+        probes: Probes | None = None,
+        chunks: Sequence[Chunk] = (),
     ) -> Verified:
         """One pass over root and nodes of every row, over the probes, and over chunks of the prompts of other rows.
 
-        Tokens lie in scratch slots behind each row's committed ones, in node order; `commit` needs them there. Chunks are
-        committed at once.
+        Tokens lie in scratch slots behind each row's committed ones, in node order; `commit` needs
+        them there. Chunks are committed at once.
         """
         if probes is not None:
             return self._verified_with(cache, tree, needs, probes, chunks)
-        place, ids, positions, counts, seen = packed(tree.row, tree.tokens, tree.depth, tree.parents, cache.lengths)
-        batch = ForwardBatch.forest(ids, positions, counts, cache.lengths.copy(), seen, self.decoder.device)
+        place, ids, positions, counts, seen = packed(
+            tree.row, tree.tokens, tree.depth, tree.parents, cache.lengths
+        )
+        batch = ForwardBatch.forest(
+            ids, positions, counts, cache.lengths.copy(), seen, self.decoder.device
+        )
         out, read = self._passed(batch, cache, needs, chunks)
         taps = Taps({}, tree.row, positions[place], tree.tokens, cache)
-        verified = _in_order(out, taps, needs, None if np.array_equal(place, np.arange(len(place))) else place)
+        verified = _in_order(
+            out, taps, needs, None if np.array_equal(place, np.arange(len(place))) else place
+        )
         self._keep_read(cache, chunks)
         return replace(verified, read=read)
 
-    def _verified_with(self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes, chunks: Sequence[Chunk]) -> Verified:
+    def _verified_with(
+        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes, chunks: Sequence[Chunk]
+    ) -> Verified:
         """Run the pass of `verify` with probes."""
         last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
-        last = np.minimum(last, self.decoder.context - 1)  # a text that is full has no root, but may still have probes
-        row, tokens = np.concatenate((tree.row, probes.row)), np.concatenate((tree.tokens, probes.tokens))
-        # Probes only guess: beyond a change of rope, or the context, they would disturb what must be exact.
-        positions = np.concatenate((cache.lengths[tree.row] + tree.depth, np.minimum(probes.positions, last)))
+        last = np.minimum(
+            last, self.decoder.context - 1
+        )  # a text that is full has no root, but may still have probes
+        row, tokens = (
+            np.concatenate((tree.row, probes.row)),
+            np.concatenate((tree.tokens, probes.tokens)),
+        )
+        # Probes only guess: beyond a change of rope, or the context, they would disturb what must
+        # be exact.
+        positions = np.concatenate(
+            (cache.lengths[tree.row] + tree.depth, np.minimum(probes.positions, last))
+        )
         seen, n = _seen(tree, probes), len(tree)
         rows = [np.flatnonzero(row == r) for r in range(cache.rows)]
         places = [positions[i] for i in rows]
         visible, ids = [seen[np.ix_(i, i)] for i in rows], [tokens[i] for i in rows]
-        batch = ForwardBatch.packed(ids, places, cache.lengths.copy(), visible, places, self.decoder.device)
+        batch = ForwardBatch.packed(
+            ids, places, cache.lengths.copy(), visible, places, self.decoder.device
+        )
         out, read = self._passed(batch, cache, needs, chunks)
         at = np.argsort(np.concatenate(rows))
         probe_logits = out.logits.index_select(0, to_device(at[n:], out.logits.device))
-        verified = _in_order(out, Taps({}, tree.row, positions[:n], tree.tokens, cache), needs, at[:n])
+        verified = _in_order(
+            out, Taps({}, tree.row, positions[:n], tree.tokens, cache), needs, at[:n]
+        )
         self._keep_read(cache, chunks)
         return replace(verified, taps=replace(verified.taps, probe_logits=probe_logits), read=read)
 
@@ -554,7 +633,10 @@ def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
     own = cache.states is not None
     cuts = [len(r) - ENDING if own and len(r) > WORTH else 0 for r in rest]
     cache.mark()
-    for several in ([r[:c] for r, c in zip(rest, cuts, strict=True)], [r[c:] for r, c in zip(rest, cuts, strict=True)]):
+    for several in (
+        [r[:c] for r, c in zip(rest, cuts, strict=True)],
+        [r[c:] for r, c in zip(rest, cuts, strict=True)],
+    ):
         for at in range(0, max(map(len, several)), CHUNK):
             yield [r[at : at + CHUNK] for r in several]
         cache.mark()
@@ -627,7 +709,9 @@ def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> b
     """
     # SmolLM2's own checkpoint is; the file in its package was quantised from it.
     stored = getattr(config, "dtype", None) is torch.bfloat16 or known(name) == SMOLLM2
-    left = loading.exactness != "ties" and not (loading.attn_implementation or loading.adapter or loading.quantize)
+    left = loading.exactness != "ties" and not (
+        loading.attn_implementation or loading.adapter or loading.quantize
+    )
     whole = loading.device_map is None and getattr(config, "quantization_config", None) is None
     return stored and left and whole and bfloat16_is_fast()
 
@@ -646,7 +730,9 @@ def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
     """
     if dtype is None or dtype == "auto":
         return None
-    name = str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else shown(dtype)
+    name = (
+        str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else shown(dtype)
+    )
     name = accepted(DTYPE, name, DTYPES)
     if name not in DTYPES:
         raise UnknownName(DTYPE, name, DTYPES)
@@ -673,7 +759,9 @@ def usable(device: str | torch.device | None) -> torch.device:
         found = torch.empty(0, device=device).device
     except Exception as error:  # which error it is differs from backend to backend
         why = first_line(error)  # some backends list all that torch knows
-        raise UserError(f"device is {shown(device)}, {allowed}{f': {why}' if len(why) < LONGEST_REASON else ''}") from error
+        raise UserError(
+            f"device is {shown(device)}, {allowed}{f': {why}' if len(why) < LONGEST_REASON else ''}"
+        ) from error
     if found.type == "meta":
         raise UserError(f"device is {shown(device)}, {allowed}: it holds no values")
     return found
@@ -711,7 +799,11 @@ def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerB
         found.chat_template = read_template(source.chat_template)
     if source.system is not None:
         if not isinstance(found.chat_template, str):
-            told = f"allowed with it is a chat template: --chat-template FILE, or {', '.join(names())}"
-            raise UserError(f"system is given for target '{target}', whose tokenizer has no chat template; {told}")
+            told = (
+                f"allowed with it is a chat template: --chat-template FILE, or {', '.join(names())}"
+            )
+            raise UserError(
+                f"system is given for target '{target}', whose tokenizer has no chat template; {told}"
+            )
         found.chat_template = with_default_system(found.chat_template, source.system)
     return found

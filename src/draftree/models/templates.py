@@ -1,7 +1,8 @@
 """Chat templates that are given beside a model: shipped ones by name, or files; and a system message for every chat.
 
-A model's tokenizer often lacks the template that the model was tuned with (Vicuna's and the first LLaMA-2's do). Prompts then
-reach the model as bare text, and a drafter that was trained on the template drafts worse.
+A model's tokenizer often lacks the template that the model was tuned with (Vicuna's and the first
+LLaMA-2's do). Prompts then reach the model as bare text, and a drafter that was trained on the
+template drafts worse.
 """
 
 from pathlib import Path

@@ -15,8 +15,9 @@ from draftree.models.forward_batch import DeviceFeed, ForwardBatch
 from draftree.models.recurrent.states import Pass
 
 Network = Callable[[Given, Writer], Made]
-"""network(inputs, cache) → results. Inputs are by name `tokens` and `positions` [R, n], `full` [R, 1, n, S] and, where layers
-have a window, `sliding`: additive masks; and whatever else the pass was given."""
+"""network(inputs, cache) → results. Inputs are by name `tokens` and `positions` [R, n], `full` [R,
+1, n, S] and, where layers have a window, `sliding`: additive masks; and whatever else the pass was
+given."""
 
 
 def run_pass(
@@ -33,8 +34,8 @@ def run_pass(
 
     Args:
         network: a function of tensors alone.
-        kind: passes of one kind differ in nothing but the batch, the cache and what is done then; None for one that is not
-            recorded.
+        kind: passes of one kind differ in nothing but the batch, the cache and what is done then;
+            None for one that is not recorded.
         cache: of its keys and values.
         batch: the tokens; of a pass that is recorded, as wide as `widened` says.
         capture: how recorded passes are run.
@@ -53,13 +54,17 @@ def run_pass(
         laid = given
         if isinstance(batch, DeviceFeed):
             laid = {**given, **batch.laid(given, writer.end, cache.dtype, window)}
-        return then.made(network(laid, writer.at(laid["slots"]) if "slots" in laid else writer), given)
+        return then.made(
+            network(laid, writer.at(laid["slots"]) if "slots" in laid else writer), given
+        )
 
     with phase("model"):
         if kind is None:
             return unrecorded(given, body)
         inputs = tuple((name, t.shape, t.dtype) for name, t in given.items())
-        return capture.run((cache.place, kind, batch.width, batch.kind, then.kind, inputs), given, body)
+        return capture.run(
+            (cache.place, kind, batch.width, batch.kind, then.kind, inputs), given, body
+        )
 
 
 def _inputs(cache: SlotCache, batch: ForwardBatch, window: int | None) -> dict[str, torch.Tensor]:

@@ -1,7 +1,8 @@
 """Trees that lie on the device alone: verified before the host has seen them, and told to it in one transfer.
 
-Shapes: R rows, N nodes a row so far (the root is the first), M nodes fed to the drafter, F nodes of a frontier, n nodes to be
-verified, V vocabulary. A node that does not exist, as its row has no room or nothing was found there, is padding.
+Shapes: R rows, N nodes a row so far (the root is the first), M nodes fed to the drafter, F nodes of
+a frontier, n nodes to be verified, V vocabulary. A node that does not exist, as its row has no room
+or nothing was found there, is padding.
 """
 
 from abc import ABC, abstractmethod
@@ -78,7 +79,9 @@ class Nodes:
 
     def after(self, made: Made) -> Self:
         """Return the draft trees with the outputs of a pass in place of the old tensors."""
-        return replace(self, **dict(zip([f.name for f in fields(self)[:-GIVEN]], made, strict=True)))
+        return replace(
+            self, **dict(zip([f.name for f in fields(self)[:-GIVEN]], made, strict=True))
+        )
 
     @property
     def room(self) -> Tensor:
@@ -118,7 +121,9 @@ class Nodes:
             by: [R, N] the ranking, −∞ for nodes that do not count; the score by default.
         """
         by = self.score if by is None else by
-        found = by.sort(dim=1, descending=True, stable=True).indices[:, :count]  # none is worth more than the root
+        found = by.sort(dim=1, descending=True, stable=True).indices[
+            :, :count
+        ]  # none is worth more than the root
         missing = by.gather(1, found) == -torch.inf
         return found.gather(1, (found + missing * by.shape[1]).argsort(dim=1))
 
@@ -215,16 +220,34 @@ class Unseen:
         """
         rank = self.rank(nodes)
         verified = best.masked_fill(rank.gather(1, best) == -torch.inf, -1)
-        told = (nodes.tokens, nodes.score, nodes.log_q, nodes.entropy, nodes.parents, nodes.fed, nodes.asked, nodes.broken)
+        told = (
+            nodes.tokens,
+            nodes.score,
+            nodes.log_q,
+            nodes.entropy,
+            nodes.parents,
+            nodes.fed,
+            nodes.asked,
+            nodes.broken,
+        )
         return torch.cat([each.double() for each in (*told, verified)], dim=1)
 
     def told(self, report: Floats) -> Told:
         """Return the trees of a report, as the host would have drafted them."""
         size, fed = self.nodes.tokens.shape[1], self.nodes.fed.shape[1]
         ends = np.cumsum([*(size,) * 5, fed, fed, 1])
-        tokens, score, log_q, entropy, parents, read, asked, broken, verified = np.split(report, ends, axis=1)
-        exists, number, firsts = score > -np.inf, np.full(score.shape, -1), np.cumsum([0, *self.layers])
-        parts = [np.argwhere(exists[:, begin:end]) + np.array([0, begin]) for begin, end in pairwise(firsts.tolist())]
+        tokens, score, log_q, entropy, parents, read, asked, broken, verified = np.split(
+            report, ends, axis=1
+        )
+        exists, number, firsts = (
+            score > -np.inf,
+            np.full(score.shape, -1),
+            np.cumsum([0, *self.layers]),
+        )
+        parts = [
+            np.argwhere(exists[:, begin:end]) + np.array([0, begin])
+            for begin, end in pairwise(firsts.tolist())
+        ]
         at = tuple(np.concatenate(parts).T)
         depth = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
         number[at] = np.arange(len(depth))
@@ -232,7 +255,9 @@ class Unseen:
         source, q_row = np.where(depth > 0, 0, -1), np.full(len(depth), -1)
         real = [np.ascontiguousarray(column[at]) for column in (log_q, score, entropy)]
         ids, row = tokens[at].astype(np.int64), at[0].copy()
-        tree = Tree(ids, above, depth, row, real[0], real[1], source, real[2], np.arange(len(depth)), q_row)
+        tree = Tree(
+            ids, above, depth, row, real[0], real[1], source, real[2], np.arange(len(depth)), q_row
+        )
         keep = np.zeros(score.shape, np.bool_)
         of, column = np.nonzero(verified >= 0)
         keep[of, verified[of, column].astype(np.int64)] = True
@@ -245,7 +270,11 @@ class Unseen:
 @torch.inference_mode()
 @in_phase("verify")
 def verified(
-    target: Target, cache: SlotCache, grown: Unseen, needs: Needs, mark: Callable[[], None] = lambda: None
+    target: Target,
+    cache: SlotCache,
+    grown: Unseen,
+    needs: Needs,
+    mark: Callable[[], None] = lambda: None,
 ) -> tuple[Told, Verified]:
     """Verify draft trees that the host does not know yet; return them with the result.
 
@@ -257,7 +286,9 @@ def verified(
     def make(given: Given) -> Laid:
         nodes = Nodes.of(given)
         best = nodes.best(n, grown.rank(nodes))
-        places = (nodes.start + nodes.depth.gather(1, best)).clamp(max=last)  # padding may lie anywhere
+        places = (nodes.start + nodes.depth.gather(1, best)).clamp(
+            max=last
+        )  # padding may lie anywhere
         return nodes.tokens.gather(1, best), places, nodes.lines(best, best), nodes.start
 
     def made(results: Made, given: Given) -> Made:
@@ -280,5 +311,7 @@ def verified(
     packed, positions = Packing(tree.row, rows, out.device), cache.lengths[tree.row] + tree.depth
     hidden = {layer: packed(h) for layer, h in zip(needs.hidden, caught, strict=True)}
     return told, Verified(
-        packed(out), Taps(hidden, tree.row, positions, tree.tokens, cache), (answers[0].tolist(), answers[1].tolist())
+        packed(out),
+        Taps(hidden, tree.row, positions, tree.tokens, cache),
+        (answers[0].tolist(), answers[1].tolist()),
     )

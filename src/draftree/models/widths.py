@@ -1,8 +1,9 @@
 """Widths at which an operation gives a row the same bits in any company: tried out, and kept to by padding and cutting.
 
-Kernels are chosen by the width of a pass, and another kernel sums in another order. And where a function is taken of entry
-after entry, the last ones of a tensor, or of a thread's share, go through other code than the rest unless they fill the
-processor's lanes: that shows in few entries, so there widths are chosen such that it cannot happen.
+Kernels are chosen by the width of a pass, and another kernel sums in another order. And where a
+function is taken of entry after entry, the last ones of a tensor, or of a thread's share, go
+through other code than the rest unless they fill the processor's lanes: that shows in few entries,
+so there widths are chosen such that it cannot happen.
 
 Shapes: n rows of a pass, D and E entries of a row before and after.
 """
@@ -23,7 +24,8 @@ from draftree.boundary.files import Entries
 from draftree.errors import UserError
 
 Made = Tensor | tuple[Tensor, ...]
-"""What a layer makes of rows: as many rows, or several kinds of them, as a router's scores and choices."""
+"""What a layer makes of rows: as many rows, or several kinds of them, as a router's scores and
+choices."""
 Rows = Callable[[Tensor], Any]
 """An operation from rows to what it makes of them."""
 STEPS = (1, 2, 4, 8, 16, 32)
@@ -34,9 +36,11 @@ NARROW = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64)
 WIDE = (96, 128, 256)
 """Widths that are tried; blocks are of the last narrow one where a wide one differs."""
 ENOUGH = 1024
-"""Entries of a row that are looked at: in bfloat16, sums in another order are rounded otherwise once in some thousands."""
+"""Entries of a row that are looked at: in bfloat16, sums in another order are rounded otherwise
+once in some thousands."""
 LANES, SHARE = 64, 32_768
-"""Entries that go through a processor's widest loop together, and those up to which one thread does all of them."""
+"""Entries that go through a processor's widest loop together, and those up to which one thread does
+all of them."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,9 @@ class Widths:
         least, multiple = (entries.get(name, int, 1, least=1) for name in ("least", "multiple"))
         most = entries.get("most", int | None, None, least=1)
         if max(least, multiple, most or 1) > SHARE:
-            raise UserError(f"widths are {least}, {multiple} and {most}, allowed are those up to {SHARE}")
+            raise UserError(
+                f"widths are {least}, {multiple} and {most}, allowed are those up to {SHARE}"
+            )
         return cls(least, multiple, most)
 
     def padded(self, n: int) -> int:
@@ -80,25 +86,39 @@ class Widths:
         if self.most is not None and len(rows) > self.most:
             return _joined([self.apply(operation, part) for part in rows.split(self.most)])
         more = self.padded(len(rows)) - len(rows)
-        return _part(operation(pad(rows, (0, 0, 0, more))), 0, len(rows)) if more else operation(rows)
+        return (
+            _part(operation(pad(rows, (0, 0, 0, more))), 0, len(rows)) if more else operation(rows)
+        )
 
 
 def _part(made: Made, at: int, n: int) -> Made:
     """Return some of the rows."""
-    return made[at : at + n] if isinstance(made, Tensor) else tuple(kind[at : at + n] for kind in made)
+    return (
+        made[at : at + n] if isinstance(made, Tensor) else tuple(kind[at : at + n] for kind in made)
+    )
 
 
 def _joined(parts: Sequence[Any]) -> Made:
-    return torch.cat(list(parts)) if isinstance(parts[0], Tensor) else tuple(map(torch.cat, zip(*parts, strict=True)))
+    return (
+        torch.cat(list(parts))
+        if isinstance(parts[0], Tensor)
+        else tuple(map(torch.cat, zip(*parts, strict=True)))
+    )
 
 
 def _same(one: Made, other: Made) -> bool:
-    return all(map(torch.equal, *((made,) if isinstance(made, Tensor) else made for made in (one, other))))
+    return all(
+        map(torch.equal, *((made,) if isinstance(made, Tensor) else made for made in (one, other)))
+    )
 
 
 @torch.inference_mode()
 def widths(
-    operation: Rows, entries: int, dtype: torch.dtype, device: torch.device | str = "cpu", at_best: Widths = Widths()
+    operation: Rows,
+    entries: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    at_best: Widths = Widths(),
 ) -> Widths | None:
     """Return the widths at which an operation's rows keep their bits, as narrow as will do.
 
@@ -114,15 +134,45 @@ def widths(
     draw, last = np.random.default_rng(0), max(NARROW)
     made = operation(torch.zeros(1, entries, dtype=dtype, device=device))
     few = (made if isinstance(made, Tensor) else made[0]).shape[-1]
-    drawn = [torch.from_numpy(draw.normal(size=(max(WIDE), entries))).to(device, dtype) for _ in range(-(-ENOUGH // few))]
-    seen = [[(at, n, operation(rows[at : at + n])) for n in NARROW for at in {0, min(5, last - n), last - n}] for rows in drawn]
+    drawn = [
+        torch.from_numpy(draw.normal(size=(max(WIDE), entries))).to(device, dtype)
+        for _ in range(-(-ENOUGH // few))
+    ]
+    seen = [
+        [
+            (at, n, operation(rows[at : at + n]))
+            for n in NARROW
+            for at in {0, min(5, last - n), last - n}
+        ]
+        for rows in drawn
+    ]
     free = sorted(itertools.product(STEPS, STEPS), key=lambda pair: (max(pair), pair))
-    tried = [Widths(least, math.lcm(multiple, at_best.multiple), at_best.most) for multiple, least in free]
-    alone = cache(lambda step: [_joined([operation(rows[at : at + step]) for at in range(0, last, step)]) for rows in drawn])
-    for found in (*tried, *(Widths(1, block, block) for block in BLOCKS if block % at_best.multiple == 0)):
+    tried = [
+        Widths(least, math.lcm(multiple, at_best.multiple), at_best.most)
+        for multiple, least in free
+    ]
+    alone = cache(
+        lambda step: [
+            _joined([operation(rows[at : at + step]) for at in range(0, last, step)])
+            for rows in drawn
+        ]
+    )
+    for found in (
+        *tried,
+        *(Widths(1, block, block) for block in BLOCKS if block % at_best.multiple == 0),
+    ):
         pairs = list(zip(alone(found.padded(1)), seen, drawn, strict=True))
-        if all(_same(y, _part(one, at, n)) for one, passes, _ in pairs for at, n, y in passes if found.kept(n)):
-            wide = all(_same(_part(operation(rows[:n]), 0, last), one) for one, _, rows in pairs for n in WIDE)
+        if all(
+            _same(y, _part(one, at, n))
+            for one, passes, _ in pairs
+            for at, n, y in passes
+            if found.kept(n)
+        ):
+            wide = all(
+                _same(_part(operation(rows[:n]), 0, last), one)
+                for one, _, rows in pairs
+                for n in WIDE
+            )
             return found if wide or found.most else replace(found, most=last)
     return None
 

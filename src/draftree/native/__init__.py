@@ -1,7 +1,7 @@
 """The native kernels: C++, chosen for the processor when the library is loaded.
 
-`DRAFTREE_NATIVE` forces a variant, for tests and timing, or turns the kernels `off`. Without them, models run on PyTorch and
-loops on Python and NumPy, which is slower. The loops give the same bits.
+`DRAFTREE_NATIVE` forces a variant, for tests and timing, or turns the kernels `off`. Without them,
+models run on PyTorch and loops on Python and NumPy, which is slower. The loops give the same bits.
 """
 
 import logging
@@ -30,7 +30,9 @@ OFF = "off"
 VARIANTS = ("generic", "avx2", "avx512", "avx512_bf16")
 """All variants that there are."""
 
-REMARK = "draftree has no native kernels ({}), and runs on PyTorch and Python kernels, which are slower"
+REMARK = (
+    "draftree has no native kernels ({}), and runs on PyTorch and Python kernels, which are slower"
+)
 
 wanted = os.environ.get(VARIABLE, "")
 core: Any = None if wanted == OFF else _core
@@ -62,7 +64,11 @@ def check_variable() -> None:
     if wanted and wanted not in allowed:
         if wanted not in VARIANTS:
             raise UnknownName(f"value of {VARIABLE}", wanted, allowed)
-        why = "draftree was installed without its native kernels" if _core is None else "this processor cannot run it"
+        why = (
+            "draftree was installed without its native kernels"
+            if _core is None
+            else "this processor cannot run it"
+        )
         raise UserError(f"{VARIABLE} is '{wanted}', but {why}: allowed are {', '.join(allowed)}")
 
 
@@ -91,7 +97,9 @@ def native_as(name: str) -> Callable[[Function], Function]:
     def twin_of(function: Function) -> Function:
         # NumPy would warn of infinite results; C++ does not.
         reference = REFERENCES[name] = np.errstate(all="ignore")(function)
-        twin: Function = reference if core is None else getattr(core.loops, name, reference)  # an older build lacks some
+        twin: Function = (
+            reference if core is None else getattr(core.loops, name, reference)
+        )  # an older build lacks some
         return twin
 
     return twin_of

@@ -75,7 +75,8 @@ def thread_count() -> int:
 def share_torch_threads() -> bool:
     """Let the kernels run on torch's own OpenMP threads, if it brings GNU's; otherwise they use threads of their own.
 
-    Torch's threads wait for more work in a loop for a while. Threads of another pool would compete with them for processors.
+    Torch's threads wait for more work in a loop for a while. Threads of another pool would compete
+    with them for processors.
     """
     libraries = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
     try:
@@ -83,7 +84,9 @@ def share_torch_threads() -> bool:
         functions = library.GOMP_parallel, library.omp_get_thread_num, library.omp_get_num_threads
     except (IndexError, OSError, AttributeError):
         return False
-    core.use_openmp(*(int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in functions))
+    core.use_openmp(
+        *(int(ctypes.cast(function, ctypes.c_void_p).value or 0) for function in functions)
+    )
     return True
 
 
@@ -130,9 +133,14 @@ def pack_int4(numbers: Tensor, scales: Tensor) -> Tensor:
         scales: [K / 32, E, 2] bfloat16: the step of each group, and the value of number 8.
     """
     outputs, inputs = numbers.shape
-    numbers, scales = numbers.to(torch.uint8).contiguous(), scales.detach().to(torch.bfloat16).contiguous()
+    numbers, scales = (
+        numbers.to(torch.uint8).contiguous(),
+        scales.detach().to(torch.bfloat16).contiguous(),
+    )
     packed = _ARENA.take(core.packed_bytes(INT4, outputs, inputs))
-    core.pack_int4(address(numbers), address(scales), outputs, inputs, address(packed), thread_count())
+    core.pack_int4(
+        address(numbers), address(scales), outputs, inputs, address(packed), thread_count()
+    )
     return packed
 
 
@@ -140,14 +148,29 @@ def linear(layer: Any, rows: Tensor) -> Tensor:
     """Return [..., E] of rows [..., K]; `layer` is a `core.Linear`."""
     rows = rows.contiguous()
     out = rows.new_empty(*rows.shape[:-1], layer.outputs)
-    core.linear(layer, code_of(rows.dtype), address(rows), rows.numel() // layer.inputs, address(out), thread_count())
+    core.linear(
+        layer,
+        code_of(rows.dtype),
+        address(rows),
+        rows.numel() // layer.inputs,
+        address(out),
+        thread_count(),
+    )
     return out
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
     """Return rows [..., D] divided by the root of their mean square, rounded, times a weight [D]; all are contiguous."""
     out, width = torch.empty_like(rows), rows.shape[-1]
-    core.rms_norm(code_of(rows.dtype), address(rows), address(weight), address(out), rows.numel() // width, width, epsilon)
+    core.rms_norm(
+        code_of(rows.dtype),
+        address(rows),
+        address(weight),
+        address(out),
+        rows.numel() // width,
+        width,
+        epsilon,
+    )
     return out
 
 

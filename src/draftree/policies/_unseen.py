@@ -1,9 +1,11 @@
 """Grows trees on the device that drafts, so that the host waits for no layer of them.
 
-A plan says how, with tensors that stay where they are; the tree is reported afterwards, in one piece.
+A plan says how, with tensors that stay where they are; the tree is reported afterwards, in one
+piece.
 
-Shapes: R rows, N nodes a row so far (the root is the first), F nodes of the frontier, K candidates, M nodes of a layer, V
-vocabulary. A node that does not exist, as its row has no room or nothing was found there, has score −∞ and is padding.
+Shapes: R rows, N nodes a row so far (the root is the first), F nodes of the frontier, K candidates,
+M nodes of a layer, V vocabulary. A node that does not exist, as its row has no room or nothing was
+found there, has score −∞ and is padding.
 """
 
 from collections.abc import Callable
@@ -96,8 +98,15 @@ class Plan:
         """Nodes of a row that are drafted down to a depth, at most."""
         frontier, total = 1, 0
         for _ in range(depth):
-            layer = frontier * self.candidates if self.layer is None else min(self.layer, frontier * self.candidates)
-            frontier, total = layer if self.frontier is None else min(self.frontier, layer), total + layer
+            layer = (
+                frontier * self.candidates
+                if self.layer is None
+                else min(self.layer, frontier * self.candidates)
+            )
+            frontier, total = (
+                layer if self.frontier is None else min(self.frontier, layer),
+                total + layer,
+            )
         return total
 
     def known(self, layers: Layers) -> Floats:
@@ -174,8 +183,11 @@ class Choices:
         at = plan.chosen(worth, self.layer, nodes)  # [R, M] of the candidates [R, F · K]
         parent, worth = at // plan.candidates, worth.gather(1, at)
         parents = frontier.gather(1, parent)
-        # Padding reads the root's token, lest what a broken drafter made of another one disturbs its neighbours.
-        tokens = torch.where(worth > -torch.inf, found.flatten(1).gather(1, at), nodes.tokens[:, :1])
+        # Padding reads the root's token, lest what a broken drafter made of another one disturbs
+        # its neighbours.
+        tokens = torch.where(
+            worth > -torch.inf, found.flatten(1).gather(1, at), nodes.tokens[:, :1]
+        )
         before, added = nodes.tokens.shape[1], at.shape[1]
         every = torch.arange(before, device=at.device).expand(len(at), -1)
         itself = torch.eye(added, dtype=torch.bool, device=at.device).expand(len(at), -1, -1)
@@ -192,7 +204,10 @@ class Choices:
         )
         order, asks, known = plan.ask(added, self.layer, grown)
         asks = asks & (worth.gather(1, order) > -torch.inf) & (nodes.room > self.layer)
-        fed, asked = torch.cat((nodes.fed, before + order), dim=1), torch.cat((nodes.asked, asks), dim=1)
+        fed, asked = (
+            torch.cat((nodes.fed, before + order), dim=1),
+            torch.cat((nodes.asked, asks), dim=1),
+        )
         return replace(grown, fed=fed, asked=asked, known=known)
 
 
@@ -220,7 +235,8 @@ def grow(
 ) -> Unseen:
     """Return the forest that a plan makes of a drafter's logits.
 
-    Nothing is brought to the device once the first pass has begun: such a copy may wait for all that was asked before.
+    Nothing is brought to the device once the first pass has begun: such a copy may wait for all
+    that was asked before.
 
     Args:
         plan: how it grows.
@@ -247,7 +263,19 @@ def grow(
     )
     broken = torch.zeros_like(itself)
     nodes = Nodes(
-        tokens, score, zero, zero, first - 1, itself[..., None], first, room > 0, broken, known, zeros, bounds, places
+        tokens,
+        score,
+        zero,
+        zero,
+        first - 1,
+        itself[..., None],
+        first,
+        room > 0,
+        broken,
+        known,
+        zeros,
+        bounds,
+        places,
     )
     noise, sizes, frontiers, count = zeros, [1], list[int](), 1
     deepest = min(plan.depth, int(depth.max()), layers.deepest or plan.depth)
@@ -277,8 +305,8 @@ def leading_tokens(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
     They are in falling order; of equals the lower id comes first.
 
-    `torch.topk` leaves open which of equals it takes, and a whole sort takes long. So the k-th value is asked for, then those
-    above it and the first of its equals.
+    `torch.topk` leaves open which of equals it takes, and a whole sort takes long. So the k-th
+    value is asked for, then those above it and the first of its equals.
     """
     k, vocab = min(k, log_probs.shape[-1]), log_probs.shape[-1]
     last = log_probs.topk(k, dim=-1).values[..., -1:]

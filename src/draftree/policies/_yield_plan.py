@@ -1,7 +1,8 @@
 """The trees of `yield` grown on the device: the sums of `kernels/growing.py`, over tensors.
 
-How many layers are drafted, of how many nodes, and how many are verified is bounded before the step, by recent ones. Within
-these bounds the device stops where a layer does not pay: all that comes then is padding.
+How many layers are drafted, of how many nodes, and how many are verified is bounded before the
+step, by recent ones. Within these bounds the device stops where a layer does not pay: all that
+comes then is padding.
 
 Shapes: R rows, N nodes a row so far, F frontier nodes, K candidates, M nodes of a layer.
 """
@@ -29,7 +30,8 @@ class Prices:
     """What a step costs, and what was learnt of acceptance.
 
     Attributes:
-        numbers: [14] the weights of acceptance and of reach, recent success, nodes accepted for nothing, λ, and seconds left.
+        numbers: [14] the weights of acceptance and of reach, recent success, nodes accepted for
+            nothing, λ, and seconds left.
         draft: [W] nodes of a row, and seconds of a draft step over them.
         target: [W] tokens of a row, and seconds of a pass over them.
         rows: that are drafted for.
@@ -49,7 +51,8 @@ class YieldPlan(Plan):
     Attributes:
         ahead: further nodes over which the price of one is averaged.
         certain: no draft probability is taken to be closer to 1, or to 0.
-        probing: whether a node of each row is verified even where none is worth it, to find out whether drafting pays again.
+        probing: whether a node of each row is verified even where none is worth it, to find out
+            whether drafting pays again.
         prices: of the step.
     """
 
@@ -63,7 +66,9 @@ class YieldPlan(Plan):
         assert self.frontier is not None
         rows, count = self.prices.rows, len(layers.begin)
         fed = np.arange(count * self.frontier + 1)
-        draft = between(*self.prices.draft, (fed if layers.each_node else np.minimum(fed, rows)) / rows)
+        draft = between(
+            *self.prices.draft, (fed if layers.each_node else np.minimum(fed, rows)) / rows
+        )
         target = between(*self.prices.target, 1 + np.arange(self._verified(count)) / rows)
         return np.concatenate((self.prices.numbers, target, draft))
 
@@ -80,13 +85,22 @@ class YieldPlan(Plan):
         least, w = float(np.log(self.certain)), nodes.known[:5]
         above, depth = nodes.score.gather(1, frontier), nodes.depth.gather(1, frontier)
         q, sure = own.exp(), own.clamp(min=least)
-        rest, total, together = torch.ones_like(above), torch.zeros_like(above), torch.zeros_like(above)
+        rest, total, together = (
+            torch.ones_like(above),
+            torch.zeros_like(above),
+            torch.zeros_like(above),
+        )
         for k in range(own.shape[2]):  # in the host's order, as sums depend on it
             rest, total = rest - q[..., k], total - q[..., k] * sure[..., k]
         rest = rest.clamp(min=self.certain)
         entropy = total - rest * rest.log()
         capped = q.clamp(max=1 - self.certain)
-        x = w[0] + w[1] * sure - w[2] * torch.log1p(-capped) + (w[3] * entropy + w[4] * (depth + 1))[..., None]
+        x = (
+            w[0]
+            + w[1] * sure
+            - w[2] * torch.log1p(-capped)
+            + (w[3] * entropy + w[4] * (depth + 1))[..., None]
+        )
         likely = (1 / (1 + (-x).exp())).masked_fill(own == -torch.inf, 0)
         for k in range(own.shape[2]):
             together = together + likely[..., k]
@@ -107,7 +121,11 @@ class YieldPlan(Plan):
 
     def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
         assert self.frontier is not None
-        known, (target, draft), (_, _, least) = nodes.known, self._tables(nodes), self._worth_verifying(nodes)
+        known, (target, draft), (_, _, least) = (
+            nodes.known,
+            self._tables(nodes),
+            self._worth_verifying(nodes),
+        )
         score = nodes.score[:, -added:].masked_fill(nodes.room <= depth, -torch.inf)
         order = leading(score, self.frontier)
         score = score.gather(1, order)
@@ -119,7 +137,9 @@ class YieldPlan(Plan):
         able = (found.values > -torch.inf) & (seconds <= known[LEFT] - (target[1] - target[0]))
         best = _most(found.values.clamp(min=0).cumsum(0) - known[12] * seconds, able)
         rank = found.indices.argsort().view_as(net)
-        spent = draft.take(best) * (best > 0)  # an index without dimensions would be asked of the device
+        spent = draft.take(best) * (
+            best > 0
+        )  # an index without dimensions would be asked of the device
         known = torch.cat((known[:LEFT], known[LEFT : LEFT + 1] - spent, known[LEFT + 1 :]))
         rank, within = rank.sort(dim=1)
         return order.gather(1, within), rank < best, known
@@ -131,7 +151,9 @@ class YieldPlan(Plan):
             children = nodes.score[:, 1:].masked_fill(nodes.depth[:, 1:] != 1, -torch.inf)
             place = torch.arange(children.shape[1], device=children.device)
             keep = keep | ((place == leading(children, 1)) & (children > -torch.inf) & (best == 0))
-        return torch.cat((nodes.score[:, :1], nodes.score[:, 1:].masked_fill(~keep, -torch.inf)), dim=1)
+        return torch.cat(
+            (nodes.score[:, :1], nodes.score[:, 1:].masked_fill(~keep, -torch.inf)), dim=1
+        )
 
 
 def _most(net: Tensor, allowed: Tensor) -> Tensor:

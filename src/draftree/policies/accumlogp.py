@@ -1,8 +1,9 @@
 """The tree of JetSpec: the likeliest node is expanded next, with all its children, until the tree is full (arXiv 2606.18394).
 
-Siblings cost their place in the tree whether they are good or not, so it is not the tree of the likeliest prefixes, which
-`ddtree` is. Which nodes are expanded follows from scores alone, as no child is likelier than its parent, and so they are asked
-for layer by layer: a drafter of blocks is asked for one pass, and another for as many as there are layers.
+Siblings cost their place in the tree whether they are good or not, so it is not the tree of the
+likeliest prefixes, which `ddtree` is. Which nodes are expanded follows from scores alone, as no
+child is likelier than its parent, and so they are asked for layer by layer: a drafter of blocks is
+asked for one pass, and another for as many as there are layers.
 """
 
 from dataclasses import dataclass
@@ -23,10 +24,12 @@ from draftree.tree import Bools, Ints, Room, Tree
 class AccumLogP(Policy):
     """Whole families, the likeliest parent first.
 
-    Of equally likely parents the shallower comes first, then the one whose parent was drafted first.
+    Of equally likely parents the shallower comes first, then the one whose parent was drafted
+    first.
 
     Attributes:
-        budget: nodes to verify, the root counted (128 and 256 in the paper); the last family may be cut.
+        budget: nodes to verify, the root counted (128 and 256 in the paper); the last family may be
+            cut.
         width: children of a node.
         depth: deepest layer; the drafter's block ends it, too.
     """

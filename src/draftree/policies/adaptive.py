@@ -1,9 +1,10 @@
 """vLLM's adaptive verification: chains, of which a batch verifies as many tokens as give the most tokens per second.
 
-The survival of a token is the product of the estimated acceptances along its chain. All tokens of the batch are ranked by
-survival, and the first of them are verified, as many as maximise the expected tokens per second (vllm-project/vllm#47808).
-Acceptance is estimated by a logistic regression on the log-odds of q that learns from every verification, in place of a
-confidence head (vllm-project/vllm#52228).
+The survival of a token is the product of the estimated acceptances along its chain. All tokens of
+the batch are ranked by survival, and the first of them are verified, as many as maximise the
+expected tokens per second (vllm-project/vllm#47808). Acceptance is estimated by a logistic
+regression on the log-odds of q that learns from every verification, in place of a confidence head
+(vllm-project/vllm#52228).
 """
 
 from dataclasses import dataclass
@@ -30,8 +31,8 @@ BELIEVED = Logistic.around(0, 1, prior=10.0)
 class Adaptive(Policy):
     """Chains for all sequences, cut where the batch as a whole gains the most.
 
-    vLLM ranks by smoothed estimates of the steps before, so that the size of a pass is known before the drafts are; here
-    the estimates are those of the step itself.
+    vLLM ranks by smoothed estimates of the steps before, so that the size of a pass is known before
+    the drafts are; here the estimates are those of the step itself.
 
     Attributes:
         length: tokens drafted for each sequence (7 in vLLM's examples).
@@ -64,12 +65,16 @@ class Adaptive(Policy):
         return tree.select(keep)
 
     @override
-    def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Logistic:
+    def observe(
+        self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs
+    ) -> Logistic:
         accepted = np.zeros(len(tree), np.bool_)
         accepted[: tree.roots] = True
         accepted[np.concatenate(verdict.paths)] = True
         judged: Ints = np.flatnonzero((tree.parents >= 0) & accepted[tree.parents])
-        learnt: Logistic = memory.learn(_features(tree.log_q[judged]), accepted[judged]) if judged.size else memory
+        learnt: Logistic = (
+            memory.learn(_features(tree.log_q[judged]), accepted[judged]) if judged.size else memory
+        )
         return learnt
 
 

@@ -1,8 +1,9 @@
 """AdaServe's selection: beams for all sequences, of which a batch verifies a fixed number of tokens (arXiv 2501.12162).
 
-Beam search drafts a tree for each sequence. Of each tree the nodes of the highest path probability are taken until the
-sequence is expected to get the tokens that its deadline asks for. What is left of the batch's budget goes to the nodes of the
-highest path probability of all sequences. The budget is fixed for a machine; there are no costs.
+Beam search drafts a tree for each sequence. Of each tree the nodes of the highest path probability
+are taken until the sequence is expected to get the tokens that its deadline asks for. What is left
+of the batch's budget goes to the nodes of the highest path probability of all sequences. The budget
+is fixed for a machine; there are no costs.
 """
 
 from dataclasses import dataclass
@@ -23,13 +24,14 @@ from draftree.tree import Room, Tree
 class AdaServe(Policy):
     """The likeliest nodes of a batch, after a share for each sequence.
 
-    The paper sets depth and width of the beam search by the number of running sequences, and what each one is owed by its
-    deadline. Here they are options, equal for all, as requests have no deadlines.
+    The paper sets depth and width of the beam search by the number of running sequences, and what
+    each one is owed by its deadline. Here they are options, equal for all, as requests have no
+    deadlines.
 
     Attributes:
         budget: drafted nodes of all sequences that are verified in one pass.
-        owed: tokens that each sequence is expected to get in a step before the rest of the budget is shared; a step without
-            drafts gives 1.
+        owed: tokens that each sequence is expected to get in a step before the rest of the budget
+            is shared; a step without drafts gives 1.
         most: nodes of a sequence that may be taken for what it is owed.
         depth: layers of the beam search.
         width: beams of each sequence.
@@ -53,7 +55,9 @@ class AdaServe(Policy):
         order, place = ranked(tree.row[tree.roots :], tree.score[tree.roots :])
         value = np.exp(tree.score[tree.roots :][order])
         first = place == 0
-        ahead = value.cumsum() - value  # Σ value of the nodes before each one, first of all sequences, then of its own
+        ahead = (
+            value.cumsum() - value
+        )  # Σ value of the nodes before each one, first of all sequences, then of its own
         ahead = 1 + ahead - ahead[first][first.cumsum() - 1] if len(order) else ahead
         due = (ahead < self.owed) & (place < self.most)
         # What sequences are owed comes first, the best of each in turn; then the best of all.

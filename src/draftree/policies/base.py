@@ -23,7 +23,12 @@ from draftree.tree import Below, Bools, Candidates, Floats, Ints, Room, Tree, Ve
 
 Expand = Callable[[Tree, Ints, int], Candidates]
 """expand(tree, frontier [F], K) → K candidates after each frontier node."""
-ALL, OWN, ZEROS, SAME = np.zeros((0, 0), np.bool_), np.zeros((0, 0)), np.zeros(0), np.zeros((0, 0), np.int64)
+ALL, OWN, ZEROS, SAME = (
+    np.zeros((0, 0), np.bool_),
+    np.zeros((0, 0)),
+    np.zeros(0),
+    np.zeros((0, 0), np.int64),
+)
 """Empty arrays that select the defaults of compiled calls.
 
 The defaults: all candidates are kept, scored by log q, with entropy 0 and of one drafter.
@@ -173,10 +178,17 @@ class Layered(Policy):
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         new = np.arange(tree.roots)
         while (frontier := self.expandable(tree, self._with_room(tree, new, room), costs)).size:
-            before, tree = len(tree), self.grow(tree, frontier, expand(tree, frontier, self.candidates))
+            before, tree = (
+                len(tree),
+                self.grow(tree, frontier, expand(tree, frontier, self.candidates)),
+            )
             new = np.arange(before, len(tree))
         grown = self.finish(tree)
-        return fit(grown, room.nodes, None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64))
+        return fit(
+            grown,
+            room.nodes,
+            None if self.prunes_on_draws else -np.arange(len(grown), dtype=np.float64),
+        )
 
     def _with_room(self, tree: Tree, nodes: Ints, room: Room) -> Ints:
         """Return the nodes above the deepest layer whose sequences have budget for more nodes."""
@@ -211,7 +223,10 @@ def append(
         assert candidates.log_probs is not None
         first = 0 if q is None else len(q)
         q = candidates.log_probs.exp() if q is None else torch.cat((q, candidates.log_probs.exp()))
-    new, sources = np.ascontiguousarray(candidates.tokens), SAME if candidates.sources is None else candidates.sources
+    new, sources = (
+        np.ascontiguousarray(candidates.tokens),
+        SAME if candidates.sources is None else candidates.sources,
+    )
     whole, real = appended(
         tree.tokens, tree.parents, tree.depth, tree.row, tree.source, tree.number, tree.q_row,
         tree.log_q, tree.score, tree.entropy, frontier, new, np.ascontiguousarray(candidates.log_q),
@@ -220,7 +235,20 @@ def append(
     )  # fmt: skip
     tokens, parents, depth, row, source, number, q_row = whole
     log_q, score, entropy = real
-    return Tree(tokens, parents, depth, row, log_q, score, source, entropy, number, q_row, candidates.draw, q)
+    return Tree(
+        tokens,
+        parents,
+        depth,
+        row,
+        log_q,
+        score,
+        source,
+        entropy,
+        number,
+        q_row,
+        candidates.draw,
+        q,
+    )
 
 
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:

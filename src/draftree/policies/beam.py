@@ -1,10 +1,12 @@
 """Beam search as a tree: the best paths of each length go on (GLIDE + BeamSearch; GliDe + CaPE, section 5, Table 3).
 
-The paper says that each of the top k tokens of a position is used to draft the following ones, which gives "tree
-structures with many branches" (section 4.2), and that all are verified with a tree mask. It does not say what becomes of a
-beam that dies, one none of whose continuations is among the best; the official code verifies the beams that reach the end.
-With `survivors=false` the others are verified with them: they have been drafted, most of their nodes are shared with beams that
-live, and one that is accepted counts like any other. That is a stronger baseline than the paper's.
+The paper says that each of the top k tokens of a position is used to draft the following ones,
+which gives "tree structures with many branches" (section 4.2), and that all are verified with a
+tree mask. It does not say what becomes of a beam that dies, one none of whose continuations is
+among the best; the official code verifies the beams that reach the end. With `survivors=false` the
+others are verified with them: they have been drafted, most of their nodes are shared with beams
+that live, and one that is accepted counts like any other. That is a stronger baseline than the
+paper's.
 """
 
 from dataclasses import dataclass
@@ -41,7 +43,8 @@ class Beam(Layered):
     """Beam search by joint probability.
 
     Attributes:
-        width: beams, and so the nodes of a layer (4 and 8 in the paper); of equals those with the lower numbers.
+        width: beams, and so the nodes of a layer (4 and 8 in the paper); of equals those with the
+            lower numbers.
         depth: layers (4 in the official code).
         survivors: whether only paths to the row's last layer are verified, as in the official code.
 
@@ -67,7 +70,12 @@ class Beam(Layered):
 
     @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
-        return append(tree, frontier, candidates, top(tree, frontier, path_log_q(tree, frontier, candidates), self.width))
+        return append(
+            tree,
+            frontier,
+            candidates,
+            top(tree, frontier, path_log_q(tree, frontier, candidates), self.width),
+        )
 
     @override
     def finish(self, tree: Tree) -> Tree:

@@ -1,6 +1,7 @@
 """C2T's classifier: a net of two layers on a node's joint probability, entropy and depth, and the folder it lies in.
 
-It is computed on the host, where trees are: a net of 200 weights is done before a framework's call has begun.
+It is computed on the host, where trees are: a net of 200 weights is done before a framework's call
+has begun.
 
 Shapes: X features, D hidden units.
 """
@@ -26,7 +27,8 @@ from draftree.policies.base import Layered, append, path_log_q, top
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
 
 FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
-"""The sets of features that a classifier may read (C2T, table 1): joint probability, entropy, depth."""
+"""The sets of features that a classifier may read (C2T, table 1): joint probability, entropy,
+depth."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TENSORS = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
 LEAST = math.log(1e-12)
@@ -43,9 +45,11 @@ class Classifier:
         output_weight: [D].
         output_bias: [].
         features: which features there are, in this order.
-        entropy_top: M, how many of the likeliest tokens the entropy it has learnt from was taken over.
-        log_joint: whether the net reads log P, which is ours, instead of P. Most P are so close to 0 that a net tells them
-            apart only after very many steps; by log P it learns in a fifth of them, and decodes no better in the end.
+        entropy_top: M, how many of the likeliest tokens the entropy it has learnt from was taken
+            over.
+        log_joint: whether the net reads log P, which is ours, instead of P. Most P are so close to
+            0 that a net tells them apart only after very many steps; by log P it learns in a fifth
+            of them, and decodes no better in the end.
         trained_on: what it was trained on, and how well; for people.
     """
 
@@ -66,12 +70,13 @@ class Classifier:
     def confidence(self, log_p: Floats, entropy: Floats, depth: Floats | Ints) -> Floats:
         """C in [0, 1] of some nodes, in the shape of `log_p`.
 
-        The arithmetic of a node is the same whatever stands beside it (a matrix product would round by its shape), so
-        that a row gets the same tree alone and among others.
+        The arithmetic of a node is the same whatever stands beside it (a matrix product would round
+        by its shape), so that a row gets the same tree alone and among others.
 
         Args:
             log_p: log P, the sum of log q along the path (eq. 1).
-            entropy: H in nats of the distribution the node was drawn from (eq. 3); broadcast against `log_p`.
+            entropy: H in nats of the distribution the node was drawn from (eq. 3); broadcast
+                against `log_p`.
             depth: d, 1 for children of the root; broadcast against `log_p`.
         """
         read = {"P": scaled(log_p, self.log_joint), "H": entropy, "d": depth}
@@ -87,7 +92,9 @@ class Classifier:
     @cached_property
     def _weights(self) -> tuple[Floats, Floats, Floats, float]:
         """In the order in which they are read."""
-        hidden, bias, output = map(np.ascontiguousarray, (self.hidden_weight, self.hidden_bias, self.output_weight))
+        hidden, bias, output = map(
+            np.ascontiguousarray, (self.hidden_weight, self.hidden_bias, self.output_weight)
+        )
         return hidden, bias, output, float(self.output_bias)
 
     def save(self, folder: Path) -> None:
@@ -108,20 +115,39 @@ class Classifier:
         """
         config = Entries(read_object(folder / CONFIG, "a classifier's config"), folder / CONFIG)
         if config.values.get("policy") != "c2t":
-            raise UserError(f"'{folder}' is not a classifier's folder: its {CONFIG} does not say policy 'c2t'")
+            raise UserError(
+                f"'{folder}' is not a classifier's folder: its {CONFIG} does not say policy 'c2t'"
+            )
         check_features(features := config.get("features", str))
         hidden, inputs = config.get("hidden", int, least=1), features.count("+") + 1
-        top, log_joint = config.get("entropy_top", int, least=1), config.get("log_joint", bool, False)
+        top, log_joint = (
+            config.get("entropy_top", int, least=1),
+            config.get("log_joint", bool, False),
+        )
         trained_on = config.get("trained_on", dict, {})
         with understood(f"cannot read '{folder / WEIGHTS}'"):
-            tensors = {name: value.astype(np.float64) for name, value in load_file(folder / WEIGHTS).items()}
-        wanted = {"hidden_weight": (hidden, inputs), "hidden_bias": (hidden,), "output_weight": (hidden,), "output_bias": ()}
+            tensors = {
+                name: value.astype(np.float64)
+                for name, value in load_file(folder / WEIGHTS).items()
+            }
+        wanted = {
+            "hidden_weight": (hidden, inputs),
+            "hidden_bias": (hidden,),
+            "output_weight": (hidden,),
+            "output_bias": (),
+        }
         found = {name: value.shape for name, value in tensors.items()}
         if found != wanted:
             raise UserError(f"'{folder}' has tensors {found}, allowed for its config are {wanted}")
         if not all(np.isfinite(value).all() for value in tensors.values()):
             raise UserError(f"'{folder}' has weights that are not finite")
-        return cls(**tensors, features=features, entropy_top=top, log_joint=log_joint, trained_on=trained_on)
+        return cls(
+            **tensors,
+            features=features,
+            entropy_top=top,
+            log_joint=log_joint,
+            trained_on=trained_on,
+        )
 
 
 def scaled(log_p: Floats, log_joint: bool) -> Floats:
@@ -145,17 +171,22 @@ class C2T(Layered):
     """Classifier-based tree (algorithm 1).
 
     Attributes:
-        beta: a candidate of a smaller confidence is left out (0.2 to 0.9 in the paper, mostly 0.5). A confidence is no
-            probability of acceptance: the classifier learnt from three rejected nodes for each accepted one, where whole
-            trees have about 190 (the demo's), so 0.5 says 1.6 %. The paper does not tell its ratio: the same β is another.
-        width: the likeliest candidates after each node that the classifier sees (the first TopK of section 4.2.2; 15).
-        layer_top: at most so many nodes of a layer stay, the most confident (the second TopK; 15); none for all.
+        beta: a candidate of a smaller confidence is left out (0.2 to 0.9 in the paper, mostly 0.5).
+            A confidence is no probability of acceptance: the classifier learnt from three rejected
+            nodes for each accepted one, where whole trees have about 190 (the demo's), so 0.5 says
+            1.6 %. The paper does not tell its ratio: the same β is another.
+        width: the likeliest candidates after each node that the classifier sees (the first TopK of
+            section 4.2.2; 15).
+        layer_top: at most so many nodes of a layer stay, the most confident (the second TopK; 15);
+            none for all.
         depth: layers (10 in the paper).
-        classifier: its folder, as `draftree train c2t` writes it, or the name of a target for which one is shipped; the demo's
-            by default.
-        chain: only the likeliest candidate is looked at, and drafting ends at the first that is left out (section 5.5).
-        raw: which features are those of q itself where it is conditioned on the target's noise (`match` above temperature
-            0): P, H, both (P+H), or none. Candidates are chosen by the conditioned q, whatever the classifier reads.
+        classifier: its folder, as `draftree train c2t` writes it, or the name of a target for which
+            one is shipped; the demo's by default.
+        chain: only the likeliest candidate is looked at, and drafting ends at the first that is
+            left out (section 5.5).
+        raw: which features are those of q itself where it is conditioned on the target's noise
+            (`match` above temperature 0): P, H, both (P+H), or none. Candidates are chosen by the
+            conditioned q, whatever the classifier reads.
     """
 
     beta: float = knob(0.5, least=0, most=1)
@@ -189,7 +220,9 @@ class C2T(Layered):
         plain = candidates if self.raw == "none" else candidates.raw
         p, h = (plain if name in self.raw else candidates for name in ("P", "H"))
         score = path_log_q(tree, frontier, p)
-        entropy = h.entropy(self.net.entropy_top) if self.net.reads_entropy else np.zeros(len(frontier))
+        entropy = (
+            h.entropy(self.net.entropy_top) if self.net.reads_entropy else np.zeros(len(frontier))
+        )
         confidence = self.net.confidence(score, entropy[:, None], tree.depth[frontier][:, None] + 1)
         ranked = np.where(candidates.log_q > -np.inf, confidence, -np.inf)
         keep = ranked >= self.beta

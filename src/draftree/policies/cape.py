@@ -31,18 +31,22 @@ class CAPE(Layered):
     """Confidence-aware proposal expansion.
 
     Attributes:
-        length: of the chain. The paper verifies 32 tokens at most (section 5.1), which are 4 steps of up to 8, as in the
-            official code; its γ = 5 is of GLIDE by itself.
-        max_nodes: drafted nodes to verify. Of a longer chain the chain is kept before all alternatives, as what lies below a
-            token left out is lost, and they by value, of equals those drafted first; the paper needs no such rule.
-        bins: how many alternatives a confidence gives: the paper's; those of the official code, which differ only at the
-            edges p = 0.3, 0.6, 0.8, where it takes the smaller number; or any, as sizes with the edges between them, an
-            edge belonging to the size before it. The paper's are 7/0.3/5/0.6/3/0.8/1.
-        sets: the same number of alternatives whatever the confidence; 4 is the paper's ablation (section 5.4).
+        length: of the chain. The paper verifies 32 tokens at most (section 5.1), which are 4 steps
+            of up to 8, as in the official code; its γ = 5 is of GLIDE by itself.
+        max_nodes: drafted nodes to verify. Of a longer chain the chain is kept before all
+            alternatives, as what lies below a token left out is lost, and they by value, of equals
+            those drafted first; the paper needs no such rule.
+        bins: how many alternatives a confidence gives: the paper's; those of the official code,
+            which differ only at the edges p = 0.3, 0.6, 0.8, where it takes the smaller number; or
+            any, as sizes with the edges between them, an edge belonging to the size before it. The
+            paper's are 7/0.3/5/0.6/3/0.8/1.
+        sets: the same number of alternatives whatever the confidence; 4 is the paper's ablation
+            (section 5.4).
 
-    Sizes do not count the chain's own token. EDD + PCT (section 4.1), which compares with CaPE, calls 7, 5, 3 and 1 the
-    "expansion width of each layer", which may count it: `bins=6/0.3/4/0.6/2/0.8/0`. Where drafts know the target's noise
-    (`match` above temperature 0), confidence is that of q given the noise, of which the paper's edges were not chosen.
+    Sizes do not count the chain's own token. EDD + PCT (section 4.1), which compares with CaPE,
+    calls 7, 5, 3 and 1 the "expansion width of each layer", which may count it:
+    `bins=6/0.3/4/0.6/2/0.8/0`. Where drafts know the target's noise (`match` above temperature 0),
+    confidence is that of q given the noise, of which the paper's edges were not chosen.
     """
 
     length: int = knob(4, least=1, deepest=True)
@@ -54,7 +58,9 @@ class CAPE(Layered):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sets is not None and self.bins != "paper":
-            raise UserError(f"cape: sets is {self.sets} and bins is '{self.bins}', allowed is one of them")
+            raise UserError(
+                f"cape: sets is {self.sets} and bins is '{self.bins}', allowed is one of them"
+            )
         _ = self._bins  # a mistake is told at once
 
     @cached_property
@@ -71,9 +77,13 @@ class CAPE(Layered):
 
     @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
-        log_q = candidates.log_q  # whoever drafts: its order is draw order, which need not be by likelihood
+        log_q = (
+            candidates.log_q
+        )  # whoever drafts: its order is draw order, which need not be by likelihood
         rank = np.argsort(np.argsort(-log_q, axis=1, kind="stable"), axis=1)
-        return append(tree, frontier, candidates, rank < self.children(np.exp(log_q.max(axis=1)))[:, None])
+        return append(
+            tree, frontier, candidates, rank < self.children(np.exp(log_q.max(axis=1)))[:, None]
+        )
 
     @override
     def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
@@ -88,7 +98,12 @@ class CAPE(Layered):
         if self.sets is not None:
             return np.full(len(p), 1 + self.sets)
         edges, sizes = self._bins
-        return 1 + sizes[(10 * p).astype(np.int64) if self.bins == "official" else np.searchsorted(edges, p)]
+        return (
+            1
+            + sizes[
+                (10 * p).astype(np.int64) if self.bins == "official" else np.searchsorted(edges, p)
+            ]
+        )
 
 
 def _chain(tree: Tree) -> Bools:

@@ -16,8 +16,8 @@ from draftree.tree import Candidates, Ints, Tree
 class Chain(Layered):
     """A fixed number of tokens in a row.
 
-    Its shape does not depend on what was drawn: no token is worth more than the one before it, so that where there is no
-    room for all the first ones stay.
+    Its shape does not depend on what was drawn: no token is worth more than the one before it, so
+    that where there is no room for all the first ones stay.
 
     Attributes:
         length: how many.

@@ -1,8 +1,9 @@
 """The tree of DDTree: of all prefixes those of the highest draft probability, as many as may be verified (arXiv 2604.12989).
 
-Where the drafts of different depths are independent, as a block drafter's are, a prefix's probability is the product of its
-tokens', and the tree is the one with the most accepted drafts to be expected. With any other drafter it is the same tree of
-its own products. It is found layer by layer: what is not among the best so far never will be, nor is anything below it.
+Where the drafts of different depths are independent, as a block drafter's are, a prefix's
+probability is the product of its tokens', and the tree is the one with the most accepted drafts to
+be expected. With any other drafter it is the same tree of its own products. It is found layer by
+layer: what is not among the best so far never will be, nor is anything below it.
 """
 
 from dataclasses import dataclass

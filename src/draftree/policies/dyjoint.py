@@ -1,7 +1,7 @@
 """DyJoint: a chain that stops before its joint probability falls too low (the baseline of C2T's Table 3).
 
-C2T names the criterion and the threshold, no more (section 5.5, Table 3). As in its own chain mode (algorithm 1), the
-token below the threshold is not verified: it was drafted, and is dropped.
+C2T names the criterion and the threshold, no more (section 5.5, Table 3). As in its own chain mode
+(algorithm 1), the token below the threshold is not verified: it was drafted, and is dropped.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,8 @@ class DyJoint(Layered):
     """The likeliest tokens in a row, while all of them together are likely enough.
 
     Attributes:
-        threshold: a token whose path has a smaller probability ends the chain, and is not verified (0.08 in the paper).
+        threshold: a token whose path has a smaller probability ends the chain, and is not verified
+            (0.08 in the paper).
         length: tokens at most (10 in the paper).
     """
 
@@ -30,4 +31,9 @@ class DyJoint(Layered):
 
     @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
-        return append(tree, frontier, candidates, path_log_q(tree, frontier, candidates) >= log(self.threshold))
+        return append(
+            tree,
+            frontier,
+            candidates,
+            path_log_q(tree, frontier, candidates) >= log(self.threshold),
+        )

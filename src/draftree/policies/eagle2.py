@@ -1,7 +1,8 @@
 """The tree of EAGLE-2: the likeliest nodes of each layer are expanded, then the best of all are kept (section 4).
 
-A node's value is the product of draft confidences along its path. Shallow nodes that were not expanded may be worth
-more than deep ones that were, so all candidates are ranked once more at the end (section 4.2).
+A node's value is the product of draft confidences along its path. Shallow nodes that were not
+expanded may be worth more than deep ones that were, so all candidates are ranked once more at the
+end (section 4.2).
 """
 
 from dataclasses import dataclass, replace
@@ -26,23 +27,26 @@ NODES = ((10e9, 60), (30e9, 50), (inf, 48))
 class EAGLE2(Policy):
     """Expand the best of each layer, then rank all.
 
-    It drafts several times the nodes it verifies, so it is not layered: those stop once they have drafted what there is
-    room to verify.
+    It drafts several times the nodes it verifies, so it is not layered: those stop once they have
+    drafted what there is room to verify.
 
     Attributes:
-        nodes: to verify, the root not counted (the official code's `total_token` counts it); by default by the target's
-            parameters, as in the paper: 60 below 10 billion, 50 below 30, and 48 (its targets have 7, 13 and 70).
+        nodes: to verify, the root not counted (the official code's `total_token` counts it); by
+            default by the target's parameters, as in the paper: 60 below 10 billion, 50 below 30,
+            and 48 (its targets have 7, 13 and 70).
         depth: layers (6 in the paper; the official code's `depth` does not count the first).
         width: nodes expanded in a layer, and candidates after each (10 in the paper).
-        expand_by: whether a layer's nodes are chosen for expansion by value, or by their own confidence alone, the
-            paper's ablation "w/o value" (section 5.2.1, Table 3).
-        rank_by: what the last ranking goes by. The paper's "w/o value" says no more than "not using value and directly using
-            confidence", which may mean the expansion alone, or this too. A node then counts for no more than the least
-            sure node of its path, as none can be verified without its parent; the paper does not say what it does there.
-        rerank: whether all candidates are ranked at the end; without ("w/o reranking"), what is verified is what was
-            chosen for expansion in each layer, the last layer's included, the best `nodes` of it by `rank_by`: "we do not
-            use the tokens selected during the expansion phase as the draft directly" (section 4.2) says what it would be.
-            "W/o both" is without it, with `expand_by` and `rank_by` confidence.
+        expand_by: whether a layer's nodes are chosen for expansion by value, or by their own
+            confidence alone, the paper's ablation "w/o value" (section 5.2.1, Table 3).
+        rank_by: what the last ranking goes by. The paper's "w/o value" says no more than "not using
+            value and directly using confidence", which may mean the expansion alone, or this too. A
+            node then counts for no more than the least sure node of its path, as none can be
+            verified without its parent; the paper does not say what it does there.
+        rerank: whether all candidates are ranked at the end; without ("w/o reranking"), what is
+            verified is what was chosen for expansion in each layer, the last layer's included, the
+            best `nodes` of it by `rank_by`: "we do not use the tokens selected during the expansion
+            phase as the draft directly" (section 4.2) says what it would be. "W/o both" is without
+            it, with `expand_by` and `rank_by` confidence.
     """
 
     nodes: int | None = knob(None, least=1)
@@ -58,7 +62,9 @@ class EAGLE2(Policy):
         if not self.rerank or self.rank_by != "value":
             return None
         confidence = self.expand_by == "confidence"
-        return Plan(self.depth, self.width, frontier=self.width, confidence=confidence, nodes=self.kept)
+        return Plan(
+            self.depth, self.width, frontier=self.width, confidence=confidence, nodes=self.kept
+        )
 
     @property
     def kept(self) -> int:
@@ -80,9 +86,14 @@ class EAGLE2(Policy):
             ranks = tree.score if self.expand_by == "value" else tree.log_q
             chosen = best(tree, np.arange(before, len(tree)), self.width, ranks)
             verified.append(chosen)
-        # A child whose q is 1 is worth as much as its parent, which has the lower number and so is kept before it. The
-        # official code leaves the order of equal nodes open, and hangs a child kept without its parent on another node.
+        # A child whose q is 1 is worth as much as its parent, which has the lower number and so is
+        # kept before it. The official code leaves the order of equal nodes open, and hangs a child
+        # kept without its parent on another node.
         if not self.rerank:
             tree = tree.select(np.isin(np.arange(len(tree)), np.concatenate(verified)))
-        least_sure = np.where(tree.ancestors, tree.log_q, 0).min(axis=1) if self.rank_by == "confidence" else None
+        least_sure = (
+            np.where(tree.ancestors, tree.log_q, 0).min(axis=1)
+            if self.rank_by == "confidence"
+            else None
+        )
         return fit(tree, min(self.kept, room.nodes), least_sure)

@@ -1,7 +1,7 @@
 """Monte-Carlo tree search over a local model of the drafter, over arrays (ADED, Algorithm 1, eq. 16-17).
 
-The local model is a forest: node i has the children first[i] … last[i] − 1. Everything is decided by the
-arrays, so each row is searched as if alone.
+The local model is a forest: node i has the children first[i] … last[i] − 1. Everything is decided
+by the arrays, so each row is searched as if alone.
 
 Shapes: R rows, M nodes of the local model, W nodes asked about.
 """
@@ -44,7 +44,16 @@ def puct(mean: float, prior: float, visits: int, siblings: int, c1: float, c2: f
     return mean + exploration * prior * math.sqrt(siblings) / (1 + visits)
 
 
-def _select(start: int, end: int, prior: Floats, visits: Ints, total: Floats, c1: float, c2: float, each_first: bool) -> int:
+def _select(
+    start: int,
+    end: int,
+    prior: Floats,
+    visits: Ints,
+    total: Floats,
+    c1: float,
+    c2: float,
+    each_first: bool,
+) -> int:
     """Return the child to go down to: of equals the first."""
     siblings = 0
     for child in range(start, end):
@@ -88,11 +97,13 @@ def search(
 ) -> tuple[Ints, Floats]:
     """Run algorithm 1 for every row.
 
-    An iteration goes down from the root by PUCT to a node whose children do not exist yet, makes all of them, and goes on to
-    the end by drawing. The sentence's reward counts for every node of the path that exists, the first one drawn included.
+    An iteration goes down from the root by PUCT to a node whose children do not exist yet, makes
+    all of them, and goes on to the end by drawing. The sentence's reward counts for every node of
+    the path that exists, the first one drawn included.
 
-    Algorithm 1 goes on with the last of the new children; in the official code's order of a hash map that is any of them.
-    In an order by likelihood it would be the least likely one, which then had a visit before all the others.
+    Algorithm 1 goes on with the last of the new children; in the official code's order of a hash
+    map that is any of them. In an order by likelihood it would be the least likely one, which then
+    had a visit before all the others.
 
     Args:
         seeds: [R] fixes a row's draws; its root is node r.
@@ -121,7 +132,9 @@ def search(
             while first[node] < last[node]:  # sentences end where the local model does
                 on_path = not drawing  # the first node drawn is on it, too
                 if exist[node]:
-                    node = _select(first[node], last[node], prior, visits, total, c1, c2, each_first)
+                    node = _select(
+                        first[node], last[node], prior, visits, total, c1, c2, each_first
+                    )
                 else:
                     exist[node], drawing = on_path, True
                     node = _drawn(first[node], last[node], prior, uniform(seeds[row], draws))
@@ -145,35 +158,44 @@ BREADTH = 1024
 class MCTS(Policy):
     """The search of ADED (Algorithm 1, eq. 16-17; official code: Adaptix), for any drafter.
 
-    First the drafter is asked, layer by layer, for all sentences of `length` tokens, the root among them: with 12 candidates
-    after each node three calls of 1, 12 and 144 nodes. The search itself then asks nobody. Of the nodes it came to, the most
-    visited are kept, and each is continued by its likeliest next token.
+    First the drafter is asked, layer by layer, for all sentences of `length` tokens, the root among
+    them: with 12 candidates after each node three calls of 1, 12 and 144 nodes. The search itself
+    then asks nobody. Of the nodes it came to, the most visited are kept, and each is continued by
+    its likeliest next token.
 
     Where the paper and the official code differ, the paper is the default:
 
-    - reward: Algorithm 1 adds "score from tri-gram matrix" along the sentence, which is taken to be the probability of
-      each token after the two before it. The official code looks for the token before instead.
-    - unvisited: by eq. 17 as it stands a child that was never visited has Q = 0; the official code visits each once first.
-    - Algorithm 1 sorts sentences "by score" and does not say which; like the official code this sorts by visits. Nodes
-      never visited are not drafted. What is kept are nodes, so a sentence and its beginning count as two; and each goes on
-      for one token more than the search, which is the official code's: the paper has 24 candidates of 4 tokens.
-    - The official code takes candidates in the order of a hash map, so the last of new children, which Algorithm 1 goes on
-      with, is any of them. Here the likeliest comes first, ties go to the lower number, and the child is drawn as in the
-      simulation. Draws follow from the root's token, so that a text always gets the same trees.
-    - PUCT takes the sum of the children's visits (eq. 17); the official code the parent's own, which is one more.
+    - reward: Algorithm 1 adds "score from tri-gram matrix" along the sentence, which is taken to be
+      the probability of each token after the two before it. The official code looks for the token
+      before instead.
+    - unvisited: by eq. 17 as it stands a child that was never visited has Q = 0; the official code
+      visits each once first.
+    - Algorithm 1 sorts sentences "by score" and does not say which; like the official code this
+      sorts by visits. Nodes never visited are not drafted. What is kept are nodes, so a sentence
+      and its beginning count as two; and each goes on for one token more than the search, which is
+      the official code's: the paper has 24 candidates of 4 tokens.
+    - The official code takes candidates in the order of a hash map, so the last of new children,
+      which Algorithm 1 goes on with, is any of them. Here the likeliest comes first, ties go to the
+      lower number, and the child is drawn as in the simulation. Draws follow from the root's token,
+      so that a text always gets the same trees.
+    - PUCT takes the sum of the children's visits (eq. 17); the official code the parent's own,
+      which is one more.
 
     Attributes:
         iterations: of the search (150 in the paper).
         c1: exploration (eq. 16; 32 in the paper, 2.414 in its Figures 4a and 5).
         c2: how many visits it takes for exploration to grow (eq. 16; 8 in the paper).
-        length: tokens of a sentence, the root among them; with the token behind it a node lies at most this deep.
+        length: tokens of a sentence, the root among them; with the token behind it a node lies at
+            most this deep.
         continuations: nodes kept (24 in the paper).
         width: candidates after each node (12 in the paper).
-        reward: of a sentence: `paper`, 1 + Σ q of its tokens; `official`, 1 + Σ q of the token before coming once more;
-            `likelihood`, Σ log q, which is eq. 8 with the sign of a log-likelihood.
+        reward: of a sentence: `paper`, 1 + Σ q of its tokens; `official`, 1 + Σ q of the token
+            before coming once more; `likelihood`, Σ log q, which is eq. 8 with the sign of a
+            log-likelihood.
         unvisited: `zero`, Q = 0 (eq. 17); `first`, before all others (official code).
-        search: `mcts`, or `greedy`, the nodes of the largest path probability without any search. The paper does not say
-            what its "greedy search" is; its τ of 1.49 beside 2.42 is that of one greedy sentence, the policy `chain:length=4`.
+        search: `mcts`, or `greedy`, the nodes of the largest path probability without any search.
+            The paper does not say what its "greedy search" is; its τ of 1.49 beside 2.42 is that of
+            one greedy sentence, the policy `chain:length=4`.
         nodes: drafted nodes of a row at most.
     """
 
@@ -203,9 +225,14 @@ class MCTS(Policy):
         keep[there], score[there] = wanted[size:], value[size:]
         tree = append(replace(tree, score=value[:size]), frontier, candidates, keep, score)
         number = size - 1 + np.cumsum(wanted[size:])[kept[kept >= size] - size]
-        if (frontier := room.expandable(tree, number)).size:  # the likeliest token behind sentences of full length
+        if (
+            frontier := room.expandable(tree, number)
+        ).size:  # the likeliest token behind sentences of full length
             tree = append(tree, frontier, expand(tree, frontier, 1))
-        return fit(tree.select(np.append(wanted[:size], np.ones(len(tree) - size, np.bool_))), min(self.nodes, room.nodes))
+        return fit(
+            tree.select(np.append(wanted[:size], np.ones(len(tree) - size, np.bool_))),
+            min(self.nodes, room.nodes),
+        )
 
     def _asked(self, expand: Expand, tree: Tree, room: Room) -> tuple[Tree, Ints, Candidates]:
         """All sentences: the tree without their last layer, and that layer's parents and candidates."""
@@ -223,7 +250,16 @@ class MCTS(Policy):
         gain, offset = near.gain(self.reward)
         seeds, each_first = near.tree.tokens[: near.tree.roots], self.unvisited == "first"
         visits, _ = search(
-            seeds, near.first, near.last, near.prior, gain, offset, self.iterations, self.c1, self.c2, each_first
+            seeds,
+            near.first,
+            near.last,
+            near.prior,
+            gain,
+            offset,
+            self.iterations,
+            self.c1,
+            self.c2,
+            each_first,
         )
         visits[: near.tree.roots] = self.iterations
         with np.errstate(divide="ignore"):
@@ -250,7 +286,10 @@ class Local:
     def of(cls, tree: Tree, frontier: Ints, candidates: Candidates) -> "Local":
         """Return the model of a tree and the candidates of its last layer."""
         whole = append(tree, frontier, candidates)
-        first, last = (np.searchsorted(whole.parents, np.arange(len(whole)), side) for side in ("left", "right"))
+        first, last = (
+            np.searchsorted(whole.parents, np.arange(len(whole)), side)
+            for side in ("left", "right")
+        )
         return cls(whole, np.exp(whole.log_q), first, last)
 
     def best(self, value: Floats, k: int) -> Ints:
@@ -258,7 +297,9 @@ class Local:
 
         No value exceeds the parent's, so what is kept is connected.
         """
-        return np.sort(best(self.tree, np.flatnonzero((value > -np.inf) & (self.tree.parents >= 0)), k, value))
+        return np.sort(
+            best(self.tree, np.flatnonzero((value > -np.inf) & (self.tree.parents >= 0)), k, value)
+        )
 
     def longer(self, nodes: Ints) -> Ints:
         """Return the likeliest child of each node that has any, if it is not among the nodes itself."""
@@ -270,9 +311,13 @@ class Local:
         """[M] the reward that each node adds to sentences through it, and the reward that a sentence begins with."""
         if reward == "likelihood":
             return self.tree.log_q, 0.0
-        if reward == "official":  # the row of each pair of tokens is asked for the pair's second token, not for the next
+        if (
+            reward == "official"
+        ):  # the row of each pair of tokens is asked for the pair's second token, not for the next
             tokens, parents = self.tree.tokens, self.tree.parents
-            repeated = np.zeros(len(self.prior))  # [M] q of each node's token coming once more right after it
+            repeated = np.zeros(
+                len(self.prior)
+            )  # [M] q of each node's token coming once more right after it
             again = np.flatnonzero((parents >= 0) & (tokens == tokens[parents]))
             repeated[parents[again]] = self.prior[again]
             return repeated[parents], 1.0

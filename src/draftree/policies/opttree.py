@@ -1,8 +1,9 @@
 """OPT-Tree: the tree of the largest expected acceptance under a budget of nodes (arXiv 2406.17276).
 
-A path's value, the product of q along it, estimates the probability that it is accepted, and so Σ value the number of
-accepted tokens. The n best of all nodes are the tree of n nodes with the largest Σ value, and they are connected, because no
-node is worth more than its parent. Layers are drafted until one adds too little to that sum.
+A path's value, the product of q along it, estimates the probability that it is accepted, and so Σ
+value the number of accepted tokens. The n best of all nodes are the tree of n nodes with the
+largest Σ value, and they are connected, because no node is worth more than its parent. Layers are
+drafted until one adds too little to that sum.
 """
 
 from dataclasses import dataclass
@@ -23,14 +24,17 @@ from draftree.tree import Floats, Room, Tree
 class OPTTree(Policy):
     """The best nodes under a budget, drafted as deep as it pays.
 
-    It drafts more than it verifies, so it is not layered. The official code drafts one layer more than it verifies: it
-    looks at what a layer adds after the next one is drafted, and expands all n best of a layer. Here a layer is looked at
-    at once, and only nodes among the best so far are expanded: no other can have descendants among the best.
+    It drafts more than it verifies, so it is not layered. The official code drafts one layer more
+    than it verifies: it looks at what a layer adds after the next one is drafted, and expands all n
+    best of a layer. Here a layer is looked at at once, and only nodes among the best so far are
+    expanded: no other can have descendants among the best.
 
     Attributes:
-        nodes: to verify, the root not counted; and candidates after each node (50 in the official code).
-        threshold: another layer is drafted only if the last one added more than this to Σ value; what a draft step costs
-            in target passes, sₐ/sₜ as measured on this machine, by default (0.5 in the official code).
+        nodes: to verify, the root not counted; and candidates after each node (50 in the official
+            code).
+        threshold: another layer is drafted only if the last one added more than this to Σ value;
+            what a draft step costs in target passes, sₐ/sₜ as measured on this machine, by default
+            (0.5 in the official code).
         max_depth: deepest layer (10 in the official code).
     """
 
@@ -53,5 +57,7 @@ class OPTTree(Policy):
             before, candidates = len(tree), expand(tree, frontier, nodes)
             score = path_log_q(tree, frontier, candidates)
             tree = append(tree, frontier, candidates, top(tree, frontier, score, nodes), score)
-            frontier, worth = gainful(tree.score, tree.row, tree.roots, before, nodes, worth, float(least))
+            frontier, worth = gainful(
+                tree.score, tree.row, tree.roots, before, nodes, worth, float(least)
+            )
         return fit(tree, nodes)

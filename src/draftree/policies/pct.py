@@ -1,8 +1,9 @@
 """The pruned candidate tree: a node is expanded only where that saves time (EDD + PCT, section 3.2).
 
-A node's value is the product of draft confidences along its path, which estimates its probability of acceptance. By
-eq. 5 a further draft step below it costs sₐ and saves value · sₜ, so nodes with value < sₐ/sₜ are not expanded; leaves
-below a threshold are not worth their place in the verification.
+A node's value is the product of draft confidences along its path, which estimates its probability
+of acceptance. By eq. 5 a further draft step below it costs sₐ and saves value · sₜ, so nodes with
+value < sₐ/sₜ are not expanded; leaves below a threshold are not worth their place in the
+verification.
 """
 
 from dataclasses import dataclass, field
@@ -27,7 +28,8 @@ class Pruned(Plan):
     """Nodes of some value, drafted below where theirs is large enough.
 
     Attributes:
-        least: [3] logarithms: what a node has to be worth, what its own log q has to be, and what a parent has to be worth.
+        least: [3] logarithms: what a node has to be worth, what its own log q has to be, and what a
+            parent has to be worth.
     """
 
     least: Floats = field(default_factory=lambda: np.full(3, -np.inf), compare=False)
@@ -39,7 +41,9 @@ class Pruned(Plan):
     @override
     def values(self, own: Tensor, frontier: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
         worth, entropy = super().values(own, frontier, nodes)
-        return worth.masked_fill((worth < nodes.known[0]) | (own < nodes.known[1]), -torch.inf), entropy
+        return worth.masked_fill(
+            (worth < nodes.known[0]) | (own < nodes.known[1]), -torch.inf
+        ), entropy
 
     @override
     def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
@@ -48,7 +52,11 @@ class Pruned(Plan):
         score = nodes.score[:, -added:]
         order = leading(score, self.frontier).sort(dim=1).values
         drafted = (nodes.score[:, 1:] > -torch.inf).sum(dim=1, keepdim=True)
-        return order, (score.gather(1, order) >= nodes.known[2]) & (drafted < self.nodes), nodes.known
+        return (
+            order,
+            (score.gather(1, order) >= nodes.known[2]) & (drafted < self.nodes),
+            nodes.known,
+        )
 
 
 @final
@@ -60,16 +68,19 @@ class PCT(Layered):
         width: candidates after each expanded node (5 in the paper).
         max_depth: deepest layer (10 in the paper).
         leaf_threshold: leaves of a smaller value are removed (0.01 in the paper).
-        ratio: sₐ/sₜ; by default as measured on this machine, at the step's own length and batch. The paper has one average
-            for each pair of models, 0.037 and 0.028 (section 4.1).
-        gain: whether a node is expanded by its value, and with it by the expected gain of eq. 5, or by its own confidence;
-            both at `ratio`. No confidence is below its value, so without, every tree holds the tree with it and more.
-        own: nodes whose own confidence is smaller are removed, and so nothing is below them; 0 removes none.
+        ratio: sₐ/sₜ; by default as measured on this machine, at the step's own length and batch.
+            The paper has one average for each pair of models, 0.037 and 0.028 (section 4.1).
+        gain: whether a node is expanded by its value, and with it by the expected gain of eq. 5, or
+            by its own confidence; both at `ratio`. No confidence is below its value, so without,
+            every tree holds the tree with it and more.
+        own: nodes whose own confidence is smaller are removed, and so nothing is below them; 0
+            removes none.
 
-    The paper's ablation "w/o expected time gain" (section 4.3.2, Table 3) removes: "the expected time gain is not estimated,
-    and confidence score is directly used to prune the candidate tree". That is `ratio=0`, at which all that is left is
-    expanded, with `own` at a threshold which the paper does not give. Leaves are removed by their value in all of these,
-    which is an ablation of its own (`leaf_threshold=0`).
+    The paper's ablation "w/o expected time gain" (section 4.3.2, Table 3) removes: "the expected
+    time gain is not estimated, and confidence score is directly used to prune the candidate tree".
+    That is `ratio=0`, at which all that is left is expanded, with `own` at a threshold which the
+    paper does not give. Leaves are removed by their value in all of these, which is an ablation of
+    its own (`leaf_threshold=0`).
     """
 
     width: int = knob(5, least=1)
@@ -105,8 +116,8 @@ class PCT(Layered):
 
     @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
-        # A value never exceeds its parent's, so a node below the leaf threshold has only such nodes below it: leaving
-        # it out now is the same as removing its leaves, and theirs, at the end.
+        # A value never exceeds its parent's, so a node below the leaf threshold has only such nodes
+        # below it: leaving it out now is the same as removing its leaves, and theirs, at the end.
         keep = path_log_q(tree, frontier, candidates) >= log(self.leaf_threshold)
         return append(tree, frontier, candidates, keep & (candidates.log_q >= log(self.own)))
 

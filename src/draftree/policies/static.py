@@ -1,6 +1,7 @@
 """A tree of fixed shape, given by the ranks along its paths (EAGLE-1, Medusa, Hydra, Token Recycling).
 
-The path [0, 2] is the third candidate after the first candidate after the root. Rank is the place in draw order.
+The path [0, 2] is the third candidate after the first candidate after the root. Rank is the place
+in draw order.
 
 Shapes: T paths, F frontier nodes, K candidates.
 """
@@ -62,7 +63,9 @@ class Paths(Plan):
 
     @override
     def known(self, layers: Layers) -> Floats:
-        return np.concatenate([places for layer in self.shape for places in layer]).astype(np.float64)
+        return np.concatenate([places for layer in self.shape for places in layer]).astype(
+            np.float64
+        )
 
     def _places(self, depth: int, which: int, nodes: Nodes) -> Tensor:
         sizes = [len(places) for layer in self.shape for places in layer]
@@ -85,12 +88,12 @@ class Paths(Plan):
 class Static(Policy):
     """The same tree in every step, less what the drafter has no candidate for.
 
-    Its shape does not depend on what was drawn; it is not layered, because a node's rank decides what lies below it, and
-    a tree does not tell ranks where an earlier candidate is missing.
+    Its shape does not depend on what was drawn; it is not layered, because a node's rank decides
+    what lies below it, and a tree does not tell ranks where an earlier candidate is missing.
 
     Attributes:
-        paths: a shipped tree, or a JSON file with a list of paths, each a list of ranks, alone or as `paths` of an object,
-            which is what `draftree train static` writes.
+        paths: a shipped tree, or a JSON file with a list of paths, each a list of ranks, alone or
+            as `paths` of an object, which is what `draftree train static` writes.
     """
 
     paths: str = "eagle1/mc_sim_7b_63"
@@ -126,18 +129,26 @@ class Static(Policy):
 
     @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        # Where not all have room, the first paths stay: to choose by score would be to prune on draws.
+        # Where not all have room, the first paths stay: to choose by score would be to prune on
+        # draws.
         children = np.where(self.children <= room.nodes, self.children, 0)
         frontier, place = np.arange(tree.roots), np.zeros(tree.roots, np.int64)
         while True:
-            inner = children[place].any(axis=1) & (tree.depth[frontier] < room.depth[tree.row[frontier]])
+            inner = children[place].any(axis=1) & (
+                tree.depth[frontier] < room.depth[tree.row[frontier]]
+            )
             if not inner.any():
                 return tree
             frontier, below = frontier[inner], children[place[inner]]
             candidates = expand(tree, frontier, below.shape[1])
-            wanted = below[:, : candidates.tokens.shape[1]]  # [F, K] the path of each; fewer where the vocabulary is smaller
+            wanted = below[
+                :, : candidates.tokens.shape[1]
+            ]  # [F, K] the path of each; fewer where the vocabulary is smaller
             before, tree = len(tree), append(tree, frontier, candidates, wanted > 0)
-            frontier, place = np.arange(before, len(tree)), wanted[(wanted > 0) & (candidates.log_q > -np.inf)]
+            frontier, place = (
+                np.arange(before, len(tree)),
+                wanted[(wanted > 0) & (candidates.log_q > -np.inf)],
+            )
 
 
 def _table(name: str) -> Ints:
@@ -153,7 +164,9 @@ def _table(name: str) -> Ints:
     for path, i in list(number.items())[1:]:
         if (beginning := path[:-1]) not in number:
             told = f"path {list(path)} without its beginning {list(beginning)}"
-            raise UserError(f"static: tree '{name}' has {told}; allowed are paths whose beginnings are paths too")
+            raise UserError(
+                f"static: tree '{name}' has {told}; allowed are paths whose beginnings are paths too"
+            )
         table[number[beginning], path[-1]] = i
     return table
 
@@ -174,7 +187,9 @@ def _load(name: str) -> set[tuple[int, ...]]:
     if isinstance(found, dict):
         found = found.get("paths", found)
     if not isinstance(found, list) or not found:
-        raise UserError(f"static: tree '{name}' holds {shown(found)}, allowed is a JSON list of lists of ranks")
+        raise UserError(
+            f"static: tree '{name}' holds {shown(found)}, allowed is a JSON list of lists of ranks"
+        )
     for path in found:
         if not _is_path(path):
             told = f"tree '{name}' has path {shown(path)}"
@@ -183,4 +198,8 @@ def _load(name: str) -> set[tuple[int, ...]]:
 
 
 def _is_path(path: object) -> TypeGuard[list[int]]:
-    return isinstance(path, list) and bool(path) and all(type(rank) is int and 0 <= rank < RANKS for rank in path)
+    return (
+        isinstance(path, list)
+        and bool(path)
+        and all(type(rank) is int and 0 <= rank < RANKS for rank in path)
+    )

@@ -1,7 +1,8 @@
 """The tree of TALON: each layer takes what is nearly as likely as its best, until the nodes are spent (arXiv 2601.07353).
 
-A sure drafter's tree becomes deep and narrow, an unsure one's shallow and wide. The first layer is always as wide, since a
-small drafter that is sure of a wrong token would else leave nothing beside it (section 5.2.2).
+A sure drafter's tree becomes deep and narrow, an unsure one's shallow and wide. The first layer is
+always as wide, since a small drafter that is sure of a wrong token would else leave nothing beside
+it (section 5.2.2).
 """
 
 from dataclasses import dataclass
@@ -25,7 +26,8 @@ class TALON(Policy):
     Attributes:
         nodes: N, to verify, the root not counted (60 in the paper).
         width: K, of the first layer (10 in EAGLE-3's trees, which the paper compares with).
-        mu: μ, the share of the layer's highest path probability that a node must have (0.03 in the paper).
+        mu: μ, the share of the layer's highest path probability that a node must have (0.03 in the
+            paper).
         depth: deepest layer; the paper has no bound but the budget.
     """
 
@@ -45,7 +47,13 @@ class TALON(Policy):
             first = tree.depth[frontier[0]] == 0
             found = expand(tree, frontier, self.width if first else int(left.max()))
             score, before = path_log_q(tree, frontier, found), len(tree)
-            tree = append(tree, frontier, found, _gated(tree.row[frontier], score, left, 0.0 if first else self.mu), score)
+            tree = append(
+                tree,
+                frontier,
+                found,
+                _gated(tree.row[frontier], score, left, 0.0 if first else self.mu),
+                score,
+            )
             frontier = np.arange(before, len(tree))
         return tree
 

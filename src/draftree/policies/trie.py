@@ -17,8 +17,9 @@ from draftree.tree import Room, Tree
 class Trie(Policy):
     """All that the drafter finds, cut to the nodes of the largest value (the product of q along the path).
 
-    Where q is the share of continuations that go on with a token, a node's value is the share of all that begin with its
-    path, so that the trie is pruned by frequency, as REST prunes it. It drafts more than it verifies, so it is not layered.
+    Where q is the share of continuations that go on with a token, a node's value is the share of
+    all that begin with its path, so that the trie is pruned by frequency, as REST prunes it. It
+    drafts more than it verifies, so it is not layered.
 
     Attributes:
         nodes: drafted nodes of a row at most (64 in REST).
@@ -34,7 +35,8 @@ class Trie(Policy):
             before, found = len(tree), expand(tree, frontier, nodes)
             score = path_log_q(tree, frontier, found)
             tree = append(tree, frontier, found, top(tree, frontier, score, nodes), score)
-            # What is not among the best nodes now never will be, nor anything below it: values only fall along a path.
+            # What is not among the best nodes now never will be, nor anything below it: values only
+            # fall along a path.
             kept = best(tree, np.arange(tree.roots, len(tree)), nodes)
             frontier = np.sort(kept[kept >= before])
         return fit(tree, nodes)

@@ -19,9 +19,10 @@ class VCT(Layered):
     Attributes:
         width: children of a node (3 in the paper).
         depth: layers (5 in the paper).
-        layer_top: nodes of a layer and row at most: the best by value (the product of q along the path), of equals those
-            with the lower numbers; the others are neither verified nor expanded. No cap by default, as in the paper,
-            where 3 + 9 + … + 243 = 363 nodes are verified.
+        layer_top: nodes of a layer and row at most: the best by value (the product of q along the
+            path), of equals those with the lower numbers; the others are neither verified nor
+            expanded. No cap by default, as in the paper, where 3 + 9 + … + 243 = 363 nodes are
+            verified.
     """
 
     width: int = knob(3, least=1)
@@ -47,4 +48,9 @@ class VCT(Layered):
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         if self.layer_top is None:
             return append(tree, frontier, candidates)
-        return append(tree, frontier, candidates, top(tree, frontier, path_log_q(tree, frontier, candidates), self.layer_top))
+        return append(
+            tree,
+            frontier,
+            candidates,
+            top(tree, frontier, path_log_q(tree, frontier, candidates), self.layer_top),
+        )

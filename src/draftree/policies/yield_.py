@@ -1,9 +1,10 @@
 """Ours: the tree that gains the most tokens for its measured time (docs/explanation/cost-based-trees.md).
 
-A step that drafts a tree is worth 1 + Σ value tokens and costs C seconds. Where λ is the rate at which tokens come at
-present, maximising 1 + Σ value − λ · C in every step maximises tokens per second over the whole run. So a node is
-verified if its value exceeds λ times what it adds to sₜ, and another layer is drafted while the tokens that it may be
-expected to add are worth λ · sₐ and more. Values are products of conditional acceptances, calibrated on what was accepted.
+A step that drafts a tree is worth 1 + Σ value tokens and costs C seconds. Where λ is the rate at
+which tokens come at present, maximising 1 + Σ value − λ · C in every step maximises tokens per
+second over the whole run. So a node is verified if its value exceeds λ times what it adds to sₜ,
+and another layer is drafted while the tokens that it may be expected to add are worth λ · sₐ and
+more. Values are products of conditional acceptances, calibrated on what was accepted.
 
 Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes learnt from, X features.
 """
@@ -32,23 +33,27 @@ BEGINNING = 8.0
 RECENT = 0.1
 """The share of the last step in the running mean of recent success."""
 LIKELY = 0.6
-"""The expected success of the first steps: the share of accepted nodes behind which some draft is accepted."""
+"""The expected success of the first steps: the share of accepted nodes behind which some draft is
+accepted."""
 WIDEST = 32
 """Nodes of a row that are expanded in one layer at most."""
 FREE = 4
-"""Times as many candidates are looked at where one pass tells many layers, so that more of them cost no pass."""
+"""Times as many candidates are looked at where one pass tells many layers, so that more of them
+cost no pass."""
 AHEAD = 64
 """Further nodes over which the price of one is averaged at most."""
 CREDIT, SAVINGS = 3.0, 12.0
-"""The regret budget in passes: of one sequence at the beginning, and at most, however much drafting has brought. A batch of R
-begins with 1/√R of it: a pass teaches R times as much, and its sequences end after as few passes as one alone."""
+"""The regret budget in passes: of one sequence at the beginning, and at most, however much drafting
+has brought. A batch of R begins with 1/√R of it: a pass teaches R times as much, and its sequences
+end after as few passes as one alone."""
 UNREAD = -1.0
 """Stands for the entropy of a q that nobody computed."""
 CERTAIN = 1e-4
 """No draft probability is taken to be closer to 1, or to 0."""
 FOLLOWS, BESIDE = 2.0, -2.5
-"""How the log-odds that a model's own draft is accepted go with its recent success and with the share that was found, before
-anything was judged: half as much as if the estimate were the recent success itself, and about as what is not found does."""
+"""How the log-odds that a model's own draft is accepted go with its recent success and with the
+share that was found, before anything was judged: half as much as if the estimate were the recent
+success itself, and about as what is not found does."""
 NONE = np.zeros((0, 0), np.int64)
 """The sources of candidates that all have one."""
 NOTHING = np.zeros(0, np.int64), np.zeros(0), NONE
@@ -64,15 +69,18 @@ class Learned:
     """The run so far: tokens and time, the calibration of acceptances, and the regret budget.
 
     Attributes:
-        gained: passes that plain decoding would have needed for the tokens written, recent ones counting more.
+        gained: passes that plain decoding would have needed for the tokens written, recent ones
+            counting more.
         spent: what they took, in the time of such passes.
         acceptance: by source of the drafts, P(accepted | its parent was) of a node, see `lessons`.
-        reach: P(some child that was not found before accepted | accepted and expanded), see `outcomes`.
-        recent: the share of the recent steps that asked the model in which some draft of its own was accepted.
+        reach: P(some child that was not found before accepted | accepted and expanded), see
+            `outcomes`.
+        recent: the share of the recent steps that asked the model in which some draft of its own
+            was accepted.
         beyond: how many accepted nodes that no model was asked for stood right behind such a draft.
-        regret_budget: target passes that drafting may still lose against plain decoding, so that whatever the drafter does,
-            the whole run takes at most `CREDIT` passes and the share for probes more than plain decoding; None before its
-            first step.
+        regret_budget: target passes that drafting may still lose against plain decoding, so that
+            whatever the drafter does, the whole run takes at most `CREDIT` passes and the share for
+            probes more than plain decoding; None before its first step.
         idle: passes since something was drafted; they stay while probes succeed.
     """
 
@@ -108,9 +116,11 @@ class Yield(Policy):
     """The tree that gains the most tokens for its time.
 
     Attributes:
-        width: candidates after each expanded node; four times as many where one pass tells many layers.
+        width: candidates after each expanded node; four times as many where one pass tells many
+            layers.
         depth: deepest layer.
-        probe: where drafting does not pay, the share of time that may be spent on finding out whether it does again.
+        probe: where drafting does not pay, the share of time that may be spent on finding out
+            whether it does again.
     """
 
     reads_costs: ClassVar[bool] = True
@@ -124,16 +134,31 @@ class Yield(Policy):
 
     @override
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        budget, search = _Budget.of(costs, tree.roots, memory), expand if isinstance(expand, Search) else None
+        budget, search = (
+            _Budget.of(costs, tree.roots, memory),
+            expand if isinstance(expand, Search) else None,
+        )
         searches = search is not None and search.searches
-        due, ahead, start, probing = budget.due(memory, self.probe), 1 if search is None else search.ahead, 0, False
-        waiting, deepest = costs.catch_up, np.minimum(room.depth, self.depth)  # seconds before the first draft step
+        due, ahead, start, probing = (
+            budget.due(memory, self.probe),
+            1 if search is None else search.ahead,
+            0,
+            False,
+        )
+        waiting, deepest = (
+            costs.catch_up,
+            np.minimum(room.depth, self.depth),
+        )  # seconds before the first draft step
         width, notes = self.width if ahead == 1 else self.width * FREE, list[_Note]()
         while True:
             likely, able, least, worst = budget.promising(tree, start, room, self.depth)
             if not likely.size:
                 break
-            if not able.size and (whole := _all_below(search, tree, likely, self.width, deepest, memory)) is not None:
+            if (
+                not able.size
+                and (whole := _all_below(search, tree, likely, self.width, deepest, memory))
+                is not None
+            ):
                 tree = whole
                 break
             fed, spent = len(able) if search is None else search.passes(tree, able), 0.0
@@ -141,21 +166,40 @@ class Yield(Policy):
             guesses, below = (None, ZEROS) if found is None else _found(tree, likely, found, memory)
             if fed:
                 had = below[tree.entropy[likely] != UNREAD] if below.size else below
-                chosen, spent = budget.worth_expanding(tree, able, had, memory, least, fed, ahead, waiting)
+                chosen, spent = budget.worth_expanding(
+                    tree, able, had, memory, least, fed, ahead, waiting
+                )
             else:  # told by a pass of this step: nothing is worth more than its parent, so the rest need not be looked at
-                chosen = able[np.exp(tree.score[able]) > min(least, worst)]  # a child may take the worst one's place
+                chosen = able[
+                    np.exp(tree.score[able]) > min(least, worst)
+                ]  # a child may take the worst one's place
             if due and not tree.drafted and not chosen.size:
-                chosen, spent, probing = likely, costs.draft_seconds(fed / tree.roots) + waiting, True
+                chosen, spent, probing = (
+                    likely,
+                    costs.draft_seconds(fed / tree.roots) + waiting,
+                    True,
+                )
             start = len(tree)
             if chosen.size:
-                budget, waiting = replace(budget, left=budget.left - spent), 0.0 if spent else waiting
+                budget, waiting = (
+                    replace(budget, left=budget.left - spent),
+                    0.0 if spent else waiting,
+                )
                 if found is not None:
                     notes.append(_Note.of(tree, chosen, likely, found, below))
-                elif searches and (whole := _all_below(search, tree, chosen, width, deepest, memory)) is not None:
+                elif (
+                    searches
+                    and (whole := _all_below(search, tree, chosen, width, deepest, memory))
+                    is not None
+                ):
                     tree = whole
                     break
                 after = _guesses(tree, chosen, expand(tree, chosen, width), memory)
-                tree = after.grown(tree, chosen, keep=None if width == self.width else self._likeliest(tree, chosen, after))
+                tree = after.grown(
+                    tree,
+                    chosen,
+                    keep=None if width == self.width else self._likeliest(tree, chosen, after),
+                )
             if guesses is not None:
                 tree = guesses.beside(tree, likely, chosen, below > least)
         return fit(replace(budget.selected(tree, probing), notes=_Note.all(notes)), room.nodes)
@@ -165,12 +209,19 @@ class Yield(Policy):
         costs, tree, memory = outlook.costs, outlook.roots, outlook.memory
         budget = _Budget.of(costs, tree.roots, memory)
         _, able, least, _ = budget.promising(tree, 0, outlook.room, self.depth)
-        chosen, spent = budget.worth_expanding(tree, able, ZEROS, memory, least, len(able), 1, costs.catch_up)
+        chosen, spent = budget.worth_expanding(
+            tree, able, ZEROS, memory, least, len(able), 1, costs.catch_up
+        )
         if probing := able.size > chosen.size == 0 and budget.due(memory, self.probe):
             chosen, spent = able, costs.draft_seconds(len(able) / tree.roots) + costs.catch_up
         if not chosen.size:
             return None
-        learnt = *memory.calibration(0).weights, *memory.reach.weights, memory.recent - LIKELY, memory.beyond
+        learnt = (
+            *memory.calibration(0).weights,
+            *memory.reach.weights,
+            memory.recent - LIKELY,
+            memory.beyond,
+        )
         numbers = np.array([*learnt, budget.rate, budget.left - spent])
         prices = Prices(numbers, costs.draft_curve, costs.target_curve, tree.roots)
         return YieldPlan(
@@ -183,18 +234,28 @@ class Yield(Policy):
         return top(tree, chosen, after.score, WIDEST * self.width)
 
     @override
-    def observe(self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs) -> Learned:
+    def observe(
+        self, memory: Any, tree: Tree, verdict: Verdict, work: Work, costs: Costs
+    ) -> Learned:
         accepted = np.zeros(len(tree), np.bool_)
         accepted[: tree.roots] = True
         accepted[np.concatenate(verdict.paths)] = True
-        own = replace(work, fed=len(tree), finds=0)  # probes ride along, commits and searches are made whatever is drafted
+        own = replace(
+            work, fed=len(tree), finds=0
+        )  # probes ride along, commits and searches are made whatever is drafted
         gained, spent = accepted.sum() / work.rows, (costs.step(own) - costs.commit) / costs.token
         recent, beyond, idle, reach = memory.recent, memory.beyond, memory.idle, memory.reach
         if tree.drafted:
             columns = tree.parents, tree.tokens, tree.number, tree.depth, tree.score, tree.entropy
-            x, reached, behind = outcomes(*columns, accepted, *_Note.columns(tree), UNREAD, recent - LIKELY)
+            x, reached, behind = outcomes(
+                *columns, accepted, *_Note.columns(tree), UNREAD, recent - LIKELY
+            )
         elif work.frontiers:  # nothing was found, or nothing worth verifying: drafting did not pay
-            x, reached, behind = _of_roots(tree, recent), np.zeros(tree.roots, np.bool_), np.zeros(0, np.int64)
+            x, reached, behind = (
+                _of_roots(tree, recent),
+                np.zeros(tree.roots, np.bool_),
+                np.zeros(0, np.int64),
+            )
         else:
             x, reached, behind = np.zeros((0, 5)), np.zeros(0, np.bool_), np.zeros(0, np.int64)
         if (roots := x[:, 1] > 0).any():
@@ -251,15 +312,27 @@ class _Budget:
 
     def due(self, memory: Learned, share: float) -> bool:
         """Whether a share of the time without drafts is enough to find out whether they pay again."""
-        return memory.idle > 0 and self.probe <= min(share * memory.idle * self.costs.token, self.left)
+        return memory.idle > 0 and self.probe <= min(
+            share * memory.idle * self.costs.token, self.left
+        )
 
-    def promising(self, tree: Tree, start: int, room: Room, depth: int) -> tuple[Ints, Ints, float, float]:
+    def promising(
+        self, tree: Tree, start: int, room: Room, depth: int
+    ) -> tuple[Ints, Ints, float, float]:
         """Return the best of the nodes from `start` on, those of them that the drafter may be asked for, and two prices."""
         columns = tree.row, tree.depth, tree.score, tree.entropy
         return promising(*columns, start, room.depth, depth, WIDEST, UNREAD, *self.prices, AHEAD)
 
     def worth_expanding(
-        self, tree: Tree, frontier: Ints, below: Floats, memory: Learned, least: float, fed: int, ahead: int, waiting: float
+        self,
+        tree: Tree,
+        frontier: Ints,
+        below: Floats,
+        memory: Learned,
+        least: float,
+        fed: int,
+        ahead: int,
+        waiting: float,
     ) -> tuple[Ints, float]:
         """Return the nodes of the frontier that are worth a draft step together, and its seconds.
 
@@ -272,11 +345,22 @@ class _Budget:
             memory: of the run.
             least: what a further node's verification costs.
             fed: how many nodes the draft step is fed at most.
-            ahead: layers that it tells: behind an accepted child, another is found as probably again.
+            ahead: layers that it tells: behind an accepted child, another is found as probably
+                again.
             waiting: seconds of what has to be done before it.
         """
-        known = memory.reach.weights, memory.recent - LIKELY, memory.beyond, least, fed, ahead, waiting
-        return worth_expanding(frontier, tree.score, tree.depth, below, *known, self.costs.draft_curve, *self.prices)
+        known = (
+            memory.reach.weights,
+            memory.recent - LIKELY,
+            memory.beyond,
+            least,
+            fed,
+            ahead,
+            waiting,
+        )
+        return worth_expanding(
+            frontier, tree.score, tree.depth, below, *known, self.costs.draft_curve, *self.prices
+        )
 
     def selected(self, tree: Tree, probing: bool) -> Tree:
         """Return the tree's nodes of which each is worth its verification, found in one scan from the best to the worst."""
@@ -313,7 +397,9 @@ class _Guesses:
             pays = pays & ~np.isin(frontier, chosen)
         if not pays.any():
             return tree
-        return self.grown(tree, frontier, np.repeat(pays, self.score.shape[1]).reshape(self.score.shape))
+        return self.grown(
+            tree, frontier, np.repeat(pays, self.score.shape[1]).reshape(self.score.shape)
+        )
 
 
 @dataclass(frozen=True)
@@ -331,7 +417,9 @@ class _Note:
     found: Ints
 
     @classmethod
-    def of(cls, tree: Tree, asked: Ints, searched: Ints, found: Candidates, worth: Floats) -> "_Note":
+    def of(
+        cls, tree: Tree, asked: Ints, searched: Ints, found: Candidates, worth: Floats
+    ) -> "_Note":
         """Of nodes that are among those searched after [F], with what was found there [F, K] and the worth of it [F]."""
         at = (asked[:, None] == searched).argmax(axis=1)
         tokens = np.where(found.log_q > -np.inf, found.tokens, -1)[at]
@@ -343,39 +431,62 @@ class _Note:
         if not notes:
             return None
         width = max(n.found.shape[1] for n in notes)
-        found = [np.pad(n.found, ((0, 0), (0, width - n.found.shape[1])), constant_values=-1) for n in notes]
-        asked, share = np.concatenate([n.asked for n in notes]), np.concatenate([n.share for n in notes])
+        found = [
+            np.pad(n.found, ((0, 0), (0, width - n.found.shape[1])), constant_values=-1)
+            for n in notes
+        ]
+        asked, share = (
+            np.concatenate([n.asked for n in notes]),
+            np.concatenate([n.share for n in notes]),
+        )
         return cls(asked, share, np.concatenate(found))
 
     @classmethod
     def columns(cls, tree: Tree) -> tuple[Ints, Floats, Ints]:
         """Those that a tree brings."""
-        return (tree.notes.asked, tree.notes.share, tree.notes.found) if isinstance(tree.notes, cls) else NOTHING
+        return (
+            (tree.notes.asked, tree.notes.share, tree.notes.found)
+            if isinstance(tree.notes, cls)
+            else NOTHING
+        )
 
 
-def _guesses(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, read: bool = True) -> _Guesses:
+def _guesses(
+    tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, read: bool = True
+) -> _Guesses:
     """Candidates after nodes that the drafter has read, or not, and their values."""
     count, sources = len(frontier), candidates.sources
     known = 0.0 if candidates.logs is None else np.nan  # which is computed
     entropy = np.full(count, known if read else UNREAD)
-    if read and candidates.confidence is not None:  # a head that was trained to tell acceptance says more, in its place
+    if (
+        read and candidates.confidence is not None
+    ):  # a head that was trained to tell acceptance says more, in its place
         entropy = -np.log(np.maximum(candidates.confidence, CERTAIN))
     weights = memory.calibration(candidates.source).weights[None]
     if sources is None:
         sources = NONE
     else:
         weights = memory.weights(int(sources.max(initial=0)) + 1)
-    log_q = np.ascontiguousarray(candidates.log_q)  # of another layout it would be compiled once more
-    return _Guesses(candidates, *values(log_q, sources, weights, entropy, frontier, tree.depth, tree.score, CERTAIN))
+    log_q = np.ascontiguousarray(
+        candidates.log_q
+    )  # of another layout it would be compiled once more
+    return _Guesses(
+        candidates,
+        *values(log_q, sources, weights, entropy, frontier, tree.depth, tree.score, CERTAIN),
+    )
 
 
-def _found(tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned) -> "tuple[_Guesses, Floats]":
+def _found(
+    tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned
+) -> "tuple[_Guesses, Floats]":
     """Candidates after nodes that the drafter has not read, and the worth [F] of all after each."""
     guesses = _guesses(tree, frontier, candidates, memory, read=False)
     return guesses, np.exp(guesses.score).sum(axis=1)
 
 
-def _all_below(search: Search | None, tree: Tree, frontier: Ints, k: int, deepest: Ints, memory: Learned) -> Tree | None:
+def _all_below(
+    search: Search | None, tree: Tree, frontier: Ints, k: int, deepest: Ints, memory: Learned
+) -> Tree | None:
     """Return the tree with all that is found below nodes where no model is asked, of all layers.
 
     Return None where it is found by layers.
@@ -383,18 +494,25 @@ def _all_below(search: Search | None, tree: Tree, frontier: Ints, k: int, deepes
     found = None if search is None else search.below(tree, frontier, k, deepest)
     if found is None:
         return None
-    return _guesses(tree, found.nodes, found.candidates, memory, found.alone).grown(tree, found.nodes)
+    return _guesses(tree, found.nodes, found.candidates, memory, found.alone).grown(
+        tree, found.nodes
+    )
 
 
-def _calibrated(memory: Learned, tree: Tree, verdict: Verdict, accepted: Bools) -> Mapping[int, Logistic]:
+def _calibrated(
+    memory: Learned, tree: Tree, verdict: Verdict, accepted: Bools
+) -> Mapping[int, Logistic]:
     """Return what is known of acceptance after a verdict, by source: it has judged the drafts after every accepted node.
 
-    Of an accepted node the children that were verified are learnt from. Where none was, all that were drafted are: else drafts
-    that were once taken for worthless would never be verified, and nothing would be learnt of them again.
+    Of an accepted node the children that were verified are learnt from. Where none was, all that
+    were drafted are: else drafts that were once taken for worthless would never be verified, and
+    nothing would be learnt of them again.
     """
     whole = tree.whole or tree
     columns = whole.parents, whole.tokens, whole.log_q, whole.entropy, whole.depth
-    nodes, x, right = lessons(tree.parents, tree.tokens, tree.number, accepted, verdict.bonus, *columns, CERTAIN)
+    nodes, x, right = lessons(
+        tree.parents, tree.tokens, tree.number, accepted, verdict.bonus, *columns, CERTAIN
+    )
     calibrated, source = dict(memory.acceptance), whole.source[nodes]
     for each in set(source.tolist()):
         mine = source == each

@@ -27,7 +27,9 @@ def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequen
     return last
 
 
-def stages(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]) -> Iterator[Tensor]:
+def stages(
+    logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]
+) -> Iterator[Tensor]:
     """[V] logits of one place as processors see them, float32 and theirs to change, and after each processor.
 
     Args:
@@ -49,33 +51,44 @@ def guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]
     try:
         return processed(logits, guides, ids)
     except UserError:
-        return torch.full_like(logits, -torch.inf, dtype=torch.float64 if logits.dtype is torch.float64 else torch.float32)
+        return torch.full_like(
+            logits,
+            -torch.inf,
+            dtype=torch.float64 if logits.dtype is torch.float64 else torch.float32,
+        )
 
 
 @final
 class Distributions:
     """The target's distribution p after each node of a tree, computed on demand and once.
 
-    A processor that keeps count of its calls is called as plain decoding would call it: once for every token, in their order.
+    A processor that keeps count of its calls is called as plain decoding would call it: once for
+    every token, in their order.
 
-    Where processors leave nothing to choose, p is the target's own as if there were none, and `vouch` raises: an acceptor may
-    look beyond the end of a text, where plain decoding asks nobody.
+    Where processors leave nothing to choose, p is the target's own as if there were none, and
+    `vouch` raises: an acceptor may look beyond the end of a text, where plain decoding asks nobody.
 
     Args:
         logits: [N, V] the target's raw logits.
-        processors: of a node: what turns raw logits into its request's, given its whole text; none by default.
-        text: of a node: the token ids of its sequence up to and including it, asked only where there are processors.
-        greedy: of a node: whether its temperature is 0, so that p is certain of the likeliest token.
-        told: [N] what `likeliest` makes of the logits, and the target's own token after each node, drawn by the noise that
-            is to be drawn with, or −1 where that has to be asked; where the host has been told.
-        noise: of some nodes [M]: the noise [M, V] that the target's tokens after them are drawn with, on the logits' device.
-            Where it is given, the host is told of all that can be drawn there at once, and waits for that alone.
+        processors: of a node: what turns raw logits into its request's, given its whole text; none
+            by default.
+        text: of a node: the token ids of its sequence up to and including it, asked only where
+            there are processors.
+        greedy: of a node: whether its temperature is 0, so that p is certain of the likeliest
+            token.
+        told: [N] what `likeliest` makes of the logits, and the target's own token after each node,
+            drawn by the noise that is to be drawn with, or −1 where that has to be asked; where the
+            host has been told.
+        noise: of some nodes [M]: the noise [M, V] that the target's tokens after them are drawn
+            with, on the logits' device. Where it is given, the host is told of all that can be
+            drawn there at once, and waits for that alone.
         at: [N] where each node's logits are, if they are in another order; not with noise.
-        likeliest: whether the target's token after each node is the likeliest one, as all texts are greedy and no processor
-            changes logits.
+        likeliest: whether the target's token after each node is the likeliest one, as all texts are
+            greedy and no processor changes logits.
 
     Attributes:
-        known: [N] the target's token after each node, where all are the likeliest ones; None where they are to be asked for.
+        known: [N] the target's token after each node, where all are the likeliest ones; None where
+            they are to be asked for.
 
     Raises:
         NotANumber: the logits hold NaN, or no finite number at some node.
@@ -92,14 +105,22 @@ class Distributions:
         at: Ints | None = None,
         likeliest: bool = False,
     ) -> None:
-        self._logits, self._processors, self._text, self.greedy, self._at = logits, processors, text, greedy, at
+        self._logits, self._processors, self._text, self.greedy, self._at = (
+            logits,
+            processors,
+            text,
+            greedy,
+            at,
+        )
         self._scores: dict[int, tuple[Tensor, Tensor]] = {}
         if told is None:
             told = (_likeliest(logits, at), ()) if noise is None else self._told(noise)
         self._argmax, self._drawn = told
         self.known = np.array(self._argmax, np.int64) if likeliest else None
         if min(self._argmax, default=0) < 0:
-            raise NotANumber("the target's logits are not finite numbers (NaN or ∞): check its weights and dtype")
+            raise NotANumber(
+                "the target's logits are not finite numbers (NaN or ∞): check its weights and dtype"
+            )
         self._p: dict[int, Tensor] = {}
         self._refused: dict[int, NotANumber] = {}
 
@@ -116,14 +137,18 @@ class Distributions:
         if node not in self._scores:
             if not (steps := self._processors(node)):
                 return self.raw(node), self.raw(node)
-            if all(type(step) in WARPERS for step in steps):  # the text need not be brought to the device
+            if all(
+                type(step) in WARPERS for step in steps
+            ):  # the text need not be brought to the device
                 raw = self.raw(node)
                 given = raw if raw.dtype is torch.float64 else raw.float()
                 self._scores[node] = given, warped(given[None], steps)[0]
                 return self._scores[node]
             try:
                 given, *_, made = stages(self.raw(node), steps, self._text(node))
-            except ValueError:  # some of transformers' processors raise where one before them has left no number
+            except (
+                ValueError
+            ):  # some of transformers' processors raise where one before them has left no number
                 self._refuse(node)
                 given = made = self.raw(node)
             self._scores[node] = given, made
@@ -133,8 +158,8 @@ class Distributions:
         """Raise where nothing could be chosen after one of the nodes that a text goes through.
 
         Raises:
-            NotANumber: a processor forbids every token there, or makes infinities of the logits (a tiny temperature in half
-                precision, say).
+            NotANumber: a processor forbids every token there, or makes infinities of the logits (a
+                tiny temperature in half precision, say).
         """
         for node in nodes.tolist():
             if node in self._refused:
@@ -143,13 +168,20 @@ class Distributions:
     def _refuse(self, node: int) -> None:
         """Note why nothing can be chosen after a node: processors are asked once more, so that the first can be named."""
         steps, ids = self._processors(node), self._text(node)
-        who, did = f"one of the processors {', '.join(map(named, steps))}", "leaves no finite score"  # if it counts its calls
-        for step, scores in zip(steps, islice(stages(self.raw(node), steps, ids), 1, None), strict=True):
+        who, did = (
+            f"one of the processors {', '.join(map(named, steps))}",
+            "leaves no finite score",
+        )  # if it counts its calls
+        for step, scores in zip(
+            steps, islice(stages(self.raw(node), steps, ids), 1, None), strict=True
+        ):
             if not math.isfinite(best := float(scores.max())):
                 who = f"processor {named(step)}"
                 did = "forbids every token" if best == -math.inf else f"makes the best score {best}"
                 break
-        told = f"{who} {did} after {len(ids)} tokens, allowed are processors that leave one to choose"
+        told = (
+            f"{who} {did} after {len(ids)} tokens, allowed are processors that leave one to choose"
+        )
         self._refused[node] = NotANumber(told)
 
     def argmax(self, node: int) -> int:
@@ -170,7 +202,8 @@ class Distributions:
 
         Args:
             node: which.
-            choose: a token drawn from softmax(scores [V]), −1 where that is no distribution; with the noise that was given.
+            choose: a token drawn from softmax(scores [V]), −1 where that is no distribution; with
+                the noise that was given.
         """
         if self._drawn and self._drawn[node] >= 0:
             return self._drawn[node]
@@ -188,7 +221,11 @@ class Distributions:
         order = list[int]()
         for steps, nodes in together.items():
             if all(type(step) in WARPERS for step in steps):
-                some = self._logits if len(nodes) == n else self._logits[to_device(np.array(nodes), self._logits.device)]
+                some = (
+                    self._logits
+                    if len(nodes) == n
+                    else self._logits[to_device(np.array(nodes), self._logits.device)]
+                )
                 scores = warped(some, steps)
             elif all(type(step) in WARPERS or type(step) in TENSORS for step in steps):
                 scores = torch.stack([self.processed(node) for node in nodes])
@@ -244,9 +281,13 @@ def _all_likeliest(logits: Tensor) -> list[int]:
         tokens: list[int] = largest(logits.contiguous().view(torch.int16).numpy()).tolist()
         return tokens
     if logits.is_cpu:  # torch's own takes ten times as long here
-        whole = (logits if logits.dtype in (torch.float32, torch.float64) else logits.float()).numpy()
+        whole = (
+            logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+        ).numpy()
         at = whole.argmax(axis=-1)
-        found: list[int] = np.where(np.isfinite(np.take_along_axis(whole, at[:, None], -1)[:, 0]), at, -1).tolist()
+        found: list[int] = np.where(
+            np.isfinite(np.take_along_axis(whole, at[:, None], -1)[:, 0]), at, -1
+        ).tolist()
         return found
     there: list[int] = likeliest(logits).tolist()
     return there

@@ -24,8 +24,8 @@ BEYOND = 8
 SPREAD = 1.0
 """The assumed distance of the drafter's logits from the target's: the scale of a Gumbel error.
 
-For drafters of the demo the target's choices are likeliest, or nearly so, with 1, at temperatures 0.7, 1 and 1.3 alike; heads
-that are far off would want some more (benchmarks/coupling.py).
+For drafters of the demo the target's choices are likeliest, or nearly so, with 1, at temperatures
+0.7, 1 and 1.3 alike; heads that are far off would want some more (benchmarks/coupling.py).
 """
 
 
@@ -35,8 +35,8 @@ class Drawing:
 
     Attributes:
         kind: of draw.
-        settings: [R] each row's; q goes through the same warpers as p, and in greedy decoding through none. Empty for rows that
-            all are greedy.
+        settings: [R] each row's; q goes through the same warpers as p, and in greedy decoding
+            through none. Empty for rows that all are greedy.
         noise: for all but `point` draws.
         shaped: what the requests' own processors make of logits [F, V] after the frontier at hand.
     """
@@ -57,7 +57,11 @@ class Drawing:
         """
         if self.noise is not None and not has_float64(logits.device):
             logits = logits.cpu()
-        logits = logits.double() if self.noise is not None or logits.dtype is torch.float64 else logits.float()
+        logits = (
+            logits.double()
+            if self.noise is not None or logits.dtype is torch.float64
+            else logits.float()
+        )
         if self.shaped is not None:
             logits = self.shaped(logits)
         each = {row: self.settings[row] for row in set(rows.tolist())} if self.settings else {}
@@ -65,7 +69,9 @@ class Drawing:
             logits = without_nonsense(logits, *different)
         else:
             for setting in different:
-                mine = torch.tensor([each[row] == setting for row in rows.tolist()], device=logits.device)
+                mine = torch.tensor(
+                    [each[row] == setting for row in rows.tolist()], device=logits.device
+                )
                 logits = torch.where(mine[:, None], without_nonsense(logits, setting), logits)
         return torch.log_softmax(logits, dim=-1)
 
@@ -79,7 +85,9 @@ def without_nonsense(logits: Tensor, setting: Sampling) -> Tensor:
     if not setting.processors:
         return logits
     there = finite(logits)[..., None]
-    return warped(logits.where(there, 0.0), setting.processors).where(there, torch.nan)  # some warpers raise at NaN
+    return warped(logits.where(there, 0.0), setting.processors).where(
+        there, torch.nan
+    )  # some warpers raise at NaN
 
 
 def finite(logits: Tensor) -> Tensor:
@@ -87,25 +95,36 @@ def finite(logits: Tensor) -> Tensor:
     return torch.isfinite(logits.amax(dim=-1))
 
 
-def drawn(logits: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints, drafted: Drafted | None = None) -> Candidates:
+def drawn(
+    logits: Tensor,
+    k: int,
+    drawing: Drawing,
+    rows: Ints,
+    depths: Ints,
+    drafted: Drafted | None = None,
+) -> Candidates:
     """K candidates from the drafter's logits; none after a node where these are no numbers (broken weights, an overflow).
 
     Args:
         logits: [F, V] after each frontier node, or [F, V′] for a draft vocabulary.
         k: how many; fewer where the vocabulary is smaller.
-        drawing: top-k for `point` draws (the lower id wins a tie) and for coupled ones, else samples of q.
+        drawing: top-k for `point` draws (the lower id wins a tie) and for coupled ones, else
+            samples of q.
         rows: [F] each frontier node's sequence.
         depths: [F] its depth.
         drafted: the draft vocabulary; by default all tokens can be drafted.
     """
     if drafted is not None:
-        # What chooses among a few of the tokens is cheaper than what chooses among all of them; noise and processors know all.
+        # What chooses among a few of the tokens is cheaper than what chooses among all of them;
+        # noise and processors know all.
         if drawing.noise is None and drawing.shaped is None:
             found = drawn(logits, k, drawing, rows, depths)
             return replace(found, tokens=drafted.numbers[found.tokens], drafted=drafted)
         logits = drafted.whole(logits)
     found = _chosen(drawing.log_q(logits, rows), min(k, logits.shape[-1]), drawing, rows, depths)
-    nothing = np.isnan(found.log_q).any(axis=1, keepdims=True)  # seen on the host, where the candidates are in any case
+    nothing = np.isnan(found.log_q).any(
+        axis=1, keepdims=True
+    )  # seen on the host, where the candidates are in any case
     if not nothing.any():
         return found
     return replace(
@@ -133,22 +152,31 @@ def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Int
 def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Tensor:
     """[F, V] log q of what the target will choose, given the noise it will choose with.
 
-    The target takes argmax(log p + g), and g is known before p is. Where the logits differ by Gumbel errors of scale `SPREAD`,
-    log p and log q differ by errors of SPREAD / T, and the target's token is x with probability
-    softmax((log q + g) · T / SPREAD)(x): the surer, the further the first is ahead. Greedy rows have no noise: q as it is.
+    The target takes argmax(log p + g), and g is known before p is. Where the logits differ by
+    Gumbel errors of scale `SPREAD`, log p and log q differ by errors of SPREAD / T, and the
+    target's token is x with probability softmax((log q + g) · T / SPREAD)(x): the surer, the
+    further the first is ahead. Greedy rows have no noise: q as it is.
     """
     assert drawing.noise is not None
     scale = np.array([drawing.temperature(row) / SPREAD for row in rows.tolist()])
     open_ = np.flatnonzero(scale)
-    noise = drawing.noise.gumbel_of(rows[open_], depths[open_], log_probs.shape[1], log_probs.device)
-    if len(open_) == len(rows) and (scale == scale[0]).all():  # a number needs no copy to the device
+    noise = drawing.noise.gumbel_of(
+        rows[open_], depths[open_], log_probs.shape[1], log_probs.device
+    )
+    if (
+        len(open_) == len(rows) and (scale == scale[0]).all()
+    ):  # a number needs no copy to the device
         return torch.log_softmax((log_probs + noise) * float(scale[0]), dim=-1)
-    at, scales = to_device(np.stack((open_, scale[open_].view(np.int64))), log_probs.device)  # float64 travels as int64
+    at, scales = to_device(
+        np.stack((open_, scale[open_].view(np.int64))), log_probs.device
+    )  # float64 travels as int64
     known = torch.log_softmax((log_probs[at] + noise) * scales.view(torch.float64)[:, None], dim=-1)
     return log_probs.index_copy(0, at, known)
 
 
-def _sampled(log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints) -> Candidates:
+def _sampled(
+    log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints
+) -> Candidates:
     """K draws of each q; where without replacement fewer tokens can come, the others are missing."""
     drawn = partial(noise.gumbel_of, rows, depths, log_probs.shape[1], log_probs.device)
     if kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
@@ -160,7 +188,9 @@ def _sampled(log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, de
     return replace(bare, log_q=bare.log_of(tokens))
 
 
-def allowed(candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int, device: torch.device) -> Candidates:
+def allowed(
+    candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int, device: torch.device
+) -> Candidates:
     """Candidates of a search without those that the processors of a request forbid.
 
     Args:
@@ -182,9 +212,10 @@ def on_host(values: Tensor) -> bool:
 def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
     """Return the k largest of each row [F, V] in descending order; of equal ones the lower index comes first.
 
-    `torch.topk` leaves the order of equal values open, so some more values are asked for: if the k-th is larger than
-    the last of them, everything that equals it is there, and a sort on the host settles ties. Values and indices come
-    there in one transfer, and only a longer tie takes another. On the host one look at each value is enough.
+    `torch.topk` leaves the order of equal values open, so some more values are asked for: if the
+    k-th is larger than the last of them, everything that equals it is there, and a sort on the host
+    settles ties. Values and indices come there in one transfer, and only a longer tie takes
+    another. On the host one look at each value is enough.
     """
     if on_host(values):
         return likeliest(values.contiguous().numpy(), k)
@@ -197,7 +228,10 @@ def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
             found, index = _on_host(whole.values[:, :k], whole.indices[:, :k])
         else:
             order = np.lexsort((index, -found))
-            found, index = np.take_along_axis(found, order, axis=1), np.take_along_axis(index, order, axis=1)
+            found, index = (
+                np.take_along_axis(found, order, axis=1),
+                np.take_along_axis(index, order, axis=1),
+            )
     return index[:, :k], found[:, :k]
 
 
@@ -243,5 +277,13 @@ def beside(found: Candidates, forced: Ints) -> Candidates:
     if unconditioned is not None and found.drafted is not None:
         unconditioned = found.drafted.whole(unconditioned)
     if unconditioned is not None:
-        unconditioned = unconditioned[torch.from_numpy(np.maximum(place, 0)).to(unconditioned.device)]
-    return replace(whole, tokens=tokens, log_q=log_q, logs=certain(whole.logs), unconditioned=certain(unconditioned))
+        unconditioned = unconditioned[
+            torch.from_numpy(np.maximum(place, 0)).to(unconditioned.device)
+        ]
+    return replace(
+        whole,
+        tokens=tokens,
+        log_q=log_q,
+        logs=certain(whole.logs),
+        unconditioned=certain(unconditioned),
+    )

@@ -1,8 +1,9 @@
 """Output that must fit a JSON schema, a regular expression or a context-free grammar.
 
-A grammar is a logits processor like any other: p is the target's distribution restricted to the tokens after which the
-text can still be completed. Its state is a function of the text alone, so it is right at every node of a tree, in
-whatever order the nodes are visited. The parser is llguidance (https://github.com/guidance-ai/llguidance).
+A grammar is a logits processor like any other: p is the target's distribution restricted to the
+tokens after which the text can still be completed. Its state is a function of the text alone, so it
+is right at every node of a tree, in whatever order the nodes are visited. The parser is llguidance
+(https://github.com/guidance-ai/llguidance).
 
 Shapes: n ids of a text, V vocabulary.
 """
@@ -44,10 +45,11 @@ SEPARATORS: dict[Spaces, dict[str, Any]] = {
 class Grammar(Knobs):
     """A grammar that the response as a whole has to match.
 
-    Made by one of the constructors below; each takes `canonical`. Where the grammar leaves one way to go on for several
-    bytes (a key of an object, say), many tokens could begin them. With `canonical` only the one that the tokenizer
-    itself writes there is allowed, so such a span is known before the target has seen it and is drafted for free;
-    without it every token that fits is allowed, and p is the target's distribution under the language alone.
+    Made by one of the constructors below; each takes `canonical`. Where the grammar leaves one way
+    to go on for several bytes (a key of an object, say), many tokens could begin them. With
+    `canonical` only the one that the tokenizer itself writes there is allowed, so such a span is
+    known before the target has seen it and is drafted for free; without it every token that fits is
+    allowed, and p is the target's distribution under the language alone.
 
     Attributes:
         kind: `JSON schema`, `regex` or `lark`.
@@ -73,13 +75,17 @@ class Grammar(Knobs):
             raise UserError(f"{self.named} cannot be used: {_one_line(messages[0])}")
 
     @classmethod
-    def json_schema(cls, schema: str | Mapping[str, Any], spaces: Spaces = "line", canonical: bool = True) -> Self:
+    def json_schema(
+        cls, schema: str | Mapping[str, Any], spaces: Spaces = "line", canonical: bool = True
+    ) -> Self:
         """JSON that a schema allows, properties in the schema's order.
 
         Args:
-            schema: JSON text or the object it stands for; what llguidance does not know (`uniqueItems`, `not`) is refused.
-            spaces: `line` for one behind each comma and colon, as Python's `json.dumps` has it and models know it best; `none`;
-                `any` for any white space wherever JSON allows it, in which a weak model may lose itself.
+            schema: JSON text or the object it stands for; what llguidance does not know
+                (`uniqueItems`, `not`) is refused.
+            spaces: `line` for one behind each comma and colon, as Python's `json.dumps` has it and
+                models know it best; `none`; `any` for any white space wherever JSON allows it, in
+                which a weak model may lose itself.
             canonical: see the class.
         """
         with understood(f"JSON schema {shown(schema)} cannot be used: it is not JSON"):
@@ -87,15 +93,21 @@ class Grammar(Knobs):
             text = json.dumps(value)
             for key in _keys(value):
                 if not isinstance(key, str):  # which `dumps` would make one of
-                    raise UserError(f"JSON schema {shown(schema)} cannot be used: it has the key {key}, allowed are texts")
+                    raise UserError(
+                        f"JSON schema {shown(schema)} cannot be used: it has the key {key}, allowed are texts"
+                    )
         if not isinstance(value, dict | bool):
-            raise UserError(f"JSON schema {shown(text)} cannot be used: allowed is an object, true or false")
+            raise UserError(
+                f"JSON schema {shown(text)} cannot be used: allowed is an object, true or false"
+            )
         if not isinstance(spaces, str) or spaces not in SEPARATORS:
             raise UnknownName("white space of JSON", str(spaces), SEPARATORS)
         if SEPARATORS[spaces] and value is not False:
             value = {} if value is True else value
             options = value.get("x-guidance", {})
-            value["x-guidance"] = {**SEPARATORS[spaces], **options} if isinstance(options, dict) else options
+            value["x-guidance"] = (
+                {**SEPARATORS[spaces], **options} if isinstance(options, dict) else options
+            )
         return cls("JSON schema", text, f"start: %json {json.dumps(value)}", canonical)
 
     @classmethod
@@ -103,7 +115,8 @@ class Grammar(Knobs):
         r"""Return the constraint of text that a regular expression matches from its first to its last character.
 
         Args:
-            pattern: in the syntax of Rust's regex crate: no look-around, no backreferences, `\d` and `\w` Unicode.
+            pattern: in the syntax of Rust's regex crate: no look-around, no backreferences, `\d`
+                and `\w` Unicode.
             canonical: see the class.
         """
         if not unicode(pattern):
@@ -129,7 +142,9 @@ class Grammar(Knobs):
     @property
     def compiled(self) -> str:
         """The source that the matcher is given."""
-        return self.source if self.canonical else f'%llguidance {{"no_forcing": true}}\n{self.source}'
+        return (
+            self.source if self.canonical else f'%llguidance {{"no_forcing": true}}\n{self.source}'
+        )
 
 
 @final
@@ -138,8 +153,10 @@ class Vocabulary:
 
     Args:
         tokens: llguidance's own table.
-        vocab: V, the model's; of what the tokenizer has beyond it, or it beyond the tokenizer, nothing is ever allowed.
-        eos: ids that end a text. They are allowed exactly where the text matches, whatever their bytes are.
+        vocab: V, the model's; of what the tokenizer has beyond it, or it beyond the tokenizer,
+            nothing is ever allowed.
+        eos: ids that end a text. They are allowed exactly where the text matches, whatever their
+            bytes are.
     """
 
     def __init__(self, tokens: LLTokenizer, vocab: int, eos: frozenset[int]) -> None:
@@ -168,15 +185,21 @@ class Vocabulary:
         made, key = _MADE.setdefault(tokenizer, {}), (size, vocab, ends)
         if key not in made:
             if not (known := sorted(e for e in ends if e < size)):
-                raise UserError(f"EOS ids are {sorted(ends)}, a grammar needs one among the tokenizer's {size} tokens")
+                raise UserError(
+                    f"EOS ids are {sorted(ends)}, a grammar needs one among the tokenizer's {size} tokens"
+                )
             try:
                 made[key] = cls(from_tokenizer(tokenizer, eos_token=known), vocab, ends)
             except ValueError as error:
-                raise UserError(f"a grammar cannot read the tokenizer: {_one_line(str(error))}") from error
+                raise UserError(
+                    f"a grammar cannot read the tokenizer: {_one_line(str(error))}"
+                ) from error
         return made[key]
 
 
-_MADE: WeakKeyDictionary[PreTrainedTokenizerFast, dict[tuple[int, int, frozenset[int]], Vocabulary]] = WeakKeyDictionary()
+_MADE: WeakKeyDictionary[
+    PreTrainedTokenizerFast, dict[tuple[int, int, frozenset[int]], Vocabulary]
+] = WeakKeyDictionary()
 
 
 @dataclass(frozen=True)
@@ -198,9 +221,10 @@ class _Node:
 class Constrained(LogitsProcessor):
     """Allows one request's text only what its grammar does.
 
-    After a text that can be completed, the tokens allowed are those that leave some completion possible, and the EOS ids
-    exactly where the text matches. Behind an EOS, and after a text outside the grammar (a drafted one; the target never
-    writes it), `allowed` and `forced` allow nothing, while a call leaves the EOS ids, for that p is defined there as well.
+    After a text that can be completed, the tokens allowed are those that leave some completion
+    possible, and the EOS ids exactly where the text matches. Behind an EOS, and after a text
+    outside the grammar (a drafted one; the target never writes it), `allowed` and `forced` allow
+    nothing, while a call leaves the EOS ids, for that p is defined there as well.
 
     Args:
         grammar: what the response must be.
@@ -208,7 +232,8 @@ class Constrained(LogitsProcessor):
         start: how many ids stand in front of the response, padding and prompt.
 
     Raises:
-        UserError: no text of the grammar can be begun with these tokens, or it names tokens that do not exist.
+        UserError: no text of the grammar can be begun with these tokens, or it names tokens that do
+            not exist.
     """
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary, start: int) -> None:
@@ -225,8 +250,8 @@ class Constrained(LogitsProcessor):
         """Scores [1, V] with −∞ at what the grammar does not allow after ids [1, n].
 
         Raises:
-            UserError: the shapes are not these; the vocabulary lacks the bytes that would have to come, or the grammar is
-                too much for the parser's limits.
+            UserError: the shapes are not these; the vocabulary lacks the bytes that would have to
+                come, or the grammar is too much for the parser's limits.
         """
         expected = (1, self._vocabulary.vocab)
         if input_ids.shape[0] != 1 or tuple(scores.shape) != expected:
@@ -234,7 +259,9 @@ class Constrained(LogitsProcessor):
             raise UserError(f"got {got}, a grammar follows one text with scores {expected}")
         node = self._node(tuple(input_ids[0, self._start :].tolist()))
         if node.error:
-            raise UserError(f"{self._grammar.named} cannot be followed after {input_ids.shape[1]} ids: {node.error}")
+            raise UserError(
+                f"{self._grammar.named} cannot be followed after {input_ids.shape[1]} ids: {node.error}"
+            )
         mask = self._unpacked(node)
         if node.bits is None:
             mask[self._vocabulary.ends] = True
@@ -254,12 +281,16 @@ class Constrained(LogitsProcessor):
 
     def _unpacked(self, node: _Node) -> Bools:
         vocab = self._vocabulary.vocab
-        return np.zeros(vocab, np.bool_) if node.bits is None else np.unpackbits(node.bits, count=vocab).view(np.bool_)
+        return (
+            np.zeros(vocab, np.bool_)
+            if node.bits is None
+            else np.unpackbits(node.bits, count=vocab).view(np.bool_)
+        )
 
     def _computed(self, response: tuple[int, ...]) -> _Node:
         """Return the tokens allowed after a response."""
-        # The matcher never sees an EOS: it forgets to count one that comes where nothing else could, and a rollback
-        # would then undo a token too many.
+        # The matcher never sees an EOS: it forgets to count one that comes where nothing else
+        # could, and a rollback would then undo a token too many.
         fits = self._vocabulary.eos.isdisjoint(response) and self._moved(list(response))
         accepting = fits and self._matcher.is_accepting()
         raw = self._matcher.compute_bitmask() if fits else b""
@@ -273,8 +304,12 @@ class Constrained(LogitsProcessor):
         mask[self._vocabulary.ends] = accepting
         found = np.flatnonzero(mask)
         only = int(found[0]) if len(found) == 1 else None
-        if not found.size or (only is not None and not accepting and self._matcher.validate_tokens([only]) == 0):
-            return _Node(error=NO_TOKEN)  # what a tokenizer spells with its unknown token cannot be written
+        if not found.size or (
+            only is not None and not accepting and self._matcher.validate_tokens([only]) == 0
+        ):
+            return _Node(
+                error=NO_TOKEN
+            )  # what a tokenizer spells with its unknown token cannot be written
         return _Node(np.packbits(mask), only)
 
     def _failed(self) -> _Node:
@@ -289,7 +324,9 @@ class Constrained(LogitsProcessor):
         if common < len(self._at) and not self._matcher.rollback(len(self._at) - common):
             self._matcher, common = self._fresh.deep_copy(), 0
         rest, size = response[common:], self._vocabulary.tokens.vocab_size
-        fit = next((i for i, t in enumerate(rest) if t >= size), len(rest))  # an unknown id would be an error for ever
+        fit = next(
+            (i for i, t in enumerate(rest) if t >= size), len(rest)
+        )  # an unknown id would be an error for ever
         consumed = self._matcher.try_consume_tokens(rest[:fit]) if fit else 0
         self._at = response[: common + consumed]
         return len(self._at) == len(response)
@@ -299,14 +336,22 @@ def _common(a: list[int], b: list[int]) -> int:
     """Return the number of tokens that two texts share from their beginning."""
     if a == b[: len(a)]:  # the new text goes on where the last one ended, as it mostly does
         return len(a)
-    return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
+    return next(
+        (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))
+    )
 
 
 def _keys(value: Any) -> Iterator[Any]:
     """All keys of an object and of those in it."""
     if isinstance(value, dict):
         yield from value
-    for inner in value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ():
+    for inner in (
+        value.values()
+        if isinstance(value, dict)
+        else value
+        if isinstance(value, list | tuple)
+        else ()
+    ):
         yield from _keys(inner)
 
 

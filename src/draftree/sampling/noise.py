@@ -51,21 +51,25 @@ class Chance(ABC):
 class Keyed(Chance):
     """Noise that depends on (seed, request, position, token) alone, whatever was drafted (DESIGN, Exactness).
 
-    A token is argmax(log p + g) with Gumbel noise g from the counter-based generator Philox, so plain and
-    speculative decoding of one seed write the same text.
+    A token is argmax(log p + g) with Gumbel noise g from the counter-based generator Philox, so
+    plain and speculative decoding of one seed write the same text.
 
-    Every other use of noise is keyed by the step's root too, so that it is fresh in every step: a rule that has looked at
-    drafts it did not accept (block verification) would be wrong if the same place were drafted with the same noise again.
+    Every other use of noise is keyed by the step's root too, so that it is fresh in every step: a
+    rule that has looked at drafts it did not accept (block verification) would be wrong if the same
+    place were drafted with the same noise again.
 
     Args:
         seeds: each row's seed, or one for all.
         requests: [R] each row's request number.
         positions: [R] the position in its sequence of each row's root.
-        calls: [R] which of several calls of one seed each row is. Rules by rejection need drafts that do not depend on the
-            noise that judges them, and a drafter that remembers what an earlier call wrote with the same noise does.
+        calls: [R] which of several calls of one seed each row is. Rules by rejection need drafts
+            that do not depend on the noise that judges them, and a drafter that remembers what an
+            earlier call wrote with the same noise does.
     """
 
-    def __init__(self, seeds: int | Sequence[int], requests: Ints, positions: Ints, calls: Ints | None = None) -> None:
+    def __init__(
+        self, seeds: int | Sequence[int], requests: Ints, positions: Ints, calls: Ints | None = None
+    ) -> None:
         self._seeds = [seeds] * len(requests) if isinstance(seeds, int) else seeds
         self._requests, self._positions = requests, positions
         self._calls = np.zeros(len(requests), np.int64) if calls is None else calls
@@ -86,20 +90,29 @@ class Keyed(Chance):
 
     def _place(self, row: int, depth: int, kind: int) -> Place:
         root = int(self._positions[row])
-        first, second, last = _stream(self._seeds[row], int(self._requests[row]), kind, int(self._calls[row]))
+        first, second, last = _stream(
+            self._seeds[row], int(self._requests[row]), kind, int(self._calls[row])
+        )
         return first, second, root + depth + 1, root + 1 if kind else 0, last
 
-    def gumbel_of(self, rows: Ints, depths: Ints, n: int, device: torch.device, kind: int = 0) -> Tensor:
+    def gumbel_of(
+        self, rows: Ints, depths: Ints, n: int, device: torch.device, kind: int = 0
+    ) -> Tensor:
         """Return the noise [M, n] of several places on a device, without waiting for it.
 
         It has the same bits as the host's.
         """
         if devices.on_host(device):
-            made = [self.gumbel(row, depth, n, kind) for row, depth in zip(rows.tolist(), depths.tolist(), strict=True)]
+            made = [
+                self.gumbel(row, depth, n, kind)
+                for row, depth in zip(rows.tolist(), depths.tolist(), strict=True)
+            ]
             return torch.from_numpy(np.stack(made) if made else np.empty((0, n))).to(device)
         places, which = np.unique(np.stack((rows, depths), axis=1), axis=0, return_inverse=True)
         words = [self._place(row, depth, kind) for row, depth in places.tolist()]
-        sent = to_device(np.concatenate((np.ravel(words), np.ravel(which))).astype(np.int64), device)
+        sent = to_device(
+            np.concatenate((np.ravel(words), np.ravel(which))).astype(np.int64), device
+        )
         table = philox.gumbel_on_device(sent[: 5 * len(words)].view(-1, 5), n)
         return table if len(words) == len(rows) == 1 else table[sent[5 * len(words) :]]
 
@@ -108,7 +121,9 @@ class Keyed(Chance):
         if not devices.on_host(scores.device):
             noise = self.gumbel_of(np.array([row]), np.array([depth]), len(scores), scores.device)
             return int(likeliest(scores.double() + noise[0]))
-        scores = (scores if scores.dtype in (torch.float32, torch.float64) else scores.float()).cpu()
+        scores = (
+            scores if scores.dtype in (torch.float32, torch.float64) else scores.float()
+        ).cpu()
         chosen = scores.numpy() + self.gumbel(row, depth, len(scores))
         token = int(chosen.argmax())
         return token if np.isfinite(chosen[token]) else -1
@@ -122,13 +137,18 @@ class Keyed(Chance):
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
         first, second, *others = self._place(row, depth, 1)
         low, high, *_ = philox.philox((index, *others), (first, second))
-        return bool((high << 32 | low >> 11 << 11) * 2.0**-64 < p)  # 53 bits, which no float rounds up to 1
+        return bool(
+            (high << 32 | low >> 11 << 11) * 2.0**-64 < p
+        )  # 53 bits, which no float rounds up to 1
 
 
 @lru_cache(REQUESTS)
 def _stream(seed: int, request: int, kind: int, call: int) -> tuple[int, int, int]:
     """Return the words of a place that all places of one use share; they are pseudo-random."""
-    words = philox.philox((request & philox.WORD, request >> 32 & philox.WORD, kind, call), (seed & philox.WORD, seed >> 32))
+    words = philox.philox(
+        (request & philox.WORD, request >> 32 & philox.WORD, kind, call),
+        (seed & philox.WORD, seed >> 32),
+    )
     return words[0], words[1], words[2]
 
 

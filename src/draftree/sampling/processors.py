@@ -1,9 +1,11 @@
 """Logits processors that transformers lacks.
 
-Each is a function of a text and its scores alone: it keeps nothing from call to call and leaves its input as it is. So it is
-right at every node of a tree, in whatever order the nodes are visited, as long as it is shown the node's own text.
+Each is a function of a text and its scores alone: it keeps nothing from call to call and leaves its
+input as it is. So it is right at every node of a tree, in whatever order the nodes are visited, as
+long as it is shown the node's own text.
 
-Shapes: R texts, n ids of a text, V vocabulary. What a processor is shown is ids [R, n] with scores [R, V].
+Shapes: R texts, n ids of a text, V vocabulary. What a processor is shown is ids [R, n] with scores
+[R, V].
 """
 
 from collections.abc import Sequence
@@ -42,7 +44,8 @@ class _Penalty(LogitsProcessor):
 
     Args:
         penalty: below 0 it favours what was written.
-        start: how many ids stand in front of the response, padding and prompt; they are not counted.
+        start: how many ids stand in front of the response, padding and prompt; they are not
+            counted.
     """
 
     def __init__(self, penalty: float, start: int) -> None:
@@ -51,7 +54,9 @@ class _Penalty(LogitsProcessor):
     def _occurrences(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         """[R, V] the number of times that each token stands in the response, in the dtype of the scores."""
         response = input_ids[:, self._start :]
-        return torch.zeros_like(scores).scatter_add_(1, response, torch.ones_like(response, dtype=scores.dtype))
+        return torch.zeros_like(scores).scatter_add_(
+            1, response, torch.ones_like(response, dtype=scores.dtype)
+        )
 
 
 @final
@@ -101,8 +106,11 @@ class ForcedBeginning(LogitsProcessor):
         token = self._at(input_ids.shape[1])
         if token is None:
             return scores
-        # 0 and not the token's own score, as transformers' forced tokens: an earlier processor may have forbidden it.
-        return torch.full_like(scores, -torch.inf).index_fill(1, torch.tensor([token], device=scores.device), 0.0)
+        # 0 and not the token's own score, as transformers' forced tokens: an earlier processor may
+        # have forbidden it.
+        return torch.full_like(scores, -torch.inf).index_fill(
+            1, torch.tensor([token], device=scores.device), 0.0
+        )
 
     def forced(self, ids: Sequence[int]) -> int | None:
         """Return the token that must come after a text, if there is one."""

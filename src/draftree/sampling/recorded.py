@@ -1,6 +1,7 @@
 """Sampling as a part of recorded passes: functions of tensors alone, which say what they are made for.
 
-Shapes: R rows, F nodes of a frontier, n verified nodes, D depths, V vocabulary, V′ tokens that can be drafted.
+Shapes: R rows, F nodes of a frontier, n verified nodes, D depths, V vocabulary, V′ tokens that can
+be drafted.
 """
 
 from dataclasses import dataclass
@@ -22,7 +23,8 @@ class Recorded:
 
     Attributes:
         setting: temperature and cuts, without a seed.
-        coupled: whether drafts are conditioned on the noise that the target's tokens are drawn with.
+        coupled: whether drafts are conditioned on the noise that the target's tokens are drawn
+            with.
         vocab: V.
     """
 
@@ -30,7 +32,9 @@ class Recorded:
     coupled: bool = False
     vocab: int = 0
 
-    def log_q(self, logits: Tensor, noise: Tensor, ids: Tensor | None) -> tuple[Tensor, Tensor | None]:
+    def log_q(
+        self, logits: Tensor, noise: Tensor, ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
         """Return log q [R, F, V] of draft logits, as the host computes it, and of which tokens it is; none for all.
 
         Args:
@@ -45,7 +49,9 @@ class Recorded:
             whole = logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf)
             logits = whole.index_copy(-1, ids, logits)
         log_q = torch.log_softmax(without_nonsense(logits.double(), self.setting), dim=-1)
-        return torch.log_softmax((log_q + noise) * (self.setting.temperature / SPREAD), dim=-1), None
+        return torch.log_softmax(
+            (log_q + noise) * (self.setting.temperature / SPREAD), dim=-1
+        ), None
 
     def __call__(self, logits: Tensor, noise: Tensor, depth: Tensor) -> Tensor:
         """Return [R, 2n] the likeliest token after each node, and the one that is drawn; −1 where there is none.
@@ -58,7 +64,9 @@ class Recorded:
         best = likeliest(logits)
         if self.setting.greedy:
             return torch.cat((best, torch.full_like(best, -1)), dim=1)
-        of_each = noise.gather(1, depth.clamp(max=noise.shape[1] - 1)[..., None].expand(-1, -1, self.vocab))
+        of_each = noise.gather(
+            1, depth.clamp(max=noise.shape[1] - 1)[..., None].expand(-1, -1, self.vocab)
+        )
         scores = warped(logits.flatten(0, 1), self.setting.processors).view(logits.shape)
         return torch.cat((best, likeliest(scores.double() + of_each)), dim=1)
 

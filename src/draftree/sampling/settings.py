@@ -45,7 +45,9 @@ class Sampling(Choice):
     def __post_init__(self) -> None:
         super().__post_init__()
         for f in fields(Choice):  # transformers' processors take Python's own numbers alone
-            object.__setattr__(self, f.name, (int if f.type is int else float)(getattr(self, f.name)))
+            object.__setattr__(
+                self, f.name, (int if f.type is int else float)(getattr(self, f.name))
+            )
 
     @property
     def greedy(self) -> bool:
@@ -64,7 +66,9 @@ class Sampling(Choice):
             return ()
         if self.warpers is not None:
             return steady(self.warpers)
-        steps: list[tuple[Any, Any, Any]] = [  # a warper, its value, and the one that changes nothing
+        steps: list[
+            tuple[Any, Any, Any]
+        ] = [  # a warper, its value, and the one that changes nothing
             (TemperatureLogitsWarper, self.temperature, 1),
             (TopKLogitsWarper, self.top_k, 0),
             (TopPLogitsWarper, self.top_p, 1),

@@ -1,8 +1,8 @@
 """Warpers with the same results on every device: those of transformers, without what depends on it.
 
-On a GPU, PyTorch multiplies by the reciprocal where it divides by a number, and it adds up a softmax
-or a cumulative sum in an order that differs from device to device, and for sums from run to run.
-Here quotients are of tensors, and probabilities are added up as whole numbers.
+On a GPU, PyTorch multiplies by the reciprocal where it divides by a number, and it adds up a
+softmax or a cumulative sum in an order that differs from device to device, and for sums from run to
+run. Here quotients are of tensors, and probabilities are added up as whole numbers.
 
 Shapes: R texts, V vocabulary. Warpers are called with ids that they do not look at and scores
 [R, V], or […, V].
@@ -66,7 +66,9 @@ class TopP(TopPLogitsWarper):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         if devices.on_host(scores.device):
             rows = scores.cpu().double().flatten(0, -2).numpy()
-            mask = torch.from_numpy(np.stack([self._of_one(row) for row in rows])).view(scores.shape)
+            mask = torch.from_numpy(np.stack([self._of_one(row) for row in rows])).view(
+                scores.shape
+            )
             return scores.masked_fill(mask.to(scores.device), self.filter_value)
         return scores.masked_fill(self.unlikely(scores), self.filter_value)
 
@@ -78,7 +80,9 @@ class TopP(TopPLogitsWarper):
         total = weights.sum(dim=-1, keepdim=True)
         order = scores.sort(dim=-1, descending=True, stable=True).indices
         weights = weights.gather(-1, order)
-        out = total - weights.cumsum(dim=-1) + weights <= (total.double() * (1.0 - self.top_p)).long()
+        out = (
+            total - weights.cumsum(dim=-1) + weights <= (total.double() * (1.0 - self.top_p)).long()
+        )
         out[..., : self.min_tokens_to_keep] = False
         unlikely: Tensor = out.scatter(-1, order, out) & best.isfinite()
         return unlikely
@@ -92,7 +96,9 @@ class TopP(TopPLogitsWarper):
         total = weights.sum()
         limit = int(np.float64(total) * (1.0 - self.top_p))
         likely = weights > limit // len(scores)  # all others together have no more than the limit
-        least = scores[likely].min() if np.count_nonzero(likely) >= self.min_tokens_to_keep else -np.inf
+        least = (
+            scores[likely].min() if np.count_nonzero(likely) >= self.min_tokens_to_keep else -np.inf
+        )
         some = np.flatnonzero(scores >= least)
         order = some[np.argsort(-scores[some], kind="stable")]
         gone = total - np.cumsum(weights[order]) + weights[order] <= limit
@@ -115,8 +121,12 @@ class Typical(TypicalLogitsWarper):
 STEADY: dict[type, Callable[[Any], LogitsProcessor]] = {
     TemperatureLogitsWarper: lambda step: Temperature(step.temperature),
     TopPLogitsWarper: lambda step: TopP(step.top_p, step.filter_value, step.min_tokens_to_keep),
-    TypicalLogitsWarper: lambda step: Typical(step.mass, step.filter_value, step.min_tokens_to_keep),
-    MinPLogitsWarper: lambda step: MinP(step.min_p, step.filter_value) if step.min_p and step.min_tokens_to_keep == 1 else step,
+    TypicalLogitsWarper: lambda step: Typical(
+        step.mass, step.filter_value, step.min_tokens_to_keep
+    ),
+    MinPLogitsWarper: lambda step: (
+        MinP(step.min_p, step.filter_value) if step.min_p and step.min_tokens_to_keep == 1 else step
+    ),
 }
 """What replaces warpers of transformers."""
 WARPERS: frozenset[type] = frozenset((Temperature, TopKLogitsWarper, TopP, MinP))
@@ -133,7 +143,9 @@ def warped(logits: Tensor, steps: Sequence[LogitsProcessor]) -> Tensor:
     if not steps:
         return logits
     scores = logits if logits.dtype is torch.float64 else logits.float()
-    nobody = torch.zeros((len(logits), 0), dtype=torch.int64, device=logits.device)  # no warper asks for the text
+    nobody = torch.zeros(
+        (len(logits), 0), dtype=torch.int64, device=logits.device
+    )  # no warper asks for the text
     for step in steps:
         scores = step(nobody, scores)
     return scores

@@ -24,7 +24,8 @@ class Batch:
     Args:
         host: the engine.
         options: the limits of the scheduler.
-        preempt: takes a running request out, so that it is read again; called where rows cannot be moved.
+        preempt: takes a running request out, so that it is read again; called where rows cannot be
+            moved.
 
     Attributes:
         opened: the parts and the rows that run; None while nothing does.
@@ -34,7 +35,9 @@ class Batch:
         movable: whether the drafter can move sequences to other rows, as far as is known.
     """
 
-    def __init__(self, host: Host, options: SchedulerOptions, preempt: Callable[[Entry], None]) -> None:
+    def __init__(
+        self, host: Host, options: SchedulerOptions, preempt: Callable[[Entry], None]
+    ) -> None:
         self._host, self._options, self._preempt = host, options, preempt
         self.opened: tuple[Parts, Rows] | None = None
         self.state = State()
@@ -52,7 +55,8 @@ class Batch:
     def shares_passes(self) -> bool:
         """Whether chunks of prompts are read in the passes of running sequences.
 
-        By default they are where passes are packed: a padded one would compute as many tokens for every sequence.
+        By default they are where passes are packed: a padded one would compute as many tokens for
+        every sequence.
         """
         target, asked = self._host.target, self._options.share_passes
         return target.reads_beside and (target.packs if asked is None else asked)
@@ -60,7 +64,8 @@ class Batch:
     def open(self, count: int) -> tuple[Parts, Rows]:
         """Return the parts and the rows, with at least `count` rows; they are begun where there are none.
 
-        Passes compute free rows, too, so that a batch has no more of them than it needs, unless passes are recorded.
+        Passes compute free rows, too, so that a batch has no more of them than it needs, unless
+        passes are recorded.
         """
         if self.opened is None:
             parts, self.state = self._host.scheduled_parts()
@@ -76,7 +81,8 @@ class Batch:
     def seat(self) -> tuple[Parts, Rows]:
         """Give each prompt that is read a row of the batch; return parts and rows.
 
-        What is known of its beginning is copied there. Slots for all of it are reserved at once, as growing copies them all.
+        What is known of its beginning is copied there. Slots for all of it are reserved at once, as
+        growing copies them all.
         """
         parts, rows = self.open(len(self.running) + len(self.reading))
         rows.cache.reserve(max(len(entry.request.prompt) for entry in self.reading) + 1)
@@ -108,10 +114,16 @@ class Batch:
         old = sorted([*self.running, *seated])
         self._spare_steps = 0
         chosen = np.array(old + [-1] * (count - len(old)), np.int64)
-        if not self.running:  # the drafter knows of no sequence, and begins anew with what it has learnt
+        if (
+            not self.running
+        ):  # the drafter knows of no sequence, and begins anew with what it has learnt
             self._host.remember(self.state)
             parts, self.state = self._host.scheduled_parts()
-        moved = loop.select(parts, rows, chosen, self.state) if self.running else (rows.selected(chosen), self.state)
+        moved = (
+            loop.select(parts, rows, chosen, self.state)
+            if self.running
+            else (rows.selected(chosen), self.state)
+        )
         if moved is None:
             for entry in [*self.running.values(), *seated.values()]:
                 self._preempt(entry)

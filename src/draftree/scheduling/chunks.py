@@ -9,16 +9,19 @@ from typing import final
 from draftree.scheduling.options import SchedulerOptions
 
 LEAST, SHORT = 48, 32
-"""Tokens that are read however long they take, as smaller passes take hardly less time; and those of a prompt that is not cut,
-whatever else is read."""
+"""Tokens that are read however long they take, as smaller passes take hardly less time; and those
+of a prompt that is not cut, whatever else is read."""
 LEAST_BESIDE = 16
-"""Tokens that are read at least in the pass of running sequences, which takes less time with fewer."""
+"""Tokens that are read at least in the pass of running sequences, which takes less time with fewer.
+"""
 UNKNOWN = 64
 """Tokens that are read before any reading was timed."""
 STEPS = 1.5
-"""Decoding steps of the running sequences that a reading may last where the options set no bound."""
+"""Decoding steps of the running sequences that a reading may last where the options set no bound.
+"""
 ALONE = 0.05
-"""Seconds that a reading may last while nothing else runs: a request that comes meanwhile waits for its end."""
+"""Seconds that a reading may last while nothing else runs: a request that comes meanwhile waits for
+its end."""
 LEAST_SHARE = 0.1
 """Of a step that also decodes, the share that the reading of a chunk is taken to have at least."""
 MEMORY = 256
@@ -48,8 +51,8 @@ class ChunkSizes:
         Args:
             tokens: of the chunk.
             seconds: of the pass.
-            beside: whether the pass was that of a decoding step, too. What it took more than others is the chunk's, and a
-                tenth of it in any case.
+            beside: whether the pass was that of a decoding step, too. What it took more than others
+                is the chunk's, and a tenth of it in any case.
         """
         if beside and self._decoding:
             seconds = max(seconds - statistics.median(self._decoding), LEAST_SHARE * seconds)
@@ -78,8 +81,9 @@ class ChunkSizes:
 def shares(left: Mapping[int, int], budget: int) -> dict[int, int]:
     """Return how many tokens of each prompt are read, by its number.
 
-    Half of the budget, and `SHORT` tokens at least, goes to the prompts with the fewest tokens left, so that short ones do not
-    wait for long ones. The rest goes to the oldest, so that it ends whatever comes, and what that leaves to the others.
+    Half of the budget, and `SHORT` tokens at least, goes to the prompts with the fewest tokens
+    left, so that short ones do not wait for long ones. The rest goes to the oldest, so that it ends
+    whatever comes, and what that leaves to the others.
 
     Args:
         left: tokens that are left of each prompt, by numbers in the order of arrival.

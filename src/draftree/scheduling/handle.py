@@ -13,7 +13,8 @@ from draftree.stats import Stats, Step
 from draftree.text.completion import Completion, Reading, Token
 
 FEW = 16
-"""Tokens of a prompt, read in several chunks, that are left for the step in which it joins the batch."""
+"""Tokens of a prompt, read in several chunks, that are left for the step in which it joins the
+batch."""
 Status = Literal["waiting", "reading", "running", "finished", "cancelled", "failed"]
 """Where a request stands; `reading` says that a part of its prompt has been read."""
 
@@ -72,7 +73,8 @@ class PartialPrompt:
     def rest(self) -> float:
         """The number of tokens that may be read in the step that joins its cache to the batch.
 
-        Joining copies what was read. A long prompt has few tokens left for that step, so that it takes no longer than others.
+        Joining copies what was read. A long prompt has few tokens left for that step, so that it
+        takes no longer than others.
         """
         return FEW if len(self.taps) > 1 else math.inf
 
@@ -142,7 +144,9 @@ class Entry:
     def wait_again(self) -> None:
         """Note that its row was taken away; what was written becomes part of the prompt."""
         new, first = self.written, self.submitted
-        self.request = replace(first, prompt=(*first.prompt, *new), max_new_tokens=first.max_new_tokens - len(new))
+        self.request = replace(
+            first, prompt=(*first.prompt, *new), max_new_tokens=first.max_new_tokens - len(new)
+        )
         self.row, self.status = -1, "waiting"
         self.forget_prompt()
 
@@ -164,8 +168,9 @@ class Update:
     Attributes:
         handle: of the request.
         tokens: new ones, with their text.
-        emitted: the same as the loop tells it, with the verified tree of the whole batch; the request's own nodes are
-            `emitted.tree.of_row(emitted.row)`. None where the request was cancelled or has failed.
+        emitted: the same as the loop tells it, with the verified tree of the whole batch; the
+            request's own nodes are `emitted.tree.of_row(emitted.row)`. None where the request was
+            cancelled or has failed.
     """
 
     handle: "Handle"
@@ -177,8 +182,9 @@ class Update:
 class Handle:
     """A submitted request.
 
-    `tokens` and `result` run the engine's steps themselves while the request is unfinished, so that a script needs no loop of
-    its own. Where a worker thread calls `Engine.step`, `poll` only looks at what has come.
+    `tokens` and `result` run the engine's steps themselves while the request is unfinished, so that
+    a script needs no loop of its own. Where a worker thread calls `Engine.step`, `poll` only looks
+    at what has come.
 
     Args:
         entry: what the scheduler knows of the request.
@@ -256,7 +262,9 @@ class Handle:
         if self.error is not None:
             raise self.error
         entry = self.entry
-        stats = Stats(new_tokens=len(entry.written), steps=list(entry.steps), seconds=self.stats.seconds)
+        stats = Stats(
+            new_tokens=len(entry.written), steps=list(entry.steps), seconds=self.stats.seconds
+        )
         return entry.reading.completion(stats)
 
     @property

@@ -14,17 +14,20 @@ class SchedulerOptions(Knobs):
 
     Attributes:
         max_sequences: sequences that run at the same time.
-        max_cache_tokens: tokens of all running sequences in the KV cache. None stands for as many as `max_sequences`
-            sequences of the target's context have.
-        max_batch_tokens: prompt tokens that are read in one step at most. Longer prompts are read in chunks, over several
-            steps, so that running sequences go on meanwhile.
-        max_step_seconds: seconds of one step, by which chunks are sized; 48 tokens are read in any case. None stands for a
-            reading of at most 1.5 decoding steps of the running sequences, or 0.05 seconds while none runs.
-        max_prefix_tokens: tokens of prompts that were read, kept for requests that begin with the same ones, as far as the
-            running sequences leave room for them in `max_cache_tokens`; 0 keeps none.
+        max_cache_tokens: tokens of all running sequences in the KV cache. None stands for as many
+            as `max_sequences` sequences of the target's context have.
+        max_batch_tokens: prompt tokens that are read in one step at most. Longer prompts are read
+            in chunks, over several steps, so that running sequences go on meanwhile.
+        max_step_seconds: seconds of one step, by which chunks are sized; 48 tokens are read in any
+            case. None stands for a reading of at most 1.5 decoding steps of the running sequences,
+            or 0.05 seconds while none runs.
+        max_prefix_tokens: tokens of prompts that were read, kept for requests that begin with the
+            same ones, as far as the running sequences leave room for them in `max_cache_tokens`; 0
+            keeps none.
         prefix_block: tokens in a block; prompts share whole blocks.
-        share_passes: whether chunks of prompts are read in the passes of running sequences, if the target can do that. None
-            stands for yes where passes are packed, as those of native kernels.
+        share_passes: whether chunks of prompts are read in the passes of running sequences, if the
+            target can do that. None stands for yes where passes are packed, as those of native
+            kernels.
 
     Raises:
         UserError: a limit is not a whole number of at least 1.
@@ -49,4 +52,8 @@ class SchedulerOptions(Knobs):
 
     def cache_tokens(self, context: int) -> int:
         """Return the bound of the KV cache in tokens, for a target of the given context."""
-        return self.max_sequences * (context + 1) if self.max_cache_tokens is None else self.max_cache_tokens
+        return (
+            self.max_sequences * (context + 1)
+            if self.max_cache_tokens is None
+            else self.max_cache_tokens
+        )

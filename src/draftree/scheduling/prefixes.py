@@ -1,8 +1,9 @@
 """Prompts that were read before, in blocks of tokens, so that a request with the same beginning need not read it again.
 
-A block is found by its tokens and all those before it. It holds the target's keys and values of its tokens, and the hidden
-states that the drafter reads, so that any drafter starts as if the whole prompt had been read. Blocks that no other block
-continues are dropped first, the one that was used longest ago before the others.
+A block is found by its tokens and all those before it. It holds the target's keys and values of its
+tokens, and the hidden states that the drafter reads, so that any drafter starts as if the whole
+prompt had been read. Blocks that no other block continues are dropped first, the one that was used
+longest ago before the others.
 """
 
 from collections.abc import Sequence
@@ -50,7 +51,9 @@ class PrefixStore:
 
     def __init__(self, size: int) -> None:
         self._size = size
-        self._blocks: dict[tuple[int, tuple[int, ...]], Block] = {}  # by the parent's identity and the tokens
+        self._blocks: dict[
+            tuple[int, tuple[int, ...]], Block
+        ] = {}  # by the parent's identity and the tokens
         self._clock = count(1)
 
     @property
@@ -80,7 +83,10 @@ class PrefixStore:
         for place, block in enumerate(blocks):
             cache.paste(0, place * self._size, block.pages)
         tokens = np.array(prompt[: len(blocks) * self._size], np.int64)
-        hidden = {layer: torch.cat([block.hidden[layer] for block in blocks]) for layer in blocks[0].hidden}
+        hidden = {
+            layer: torch.cat([block.hidden[layer] for block in blocks])
+            for layer in blocks[0].hidden
+        }
         taps = Taps(hidden, np.zeros_like(tokens), np.arange(len(tokens)), tokens, cache)
         return PartialPrompt(cache, [taps], len(tokens))
 
@@ -100,7 +106,9 @@ class PrefixStore:
             tokens = tuple(prompt[start:stop])
             block = self._blocks.get((id(parent), tokens))
             if block is None:
-                hidden = {layer: h.clone() for layer, h in taps.take(mine[start:stop]).hidden.items()}
+                hidden = {
+                    layer: h.clone() for layer, h in taps.take(mine[start:stop]).hidden.items()
+                }
                 block = Block(parent, tokens, cache.copied(row, start, stop), hidden)
                 self._blocks[id(parent), tokens] = block
                 if parent is not None:

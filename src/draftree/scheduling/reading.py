@@ -1,8 +1,8 @@
 """How prompts are read: in the passes of running sequences, or in passes of their own.
 
-One pass over the nodes of running sequences and a chunk of a prompt reads the weights once, and computes what both need.
-Where a pass would be padded, or layers keep a state, each chunk is read in a pass of its own, into a cache of its own, which
-is copied to the batch with the last tokens.
+One pass over the nodes of running sequences and a chunk of a prompt reads the weights once, and
+computes what both need. Where a pass would be padded, or layers keep a state, each chunk is read in
+a pass of its own, into a cache of its own, which is copied to the batch with the last tokens.
 """
 
 import time
@@ -48,8 +48,16 @@ class PromptReader:
         shared: the number of passes that read chunks beside running sequences.
     """
 
-    def __init__(self, batch: Batch, options: SchedulerOptions, prefixes: PrefixStore, act: Act, take: Take) -> None:
-        self._batch, self._options, self._prefixes, self._act, self._take = batch, options, prefixes, act, take
+    def __init__(
+        self, batch: Batch, options: SchedulerOptions, prefixes: PrefixStore, act: Act, take: Take
+    ) -> None:
+        self._batch, self._options, self._prefixes, self._act, self._take = (
+            batch,
+            options,
+            prefixes,
+            act,
+            take,
+        )
         self.sizes, self.shared = ChunkSizes(options), 0
 
     def advance(self, parts: Parts, rows: Rows) -> None:
@@ -61,7 +69,12 @@ class PromptReader:
         """
         batch, start = self._batch, time.perf_counter()
         chunks = self._chunks()
-        mine = {chunk.sequence: entry for entry in batch.reading for chunk in chunks if entry.prompt.row == chunk.sequence}
+        mine = {
+            chunk.sequence: entry
+            for entry in batch.reading
+            for chunk in chunks
+            if entry.prompt.row == chunk.sequence
+        }
         for entry in mine.values():
             entry.mark("begun")
         self._act([*batch.running.values(), *mine.values()])
@@ -76,7 +89,9 @@ class PromptReader:
             tokens = sum(len(chunk.tokens) for chunk in chunks)
             self.sizes.read(tokens, time.perf_counter() - start, beside=running)
             self._note(mine, chunks, read)
-            self._begin(parts, rows, [mine[chunk.sequence] for chunk in chunks if chunk.ends], read.logits)
+            self._begin(
+                parts, rows, [mine[chunk.sequence] for chunk in chunks if chunk.ends], read.logits
+            )
 
     def _chunks(self) -> list[Chunk]:
         """Return what the step at hand reads of seated prompts, by rising row."""
@@ -107,12 +122,22 @@ class PromptReader:
         taps = []
         for entry in entries:
             row = entry.prompt.row
-            taps += [replace(t, rows=np.full(len(t.rows), row), cache=rows.cache) for t in entry.prompt.taps]
-        begun, joined = np.array([entry.prompt.row for entry in entries], np.int64), Taps.joined(taps)
-        events, self._batch.state = loop.begin(parts, rows, begun, logits, joined, self._batch.state)
+            taps += [
+                replace(t, rows=np.full(len(t.rows), row), cache=rows.cache)
+                for t in entry.prompt.taps
+            ]
+        begun, joined = (
+            np.array([entry.prompt.row for entry in entries], np.int64),
+            Taps.joined(taps),
+        )
+        events, self._batch.state = loop.begin(
+            parts, rows, begun, logits, joined, self._batch.state
+        )
         self._join(rows, entries, events, joined)
 
-    def _join(self, rows: Rows, entries: Sequence[Entry], events: Sequence[Emitted], taps: Taps) -> None:
+    def _join(
+        self, rows: Rows, entries: Sequence[Entry], events: Sequence[Emitted], taps: Taps
+    ) -> None:
         for entry, event in zip(entries, events, strict=True):
             self._batch.join(entry, event)
             if rows.cache.states is None:  # a state would be needed for each block
@@ -124,7 +149,8 @@ class PromptReader:
         """Read chunks of prompts in passes of their own, as many tokens as a step has time for.
 
         Args:
-            whole: whether prompts are read at once, as a text that is read in parts would be another one.
+            whole: whether prompts are read at once, as a text that is read in parts would be
+                another one.
         """
         batch = self._batch
         left = {entry.id: len(entry.request.prompt) - entry.read for entry in batch.reading}
@@ -161,9 +187,14 @@ class PromptReader:
             if entry.prompt.cache is not None:
                 row = rows.free[:1]
                 rows.cache.put(row, entry.prompt.cache)
-                read = [replace(t, rows=np.full(len(t.rows), row[0]), cache=rows.cache) for t in entry.prompt.taps]
+                read = [
+                    replace(t, rows=np.full(len(t.rows), row[0]), cache=rows.cache)
+                    for t in entry.prompt.taps
+                ]
         requests = [entry.request for entry in entries]
-        begun, events, taps = loop.prefill(parts.target, parts.acceptor, parts.drafter.needs, rows, requests)
+        begun, events, taps = loop.prefill(
+            parts.target, parts.acceptor, parts.drafter.needs, rows, requests
+        )
         taps = Taps.joined([*read, taps])
         self._batch.state = loop.start(parts, rows, begun, taps, self._batch.state)
         self._join(rows, entries, events, taps)

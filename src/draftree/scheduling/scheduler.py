@@ -1,9 +1,10 @@
 """The scheduler: requests wait, are read, run together in one batch, and leave it, at any step.
 
-A step decodes all running sequences, frees the slots of those that have ended, and gives free slots to waiting requests,
-first come first served. Prompts are read in chunks, so that running sequences are not held up, and in the same pass where the
-target can do that (`reading`). Where the bound of the KV cache is reached, the youngest sequence makes room: it waits again,
-and what it has written becomes part of its prompt. As every token follows from the text before it (and, sampled, from the
+A step decodes all running sequences, frees the slots of those that have ended, and gives free slots
+to waiting requests, first come first served. Prompts are read in chunks, so that running sequences
+are not held up, and in the same pass where the target can do that (`reading`). Where the bound of
+the KV cache is reached, the youngest sequence makes room: it waits again, and what it has written
+becomes part of its prompt. As every token follows from the text before it (and, sampled, from the
 noise of its position), the text goes on as it would have done.
 """
 
@@ -28,8 +29,8 @@ from draftree.scheduling.reading import PromptReader
 from draftree.text.completion import Reading
 
 HEADROOM, SHARE = 16, 64
-"""Cache tokens of each running sequence, at most this share of the bound, that stay free when another one is admitted, so that
-none is preempted at once."""
+"""Cache tokens of each running sequence, at most this share of the bound, that stay free when
+another one is admitted, so that none is preempted at once."""
 
 
 @final
@@ -44,16 +45,26 @@ class Scheduler:
         options: the limits.
     """
 
-    def __init__(self, host: Host, lock: AbstractContextManager[Any], options: SchedulerOptions = SchedulerOptions()) -> None:
+    def __init__(
+        self,
+        host: Host,
+        lock: AbstractContextManager[Any],
+        options: SchedulerOptions = SchedulerOptions(),
+    ) -> None:
         self.options = options
         self._host, self._lock, self._mutex = host, lock, Lock()
         self._bound = options.cache_tokens(host.target.decoder.context)
         self._count = 0
-        self._handles: dict[int, Handle] = {}  # of unfinished requests, by id; guarded by the mutex, as is the next one
+        self._handles: dict[
+            int, Handle
+        ] = {}  # of unfinished requests, by id; guarded by the mutex, as is the next one
         self._waiting: list[Entry] = []  # by id
         self._acting: list[Entry] = []
         self._updates: list[Update] = []
-        self._batch, self._prefixes = Batch(host, options, self._preempt), PrefixStore(options.prefix_block)
+        self._batch, self._prefixes = (
+            Batch(host, options, self._preempt),
+            PrefixStore(options.prefix_block),
+        )
         self._reader = PromptReader(self._batch, options, self._prefixes, self._act, self._take)
 
     @property
@@ -126,7 +137,8 @@ class Scheduler:
     def step(self) -> list[Update]:
         """Run one step: decode all running sequences, and read from prompts of waiting ones.
 
-        A processor or criterion that raises an exception ends its own request. The others are read again and go on.
+        A processor or criterion that raises an exception ends its own request. The others are read
+        again and go on.
 
         Returns:
             What each request has got; a request that ended without new tokens is among them.
@@ -149,7 +161,9 @@ class Scheduler:
                     self._admit()
                     if self._batch.reading:
                         self._reader.read_apart(whole=not self._recomputes)
-                self._prefixes.shrink(min(self.options.max_prefix_tokens, max(self._bound - self.cache_tokens, 0)))
+                self._prefixes.shrink(
+                    min(self.options.max_prefix_tokens, max(self._bound - self.cache_tokens, 0))
+                )
             except BaseException as error:
                 self._recover(error)
                 if not isinstance(error, Exception):
@@ -218,7 +232,9 @@ class Scheduler:
     @property
     def _headroom(self) -> int:
         """Cache tokens that stay free when another sequence is admitted; every running one writes a token in the same step."""
-        return max(min(HEADROOM, self._bound // SHARE) * (self.running + 1), len(self._batch.running))
+        return max(
+            min(HEADROOM, self._bound // SHARE) * (self.running + 1), len(self._batch.running)
+        )
 
     def _begin(self, entry: Entry) -> None:
         with self._mutex:
@@ -258,7 +274,11 @@ class Scheduler:
 
     def _make_room(self) -> None:
         """Preempt the youngest sequences until the cache has room for a token of every other one."""
-        while self._recomputes and self.running > 1 and self.cache_tokens + len(self._batch.running) > self._bound:
+        while (
+            self._recomputes
+            and self.running > 1
+            and self.cache_tokens + len(self._batch.running) > self._bound
+        ):
             self._preempt(max(self._batch.entries, key=lambda entry: entry.id))
 
     def _preempt(self, entry: Entry) -> None:
@@ -282,8 +302,8 @@ class Scheduler:
     def _recover(self, error: BaseException) -> None:
         """Give up a batch whose step was broken off, and let its requests wait to be read again.
 
-        If one request alone took part in what raised the exception, it is the one that fails. Several take their turns alone
-        until the culprit is known.
+        If one request alone took part in what raised the exception, it is the one that fails.
+        Several take their turns alone until the culprit is known.
         """
         acting, self._acting = self._acting, []
         for entry in self._batch.drop():

@@ -60,8 +60,14 @@ class Keys:
         sent = self._hash(key.strip())
         matches = [hmac.compare_digest(sent, known) for known in self._hashes]
         if kind.lower() != "bearer" or not any(matches):
-            told = "the API key is wrong" if key else "no API key was sent; send Authorization: Bearer KEY"
-            raise ApiError(401, told, code="invalid_api_key", headers={"www-authenticate": "Bearer"})
+            told = (
+                "the API key is wrong"
+                if key
+                else "no API key was sent; send Authorization: Bearer KEY"
+            )
+            raise ApiError(
+                401, told, code="invalid_api_key", headers={"www-authenticate": "Bearer"}
+            )
         return f"key {matches.index(True)}"
 
 
@@ -115,14 +121,22 @@ class Guard:
         """Raise an `ApiError` for a request from another origin or with too large a body."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._options.is_local and hostname(host) not in (*LOCAL_NAMES, self._options.host, ""):
-            raise ApiError(403, f"the host {host[:80]!r} is not this server's, allowed are {', '.join(LOCAL_NAMES)}")
+            raise ApiError(
+                403,
+                f"the host {host[:80]!r} is not this server's, allowed are {', '.join(LOCAL_NAMES)}",
+            )
         if origin is not None and origin.partition("://")[2] != host:
-            raise ApiError(403, f"the origin {origin[:80]!r} is not this server's; pages of other origins are refused")
+            raise ApiError(
+                403,
+                f"the origin {origin[:80]!r} is not this server's; pages of other origins are refused",
+            )
         length = headers.get("content-length", "0")
         if length.isdecimal() and int(length) > self._options.limits.body_bytes:
             raise too_large(self._options.limits.body_bytes)
         kind = headers.get("content-type", "application/json").partition(";")[0].strip().lower()
-        if scope["method"] == "POST" and scope["path"].startswith("/api/"):  # ollama's; its clients name no type of the body
+        if scope["method"] == "POST" and scope["path"].startswith(
+            "/api/"
+        ):  # ollama's; its clients name no type of the body
             raise ApiError(404, nothing_at(scope["path"]))
         if scope["method"] == "POST" and kind != "application/json":
             raise ApiError(415, f"content-type is {kind[:80]!r}, allowed is application/json")
@@ -158,7 +172,9 @@ class Body:
             try:
                 message = await asyncio.wait_for(self.receive(), max(end - time.monotonic(), 0.001))
             except TimeoutError:
-                raise ApiError(408, f"the body did not come within {self._seconds:g} seconds") from None
+                raise ApiError(
+                    408, f"the body did not come within {self._seconds:g} seconds"
+                ) from None
             if message["type"] == "http.disconnect":
                 break
             size += len(message.get("body", b""))
@@ -167,7 +183,9 @@ class Body:
             parts.append(message.get("body", b""))
             if not message.get("more_body", False):
                 break
-        whole: list[Message] = [{"type": "http.request", "body": b"".join(parts), "more_body": False}]
+        whole: list[Message] = [
+            {"type": "http.request", "body": b"".join(parts), "more_body": False}
+        ]
 
         async def received() -> Message:
             return whole.pop() if whole else await self.receive()
@@ -177,7 +195,9 @@ class Body:
 
 def too_large(most: int) -> ApiError:
     """Return the error of a body that is too large."""
-    return ApiError(413, f"the body is larger than {most} bytes, which are allowed", code="body_too_large")
+    return ApiError(
+        413, f"the body is larger than {most} bytes, which are allowed", code="body_too_large"
+    )
 
 
 def hostname(host: str) -> str:

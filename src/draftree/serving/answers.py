@@ -85,7 +85,9 @@ class Answer:
                 if delta or "tree" in more or text.finish_reason:
                     yield dumped(self.chunk(update.index, delta, text, more))
         if options is not None and options.include_usage:
-            yield dumped(self.head(self.piece) | {"choices": [], "usage": self.usage()} | self.metrics())
+            yield dumped(
+                self.head(self.piece) | {"choices": [], "usage": self.usage()} | self.metrics()
+            )
         elif self.told not in (None, "none"):
             yield dumped(self.head(self.piece) | {"choices": []} | self.metrics())
         yield DONE
@@ -97,7 +99,12 @@ class Answer:
 
     def head(self, kind: str) -> dict[str, Any]:
         """Return what every answer and every piece of one begins with."""
-        return {"id": self.id, "object": kind, "created": self.created, "model": self.state.options.model_name}
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.state.options.model_name,
+        }
 
     def usage(self) -> dict[str, Any]:
         """Return the numbers of tokens."""
@@ -117,13 +124,18 @@ class Answer:
         if self.told == "none":
             return {}
         figures = merged(self.job.figures)
-        return {"metrics": request_metrics(figures, time.monotonic() - self.start, self.first or 0.0, self.told)}
+        return {
+            "metrics": request_metrics(
+                figures, time.monotonic() - self.start, self.first or 0.0, self.told
+            )
+        }
 
     def opening(self) -> list[dict[str, Any]]:
         """Return the pieces before any text is written: the role of each message."""
         delta = {"role": "assistant", "content": ""}
         return [
-            self.head(self.piece) | {"choices": [{"index": index, "delta": delta, "finish_reason": None}]}
+            self.head(self.piece)
+            | {"choices": [{"index": index, "delta": delta, "finish_reason": None}]}
             for index in range(len(self.texts))
         ]
 
@@ -137,9 +149,16 @@ class Answer:
             message["reasoning_content"] = text.reasoning
         entries = logprob_entries(self.state.spellings, text.logprobs) if text.logprobs else None
         logprobs = None if entries is None else {"content": entries, "refusal": None}
-        return {"index": index, "message": message, "finish_reason": text.finish_reason, "logprobs": logprobs}
+        return {
+            "index": index,
+            "message": message,
+            "finish_reason": text.finish_reason,
+            "logprobs": logprobs,
+        }
 
-    def chunk(self, index: int, delta: Delta, text: AnswerText, more: Mapping[str, Any]) -> dict[str, Any]:
+    def chunk(
+        self, index: int, delta: Delta, text: AnswerText, more: Mapping[str, Any]
+    ) -> dict[str, Any]:
         """Return one piece of a streamed answer."""
         told: dict[str, Any] = {}
         if delta.content:
@@ -148,9 +167,16 @@ class Answer:
             told["reasoning_content"] = delta.reasoning
         if delta.calls:
             told["tool_calls"] = [call_piece(piece) for piece in delta.calls]
-        choice: dict[str, Any] = {"index": index, "delta": told, "finish_reason": text.finish_reason}
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": told,
+            "finish_reason": text.finish_reason,
+        }
         if delta.logprobs:
-            choice["logprobs"] = {"content": logprob_entries(self.state.spellings, delta.logprobs), "refusal": None}
+            choice["logprobs"] = {
+                "content": logprob_entries(self.state.spellings, delta.logprobs),
+                "refusal": None,
+            }
         return self.head(self.piece) | {"choices": [choice], **more}
 
 
@@ -163,7 +189,12 @@ class CompletionAnswer(Answer):
     def opening(self) -> list[dict[str, Any]]:
         """Return the prompts, where they are to be echoed."""
         return [
-            self.head(self.piece) | {"choices": [{"index": index, "text": prompt, "finish_reason": None, "logprobs": None}]}
+            self.head(self.piece)
+            | {
+                "choices": [
+                    {"index": index, "text": prompt, "finish_reason": None, "logprobs": None}
+                ]
+            }
             for index, prompt in enumerate(self._prompts)
             if prompt
         ]
@@ -178,20 +209,44 @@ class CompletionAnswer(Answer):
     @override
     def choice(self, index: int, text: AnswerText) -> dict[str, Any]:
         prompt = self._prompts[index]
-        logprobs = legacy_logprobs(self.state.spellings, text.logprobs, len(prompt)) if text.logprobs else None
-        return {"index": index, "text": prompt + text.content, "finish_reason": text.finish_reason, "logprobs": logprobs}
+        logprobs = (
+            legacy_logprobs(self.state.spellings, text.logprobs, len(prompt))
+            if text.logprobs
+            else None
+        )
+        return {
+            "index": index,
+            "text": prompt + text.content,
+            "finish_reason": text.finish_reason,
+            "logprobs": logprobs,
+        }
 
     @override
-    def chunk(self, index: int, delta: Delta, text: AnswerText, more: Mapping[str, Any]) -> dict[str, Any]:
+    def chunk(
+        self, index: int, delta: Delta, text: AnswerText, more: Mapping[str, Any]
+    ) -> dict[str, Any]:
         offset = len(self._prompts[index]) + len(text.content) - len(delta.content)
-        logprobs = legacy_logprobs(self.state.spellings, delta.logprobs, offset) if delta.logprobs else None
-        choice = {"index": index, "text": delta.content, "finish_reason": text.finish_reason, "logprobs": logprobs}
+        logprobs = (
+            legacy_logprobs(self.state.spellings, delta.logprobs, offset)
+            if delta.logprobs
+            else None
+        )
+        choice = {
+            "index": index,
+            "text": delta.content,
+            "finish_reason": text.finish_reason,
+            "logprobs": logprobs,
+        }
         return self.head(self.piece) | {"choices": [choice], **more}
 
 
 def tool_call(call: Call) -> dict[str, Any]:
     """Return a tool call with a new id."""
-    return {"id": new_id("call"), "type": "function", "function": {"name": call.name, "arguments": call.arguments}}
+    return {
+        "id": new_id("call"),
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
 
 
 def call_piece(piece: CallPiece) -> dict[str, Any]:
@@ -201,7 +256,9 @@ def call_piece(piece: CallPiece) -> dict[str, Any]:
     return {"index": piece.index} | tool_call(Call(piece.name, piece.arguments))
 
 
-def request_metrics(figures: RequestFigures, seconds: float, first: float, told: Told | None) -> dict[str, Any]:
+def request_metrics(
+    figures: RequestFigures, seconds: float, first: float, told: Told | None
+) -> dict[str, Any]:
     """Return `metrics` of an answer."""
     return {
         "speculative_decoding": figures.as_json(told in ("detailed", "trees")),
@@ -213,7 +270,9 @@ def request_metrics(figures: RequestFigures, seconds: float, first: float, told:
 
 def told_tree(update: TextUpdate) -> dict[str, Any]:
     """Return a step's tree and its tokens, as the page draws them."""
-    tokens: Sequence[dict[str, Any]] = [{"text": token.text, "origin": token.origin} for token in update.tokens]
+    tokens: Sequence[dict[str, Any]] = [
+        {"text": token.text, "origin": token.origin} for token in update.tokens
+    ]
     return {**(update.tree or {}), "tokens": tokens}
 
 

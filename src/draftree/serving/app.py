@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import FastAPI, Request
-from fastapi.responses import FileResponse, JSONResponse, PlainTextResponse, Response, StreamingResponse
+from fastapi.responses import (
+    FileResponse,
+    JSONResponse,
+    PlainTextResponse,
+    Response,
+    StreamingResponse,
+)
 from openai.types import Completion, Model
 from openai.types.chat import ChatCompletion
 from prometheus_client import CONTENT_TYPE_LATEST
@@ -20,7 +26,13 @@ from draftree.errors import UserError
 from draftree.serving import errors
 from draftree.serving.access import Guard, owner_of
 from draftree.serving.answers import Answer, CompletionAnswer, dumped
-from draftree.serving.bodies import ChatBody, CompletionBody, DetokenizeBody, ResponsesBody, TokenizeBody
+from draftree.serving.bodies import (
+    ChatBody,
+    CompletionBody,
+    DetokenizeBody,
+    ResponsesBody,
+    TokenizeBody,
+)
 from draftree.serving.errors import DOCUMENTED, ApiError
 from draftree.serving.prompts import chat_ids
 from draftree.serving.responses import ResponsesAnswer, chat_body
@@ -37,7 +49,8 @@ FILES = {
     "text.css": (HOME / "text.css", "text/css"),
     "tree.js": (HOME / "tree.js", "text/javascript"),
 }
-"""The files of the page; the drawing of trees and the colours of the text are those of saved pages."""
+"""The files of the page; the drawing of trees and the colours of the text are those of saved pages.
+"""
 PING_SECONDS = 15
 WRITTEN = DOCUMENTED | {200: {"content": {"text/event-stream": {}}}}
 """The answers of routes that write texts: JSON, or with `stream` server-sent events."""
@@ -77,7 +90,9 @@ def create_app(state: ServerState) -> FastAPI:
         await warming
         await asyncio.to_thread(state.worker.stop)
 
-    app = FastAPI(title="draftree", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None)
+    app = FastAPI(
+        title="draftree", version=version(), lifespan=lifespan, docs_url=None, redoc_url=None
+    )
     app.state.server = state
     errors.install(app)
     app.add_middleware(Guard, options=state.options)
@@ -102,13 +117,17 @@ def add_generation(app: FastAPI, state: ServerState) -> None:
     async def chat(body: ChatBody, request: Request) -> Response:
         """Answer the messages of a chat."""
         prepared = await asyncio.to_thread(state.prepare_chat, body, owner_of(request))
-        return await answered(Answer(state, body, prepared, state.worker.submit(prepared.work)), request)
+        return await answered(
+            Answer(state, body, prepared, state.worker.submit(prepared.work)), request
+        )
 
     @app.post("/v1/completions", response_model=Completion, responses=WRITTEN)
     async def complete(body: CompletionBody, request: Request) -> Response:
         """Continue a text."""
         prepared = await asyncio.to_thread(state.prepare_completion, body, owner_of(request))
-        return await answered(CompletionAnswer(state, body, prepared, state.worker.submit(prepared.work)), request)
+        return await answered(
+            CompletionAnswer(state, body, prepared, state.worker.submit(prepared.work)), request
+        )
 
     @app.post("/v1/responses", response_model=dict[str, Any], responses=WRITTEN)
     async def respond(body: ResponsesBody, request: Request) -> Response:
@@ -126,7 +145,11 @@ async def answered(answer: Answer, request: Request, stream: bool | None = None)
     """
     log(answer, request)
     if answer.body.stream if stream is None else stream:
-        return StreamingResponse(pinged(events(answer)), media_type="text/event-stream", headers={"cache-control": "no-store"})
+        return StreamingResponse(
+            pinged(events(answer)),
+            media_type="text/event-stream",
+            headers={"cache-control": "no-store"},
+        )
     whole = await unless_gone(answer.finish(), request)
     if answer.state.options.log_prompts:
         LOG.info("%s answered: %s", answer.id, whole)
@@ -203,7 +226,9 @@ def log(answer: Answer, request: Request) -> None:
     speculative = answer.job.work.speculative
     how = "without drafts" if speculative.plain else f"{speculative.drafter}, {speculative.policy}"
     number = request.state.request_id
-    LOG.info("%s request %s: %d prompt tokens, %s", answer.id, number, answer.prepared.prompt_tokens, how)
+    LOG.info(
+        "%s request %s: %d prompt tokens, %s", answer.id, number, answer.prepared.prompt_tokens, how
+    )
     if answer.state.options.log_prompts:
         LOG.info("%s asked: %s", answer.id, answer.body.model_dump_json(exclude_unset=True))
 
@@ -240,9 +265,22 @@ def add_models(app: FastAPI, state: ServerState) -> None:
         if body.messages is not None:
             ids = chat_ids(state.tokenizer, body.messages, [])
         else:
-            ids = list(state.tokenizer(str(body.prompt), add_special_tokens=body.add_special_tokens)["input_ids"])
-        texts = [state.spellings.data(token).decode(errors="replace") for token in ids] if body.return_token_strs else None
-        return {"count": len(ids), "max_model_len": state.target.decoder.context, "tokens": ids, "token_strs": texts}
+            ids = list(
+                state.tokenizer(str(body.prompt), add_special_tokens=body.add_special_tokens)[
+                    "input_ids"
+                ]
+            )
+        texts = (
+            [state.spellings.data(token).decode(errors="replace") for token in ids]
+            if body.return_token_strs
+            else None
+        )
+        return {
+            "count": len(ids),
+            "max_model_len": state.target.decoder.context,
+            "tokens": ids,
+            "token_strs": texts,
+        }
 
     @app.post("/detokenize", response_model=Text, responses=DOCUMENTED)
     def detokenize(body: DetokenizeBody) -> dict[str, Any]:
@@ -250,7 +288,9 @@ def add_models(app: FastAPI, state: ServerState) -> None:
         state.check_model(body.model)
         vocabulary = state.target.decoder.vocab
         if body.tokens and max(body.tokens) >= vocabulary:
-            raise ApiError(400, f"tokens has id {max(body.tokens)}, allowed are 0 … {vocabulary - 1}", "tokens")
+            raise ApiError(
+                400, f"tokens has id {max(body.tokens)}, allowed are 0 … {vocabulary - 1}", "tokens"
+            )
         return {"prompt": str(state.tokenizer.decode(body.tokens))}
 
 

@@ -1,7 +1,8 @@
 """The bodies of requests, as OpenAI's API has them, with draftree's own fields.
 
-A field that is not known is refused, so that nobody believes in an option that has no effect. Fields of OpenAI's API that
-have no meaning for a local model (`user`, `metadata`, …) are accepted; `IGNORED` names them.
+A field that is not known is refused, so that nobody believes in an option that has no effect.
+Fields of OpenAI's API that have no meaning for a local model (`user`, `metadata`, …) are accepted;
+`IGNORED` names them.
 """
 
 from typing import Annotated, Any, Literal

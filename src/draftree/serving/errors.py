@@ -43,13 +43,21 @@ class ApiError(Exception):
         headers: Mapping[str, str] | None = None,
     ) -> None:
         super().__init__(message)
-        self.status, self.message, self.param, self.code, self.headers = status, message, param, code, headers
+        self.status, self.message, self.param, self.code, self.headers = (
+            status,
+            message,
+            param,
+            code,
+            headers,
+        )
 
     @property
     def body(self) -> dict[str, Any]:
         """The error as OpenAI's API writes it."""
         kind = TYPES.get(self.status, "invalid_request_error")
-        return {"error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}}
+        return {
+            "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
+        }
 
     @property
     def response(self) -> JSONResponse:
@@ -111,7 +119,11 @@ def install(app: FastAPI) -> None:
 def nothing_at(path: str) -> str:
     """Return the message for an unknown path; it names the corresponding path of OpenAI's API."""
     told = f"there is nothing at {path[:200]}"
-    return told if path.startswith("/playground/") else f"{told}: this server speaks OpenAI's API, as {instead_of(path)}"
+    return (
+        told
+        if path.startswith("/playground/")
+        else f"{told}: this server speaks OpenAI's API, as {instead_of(path)}"
+    )
 
 
 def instead_of(path: str) -> str:
@@ -123,7 +135,9 @@ def instead_of(path: str) -> str:
     if words & {"tags", "ps", "show", "models", "props", "slots"}:
         return "GET /v1/models"
     return (
-        "POST /v1/completions" if words & {"generate", "completion", "completions", "infill"} else "POST /v1/chat/completions"
+        "POST /v1/completions"
+        if words & {"generate", "completion", "completions", "infill"}
+        else "POST /v1/chat/completions"
     )
 
 
@@ -133,9 +147,15 @@ def invalid_request(error: RequestValidationError) -> ApiError:
     place = [str(part) for part in first["loc"] if part != "body"]
     field = ".".join(place) or None
     if first["type"] == "json_invalid":
-        return ApiError(400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}")
+        return ApiError(
+            400, f"the body is not valid JSON: {first.get('ctx', {}).get('error', first['msg'])}"
+        )
     if first["type"] == "extra_forbidden":
-        told = ": its values stand beside 'model', as max_tokens and temperature do" if field == "options" else ""
+        told = (
+            ": its values stand beside 'model', as max_tokens and temperature do"
+            if field == "options"
+            else ""
+        )
         return ApiError(422, f"the field '{field}' is not known{told}", field, "unknown_field")
     got = "" if first["type"] == "missing" else f"; got {cut(repr(first.get('input')), 80)}"
     more = len(error.errors()) - 1

@@ -23,8 +23,9 @@ class RequestFigures:
     def as_json(self, detailed: bool = False) -> dict[str, Any]:
         """Return `speculative_decoding` of an answer, by vLLM's names.
 
-        `acceptance_histogram[j]` is the number of steps that accepted j drafted tokens; `num_spec_tokens` is the depth of the
-        deepest tree. `detailed` adds the figures of each step.
+        `acceptance_histogram[j]` is the number of steps that accepted j drafted tokens;
+        `num_spec_tokens` is the depth of the deepest tree. `detailed` adds the figures of each
+        step.
         """
         accepted = [step.accepted for step in self.steps]
         drafted = sum(step.nodes for step in self.steps)
@@ -49,9 +50,17 @@ class Metrics:
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
-        self.drafts = Counter("spec_decode_num_drafts", "Verified trees that had drafted tokens", registry=registry)
-        self.drafted = Counter("spec_decode_num_draft_tokens", "Drafted tokens that were verified", registry=registry)
-        self.accepted = Counter("spec_decode_num_accepted_tokens", "Drafted tokens that were accepted", registry=registry)
+        self.drafts = Counter(
+            "spec_decode_num_drafts", "Verified trees that had drafted tokens", registry=registry
+        )
+        self.drafted = Counter(
+            "spec_decode_num_draft_tokens", "Drafted tokens that were verified", registry=registry
+        )
+        self.accepted = Counter(
+            "spec_decode_num_accepted_tokens",
+            "Drafted tokens that were accepted",
+            registry=registry,
+        )
         self.by_position = Counter(
             "spec_decode_num_accepted_tokens_per_pos",
             "Accepted tokens by their depth in the tree, from 0",
@@ -59,20 +68,40 @@ class Metrics:
             registry=registry,
         )
         self.prompt_tokens = Counter("prompt_tokens", "Tokens of prompts", registry=registry)
-        self.prefix_queries = Counter("prefix_cache_queries", "Tokens of prompts looked for in the cache", registry=registry)
-        self.prefix_hits = Counter("prefix_cache_hits", "Tokens of prompts found there", registry=registry)
+        self.prefix_queries = Counter(
+            "prefix_cache_queries", "Tokens of prompts looked for in the cache", registry=registry
+        )
+        self.prefix_hits = Counter(
+            "prefix_cache_hits", "Tokens of prompts found there", registry=registry
+        )
         self.new_tokens = Counter("generation_tokens", "Tokens written", registry=registry)
-        self.finished = Counter("request_success", "Texts that ended", ["finished_reason"], registry=registry)
-        self.refused = Counter("request_refused", "Requests refused because too many wait", registry=registry)
+        self.finished = Counter(
+            "request_success", "Texts that ended", ["finished_reason"], registry=registry
+        )
+        self.refused = Counter(
+            "request_refused", "Requests refused because too many wait", registry=registry
+        )
         self.first = Histogram(
-            "time_to_first_token_seconds", "From a request to its first token", buckets=SECONDS, registry=registry
+            "time_to_first_token_seconds",
+            "From a request to its first token",
+            buckets=SECONDS,
+            registry=registry,
         )
         self.between = Histogram(
-            "inter_token_latency_seconds", "From one token to the next", buckets=SECONDS, registry=registry
+            "inter_token_latency_seconds",
+            "From one token to the next",
+            buckets=SECONDS,
+            registry=registry,
         )
-        self.running = Gauge("num_requests_running", "Texts that are being written", registry=registry)
-        self.waiting = Gauge("num_requests_waiting", "Texts that wait for a place", registry=registry)
-        self.cache = Gauge("kv_cache_usage_perc", "Share of the cache's tokens in use, 1 is all", registry=registry)
+        self.running = Gauge(
+            "num_requests_running", "Texts that are being written", registry=registry
+        )
+        self.waiting = Gauge(
+            "num_requests_waiting", "Texts that wait for a place", registry=registry
+        )
+        self.cache = Gauge(
+            "kv_cache_usage_perc", "Share of the cache's tokens in use, 1 is all", registry=registry
+        )
 
     def count_prompt(self, figures: RequestFigures) -> None:
         """Count the prompt of one text."""

@@ -55,8 +55,10 @@ class ServeOptions(Knobs):
     Attributes:
         host: the address that it listens at.
         port: the port; 0 for a free one.
-        api_keys: who sends one of these may use the server; nobody is asked for one where there are none.
-        open_to_network: whether an address that is not this machine's own may be used without API keys.
+        api_keys: who sends one of these may use the server; nobody is asked for one where there are
+            none.
+        open_to_network: whether an address that is not this machine's own may be used without API
+            keys.
         model_name: the name that clients use for the model.
         allowed_drafters: specs that a request may name, beside the server's own drafter.
         allowed_policies: specs that a request may name, beside the server's own policy.
@@ -65,7 +67,8 @@ class ServeOptions(Knobs):
         limits: of each request.
 
     Raises:
-        UserError: a value is out of its range, or the server would be open to a network without an API key.
+        UserError: a value is out of its range, or the server would be open to a network without an
+            API key.
     """
 
     host: str = knob("127.0.0.1", rule=("a host name or address", text))
@@ -83,7 +86,9 @@ class ServeOptions(Knobs):
     def __post_init__(self) -> None:
         super().__post_init__()
         if short := [key for key in self.api_keys if len(key) < SHORTEST_KEY]:
-            raise UserError(f"an API key has {len(short[0])} characters, allowed are at least {SHORTEST_KEY}")
+            raise UserError(
+                f"an API key has {len(short[0])} characters, allowed are at least {SHORTEST_KEY}"
+            )
         if not (self.is_local or self.api_keys or self.open_to_network):
             raise UserError(
                 f"host is {self.host}, which other machines reach: give an --api-key, or --open-to-network to serve everyone"

@@ -7,7 +7,14 @@ from dataclasses import replace
 from typing import Any
 
 from draftree.sampling.grammar import Grammar
-from draftree.serving.bodies import ChatBody, CompletionBody, FunctionTool, NamedTool, ResponseFormat, Sampled
+from draftree.serving.bodies import (
+    ChatBody,
+    CompletionBody,
+    FunctionTool,
+    NamedTool,
+    ResponseFormat,
+    Sampled,
+)
 from draftree.serving.errors import ApiError
 from draftree.serving.options import Limits
 from draftree.serving.tool_calls import call_schema
@@ -46,7 +53,14 @@ def sampling_options(body: Sampled, limits: Limits, max_tokens: int, has_room: i
         "min_new_tokens": body.min_tokens,
         "max_time": limits.request_seconds,
     }
-    for name in ("top_p", "min_p", "frequency_penalty", "presence_penalty", "repetition_penalty", "ignore_eos"):
+    for name in (
+        "top_p",
+        "min_p",
+        "frequency_penalty",
+        "presence_penalty",
+        "repetition_penalty",
+        "ignore_eos",
+    ):
         given[name] = getattr(body, name)
     return Options.of(None, {name: value for name, value in given.items() if value is not None})
 
@@ -59,9 +73,13 @@ def chat_options(body: ChatBody, limits: Limits, has_room: int) -> Options:
         UserError: a schema cannot be used.
     """
     asked = body.max_completion_tokens or body.max_tokens
-    options = sampling_options(body, limits, asked or min(limits.new_tokens, max(has_room, 1)), has_room)
+    options = sampling_options(
+        body, limits, asked or min(limits.new_tokens, max(has_room, 1)), has_room
+    )
     if body.top_logprobs and not body.logprobs:
-        raise ApiError(400, "top_logprobs is given, allowed is it with logprobs: true", "top_logprobs")
+        raise ApiError(
+            400, "top_logprobs is given, allowed is it with logprobs: true", "top_logprobs"
+        )
     if body.logprobs:
         options = replace(options, logprobs=body.top_logprobs or 0)
     if (grammar := answer_grammar(body, limits)) is not None:
@@ -91,7 +109,9 @@ def biases(given: Mapping[str, float] | None) -> dict[int | str, float] | None:
     if given is None:
         return None
     if wrong := [key for key in given if not key.isdecimal() or len(key) > 9]:
-        raise ApiError(400, f"logit_bias has the key {wrong[0][:40]!r}, allowed are token ids", "logit_bias")
+        raise ApiError(
+            400, f"logit_bias has the key {wrong[0][:40]!r}, allowed are token ids", "logit_bias"
+        )
     return {int(key): float(value) for key, value in given.items()}
 
 
@@ -131,7 +151,9 @@ def forced_tools(body: ChatBody, limits: Limits) -> list[FunctionTool]:
     chosen = [tool for tool in tools if tool.name == choice.function.name]
     if not chosen:
         names = ", ".join(tool.name for tool in tools)
-        raise ApiError(400, f"tool_choice names {choice.function.name!r}, the tools are {names}", "tool_choice")
+        raise ApiError(
+            400, f"tool_choice names {choice.function.name!r}, the tools are {names}", "tool_choice"
+        )
     return chosen
 
 
@@ -157,16 +179,28 @@ def format_grammar(form: ResponseFormat, limits: Limits) -> Grammar | None:
 def check_limit(name: str, value: int, most: int, what: str = "") -> None:
     """Raise an `ApiError` for a value above its limit."""
     if value > most:
-        raise ApiError(400, f"{name} is {value}{f' {what}' if what else ''}, allowed are at most {most}", name, "above_limit")
+        raise ApiError(
+            400,
+            f"{name} is {value}{f' {what}' if what else ''}, allowed are at most {most}",
+            name,
+            "above_limit",
+        )
 
 
 def check_schema(schema: Any, limits: Limits, where: str) -> None:
     """Raise an `ApiError` for a schema that is nested too deep or too large."""
     if depth(schema, limits.schema_depth) > limits.schema_depth:
-        raise ApiError(400, f"{where} is nested deeper than {limits.schema_depth} levels", where, "above_limit")
+        raise ApiError(
+            400, f"{where} is nested deeper than {limits.schema_depth} levels", where, "above_limit"
+        )
     size = len(json.dumps(schema))
     if size > limits.schema_bytes:
-        raise ApiError(400, f"{where} has {size} bytes, allowed are {limits.schema_bytes}", where, "above_limit")
+        raise ApiError(
+            400,
+            f"{where} has {size} bytes, allowed are {limits.schema_bytes}",
+            where,
+            "above_limit",
+        )
 
 
 def depth(value: Any, most: int) -> int:

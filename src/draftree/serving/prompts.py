@@ -18,7 +18,9 @@ TOOLS_MESSAGE = (
 """Describes tools to a model whose chat template has no place for them."""
 
 
-def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool]) -> list[int]:
+def chat_ids(
+    tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool]
+) -> list[int]:
     """Return the ids of a chat through the tokenizer's template.
 
     Raises:
@@ -33,7 +35,9 @@ def chat_ids(tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], to
     if not described:
         return encode(tokenizer, chat)
     with understood("the target's chat template refuses the messages"):
-        encoded: Any = tokenizer.apply_chat_template(chat, tools=described, add_generation_prompt=True, return_dict=True)
+        encoded: Any = tokenizer.apply_chat_template(
+            chat, tools=described, add_generation_prompt=True, return_dict=True
+        )
         return list(encoded["input_ids"])
 
 
@@ -41,17 +45,31 @@ def plain_message(message: Message, place: int) -> dict[str, Any]:
     """Return a message as chat templates take it: its content is a text.
 
     Raises:
-        ApiError: the content has a part that is no text, or there is neither content nor a tool call.
+        ApiError: the content has a part that is no text, or there is neither content nor a tool
+            call.
     """
     where = f"messages.{place}.content"
-    content = message.content if isinstance(message.content, str) else joined(message.content or [], where)
+    content = (
+        message.content
+        if isinstance(message.content, str)
+        else joined(message.content or [], where)
+    )
     calls = [
-        {"id": c.id, "type": "function", "function": {"name": c.function.name, "arguments": arguments(c.function.arguments)}}
+        {
+            "id": c.id,
+            "type": "function",
+            "function": {"name": c.function.name, "arguments": arguments(c.function.arguments)},
+        }
         for c in message.tool_calls or []
     ]
     if message.content is None and not calls:
-        raise ApiError(400, f"{where} is missing; a message without tool calls needs a content", where)
-    plain: dict[str, Any] = {"role": "system" if message.role == "developer" else message.role, "content": content}
+        raise ApiError(
+            400, f"{where} is missing; a message without tool calls needs a content", where
+        )
+    plain: dict[str, Any] = {
+        "role": "system" if message.role == "developer" else message.role,
+        "content": content,
+    }
     if calls:
         plain["tool_calls"] = calls
     for name in ("name", "tool_call_id", "reasoning_content"):
@@ -93,13 +111,17 @@ def with_tools(chat: list[dict[str, Any]], tools: Sequence[Any]) -> list[dict[st
     return [{"role": "system", "content": described}, *chat]
 
 
-def messages_of_input(given: str | Sequence[InputItem], instructions: str | None) -> list[dict[str, Any]]:
+def messages_of_input(
+    given: str | Sequence[InputItem], instructions: str | None
+) -> list[dict[str, Any]]:
     """Return the input of `/v1/responses` as chat messages, as in `ChatBody.messages`.
 
     Raises:
         ApiError: an item lacks what its type needs.
     """
-    found: list[dict[str, Any]] = [] if instructions is None else [{"role": "system", "content": instructions}]
+    found: list[dict[str, Any]] = (
+        [] if instructions is None else [{"role": "system", "content": instructions}]
+    )
     if isinstance(given, str):
         return [*found, {"role": "user", "content": given}]
     for place, item in enumerate(given):
@@ -111,10 +133,16 @@ def messages_of_input(given: str | Sequence[InputItem], instructions: str | None
             found.append({"role": "assistant", "content": None, "tool_calls": [tool_call]})
         elif item.type == "function_call_output":
             output = required(item, where, "call_id", "output")
-            found.append({"role": "tool", "tool_call_id": output["call_id"], "content": output["output"]})
+            found.append(
+                {"role": "tool", "tool_call_id": output["call_id"], "content": output["output"]}
+            )
         else:
             said = required(item, where, "role", "content")
-            content = said["content"] if isinstance(said["content"], str) else joined(said["content"], f"{where}.content")
+            content = (
+                said["content"]
+                if isinstance(said["content"], str)
+                else joined(said["content"], f"{where}.content")
+            )
             found.append({"role": said["role"], "content": content})
     if not found:
         raise ApiError(400, "input is empty, at least one message is needed", "input")

@@ -41,7 +41,9 @@ class ReasoningSplitter:
     def _divide(self, last: bool) -> Split:
         reasoning, answer = "", ""
         while self._held:
-            if not self._inside and not self._begun:  # only the beginning of a text can open its reasoning
+            if (
+                not self._inside and not self._begun
+            ):  # only the beginning of a text can open its reasoning
                 text = self._held.lstrip()
                 if text.startswith(OPEN):
                     self._inside = self._begun = True
@@ -69,7 +71,9 @@ class ReasoningSplitter:
 
 def overlap(text: str, mark: str) -> int:
     """Return how many last characters of a text may be the beginning of a mark."""
-    return next((n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0)
+    return next(
+        (n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0
+    )
 
 
 def splitter(template: str | None, prompt: str) -> ReasoningSplitter:

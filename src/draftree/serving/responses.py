@@ -32,7 +32,10 @@ def chat_body(body: ResponsesBody) -> ChatBody:
     for name in ("temperature", "top_p", "speculative"):
         chat[name] = getattr(body, name)
     if body.tools:
-        chat["tools"] = [{"type": "function", "function": tool.model_dump(exclude={"type"})} for tool in body.tools]
+        chat["tools"] = [
+            {"type": "function", "function": tool.model_dump(exclude={"type"})}
+            for tool in body.tools
+        ]
     if isinstance(body.tool_choice, ChosenTool):
         chat["tool_choice"] = {"type": "function", "function": {"name": body.tool_choice.name}}
     else:
@@ -43,7 +46,9 @@ def chat_body(body: ResponsesBody) -> ChatBody:
         return ChatBody.model_validate(chat)
     except ValidationError as error:
         first = error.errors()[0]
-        raise ApiError(400, f"input: {first['msg']} at {'.'.join(map(str, first['loc']))}", "input") from error
+        raise ApiError(
+            400, f"input: {first['msg']} at {'.'.join(map(str, first['loc']))}", "input"
+        ) from error
 
 
 def response_format(form: TextFormat) -> dict[str, Any]:
@@ -67,7 +72,9 @@ class ResponsesAnswer(Answer):
     kind = "resp"
     names_events = True
 
-    def __init__(self, state: ServerState, asked: ResponsesBody, body: ChatBody, prepared: Prepared, job: Job) -> None:
+    def __init__(
+        self, state: ServerState, asked: ResponsesBody, body: ChatBody, prepared: Prepared, job: Job
+    ) -> None:
         super().__init__(state, body, prepared, job)
         self.asked, self.message_id, self._number = asked, new_id("msg"), 0
         self._call_ids: list[tuple[str, str]] = []
@@ -100,17 +107,30 @@ class ResponsesAnswer(Answer):
                     item = self._message("", "in_progress") | {"content": []}
                     yield self._event("response.output_item.added", item=item, output_index=0)
                     yield self._event("response.content_part.added", part=self._part(""), **place)
-                yield self._event("response.output_text.delta", delta=delta.content, logprobs=[], **place)
+                yield self._event(
+                    "response.output_text.delta", delta=delta.content, logprobs=[], **place
+                )
         if opened:
             yield self._event("response.output_text.done", text=text.content, logprobs=[], **place)
             yield self._event("response.content_part.done", part=self._part(text.content), **place)
-            yield self._event("response.output_item.done", item=self._message(text.content, self.status), output_index=0)
+            yield self._event(
+                "response.output_item.done",
+                item=self._message(text.content, self.status),
+                output_index=0,
+            )
         for index, call in enumerate(self._calls(text)):
             begun = {**call, "arguments": "", "status": "in_progress"}
             item = {"item_id": call["id"], "output_index": index}
             yield self._event("response.output_item.added", item=begun, output_index=index)
-            yield self._event("response.function_call_arguments.delta", delta=call["arguments"], **item)
-            yield self._event("response.function_call_arguments.done", arguments=call["arguments"], name=call["name"], **item)
+            yield self._event(
+                "response.function_call_arguments.delta", delta=call["arguments"], **item
+            )
+            yield self._event(
+                "response.function_call_arguments.done",
+                arguments=call["arguments"],
+                name=call["name"],
+                **item,
+            )
             yield self._event("response.output_item.done", item=call, output_index=index)
         yield self._event(f"response.{self.status}", response=self.response(self.status))
 
@@ -153,8 +173,20 @@ class ResponsesAnswer(Answer):
         if done:
             output = self._calls(text) or [self._message(text.content, status)]
         usage = self.usage()
-        asked = self.asked.model_dump(include={"metadata", "instructions", "max_output_tokens", "temperature", "top_p", "user"})
-        tools = [{"strict": None, "parameters": None, **tool.model_dump()} for tool in self.asked.tools or []]
+        asked = self.asked.model_dump(
+            include={
+                "metadata",
+                "instructions",
+                "max_output_tokens",
+                "temperature",
+                "top_p",
+                "user",
+            }
+        )
+        tools = [
+            {"strict": None, "parameters": None, **tool.model_dump()}
+            for tool in self.asked.tools or []
+        ]
         choice = self.asked.tool_choice
         return {
             "id": self.id,
@@ -164,13 +196,17 @@ class ResponsesAnswer(Answer):
             "status": status,
             "model": self.state.options.model_name,
             "error": None,
-            "incomplete_details": {"reason": "max_output_tokens"} if status == "incomplete" else None,
+            "incomplete_details": {"reason": "max_output_tokens"}
+            if status == "incomplete"
+            else None,
             **asked,
             "output": output,
             "parallel_tool_calls": True,
             "previous_response_id": None,
             "store": False,
-            "tool_choice": choice.model_dump() if isinstance(choice, ChosenTool) else choice or "auto",
+            "tool_choice": choice.model_dump()
+            if isinstance(choice, ChosenTool)
+            else choice or "auto",
             "tools": tools,
             "truncation": "disabled",
             "usage": response_usage(usage) if done else None,
@@ -182,7 +218,10 @@ def response_usage(usage: dict[str, Any]) -> dict[str, Any]:
     """Return the numbers of tokens by the names of `/v1/responses`."""
     return {
         "input_tokens": usage["prompt_tokens"],
-        "input_tokens_details": {"cached_tokens": usage["prompt_tokens_details"]["cached_tokens"], "cache_write_tokens": 0},
+        "input_tokens_details": {
+            "cached_tokens": usage["prompt_tokens_details"]["cached_tokens"],
+            "cache_write_tokens": 0,
+        },
         "output_tokens": usage["completion_tokens"],
         "output_tokens_details": {"reasoning_tokens": 0},
         "total_tokens": usage["total_tokens"],

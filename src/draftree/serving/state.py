@@ -53,7 +53,8 @@ class ServerState:
     """What all requests share.
 
     Args:
-        engine: the server's own engine; requests that are drafted otherwise get further ones over its target.
+        engine: the server's own engine; requests that are drafted otherwise get further ones over
+            its target.
         drafter: the spec that its drafter was made from.
         policy: the spec that its policy was made from.
         options: of the server.
@@ -120,9 +121,13 @@ class ServerState:
         prepared.texts = [self._chat_text(prompt_end, tools, bool(forced)) for _ in prepared.texts]
         return prepared
 
-    def _chat_text(self, prompt_end: str, tools: Sequence[FunctionTool], forced: bool) -> AnswerText:
+    def _chat_text(
+        self, prompt_end: str, tools: Sequence[FunctionTool], forced: bool
+    ) -> AnswerText:
         call = ForcedCall() if forced else None
-        return AnswerText(splitter(str(self.tokenizer.chat_template or ""), prompt_end), tools, call)
+        return AnswerText(
+            splitter(str(self.tokenizer.chat_template or ""), prompt_end), tools, call
+        )
 
     def prepare_completion(self, body: CompletionBody, owner: str) -> Prepared:
         """Return the work of a completion.
@@ -136,7 +141,9 @@ class ServerState:
         options = completion_options(body, self.options.limits, self._room(longest))
         prepared = self._prepared(prompts, options, body, owner)
         if body.echo:
-            prepared.echoed = [str(self.tokenizer.decode(ids, skip_special_tokens=True)) for ids in prompts]
+            prepared.echoed = [
+                str(self.tokenizer.decode(ids, skip_special_tokens=True)) for ids in prompts
+            ]
         return prepared
 
     def _prompts(self, prompt: Any) -> list[list[int]]:
@@ -149,7 +156,9 @@ class ServerState:
         several = [prompt] if one else list(prompt)
         most = self.options.limits.choices
         if not 0 < len(several) <= most:
-            raise ApiError(400, f"prompt has {len(several)} prompts, allowed are 1 … {most}", "prompt")
+            raise ApiError(
+                400, f"prompt has {len(several)} prompts, allowed are 1 … {most}", "prompt"
+            )
         return [encode(self.tokenizer, p) if isinstance(p, str) else list(p) for p in several]
 
     def _room(self, ids: Sequence[int]) -> int:
@@ -164,9 +173,15 @@ class ServerState:
             raise ApiError(400, told, code="context_length_exceeded")
         return context - len(ids)
 
-    def _prepared(self, prompts: Sequence[list[int]], options: Options, body: Sampled, owner: str) -> Prepared:
+    def _prepared(
+        self, prompts: Sequence[list[int]], options: Options, body: Sampled, owner: str
+    ) -> Prepared:
         """Return the work of prompts under options."""
-        requests = [options.request(self.target, ids, number) for ids in prompts for number in range(options.n)]
+        requests = [
+            options.request(self.target, ids, number)
+            for ids in prompts
+            for number in range(options.n)
+        ]
         self._check_ids(requests)
         speculative = self.speculative(body.speculative, owner)
         work = Work(requests, options.stops(self.tokenizer), speculative, body.metrics == "trees")
@@ -177,7 +192,9 @@ class ServerState:
         vocabulary = self.target.decoder.vocab
         for request in requests:
             if not request.prompt:
-                raise ApiError(400, "the prompt is empty: it has 0 tokens, at least 1 is needed", "prompt")
+                raise ApiError(
+                    400, "the prompt is empty: it has 0 tokens, at least 1 is needed", "prompt"
+                )
             if max(request.prompt) >= vocabulary:
                 told = f"the prompt has token id {max(request.prompt)}, allowed are 0 … {vocabulary - 1}"
                 raise ApiError(400, told, "prompt")
@@ -210,7 +227,9 @@ class ServerState:
         """Return a new engine over the server's target."""
         drafter, policy = PLAIN if key.plain else (key.drafter, key.policy)
         opened = build("drafter", drafter).open(self.target)
-        engine = Engine(self.target, opened, build("policy", policy), self.engine.acceptor, self.engine.costs)
+        engine = Engine(
+            self.target, opened, build("policy", policy), self.engine.acceptor, self.engine.costs
+        )
         engine.set_limits(**vars(self.options.batching))
         return engine
 

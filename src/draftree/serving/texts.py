@@ -97,7 +97,9 @@ class AnswerText:
             self.calls = tuple(read_calls(words, self.tools))
         if not self.calls:
             return (), words
-        return tuple(CallPiece(place, call.name, call.arguments) for place, call in enumerate(self.calls)), ""
+        return tuple(
+            CallPiece(place, call.name, call.arguments) for place, call in enumerate(self.calls)
+        ), ""
 
 
 def finish_reason(ending: str, calls: Sequence[Call]) -> FinishReason:
@@ -110,7 +112,10 @@ def finish_reason(ending: str, calls: Sequence[Call]) -> FinishReason:
 def logprob_entries(spellings: Spellings, logprobs: Sequence[Logprob]) -> list[dict[str, Any]]:
     """Return log-probabilities as `choices[].logprobs.content` of a chat has them."""
     return [
-        {**token_entry(spellings, one.token, one.logprob), "top_logprobs": [token_entry(spellings, *top) for top in one.top]}
+        {
+            **token_entry(spellings, one.token, one.logprob),
+            "top_logprobs": [token_entry(spellings, *top) for top in one.top],
+        }
         for one in logprobs
     ]
 
@@ -118,10 +123,16 @@ def logprob_entries(spellings: Spellings, logprobs: Sequence[Logprob]) -> list[d
 def token_entry(spellings: Spellings, token: int, logprob: float) -> dict[str, Any]:
     """Return a token with its bytes and its log-probability."""
     data = spellings.data(token)
-    return {"token": data.decode(errors="replace"), "bytes": list(data), "logprob": max(logprob, IMPOSSIBLE)}
+    return {
+        "token": data.decode(errors="replace"),
+        "bytes": list(data),
+        "logprob": max(logprob, IMPOSSIBLE),
+    }
 
 
-def legacy_logprobs(spellings: Spellings, logprobs: Sequence[Logprob], offset: int = 0) -> dict[str, Any]:
+def legacy_logprobs(
+    spellings: Spellings, logprobs: Sequence[Logprob], offset: int = 0
+) -> dict[str, Any]:
     """Return log-probabilities as `/v1/completions` has them.
 
     Args:
@@ -134,7 +145,10 @@ def legacy_logprobs(spellings: Spellings, logprobs: Sequence[Logprob], offset: i
     for text in texts:
         offsets.append(offsets[-1] + len(text))
     tops = [
-        {spellings.data(token).decode(errors="replace"): max(logprob, IMPOSSIBLE) for token, logprob in one.top}
+        {
+            spellings.data(token).decode(errors="replace"): max(logprob, IMPOSSIBLE)
+            for token, logprob in one.top
+        }
         for one in logprobs
     ]
     return {

@@ -1,8 +1,9 @@
 """Tool calls: the grammar that forces them, and how they are read from a text.
 
-A forced call (`tool_choice` `required`, or a named function) is written under a JSON schema, so its arguments always parse,
-and the tokens that the schema leaves no choice about are drafted for free. With `auto` the model may answer in words; a text
-that is a call, in the marks that models use, is read as one.
+A forced call (`tool_choice` `required`, or a named function) is written under a JSON schema, so its
+arguments always parse, and the tokens that the schema leaves no choice about are drafted for free.
+With `auto` the model may answer in words; a text that is a call, in the marks that models use, is
+read as one.
 """
 
 import json
@@ -35,7 +36,10 @@ def call_schema(tools: Sequence[FunctionTool]) -> dict[str, Any]:
     options = [
         {
             "type": "object",
-            "properties": {"name": {"const": tool.name}, "arguments": tool.parameters or {"type": "object"}},
+            "properties": {
+                "name": {"const": tool.name},
+                "arguments": tool.parameters or {"type": "object"},
+            },
             "required": ["name", "arguments"],
             "additionalProperties": False,
         }
@@ -71,7 +75,13 @@ class ForcedCall:
     def __init__(self) -> None:
         self.name: str | None = None
         self.arguments = ""
-        self._head, self._depth, self._quoted, self._escaped, self._ended = "", 0, False, False, False
+        self._head, self._depth, self._quoted, self._escaped, self._ended = (
+            "",
+            0,
+            False,
+            False,
+            False,
+        )
 
     def add(self, text: str) -> tuple[CallPiece, ...]:
         """Return what the call gains by further text: one piece or none."""
@@ -143,4 +153,8 @@ def read_call(value: Any, known: set[str]) -> Call | None:
     arguments = value.get("arguments", value.get("parameters", {}))
     if isinstance(arguments, str):
         return Call(value["name"], arguments)
-    return Call(value["name"], json.dumps(arguments, ensure_ascii=False)) if isinstance(arguments, dict) else None
+    return (
+        Call(value["name"], json.dumps(arguments, ensure_ascii=False))
+        if isinstance(arguments, dict)
+        else None
+    )

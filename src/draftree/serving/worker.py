@@ -1,8 +1,8 @@
 """The one thread that owns the model: it starts, advances and cancels the texts of all requests.
 
-Requests come from the tasks of the server, and what is written goes back to them through queues. Texts that must not share
-what a drafter remembers (other API keys), or that are drafted otherwise, are written by engines of their own over the same
-target; the engines take turns, one step each.
+Requests come from the tasks of the server, and what is written goes back to them through queues.
+Texts that must not share what a drafter remembers (other API keys), or that are drafted otherwise,
+are written by engines of their own over the same target; the engines take turns, one step each.
 """
 
 import asyncio
@@ -202,7 +202,11 @@ class Worker:
         job = Job(work, self.cancel)
         with self._wake:
             if self._draining:
-                raise ApiError(503, "the server is about to end, and takes no further request", headers={"retry-after": "5"})
+                raise ApiError(
+                    503,
+                    "the server is about to end, and takes no further request",
+                    headers={"retry-after": "5"},
+                )
             if self._waiting and self._waiting + len(work.requests) > self._most:
                 self._metrics.refused.inc()
                 told = f"{self._waiting} texts wait, allowed are {self._most}; try again later"
@@ -262,7 +266,9 @@ class Worker:
 
     def _await_work(self) -> None:
         """Wait until there is work; after a while without any, return free memory to the system."""
-        work = lambda: bool(self._commands or self._stopped or any(lane.texts for lane in self._lanes.values()))
+        work = lambda: bool(
+            self._commands or self._stopped or any(lane.texts for lane in self._lanes.values())
+        )
         with self._wake:
             if self._wake.wait_for(work, IDLE):
                 return
@@ -316,7 +322,11 @@ class Worker:
             events = lane.engine.step()
         except Exception as error:  # an engine that has failed is not used again; the others go on
             LOG.exception("a step failed")
-            told = cut(str(error)) if isinstance(error, DraftreeError) else f"the server failed: {type(error).__name__}"
+            told = (
+                cut(str(error))
+                if isinstance(error, DraftreeError)
+                else f"the server failed: {type(error).__name__}"
+            )
             self._fail(lane, ApiError(500, told))
             self._lanes.pop(key, None)
             return
@@ -368,4 +378,6 @@ class Worker:
         context = self._context
         used = [lane.engine.scheduler for lane in self._lanes.values() if lane.texts]
         bound = sum(scheduler.options.cache_tokens(context) for scheduler in used)
-        self._metrics.cache.set(sum(scheduler.cache_tokens for scheduler in used) / bound if bound else 0.0)
+        self._metrics.cache.set(
+            sum(scheduler.cache_tokens for scheduler in used) / bound if bound else 0.0
+        )

@@ -1,6 +1,7 @@
 """Runs the conformance suite and says what it covered: `python -m draftree.testing [--full] [--drafter NAME …]`.
 
-Named drafters, policies or acceptors, be they of other packages, are tested with all the others; without names all are.
+Named drafters, policies or acceptors, be they of other packages, are tested with all the others;
+without names all are.
 """
 
 import argparse
@@ -23,16 +24,32 @@ OFTEN = 20.0
 
 def main() -> int:
     """Run the cases; the exit status is 1 where one fails."""
-    parser = argparse.ArgumentParser(prog="python -m draftree.testing", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--full", action="store_true", help="every check for every pairing, not pairwise")
+    parser = argparse.ArgumentParser(
+        prog="python -m draftree.testing", description=(__doc__ or "").partition("\n")[0]
+    )
+    parser.add_argument(
+        "--full", action="store_true", help="every check for every pairing, not pairwise"
+    )
     for kind in KINDS:
-        parser.add_argument(f"--{kind}", action="append", default=[], metavar="NAME", help=f"only this {kind}; repeat it")
+        parser.add_argument(
+            f"--{kind}",
+            action="append",
+            default=[],
+            metavar="NAME",
+            help=f"only this {kind}; repeat it",
+        )
     batched = "instead: every pairing under continuous batching of so many sequences, as 1 3 8"
     parser.add_argument("--batches", type=int, nargs="+", default=[], metavar="N", help=batched)
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th case")
-    parser.add_argument("--start", type=int, default=0, metavar="N", help="leave out the first N cases")
-    parser.add_argument("--captured", action="store_true", help="passes of few sizes, recorded once and repeated")
-    parser.add_argument("--compiled", action="store_true", help="layers as machine code, in float32")
+    parser.add_argument(
+        "--start", type=int, default=0, metavar="N", help="leave out the first N cases"
+    )
+    parser.add_argument(
+        "--captured", action="store_true", help="passes of few sizes, recorded once and repeated"
+    )
+    parser.add_argument(
+        "--compiled", action="store_true", help="layers as machine code, in float32"
+    )
     parser.add_argument("--device", default="cpu", help="where the target computes; cpu by default")
     asked = vars(parser.parse_args())
     only: dict[str, list[str]] = {kind: asked[kind] for kind in KINDS}
@@ -43,13 +60,19 @@ def main() -> int:
     except DraftreeError as error:
         parser.error(str(error))
     if min([*asked["batches"], asked["every"], asked["start"] + 1]) < 1:
-        parser.error("--batches and --every take whole numbers of at least 1, --start of at least 0")
+        parser.error(
+            "--batches and --every take whole numbers of at least 1, --start of at least 0"
+        )
     chosen = batch_cases(asked["batches"], only) if asked["batches"] else cases(asked["full"], only)
     chosen = chosen[asked["start"] :: asked["every"]]
     warnings.simplefilter("error", DraftreeWarning)  # as of a drafter that raises an exception
     torch.set_num_threads(1)  # the models are tiny, and threads would only wait for each other
     recording = Graphs() if device.type == "cuda" else Graphs(Recorder())
-    target = tiny_target(capture=recording if asked["captured"] else Eager(), compiled=asked["compiled"], device=device)
+    target = tiny_target(
+        capture=recording if asked["captured"] else Eager(),
+        compiled=asked["compiled"],
+        device=device,
+    )
     suite, failed, start = Suite(target), 0, time.perf_counter()
     for acceptor in only["acceptor"] or parts("acceptor"):
         suite.baseline(acceptor)
@@ -57,14 +80,22 @@ def main() -> int:
     for i, case in enumerate(chosen):
         if (now := time.perf_counter()) - told > OFTEN:
             told, left = now, (now - start) / i * (len(chosen) - i)
-            print(f"{i:,} of {len(chosen):,} cases held or failed, {left / 60:.0f} min left", file=sys.stderr, flush=True)
+            print(
+                f"{i:,} of {len(chosen):,} cases held or failed, {left / 60:.0f} min left",
+                file=sys.stderr,
+                flush=True,
+            )
         try:
             suite.run(case)
-        except Exception as error:  # whatever a part raises is a failure of its case, and the next one goes on
+        except (
+            Exception
+        ) as error:  # whatever a part raises is a failure of its case, and the next one goes on
             failed += 1
             print(f"FAILED {case}: {type(error).__name__}: {error}", file=sys.stderr)
     print(suite.coverage)
-    print(f"{'FAILED ' + str(failed) if failed else 'all held'} in {time.perf_counter() - start:.1f} s")
+    print(
+        f"{'FAILED ' + str(failed) if failed else 'all held'} in {time.perf_counter() - start:.1f} s"
+    )
     return int(failed > 0)
 
 

@@ -1,8 +1,9 @@
 """The conformance suite: checks of every drafter with every policy and acceptor; the parts are found, none is listed here.
 
-A method's drafter is its `example`, of random weights, coached so that paths of it are accepted (`fakes.Coached`).
-A `Case` is one drafter, policy and acceptor under one check. `Suite.run` raises AssertionError where something does not
-hold; `Coverage` says what the cases came across, because a suite in which no draft is ever accepted shows nothing.
+A method's drafter is its `example`, of random weights, coached so that paths of it are accepted
+(`fakes.Coached`). A `Case` is one drafter, policy and acceptor under one check. `Suite.run` raises
+AssertionError where something does not hold; `Coverage` says what the cases came across, because a
+suite in which no draft is ever accepted shows nothing.
 
 Shapes: R rows, V vocabulary.
 """
@@ -19,7 +20,11 @@ from zlib import crc32
 import numpy as np
 import torch
 from torch import Tensor
-from transformers import LogitsProcessor, NoRepeatNGramLogitsProcessor, RepetitionPenaltyLogitsProcessor
+from transformers import (
+    LogitsProcessor,
+    NoRepeatNGramLogitsProcessor,
+    RepetitionPenaltyLogitsProcessor,
+)
 from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor
@@ -60,7 +65,10 @@ class RandomCosts:
 
     def at(self, context: int, rows: int) -> Costs:
         """Return costs whose curves rise and fall over five orders of magnitude."""
-        draft, target = (dict(zip((1, 4, 16, 64), 10 ** self._rng.uniform(-5, 0, 4), strict=True)) for _ in range(2))
+        draft, target = (
+            dict(zip((1, 4, 16, 64), 10 ** self._rng.uniform(-5, 0, 4), strict=True))
+            for _ in range(2)
+        )
         commit, find, catch_up = self._rng.uniform(0, 0.1, 3).tolist()
         return Costs(draft, target, commit, find=find, catch_up=catch_up)
 
@@ -104,7 +112,9 @@ class Coverage:
     """
 
     cases: Counter[str] = field(default_factory=Counter)
-    parts: dict[str, set[str]] = field(default_factory=lambda: {"drafter": set(), "policy": set(), "acceptor": set()})
+    parts: dict[str, set[str]] = field(
+        default_factory=lambda: {"drafter": set(), "policy": set(), "acceptor": set()}
+    )
     refused: set[str] = field(default_factory=set)
     accepted: Counter[int] = field(default_factory=Counter)
     siblings: Counter[int] = field(default_factory=Counter)
@@ -160,7 +170,9 @@ class Watched(Acceptor):
         assert (tree.parents < np.arange(len(tree))).all(), "a node comes before its parent"
         if tree.drafted:  # the tree of the prefill is bare, and comes before there is any room
             assert (tree.depth <= room.depth[tree.row]).all(), "a node lies deeper than the room"
-            assert np.bincount(tree.row).max() - 1 <= room.nodes, "a row has more nodes than the room"
+            assert np.bincount(tree.row).max() - 1 <= room.nodes, (
+                "a row has more nodes than the room"
+            )
         verdict = self._rule.accept(tree, p, chance)
         for root, path in enumerate(verdict.paths):
             self._coverage.accepted[len(path)] += 1
@@ -203,7 +215,11 @@ class Suite:
         return [(7 + 11 * (i % 5)) % self.target.decoder.vocab for i in range(length)]
 
     def drafter(
-        self, name: str, requests: Sequence[Request], sampling: Sampling | None = None, coach: type[Scripted] = Sometimes
+        self,
+        name: str,
+        requests: Sequence[Request],
+        sampling: Sampling | None = None,
+        coach: type[Scripted] = Sometimes,
     ) -> Drafter[Any]:
         """Return a scripted drafter that knows the plain output of these requests.
 
@@ -240,7 +256,9 @@ class Suite:
         """Plain decoding of three rows at once is each row's alone, cut where it is asked for."""
         rule, sampling = part("acceptor", acceptor)(), sampling_for(acceptor)
         requests = [Request(self.prompt(n), m, number=n) for n, m in ((1, 6), (11, 3), (5, 9))]
-        requests[2] = replace(requests[2], eos=frozenset({self.reference(requests[2], sampling)[4]}))
+        requests[2] = replace(
+            requests[2], eos=frozenset({self.reference(requests[2], sampling)[4]})
+        )
         rows = Rows(self.target.new_cache(3, 8))
         for _ in plain(self.target, rule, rows, under(requests, sampling)):
             pass
@@ -275,7 +293,13 @@ class Suite:
         sampling = sampling_for(case.acceptor)
         drafter = self.drafter(case.drafter, requests, sampling, coach)
         rows = Rows(self.target.new_cache(len(requests), 8))
-        parts = Parts(self.target, drafter, policy, Watched(acceptor, lambda: rows.room(self.target), self.coverage), COSTS)
+        parts = Parts(
+            self.target,
+            drafter,
+            policy,
+            Watched(acceptor, lambda: rows.room(self.target), self.coverage),
+            COSTS,
+        )
         streamed: list[list[int]] = [[] for _ in requests]
         for events, state in decode(parts, rows, under(requests, sampling)):
             for event in events:
@@ -288,9 +312,13 @@ class Suite:
 
         for request, got, committed in zip(requests, rows.written, rows.committed, strict=True):
             self.judge(acceptor, request, sampling, got, str(case))
-            self.coverage.inside += len(committed) > len(request.prompt) + len(got) - 1  # more accepted than written
+            self.coverage.inside += (
+                len(committed) > len(request.prompt) + len(got) - 1
+            )  # more accepted than written
 
-    def judge(self, acceptor: Acceptor, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
+    def judge(
+        self, acceptor: Acceptor, request: Request, sampling: Sampling, got: list[int], where: str
+    ) -> None:
         """Return the reference where the rule must write it.
 
         Of one exact in distribution only, a text that ends where it must.
@@ -298,11 +326,15 @@ class Suite:
         if acceptor.keeps_text:
             return self.same(request, sampling, got, where)
         limit = min(request.max_new_tokens, self.target.decoder.context - len(request.prompt) + 1)
-        assert (ends := _ends(request, got)) == [len(got) - 1] or (not ends and len(got) == limit), f"{where}: {got}"
+        assert (ends := _ends(request, got)) == [len(got) - 1] or (
+            not ends and len(got) == limit
+        ), f"{where}: {got}"
         for i, token in enumerate(got):
             text = [*request.before, *request.prompt, *got[:i]]
             scores = processed(torch.zeros(self.target.decoder.vocab), request.processors, text)
-            assert scores[token] > -torch.inf, f"{where}: {got} has a token at {i} that the processors forbid"
+            assert scores[token] > -torch.inf, (
+                f"{where}: {got} has a token at {i} that the processors forbid"
+            )
 
     def same(self, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
         """Check that the tokens equal the reference, token by token.
@@ -313,9 +345,13 @@ class Suite:
         if got == want:
             return
         at = next((i for i, (a, b) in enumerate(zip(got, want, strict=False)) if a != b), None)
-        assert at is not None, f"{where}: {len(got)} tokens {got}, plain decoding writes {len(want)}: {want}"
+        assert at is not None, (
+            f"{where}: {len(got)} tokens {got}, plain decoding writes {len(want)}: {want}"
+        )
         distance = self.margin(request, sampling, want[:at])
-        assert distance < NOISE, f"{where}: {got} differs from plain {want} at token {at}, two best {distance:.2e} apart"
+        assert distance < NOISE, (
+            f"{where}: {got} differs from plain {want} at token {at}, two best {distance:.2e} apart"
+        )
         self.coverage.ties.append(where)
 
     def margin(self, request: Request, sampling: Sampling, before: Sequence[int]) -> float:
@@ -324,23 +360,36 @@ class Suite:
         The distance is one of logits, or of log p plus the request's noise if tokens are drawn.
         """
         text = [*request.prompt, *before]
-        verified = self.target.prefill(self.target.new_cache(1, len(text)), [np.array(text)], Needs())
+        verified = self.target.prefill(
+            self.target.new_cache(1, len(text)), [np.array(text)], Needs()
+        )
         shown = [*request.before, *text]
         steps = (*request.processors, *sampling.processors)
-        p = Distributions(verified.logits, lambda _: steps, lambda _: shown, lambda _: sampling.greedy)
+        p = Distributions(
+            verified.logits, lambda _: steps, lambda _: shown, lambda _: sampling.greedy
+        )
         if sampling.greedy:
             scores = p.processed(0).cpu().double().numpy()
         else:
             keyed = Keyed(sampling.seed, np.array([request.number]), np.array([len(text) - 1]))
-            scores = p.processed(0).cpu().double().numpy() + keyed.gumbel(0, 0, p.processed(0).shape[-1])
+            scores = p.processed(0).cpu().double().numpy() + keyed.gumbel(
+                0, 0, p.processed(0).shape[-1]
+            )
         second, best = np.sort(scores)[-2:]
         return float(best - second)
 
 
 def _ends(request: Request, response: Sequence[int]) -> list[int]:
     """Return the positions in a response at which an EOS id or a stopping criterion ends it."""
-    texts = [torch.tensor([[*request.before, *request.prompt, *response[: i + 1]]]) for i in range(len(response))]
-    return [i for i, t in enumerate(response) if t in request.eos or any(c(texts[i], None) for c in request.criteria)]
+    texts = [
+        torch.tensor([[*request.before, *request.prompt, *response[: i + 1]]])
+        for i in range(len(response))
+    ]
+    return [
+        i
+        for i, t in enumerate(response)
+        if t in request.eos or any(c(texts[i], None) for c in request.criteria)
+    ]
 
 
 def sampling_for(acceptor: str) -> Sampling:
@@ -367,7 +416,9 @@ def _ragged(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> Non
 def _limit(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     """Exactly max_new_tokens come."""
     for limits in ((1,), (2, 1, 5)):
-        suite.write(case, policy, acceptor, [Request(suite.prompt(4 + n), n, number=n) for n in limits])
+        suite.write(
+            case, policy, acceptor, [Request(suite.prompt(4 + n), n, number=n) for n in limits]
+        )
 
 
 def _eos(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
@@ -379,7 +430,9 @@ def _eos(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     for number, at in enumerate((0, 2, 4)):
         request = Request(suite.prompt(5 + number), 9, number=number)
         token = suite.reference(request, sampling)[at]
-        requests.append(replace(request, eos=frozenset({token, suite.target.decoder.vocab + number})))
+        requests.append(
+            replace(request, eos=frozenset({token, suite.target.decoder.vocab + number}))
+        )
     suite.write(case, policy, acceptor, requests, coach=Always)
 
 
@@ -389,7 +442,9 @@ def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> No
     for missing in ((0,), (4, 0, 1)):
         requests = [Request(suite.prompt(context - m), 9, number=m) for m in missing]
         if acceptor.keeps_text:
-            assert [len(suite.wanted(r, sampling_for(case.acceptor))) for r in requests] == [m + 1 for m in missing]
+            assert [len(suite.wanted(r, sampling_for(case.acceptor))) for r in requests] == [
+                m + 1 for m in missing
+            ]
         suite.write(case, policy, acceptor, requests)
 
 
@@ -401,7 +456,14 @@ def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> Non
     """
     look = partial(_look, suite.target, str(case))
     for coach in (Always, Sometimes):
-        suite.write(case, policy, acceptor, [Request(suite.prompt(n), 10, number=n) for n in (3, 8)], look, coach)
+        suite.write(
+            case,
+            policy,
+            acceptor,
+            [Request(suite.prompt(n), 10, number=n) for n in (3, 8)],
+            look,
+            coach,
+        )
 
 
 def _look(target: Target, where: str, rows: Rows, drafter: Drafter[Any], state: State) -> None:
@@ -410,13 +472,16 @@ def _look(target: Target, where: str, rows: Rows, drafter: Drafter[Any], state: 
     _as_if_fresh(target, drafter, held, rows.last, rows.live, where)
 
 
-def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, live: Ints, where: str) -> None:
+def _as_if_fresh(
+    target: Target, drafter: Drafter[Any], held: Held, last: Ints, live: Ints, where: str
+) -> None:
     """Check that the target's cache is that of a fresh prefill, and the drafter's state is, too.
 
     The drafter drafts for live rows as if it had just read them.
 
-    That is, q after root and children is what a drafter says that has read this row alone, and drafted this child alone.
-    Drafters without a whole q are left out: one that retrieves may know more than the text.
+    That is, q after root and children is what a drafter says that has read this row alone, and
+    drafted this child alone. Drafters without a whole q are left out: one that retrieves may know
+    more than the text.
     """
     fresh = target.new_cache(len(held.texts), 8)
     target.prefill(fresh, held.texts, Needs())
@@ -425,7 +490,9 @@ def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, 
         for ours, theirs in zip(held.cache.layer(layer), fresh.layer(layer), strict=True):
             for row, n in ((r, n) for r, n in enumerate(fresh.lengths.tolist()) if n):
                 far = float((ours[row, :, :n] - theirs[row, :, :n]).abs().max())
-                assert far < NOISE, f"{where}: layer {layer} of the cache is {far:.2e} from a fresh prefill"
+                assert far < NOISE, (
+                    f"{where}: layer {layer} of the cache is {far:.2e} from a fresh prefill"
+                )
     if not live.size or isinstance(drafter, Scripted):  # a script goes by the row's number
         return
     bush, q = _two_layers(drafter, held.drafter_state, Tree.planted(live, last[live]), None)
@@ -437,10 +504,14 @@ def _as_if_fresh(target: Target, drafter: Drafter[Any], held: Held, last: Ints, 
         _, wanted = _two_layers(drafter, state, alone, int(bush.tokens[child]))
         for mine, theirs in zip((q[root], q[child]) if q else (), wanted, strict=True):
             far = float((mine - theirs).abs().max())
-            assert far < 10 * NOISE, f"{where}: the drafter's state drafts {far:.2e} away from a fresh start"
+            assert far < 10 * NOISE, (
+                f"{where}: the drafter's state drafts {far:.2e} away from a fresh start"
+            )
 
 
-def _two_layers(drafter: Drafter[Any], state: Any, roots: Tree, token: int | None) -> tuple[Tree, list[Tensor]]:
+def _two_layers(
+    drafter: Drafter[Any], state: Any, roots: Tree, token: int | None
+) -> tuple[Tree, list[Tensor]]:
     """Return roots with a given child, or with the two that the drafter proposes.
 
     Also return q [V] after every node that has it.
@@ -479,7 +550,8 @@ class Ruled(LogitsProcessor):
 def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
     """Check processors and stopping criteria.
 
-    Processors depend on the path, some guide the drafts, and one forces a token. Criteria end texts.
+    Processors depend on the path, some guide the drafts, and one forces a token. Criteria end
+    texts.
     """
     sampling, requests = sampling_for(case.acceptor), []
     for number, length in enumerate((6, 1, 9)):
@@ -487,10 +559,20 @@ def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> 
         own = (RepetitionPenaltyLogitsProcessor(1.4), NoRepeatNGramLogitsProcessor(3), ruled)
         guides, forced = ((), None) if number == 1 else (own[1:], ruled.forced)
         plain = Request(
-            suite.prompt(length), 9, number=number, processors=own, guides=guides, forced=forced, before=(0,) * number
+            suite.prompt(length),
+            9,
+            number=number,
+            processors=own,
+            guides=guides,
+            forced=forced,
+            before=(0,) * number,
         )
         last = suite.reference(plain, sampling)[5]
-        ended = (lambda ids, scores, n=length, last=last: ids.shape[1] > n and ids[0, -1] == last) if number else None
+        ended = (
+            (lambda ids, scores, n=length, last=last: ids.shape[1] > n and ids[0, -1] == last)
+            if number
+            else None
+        )
         requests.append(plain if ended is None else replace(plain, criteria=(ended,)))
     for rows in (requests, requests[:1]):
         suite.write(case, policy, acceptor, rows, coach=Always)
@@ -505,12 +587,21 @@ def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
     first = Request(suite.prompt(6), 5)
     on = [*first.prompt, *suite.reference(first, sampling)[:4], 1, 2]
     requests = [first, Request(on, 4), Request(on[:8], 1), Request([*on[:4], 9, 9], 5)]
-    engine = Engine(suite.target, suite.drafter(case.drafter, requests, sampling), policy, acceptor, COSTS)
+    engine = Engine(
+        suite.target, suite.drafter(case.drafter, requests, sampling), policy, acceptor, COSTS
+    )
     for request in requests:
         written = engine.write([request], sampling).tokens[0]
         suite.judge(acceptor, request, sampling, written, str(case))
         assert engine.held is not None
-        _as_if_fresh(suite.target, engine.drafter, engine.held, np.array(written[-1:]), np.arange(1), str(case))
+        _as_if_fresh(
+            suite.target,
+            engine.drafter,
+            engine.held,
+            np.array(written[-1:]),
+            np.arange(1),
+            str(case),
+        )
 
 
 def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
@@ -520,22 +611,37 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
     """
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
-    draw = np.random.default_rng(count)  # the same requests in every case, so that plain decoding writes them once
+    draw = np.random.default_rng(
+        count
+    )  # the same requests in every case, so that plain decoding writes them once
     lengths = zip(draw.integers(1, 12, 2 * count), draw.integers(1, LONG, 2 * count), strict=True)
     waiting = [
         Request([*suite.prompt(int(n)), i], int(limit), number=i, sampling=mixed[i % len(mixed)])
         for i, (n, limit) in enumerate(lengths)
     ]
-    drafter, costs = suite.drafter(case.drafter, waiting, coach=Always), RandomCosts(crc32(str(case).encode()))
+    drafter, costs = (
+        suite.drafter(case.drafter, waiting, coach=Always),
+        RandomCosts(crc32(str(case).encode())),
+    )
     rows, state, owners = Rows(suite.target.new_cache(count, 8)), State(), dict[int, Request]()
-    parts = Parts(suite.target, drafter, policy, Watched(acceptor, lambda: rows.room(suite.target), suite.coverage), costs)
+    parts = Parts(
+        suite.target,
+        drafter,
+        policy,
+        Watched(acceptor, lambda: rows.room(suite.target), suite.coverage),
+        costs,
+    )
 
     def look(state: State) -> None:
         if rows.live.size:
             _look(suite.target, str(case), rows, drafter, state)
 
     while waiting or owners:
-        come = int(rng.integers(not owners, 1 + min(len(rows.free), len(waiting), 3))) if waiting and rows.free.size else 0
+        come = (
+            int(rng.integers(not owners, 1 + min(len(rows.free), len(waiting), 3)))
+            if waiting and rows.free.size
+            else 0
+        )
         if come:
             new, waiting = waiting[:come], waiting[come:]
             events, state = admit(parts, rows, new, state)
@@ -549,7 +655,9 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
             if not cancelled:
                 suite.judge(acceptor, request, request.sampling, got, str(case))
             elif acceptor.keeps_text:
-                suite.same(replace(request, max_new_tokens=len(got)), request.sampling, got, str(case))
+                suite.same(
+                    replace(request, max_new_tokens=len(got)), request.sampling, got, str(case)
+                )
         look(state)
 
 
@@ -563,13 +671,29 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
     waiting = [
-        Request([*suite.prompt(1 + (5 * i) % 11), i], 2 + (7 * i) % 12, number=i, sampling=mixed[i % len(mixed)])
+        Request(
+            [*suite.prompt(1 + (5 * i) % 11), i],
+            2 + (7 * i) % 12,
+            number=i,
+            sampling=mixed[i % len(mixed)],
+        )
         for i in range(count + 2)
     ]
-    drafter, costs = suite.drafter(case.drafter, waiting, coach=Always), RandomCosts(crc32(str(case).encode()))
-    engine, handles = Engine(suite.target, drafter, policy, costs=cast(Costs, costs)), list[Handle]()
+    drafter, costs = (
+        suite.drafter(case.drafter, waiting, coach=Always),
+        RandomCosts(crc32(str(case).encode())),
+    )
+    engine, handles = (
+        Engine(suite.target, drafter, policy, costs=cast(Costs, costs)),
+        list[Handle](),
+    )
     bound = max(10 * count, 25)
-    limits = {"max_sequences": count, "max_cache_tokens": bound, "max_batch_tokens": 5, "prefix_block": 2}
+    limits = {
+        "max_sequences": count,
+        "max_cache_tokens": bound,
+        "max_batch_tokens": 5,
+        "prefix_block": 2,
+    }
     engine.set_limits(**limits, share_passes=bool(rng.integers(3)))
     scheduler = engine.scheduler
 
@@ -582,7 +706,9 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
         while waiting and rng.random() < 0.4:
             handles.append(engine.submit(waiting.pop(0)))
         engine.step()
-        assert scheduler.cache_tokens <= bound, f"{case}: {scheduler.cache_tokens} tokens are in the cache"
+        assert scheduler.cache_tokens <= bound, (
+            f"{case}: {scheduler.cache_tokens} tokens are in the cache"
+        )
         if scheduler.batch is not None and scheduler.batch[1].live.size and rng.random() < 0.15:
             _look(suite.target, str(case), scheduler.batch[1], drafter, scheduler.state)
         for handle in handles:
@@ -618,7 +744,9 @@ PAIRWISE: dict[str, Check] = {
 CHECKS = EVERYWHERE | PAIRWISE
 
 
-def batch_cases(sizes: Sequence[int], only: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
+def batch_cases(
+    sizes: Sequence[int], only: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> list[Case]:
     """Return every drafter × policy × acceptor under continuous batching.
 
     Sequences join, leave, are preempted and share prefixes.
@@ -629,7 +757,9 @@ def batch_cases(sizes: Sequence[int], only: Mapping[str, Sequence[str]] = Mappin
     """
     checks = []
     for size in sizes:
-        name = next((n for n, check in CHECKS.items() if _size_of(check) == size), f"scheduled-{size}")
+        name = next(
+            (n for n, check in CHECKS.items() if _size_of(check) == size), f"scheduled-{size}"
+        )
         CHECKS.setdefault(name, partial(_scheduled, size))
         checks.append(name)
     return [Case(*c) for c in itertools.product(checks, *_named(only))]
@@ -647,18 +777,22 @@ def _named(only: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
     return [tuple(only.get(kind) or found[kind]) for kind in ("drafter", "policy", "acceptor")]
 
 
-def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyType({})) -> list[Case]:
+def cases(
+    full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> list[Case]:
     """Return the cases of the conformance suite, pairwise by default.
 
-    Checks that all pairs go through run for every drafter × policy, with a third of the acceptors in
-    turn. The other checks run pairwise.
+    Checks that all pairs go through run for every drafter × policy, with a third of the acceptors
+    in turn. The other checks run pairwise.
 
-    So each acceptor meets each drafter and each policy; all three with one another, and under every check, in full. One row is
-    looked at by itself with the rules for which its text is known beforehand; of all others three rows at a time show as much.
+    So each acceptor meets each drafter and each policy; all three with one another, and under every
+    check, in full. One row is looked at by itself with the rules for which its text is known
+    beforehand; of all others three rows at a time show as much.
 
     Args:
         full: every check for every pairing.
-        only: names of a kind (`drafter`, `policy`, `acceptor`) that are tested with all of the others; without any all are.
+        only: names of a kind (`drafter`, `policy`, `acceptor`) that are tested with all of the
+            others; without any all are.
     """
     every = _named(only)
     rest = [tuple(PAIRWISE), *every]
@@ -680,7 +814,9 @@ def cases(full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyTy
 def pairwise(factors: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     """Return few combinations of values such that any two values of different factors meet."""
     places = [[(i, value) for value in values] for i, values in enumerate(factors)]
-    missing = dict.fromkeys(frozenset(p) for u, v in itertools.combinations(places, 2) for p in itertools.product(u, v))
+    missing = dict.fromkeys(
+        frozenset(p) for u, v in itertools.combinations(places, 2) for p in itertools.product(u, v)
+    )
     rows = []
     while missing:
         row = dict(next(iter(missing)))
@@ -693,5 +829,7 @@ def pairwise(factors: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
     return rows
 
 
-def _new_pairs(missing: Container[object], row: Sequence[tuple[int, str]], choice: tuple[int, str]) -> int:
+def _new_pairs(
+    missing: Container[object], row: Sequence[tuple[int, str]], choice: tuple[int, str]
+) -> int:
     return sum(frozenset((choice, other)) in missing for other in row)

@@ -1,6 +1,7 @@
 """Targets and drafters whose behaviour is known beforehand.
 
-Shapes: R rows, N nodes, F frontier nodes, K candidates, V vocabulary, C context, S slots, n tokens a row in one pass.
+Shapes: R rows, N nodes, F frontier nodes, K candidates, V vocabulary, C context, S slots, n tokens
+a row in one pass.
 """
 
 from abc import abstractmethod
@@ -47,7 +48,8 @@ def tiny_target(
         context: positions that it knows.
         seed: of the weights.
         capture: how its passes over trees are run.
-        compiled: whether its layers are machine code, and its weights float32; else they are float64.
+        compiled: whether its layers are machine code, and its weights float32; else they are
+            float64.
         device: where it computes.
     """
     width = 32 if compiled else 8
@@ -104,12 +106,13 @@ class Recorder:
 class TableModel(PreTrainedModel):
     """p(next | last two tokens) from a table, in the form of a transformers model with a cache.
 
-    Its one layer stores each token's id and position, and reads through the mask which token stands before. A token that
-    does not see exactly one token at each position up to its own gets NaN for logits, so that a wrong mask, a wrong
-    position or a wrong slot of the cache cannot go unnoticed.
+    Its one layer stores each token's id and position, and reads through the mask which token stands
+    before. A token that does not see exactly one token at each position up to its own gets NaN for
+    logits, so that a wrong mask, a wrong position or a wrong slot of the cache cannot go unnoticed.
 
     Args:
-        table: [V + 1, V, V] probability of each token after the last two; row V is for a last token with none before it.
+        table: [V + 1, V, V] probability of each token after the last two; row V is for a last token
+            with none before it.
         context: C, how many positions there are.
     """
 
@@ -117,7 +120,9 @@ class TableModel(PreTrainedModel):
 
     def __init__(self, table: Tensor, context: int) -> None:
         vocab = table.shape[-1]
-        super().__init__(LlamaConfig(vocab_size=vocab, num_hidden_layers=1, max_position_embeddings=context))
+        super().__init__(
+            LlamaConfig(vocab_size=vocab, num_hidden_layers=1, max_position_embeddings=context)
+        )
         self.lm_head = nn.Linear(table[..., 0].numel(), vocab, bias=False, dtype=torch.float64)
         self.lm_head.weight.data = table.double().reshape(-1, vocab).log().T.contiguous()
 
@@ -141,20 +146,27 @@ class TableModel(PreTrainedModel):
         keys, _ = past_key_values.update(stored, stored, 0)
         tokens, places = keys[:, 0, :, 0], keys[:, 0, :, 1]
         sees = (attention_mask[:, 0] == 0).to(self.dtype)  # [R, n, S]
-        count = sees @ nn.functional.one_hot(places.long().clamp(max=context), context + 1).to(self.dtype)  # [R, n, C + 1]
+        count = sees @ nn.functional.one_hot(places.long().clamp(max=context), context + 1).to(
+            self.dtype
+        )  # [R, n, C + 1]
         path = torch.arange(context + 1) <= position_ids[..., None]
-        before = ((sees * (places[:, None] == position_ids[..., None] - 1)) @ tokens[..., None])[..., 0].long()
+        before = ((sees * (places[:, None] == position_ids[..., None] - 1)) @ tokens[..., None])[
+            ..., 0
+        ].long()
         before = torch.where(position_ids == 0, vocab, before.clamp(0, vocab - 1))
         logits = self.lm_head.weight.T[before * vocab + input_ids]
         logits = torch.where((count == path).all(-1, keepdim=True), logits, torch.nan)
-        return CausalLMOutputWithPast(logits=logits[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else logits)
+        return CausalLMOutputWithPast(
+            logits=logits[:, logits_to_keep] if isinstance(logits_to_keep, Tensor) else logits
+        )
 
 
 def table_target(table: Tensor, context: int = 16) -> Target:
     """Return a target whose every distribution is known.
 
     Args:
-        table: [V + 1, V, V] probability of each token after the last two; row V is for a last token with none before it.
+        table: [V + 1, V, V] probability of each token after the last two; row V is for a last token
+            with none before it.
         context: how many positions it has.
     """
     return Target(Decoder(TableModel(table, context)), "table")
@@ -173,32 +185,50 @@ class TableDrafter(Drafter[None]):
 
     Args:
         q: [V, V] probability of each token after the last.
-        chance: what sampled draws come from, so that a test can branch over them; the request's noise by default.
+        chance: what sampled draws come from, so that a test can branch over them; the request's
+            noise by default.
     """
 
     def __init__(self, q: Tensor, chance: Chance | None = None) -> None:
         self._log_q, self._chance = q.double().log(), chance
 
     @override
-    def start(self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: None = None, rows: Ints | None = None) -> None:
+    def start(
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: None = None,
+        rows: Ints | None = None,
+    ) -> None:
         return None
 
     @override
-    def expand(self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, None]:
+    def expand(
+        self, state: None, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, None]:
         log_q = self._log_q[torch.from_numpy(tree.tokens[frontier])]
         if self._chance is None or not drawing.kind.sampled:
             return drawn(log_q, k, drawing, tree.row[frontier], tree.depth[frontier]), None
         q = absent(drawing.log_q(log_q, tree.row[frontier]))
-        return self._branched(self._chance, q, min(k, log_q.shape[1]), drawing.kind, tree, frontier), None
+        return self._branched(
+            self._chance, q, min(k, log_q.shape[1]), drawing.kind, tree, frontier
+        ), None
 
-    def _branched(self, chance: Chance, log_q: Tensor, k: int, kind: Draw, tree: Tree, frontier: Ints) -> Candidates:
+    def _branched(
+        self, chance: Chance, log_q: Tensor, k: int, kind: Draw, tree: Tree, frontier: Ints
+    ) -> Candidates:
         nowhere = np.argmin(log_q.numpy(), axis=1)
         tokens = np.tile(nowhere[:, None], k)
         for i, node in enumerate(frontier):
             left = log_q[i].exp()
             for j in range(k):
-                if left.sum() > 0:  # else nothing is left to be drawn, and a token of probability 0 is no candidate
-                    tokens[i, j] = chance.categorical(left / left.sum(), int(tree.row[node]), int(tree.depth[node]))
+                if (
+                    left.sum() > 0
+                ):  # else nothing is left to be drawn, and a token of probability 0 is no candidate
+                    tokens[i, j] = chance.categorical(
+                        left / left.sum(), int(tree.row[node]), int(tree.depth[node])
+                    )
                 if kind is Draw.WITHOUT_REPLACEMENT:
                     left[tokens[i, j]] = 0
         return Candidates(tokens, np.take_along_axis(log_q.numpy(), tokens, axis=1), log_q, kind)
@@ -234,16 +264,25 @@ class Scripted(Drafter[Texts]):
 
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Texts | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Texts | None = None,
+        rows: Ints | None = None,
     ) -> Texts:
         return tuple(prompts)
 
     @override
-    def expand(self, state: Texts, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Texts]:
+    def expand(
+        self, state: Texts, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Texts]:
         logits = torch.full((len(frontier), self._vocab), -torch.inf, dtype=torch.float64)
         for i, node in enumerate(frontier):
             row = int(tree.row[node])
-            order = torch.from_numpy(self._order(row, np.append(state[row], tree.tokens[tree.path(int(node))])))
+            order = torch.from_numpy(
+                self._order(row, np.append(state[row], tree.tokens[tree.path(int(node))]))
+            )
             logits[i, order] = -torch.arange(len(order), dtype=torch.float64)
         return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state
 
@@ -253,8 +292,14 @@ class Scripted(Drafter[Texts]):
         Return None where the text has left the plan or the plan has ended.
         """
         n = len(text)
-        plans = (*self._plans[row : row + 1], *self._plans)  # of rows that come and go none is known by its number
-        return next((int(plan[n]) for plan in plans if n < len(plan) and np.array_equal(plan[:n], text)), None)
+        plans = (
+            *self._plans[row : row + 1],
+            *self._plans,
+        )  # of rows that come and go none is known by its number
+        return next(
+            (int(plan[n]) for plan in plans if n < len(plan) and np.array_equal(plan[:n], text)),
+            None,
+        )
 
     def _order(self, row: int, text: Ints) -> Ints:
         """Tokens to propose after a text, the likeliest first."""
@@ -263,7 +308,9 @@ class Scripted(Drafter[Texts]):
         if right is None:
             return others
         others, place = others[others != right], self.place(row, len(text))
-        return others if place is None else np.concatenate((others[:place], [right], others[place:]))
+        return (
+            others if place is None else np.concatenate((others[:place], [right], others[place:]))
+        )
 
     @override
     def commit(self, state: Texts, tree: Tree, verdict: Verdict, taps: Taps) -> Texts:
@@ -310,8 +357,9 @@ class Sometimes(Scripted):
 class Coached(Drafter[tuple[Any, Texts]]):
     """A drafter among whose candidates a script puts the right token.
 
-    With random weights a drafter is almost never right, and the code that follows an accepted path would hardly run. As
-    in a fusion of drafters, the tree then holds nodes that the drafter did not propose.
+    With random weights a drafter is almost never right, and the code that follows an accepted path
+    would hardly run. As in a fusion of drafters, the tree then holds nodes that the drafter did not
+    propose.
 
     Args:
         drafter: whose state is carried through everything that is accepted.
@@ -322,7 +370,11 @@ class Coached(Drafter[tuple[Any, Texts]]):
 
     def __init__(self, drafter: Drafter[Any], script: Scripted) -> None:
         self._drafter, self._script = drafter, script
-        self.expands_paths, self.sends_probes, self.ahead = drafter.expands_paths, drafter.sends_probes, drafter.ahead
+        self.expands_paths, self.sends_probes, self.ahead = (
+            drafter.expands_paths,
+            drafter.sends_probes,
+            drafter.ahead,
+        )
 
     @property
     @override
@@ -339,7 +391,9 @@ class Coached(Drafter[tuple[Any, Texts]]):
         rows: Ints | None = None,
     ) -> tuple[Any, Texts]:
         inner = None if state is None else state[0]
-        return self._drafter.start(prompts, roots, taps, inner, rows), self._script.start(prompts, roots, taps)
+        return self._drafter.start(prompts, roots, taps, inner, rows), self._script.start(
+            prompts, roots, taps
+        )
 
     @override
     def passes(self, state: tuple[Any, Texts], tree: Tree, frontier: Ints) -> int:
@@ -359,26 +413,43 @@ class Coached(Drafter[tuple[Any, Texts]]):
         inner = self._drafter.layers(state[0], roots, depth)
         return None if inner is None else CoachedLayers(inner, self._script, state[1])
 
-    def _coach(self, candidates: Candidates, texts: Texts, tree: Tree, frontier: Ints) -> Candidates:
+    def _coach(
+        self, candidates: Candidates, texts: Texts, tree: Tree, frontier: Ints
+    ) -> Candidates:
         tokens, log_q = candidates.tokens.copy(), candidates.log_q.copy()
         for i, node in enumerate(frontier):
             row = int(tree.row[node])
             text = np.append(texts[row], tree.tokens[tree.path(int(node))])
             right, place = self._script.right(row, text), self._script.place(row, len(text))
-            if right is not None and place is not None and place < tokens.shape[1] and right not in tokens[i]:
+            if (
+                right is not None
+                and place is not None
+                and place < tokens.shape[1]
+                and right not in tokens[i]
+            ):
                 tokens[i, place], log_q[i, place] = right, max(log_q[i, place], np.log(0.3))
         return replace(candidates, tokens=tokens, log_q=log_q)
 
     @override
-    def commit(self, state: tuple[Any, Texts], tree: Tree, verdict: Verdict, taps: Taps) -> tuple[Any, Texts]:
-        return self._drafter.commit(state[0], tree, verdict, taps), self._script.commit(state[1], tree, verdict, taps)
+    def commit(
+        self, state: tuple[Any, Texts], tree: Tree, verdict: Verdict, taps: Taps
+    ) -> tuple[Any, Texts]:
+        return self._drafter.commit(state[0], tree, verdict, taps), self._script.commit(
+            state[1], tree, verdict, taps
+        )
 
     @override
-    def truncate(self, state: tuple[Any, Texts], lengths: Ints, rows: Ints | None = None) -> tuple[Any, Texts]:
-        return self._drafter.truncate(state[0], lengths, rows), self._script.truncate(state[1], lengths, rows)
+    def truncate(
+        self, state: tuple[Any, Texts], lengths: Ints, rows: Ints | None = None
+    ) -> tuple[Any, Texts]:
+        return self._drafter.truncate(state[0], lengths, rows), self._script.truncate(
+            state[1], lengths, rows
+        )
 
     @override
-    def select(self, state: tuple[Any, Texts], rows: Ints, cache: SlotCache) -> tuple[Any, Texts] | None:
+    def select(
+        self, state: tuple[Any, Texts], rows: Ints, cache: SlotCache
+    ) -> tuple[Any, Texts] | None:
         inner = self._drafter.select(state[0], rows, cache)
         return None if inner is None else (inner, picked(state[1], rows, NO_TEXT))
 
@@ -420,13 +491,18 @@ class CoachedLayers(Layers):
         def coached(logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
             logits, frontier = logits.clone(), nodes.fed[:, -logits.shape[1] :]
             for row, place in np.ndindex(*frontier.shape):
-                text = np.append(self._texts[row], nodes.tokens[row, nodes.seen[row, frontier[row, place]]].cpu().numpy())
+                text = np.append(
+                    self._texts[row],
+                    nodes.tokens[row, nodes.seen[row, frontier[row, place]]].cpu().numpy(),
+                )
                 right, rank = self._script.right(row, text), self._script.place(row, len(text))
                 columns = np.arange(logits.shape[2]) if ids is None else ids.cpu().numpy()
                 if right is not None and rank is not None and right in columns:
                     others = logits[row, place].sort(descending=True).values
                     above = others[rank - 1] if rank else others[0] + 1
-                    logits[row, place, int(np.flatnonzero(columns == right)[0])] = (above + others[rank]) / 2
+                    logits[row, place, int(np.flatnonzero(columns == right)[0])] = (
+                        above + others[rank]
+                    ) / 2
             return choose(logits, nodes, ids)
 
         return coached

@@ -108,7 +108,8 @@ def of_this_model(engine: Any, options: dict[str, Any]) -> dict[str, Any]:
 def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> tuple[Any]:
     """Return the prompt of a call, and take it out of the options where it stands there.
 
-    An object of options after the prompt, as vLLM's calls have it, becomes options by their names; those that are named count.
+    An object of options after the prompt, as vLLM's calls have it, becomes options by their names;
+    those that are named count.
 
     Args:
         method: the name of what is called, for messages.
@@ -120,14 +121,19 @@ def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> tup
     """
     named = [name for name in options if accepted(PROMPT, name, ["prompt"]) == "prompt"]
     how = f"{method}(prompt, max_new_tokens=100, …): one prompt, and options by their names"
-    if len(given) + len(named) == 2 and (held := held_options(given[-1] if given else None)) is not None:
+    if (
+        len(given) + len(named) == 2
+        and (held := held_options(given[-1] if given else None)) is not None
+    ):
         *given, _ = given
         over = {accepted(OPTION, name, held) for name in options}
         options |= {name: value for name, value in held.items() if name not in over}
     if len(given) > 1:
         raise UserError(f"{len(given)} arguments without a name are given, allowed is {how}")
     if len(given) + len(named) > 1:
-        raise UserError(f"{' and '.join(['a prompt', *named][1 - len(given) :])} are given, allowed is {how}")
+        raise UserError(
+            f"{' and '.join(['a prompt', *named][1 - len(given) :])} are given, allowed is {how}"
+        )
     if not given and not named:
         raise UserError(f"no prompt is given, allowed is {how}")
     return (given[0] if given else options.pop(named[0]),)

@@ -1,7 +1,7 @@
 """Text in, text out: completions, chats, streams of tokens with their text, and the same for asyncio.
 
-Every call goes through the engine's lock step by step, so that any number of threads and tasks may share an engine; their
-texts are then written in turns.
+Every call goes through the engine's lock step by step, so that any number of threads and tasks may
+share an engine; their texts are then written in turns.
 """
 
 import asyncio
@@ -37,7 +37,9 @@ WORDS: dict[Origin, str] = {"drafted": "drafted and accepted", "forced": "the on
 
 def figures(stats: Stats) -> str:
     """Return the two figures of a run as text: tokens per second, and tokens per pass (τ)."""
-    return f"{stats.tokens_per_second:.1f} tokens/s, {stats.acceptance_length:.2f} tokens per pass (τ)"
+    return (
+        f"{stats.tokens_per_second:.1f} tokens/s, {stats.acceptance_length:.2f} tokens per pass (τ)"
+    )
 
 
 @dataclass(frozen=True)
@@ -46,10 +48,10 @@ class Token(HintingText):
 
     Attributes:
         id: the token.
-        text: what the response's text gains now that it has come: nothing while a character is incomplete or a stop text may
-            have begun, and then more than the token's own.
-        origin: how it came: from the prefill, drafted and accepted, the only one that a grammar allowed (`forced`), or chosen
-            by the target.
+        text: what the response's text gains now that it has come: nothing while a character is
+            incomplete or a stop text may have begun, and then more than the token's own.
+        origin: how it came: from the prefill, drafted and accepted, the only one that a grammar
+            allowed (`forced`), or chosen by the target.
         logprob: how likely it was, where that was asked for.
         ending: why the text ends with it, if it does.
     """
@@ -111,13 +113,19 @@ class Completion(HintingText):
 
     def _repr_html_(self) -> str:
         """Return the text as HTML for a notebook, with coloured drafted tokens and the speed."""
-        pieces = [*self.pieces, self.text[sum(map(len, self.pieces)) :]] if self.pieces else [self.text]
+        pieces = (
+            [*self.pieces, self.text[sum(map(len, self.pieces)) :]] if self.pieces else [self.text]
+        )
         styles = [*(MARKS.get(origin) for origin in self.origins), None]
         spans = []
         for style, run in groupby(zip(pieces, styles, strict=False), lambda piece: piece[1]):
             text = escape("".join(piece for piece, _ in run))
             spans.append(text if style is None else f'<span style="{style}">{text}</span>')
-        marks = [f'<span style="{MARKS[origin]}">{WORDS[origin]}</span>' for origin in WORDS if origin in self.origins]
+        marks = [
+            f'<span style="{MARKS[origin]}">{WORDS[origin]}</span>'
+            for origin in WORDS
+            if origin in self.origins
+        ]
         legend = " · ".join([*marks, "chosen by the target", figures(self.stats)])
         return (
             f'<div class="tex2jax_ignore mathjax_ignore"><div style="white-space: pre-wrap">{"".join(spans)}</div>'
@@ -134,7 +142,10 @@ class Completion(HintingText):
             text = str(tokenizer.decode([token]))
             return {"id": token, "text": text, "logprob": logprob if isfinite(logprob) else None}
 
-        return [one(found.token, found.logprob) | {"top": [one(*best) for best in found.top]} for found in self.logprobs]
+        return [
+            one(found.token, found.logprob) | {"top": [one(*best) for best in found.top]}
+            for found in self.logprobs
+        ]
 
 
 def whole_text(written: Any, echo: bool, stop: bool) -> Any:
@@ -160,7 +171,9 @@ class Reading:
         tokens: those so far.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase | None, stops: Stops, prompt: Sequence[int] = ()) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase | None, stops: Stops, prompt: Sequence[int] = ()
+    ) -> None:
         self._pieces = None if tokenizer is None else Pieces(tokenizer, stops)
         self._tokenizer, self._prompt = tokenizer, prompt
         self.tokens: list[Token] = []
@@ -175,7 +188,11 @@ class Reading:
                 piece = "" if self._pieces is None else self._pieces.add(token)
                 if self._pieces is not None and ending is not None:
                     piece += self._pieces.rest()
-                new.append(Token(token, piece, origin, event.logprobs[i] if event.logprobs else None, ending))
+                new.append(
+                    Token(
+                        token, piece, origin, event.logprobs[i] if event.logprobs else None, ending
+                    )
+                )
         self.tokens += new
         return new
 
@@ -196,7 +213,9 @@ class Reading:
             stats,
             [t.text for t in self.tokens],
             [*self._prompt],
-            "" if self._tokenizer is None else str(self._tokenizer.decode([*self._prompt], skip_special_tokens=True)),
+            ""
+            if self._tokenizer is None
+            else str(self._tokenizer.decode([*self._prompt], skip_special_tokens=True)),
         )
 
 
@@ -214,18 +233,33 @@ class Writing:
         UserError: the request cannot be served.
     """
 
-    def __init__(self, engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False) -> None:
+    def __init__(
+        self, engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False
+    ) -> None:
         batch = prompts_of(prompt)
         if alone and batch is not None:
-            raise UserError(f"there is a list of {len(batch)} prompts, allowed is one: `complete` takes several")
+            raise UserError(
+                f"there is a list of {len(batch)} prompts, allowed is one: `complete` takes several"
+            )
         if alone and options.n > 1:
-            raise UserError(f"n is {options.n}, allowed is 1 here: a stream or a conversation has one text")
+            raise UserError(
+                f"n is {options.n}, allowed is 1 here: a stream or a conversation has one text"
+            )
         tokenizer, self._batch, self._each = engine.tokenizer, batch is not None, options.n
-        ids = [ids_of(tokenizer, prompt)] if batch is None else [ids_of(tokenizer, p) for p in batch]
-        # A request's number decides its noise: one seed has one text, and the texts of one prompt differ.
-        requests = [options.request(engine.target, row, number) for row in ids for number in range(options.n)]
+        ids = (
+            [ids_of(tokenizer, prompt)] if batch is None else [ids_of(tokenizer, p) for p in batch]
+        )
+        # A request's number decides its noise: one seed has one text, and the texts of one prompt
+        # differ.
+        requests = [
+            options.request(engine.target, row, number)
+            for row in ids
+            for number in range(options.n)
+        ]
         self._first = requests[0].prompt
-        self._readings = [Reading(tokenizer, options.stops(tokenizer), request.prompt) for request in requests]
+        self._readings = [
+            Reading(tokenizer, options.stops(tokenizer), request.prompt) for request in requests
+        ]
         self._rows, steps = engine.begin(requests)
         self._steps = engine.timed(steps, self._rows)
 
@@ -254,7 +288,9 @@ class Writing:
                 pass
             return self.result
         if not isinstance(streamer, BaseStreamer):
-            raise UserError(f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None")
+            raise UserError(
+                f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None"
+            )
         streamer.put(torch.tensor([self._first]))
         for token in self.tokens():
             streamer.put(torch.tensor([token.id]))
@@ -274,7 +310,9 @@ class Writing:
         self._steps.close()
 
 
-async def complete(engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False) -> Any:
+async def complete(
+    engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False
+) -> Any:
     """Return a completion, each step in a worker thread; a task that is cancelled ends the writing after the step at hand."""
     writing = await in_thread(lambda: Writing(engine, prompt, options, alone))
     with closing(writing):
@@ -299,7 +337,9 @@ async def in_thread(work: Callable[[], T]) -> T:
         return await asyncio.shield(task)
     except asyncio.CancelledError:
         while not task.done():
-            with suppress(asyncio.CancelledError):  # cancelled again, it is as good as cancelled once
+            with suppress(
+                asyncio.CancelledError
+            ):  # cancelled again, it is as good as cancelled once
                 await asyncio.wait([task])
         if not task.cancelled():
             task.exception()  # nobody asks for it any more

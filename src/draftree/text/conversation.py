@@ -27,7 +27,9 @@ class Conversation(Hinting):
     """
 
     kind_of_name: ClassVar[str] = CONVERSATION
-    no_items: ClassVar[str] = "a Conversation has no items of its own: conversation.messages is the list of its messages"
+    no_items: ClassVar[str] = (
+        "a Conversation has no items of its own: conversation.messages is the list of its messages"
+    )
 
     engine: Writer
     messages: Messages = field(default_factory=list)
@@ -43,8 +45,8 @@ class Conversation(Hinting):
         """Says something as the user, and returns the answer; both are kept in `messages`.
 
         Raises:
-            UserError: it is no text, an option does not exist or is out of its range, or the chat is too long; `messages` are
-                as before.
+            UserError: it is no text, an option does not exist or is out of its range, or the chat
+                is too long; `messages` are as before.
         """
         answer: Completion = self._answer(text, options).finish()
         self._keep(text, answer)
@@ -68,7 +70,9 @@ class Conversation(Hinting):
     @takes_prompt
     async def asay(self, text: str, **options: Any) -> Completion:
         """`say` for asyncio; a turn that is cancelled is forgotten."""
-        answer: Completion = await complete(self.engine, self._asked(text), Options.of(self.options, options), alone=True)
+        answer: Completion = await complete(
+            self.engine, self._asked(text), Options.of(self.options, options), alone=True
+        )
         self._keep(text, answer)
         return answer
 
@@ -78,18 +82,24 @@ class Conversation(Hinting):
         return [*self.messages, {"role": "user", "content": text}]
 
     def _answer(self, text: str, options: Mapping[str, Any]) -> Writing:
-        return Writing(self.engine, self._asked(text), Options.of(self.options, options), alone=True)
+        return Writing(
+            self.engine, self._asked(text), Options.of(self.options, options), alone=True
+        )
 
     def _keep(self, text: str, answer: Any) -> None:
         self.messages = [*self._asked(text), {"role": "assistant", "content": answer.text}]
 
 
-def started(engine: Writer, system: str | None, messages: Messages | None, options: Mapping[str, Any]) -> Conversation:
+def started(
+    engine: Writer, system: str | None, messages: Messages | None, options: Mapping[str, Any]
+) -> Conversation:
     """Return a conversation that continues messages, after a system message where one is given.
 
     Raises:
         UserError: the messages are malformed, or an option does not exist or is out of its range.
     """
     if messages is not None and not is_chat(messages):
-        raise UserError(f"messages is {shown(messages)}, allowed is a list of messages that each have a role and a content")
+        raise UserError(
+            f"messages is {shown(messages)}, allowed is a list of messages that each have a role and a content"
+        )
     return Conversation(engine, with_system(system, messages or []), Options.of(None, options))

@@ -46,30 +46,32 @@ class Options(Parameters):
         min_p: the least probability kept, relative to the likeliest token's; 0 keeps all.
         typical_p: the least mass of the most typical tokens that is kept; 1 keeps all.
         seed: of everything that is drawn.
-        repetition_penalty: divides the logits above 0 of tokens that stand in prompt or response, and multiplies those
-            below; 1 leaves them.
+        repetition_penalty: divides the logits above 0 of tokens that stand in prompt or response,
+            and multiplies those below; 1 leaves them.
         frequency_penalty: is taken from a token's logit for every time it stands in the response.
         presence_penalty: is taken from the logit of every token that stands in the response.
         no_repeat_ngram_size: no n-gram of tokens stands twice in prompt and response; 0 allows it.
-        logit_bias: is added to the logits of tokens, each named by its id or by a text that is one token. A text of digits is
-            an id, as in OpenAI's API.
+        logit_bias: is added to the logits of tokens, each named by its id or by a text that is one
+            token. A text of digits is an id, as in OpenAI's API.
         suppress: ids that are never written.
-        bad_words: texts that are never written, in the tokens that the tokenizer writes them with, at the beginning and
-            behind a space.
+        bad_words: texts that are never written, in the tokens that the tokenizer writes them with,
+            at the beginning and behind a space.
         min_new_tokens: how many tokens are written before one may end the text.
-        stop: texts that end the response where they first stand in it, across tokens, and are no part of its text. One that is
-            a special token is found by its id.
+        stop: texts that end the response where they first stand in it, across tokens, and are no
+            part of its text. One that is a special token is found by its id.
         json_schema: what JSON the response must be, as text or as the object it stands for.
         regex: what the whole response must match.
         grammar: the same for any other grammar.
         beginning: what the response begins with, as text or as ids.
         max_time: seconds after which nothing more is written, counted from the request.
-        logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's own; None tells none.
+        logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's
+            own; None tells none.
         ignore_eos: whether EOS ends nothing.
         stop_ids: ids that end the response, as EOS does; `ignore_eos` does not concern them.
-        n: how many texts are written for each prompt. The first is the text of `n=1`; with a temperature above 0 the others are
-            further samples of the same seed.
-        max_length: how many tokens prompt and response may have together, instead of `max_new_tokens`.
+        n: how many texts are written for each prompt. The first is the text of `n=1`; with a
+            temperature above 0 the others are further samples of the same seed.
+        max_length: how many tokens prompt and response may have together, instead of
+            `max_new_tokens`.
 
     Raises:
         UserError: a value is out of its range, or values exclude each other.
@@ -93,16 +95,21 @@ class Options(Parameters):
                 f"min_new_tokens is {self.min_new_tokens}, allowed is at most max_new_tokens, {self.max_new_tokens}"
             )
         if len(given := self._constraints) > 1:
-            raise UserError(f"{' and '.join(given)} are given, allowed is one of json_schema, regex, grammar")
+            raise UserError(
+                f"{' and '.join(given)} are given, allowed is one of json_schema, regex, grammar"
+            )
         if given and self.ignore_eos:
-            raise UserError(f"ignore_eos is given with {given[0]}, but EOS is what ends a constrained response")
+            raise UserError(
+                f"ignore_eos is given with {given[0]}, but EOS is what ends a constrained response"
+            )
         self.constraint  # noqa: B018 - made once, and a mistake in it is told now
 
     @classmethod
     def of(cls, base: Self | None, given: Mapping[str, Any]) -> Self:
         """Return options by name, and those of a base where they are not named.
 
-        Names and values of other tools that mean the same are accepted (`draftree.aliases`). None stands for a default.
+        Names and values of other tools that mean the same are accepted (`draftree.aliases`). None
+        stands for a default.
 
         Raises:
             UnknownName: there is no such option.
@@ -122,7 +129,9 @@ class Options(Parameters):
 
     @property
     def _constraints(self) -> list[str]:
-        return [name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None]
+        return [
+            name for name in ("json_schema", "regex", "grammar") if getattr(self, name) is not None
+        ]
 
     @cached_property
     def constraint(self) -> Grammar | None:
@@ -144,10 +153,13 @@ class Options(Parameters):
             number: decides the noise, together with the seed.
 
         Raises:
-            UserError: a token does not exist, or the target has no tokenizer where a text must be read.
+            UserError: a token does not exist, or the target has no tokenizer where a text must be
+                read.
         """
         steps = tuple(self._processors(target, len(prompt)))
-        rules: list[Forced] = [s.forced for s in steps if isinstance(s, ForcedBeginning | Constrained)]
+        rules: list[Forced] = [
+            s.forced for s in steps if isinstance(s, ForcedBeginning | Constrained)
+        ]
         return Request(
             prompt,
             self._most(len(prompt)),
@@ -166,7 +178,9 @@ class Options(Parameters):
         if self.max_length is None:
             return self.max_new_tokens
         if self.max_length <= prompt:
-            raise UserError(f"max_length is {self.max_length}, and the prompt has {prompt} tokens: allowed is more than that")
+            raise UserError(
+                f"max_length is {self.max_length}, and the prompt has {prompt} tokens: allowed is more than that"
+            )
         return self.max_length - prompt
 
     def _processors(self, target: Target, start: int) -> Iterator[LogitsProcessor]:
@@ -175,26 +189,40 @@ class Options(Parameters):
         eos = sorted(self._ends(target))
         if self.logit_bias:
             biases = {_token(target, key): float(bias) for key, bias in self.logit_bias.items()}
-            yield SequenceBiasLogitsProcessor([[[_known("logit_bias", i, vocab)], bias] for i, bias in biases.items()])
+            yield SequenceBiasLogitsProcessor(
+                [[[_known("logit_bias", i, vocab)], bias] for i, bias in biases.items()]
+            )
         if self.repetition_penalty != 1:
             yield RepetitionPenaltyLogitsProcessor(float(self.repetition_penalty))
         if self.no_repeat_ngram_size:
             yield NoRepeatNGramLogitsProcessor(int(self.no_repeat_ngram_size))
-        if banned := [ids for ids in _spellings(target, _texts(self.bad_words)) if ids not in [[e] for e in eos]]:
+        if banned := [
+            ids
+            for ids in _spellings(target, _texts(self.bad_words))
+            if ids not in [[e] for e in eos]
+        ]:
             yield NoBadWordsLogitsProcessor(banned, eos or None)
         if self.min_new_tokens and eos:
             yield MinNewTokensLengthLogitsProcessor(start, int(self.min_new_tokens), eos, device)
         if len(self.suppress):
-            yield SuppressTokensLogitsProcessor([_known("suppress", int(i), vocab) for i in self.suppress], device)
+            yield SuppressTokensLogitsProcessor(
+                [_known("suppress", int(i), vocab) for i in self.suppress], device
+            )
         if self.frequency_penalty:
             yield FrequencyPenalty(float(self.frequency_penalty), start)
         if self.presence_penalty:
             yield PresencePenalty(float(self.presence_penalty), start)
         if len(self.beginning):
-            ids = _ids(target, self.beginning) if isinstance(self.beginning, str) else list(self.beginning)
+            ids = (
+                _ids(target, self.beginning)
+                if isinstance(self.beginning, str)
+                else list(self.beginning)
+            )
             yield ForcedBeginning([_known("beginning", int(i), vocab) for i in ids], start)
         if self.constraint is not None:
-            yield Constrained(self.constraint, Vocabulary.of(target.tokenizer, vocab, target.eos), start)
+            yield Constrained(
+                self.constraint, Vocabulary.of(target.tokenizer, vocab, target.eos), start
+            )
 
     def _ends(self, target: Target) -> frozenset[int]:
         """Return the ids that end a text."""
@@ -228,7 +256,9 @@ def _token(target: Target, key: int | str) -> int:
         return int(key)
     ids = _ids(target, key)
     if len(ids) != 1:
-        raise UserError(f"logit_bias names {key!r}, which is {len(ids)} tokens {ids}; allowed is a text of one, or an id")
+        raise UserError(
+            f"logit_bias names {key!r}, which is {len(ids)} tokens {ids}; allowed is a text of one, or an id"
+        )
     return ids[0]
 
 
@@ -242,4 +272,8 @@ def _spellings(target: Target, words: Sequence[str]) -> list[list[int]]:
     """Each word as the tokenizer writes it at the beginning of a text and behind a space."""
     spellings = [_ids(target, spelled) for word in words for spelled in (word, f" {word}")]
     vocab = target.decoder.vocab  # a tokenizer may have more tokens, which are never written
-    return [ids for i, ids in enumerate(spellings) if ids and max(ids) < vocab and ids not in spellings[:i]]
+    return [
+        ids
+        for i, ids in enumerate(spellings)
+        if ids and max(ids) < vocab and ids not in spellings[:i]
+    ]

@@ -18,8 +18,9 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
 class Decoded:
     """The text of tokens that come one by one, the same as if all were decoded together, at the cost of decoding a few.
 
-    What a token adds to a text depends on those before it (a word's space, a character's first bytes), so that the last ones
-    are decoded again with it. That is how text-generation-inference and vLLM do it.
+    What a token adds to a text depends on those before it (a word's space, a character's first
+    bytes), so that the last ones are decoded again with it. That is how text-generation-inference
+    and vLLM do it.
 
     Args:
         tokenizer: the target's.
@@ -34,7 +35,10 @@ class Decoded:
         self._tokenizer = tokenizer
         self.ids: list[int] = []
         self.text, self.sure = "", 0
-        self._from, self._to = 0, 0  # ids[_from:_to] are decoded again; their text ends where `sure` is
+        self._from, self._to = (
+            0,
+            0,
+        )  # ids[_from:_to] are decoded again; their text ends where `sure` is
         self._again = ""
 
     def add(self, token: int) -> None:
@@ -42,10 +46,14 @@ class Decoded:
         self.ids.append(token)
         text = decode(self._tokenizer, self.ids[self._from :])
         if not text.startswith(self._again):
-            if text.endswith(UNKNOWN):  # byte tokens: while one character is incomplete, those right before it are unknown, too
+            if text.endswith(
+                UNKNOWN
+            ):  # byte tokens: while one character is incomplete, those right before it are unknown, too
                 self.text = self.text[: self.sure] + UNKNOWN
                 return
-            self._from = self._to = self.sure = 0  # a decoder that changes what it has written; there is no short way
+            self._from = self._to = self.sure = (
+                0  # a decoder that changes what it has written; there is no short way
+            )
             self._again, text = "", decode(self._tokenizer, self.ids)
         self.text = self.text[: self.sure] + text[len(self._again) :]
         if len(text) > len(self._again) and not text.endswith(UNKNOWN):
@@ -59,7 +67,8 @@ class Stops:
 
     Attributes:
         texts: looked for in the response's text, across tokens.
-        ids: special tokens given as texts; they have none in the response, so their ids are looked for.
+        ids: special tokens given as texts; they have none in the response, so their ids are looked
+            for.
     """
 
     texts: tuple[str, ...] = ()
@@ -71,7 +80,10 @@ class Stops:
         if not given:
             return cls()
         special = {str(t): i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
-        return cls(tuple(s for s in given if s not in special), {special[s]: s for s in given if s in special})
+        return cls(
+            tuple(s for s in given if s not in special),
+            {special[s]: s for s in given if s in special},
+        )
 
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
         """Return the place and the text of the stop text that is complete first; of several the longest.
@@ -87,7 +99,15 @@ class Stops:
 
     def held(self, text: str) -> int:
         """Return the number of a text's last characters that may be the beginning of a stop text."""
-        return max((k for s in self.texts for k in range(1, min(len(s), len(text) + 1)) if text.endswith(s[:k])), default=0)
+        return max(
+            (
+                k
+                for s in self.texts
+                for k in range(1, min(len(s), len(text) + 1))
+                if text.endswith(s[:k])
+            ),
+            default=0,
+        )
 
 
 @final
@@ -128,7 +148,9 @@ class Pieces:
 
     def _until(self, end: int) -> str:
         if (found := self._stops.find(self._decoded.text, self._shown)) is not None:
-            end, self.stop = found  # nothing of it has been shown, as all of its beginnings are held back
+            end, self.stop = (
+                found  # nothing of it has been shown, as all of its beginnings are held back
+            )
         piece = self._decoded.text[self._shown : end]
         self._shown = max(self._shown, end)
         return piece
@@ -138,8 +160,9 @@ class Pieces:
 class StopTexts:
     """A criterion: true once a stop text stands in the response; what the prompt ends with is none of it.
 
-    transformers' `StopStringCriteria` counts a stop text that began in the prompt, too, and prepares a table over the whole
-    vocabulary for every new set of texts. Beyond that the two say the same.
+    transformers' `StopStringCriteria` counts a stop text that began in the prompt, too, and
+    prepares a table over the whole vocabulary for every new set of texts. Beyond that the two say
+    the same.
 
     Args:
         tokenizer: the target's.
@@ -154,7 +177,9 @@ class StopTexts:
     def __call__(self, ids: Tensor, scores: Any = None) -> bool:
         """Return whether a stop text was written, as transformers asks."""
         response, known = ids[0, self._start :].tolist(), self._pieces.ids
-        if response[: len(known)] != known:  # another text: this is a function of the ids, and only quick for one that grows
+        if (
+            response[: len(known)] != known
+        ):  # another text: this is a function of the ids, and only quick for one that grows
             self._pieces = Pieces(self._tokenizer, self._stops)
         for token in response[len(self._pieces.ids) :]:
             self._pieces.add(token)

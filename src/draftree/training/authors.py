@@ -29,7 +29,8 @@ class Asked:
         ids: the same as token ids.
         most: the most tokens that may come.
         sampling: how they are chosen.
-        stops: texts and special tokens that end the text, beside the target's own ends; they are no part of it.
+        stops: texts and special tokens that end the text, beside the target's own ends; they are no
+            part of it.
     """
 
     number: int
@@ -60,14 +61,21 @@ def announce(author: "Author", what: str, texts: int, tokens: int) -> None:
     """
     seconds = author.seconds(texts, tokens)
     if seconds is not None and seconds >= PATIENCE:
-        LOG.info("%s %s of at most %s tokens: at most about %s", f"{texts:,}", what, f"{tokens:,}", duration(seconds))
+        LOG.info(
+            "%s %s of at most %s tokens: at most about %s",
+            f"{texts:,}",
+            what,
+            f"{tokens:,}",
+            duration(seconds),
+        )
 
 
 class Author(ABC):
     """Writes texts for prompts.
 
     Attributes:
-        name: by which texts of one author are told from those of another; the target itself has none.
+        name: by which texts of one author are told from those of another; the target itself has
+            none.
     """
 
     name: str = ""
@@ -106,7 +114,11 @@ class Local(Author):
 
     @override
     def seconds(self, texts: int, tokens: int) -> float:
-        return written_seconds(self._target, PLD().open(self._target), texts, tokens, self._rows) if texts else 0.0
+        return (
+            written_seconds(self._target, PLD().open(self._target), texts, tokens, self._rows)
+            if texts
+            else 0.0
+        )
 
     @override
     def write(self, waiting: deque[Asked]) -> Iterator[Written]:
@@ -120,7 +132,9 @@ class Local(Author):
                 asked = waiting.popleft()
                 stops = Stops.of(tokenizer, asked.stops)
                 writing[asked.number] = asked, stops
-                request = Request(asked.ids, asked.most, self._target.eos | stops.ids.keys(), asked.number)
+                request = Request(
+                    asked.ids, asked.most, self._target.eos | stops.ids.keys(), asked.number
+                )
                 criteria = (StopTexts(tokenizer, stops, len(asked.ids)),) if stops.texts else ()
                 yield replace(request, sampling=asked.sampling, criteria=criteria)
 
@@ -128,4 +142,8 @@ class Local(Author):
             asked, stops = writing.pop(request.number)
             text = str(tokenizer.decode([t for t in tokens if t not in request.eos]))
             found = stops.find(text)
-            yield Written(asked, text if found is None else text[: found[0]], found is not None or tokens[-1] in request.eos)
+            yield Written(
+                asked,
+                text if found is None else text[: found[0]],
+                found is not None or tokens[-1] in request.eos,
+            )

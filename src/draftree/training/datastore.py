@@ -50,11 +50,12 @@ def build(
         tell: told how many megabytes are read.
         source: how the target's tokenizer is found.
         overwrite: whether the new folder replaces what is in `out`.
-        skipped: counts rows that cannot be read, which are left out; without it the first one is an error.
+        skipped: counts rows that cannot be read, which are left out; without it the first one is an
+            error.
 
     Raises:
-        UserError: something that was asked for does not exist or does not fit, `out` has something in it, or another
-            process builds it.
+        UserError: something that was asked for does not exist or does not fit, `out` has something
+            in it, or another process builds it.
     """
     known, settings = kinds(), dict(settings or {})
     if kind not in known:
@@ -74,7 +75,9 @@ def build(
             tell(done, of=of)
 
         corpus = Documents(found, tokenizer, read, skipped)
-        figures = known[kind].build(corpus, vocab, folder, settings, lambda doing: tell(done, doing, of))
+        figures = known[kind].build(
+            corpus, vocab, folder, settings, lambda doing: tell(done, doing, of)
+        )
         said = {
             "drafter": kind, "target": target, "tokenizer": tokenizer_hash(tokenizer), "vocab": vocab,
             "files": len(found), "undecodable": corpus.undecodable,

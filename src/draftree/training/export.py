@@ -33,14 +33,22 @@ from draftree.formats import medusa, parallel, speculators
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
 from draftree.models.decoder import Decoder
 from draftree.models.hub import downloaded, is_hub_id
-from draftree.models.sources import DEMO, known, location, public_name, shipped_folder, without_weights
+from draftree.models.sources import (
+    DEMO,
+    known,
+    location,
+    public_name,
+    shipped_folder,
+    without_weights,
+)
 from draftree.models.target import Target
 from draftree.registry import method_of, names, part, parts
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 """Config and tensors."""
 MAP = "head.d2t"
-"""The draft vocabulary of an `eagle`, of which no other program knows: there its head is the target's, whole."""
+"""The draft vocabulary of an `eagle`, of which no other program knows: there its head is the
+target's, whole."""
 SOLVED = 1e-6
 """The relative error with which a bias may come back from an embedding that has it in it."""
 LAYERS = 32
@@ -66,20 +74,22 @@ class Exported:
     bytes: int
 
 
-def export(drafter: str | Path, wanted: str, out: Path, target: str | None = None, overwrite: bool = False) -> Exported:
+def export(
+    drafter: str | Path, wanted: str, out: Path, target: str | None = None, overwrite: bool = False
+) -> Exported:
     """Write a drafter's checkpoint in another layout.
 
     Args:
         drafter: its folder, in any layout that is read, or the name of a shipped one.
         wanted: the layout, one of `FORMATS`.
         out: the new folder; nothing is left there if anything fails.
-        target: the drafter's target, of which the config alone is read; by default the one the checkpoint names, where
-            the layout has a place for it.
+        target: the drafter's target, of which the config alone is read; by default the one the
+            checkpoint names, where the layout has a place for it.
         overwrite: whether the new folder replaces what is in `out`.
 
     Raises:
-        UserError: there is no such layout, or not for this drafter; the checkpoint is not what its config says; `out` has
-            something in it, or another process writes it.
+        UserError: there is no such layout, or not for this drafter; the checkpoint is not what its
+            config says; `out` has something in it, or another process writes it.
         OSError: the disk is full.
     """
     folder = drafter_folder(drafter, target)
@@ -89,7 +99,11 @@ def export(drafter: str | Path, wanted: str, out: Path, target: str | None = Non
     with understood(f"'{drafter}' cannot be exported"):
         config, tensors = FORMATS[wanted](method, Checkpoint.at(folder), target)
     with whole_folder(out, overwrite) as beside:
-        save_file({k: v.contiguous().clone() for k, v in tensors.items()}, beside / WEIGHTS, metadata={"format": "pt"})
+        save_file(
+            {k: v.contiguous().clone() for k, v in tensors.items()},
+            beside / WEIGHTS,
+            metadata={"format": "pt"},
+        )
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
     size = sum(t.numel() * t.element_size() for t in tensors.values())
     return Exported(method, wanted, str(out), len(tensors), size)
@@ -117,8 +131,8 @@ def first_format(folder: Path, wanted: str | None = None) -> str:
         wanted: a format.
 
     Raises:
-        UserError: there is no such format, or it does not have such a drafter; the message says which drafters can be
-            exported.
+        UserError: there is no such format, or it does not have such a drafter; the message says
+            which drafters can be exported.
     """
     if wanted is not None and wanted not in FORMATS:
         raise UnknownName("format", wanted, FORMATS)
@@ -126,14 +140,20 @@ def first_format(folder: Path, wanted: str | None = None) -> str:
     if wanted in allowed or (wanted is None and allowed):
         return wanted or allowed[0]
     if allowed:
-        raise UserError(f"a drafter of '{method}' cannot be exported as '{wanted}', allowed is {' or '.join(allowed)}")
+        raise UserError(
+            f"a drafter of '{method}' cannot be exported as '{wanted}', allowed is {' or '.join(allowed)}"
+        )
     can = {name: [m for m in parts("drafter") if name in formats_of(m)] for name in FORMATS}
     listed = "; ".join(f"{name}: {', '.join(methods)}" for name, methods in can.items())
     alone = " (--standalone writes it as a model of its own)" if method in OWN else ""
-    raise UserError(f"no other program has a drafter of '{method}'{alone}; what can be exported: {listed}")
+    raise UserError(
+        f"no other program has a drafter of '{method}'{alone}; what can be exported: {listed}"
+    )
 
 
-def standalone(drafter: str | Path, out: Path, target: str | None = None, overwrite: bool = False) -> Exported:
+def standalone(
+    drafter: str | Path, out: Path, target: str | None = None, overwrite: bool = False
+) -> Exported:
     """Write a drafter that shares the target's embedding and head with copies of both, the head for the whole vocabulary.
 
     A `vdm` is then a whole Hugging Face model, which transformers' assisted generation takes.
@@ -149,18 +169,24 @@ def standalone(drafter: str | Path, out: Path, target: str | None = None, overwr
     """
     folder = drafter_folder(drafter, target)
     if (method := method_of(folder)) not in OWN:
-        raise UserError(f"'{method}' cannot be exported with --standalone, allowed is {' or '.join(OWN)}")
+        raise UserError(
+            f"'{method}' cannot be exported with --standalone, allowed is {' or '.join(OWN)}"
+        )
     loaded = Target.load(target or str(Checkpoint.at(folder).about.get("target", "demo")))
     kind = part("drafter", method)
     assert issubclass(kind, TrainableMethod)
     opened = kind(checkpoint=str(folder)).restored(loaded)
     alone = replace(opened.knobs, **OWN[method], checkpoint="").fresh(loaded)
     own, borrowing = alone.model.state_dict(), opened.model.state_dict()
-    alone.model.load_state_dict(own | {name: value for name, value in borrowing.items() if name in own})
+    alone.model.load_state_dict(
+        own | {name: value for name, value in borrowing.items() if name in own}
+    )
     with whole_folder(out, overwrite) as beside:
         alone.save(beside)
     tensors = alone.model.state_dict().values()
-    return Exported(method, "a model of its own", str(out), len(tensors), sum(2 * t.numel() for t in tensors))
+    return Exported(
+        method, "a model of its own", str(out), len(tensors), sum(2 * t.numel() for t in tensors)
+    )
 
 
 def drafter_folder(drafter: str | Path, target: str | None = None) -> Path:
@@ -204,9 +230,14 @@ def _check(method: str, folder: Path, values: Mapping[str, Any], target: str | N
         values: its config.
         target: by default any one of the sizes in the config.
     """
-    config, name = _any_target(values, folder) if target is None else _config_of(target), target or "any"
+    config, name = (
+        _any_target(values, folder) if target is None else _config_of(target),
+        target or "any",
+    )
     with torch.device("meta"), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of copies to where nothing is, and of targets that are not named
+        warnings.simplefilter(
+            "ignore"
+        )  # of copies to where nothing is, and of targets that are not named
         with understood(f"target '{name}' is not a causal language model"):
             model = AutoModelForCausalLM.from_config(config)
         opened = Target(Decoder(model), name)
@@ -221,7 +252,11 @@ def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
     hidden = values.get("target_hidden_size") or hidden
     layers = max(values.get(speculators.LAYER_IDS) or (LAYERS,))
     return LlamaConfig(
-        vocab_size=vocab, hidden_size=hidden, num_hidden_layers=layers, num_attention_heads=1, intermediate_size=1
+        vocab_size=vocab,
+        hidden_size=hidden,
+        num_hidden_layers=layers,
+        num_attention_heads=1,
+        intermediate_size=1,
     )
 
 
@@ -229,7 +264,12 @@ def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Writte
     """Config and tensors of EAGLE's or EAGLE-3's original layout, in whichever they came; of `values`, the config is flat."""
     rename = speculators.original(stored.config)
     tensors = {rename(k): v for k, v in stored.tensors.items() if k != MAP}
-    config = {"model_type": "llama", "num_hidden_layers": 1} | values | _rope(values) | speculators.explicit(values, method)
+    config = (
+        {"model_type": "llama", "num_hidden_layers": 1}
+        | values
+        | _rope(values)
+        | speculators.explicit(values, method)
+    )
     for key in (ABOUT, "rope_parameters", "transformers_version"):
         config.pop(key, None)
     if speculators.KIND in stored.config:
@@ -243,7 +283,10 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
     """`rope_theta` and `rope_scaling`, which every version of transformers understands; `rope_parameters` only version 5."""
     said: dict[str, Any] = dict(of_values(deepcopy(values)).rope_parameters or {})
     theta, kind = said.pop("rope_theta"), said.pop("rope_type", "default")
-    return {"rope_theta": theta, "rope_scaling": None if kind == "default" else said | {"type": kind, "rope_type": kind}}
+    return {
+        "rope_theta": theta,
+        "rope_scaling": None if kind == "default" else said | {"type": kind, "rope_type": kind},
+    }
 
 
 def to_original(method: str, stored: Checkpoint, target: str | None) -> Written:
@@ -259,8 +302,8 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
     Its config names the target, by default the one that the checkpoint names, else the demo's.
 
     Raises:
-        UserError: no target that fits is named; or the layer has biases for queries, keys and values alone, which
-            speculators' layers cannot have.
+        UserError: no target that fits is named; or the layer has biases for queries, keys and
+            values alone, which speculators' layers cannot have.
     """
     if method in get_args(parallel.Kind):
         return _blocks_to_speculators(method, stored, target)
@@ -274,16 +317,22 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
     fits = own if said else _config_of(name)
     text = fits.get_text_config(decoder=True)
     if target is None and (text.vocab_size, text.hidden_size) != (own.vocab_size, own.hidden_size):
-        raise UserError(f"'{folder}' does not fit target '{name}': name the drafter's own with --target")
+        raise UserError(
+            f"'{folder}' does not fit target '{name}': name the drafter's own with --target"
+        )
     checked = _check(method, folder, values, None if said else name)
     if values.get("qkv_bias"):
         raise UserError(f"'{folder}' has qkv_bias true, allowed for 'speculators' is false")
     config, tensors = _original(method, stored, values)
-    architectures = said[1] if said else fits.architectures or [type(checked.decoder.model).__name__]
+    architectures = (
+        said[1] if said else fits.architectures or [type(checked.decoder.model).__name__]
+    )
     verifier = {"name_or_path": public_name(name), "architectures": list(architectures)}
     nested = speculators.nested(config, method, verifier)
     rename = speculators.published(nested)
-    return nested, {rename(k): v for k, v in tensors.items() if k not in speculators.LEFT_OUT[method]}
+    return nested, {
+        rename(k): v for k, v in tensors.items() if k not in speculators.LEFT_OUT[method]
+    }
 
 
 def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) -> Written:
@@ -307,7 +356,9 @@ def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) 
             0, ids_of(tensors[parallel.MAP]), True
         )
     verifier = {"name_or_path": public_name(name), "architectures": [type(outer).__name__]}
-    return parallel.speculated(layout, "dspark" if method == "dspark" else "dflash", verifier), tensors
+    return parallel.speculated(
+        layout, "dspark" if method == "dspark" else "dflash", verifier
+    ), tensors
 
 
 def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
@@ -319,13 +370,21 @@ def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
     drafter = part("drafter", "peagle")(checkpoint=str(stored.folder)).open(loaded)
     assert isinstance(drafter, PEAGLEDrafter)
     knobs, outer = drafter.settled, cast(Any, loaded.decoder.model)
-    values = {k: v for k, v in (config | config.get(speculators.LAYER, {})).items() if k not in speculators.AROUND}
+    values = {
+        k: v
+        for k, v in (config | config.get(speculators.LAYER, {})).items()
+        if k not in speculators.AROUND
+    }
     values |= _rope(values) | {speculators.LAYER_IDS: list(drafter.needs.hidden)}
     values.pop("rope_parameters", None)
     verifier = {"name_or_path": public_name(name), "architectures": [type(outer).__name__]}
     nested = speculators.nested(values, "peagle", verifier, knobs.layers, knobs.drafts)
-    embedding = outer.get_input_embeddings().weight.detach().cpu().to(stored.tensors["fc.weight"].dtype)
-    return nested | {speculators.MASKS[0]: knobs.mask}, {speculators.EMBEDDING: embedding} | stored.tensors
+    embedding = (
+        outer.get_input_embeddings().weight.detach().cpu().to(stored.tensors["fc.weight"].dtype)
+    )
+    return nested | {speculators.MASKS[0]: knobs.mask}, {
+        speculators.EMBEDDING: embedding
+    } | stored.tensors
 
 
 def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Written:
@@ -354,8 +413,8 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
 def to_vllm_eagle(method: str, stored: Checkpoint, target: str | None) -> Written:
     """EAGLE's layout for vLLM, whose fusing layer has no bias: an embedding of the drafter's own has it in it.
 
-    The fusing layer computes W e + U h + b of an embedding e and a hidden state h. With W c = b that is
-    W (e + c) + U h, so each row of the new embedding is e + c.
+    The fusing layer computes W e + U h + b of an embedding e and a hidden state h. With W c = b
+    that is W (e + c) + U h, so each row of the new embedding is e + c.
 
     Raises:
         UserError: no c has W c = b.
@@ -371,8 +430,12 @@ def to_vllm_eagle(method: str, stored: Checkpoint, target: str | None) -> Writte
         embedding = outer.get_input_embeddings().weight.detach().cpu()
     fusing = tensors["fc.weight"].double()[:, : embedding.shape[1]]
     shift = torch.linalg.lstsq(fusing, bias.double()[:, None], driver="gelsd").solution[:, 0]
-    if not torch.allclose(fusing @ shift, bias.double(), rtol=SOLVED, atol=SOLVED * float(bias.abs().max())):
-        raise UserError(f"the bias of '{stored.folder}' is none that an embedding can have in it, allowed is 'eagle'")
+    if not torch.allclose(
+        fusing @ shift, bias.double(), rtol=SOLVED, atol=SOLVED * float(bias.abs().max())
+    ):
+        raise UserError(
+            f"the bias of '{stored.folder}' is none that an embedding can have in it, allowed is 'eagle'"
+        )
     tensors[speculators.EMBEDDING] = (embedding.double() + shift).to(tensors["fc.weight"].dtype)
     return config, tensors
 
@@ -383,4 +446,5 @@ FORMATS: Mapping[str, Callable[[str, Checkpoint, str | None], Written]] = {
     "vllm-eagle": to_vllm_eagle,
     "vllm-medusa": to_vllm_medusa,
 }
-"""The layouts, each with the function that writes it of a method, its checkpoint and the target that was named."""
+"""The layouts, each with the function that writes it of a method, its checkpoint and the target
+that was named."""

@@ -1,7 +1,7 @@
 """The target's internals for the texts a drafter learns from, read in a pass, or computed once and kept in safetensors shards.
 
-Of kept ones a layer is a series of files of its own, so that another drafter that reads other layers adds to a folder what
-it lacks.
+Of kept ones a layer is a series of files of its own, so that another drafter that reads other
+layers adds to a folder what it lacks.
 
 Shapes: B batch, T tokens of a sample, D hidden size, H key-value heads.
 """
@@ -57,7 +57,9 @@ def read(target: Target, ids: Tensor, needs: Needs) -> Features:
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
     """[B, T] rows padded with zeros at the end."""
-    found: np.ndarray = pad_sequence([torch.from_numpy(row) for row in rows], batch_first=True).numpy()
+    found: np.ndarray = pad_sequence(
+        [torch.from_numpy(row) for row in rows], batch_first=True
+    ).numpy()
     return found
 
 
@@ -81,15 +83,22 @@ class Shards:
     @classmethod
     def at(cls, home: Path, target: Target, samples: Sequence[Sample], needs: Needs) -> "Shards":
         """Return the shards of some samples below a folder that may hold those of others too."""
-        whose = fingerprint(target.decoder.model)  # and not its config, which an adapter or a rounding leaves as it is
+        whose = fingerprint(
+            target.decoder.model
+        )  # and not its config, which an adapter or a rounding leaves as it is
         return cls(home / f"{whose}-{digest(samples)}", target, samples, needs)
 
     @property
     def lacking(self) -> tuple[str, ...]:
         """The series of which not all files are there."""
-        hidden, kv = (self._hidden(layer) for layer in (*self.needs.hidden, LAST)), map(self._kv, self.needs.kv)
+        hidden, kv = (
+            (self._hidden(layer) for layer in (*self.needs.hidden, LAST)),
+            map(self._kv, self.needs.kv),
+        )
         names = dict.fromkeys((*hidden, *kv))
-        return tuple(n for n in names if not all(self._file(n, s).is_file() for s in range(self._count)))
+        return tuple(
+            n for n in names if not all(self._file(n, s).is_file() for s in range(self._count))
+        )
 
     @property
     def size(self) -> int:
@@ -129,7 +138,9 @@ class Shards:
         with processes.agreed():
             home = existing(self.folder)
             if self.size > (free := shutil.disk_usage(home).free):
-                raise UserError(f"features need {self.size / 1e9:.1f} GB in '{home}', free are {free / 1e9:.1f} GB")
+                raise UserError(
+                    f"features need {self.size / 1e9:.1f} GB in '{home}', free are {free / 1e9:.1f} GB"
+                )
         with processes.alone(self.folder), processes.agreed():
             lacking, mine = self.lacking, range(processes.rank, self._count, processes.world)
             for done, shard in enumerate(mine, 1):
@@ -138,24 +149,33 @@ class Shards:
                 tell(done, "caching features", len(mine))
         with processes.agreed():
             if self.lacking:
-                raise UserError(f"'{self.folder}' lacks what other processes wrote: all machines must see the same folder")
+                raise UserError(
+                    f"'{self.folder}' lacks what other processes wrote: all machines must see the same folder"
+                )
 
     def _write(self, shard: int, names: Sequence[str]) -> None:
         chosen, found = (
             range(shard * SHARD, min((shard + 1) * SHARD, len(self.samples))),
             defaultdict[str, dict[str, Tensor]](dict),
         )
-        order = sorted(chosen, key=lambda i: len(self.samples[i].tokens))  # passes are over samples of about the same length
+        order = sorted(
+            chosen, key=lambda i: len(self.samples[i].tokens)
+        )  # passes are over samples of about the same length
         for at in range(0, len(order), TOGETHER):
             part = order[at : at + TOGETHER]
-            ids = torch.from_numpy(padded([self.samples[i].tokens for i in part])).to(self.target.decoder.device)
+            ids = torch.from_numpy(padded([self.samples[i].tokens for i in part])).to(
+                self.target.decoder.device
+            )
             features = read(self.target, ids, self.needs)
             for row, i in enumerate(part):
                 count = len(self.samples[i].tokens)
                 for layer, states in features.hidden.items():
                     found[self._hidden(layer)][str(i)] = states[row, :count].cpu().contiguous()
                 for layer, pair in features.kv.items():
-                    tensors = {f"{i}.{name}": t[row, :, :count].cpu().contiguous() for name, t in zip("kv", pair, strict=True)}
+                    tensors = {
+                        f"{i}.{name}": t[row, :, :count].cpu().contiguous()
+                        for name, t in zip("kv", pair, strict=True)
+                    }
                     found[self._kv(layer)].update(tensors)
         for name in names:
             with whole(self._file(name, shard)) as partial:
@@ -167,14 +187,26 @@ class Shards:
         def of_layer(layer: int, name: str) -> Tensor:
             shape = self.target.decoder.shapes[layer]
             width = shape.key if name == "k" else shape.value
-            parts = [self._get(self._kv(layer), i, f"{i}.{name}", (shape.heads, -1, width)).transpose(0, 1) for i in chosen]
+            parts = [
+                self._get(self._kv(layer), i, f"{i}.{name}", (shape.heads, -1, width)).transpose(
+                    0, 1
+                )
+                for i in chosen
+            ]
             return self._padded(parts).transpose(1, 2)
 
         hidden = {
-            layer: self._padded([self._get(self._hidden(layer), i, str(i), (-1, self.target.decoder.hidden)) for i in chosen])
+            layer: self._padded(
+                [
+                    self._get(self._hidden(layer), i, str(i), (-1, self.target.decoder.hidden))
+                    for i in chosen
+                ]
+            )
             for layer in dict.fromkeys((*self.needs.hidden, LAST))
         }
-        return Features(hidden, {layer: (of_layer(layer, "k"), of_layer(layer, "v")) for layer in self.needs.kv})
+        return Features(
+            hidden, {layer: (of_layer(layer, "k"), of_layer(layer, "v")) for layer in self.needs.kv}
+        )
 
     def _padded(self, parts: list[Tensor]) -> Tensor:
         return pad_sequence(parts, batch_first=True).to(self.target.decoder.device)
@@ -182,12 +214,19 @@ class Shards:
     def _get(self, name: str, sample: int, key: str, shape: tuple[int, ...]) -> Tensor:
         """Return a tensor of a sample; −1 in its shape stands for the sample's length."""
         path = self._file(name, sample // SHARD)
-        with understood(f"'{path}' does not hold these samples' features (without it they are computed anew)"):
+        with understood(
+            f"'{path}' does not hold these samples' features (without it they are computed anew)"
+        ):
             if path not in self._open:
                 opened: Any = safe_open(path, framework="pt")
                 self._open[path] = opened.__enter__()
             tensor: Tensor = self._open[path].get_tensor(key)
-            wanted, dtype = [len(self.samples[sample].tokens) if n < 0 else n for n in shape], self.target.decoder.dtype
+            wanted, dtype = (
+                [len(self.samples[sample].tokens) if n < 0 else n for n in shape],
+                self.target.decoder.dtype,
+            )
             if list(tensor.shape) != wanted or tensor.dtype != dtype:
-                raise ValueError(f"{key} is {tensor.dtype} {list(tensor.shape)}, allowed is {dtype} {wanted}")
+                raise ValueError(
+                    f"{key} is {tensor.dtype} {list(tensor.shape)}, allowed is {dtype} {wanted}"
+                )
         return tensor

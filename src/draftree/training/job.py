@@ -27,8 +27,10 @@ class Job(ABC):
     """A training or tuning. Implementations are frozen dataclasses.
 
     Attributes:
-        options: the options of `draftree train` that it takes, beside those that say on what: target, data, out.
-        resumes: whether it writes a folder, in which an interrupted run goes on; else a file, whole or not at all.
+        options: the options of `draftree train` that it takes, beside those that say on what:
+            target, data, out.
+        resumes: whether it writes a folder, in which an interrupted run goes on; else a file, whole
+            or not at all.
     """
 
     options: ClassVar[frozenset[str]]
@@ -49,7 +51,9 @@ class Job(ABC):
         """
 
     @abstractmethod
-    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any) -> Fitted:
+    def fit(
+        self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any
+    ) -> Fitted:
         """Learns from data and writes the result.
 
         Args:

@@ -27,7 +27,8 @@ DEPTHS = 10
 PHASES = range(0, DEPTHS, 3)
 """Offsets at which blocks begin; a few of them, so that each depth is met at many tokens."""
 TEXTS, TOKENS = 12, 48
-"""Held-out texts along which trees are grown, and tokens of each at most: trees are many times the work of chains."""
+"""Held-out texts along which trees are grown, and tokens of each at most: trees are many times the
+work of chains."""
 
 
 @dataclass(frozen=True)
@@ -36,9 +37,12 @@ class Measures:
 
     Attributes:
         held_out_loss: the training objective, a mean over learnt tokens.
-        overlap: E[Σ min(p, q)] over learnt tokens: how often a draft drawn from q would be accepted at temperature 1.
-        acceptance_length: of simulated greedy chains, tokens a step: 1 + Σ over depths of the product of rates.
-        acceptance_by_depth: how often the draft at a depth is the target's choice, where all before it were.
+        overlap: E[Σ min(p, q)] over learnt tokens: how often a draft drawn from q would be accepted
+            at temperature 1.
+        acceptance_length: of simulated greedy chains, tokens a step: 1 + Σ over depths of the
+            product of rates.
+        acceptance_by_depth: how often the draft at a depth is the target's choice, where all before
+            it were.
     """
 
     held_out_loss: float
@@ -49,7 +53,11 @@ class Measures:
 
 @torch.no_grad()
 def evaluate(
-    teacher: Teacher, drafter: Trainable[Any], samples: Sequence[int], together: int, processes: Processes
+    teacher: Teacher,
+    drafter: Trainable[Any],
+    samples: Sequence[int],
+    together: int,
+    processes: Processes,
 ) -> Measures | None:
     """Measures on some samples, each process on its share of them; None where there are none.
 
@@ -71,7 +79,12 @@ def evaluate(
     learnt = sum(int(teacher.samples[i].learn.sum()) for i in samples)
     rates = found[2 : 2 + DEPTHS] / np.maximum(found[2 + DEPTHS :], 1)
     length = float(1 + np.cumprod(rates).sum())
-    return Measures(float(found[0] / learnt), float(found[1] / (learnt * len(PHASES))), length, tuple(rates.tolist()))
+    return Measures(
+        float(found[0] / learnt),
+        float(found[1] / (learnt * len(PHASES))),
+        length,
+        tuple(rates.tolist()),
+    )
 
 
 def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
@@ -90,11 +103,13 @@ def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
     return found
 
 
-def acceptance_by_depth(batch: Batch, choice: Tensor, guess: Tensor, phase: int) -> tuple[np.ndarray, np.ndarray]:
+def acceptance_by_depth(
+    batch: Batch, choice: Tensor, guess: Tensor, phase: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Count, by depth, of chains drafted from each block's first token that are still the target's greedy choice.
 
-    The text stands in for the chain's own tokens, so a block is followed while the text, too, is what the target would
-    have chosen; where it is not, nothing is known of the depths behind.
+    The text stands in for the chain's own tokens, so a block is followed while the text, too, is
+    what the target would have chosen; where it is not, nothing is known of the depths behind.
 
     Args:
         batch: held-out text.
@@ -141,9 +156,17 @@ def tree_length(
         processes: of the run; each goes along its share of the texts.
     """
     drafter.model.eval()
-    texts = [text for i in spread(samples, TEXTS) if (text := _first(teacher.samples[i])) is not None]
+    texts = [
+        text for i in spread(samples, TEXTS) if (text := _first(teacher.samples[i])) is not None
+    ]
     mine = texts[processes.rank :: processes.world]
-    found = processes.summed(torch.from_numpy(np.stack(counted(teacher.target, drafter, policy, mine, costs)))).cpu().numpy()
+    found = (
+        processes.summed(
+            torch.from_numpy(np.stack(counted(teacher.target, drafter, policy, mine, costs)))
+        )
+        .cpu()
+        .numpy()
+    )
     return expected_length(*found) if found[1].any() else None
 
 

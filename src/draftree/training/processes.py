@@ -49,7 +49,9 @@ class Processes:
             return asked or ("cpu" if _cpu_only() else None)
         own = str(self._state.device)
         if asked not in (None, own, own.partition(":")[0]):
-            raise UserError(f"device is '{asked}', but this process was launched for {own}: leave it out")
+            raise UserError(
+                f"device is '{asked}', but this process was launched for {own}: leave it out"
+            )
         return own
 
     @property
@@ -122,7 +124,9 @@ class Processes:
             UserError: it says what differs.
         """
         if len(set(self.gathered(value))) > 1:
-            raise UserError(f"{what} are not the same in all {self.world} processes: every machine needs the same files")
+            raise UserError(
+                f"{what} are not the same in all {self.world} processes: every machine needs the same files"
+            )
 
 
 def _cpu_only() -> bool:
@@ -138,7 +142,8 @@ def accelerator_of(device: torch.device, out: Path, track: str) -> Accelerator:
         out: the run's folder.
         track: the name of a tracker that accelerate knows; none where it is empty.
     """
-    # A method may leave some weights out of a step (a head it did not draw); where no process uses one, none waits for it.
+    # A method may leave some weights out of a step (a head it did not draw); where no process uses
+    # one, none waits for it.
     wrapped = DistributedDataParallelKwargs(find_unused_parameters=True)
     return Accelerator(
         device_placement=False,
@@ -157,8 +162,12 @@ def check_tracker(name: str) -> None:
     Raises:
         UserError: it names those that are, and those accelerate knows.
     """
-    own = set(LOGGER_TYPE_TO_CLASS) - {str(kind) for kind in LoggerType}  # registered with accelerate by other code
+    own = set(LOGGER_TYPE_TO_CLASS) - {
+        str(kind) for kind in LoggerType
+    }  # registered with accelerate by other code
     installed = sorted({str(kind) for kind in get_available_trackers()} | own)
     if name and name not in installed:
         known = ", ".join(sorted(LOGGER_TYPE_TO_CLASS))
-        raise UserError(f"tracker is '{name}', installed are {', '.join(installed) or 'none'} of {known}")
+        raise UserError(
+            f"tracker is '{name}', installed are {', '.join(installed) or 'none'} of {known}"
+        )

@@ -1,8 +1,9 @@
 """Sequence-level distillation: the target's own answers in the place of those in the data (Kim and Rush 2016, section 3.2).
 
-A drafter is judged by what the target writes, so it learns most from text the target wrote. Of a chat every response is
-written anew, one after the other, each behind those written before it. A plain text is cut into windows, of which the first
-quarter is the prompt of what the target writes on. Decoding is greedy, or a share of the answers is sampled.
+A drafter is judged by what the target writes, so it learns most from text the target wrote. Of a
+chat every response is written anew, one after the other, each behind those written before it. A
+plain text is cut into windows, of which the first quarter is the prompt of what the target writes
+on. Decoding is greedy, or a share of the answers is sampled.
 """
 
 import hashlib
@@ -23,7 +24,17 @@ from draftree.boundary.knobs import check, knob
 from draftree.boundary.progress import Tell, silent
 from draftree.data.overlap import Excluded
 from draftree.data.prompts import Content, encode
-from draftree.data.rows import CUT, Messages, Row, Skipped, completes, messages, named, rows, skipping
+from draftree.data.rows import (
+    CUT,
+    Messages,
+    Row,
+    Skipped,
+    completes,
+    messages,
+    named,
+    rows,
+    skipping,
+)
 from draftree.data.samples import check_tokens
 from draftree.errors import UserError
 from draftree.models.target import Target
@@ -41,7 +52,8 @@ class Regeneration:
     Attributes:
         tokens: the longest answer.
         batch: how many are written at a time.
-        max_tokens: what is behind so many tokens of a chat is not learnt, and not written; texts are cut into such windows.
+        max_tokens: what is behind so many tokens of a chat is not learnt, and not written; texts
+            are cut into such windows.
         temperature: at which answers are sampled; 0 for greedy ones.
         sampled: the share of prompts whose answers are sampled, if the temperature is above 0.
         seed: prompt number i is among them, and its answer what it is, by this and by i.
@@ -66,7 +78,10 @@ class Regeneration:
 
     def sampling(self, number: int) -> Sampling:
         """Return the way in which the answer to a prompt is chosen."""
-        if not self.temperature or np.random.default_rng([self.seed, 5, number]).random() >= self.sampled:
+        if (
+            not self.temperature
+            or np.random.default_rng([self.seed, 5, number]).random() >= self.sampled
+        ):
             return GREEDY
         return Sampling(self.temperature, seed=self.seed)
 
@@ -84,9 +99,10 @@ def regenerate(
 ) -> Path:
     """Write data whose answers are the target's; go on where an interrupted run stopped.
 
-    Every process of a run calls it, and writes a part; the main one puts the parts together. An answer is the one that the
-    target gives to its prompt alone, but for tokens that are as good as equally likely: logits are rounded otherwise beside
-    other rows, and which these are differs between runs, in one that was interrupted too.
+    Every process of a run calls it, and writes a part; the main one puts the parts together. An
+    answer is the one that the target gives to its prompt alone, but for tokens that are as good as
+    equally likely: logits are rounded otherwise beside other rows, and which these are differs
+    between runs, in one that was interrupted too.
 
     Args:
         target: answers.
@@ -97,21 +113,32 @@ def regenerate(
         tell: told how many answers this process has written.
         author: of the answers; by default the target itself.
         excluded: prompts that are left out.
-        skipped: counts rows that cannot be read, and leaves them out; without it the first one is an error.
+        skipped: counts rows that cannot be read, and leaves them out; without it the first one is
+            an error.
 
     Returns:
-        The path of the rows, `{"messages"}` and `{"prompt", "completion"}`, in the order of the data.
+        The path of the rows, `{"messages"}` and `{"prompt", "completion"}`, in the order of the
+        data.
 
     Raises:
         UserError: the data cannot be read.
     """
     with processes.agreed():
-        asked = list(prompts(paths, target.tokenizer, how.max_tokens, excluded, skipped, target.decoder.vocab))
+        asked = list(
+            prompts(
+                paths, target.tokenizer, how.max_tokens, excluded, skipped, target.decoder.vocab
+            )
+        )
     author = author or Local(target, how.batch)
-    about = {**how.said, "target": target.name, "prompts": digest(asked)} | ({"author": author.name} if author.name else {})
+    about = {**how.said, "target": target.name, "prompts": digest(asked)} | (
+        {"author": author.name} if author.name else {}
+    )
     finished = False
     with suppress(UserError):
-        finished = read_object(out / ABOUT, "of a finished regeneration") == about and (out / FILE).is_file()
+        finished = (
+            read_object(out / ABOUT, "of a finished regeneration") == about
+            and (out / FILE).is_file()
+        )
     if not finished:
         parts = out / PARTS / digest(about)
         done = _done(parts)
@@ -123,7 +150,9 @@ def regenerate(
             if processes.main:
                 _join(out, about, _done(parts), len(asked))
     if processes.main:
-        shutil.rmtree(out / PARTS, ignore_errors=True)  # a run may have been killed before it came to this
+        shutil.rmtree(
+            out / PARTS, ignore_errors=True
+        )  # a run may have been killed before it came to this
     return out / FILE
 
 
@@ -142,7 +171,8 @@ def prompts(
         tokenizer: the target's.
         window: tokens that a text is cut into.
         excluded: prompts that are left out.
-        skipped: counts rows that cannot be read, and leaves them out; without it the first one is an error.
+        skipped: counts rows that cannot be read, and leaves them out; without it the first one is
+            an error.
         vocab: rows of the target's embedding; all tokens must be below it.
 
     Raises:
@@ -159,19 +189,27 @@ def prompts(
         yield from asked
 
 
-def _asked(row: Row, where: str, tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[Content]:
+def _asked(
+    row: Row, where: str, tokenizer: PreTrainedTokenizerBase, window: int
+) -> Iterator[Content]:
     chat = messages(row, where)
     if chat is None:
-        yield from [row["prompt"]] if completes(row) else _beginnings(row["text"], tokenizer, window)
+        yield from (
+            [row["prompt"]] if completes(row) else _beginnings(row["text"], tokenizer, window)
+        )
         return
     if chat and not tokenizer.chat_template:
-        raise UserError(f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text")
+        raise UserError(
+            f"{where} is a chat, but the target's tokenizer has no chat template; use rows of text"
+        )
     last = max((i for i, m in enumerate(chat) if m["role"] == "assistant"), default=0)
     if last:
         yield chat[: last + 1]
 
 
-def _check(prompt: Content, where: str, tokenizer: PreTrainedTokenizerBase, vocab: int | None) -> None:
+def _check(
+    prompt: Content, where: str, tokenizer: PreTrainedTokenizerBase, vocab: int | None
+) -> None:
     """Refuse a prompt that the target cannot read, by the file and the line."""
     with named(where):
         ids = _ids(tokenizer, prompt if isinstance(prompt, str) else prompt[:-1])
@@ -179,7 +217,9 @@ def _check(prompt: Content, where: str, tokenizer: PreTrainedTokenizerBase, voca
 
 
 def _beginnings(text: str, tokenizer: PreTrainedTokenizerBase, window: int) -> Iterator[str]:
-    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)["offset_mapping"]
+    offsets = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)[
+        "offset_mapping"
+    ]
     for at in range(0, len(offsets) - 1, window):
         whole = offsets[at : at + window]
         yield text[whole[0][0] : whole[(len(whole) - 1) // 4][1]]
@@ -194,21 +234,30 @@ def _write(
     tell: Tell,
     author: Author,
 ) -> None:
-    # Prompts that are read in one pass, and texts that are written side by side, should be of like length.
-    mine = sorted(asked, key=lambda i: (len(json.dumps(asked[i])), i))[processes.rank :: processes.world]
+    # Prompts that are read in one pass, and texts that are written side by side, should be of like
+    # length.
+    mine = sorted(asked, key=lambda i: (len(json.dumps(asked[i])), i))[
+        processes.rank :: processes.world
+    ]
     parts.mkdir(parents=True, exist_ok=True)
     announce(author, "answers", sum(_responses(asked[i]) for i in mine), how.tokens)
     for count, (i, row) in enumerate(answered(target, {i: asked[i] for i in mine}, how, author), 1):
-        append(parts / f"{processes.rank}.jsonl", "\n" + json.dumps({"number": i, "row": row}))  # behind a broken line
+        append(
+            parts / f"{processes.rank}.jsonl", "\n" + json.dumps({"number": i, "row": row})
+        )  # behind a broken line
         tell(count, "answering", len(mine))
 
 
 def _responses(prompt: Content) -> int:
     """Return how many answers are written for a prompt: one for a text, and all responses of a chat."""
-    return 1 if isinstance(prompt, str) else sum(message["role"] == "assistant" for message in prompt)
+    return (
+        1 if isinstance(prompt, str) else sum(message["role"] == "assistant" for message in prompt)
+    )
 
 
-def answered(target: Target, asked: Mapping[int, Content], how: Regeneration, author: Author) -> Iterator[tuple[int, Row]]:
+def answered(
+    target: Target, asked: Mapping[int, Content], how: Regeneration, author: Author
+) -> Iterator[tuple[int, Row]]:
     """Yield the rows of numbered prompts, each as soon as it is finished.
 
     An empty one where nothing was asked that can be answered.
@@ -219,7 +268,10 @@ def answered(target: Target, asked: Mapping[int, Content], how: Regeneration, au
         how: answers are written.
         author: of the answers.
     """
-    talks = {i: _text(prompt) if isinstance(prompt, str) else _chat(prompt) for i, prompt in asked.items()}
+    talks = {
+        i: _text(prompt) if isinstance(prompt, str) else _chat(prompt)
+        for i, prompt in asked.items()
+    }
     longest, waiting = min(how.max_tokens, target.decoder.context), deque[Asked]()
 
     def next_row(number: int, said: Written | None, put: Callable[[Asked], None]) -> Row | None:
@@ -249,7 +301,8 @@ def _ids(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
 
 
 Talk = Generator[Content, Written | None, Row]
-"""A prompt on its way: gives what is to be answered, takes the answer (None where there is none), and returns the row."""
+"""A prompt on its way: gives what is to be answered, takes the answer (None where there is none),
+and returns the row."""
 
 
 def _text(prompt: str) -> Talk:
@@ -285,7 +338,9 @@ def _done(parts: Path) -> dict[int, Row]:
 
 def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) -> None:
     if len(done) < count:
-        raise UserError(f"'{out / PARTS}' lacks what other processes wrote: all machines must see the same folder")
+        raise UserError(
+            f"'{out / PARTS}' lacks what other processes wrote: all machines must see the same folder"
+        )
     write_text(out / FILE, "".join(json.dumps(done[i]) + "\n" for i in sorted(done) if done[i]))
     write_text(out / ABOUT, json.dumps(about, indent=1) + "\n")
 

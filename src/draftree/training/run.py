@@ -32,7 +32,9 @@ from draftree.training.server import Remote, Server
 from draftree.training.synthesize import Synthesis, synthesize
 
 
-def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later: bool) -> trainer.Plan:
+def planned(
+    stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later: bool
+) -> trainer.Plan:
     """Return the plan of a run: what was given.
 
     For the rest what the interrupted run in `out` began with, or a stage's numbers.
@@ -41,10 +43,12 @@ def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later:
         stages: the method's.
         given: values of the plan, by their names.
         out: the folder of the run.
-        later: whether it begins with a checkpoint's weights. Then it is the last stage by default, else the first.
+        later: whether it begins with a checkpoint's weights. Then it is the last stage by default,
+            else the first.
 
     Raises:
-        UserError: there is no such stage or it goes on from weights that are lacking, or a value is out of range.
+        UserError: there is no such stage or it goes on from weights that are lacking, or a value is
+            out of range.
     """
     begun, names = state.before(out), [stage.name for stage in stages]
     if begun is None:
@@ -52,7 +56,9 @@ def planned(stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later:
         if name not in names:
             raise UnknownName("stage", name, names)
         if name != names[0] and not later:
-            raise UserError(f"stage '{name}' goes on from the weights of '{names[0]}', allowed is it with --init-from")
+            raise UserError(
+                f"stage '{name}' goes on from the weights of '{names[0]}', allowed is it with --init-from"
+            )
         begun = {**asdict(stages[names.index(name)]), "stage": name}
     known = {f.name for f in fields(trainer.Plan)} - state.FREE
     try:
@@ -67,11 +73,20 @@ def remark(progress: trainer.Progress, measured: trainer.Progress) -> str:
     """Return a run's loss at a step and its last held-out figures, in a line."""
     shown = [f"loss {progress.loss:.3f}"]
     if measured.held_out_loss is not None:
-        names = {"held-out loss": "held_out_loss", "overlap": "overlap", "acceptance length": "acceptance_length"}
+        names = {
+            "held-out loss": "held_out_loss",
+            "overlap": "overlap",
+            "acceptance length": "acceptance_length",
+        }
         shown += [f"{name} {getattr(measured, attribute):.3f}" for name, attribute in names.items()]
         if measured.tree_acceptance_length is not None:
             shown.append(f"of trees {measured.tree_acceptance_length:.3f}")
-        shown.append("by depth " + " ".join(f"{rate:.2f}" for rate in (measured.acceptance_by_depth or ())[:SHOWN_DEPTHS]))
+        shown.append(
+            "by depth "
+            + " ".join(
+                f"{rate:.2f}" for rate in (measured.acceptance_by_depth or ())[:SHOWN_DEPTHS]
+            )
+        )
     return ", ".join(shown)
 
 
@@ -96,7 +111,8 @@ class Training(Job):
 
     Attributes:
         method: its knobs.
-        numbers: of the plan, by name; what is lacking is the interrupted run's, or the method's own.
+        numbers: of the plan, by name; what is lacking is the interrupted run's, or the method's
+            own.
         init_from: the folder whose weights it begins with.
         answers: how the target answers prompts.
         regenerates: whether it answers those of the data first.
@@ -131,16 +147,27 @@ class Training(Job):
     def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
         name, given = spec.partition(":")[0], items(spec, knobs)
         if any(item.partition("=")[0] == "checkpoint" for item in given):
-            raise UserError(f"'{name}' was given a checkpoint, but training starts from the target's own weights")
+            raise UserError(
+                f"'{name}' was given a checkpoint, but training starts from the target's own weights"
+            )
         numbers = {f.name: options[f.name] for f in fields(trainer.Plan) if f.name in options}
         how = {
-            group: {n: options[f"{group}_{n}"] for n in names if f"{group}_{n}" in options} for group, names in WRITING.items()
+            group: {n: options[f"{group}_{n}"] for n in names if f"{group}_{n}" in options}
+            for group, names in WRITING.items()
         }
-        count, url, again = options.get("synthesize"), options.get("server"), bool(options.get("regenerate"))
+        count, url, again = (
+            options.get("synthesize"),
+            options.get("server"),
+            bool(options.get("regenerate")),
+        )
         if (url is None) != ("model" not in how["server"]):
-            raise UserError("--server and --server-model were not both given, allowed are both or none")
+            raise UserError(
+                "--server and --server-model were not both given, allowed are both or none"
+            )
         if url is not None and count is None and not again:
-            raise UserError("--server was given, allowed is it with --regenerate or --synthesize, for which it writes")
+            raise UserError(
+                "--server was given, allowed is it with --regenerate or --synthesize, for which it writes"
+            )
         return cls(
             build("drafter", f"{name}:{','.join(given)}"),
             numbers,
@@ -160,14 +187,18 @@ class Training(Job):
         """The part of the run's note that is not its plan."""
         return {
             "init_from": None if self.init_from is None else str(self.init_from),
-            "regenerated_tokens": self.answers.tokens if self.regenerates or self.synthesis else None,
+            "regenerated_tokens": self.answers.tokens
+            if self.regenerates or self.synthesis
+            else None,
             "synthesized": None if self.synthesis is None else self.synthesis.count,
             "server_model": None if self.server is None else self.server.model,
             "exclude": [str(path) for path in self.exclude] or None,
         }
 
     @override
-    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any) -> Fitted:
+    def fit(
+        self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any
+    ) -> Fitted:
         plan = planned(self.method.stages, self.numbers, out, self.init_from is not None)
         build("policy", plan.policy)  # refused before anything is loaded
         writable(out, folder=True)
@@ -176,16 +207,28 @@ class Training(Job):
         with processes.alone(out):
             with processes.agreed():
                 tell(0, "loading")
-                # Refused before the target answers or is read, and not by the trainer after it; its context may cut max_tokens.
+                # Refused before the target answers or is read, and not by the trainer after it; its
+                # context may cut max_tokens.
                 plan.together(processes.world)
-                state.check(out, {k: v for k, v in (asdict(plan) | self.about).items() if k != "max_tokens"})
-                device = processes.device(how.get("device")) if isinstance(target, str) else how.get("device")
+                state.check(
+                    out, {k: v for k, v in (asdict(plan) | self.about).items() if k != "max_tokens"}
+                )
+                device = (
+                    processes.device(how.get("device"))
+                    if isinstance(target, str)
+                    else how.get("device")
+                )
                 model = target_of(target, **how | {"device": device})
                 plan = within_context(plan, out, model.decoder.context)
                 torch.manual_seed(plan.seed)  # of the weights it begins with
                 begun = self.init_from and state.begun(self.method, self.init_from, model)
                 drafter = begun or self.method.fresh(model)
-                state.check(out, asdict(plan) | self.about | {"target": model.name, "drafter": drafter.described})
+                state.check(
+                    out,
+                    asdict(plan)
+                    | self.about
+                    | {"target": model.name, "drafter": drafter.described},
+                )
             samples = self._samples(model, data, out, plan, processes, tell)
             if self.init_from is None:
                 learnt = np.concatenate([s.tokens[s.learn] for s in samples])
@@ -197,7 +240,10 @@ class Training(Job):
                 trainer.split(samples, plan)  # refuses too few of them before the target reads them
             plan = plan.parted(samples, processes.world, model.decoder.device)
             tokens = sum(len(s.tokens) for s in samples)
-            seconds = training_seconds(model, drafter, tokens, plan.epochs, plan.cache_features) / processes.world
+            seconds = (
+                training_seconds(model, drafter, tokens, plan.epochs, plan.cache_features)
+                / processes.world
+            )
             told = f"{len(samples):,} samples of {tokens:,} tokens, {plan.epochs:g} epochs"
             if seconds >= PATIENCE:
                 LOG.info("%s: about %s by what passes cost here", told, duration(seconds))
@@ -205,8 +251,15 @@ class Training(Job):
                 home = Path(plan.features or out / "features")
                 shards = Shards.at(home, model, samples, drafter.needs)
                 if size := shards.size:
-                    LOG.info("features of %s texts take %s in %s", f"{len(samples):,}", decimal(size), home)
-                shards.fill(processes, tell)  # before the training, where it can be seen how far this is
+                    LOG.info(
+                        "features of %s texts take %s in %s",
+                        f"{len(samples):,}",
+                        decimal(size),
+                        home,
+                    )
+                shards.fill(
+                    processes, tell
+                )  # before the training, where it can be seen how far this is
             LOG.info("training by %s", plan_text(asdict(plan)))
             measured = [trainer.Progress(0, 0, math.nan)]
 
@@ -214,11 +267,19 @@ class Training(Job):
                 measured[:] = [progress] if progress.held_out_loss is not None else measured
                 tell(progress.step, remark(progress, measured[0]), progress.steps)
 
-            end = trainer.train(model, drafter, samples, plan, out, listen, {**self.about, **settled}, self.track)
+            end = trainer.train(
+                model, drafter, samples, plan, out, listen, {**self.about, **settled}, self.track
+            )
         return summed(self.spec, end)
 
     def _samples(
-        self, target: Target, data: Sequence[Path], out: Path, plan: trainer.Plan, processes: Processes, tell: Tell
+        self,
+        target: Target,
+        data: Sequence[Path],
+        out: Path,
+        plan: trainer.Plan,
+        processes: Processes,
+        tell: Tell,
     ) -> list[Sample]:
         how = replace(self.answers, max_tokens=plan.max_tokens, seed=plan.seed)
         unread: Callable[[], Skipped | None] = Skipped if self.skip_bad_rows else lambda: None
@@ -226,19 +287,28 @@ class Training(Job):
             excluded = Excluded.of(self.exclude)
             if excluded.runs and data:
                 left_out = excluded.left_out(data, unread())
-                LOG.info("%s rows of the data are left out, whose prompts must not be learnt", f"{left_out:,}")
+                LOG.info(
+                    "%s rows of the data are left out, whose prompts must not be learnt",
+                    f"{left_out:,}",
+                )
         author = Local(target, how.batch) if self.server is None else Remote(self.server, target)
         asked = [*data] if self.regenerates else []
         if self.synthesis is not None:
             made_up = replace(self.synthesis, seed=plan.seed)
-            asked.append(synthesize(target, made_up, out, processes, tell, author, data, excluded, unread()))
+            asked.append(
+                synthesize(target, made_up, out, processes, tell, author, data, excluded, unread())
+            )
         skipped = unread()  # those of the last reading of the data, whatever was looked for before
         if asked:
-            written = regenerate(target, asked, out, how, processes, tell, author, excluded, skipped)
+            written = regenerate(
+                target, asked, out, how, processes, tell, author, excluded, skipped
+            )
             data = [written] if self.regenerates else [*data, written]
         with processes.agreed():
             tell(0, "reading")
-            samples = read(data, target.tokenizer, plan.max_tokens, excluded, target.decoder.vocab, skipped)
+            samples = read(
+                data, target.tokenizer, plan.max_tokens, excluded, target.decoder.vocab, skipped
+            )
             if skipped and skipped.count:
                 LOG.info("%s", skipped)
             return samples
@@ -250,4 +320,8 @@ def within_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
     A run begun before keeps its length.
     """
     begun = state.before(out) or {}
-    return plan if plan.max_tokens == begun.get("max_tokens") else replace(plan, max_tokens=min(plan.max_tokens, context))
+    return (
+        plan
+        if plan.max_tokens == begun.get("max_tokens")
+        else replace(plan, max_tokens=min(plan.max_tokens, context))
+    )

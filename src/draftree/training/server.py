@@ -42,7 +42,12 @@ class Server:
         agreement: the share of their tokens that must be the target's own likeliest.
     """
 
-    url: str = knob(rule=("a text that begins with http:// or https://", lambda v: str(v).startswith(("http://", "https://"))))
+    url: str = knob(
+        rule=(
+            "a text that begins with http:// or https://",
+            lambda v: str(v).startswith(("http://", "https://")),
+        )
+    )
     model: str = knob(rule=("a text", is_text))
     parallel: int = knob(16, least=1)
     tries: int = knob(6, least=1)
@@ -82,7 +87,10 @@ class Remote(Author):
     @override
     def write(self, waiting: deque[Asked]) -> Iterator[Written]:
         running, held = set[Future[Written]](), list[Written]()
-        with start_blocking_portal() as portal, portal.wrap_async_context_manager(self._client()) as client:
+        with (
+            start_blocking_portal() as portal,
+            portal.wrap_async_context_manager(self._client()) as client,
+        ):
             while waiting or running or held:
                 while waiting and len(running) < self._server.parallel:
                     running.add(portal.start_task_soon(self._ask, client, waiting.popleft()))
@@ -100,7 +108,9 @@ class Remote(Author):
         key = os.environ.get(KEY)
         most = httpx2.Limits(max_connections=self._server.parallel)
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        return httpx2.AsyncClient(base_url=self._server.base, timeout=self._server.timeout, limits=most, headers=headers)
+        return httpx2.AsyncClient(
+            base_url=self._server.base, timeout=self._server.timeout, limits=most, headers=headers
+        )
 
     async def _ask(self, client: httpx2.AsyncClient, asked: Asked) -> Written:
         """Return a prompt's text, asked for until the server gives one.
@@ -116,25 +126,38 @@ class Remote(Author):
                     return _read(asked, answer)
                 error = f"status {answer.status_code}: {' '.join(answer.text.split()) or answer.reason_phrase}"
                 if answer.status_code < 500 and answer.status_code not in AGAIN:
-                    raise UserError(f"server '{self._server.url}' refuses what it is asked, {error}")
+                    raise UserError(
+                        f"server '{self._server.url}' refuses what it is asked, {error}"
+                    )
             except httpx2.TransportError as failure:
                 error = first_line(failure)
             except _Strange as failure:
                 error = str(failure)
             if attempt == self._server.tries:
-                raise UserError(f"server '{self._server.url}' was asked {attempt} times in vain, {error}")
+                raise UserError(
+                    f"server '{self._server.url}' was asked {attempt} times in vain, {error}"
+                )
             await anyio.sleep(self._server.backoff * 2 ** (attempt - 1))
         raise AssertionError
 
     def _request(self, asked: Asked) -> tuple[str, dict[str, Any]]:
         """Return the path and the body of a request."""
         sampling = asked.sampling
-        body: dict[str, Any] = {"model": self._server.model, "max_tokens": asked.most, "temperature": sampling.temperature}
+        body: dict[str, Any] = {
+            "model": self._server.model,
+            "max_tokens": asked.most,
+            "temperature": sampling.temperature,
+        }
         if not sampling.greedy:
-            body |= {"top_p": sampling.top_p, "seed": (sampling.seed * 1_000_003 + asked.number) % 2**31}
+            body |= {
+                "top_p": sampling.top_p,
+                "seed": (sampling.seed * 1_000_003 + asked.number) % 2**31,
+            }
         if asked.stops:
             body["stop"] = list(asked.stops)
-        if isinstance(asked.content, str):  # as ids, lest the server puts another beginning of text before it
+        if isinstance(
+            asked.content, str
+        ):  # as ids, lest the server puts another beginning of text before it
             return "completions", body | {"prompt": asked.ids}
         return "chat/completions", body | {"messages": asked.content}
 
@@ -148,7 +171,9 @@ class Remote(Author):
         told = f"of the tokens of {len(held)} answers {share:.0%} are the likeliest of '{self._target.name}'"
         if share < self._server.agreement:
             why = "it serves another model or another chat template"
-            raise UserError(f"server '{url}': {told}, allowed are {self._server.agreement:.0%} or more: {why}")
+            raise UserError(
+                f"server '{url}': {told}, allowed are {self._server.agreement:.0%} or more: {why}"
+            )
         LOG.info("server '%s': %s", url, told)
         self._trusted = True
 
@@ -165,7 +190,9 @@ def _read(asked: Asked, answer: httpx2.Response) -> Written:
             raise TypeError
         return Written(asked, text, choice.get("finish_reason") == "stop")
     except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
-        raise _Strange(f"it answers {shown(answer.text)}, allowed is a completion as OpenAI's API has it") from None
+        raise _Strange(
+            f"it answers {shown(answer.text)}, allowed is a completion as OpenAI's API has it"
+        ) from None
 
 
 @torch.inference_mode()
@@ -180,7 +207,9 @@ def agreement(target: Target, written: Sequence[Written]) -> float:
     for each in written:
         answer = list(target.tokenizer(each.text, add_special_tokens=False)["input_ids"])
         ids = torch.tensor([[*each.asked.ids, *answer][: decoder.context]], device=decoder.device)
-        states = cast(Any, decoder.stack)(input_ids=ids, use_cache=False, **decoder.hf.causal(ids)).last_hidden_state
+        states = cast(Any, decoder.stack)(
+            input_ids=ids, use_cache=False, **decoder.hf.causal(ids)
+        ).last_hidden_state
         begin = len(each.asked.ids)
         likeliest = decoder.head(states[0, begin - 1 : -1]).argmax(-1)
         hits, total = hits + int((likeliest == ids[0, begin:]).sum()), total + ids.shape[1] - begin

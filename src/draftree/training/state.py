@@ -1,7 +1,8 @@
 """The files of a training run: its plan, its log, and the state from which an interrupted run goes on.
 
-Everything random follows from (seed, step), so that the state is the weights, the optimiser's moments and the step: the
-position in the data, the objective's draws and dropout are the same again.
+Everything random follows from (seed, step), so that the state is the weights, the optimiser's
+moments and the step: the position in the data, the objective's draws and dropout are the same
+again.
 """
 
 import json
@@ -21,7 +22,17 @@ from draftree.models.target import Target
 
 STATE, PLAN, LOG = "training.pt", "training.json", "training.jsonl"
 
-FREE = frozenset({"accumulate", "cache_features", "features", "evaluate_every", "save_every", "keep_every", "policy"})
+FREE = frozenset(
+    {
+        "accumulate",
+        "cache_features",
+        "features",
+        "evaluate_every",
+        "save_every",
+        "keep_every",
+        "policy",
+    }
+)
 """Numbers of the plan that may change when a run goes on: they do not change what is learnt."""
 
 
@@ -39,7 +50,12 @@ def before(out: Path) -> dict[str, Any] | None:
     """
     if not (out / STATE).is_file():
         return None
-    return {**SINCE, **read_object(out / PLAN, "the plan of the interrupted run beside it (train into another folder)")}
+    return {
+        **SINCE,
+        **read_object(
+            out / PLAN, "the plan of the interrupted run beside it (train into another folder)"
+        ),
+    }
 
 
 def check(out: Path, said: Mapping[str, Any]) -> bool:
@@ -56,7 +72,9 @@ def check(out: Path, said: Mapping[str, Any]) -> bool:
     said = json.loads(json.dumps(said))  # as it would be read
     if different := [k for k in said if k not in FREE and said[k] != begun.get(k)]:
         was = ", ".join(f"{k}={begun.get(k)}" for k in different)
-        raise UserError(f"'{out}' holds an interrupted run with {was}: go on with the same, or use another folder")
+        raise UserError(
+            f"'{out}' holds an interrupted run with {was}: go on with the same, or use another folder"
+        )
     return True
 
 
@@ -89,7 +107,9 @@ def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[An
     """
     opened = replace(method, checkpoint=str(folder)).restored(target)
     opened.model.float()
-    if not method.named:  # a published checkpoint may have a rope or sizes that a fresh drafter would not get
+    if (
+        not method.named
+    ):  # a published checkpoint may have a rope or sizes that a fresh drafter would not get
         return opened
     asked = {name: getattr(method, name) for name in method.named}
     drafter = replace(opened.knobs, **asked, checkpoint="").fresh(target)
@@ -103,18 +123,33 @@ def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[An
 
 def own(model: nn.Module) -> dict[str, Tensor]:
     """Return the tensors of a model that a run changes: all but frozen weights, which come with the target."""
-    frozen = {name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad}
+    frozen = {
+        name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad
+    }
     return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
 
 
-def save(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, step: int, seconds: float = 0.0) -> None:
+def save(
+    out: Path,
+    drafter: Trainable[Any],
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    seconds: float = 0.0,
+) -> None:
     """Write the state after a number of steps, and seconds; an earlier one stays until this one is whole."""
-    kept = {"model": own(drafter.model), "optimizer": optimizer.state_dict(), "step": step, "seconds": seconds}
+    kept = {
+        "model": own(drafter.model),
+        "optimizer": optimizer.state_dict(),
+        "step": step,
+        "seconds": seconds,
+    }
     with whole(out / STATE) as partial:
         torch.save(kept, partial)
 
 
-def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, steps: int) -> tuple[int, float]:
+def resume(
+    out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, steps: int
+) -> tuple[int, float]:
     """Load the state; return how many steps are done, and how many seconds they took.
 
     Args:
@@ -128,14 +163,21 @@ def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer,
     """
     path, mine = out / STATE, own(drafter.model)
     device = next(iter(mine.values())).device
-    with understood(f"'{path}' is no state that this run can go on from (without it the run begins anew)"):
+    with understood(
+        f"'{path}' is no state that this run can go on from (without it the run begins anew)"
+    ):
         found = torch.load(path, map_location=device, weights_only=True)
         if type(found["step"]) is not int or not 0 <= found["step"] <= steps:
             raise ValueError(f"step is {found['step']!r}, allowed is a whole number in 0 … {steps}")
-        seconds = found.get("seconds", 0.0)  # runs begun before the time was bounded say nothing of it
+        seconds = found.get(
+            "seconds", 0.0
+        )  # runs begun before the time was bounded say nothing of it
         if type(seconds) is not float or not 0 <= seconds < math.inf:
             raise ValueError(f"seconds is {seconds!r}, allowed is a number of at least 0")
-        shapes = [{name: tuple(t.shape) for name, t in tensors.items()} for tensors in (found["model"], mine)]
+        shapes = [
+            {name: tuple(t.shape) for name, t in tensors.items()}
+            for tensors in (found["model"], mine)
+        ]
         if different := sorted(name for name, _ in shapes[0].items() ^ shapes[1].items()):
             raise ValueError(f"its weights are another model's: {', '.join(different[:4])}")
         drafter.model.load_state_dict(found["model"], strict=False)
@@ -143,6 +185,10 @@ def resume(out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer,
         optimizer.load_state_dict(optimizer.state_dict() | {"state": found["optimizer"]["state"]})
         for parameter, moments in optimizer.state.items():
             size = tuple(parameter.shape)
-            if {name: tuple(m.shape) for name, m in moments.items()} != {"step": (), "exp_avg": size, "exp_avg_sq": size}:
+            if {name: tuple(m.shape) for name, m in moments.items()} != {
+                "step": (),
+                "exp_avg": size,
+                "exp_avg_sq": size,
+            }:
                 raise ValueError("its moments are another model's")
     return int(found["step"]), seconds

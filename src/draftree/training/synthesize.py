@@ -1,7 +1,8 @@
 """Questions that the target makes up itself, so that a drafter can be trained without any data (Magpie, Xu et al. 2024).
 
-A chat model that is given nothing but what its template puts before a user's message writes a message such as users write.
-These are sampled until their end of turn; broken ones, those that came before and those of an evaluation are dropped.
+A chat model that is given nothing but what its template puts before a user's message writes a
+message such as users write. These are sampled until their end of turn; broken ones, those that came
+before and those of an evaluation are dropped.
 """
 
 import json
@@ -49,8 +50,8 @@ class Synthesis:
         temperature: they are sampled at; 1 in the paper.
         top_p: mass of the likeliest tokens that they are sampled from.
         tokens: the longest question; one that has no end by then is dropped.
-        system: a system message before the question, which can name a subject; by default the template's own, if it has one.
-            Answers are written without it.
+        system: a system message before the question, which can name a subject; by default the
+            template's own, if it has one. Answers are written without it.
         seed: question number i depends on it and on i.
         rows: how many are written at a time.
     """
@@ -81,17 +82,27 @@ class Opening:
         """Find them by rendering a chat with a mark in the place of the message.
 
         Raises:
-            UserError: there is no chat template, or it puts nothing before a user's message or behind it.
+            UserError: there is no chat template, or it puts nothing before a user's message or
+                behind it.
         """
         if not tokenizer.chat_template:
-            raise UserError("the target's tokenizer has no chat template, so it cannot make up questions: use --data")
-        chat: Messages = [*([] if system is None else [{"role": "system", "content": system}]), *question(MARK)]
+            raise UserError(
+                "the target's tokenizer has no chat template, so it cannot make up questions: use --data"
+            )
+        chat: Messages = [
+            *([] if system is None else [{"role": "system", "content": system}]),
+            *question(MARK),
+        ]
         with understood("the target's chat template refuses this chat"):
-            whole = str(tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True))
+            whole = str(
+                tokenizer.apply_chat_template(chat, tokenize=False, add_generation_prompt=True)
+            )
         before, mark, behind = whole.partition(MARK)
         ids = list(tokenizer(before, add_special_tokens=False)["input_ids"])
         if not mark or not ids or not behind.strip():
-            raise UserError("the target's chat template does not put something before and behind a user's message: use --data")
+            raise UserError(
+                "the target's chat template does not put something before and behind a user's message: use --data"
+            )
         special = [t for t in _special(tokenizer) if behind.strip().startswith(t)]
         return cls(before, ids, max(special, key=len, default=behind.strip()))
 
@@ -109,7 +120,8 @@ def synthesize(
 ) -> Path:
     """Write questions that the target makes up; go on where an interrupted run stopped.
 
-    Every process of a run calls it. What was dropped is told in a line, and by reason in `questions.json`.
+    Every process of a run calls it. What was dropped is told in a line, and by reason in
+    `questions.json`.
 
     Args:
         target: makes them up.
@@ -120,10 +132,12 @@ def synthesize(
         author: of the questions; by default the target itself.
         beside: data whose questions are not wanted again.
         excluded: prompts that must not come.
-        skipped: counts rows beside that cannot be read, and leaves them out; without it the first one is an error.
+        skipped: counts rows beside that cannot be read, and leaves them out; without it the first
+            one is an error.
 
     Returns:
-        The path of the rows `{"messages"}`, each a question with an empty response, which `regenerate` fills in.
+        The path of the rows `{"messages"}`, each a question with an empty response, which
+        `regenerate` fills in.
 
     Raises:
         UserError: the target has no chat template, or hardly any of its questions is usable.
@@ -134,19 +148,33 @@ def synthesize(
         known = sorted(set(map(normalised, questions(beside, skipped))))
     drawn = {k: v for k, v in asdict(how).items() if k not in ("count", "rows")}
     drawn |= {"target": target.name, "author": author.name, "opening": opening.text}
-    about = drawn | {"count": how.count, "beside": digest(known), "excluded": digest(sorted(excluded.runs))}
+    about = drawn | {
+        "count": how.count,
+        "beside": digest(known),
+        "excluded": digest(sorted(excluded.runs)),
+    }
     finished = False
     with suppress(UserError):
-        finished = about.items() <= read_object(out / ABOUT, "of questions").items() and (out / FILE).is_file()
+        finished = (
+            about.items() <= read_object(out / ABOUT, "of questions").items()
+            and (out / FILE).is_file()
+        )
     if not finished:
         home = out / PARTS / digest(drawn)
         kept, report = _filled(target, how, opening, home, processes, tell, author, known, excluded)
         told = ", ".join(f"{n:,} {reason}" for reason, n in report["dropped"].items())
-        LOG.info("%s made up %s questions, dropped: %s", target.name, f"{report['made_up']:,}", told or "none")
+        LOG.info(
+            "%s made up %s questions, dropped: %s",
+            target.name,
+            f"{report['made_up']:,}",
+            told or "none",
+        )
         with processes.agreed():
             if processes.main:
                 chats = ([*question(text), {"role": "assistant", "content": ""}] for text in kept)
-                write_text(out / FILE, "".join(json.dumps({"messages": chat}) + "\n" for chat in chats))
+                write_text(
+                    out / FILE, "".join(json.dumps({"messages": chat}) + "\n" for chat in chats)
+                )
                 write_text(out / ABOUT, json.dumps(about | report, indent=1) + "\n")
     if processes.main:
         shutil.rmtree(out / PARTS, ignore_errors=True)
@@ -168,13 +196,21 @@ def _filled(
     bound, mine = min(how.count, ENOUGH), home / f"{processes.rank}.jsonl"
     home.mkdir(parents=True, exist_ok=True)
     sampling = Sampling(how.temperature, top_p=how.top_p, seed=how.seed)
-    announce(author, "questions", math.ceil(max(how.count - len(_done(home)), 0) / processes.world), how.tokens)
+    announce(
+        author,
+        "questions",
+        math.ceil(max(how.count - len(_done(home)), 0) / processes.world),
+        how.tokens,
+    )
     while True:
         done = _done(home)
         processes.same(len(done), "the questions written so far")
         missing = [i for i in range(bound) if i not in done][processes.rank :: processes.world]
         with processes.agreed():
-            waiting = deque(Asked(i, opening.text, opening.ids, how.tokens, sampling, (opening.stop,)) for i in missing)
+            waiting = deque(
+                Asked(i, opening.text, opening.ids, how.tokens, sampling, (opening.stop,))
+                for i in missing
+            )
             for count, each in enumerate(author.write(waiting), 1):
                 line = {"number": each.asked.number, "text": each.text, "ended": each.ended}
                 append(mine, "\n" + json.dumps(line))  # behind a line that was broken off
@@ -182,16 +218,26 @@ def _filled(
         with processes.agreed():
             done = _done(home)
             if not done.keys() >= set(range(bound)):
-                raise UserError(f"'{home}' lacks what other processes wrote: all machines must see the same folder")
-            kept, dropped = judged([done[i] for i in range(bound)], how.count, target.tokenizer, known, excluded)
+                raise UserError(
+                    f"'{home}' lacks what other processes wrote: all machines must see the same folder"
+                )
+            kept, dropped = judged(
+                [done[i] for i in range(bound)], how.count, target.tokenizer, known, excluded
+            )
             if author.probes and missing and processes.main:
                 _probe(target, author, kept)
             if bound >= ENOUGH and len(kept) < FEWEST * bound:
                 reasons = ", ".join(f"{n} {reason}" for reason, n in dropped.most_common())
-                raise UserError(f"of {bound} questions that '{target.name}' made up {len(kept)} can be used: {reasons}")
+                raise UserError(
+                    f"of {bound} questions that '{target.name}' made up {len(kept)} can be used: {reasons}"
+                )
         if len(kept) == how.count:
             made_up = len(kept) + dropped.total()
-            return kept, {"made_up": made_up, "kept": len(kept), "dropped": dict(dropped.most_common())}
+            return kept, {
+                "made_up": made_up,
+                "kept": len(kept),
+                "dropped": dict(dropped.most_common()),
+            }
         more = max(math.ceil((how.count - len(kept)) * bound / max(len(kept), 1)), 8)
         bound = min(bound + more, ENOUGH) if bound < ENOUGH else bound + more
 
@@ -199,7 +245,9 @@ def _filled(
 def _probe(target: Target, author: Author, texts: Sequence[str]) -> None:
     """Lets an author answer some questions, which it is judged by before it makes up more."""
     chats = [question(text) for text in texts[: author.probes]]
-    for _ in author.write(deque(Asked(i, chat, encode(target.tokenizer, chat), 64) for i, chat in enumerate(chats))):
+    for _ in author.write(
+        deque(Asked(i, chat, encode(target.tokenizer, chat), 64) for i, chat in enumerate(chats))
+    ):
         pass
 
 
@@ -234,7 +282,8 @@ def judged(
 
 
 RUN, LEAST = 12, 24
-"""Characters in a row that a text seldom repeats, and of the shortest text that is judged by that."""
+"""Characters in a row that a text seldom repeats, and of the shortest text that is judged by that.
+"""
 
 
 def flaw(text: str, ended: bool, special: Sequence[str] = ()) -> str:
@@ -245,7 +294,9 @@ def flaw(text: str, ended: bool, special: Sequence[str] = ()) -> str:
         return "empty"
     if any(token in text for token in special):
         return "with special tokens"
-    broken = any(unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") and c not in "\n\r\t" for c in text)
+    broken = any(
+        unicodedata.category(c) in ("Cc", "Cn", "Co", "Cs") and c not in "\n\r\t" for c in text
+    )
     if broken or "\ufffd" in text or not any(map(str.isalpha, text)):
         return "no text"
     runs = [text[at : at + RUN] for at in range(len(text) - RUN + 1)]
@@ -265,5 +316,8 @@ def _done(home: Path) -> dict[int, Mapping[str, Any]]:
         for line in path.read_text("utf-8", errors="replace").splitlines():
             with suppress(ValueError, TypeError, LookupError, RecursionError):
                 said = json.loads(line)
-                found[int(said["number"])] = {"text": str(said["text"]), "ended": bool(said["ended"])}
+                found[int(said["number"])] = {
+                    "text": str(said["text"]),
+                    "ended": bool(said["ended"]),
+                }
     return found

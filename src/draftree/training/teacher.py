@@ -46,7 +46,9 @@ class Teacher:
         tokens, learn = padded([s.tokens for s in parts]), padded([s.learn for s in parts])
         device = self.target.decoder.device
         ids, learnt = torch.from_numpy(tokens).to(device), torch.from_numpy(learn).to(device)
-        features = read(self.target, ids, self.needs) if self.shards is None else self.shards.batch(chosen)
+        features = (
+            read(self.target, ids, self.needs) if self.shards is None else self.shards.batch(chosen)
+        )
         hidden = {layer: features.hidden[layer] for layer in self.needs.hidden}
 
         @torch.no_grad()
@@ -54,10 +56,15 @@ class Teacher:
             decoder, states = self.target.decoder, features.hidden[LAST][at]
             return decoder.head(states) if ids is None else decoder.head_for(ids)(states)
 
-        generators, shared = tuple(self._generator(2, step, i) for i in chosen), self._generator(4, step)
+        generators, shared = (
+            tuple(self._generator(2, step, i) for i in chosen),
+            self._generator(4, step),
+        )
         total = float(max(learn.sum(), 1) if count is None else count)
         return Batch(ids, learnt, hidden, features.kv, logits, generators, total, shared)
 
     def _generator(self, purpose: int, step: int, *sample: int) -> torch.Generator:
-        seed = np.random.SeedSequence([self.seed, purpose, step % 2**32, *sample]).generate_state(1)[0]
+        seed = np.random.SeedSequence([self.seed, purpose, step % 2**32, *sample]).generate_state(
+            1
+        )[0]
         return torch.Generator().manual_seed(int(seed))

@@ -1,7 +1,8 @@
 """Trains a drafter against its frozen target, on one process or many; an interrupted run goes on to the same weights.
 
-Everything a step needs follows from (seed, step): which samples, in which order, what the objective draws, and dropout. So
-a step is the same sum over the same samples however it is cut: among processes, and among micro-batches of a process.
+Everything a step needs follows from (seed, step): which samples, in which order, what the objective
+draws, and dropout. So a step is the same sum over the same samples however it is cut: among
+processes, and among micro-batches of a process.
 """
 
 import json
@@ -39,8 +40,8 @@ from draftree.training.teacher import Teacher
 from draftree.tree import Ints
 
 TOGETHER, ON_GPU = 4096, 16384
-"""Tokens, padding among them, that a micro-batch holds at most where nobody says in how many parts a step is worked on; and
-on a GPU, which small parts do not fill."""
+"""Tokens, padding among them, that a micro-batch holds at most where nobody says in how many parts
+a step is worked on; and on a GPU, which small parts do not fill."""
 
 
 @dataclass(frozen=True)
@@ -48,19 +49,22 @@ class Plan(Recipe):
     """The numbers a drafter is trained by, and how the run is kept. The defaults are EDD's (EDD + PCT, section 4.1).
 
     Attributes:
-        stage: the name of the method's stage whose numbers were taken where nothing else was asked for.
-        accumulate: parts in which a process works on its share of a step, one after the other, to save memory; as many as
-            keep a part within `TOGETHER` tokens by default.
+        stage: the name of the method's stage whose numbers were taken where nothing else was asked
+            for.
+        accumulate: parts in which a process works on its share of a step, one after the other, to
+            save memory; as many as keep a part within `TOGETHER` tokens by default.
         held_out: share of the samples that is measured on instead of learnt, 64 samples at most.
         evaluate_every: steps between two measurements.
         save_every: steps between two saves of the state to resume from.
-        keep_every: steps between two checkpoints that are kept beside the last, in `step-N`; 0 for none.
+        keep_every: steps between two checkpoints that are kept beside the last, in `step-N`; 0 for
+            none.
         policy: a spec; the acceptance of its trees is measured, too.
         bf16: whether forwards run in bfloat16 autocast.
         cache_features: whether the target's internals are computed once and kept in `features`.
         features: the folder of the kept ones; `features` in the checkpoint's folder by default.
-        max_seconds: how long all steps may take; 0 for no bound. The rate falls with that time where it runs out before the
-            steps do, so that a run of few seconds ends as one of all epochs does; what is learnt depends on the machine.
+        max_seconds: how long all steps may take; 0 for no bound. The rate falls with that time
+            where it runs out before the steps do, so that a run of few seconds ends as one of all
+            epochs does; what is learnt depends on the machine.
         seed: of everything that is drawn.
     """
 
@@ -82,13 +86,20 @@ class Plan(Recipe):
         """The number of parts in which a process works on its share of a step."""
         return self.accumulate or 1
 
-    def parted(self, samples: Sequence[Sample], world: int, on: torch.device = torch.device("cpu")) -> Self:
+    def parted(
+        self, samples: Sequence[Sample], world: int, on: torch.device = torch.device("cpu")
+    ) -> Self:
         """Return the same plan with a number of parts, for `world` processes on a kind of device."""
         if self.accumulate is not None:
             return self
         most = ON_GPU if on.type == "cuda" else TOGETHER
         share, fit = self.batch_size // world, most // max(len(s.tokens) for s in samples)
-        return replace(self, accumulate=next(n for n in range(1, share + 1) if share % n == 0 and share // n <= max(fit, 1)))
+        return replace(
+            self,
+            accumulate=next(
+                n for n in range(1, share + 1) if share % n == 0 and share // n <= max(fit, 1)
+            ),
+        )
 
     def together(self, world: int) -> int:
         """Sample in a micro-batch of one of `world` processes.
@@ -156,11 +167,11 @@ def train(
         track: the name of an experiment tracker that accelerate knows; none by default.
 
     Raises:
-        UserError: `out` holds another run, another process trains into it, there is too little data, it cannot be dealt
-            out, or training diverged.
+        UserError: `out` holds another run, another process trains into it, there is too little
+            data, it cannot be dealt out, or training diverged.
         OSError: the disk is full; the run goes on from the state before.
-        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the state was saved after the step in hand. Where the latter two are
-            not handled, they end the process then.
+        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the state was saved after the step in hand.
+            Where the latter two are not handled, they end the process then.
     """
     devices = [target.decoder.device] if target.decoder.device.type == "cuda" else []
     with Processes.on(target.decoder.device).alone(out):
@@ -169,7 +180,9 @@ def train(
         with postponed() as signals, torch.random.fork_rng(devices), run.tracked():
             for step in range(run.first, run.steps):
                 loss = run.learn(step)
-                progress = run.measured(Progress(step + 1, step + 1 if run.clock.over else run.steps, loss))
+                progress = run.measured(
+                    Progress(step + 1, step + 1 if run.clock.over else run.steps, loss)
+                )
                 run.log(progress)
                 listen(progress)
                 stopped = run.processes.any(bool(signals))
@@ -240,9 +253,17 @@ class Run:
     ) -> Self:
         """Return a run in a folder, new or gone on with."""
         device = target.decoder.device
-        cast(Any, target.decoder.model).requires_grad_(False)  # a drafter's loss may go through its embedding and head
+        cast(Any, target.decoder.model).requires_grad_(
+            False
+        )  # a drafter's loss may go through its embedding and head
         processes = Processes.on(device)
-        about = {"target": target.name, **target.loading.said, "drafter": drafter.described, "data": digest(samples), **about}
+        about = {
+            "target": target.name,
+            **target.loading.said,
+            "drafter": drafter.described,
+            "data": digest(samples),
+            **about,
+        }
         processes.same(about["data"], "the data")
         with processes.agreed():
             check_tracker(track)
@@ -265,8 +286,13 @@ class Run:
             if processes.main:
                 state.note(out, said, first)
         processes.same(first, "the states to go on from")
-        teacher, policy = Teacher(target, drafter.needs, samples, plan.seed, shards), build("policy", plan.policy)
-        costs = settled_costs(target, drafter) if policy.reads_costs else UNIT  # in float32: they are of this run alone
+        teacher, policy = (
+            Teacher(target, drafter.needs, samples, plan.seed, shards),
+            build("policy", plan.policy),
+        )
+        costs = (
+            settled_costs(target, drafter) if policy.reads_costs else UNIT
+        )  # in float32: they are of this run alone
         return cls(plan, out, drafter, teacher, accelerator, processes, objective, optimizer, learnt, held, first, steps, said,
                    policy, costs, Clock(plan.max_seconds, spent, processes))  # fmt: skip
 
@@ -282,8 +308,14 @@ class Run:
         own = torch.tensor(self._gradients(step), dtype=torch.float64)
         loss = float(self.processes.summed(own)) / self.processes.world
         if not math.isfinite(loss):
-            raise UserError(f"training diverged: the loss is {loss} at step {step + 1}; try a smaller lr")
-        clip = self.accelerator.clip_grad_norm_ if self.plan.clip_by == "norm" else self.accelerator.clip_grad_value_
+            raise UserError(
+                f"training diverged: the loss is {loss} at step {step + 1}; try a smaller lr"
+            )
+        clip = (
+            self.accelerator.clip_grad_norm_
+            if self.plan.clip_by == "norm"
+            else self.accelerator.clip_grad_value_
+        )
         clip(self.drafter.model.parameters(), self.plan.clip)
         self.optimizer.step()
         self.optimizer.zero_grad()
@@ -293,14 +325,19 @@ class Run:
     def _gradients(self, step: int) -> float:
         """Add up this process's share of a step, micro-batch by micro-batch; return its loss.
 
-        Gradients are averaged over processes, so that each one divides by the learnt tokens of the whole step ÷ processes.
+        Gradients are averaged over processes, so that each one divides by the learnt tokens of the
+        whole step ÷ processes.
         """
         world, rank = self.processes.world, self.processes.rank
         chosen, size = _chosen(self.learnt, self.plan, step), self.plan.together(world)
-        chosen.sort(key=lambda i: len(self.teacher.samples[i].tokens))  # a part then holds little padding
+        chosen.sort(
+            key=lambda i: len(self.teacher.samples[i].tokens)
+        )  # a part then holds little padding
         count = sum(int(self.teacher.samples[i].learn.sum()) for i in chosen) / world
         mine = chosen[rank::world]
-        torch.manual_seed(int(np.random.SeedSequence([self.plan.seed, 3, step, rank]).generate_state(1)[0]))  # of dropout
+        torch.manual_seed(
+            int(np.random.SeedSequence([self.plan.seed, 3, step, rank]).generate_state(1)[0])
+        )  # of dropout
         loss = 0.0
         for part in range(self.plan.parts):
             last = part + 1 == self.plan.parts
@@ -313,7 +350,9 @@ class Run:
         return loss
 
     def _precision(self) -> torch.autocast:
-        return torch.autocast(self.teacher.target.decoder.device.type, torch.bfloat16, enabled=self.plan.bf16)
+        return torch.autocast(
+            self.teacher.target.decoder.device.type, torch.bfloat16, enabled=self.plan.bf16
+        )
 
     def measured(self, progress: Progress) -> Progress:
         """Return the same with held-out figures, at the steps where they are taken."""
@@ -324,13 +363,18 @@ class Run:
             found = evaluate(self.teacher, self.drafter, self.held, together, self.processes)
         if found is None:
             return progress
-        length = tree_length(self.teacher, self.drafter, self.policy, self.costs, self.held, self.processes)
+        length = tree_length(
+            self.teacher, self.drafter, self.policy, self.costs, self.held, self.processes
+        )
         return replace(progress, **asdict(found), tree_acceptance_length=length)
 
     def log(self, progress: Progress) -> None:
         """Tells the trackers of every step, and the log of every measurement."""
         figures = {k: v for k, v in asdict(progress).items() if isinstance(v, float)}
-        depths = {f"acceptance_at_depth/{i}": rate for i, rate in enumerate(progress.acceptance_by_depth or (), 1)}
+        depths = {
+            f"acceptance_at_depth/{i}": rate
+            for i, rate in enumerate(progress.acceptance_by_depth or (), 1)
+        }
         lr = {"lr": self.optimizer.param_groups[0]["lr"]}
         self.accelerator.log(figures | depths | lr, step=progress.step)
         if progress.step % self.plan.evaluate_every == 0 or progress.step == progress.steps:
@@ -341,7 +385,9 @@ class Run:
     @contextmanager
     def tracked(self) -> Iterator[None]:
         """Open a context in which the trackers listen."""
-        self.accelerator.init_trackers("draftree", {k: v for k, v in self.said.items() if isinstance(v, str | int | float)})
+        self.accelerator.init_trackers(
+            "draftree", {k: v for k, v in self.said.items() if isinstance(v, str | int | float)}
+        )
         try:
             yield
         finally:
@@ -375,14 +421,19 @@ def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
     order = np.random.default_rng([plan.seed, 0]).permutation(len(samples))
     held = min(64, math.ceil(plan.held_out * len(samples))) if plan.held_out else 0
     if len(samples) - held < 1:
-        raise UserError(f"the data have {len(samples)} samples, of which {held} are held out; at least 1 must be left")
+        raise UserError(
+            f"the data have {len(samples)} samples, of which {held} are held out; at least 1 must be left"
+        )
     return order[held:].tolist(), order[:held].tolist()
 
 
 def _chosen(samples: Sequence[int], plan: Plan, step: int) -> list[int]:
     """Return the samples of a step: consecutive ones of an order drawn anew each epoch."""
     at = step * plan.batch_size + np.arange(plan.batch_size)
-    return [samples[_order(plan.seed, i // len(samples), len(samples))[i % len(samples)]] for i in at.tolist()]
+    return [
+        samples[_order(plan.seed, i // len(samples), len(samples))[i % len(samples)]]
+        for i in at.tolist()
+    ]
 
 
 @lru_cache(maxsize=2)  # a step may reach into the next epoch

@@ -35,8 +35,9 @@ def greedy(table: Floats, nodes: int) -> Paths:
         nodes: N.
 
     Returns:
-        At most N paths, in the order they were added, so that the first n are the tree of n nodes. Of equal products the
-        shorter path comes first, then the lower ranks. What is never accepted is left out.
+        At most N paths, in the order they were added, so that the first n are the tree of n nodes.
+        Of equal products the shorter path comes first, then the lower ranks. What is never accepted
+        is left out.
     """
     found: list[Ranks] = []
     heap: list[tuple[float, int, Ranks]] = []
@@ -59,16 +60,18 @@ def greedy(table: Floats, nodes: int) -> Paths:
 class Forests:
     """The dynamic programme of Sequoia (section 3.1), with acceptances that depend on depth.
 
-    Let V(δ, n) be the most accepted tokens that at most n nodes below an accepted node of depth δ can be expected to give,
-    and B(δ, k, n) the same where only the ranks below k may be that node's children. The child of rank k − 1 has a subtree
-    of m nodes, itself included, or is left out (m = 0):
+    Let V(δ, n) be the most accepted tokens that at most n nodes below an accepted node of depth δ
+    can be expected to give, and B(δ, k, n) the same where only the ranks below k may be that node's
+    children. The child of rank k − 1 has a subtree of m nodes, itself included, or is left out (m =
+    0):
 
         B(δ, 0, n) = 0
         B(δ, k, n) = max( B(δ, k−1, n),  max_{1 ≤ m ≤ n} a[δ+1, k−1] · (1 + V(δ+1, m−1)) + B(δ, k−1, n−m) )
         V(δ, n)    = B(δ, K, n) for δ < D,  V(D, n) = 0
 
-    and τ = 1 + V(0, n). Sequoia's state is size, height and branches of a subtree; here the depth of its root takes the
-    place of its height, as a depends on it and D − δ is the height that is left. O(D·K·N²), each (δ, k) at once.
+    and τ = 1 + V(0, n). Sequoia's state is size, height and branches of a subtree; here the depth
+    of its root takes the place of its height, as a depends on it and D − δ is the height that is
+    left. O(D·K·N²), each (δ, k) at once.
 
     Attributes:
         values: [N + 1] V(0, n).
@@ -92,7 +95,10 @@ class Forests:
                 best = gains.argmax(axis=1)
                 gain = gains[np.arange(nodes + 1), best]
                 taken = gain > values
-                sizes[depth, k], values = np.where(taken, best + 1, 0), np.where(taken, gain, values)
+                sizes[depth, k], values = (
+                    np.where(taken, best + 1, 0),
+                    np.where(taken, gain, values),
+                )
         return cls(values, sizes)
 
     def tree(self, nodes: int) -> Paths:
@@ -124,7 +130,8 @@ class Shape:
     Attributes:
         paths: its nodes.
         tau: tokens a step under the product model.
-        speedup: predicted over plain decoding, at one row: τ · sₜ(1) / (Σ_layers sₐ(nodes with children) + sₜ(1 + n) + commit).
+        speedup: predicted over plain decoding, at one row: τ · sₜ(1) / (Σ_layers sₐ(nodes with
+            children) + sₜ(1 + n) + commit).
     """
 
     paths: Paths
@@ -146,7 +153,9 @@ class Shape:
 def seconds(paths: Paths, costs: Costs) -> float:
     """Return the cost of a step with a tree: a draft step for every layer that has children below it, pass and commit."""
     layers = Counter(map(len, {path[:-1] for path in paths}))
-    return costs.step(Work(tuple(layers[d] for d in sorted(layers)), 1 + len(paths), 1, costs.context))
+    return costs.step(
+        Work(tuple(layers[d] for d in sorted(layers)), 1 + len(paths), 1, costs.context)
+    )
 
 
 def fastest(search: str, table: Floats, costs: Costs, most: int = MOST) -> Shape:

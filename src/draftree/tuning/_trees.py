@@ -34,7 +34,8 @@ from draftree.tree import ENTROPY_TOP, Bools, Candidates, Floats, Ints, Room, Tr
 VERIFIED = 60
 """Nodes of each complete tree that the target verifies; they only decide how fast it writes."""
 STEPS = 4000
-"""Adam steps at least: ten epochs may be a few hundred, and small nets are far from trained then."""
+"""Adam steps at least: ten epochs may be a few hundred, and small nets are far from trained then.
+"""
 ABOUT = "about.json"
 
 
@@ -44,18 +45,22 @@ class Knobs:
 
     Attributes:
         features: P+H+d, P+H, P+d, H+d or P: joint probability, entropy, depth (table 1).
-        log_joint: whether the net reads log P, which is ours and learns in a fifth of the steps, or P.
+        log_joint: whether the net reads log P, which is ours and learns in a fifth of the steps, or
+            P.
         hidden: units of the hidden layer (appendix B.3).
         entropy_top: M, how many of the likeliest tokens an entropy is taken over (table 6).
         depth: layers of the trees (11 in appendix B.1).
         width: candidates of a node and nodes expanded in a layer (10 in appendix B.1).
         tokens: the longest text behind a prompt.
-        trees: so many trees are grown (8,880 in appendix B.1), if the texts have as many steps; 0 for as many as they have.
-        positives: trees are grown beyond that until so many of their nodes are accepted (the paper's have 3.5 a tree).
-        negatives: rejected nodes learnt for each accepted one, drawn once; all accepted ones are learnt. The paper samples
-            negatives, too, and does not say how many: 3 is ours, and what a confidence means follows from it, see `C2T`.
-        steps: Adam steps at least, however few the epochs come to; fewer if held-out AUC has stopped rising before: with
-            log P it does within 4,000, with P within some 17,000.
+        trees: so many trees are grown (8,880 in appendix B.1), if the texts have as many steps; 0
+            for as many as they have.
+        positives: trees are grown beyond that until so many of their nodes are accepted (the
+            paper's have 3.5 a tree).
+        negatives: rejected nodes learnt for each accepted one, drawn once; all accepted ones are
+            learnt. The paper samples negatives, too, and does not say how many: 3 is ours, and what
+            a confidence means follows from it, see `C2T`.
+        steps: Adam steps at least, however few the epochs come to; fewer if held-out AUC has
+            stopped rising before: with log P it does within 4,000, with P within some 17,000.
         share: of the prompts that are used; by default all, and 0.1 for fine-tuning (appendix B.4).
     """
 
@@ -90,7 +95,9 @@ class Knobs:
                                "entropy_top": start.entropy_top}  # fmt: skip
         for key in own.keys() & given.keys():
             if given[key] != own[key]:
-                raise UserError(f"c2t: {key} is {given[key]}, allowed is {own[key]}: the classifier begun with has it")
+                raise UserError(
+                    f"c2t: {key} is {given[key]}, allowed is {own[key]}: the classifier begun with has it"
+                )
         return cls(**{"share": 0.1} | own | given)
 
 
@@ -133,8 +140,12 @@ class Nodes:
     def joined(cls, parts: Sequence["Nodes"]) -> "Nodes":
         """Those of several texts; trees are numbered on."""
         first = np.cumsum([0, *(part.trees for part in parts)])
-        numbered = [replace(part, tree=part.tree + n) for part, n in zip(parts, first, strict=False)]
-        return cls(*(np.concatenate([getattr(part, f.name) for part in numbered]) for f in fields(cls)))
+        numbered = [
+            replace(part, tree=part.tree + n) for part, n in zip(parts, first, strict=False)
+        ]
+        return cls(
+            *(np.concatenate([getattr(part, f.name) for part in numbered]) for f in fields(cls))
+        )
 
     def sampled(self, negatives: float, rng: np.random.Generator) -> "Nodes":
         """All accepted nodes, and for each of them `negatives` others."""
@@ -184,7 +195,9 @@ class Recorder(Policy):
 
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
         assert tree.roots == 1
-        after = np.zeros((len(self._tops), 1 + self._complete))  # the entropy of the distribution behind each node
+        after = np.zeros(
+            (len(self._tops), 1 + self._complete)
+        )  # the entropy of the distribution behind each node
 
         def listened(tree: Tree, frontier: Ints, k: int) -> Candidates:
             found = expand(tree, frontier, k)
@@ -200,9 +213,21 @@ class Recorder(Policy):
         parts = [[NONE] for _ in self._tops]
         for at, tree, entropies in self.drafts:
             assert tree.tokens[0] == self.written[at - 1]
-            joint, depth, right = np.exp(tree.score), tree.depth.astype(np.float64), labels(tree, self.written[at:])
+            joint, depth, right = (
+                np.exp(tree.score),
+                tree.depth.astype(np.float64),
+                labels(tree, self.written[at:]),
+            )
             for of_top, entropy in zip(parts, entropies, strict=True):
-                of_top.append(Nodes(joint[1:], entropy[1:], depth[1:], right[1:], np.zeros(tree.drafted, np.int64)))
+                of_top.append(
+                    Nodes(
+                        joint[1:],
+                        entropy[1:],
+                        depth[1:],
+                        right[1:],
+                        np.zeros(tree.drafted, np.int64),
+                    )
+                )
         return list(map(Nodes.joined, parts))
 
 
@@ -229,10 +254,16 @@ class Collected:
         """
         path = self.folder / ABOUT
         if path.is_file():
-            before = read_object(path, "a note of the trees beside it (without it they are grown anew)")
-            if different := [name for name, value in self.about.items() if before.get(name) != value]:
+            before = read_object(
+                path, "a note of the trees beside it (without it they are grown anew)"
+            )
+            if different := [
+                name for name, value in self.about.items() if before.get(name) != value
+            ]:
                 was = ", ".join(f"{name}={before.get(name)}" for name in different)
-                raise UserError(f"'{self.folder}' holds trees with {was}: go on with the same, or use another folder")
+                raise UserError(
+                    f"'{self.folder}' holds trees with {was}: go on with the same, or use another folder"
+                )
             return
         write_text(path, json.dumps(dict(self.about), indent=1) + "\n")
 
@@ -242,18 +273,30 @@ class Collected:
             return None
         told = f"'{path}' does not hold a text's trees (without it they are grown anew)"
         with understood(told), path.open("rb") as file, np.load(file) as found:
-            return Nodes(*(found[f.name].astype(getattr(NONE, f.name).dtype) for f in fields(Nodes)))
+            return Nodes(
+                *(found[f.name].astype(getattr(NONE, f.name).dtype) for f in fields(Nodes))
+            )
 
     def __setitem__(self, text: int, nodes: Nodes) -> None:
-        narrow = {"joint": np.float32, "entropy": np.float32, "depth": np.int16, "accepted": np.bool_, "tree": np.int32}
+        narrow = {
+            "joint": np.float32,
+            "entropy": np.float32,
+            "depth": np.int16,
+            "accepted": np.bool_,
+            "tree": np.int32,
+        }
         with whole(self._path(text)) as partial, partial.open("wb") as file:
-            np.savez_compressed(file, **{name: getattr(nodes, name).astype(kind) for name, kind in narrow.items()})
+            np.savez_compressed(
+                file, **{name: getattr(nodes, name).astype(kind) for name, kind in narrow.items()}
+            )
 
     def _path(self, text: int) -> Path:
         return self.folder / f"{text:06}.npz"
 
 
-def grown(target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int]) -> list[Nodes]:
+def grown(
+    target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int]
+) -> list[Nodes]:
     """Return the entries of one text, for each M of `tops`."""
     recorder = Recorder(knobs, tops)
     Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
@@ -304,7 +347,9 @@ def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Re
     Raises:
         UserError: a row is no prompt, or too few fit.
     """
-    asked = [encode(target.tokenizer, content(row, where)) for path in data for row, where in rows(path)]
+    asked = [
+        encode(target.tokenizer, content(row, where)) for path in data for row, where in rows(path)
+    ]
     fit_in = [ids for ids in asked if ids and len(ids) + knobs.tokens <= target.decoder.context]
     used = fit_in[: math.ceil(knobs.share * len(fit_in))]
     if len(used) < 2:
@@ -312,13 +357,23 @@ def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Re
             f"of {len(asked)} prompts {len(used)} are used and fit the target's context of {target.decoder.context} with "
             f"{knobs.tokens} new tokens; at least 2 are needed, one to learn and one to measure on"
         )
-    return [Request(ids, knobs.tokens, target.eos, i) for i, ids in enumerate(used)], len(asked) - len(fit_in)
+    return [Request(ids, knobs.tokens, target.eos, i) for i, ids in enumerate(used)], len(
+        asked
+    ) - len(fit_in)
 
 
-def about(target: Target, drafter: Drafter[Any], spec: str, requests: Sequence[Request], knobs: Knobs) -> dict[str, Any]:
+def about(
+    target: Target, drafter: Drafter[Any], spec: str, requests: Sequence[Request], knobs: Knobs
+) -> dict[str, Any]:
     """All that trees depend on."""
     weights = fingerprint(drafter.model) if isinstance(drafter, Trainable) else ""
     grown = {name: getattr(knobs, name) for name in ("depth", "width", "entropy_top", "tokens")}
-    models = {"target": fingerprint(target.decoder.model), "drafter": f"{spec}: {drafter.described}", "weights": weights}
-    digest = hashlib.sha256(json.dumps([list(r.prompt) for r in requests]).encode()).hexdigest()[:16]
+    models = {
+        "target": fingerprint(target.decoder.model),
+        "drafter": f"{spec}: {drafter.described}",
+        "weights": weights,
+    }
+    digest = hashlib.sha256(json.dumps([list(r.prompt) for r in requests]).encode()).hexdigest()[
+        :16
+    ]
     return models | grown | {"prompts": digest}

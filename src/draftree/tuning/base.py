@@ -31,7 +31,9 @@ class Tuning(Job):
 
     @final
     @override
-    def fit(self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any) -> Fitted:
+    def fit(
+        self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any
+    ) -> Fitted:
         if (world := int(os.environ.get("WORLD_SIZE", "1"))) > 1:
             raise UserError(f"a policy's training was started in {world} processes, allowed is 1")
         method = build("drafter", self.drafter)
@@ -51,7 +53,9 @@ class Tuning(Job):
         """
 
     @abstractmethod
-    def tune(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
+    def tune(
+        self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell
+    ) -> Fitted:
         """Learns and writes, while no other process may write to `out`."""
 
 

@@ -1,8 +1,9 @@
 """Training of C2T's classifier on the trees that a drafter grows while the target writes (C2T, appendix B).
 
-The target writes greedily behind every prompt; before each of its steps EAGLE-2's complete tree is drafted, of which only
-the best nodes are verified. Of every node the joint probability, the entropy of the distribution it was drawn from and the
-depth are kept, and the label is whether the whole path to it is what the target went on to write.
+The target writes greedily behind every prompt; before each of its steps EAGLE-2's complete tree is
+drafted, of which only the best nodes are verified. Of every node the joint probability, the entropy
+of the distribution it was drawn from and the depth are kept, and the label is whether the whole
+path to it is what the target went on to write.
 
 Shapes: N nodes of a tree, n entries (nodes of many trees), X features.
 """
@@ -42,9 +43,11 @@ PATIENCE, RISE = 20, 5e-4
 WORSE = 2e-3
 """Rounds whose AUC is lower than the best by more are not picked: their net tells less."""
 NEAR = 0.01
-"""Rounds whose recall is lower than the best by no more are alike; of those the least positive rate is picked."""
+"""Rounds whose recall is lower than the best by no more are alike; of those the least positive rate
+is picked."""
 MEASURED = 4096
-"""Nodes whose confidence is computed at a time, so that what is in between stays in the processor's cache."""
+"""Nodes whose confidence is computed at a time, so that what is in between stays in the processor's
+cache."""
 PLAN, TREES = "training.json", "trees"
 
 
@@ -73,7 +76,9 @@ class Plan(Checked):
         Raises:
             UserError: one of them is out of its range.
         """
-        numbers = {"lr": 1e-4 if tuned else cls.lr} | {f.name: given[f.name] for f in fields(cls) if f.name in given}
+        numbers = {"lr": 1e-4 if tuned else cls.lr} | {
+            f.name: given[f.name] for f in fields(cls) if f.name in given
+        }
         if float(numbers.get("epochs", math.inf)).is_integer():
             numbers["epochs"] = int(numbers["epochs"])
         return cls(**numbers)
@@ -107,12 +112,15 @@ class Round:
 def picked(rounds: Sequence[Round]) -> Round:
     """Return the round whose classifier is kept: by recall, then by positive rate (appendix B.2), of those that tell the most.
 
-    Among the rounds of nearly the best AUC (a net that has learnt nothing yet may accept everything, at a recall of 1) those
-    whose recall is within one point of the best, and of these the one of the least positive rate, the first of equals.
+    Among the rounds of nearly the best AUC (a net that has learnt nothing yet may accept
+    everything, at a recall of 1) those whose recall is within one point of the best, and of these
+    the one of the least positive rate, the first of equals.
     """
     learnt = [r for r in rounds if r.auc >= max(r.auc for r in rounds) - WORSE]
     best = max(r.recall for r in learnt)
-    return min((r for r in learnt if r.recall >= best - NEAR), key=lambda r: (r.positive_rate, r.step))
+    return min(
+        (r for r in learnt if r.recall >= best - NEAR), key=lambda r: (r.positive_rate, r.step)
+    )
 
 
 def rises(rounds: Sequence[Round]) -> bool:
@@ -124,8 +132,14 @@ def rises(rounds: Sequence[Round]) -> bool:
 def measured(net: Classifier, held: Nodes) -> tuple[float, float, float]:
     """AUC, and recall and positive rate at a confidence of 0.5."""
     log_p, parts = held.log_p, [slice(i, i + MEASURED) for i in range(0, len(held), MEASURED)]
-    found = np.concatenate([net.confidence(log_p[p], held.entropy[p], held.depth[p]) for p in parts])
-    return auc(found, held.accepted), float((found >= 0.5)[held.accepted].mean()), float((found >= 0.5).mean())
+    found = np.concatenate(
+        [net.confidence(log_p[p], held.entropy[p], held.depth[p]) for p in parts]
+    )
+    return (
+        auc(found, held.accepted),
+        float((found >= 0.5)[held.accepted].mean()),
+        float((found >= 0.5).mean()),
+    )
 
 
 def auc(confidence: Floats, accepted: Bools) -> float:
@@ -164,16 +178,23 @@ def learn(
     """
     for name, nodes in (("to learn", learnt), ("held out", held)):
         if not nodes.accepted.any():
-            raise UserError(f"of the {len(nodes)} drafted nodes {name} none was accepted; at least 1 is needed: use more data")
+            raise UserError(
+                f"of the {len(nodes)} drafted nodes {name} none was accepted; at least 1 is needed: use more data"
+            )
     rng = np.random.default_rng([plan.seed, 1])
     sampled = learnt.sampled(knobs.negatives, rng)
     read = {"P": scaled(sampled.log_p, knobs.log_joint), "H": sampled.entropy, "d": sampled.depth}
     inputs = np.stack([read[name] for name in knobs.features.split("+")], axis=1)
     scale = mean, deviation = inputs.mean(0), np.maximum(inputs.std(0), 1e-6)
-    x, y = torch.from_numpy((inputs - mean) / deviation).float(), torch.from_numpy(sampled.accepted).float()
+    x, y = (
+        torch.from_numpy((inputs - mean) / deviation).float(),
+        torch.from_numpy(sampled.accepted).float(),
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(plan.seed)
-        net = nn.Sequential(nn.Linear(x.shape[1], knobs.hidden), nn.ReLU(), nn.Linear(knobs.hidden, 1))
+        net = nn.Sequential(
+            nn.Linear(x.shape[1], knobs.hidden), nn.ReLU(), nn.Linear(knobs.hidden, 1)
+        )
     if start is not None:
         _fill(net, start, scale)
     optimizer = torch.optim.Adam(net.parameters(), lr=plan.lr)
@@ -183,7 +204,9 @@ def learn(
         step = min(done + ROUND, steps)
         loss = _pass(net, optimizer, x, y, itertools.islice(batches, step - done))
         if not math.isfinite(loss):
-            raise UserError(f"training diverged: the loss is {loss} after {step} steps; try a smaller lr")
+            raise UserError(
+                f"training diverged: the loss is {loss} after {step} steps; try a smaller lr"
+            )
         nets.append(_numpy(net, knobs, scale))
         rounds.append(Round(step, loss, *measured(nets[-1], held)))
         tell(step, rounds[-1].told, steps)
@@ -211,7 +234,11 @@ def _shuffled(entries: int, batch_size: int, rng: np.random.Generator) -> Iterat
 
 
 def _pass(
-    net: nn.Module, optimizer: torch.optim.Optimizer, x: torch.Tensor, y: torch.Tensor, batches: Iterable[torch.Tensor]
+    net: nn.Module,
+    optimizer: torch.optim.Optimizer,
+    x: torch.Tensor,
+    y: torch.Tensor,
+    batches: Iterable[torch.Tensor],
 ) -> float:
     """Return a step for each batch; returns the mean loss of their entries."""
     total, entries = 0.0, 0
@@ -239,10 +266,13 @@ def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
             parameter.copy_(torch.from_numpy(value))
 
 
-def summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]) -> Fitted:
+def summed(
+    texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]
+) -> Fitted:
     """Return the result of a run: figures, the picked round in a line, and the extent of the training.
 
-    It was trained to the end where held-out AUC had stopped rising, or the paper's epochs and `STEPS` steps were made.
+    It was trained to the end where held-out AUC had stopped rising, or the paper's epochs and
+    `STEPS` steps were made.
 
     Args:
         texts: entries of each text that the target wrote.
@@ -252,7 +282,11 @@ def summed(texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, roun
         rounds: the figures of each.
     """
     best, steps, entries = picked(rounds), rounds[-1].step, learnt.sampling(knobs.negatives)
-    nodes, trees, accepted = sum(map(len, texts)), sum(t.trees for t in texts), sum(int(t.accepted.sum()) for t in texts)
+    nodes, trees, accepted = (
+        sum(map(len, texts)),
+        sum(t.trees for t in texts),
+        sum(int(t.accepted.sum()) for t in texts),
+    )
     usual = full(entries, replace(knobs, steps=STEPS), replace(plan, epochs=Plan.epochs))
     to_the_end = not rises(rounds) or steps >= usual
     ending = f"not trained to the end: after {steps:,} steps held-out AUC may still rise"
@@ -276,10 +310,14 @@ def split(texts: Sequence[Nodes], plan: Plan) -> tuple[Nodes, Nodes]:
     """
     with_trees = [t for t in texts if len(t)]
     if len(with_trees) < 2:
-        raise UserError(f"{len(with_trees)} texts have trees, at least 2 are needed: one to learn and one to measure on")
+        raise UserError(
+            f"{len(with_trees)} texts have trees, at least 2 are needed: one to learn and one to measure on"
+        )
     order = np.random.default_rng([plan.seed, 0]).permutation(len(with_trees)).tolist()
     count = min(len(order) - 1, math.ceil(plan.held_out * len(order)))
-    held, learnt = ([with_trees[i] for i in sorted(part)] for part in (order[:count], order[count:]))
+    held, learnt = (
+        [with_trees[i] for i in sorted(part)] for part in (order[:count], order[count:])
+    )
     return Nodes.joined(learnt), Nodes.joined(held)
 
 
@@ -292,10 +330,13 @@ class Training(Tuning):
         knobs: of the trees and the net.
         plan: of learning.
         start: the classifier that it begins with; random weights by default.
-        trees: the folder in which the trees stay; by default they lie beside the classifier until the run has ended.
+        trees: the folder in which the trees stay; by default they lie beside the classifier until
+            the run has ended.
     """
 
-    options: ClassVar[frozenset[str]] = frozenset({"drafter", "init_from", "features", *(f.name for f in fields(Plan))})
+    options: ClassVar[frozenset[str]] = frozenset(
+        {"drafter", "init_from", "features", *(f.name for f in fields(Plan))}
+    )
 
     drafter: str
     knobs: Knobs = field(default_factory=Knobs)
@@ -308,20 +349,32 @@ class Training(Tuning):
     def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
         start = Classifier.load(options["init_from"]) if options.get("init_from") else None
         trees = Path(options["features"]) if options.get("features") else None
-        return cls(options["drafter"], Knobs.read(items(spec, knobs), start), Plan.of(options, start is not None), start, trees)
+        return cls(
+            options["drafter"],
+            Knobs.read(items(spec, knobs), start),
+            Plan.of(options, start is not None),
+            start,
+            trees,
+        )
 
     @override
     def check(self, out: Path) -> None:
         if (out / CONFIG).is_file() and not (out / TREES).is_dir():  # they are removed last
-            raise UserError(f"'{out}' holds a finished classifier: name another folder to train into")
+            raise UserError(
+                f"'{out}' holds a finished classifier: name another folder to train into"
+            )
 
     @override
-    def tune(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
+    def tune(
+        self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell
+    ) -> Fitted:
         knobs, plan = self.knobs, self.plan
         requests, too_long = prompts(target, data, knobs)
         if too_long:
             LOG.info("prompts left out, too long for the target's context: %d", too_long)
-        kept = Collected(self.trees or out / TREES, about(target, drafter, self.drafter, requests, knobs))
+        kept = Collected(
+            self.trees or out / TREES, about(target, drafter, self.drafter, requests, knobs)
+        )
         kept.begin()
         with locked(kept.folder, inside(kept.folder)):
             texts = collect(target, drafter, requests, knobs, kept, tell)

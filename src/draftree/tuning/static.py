@@ -1,12 +1,14 @@
 """`draftree train static`: the best tree of fixed shape for a drafter, from its measured acceptance by rank and depth.
 
-A static tree's node is a path of ranks (`policies.static`). Under the product model, a[d, r] being the chance that the
-target's token at depth d is the drafter's candidate of rank r where all before it were candidates too, a node is accepted
-with the product of a along its path, and the tree is expected to give τ = 1 + Σ of these products tokens a step
-(Medusa, section 2.3.3; Sequoia, section 3.1, whose a does not depend on depth).
+A static tree's node is a path of ranks (`policies.static`). Under the product model, a[d, r] being
+the chance that the target's token at depth d is the drafter's candidate of rank r where all before
+it were candidates too, a node is accepted with the product of a along its path, and the tree is
+expected to give τ = 1 + Σ of these products tokens a step (Medusa, section 2.3.3; Sequoia, section
+3.1, whose a does not depend on depth).
 
-a is taken where decoding with the very tree would have its roots. Over all tokens of a text alike it is too high: a step
-passes over easy tokens many at a time and stops behind the hard ones, so that hard places are roots more often.
+a is taken where decoding with the very tree would have its roots. Over all tokens of a text alike
+it is too high: a step passes over easy tokens many at a time and stops behind the hard ones, so
+that hard places are roots more often.
 
 Shapes: M roots, D depths, K ranks, R texts, N nodes at most.
 """
@@ -44,7 +46,8 @@ BATCH = 16
 WINDOW = 512
 """Tokens of a plain text, of which the first quarter is the prompt."""
 MISSED, UNKNOWN = -1, -2
-"""In place of a rank: the target's token was not among the candidates; what it is cannot be told from the text."""
+"""In place of a rank: the target's token was not among the candidates; what it is cannot be told
+from the text."""
 SHOWN = 6
 """Ranks of which a table shows the acceptance."""
 SIZES = (8, 16, 32, 63, 128)
@@ -57,12 +60,14 @@ class Settings:
 
     Attributes:
         search: how the tree is found; both are optimal under the product model.
-        nodes: of the tree, its root not counted; `auto` for the number that the cost model predicts to be fastest.
+        nodes: of the tree, its root not counted; `auto` for the number that the cost model predicts
+            to be fastest.
         depth: of the tree, at most.
         width: how many ranks are looked at.
         tokens: longest answer.
         prompts: how many of the data's are answered, spread evenly; or how many texts are read.
-        answers: whether the target answers the data's prompts; else their texts are read as they are.
+        answers: whether the target answers the data's prompts; else their texts are read as they
+            are.
     """
 
     search: Literal["greedy", "sequoia"] = "sequoia"
@@ -76,7 +81,9 @@ class Settings:
     def __post_init__(self) -> None:
         """Refuse values that are not allowed."""
         check(self, "static: ")
-        full = min(MAX_NODES, sum(self.width**d for d in range(1, self.depth + 1)))  # no step verifies more
+        full = min(
+            MAX_NODES, sum(self.width**d for d in range(1, self.depth + 1))
+        )  # no step verifies more
         if self.nodes != "auto" and not 1 <= self.nodes <= full:
             told = f"auto or 1 … {full}, with depth {self.depth} and width {self.width}"
             raise UserError(f"static: nodes is {self.nodes}, allowed is {told}")
@@ -100,7 +107,9 @@ class Acceptance:
     @property
     def reached(self) -> Bools:
         """[M, D] whether a tree could have come so far, and it is known what the target says there."""
-        before = np.concatenate((np.ones((len(self.ranks), 1), np.bool_), self.ranks[:, :-1] >= 0), axis=1)
+        before = np.concatenate(
+            (np.ones((len(self.ranks), 1), np.bool_), self.ranks[:, :-1] >= 0), axis=1
+        )
         reached: Bools = np.logical_and.accumulate(before, axis=1) & (self.ranks != UNKNOWN)
         return reached
 
@@ -123,7 +132,8 @@ class Driven:
     """Ranks below every token of some texts.
 
     Attributes:
-        texts: of each text [tokens, D] the ranks below each of its roots in order, see `Acceptance`.
+        texts: of each text [tokens, D] the ranks below each of its roots in order, see
+            `Acceptance`.
         width: K.
     """
 
@@ -142,18 +152,22 @@ class Driven:
             at, lines = 0, text.tolist()
             while at < len(lines):
                 line = tuple(lines[at])
-                length = 1 + next((d for d in range(len(line)) if line[: d + 1] not in nodes), len(line))
+                length = 1 + next(
+                    (d for d in range(len(line)) if line[: d + 1] not in nodes), len(line)
+                )
                 roots.append(line)
                 tokens += min(length, len(lines) - at)
                 at += length
         return Acceptance(np.array(roots, np.int64), self.width), tokens / len(roots)
 
 
-def drive(target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: int, width: int) -> Driven:
+def drive(
+    target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: int, width: int
+) -> Driven:
     """Look up the target's greedy choices along texts among a drafter's candidates.
 
-    Below every token the text's next ones are drafted as a chain, so that the drafter sees what it sees in decoding where
-    they were accepted. One of them is committed then.
+    Below every token the text's next ones are drafted as a chain, so that the drafter sees what it
+    sees in decoding where they were accepted. One of them is committed then.
 
     Args:
         target: verifies every chain, as in decoding.
@@ -163,14 +177,17 @@ def drive(target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: i
         width: K.
 
     Returns:
-        The ranks below all tokens of the answers but the last. Below one that is not the target's choice nothing is known.
+        The ranks below all tokens of the answers but the last. Below one that is not the target's
+        choice nothing is known.
 
     Raises:
         NotANumber: the target's logits are not finite.
     """
     found: list[list[Ints]] = [[] for _ in texts]
     for block in replay(target, drafter, texts, width, depth, step=1):
-        for row, line in zip(block.tree.row[: block.tree.roots].tolist(), _compared(block, depth), strict=True):
+        for row, line in zip(
+            block.tree.row[: block.tree.roots].tolist(), _compared(block, depth), strict=True
+        ):
             found[row].append(line)
     return Driven([np.stack(lines) for lines in found], width)
 
@@ -191,7 +208,9 @@ def _compared(block: Block, depths: int) -> Ints:
 # The tree.
 
 
-def settled(driven: Driven, choose: Callable[[Floats], Shape], costs: Costs) -> tuple[Shape, Acceptance, float]:
+def settled(
+    driven: Driven, choose: Callable[[Floats], Shape], costs: Costs
+) -> tuple[Shape, Acceptance, float]:
     """Return the best of the trees found one after the other, each for the roots that decoding with the one before it leads to.
 
     Args:
@@ -200,7 +219,8 @@ def settled(driven: Driven, choose: Callable[[Floats], Shape], costs: Costs) -> 
         costs: that the trees are compared by.
 
     Returns:
-        The tree, with what is expected of it at its own roots; the acceptance there; τ of decoding along the texts.
+        The tree, with what is expected of it at its own roots; the acceptance there; τ of decoding
+        along the texts.
     """
     seen, tried = driven.everywhere, dict[Paths, tuple[Shape, Acceptance, float]]()
     for _ in range(ROUNDS):
@@ -224,10 +244,14 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
     else:
         choose = lambda table: Shape.of(searched(search, table, nodes)(nodes), table, costs)
     if not driven.everywhere.table.any():
-        raise UserError("static: none of the drafter's candidates was the target's token: it does not fit this target or data")
+        raise UserError(
+            "static: none of the drafter's candidates was the target's token: it does not fit this target or data"
+        )
     shape, seen, tau = settled(driven, choose, costs)
     grow = searched(search, seen.table, max(SIZES))
-    sizes = [Shape.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)]  # each at its own roots
+    sizes = [
+        Shape.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)
+    ]  # each at its own roots
     return {
         "paths": [list(path) for path in sorted(shape.paths, key=lambda path: (len(path), path))],
         "tau": shape.tau, "decoded_tau": tau, "nodes": len(shape.paths), "depth": shape.depth,
@@ -245,10 +269,16 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
     """
     read = [row for path in files for row in rows.rows(path)]
     room = target.decoder.context - settings.tokens
-    found = [ids for row, where in spread(read, settings.prompts) if 0 < len(ids := _prompt(row, where, target)) <= room]
+    found = [
+        ids
+        for row, where in spread(read, settings.prompts)
+        if 0 < len(ids := _prompt(row, where, target)) <= room
+    ]
     if not found:
         names = ", ".join(map(str, files))
-        raise UserError(f"no prompt in {names} fits the target's context with {settings.tokens} new tokens")
+        raise UserError(
+            f"no prompt in {names} fits the target's context with {settings.tokens} new tokens"
+        )
     return sorted(found, key=len)  # rows of one batch are of one length
 
 
@@ -268,19 +298,32 @@ def _prompt(row: rows.Row, where: str, target: Target) -> list[int]:
 def shown(said: dict[str, Any]) -> Fitted:
     """Return the result in figures, words and tables."""
     rates = [
-        {"depth": str(d), "places": str(n), **{f"rank {r}": f"{a:.3f}" for r, a in enumerate(rates[:SHOWN])}}
+        {
+            "depth": str(d),
+            "places": str(n),
+            **{f"rank {r}": f"{a:.3f}" for r, a in enumerate(rates[:SHOWN])},
+        }
         for d, (n, rates) in enumerate(zip(said["places"], said["acceptance"], strict=True), 1)
     ]
     sizes = [
-        {"nodes": str(s["nodes"]), "expected τ": f"{s['tau']:.2f}", "predicted speed-up": f"{s['speedup']:.2f}"}
+        {
+            "nodes": str(s["nodes"]),
+            "expected τ": f"{s['tau']:.2f}",
+            "predicted speed-up": f"{s['speedup']:.2f}",
+        }
         for s in said["sizes"]
     ]
     told = (
         f"expected τ {said['tau']:.2f} (decoding along the data {said['decoded_tau']:.2f}), "
         f"{said['nodes']} nodes, depth {said['depth']}, predicted speed-up {said['speedup']:.2f}"
     )
-    tables = {f"acceptance of {said['drafter']} by rank and depth": rates, "trees with the largest expected τ, by size": sizes}
-    return Fitted(said, [told + ("" if said["speedup"] > 1 else ": plain decoding is faster")], tables)
+    tables = {
+        f"acceptance of {said['drafter']} by rank and depth": rates,
+        "trees with the largest expected τ, by size": sizes,
+    }
+    return Fitted(
+        said, [told + ("" if said["speedup"] > 1 else ": plain decoding is faster")], tables
+    )
 
 
 @dataclass(frozen=True)
@@ -313,12 +356,16 @@ class Search(Tuning):
             raise UserError(f"'{out}' exists, allowed is a new file")
 
     @override
-    def tune(self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell) -> Fitted:
+    def tune(
+        self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell
+    ) -> Fitted:
         texts = self._texts(target, data, tell)
         ranks = list[Ints]()
         for i in range(0, len(texts), BATCH):
             tell(i, "driving the drafter along", len(texts))
-            ranks += drive(target, drafter, texts[i : i + BATCH], self.settings.depth, self.settings.width).texts
+            ranks += drive(
+                target, drafter, texts[i : i + BATCH], self.settings.depth, self.settings.width
+            ).texts
         tell(len(texts), "measuring what a step costs", len(texts))
         context = round(float(np.mean([(t.start + len(t.tokens)) / 2 for t in texts])))
         costs = (self.costs or settled_costs(target, drafter)).at(context, 1)
@@ -339,5 +386,7 @@ class Search(Tuning):
             tell(i, "answering", len(prompts))
             texts += answered(target, prompts[i : i + BATCH], tokens)
         if not texts:
-            raise UserError("the target answers every prompt with fewer than 2 tokens; answers=false reads the data as it is")
+            raise UserError(
+                "the target answers every prompt with fewer than 2 tokens; answers=false reads the data as it is"
+            )
         return texts

@@ -44,7 +44,10 @@ def layout(step: Step) -> Layout:
     cells = [cell_len(a) + (len(b) + 1 if b else 0) for a, b in zip(labels, figures, strict=True)]
     widths = [2 * PAD + CELL * n for n in cells]
     left = columns(items, widths)
-    boxes = tuple(Box(left[item.depth], row[i] * ROW, widths[i], labels[i], figures[i]) for i, item in enumerate(items))
+    boxes = tuple(
+        Box(left[item.depth], row[i] * ROW, widths[i], labels[i], figures[i])
+        for i, item in enumerate(items)
+    )
     return Layout(boxes, max(b.x + b.width for b in boxes), max(row) * ROW + HEIGHT)
 
 
@@ -52,7 +55,9 @@ def columns(items: list[Node], widths: list[float]) -> list[float]:
     """Return the left edge of each depth's boxes."""
     left = [0.0]
     for depth in range(max(i.depth for i in items)):
-        left.append(left[-1] + GAP + max(w for i, w in zip(items, widths, strict=True) if i.depth == depth))
+        left.append(
+            left[-1] + GAP + max(w for i, w in zip(items, widths, strict=True) if i.depth == depth)
+        )
     return left
 
 

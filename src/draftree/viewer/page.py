@@ -20,7 +20,9 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
     parts = {
         "css": file("tree.css") + file("text.css") + file("page.css"),
         "js": file("tree.js") + file("page.js"),
-        "data": in_script({"height": HEIGHT, "pad": PAD, "gap": GAP, "steps": [drawn(s) for s in steps]}),
+        "data": in_script(
+            {"height": HEIGHT, "pad": PAD, "gap": GAP, "steps": [drawn(s) for s in steps]}
+        ),
         "prompt": escape(flowing(about.get("prompt", ""))),
         "about": escape(made_by(about)),
         "totals": escape(totals(steps)),
@@ -69,6 +71,8 @@ def drawn(step: Step) -> dict[str, Any]:
         "depth": [i.depth for i in items],
         "q": [round(n.q, 4) if n.rank else None for n in items],
         "value": [round(n.value, 4) if n.rank else None for n in items],
-        "entropy": [None if n.entropy is None or not n.rank else round(n.entropy, 3) for n in items],
+        "entropy": [
+            None if n.entropy is None or not n.rank else round(n.entropy, 3) for n in items
+        ],
         "rank": [n.rank or None for n in items],
     }

@@ -27,9 +27,12 @@ class Node:
         parent: the parent's place among the step's nodes, −1 for the root.
         depth: distance from the root.
         q: the drafter's probability of it after its path, 1 for the root.
-        value: what the policy ranked it by, as a probability; for most, the product of q along the path.
-        entropy: of the distribution it was drawn from, in nats, None where the policy did not ask for it.
-        rank: its place among its siblings in draw order, from 1; 0 of what was not drafted: the root and the bonus token.
+        value: what the policy ranked it by, as a probability; for most, the product of q along the
+            path.
+        entropy: of the distribution it was drawn from, in nats, None where the policy did not ask
+            for it.
+        rank: its place among its siblings in draw order, from 1; 0 of what was not drafted: the
+            root and the bonus token.
         accepted: whether the target accepted it; the root was written before.
     """
 
@@ -59,9 +62,11 @@ class Step:
         number: 0 for the prefill.
         tokens: what was written, after every cut.
         origins: how each of them came.
-        pieces: what each adds to the text; one that ends within a character adds nothing until that is whole.
+        pieces: what each adds to the text; one that ends within a character adds nothing until that
+            is whole.
         nodes: the verified tree, the root first, parents before children.
-        bonus: the id and the text of the token that the target chose, None where the text ends before it.
+        bonus: the id and the text of the token that the target chose, None where the text ends
+            before it.
     """
 
     number: int
@@ -86,7 +91,11 @@ class Step:
         """The step's figures in a line."""
         if self.number == 0:
             return "the prompt's forward · 1 token"
-        cut = f" · the text ends after {len(self.tokens)} of them" if len(self.tokens) <= self.accepted else ""
+        cut = (
+            f" · the text ends after {len(self.tokens)} of them"
+            if len(self.tokens) <= self.accepted
+            else ""
+        )
         nodes = len(self.nodes) - 1
         return (
             f"step {self.number} · {self.accepted + 1} token{'s' * (self.accepted > 0)} · "
@@ -99,11 +108,16 @@ class Step:
         if self.bonus is None:
             return list(self.nodes)
         last = max((i for i, n in enumerate(self.nodes) if n.accepted), default=0)
-        return [*self.nodes, Node(*self.bonus, last, self.nodes[last].depth + 1, 1.0, 1.0, None, 0, False)]
+        return [
+            *self.nodes,
+            Node(*self.bonus, last, self.nodes[last].depth + 1, 1.0, 1.0, None, 0, False),
+        ]
 
     def as_json(self) -> dict[str, Any]:
         """Plain values by name, for other programs."""
-        bonus = None if self.bonus is None else dict(zip(("token", "text"), self.bonus, strict=True))
+        bonus = (
+            None if self.bonus is None else dict(zip(("token", "text"), self.bonus, strict=True))
+        )
         return {
             "step": self.number,
             "tokens": list(self.tokens),
@@ -125,10 +139,14 @@ class Watch:
         steps: those of row 0 so far, the prefill first.
     """
 
-    def __init__(self, tokenizer: PreTrainedTokenizerBase, draw: Callable[[Step], None] | None = None) -> None:
+    def __init__(
+        self, tokenizer: PreTrainedTokenizerBase, draw: Callable[[Step], None] | None = None
+    ) -> None:
         self.steps: list[Step] = []
         self._spellings, self._draw = Spellings(tokenizer), draw
-        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")  # characters are spread over tokens
+        self._decoder = codecs.getincrementaldecoder("utf-8")(
+            "replace"
+        )  # characters are spread over tokens
 
     def __call__(self, events: list[Emitted]) -> None:
         """Note what a step wrote in the first row."""
@@ -146,11 +164,22 @@ class Watch:
         whole = len(event.tokens) > len(event.path)
         bonus = (event.tokens[-1], self._spellings.text(event.tokens[-1])) if whole else None
         pieces = tuple(self._piece(t) for t in event.tokens)
-        return Step(len(self.steps), tuple(event.tokens), tuple(event.origins), pieces, self._nodes(event), bonus)
+        return Step(
+            len(self.steps),
+            tuple(event.tokens),
+            tuple(event.origins),
+            pieces,
+            self._nodes(event),
+            bonus,
+        )
 
     def _piece(self, token: int) -> str:
         special = token in self._spellings.special
-        return self._spellings.text(token) if special else self._decoder.decode(self._spellings.data(token))
+        return (
+            self._spellings.text(token)
+            if special
+            else self._decoder.decode(self._spellings.data(token))
+        )
 
     def _nodes(self, event: Emitted) -> tuple[Node, ...]:
         tree, mine = event.tree, event.tree.of_row(event.row)
@@ -162,7 +191,9 @@ class Watch:
             children[parent] = rank = children.get(parent, 0) + (parent >= 0)
             entropy = float(tree.entropy[n]) or None
             about = int(tree.depth[n]), float(q[n]), float(value[n]), entropy, rank, n in accepted
-            found.append(Node(int(tree.tokens[n]), self._spellings.text(int(tree.tokens[n])), parent, *about))
+            found.append(
+                Node(int(tree.tokens[n]), self._spellings.text(int(tree.tokens[n])), parent, *about)
+            )
         return tuple(found)
 
 

@@ -49,7 +49,11 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
 def fitting(steps: Sequence[Step]) -> list[Step]:
     """Return the first steps that a picture of sane size holds; at least one, if there is any."""
     tall = accumulate(CAPTION + layout(s).height + BETWEEN for s in steps)
-    return [s for i, (s, t) in enumerate(zip(steps, tall, strict=True)) if i == 0 or (i < STEPS and t <= TALLEST)]
+    return [
+        s
+        for i, (s, t) in enumerate(zip(steps, tall, strict=True))
+        if i == 0 or (i < STEPS and t <= TALLEST)
+    ]
 
 
 def head(steps: Sequence[Step], drawn: Sequence[Step], about: Mapping[str, str], cells: int) -> str:
@@ -60,7 +64,10 @@ def head(steps: Sequence[Step], drawn: Sequence[Step], about: Mapping[str, str],
         ("title", text_of(about.get("prompt", ""))),
         ("muted", made_by(about)),
         ("muted", totals(steps) + cut),
-        ("muted", "✓ accepted · ⇒ chosen by the target · figures: q in percent · the fuller a box, the higher its value"),
+        (
+            "muted",
+            "✓ accepted · ⇒ chosen by the target · figures: q in percent · the fuller a box, the higher its value",
+        ),
     ]
     return "\n".join(
         f'<text class="{style}" x="{MARGIN:g}" y="{MARGIN + 12 + 19 * i:g}">{escape(short(line, cells))}</text>'
@@ -76,8 +83,12 @@ def text_of(text: str) -> str:
 def figure(step: Step, y: float) -> str:
     """One step: its line and its tree."""
     items, boxes = step.items, layout(step).boxes
-    edges = [edge(i, boxes[i.parent], b) for i, b in zip(items, boxes, strict=True) if i.parent >= 0]
-    edges.sort(key=lambda drawn: 'class="rejected"' not in drawn)  # they share pieces: the accepted path lies on top
+    edges = [
+        edge(i, boxes[i.parent], b) for i, b in zip(items, boxes, strict=True) if i.parent >= 0
+    ]
+    edges.sort(
+        key=lambda drawn: 'class="rejected"' not in drawn
+    )  # they share pieces: the accepted path lies on top
     nodes = [node(i, b) for i, b in zip(items, boxes, strict=True)]
     caption = f'<text class="title" x="0" y="12">{escape(step.head)}</text>'
     inner = "\n".join([f'<g transform="translate(0 {CAPTION:g})">', *edges, *nodes, "</g>"])
@@ -93,7 +104,9 @@ def edge(item: Node, parent: Box, box: Box) -> str:
 
 def node(item: Node, box: Box) -> str:
     """Return a box with its text, its q and a tooltip; the higher its value, the fuller it is."""
-    opacity = 0.5 * math.sqrt(item.value) if item.rank else 0.0  # the root, because most values are small
+    opacity = (
+        0.5 * math.sqrt(item.value) if item.rank else 0.0
+    )  # the root, because most values are small
     return "\n".join(
         [
             f'<g class="{item.kind}" transform="translate({box.x:.1f} {box.y:g})"><title>{escape(tip(item))}</title>',

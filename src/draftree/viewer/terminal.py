@@ -8,7 +8,12 @@ from rich.text import Text
 from draftree.viewer.steps import SIGNS, Kind, Node, Step, children
 from draftree.viewer.tokens import percent, short
 
-STYLES: dict[Kind, str] = {"root": "default", "accepted": "bold green", "rejected": "dim", "bonus": "bold"}
+STYLES: dict[Kind, str] = {
+    "root": "default",
+    "accepted": "bold green",
+    "rejected": "dim",
+    "bonus": "bold",
+}
 LEGEND = "✓ accepted · ⇒ chosen by the target · drafted tokens: q/value in percent"
 ARROW, BRANCH, LAST, THROUGH, BELOW = " ▸ ", "├ ", "└ ", "│ ", "  "
 
@@ -41,7 +46,9 @@ def lines(step: Step, width: int) -> Iterator[Text]:
             run += below[run[-1]]
         forks = below[run[-1]]
         inner = prefix + {BRANCH: THROUGH, LAST: BELOW, "": ""}[first]
-        rest = inner + (THROUGH if forks else BELOW)  # lines of the tree go on through a chain's further lines
+        rest = inner + (
+            THROUGH if forks else BELOW
+        )  # lines of the tree go on through a chain's further lines
         yield from wrapped((unit(items[j], longest) for j in run), width, prefix + first, rest)
         for j in forks:
             yield from branch(j, inner, LAST if j == forks[-1] else BRANCH)

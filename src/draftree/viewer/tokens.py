@@ -59,20 +59,28 @@ class Spellings:
             if data.decode(errors="replace") == decoded:  # else the letters stand for themselves
                 return data
         # Alone, a SentencePiece token loses the space in front of it.
-        return (" " if piece.startswith("▁") and not decoded.startswith(" ") else "").encode() + decoded.encode()
+        return (
+            " " if piece.startswith("▁") and not decoded.startswith(" ") else ""
+        ).encode() + decoded.encode()
 
 
 def visible(data: bytes) -> str:
     """Bytes on one line: spaces and line ends as signs, what is no character as ⟨hexadecimal bytes⟩."""
     halves = data.decode(errors="surrogateescape")
-    shown = re.sub("[\udc80-\udcff]+", lambda m: f"⟨{m[0].encode(errors='surrogateescape').hex(' ').upper()}⟩", halves)
+    shown = re.sub(
+        "[\udc80-\udcff]+",
+        lambda m: f"⟨{m[0].encode(errors='surrogateescape').hex(' ').upper()}⟩",
+        halves,
+    )
     text = "".join(SIGNS.get(c, escaped(c)) for c in shown)
     return f"◌{text}" if text and unicodedata.category(text[0]).startswith("M") else text
 
 
 def flowing(text: str) -> str:
     """Text as it runs on, with line ends marked, and control characters escaped."""
-    return "".join(c if c in " \t" else "⏎\n" if c == "\n" else SIGNS.get(c, escaped(c)) for c in text)
+    return "".join(
+        c if c in " \t" else "⏎\n" if c == "\n" else SIGNS.get(c, escaped(c)) for c in text
+    )
 
 
 def escaped(character: str) -> str:

@@ -36,7 +36,13 @@ class Increments(NamedTuple):
     @classmethod
     def empty(cls) -> "Increments":
         """Return increments of no texts."""
-        return cls(np.zeros(0, np.uint64), np.zeros(1, np.int64), np.zeros(0, np.int64), np.zeros(0, np.int64), 0)
+        return cls(
+            np.zeros(0, np.uint64),
+            np.zeros(1, np.int64),
+            np.zeros(0, np.int64),
+            np.zeros(0, np.int64),
+            0,
+        )
 
     def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
         """With the increments of finished texts; more than `most` of one n-gram make no difference to its weight."""
@@ -45,7 +51,11 @@ class Increments(NamedTuple):
             times = text.times[n - 1 :]
             there = times > 0
             runs.append(
-                Counts(contexts(text.tokens, n, width)[there], text.tokens[n - 1 :][there], times[there].astype(np.int64))
+                Counts(
+                    contexts(text.tokens, n, width)[there],
+                    text.tokens[n - 1 :][there],
+                    times[there].astype(np.int64),
+                )
             )
         run = summed(joined(runs), n, width)
         context, start = np.unique(run.context, return_index=True)
@@ -124,7 +134,9 @@ def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
     return found + 1
 
 
-def _earlier(memory: Increments, context: Ints, width: int, tokens: Ints, times: Ints, found: int) -> int:
+def _earlier(
+    memory: Increments, context: Ints, width: int, tokens: Ints, times: Ints, found: int
+) -> int:
     """Add the increments of earlier texts."""
     wanted = number_of(context, width)
     place = np.searchsorted(memory.context, wanted)
@@ -176,12 +188,20 @@ class Weighting(NamedTuple):
 
 @native_as("ngram_successors")
 def successors(
-    table: Table, memory: Increments, text: Adapted, frontier: Ints, tokens: Ints, parents: Ints, k: int, by: Weighting
+    table: Table,
+    memory: Increments,
+    text: Adapted,
+    frontier: Ints,
+    tokens: Ints,
+    parents: Ints,
+    k: int,
+    by: Weighting,
 ) -> tuple[Ints, Floats]:
     """Return the likeliest tokens after nodes of one row.
 
-    The weight of an n-gram is its share in the table (0 if it is not there) plus its increments, at most `cap` if it has
-    any; q is its weight divided by those of all, what the table has pruned included.
+    The weight of an n-gram is its share in the table (0 if it is not there) plus its increments, at
+    most `cap` if it has any; q is its weight divided by those of all, what the table has pruned
+    included.
 
     Args:
         table: of the corpus.
@@ -196,7 +216,10 @@ def successors(
     Returns:
         [F, K] tokens and log q, the likeliest first, of equals the lower id; −∞ behind the last.
     """
-    found_tokens, log_q = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf)
+    found_tokens, log_q = (
+        np.zeros((len(frontier), k), np.int64),
+        np.full((len(frontier), k), -np.inf),
+    )
     n, width, top, increment, cap = by
     most = min(top, len(table.share)) + memory.widest + len(text.tokens)
     weights = np.empty(most)
@@ -217,7 +240,9 @@ def successors(
         for j in range(min(k, found)):
             best = j
             for i in range(j + 1, found):
-                if weights[i] > weights[best] or (weights[i] == weights[best] and ids[i] < ids[best]):
+                if weights[i] > weights[best] or (
+                    weights[i] == weights[best] and ids[i] < ids[best]
+                ):
                     best = i
             found_tokens[row, j] = ids[best]
             if weights[best] > 0:

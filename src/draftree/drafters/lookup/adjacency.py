@@ -26,7 +26,8 @@ class Lines:
     Attributes:
         tokens: [M] the token of each line.
         successors: [M, K] its successors, the likeliest first; `NONE` behind the last.
-        confirmed: [M] how often in a row the first successor was the same as the line before had it, at most `SUREST`.
+        confirmed: [M] how often in a row the first successor was the same as the line before had
+            it, at most `SUREST`.
         earlier: [M] the line that the token had before; `NONE` for its first.
         newest: [V] the last line of each token.
         used: how many lines there are.
@@ -43,9 +44,17 @@ class Lines:
     def empty(cls, vocab: int, width: int, room: int) -> Self:
         """Return storage with room for some lines."""
         tokens, confirmed, earlier = np.empty((3, room), np.int32)
-        return cls(tokens, np.empty((room, width), np.int32), confirmed, earlier, np.full(vocab, NONE, np.int32))
+        return cls(
+            tokens,
+            np.empty((room, width), np.int32),
+            confirmed,
+            earlier,
+            np.full(vocab, NONE, np.int32),
+        )
 
-    def append(self, tokens: Ints | Shorts, successors: Ints | Shorts, confirmed: Ints | Shorts) -> None:
+    def append(
+        self, tokens: Ints | Shorts, successors: Ints | Shorts, confirmed: Ints | Shorts
+    ) -> None:
         """Write lines [N] behind the last; all tokens must differ."""
         at = slice(self.used, self.used + len(tokens))
         self.tokens[at], self.successors[at], self.confirmed[at] = tokens, successors, confirmed
@@ -82,7 +91,9 @@ class Adjacency:
             at = np.where(later, self.lines.earlier[np.where(later, at, 0)], at)
         return at
 
-    def look_up(self, tokens: Ints | Shorts, behind: "Adjacency | None" = None) -> tuple[Shorts, Shorts]:
+    def look_up(
+        self, tokens: Ints | Shorts, behind: "Adjacency | None" = None
+    ) -> tuple[Shorts, Shorts]:
         """Return successors [F, K] of tokens, and how often in a row the first was confirmed [F].
 
         Args:
@@ -92,7 +103,9 @@ class Adjacency:
         if not self.size and behind is not None:
             return behind.look_up(tokens)
         if not self.size:
-            return np.full((len(tokens), self.lines.successors.shape[1]), NONE, np.int32), np.zeros(len(tokens), np.int32)
+            return np.full((len(tokens), self.lines.successors.shape[1]), NONE, np.int32), np.zeros(
+                len(tokens), np.int32
+            )
         at = self.find(tokens)
         successors, confirmed = self.lines.successors[at], self.lines.confirmed[at]
         if (missing := at < 0).any():
@@ -101,7 +114,9 @@ class Adjacency:
                 successors[missing], confirmed[missing] = behind.look_up(tokens[missing])
         return successors, confirmed
 
-    def plus(self, tokens: Ints, successors: Ints | Shorts, behind: "Adjacency | None" = None) -> "Adjacency":
+    def plus(
+        self, tokens: Ints, successors: Ints | Shorts, behind: "Adjacency | None" = None
+    ) -> "Adjacency":
         """Return the table with new lines, which replace those that the tokens had.
 
         Args:
@@ -125,10 +140,17 @@ class Adjacency:
         last = size - 1 - np.unique(lines.tokens[:size][::-1], return_index=True)[1]
         return lines.tokens[last], lines.successors[last], lines.confirmed[last]
 
-    def _plus(self, tokens: Ints | Shorts, successors: Ints | Shorts, confirmed: Ints | Shorts) -> "Adjacency":
+    def _plus(
+        self, tokens: Ints | Shorts, successors: Ints | Shorts, confirmed: Ints | Shorts
+    ) -> "Adjacency":
         lines = self.lines
-        if lines.used != self.size or self.size + len(tokens) > len(lines.tokens):  # another version has gone on, or no room
-            mine, (vocab, width) = self.newest_lines(), (len(lines.newest), lines.successors.shape[1])
+        if lines.used != self.size or self.size + len(tokens) > len(
+            lines.tokens
+        ):  # another version has gone on, or no room
+            mine, (vocab, width) = (
+                self.newest_lines(),
+                (len(lines.newest), lines.successors.shape[1]),
+            )
             lines = Lines.empty(vocab, width, max(ROOM, 2 * (len(mine[0]) + len(tokens))))
             lines.append(*mine)
         lines.append(tokens, successors, confirmed)

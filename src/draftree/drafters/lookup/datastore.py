@@ -1,7 +1,8 @@
 """Drafters that search a datastore: a folder built from a corpus, with a note of what it is and for whom.
 
-The note is the entry of the folder's `config.json` that is ours, as a trained drafter has one. Token ids mean nothing
-without the tokenizer they come from, so the note has a hash of it, and no other tokenizer's datastore is opened.
+The note is the entry of the folder's `config.json` that is ours, as a trained drafter has one.
+Token ids mean nothing without the tokenizer they come from, so the note has a hash of it, and no
+other tokenizer's datastore is opened.
 """
 
 import hashlib
@@ -38,7 +39,12 @@ class Stored(Method):
     @classmethod
     @abstractmethod
     def build(
-        cls, documents: Documents, vocab: int, folder: Path, settings: Mapping[str, str], tell: Callable[[str], None]
+        cls,
+        documents: Documents,
+        vocab: int,
+        folder: Path,
+        settings: Mapping[str, str],
+        tell: Callable[[str], None],
     ) -> dict[str, Any]:
         """Build a datastore's files in a folder that exists and is empty.
 
@@ -69,14 +75,18 @@ class Stored(Method):
         folder = Path(self.datastore)
         said, kind = note(folder), self.kind()
         if said["drafter"] != kind:
-            raise UserError(f"'{folder}' is a datastore for '{said['drafter']}', asked for was one for '{kind}'")
+            raise UserError(
+                f"'{folder}' is a datastore for '{said['drafter']}', asked for was one for '{kind}'"
+            )
         if (own := tokenizer_hash(target.tokenizer)) != said.get("tokenizer"):
             raise UserError(
                 f"datastore '{folder}' holds tokens of the tokenizer of '{said.get('target')}' ({said.get('tokenizer')}), but "
                 f"target '{target.name}' has another ({own}): build one for it (draftree datastore build --kind {kind} "
                 f"--target {target.name} --data … --out FOLDER)"
             )
-        fits_vocabulary(folder, Entries(said, folder / CONFIG).get("vocab", int, 0, least=0), target)
+        fits_vocabulary(
+            folder, Entries(said, folder / CONFIG).get("vocab", int, 0, least=0), target
+        )
         return folder
 
 
@@ -87,10 +97,14 @@ def note(folder: Path) -> dict[str, Any]:
         UserError: it is not a datastore.
     """
     if not folder.is_dir():
-        raise UserError(f"datastore '{folder}' does not exist: a folder was expected that draftree datastore build has made")
+        raise UserError(
+            f"datastore '{folder}' does not exist: a folder was expected that draftree datastore build has made"
+        )
     said = Checkpoint.at(folder).about
     if "drafter" not in said or "tokenizer" not in said:
-        raise UserError(f"'{folder}' is not a datastore: its config.json does not say of which drafter and tokenizer")
+        raise UserError(
+            f"'{folder}' is not a datastore: its config.json does not say of which drafter and tokenizer"
+        )
     return said
 
 
@@ -110,7 +124,8 @@ def fits_vocabulary(where: Path, vocab: int, target: Target) -> None:
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
     """Return a hash of what decides which ids a text has: vocabulary, merges and added tokens.
 
-    Where a fast tokenizer's own serialisation has them; how it is padded or cut, which calls change, stays out.
+    Where a fast tokenizer's own serialisation has them; how it is padded or cut, which calls
+    change, stays out.
     """
     if tokenizer.is_fast:
         fast: Any = tokenizer

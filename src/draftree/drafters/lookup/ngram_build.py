@@ -14,7 +14,16 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from draftree.boundary.knobs import Knobs, knob
-from draftree.drafters.lookup.ngrams import BLOCK, FULL, HEADER, Grams, check, kinds, table_of, width_of
+from draftree.drafters.lookup.ngrams import (
+    BLOCK,
+    FULL,
+    HEADER,
+    Grams,
+    check,
+    kinds,
+    table_of,
+    width_of,
+)
 from draftree.errors import UserError
 from draftree.native import Array
 from draftree.tree import Ints
@@ -69,7 +78,8 @@ class GramSettings(Knobs):
         n: tokens of an n-gram, 2 to 4.
         vocab: V.
         top: successors kept of each context, the likeliest; 0 keeps all.
-        threshold: n-grams counted fewer times are left out. What is left out still counts in the shares of the others.
+        threshold: n-grams counted fewer times are left out. What is left out still counts in the
+            shares of the others.
         piece: n-grams sorted at a time.
     """
 
@@ -85,10 +95,13 @@ class GramSettings(Knobs):
         return width_of(self.vocab)
 
 
-def build(documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Callable[[str], None]) -> dict[str, Any]:
+def build(
+    documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Callable[[str], None]
+) -> dict[str, Any]:
     """Write a table's files; memory is bounded by `plan.piece`, the vocabulary and the number of threads.
 
-    Pieces of the corpus are sorted and written as runs, and the runs merged range by range; both by several threads.
+    Pieces of the corpus are sorted and written as runs, and the runs merged range by range; both by
+    several threads.
 
     Args:
         documents: token ids of one after another; no n-gram runs from one into the next.
@@ -104,15 +117,22 @@ def build(documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Cal
     """
     check(plan.n, plan.vocab)
     read = Counter(documents=0, tokens=0, grams=0)
-    with tempfile.TemporaryDirectory(dir=folder) as scratch, ThreadPoolExecutor(os.cpu_count()) as pool:
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
         work = Threads(pool, plan, Path(scratch), tell)
         runs = list(work.ordered(work.sorted, _pieces(documents, plan, read), "sorting piece {}"))
         if not read["grams"]:
-            raise UserError(f"the corpus is empty: none of {read['documents']:,} documents has {plan.n} tokens")
+            raise UserError(
+                f"the corpus is empty: none of {read['documents']:,} documents has {plan.n} tokens"
+            )
         ranges = _ranges(runs, plan)
         with ExitStack() as files:
             out = TableWriter(folder, plan, files)
-            for rows in work.ordered(work.merged, ((runs, r) for r in ranges), f"merging part {{}} of {len(ranges)}"):
+            for rows in work.ordered(
+                work.merged, ((runs, r) for r in ranges), f"merging part {{}} of {len(ranges)}"
+            ):
                 out.write(rows)
     return dict(read) | out.finish()
 
@@ -140,12 +160,16 @@ def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -
         read.update(documents=1, tokens=len(document))
         ids = np.asarray(document)
         if ids.size and not 0 <= ids.min() <= ids.max() < plan.vocab:
-            raise UserError(f"document {read['documents']} has token {ids.max()}, allowed are 0 … {plan.vocab - 1}")
+            raise UserError(
+                f"document {read['documents']} has token {ids.max()}, allowed are 0 … {plan.vocab - 1}"
+            )
         for start in range(0, max(0, len(ids) - plan.n + 1), plan.piece):
             part = ids[start : start + plan.piece + plan.n - 1]
             grams = len(part) - plan.n + 1
             token = part[plan.n - 1 :].astype(np.uint32)
-            waiting.append(Counts(contexts(part, plan.n, plan.width), token, np.ones(grams, np.int64)))
+            waiting.append(
+                Counts(contexts(part, plan.n, plan.width), token, np.ones(grams, np.int64))
+            )
             size += grams
             read.update(grams=grams)
             if size >= plan.piece:
@@ -181,7 +205,9 @@ class Threads:
     scratch: Path
     tell: Callable[[str], None]
 
-    def ordered(self, job: Callable[[Any], Any], items: Iterable[Any], saying: str) -> Iterator[Any]:
+    def ordered(
+        self, job: Callable[[Any], Any], items: Iterable[Any], saying: str
+    ) -> Iterator[Any]:
         """Yield the results in order; no more items are drawn than there are threads for."""
         waiting: deque[Future[Any]] = deque()
         for number, item in enumerate(items, 1):
@@ -240,7 +266,9 @@ def likeliest(run: Counts, plan: GramSettings) -> TablePart:
     new[1:] = run.context[1:] != run.context[:-1]
     starts, group = np.flatnonzero(new), np.cumsum(new) - 1
     if not starts.size:
-        return TablePart(run.context, run.times.astype(np.uint32), run.token, np.zeros(0, np.uint16), 0)
+        return TablePart(
+            run.context, run.times.astype(np.uint32), run.token, np.zeros(0, np.uint16), 0
+        )
     share = run.times / np.add.reduceat(run.times, starts)[group]
     order = np.lexsort((run.token, -run.times, group))
     keep = run.times[order] >= plan.threshold
@@ -249,7 +277,9 @@ def likeliest(run: Counts, plan: GramSettings) -> TablePart:
     order = order[keep]
     count = np.bincount(group[order], minlength=len(starts))
     stored = np.maximum(1, np.rint(share[order] * FULL)).astype(np.uint16)
-    return TablePart(run.context[starts][count > 0], count[count > 0], run.token[order], stored, len(run.context))
+    return TablePart(
+        run.context[starts][count > 0], count[count > 0], run.token[order], stored, len(run.context)
+    )
 
 
 class TableWriter:
@@ -259,13 +289,18 @@ class TableWriter:
         self.folder, self.plan, self.distinct = folder, plan, 0
         self.kinds = kinds(plan.n, plan.vocab, plan.top or FULL)
         self.first = np.zeros(plan.vocab + 1, np.int64)
-        self.files = {name: files.enter_context(open(folder / f"{name}.bin", "wb")) for name in self.kinds}  # noqa: SIM115
+        self.files = {
+            name: files.enter_context(open(folder / f"{name}.bin", "wb"))  # noqa: SIM115
+            for name in self.kinds
+        }
 
     def write(self, rows: TablePart) -> None:
         """Add a range behind those before."""
         bits = np.uint64((self.plan.n - 2) * self.plan.width)
         self.distinct += rows.distinct
-        self.first[1:] += np.bincount((rows.context >> bits).astype(np.int64), minlength=self.plan.vocab)
+        self.first[1:] += np.bincount(
+            (rows.context >> bits).astype(np.int64), minlength=self.plan.vocab
+        )
         rest = rows.context & ((np.uint64(1) << bits) - np.uint64(1))
         self._planes("context", rest, int(bits))
         self._planes("token", rows.token, self.plan.width)
@@ -283,12 +318,24 @@ class TableWriter:
     def finish(self) -> dict[str, Any]:
         """Write what is known at the end; figures of what was written."""
         size = np.fromfile(self.folder / "size.bin", self.kinds["size"])
-        blocks = np.add.reduceat(size, np.arange(0, len(size), BLOCK), dtype=np.int64) if size.size else np.zeros(0)
+        blocks = (
+            np.add.reduceat(size, np.arange(0, len(size), BLOCK), dtype=np.int64)
+            if size.size
+            else np.zeros(0)
+        )
         np.cumsum(self.first).astype("<i8").tofile(self.folder / "first.bin")
         np.concatenate(([0], np.cumsum(blocks))).astype("<i8").tofile(self.folder / "sums.bin")
         space = {name: (self.folder / f"{name}.bin").stat().st_size for name in self.kinds}
-        arrays = {name: (kind, space[name] // np.dtype(kind).itemsize) for name, kind in self.kinds.items()}
-        header = {"n": self.plan.n, "vocab": self.plan.vocab, "top": self.plan.top, "threshold": self.plan.threshold}
+        arrays = {
+            name: (kind, space[name] // np.dtype(kind).itemsize)
+            for name, kind in self.kinds.items()
+        }
+        header = {
+            "n": self.plan.n,
+            "vocab": self.plan.vocab,
+            "top": self.plan.top,
+            "threshold": self.plan.threshold,
+        }
         (self.folder / HEADER).write_text(json.dumps(header | {"arrays": arrays}, indent=1))
         return {
             "n": self.plan.n,

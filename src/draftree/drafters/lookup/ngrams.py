@@ -1,12 +1,14 @@
 """N-grams as sorted arrays: built in bounded memory, opened as memory maps, looked up, extended by a text.
 
-A context is the n − 1 tokens before a token. As a number it is their ids side by side, `width` bits each, the first the
-highest. On disk contexts are sorted and grouped by their first token, so that only the rest of each is stored; ids are
-stored in 16 bits and, where the vocabulary needs more, a further plane of 8 or 16. Successors lie behind one another in
-the order of their contexts, the likeliest first, and of each context only how many there are is stored, with a running
-sum every 64 contexts.
+A context is the n − 1 tokens before a token. As a number it is their ids side by side, `width` bits
+each, the first the highest. On disk contexts are sorted and grouped by their first token, so that
+only the rest of each is stored; ids are stored in 16 bits and, where the vocabulary needs more, a
+further plane of 8 or 16. Successors lie behind one another in the order of their contexts, the
+likeliest first, and of each context only how many there are is stored, with a running sum every 64
+contexts.
 
-Shapes: V vocabulary, C contexts, S successors, T tokens of a text, N nodes, F frontier nodes, K candidates.
+Shapes: V vocabulary, C contexts, S successors, T tokens of a text, N nodes, F frontier nodes, K
+candidates.
 """
 
 from dataclasses import dataclass
@@ -35,15 +37,17 @@ def width_of(vocab: int) -> int:
 def check(n: int, vocab: int) -> None:
     """Raise UserError where a context does not fit 64 bits."""
     if (n - 1) * width_of(vocab) > 64:
-        raise UserError(f"n is {n}, allowed with a vocabulary of {vocab:,} is at most {1 + 64 // width_of(vocab)}")
+        raise UserError(
+            f"n is {n}, allowed with a vocabulary of {vocab:,} is at most {1 + 64 // width_of(vocab)}"
+        )
 
 
 class Table(NamedTuple):
     """Stored n-grams; memory maps or arrays, never written to.
 
     Attributes:
-        first: [V + 1] where the contexts begin that start with a token.
-        context_low, context_high: [C] the rest of each context, its lowest 16 bits and the others ([0] if there are none).
+        first: [V + 1] where the contexts begin that start with a token. context_low, context_high:
+        [C] the rest of each context, its lowest 16 bits and the others ([0] if there are none).
         size: [C] how many successors it has.
         sums: [C / 64 + 1] how many successors all contexts before a block have.
         token_low, token_high: [S] the successors.
@@ -83,7 +87,13 @@ class Grams:
         """Return a table without n-grams."""
         check(n, vocab)
         small = {name: np.zeros(0, kind) for name, kind in kinds(n, vocab, 0).items()}
-        return cls(table_of(small | {"first": np.zeros(vocab + 1, np.int64), "sums": np.zeros(1, np.int64)}), n, vocab)
+        return cls(
+            table_of(
+                small | {"first": np.zeros(vocab + 1, np.int64), "sums": np.zeros(1, np.int64)}
+            ),
+            n,
+            vocab,
+        )
 
     @classmethod
     def opened(cls, folder: Path) -> "Grams":
@@ -100,7 +110,9 @@ class Grams:
         for name, kind in kinds(n, vocab, 0).items():
             wide, length = (*said.get(name, list), None, None)[:2]
             if wide not in (kind, *(("<u4",) if name == "size" else ())) or type(length) is not int:
-                raise UserError(f"'{folder / HEADER}': {name} is {shown([wide, length])}, allowed is '{kind}' and a length")
+                raise UserError(
+                    f"'{folder / HEADER}': {name} is {shown([wide, length])}, allowed is '{kind}' and a length"
+                )
             file, bytes_ = folder / f"{name}.bin", length * np.dtype(wide).itemsize
             size = file.stat().st_size if file.exists() else -1
             if size != bytes_:
@@ -121,7 +133,10 @@ def _fit(table: Table, vocab: int) -> bool:
         and len(table.token_low) == stored
         and len(table.context_high) in (0, contexts)
         and len(table.token_high) in (0, stored)
-        and all(len(a) == 1 + n and a[0] == 0 and a[-1] == end and bool((np.diff(a) >= 0).all()) for a, n, end in sums)
+        and all(
+            len(a) == 1 + n and a[0] == 0 and a[-1] == end and bool((np.diff(a) >= 0).all())
+            for a, n, end in sums
+        )
     )
 
 
@@ -184,7 +199,9 @@ def planes(low: Array, high: Array, at: int) -> Any:
     return value
 
 
-def stored_at(table: Table, context: Ints, width: int, top: int, tokens: Ints, weights: Floats) -> int:
+def stored_at(
+    table: Table, context: Ints, width: int, top: int, tokens: Ints, weights: Floats
+) -> int:
     """Fill in the successors of a context in the table, the likeliest `top`; returns how many."""
     place = placed_at(table, context, width)
     if place < 0:
@@ -194,7 +211,11 @@ def stored_at(table: Table, context: Ints, width: int, top: int, tokens: Ints, w
         start += table.size[i]
     found = min(int(table.size[place]), top)
     for i in range(found):
-        token = np.int64(planes(table.token_low, table.token_high, start + i)) if start + i < len(table.share) else -1
+        token = (
+            np.int64(planes(table.token_low, table.token_high, start + i))
+            if start + i < len(table.share)
+            else -1
+        )
         if not 0 <= token < len(table.first) - 1:  # of a broken file
             return i
         tokens[i] = token

@@ -1,9 +1,11 @@
 """Suffix arrays over tokens: built, searched for what stood before, and what followed there counted into a trie.
 
-A corpus is one array of tokens, with a separator behind each document. The separator is larger than any token, so that of
-all the places where something stands, those at the end of a document come last and are cut off with one comparison.
+A corpus is one array of tokens, with a separator behind each document. The separator is larger than
+any token, so that of all the places where something stands, those at the end of a document come
+last and are cut off with one comparison.
 
-Shapes: T tokens of the corpus, C of them in a context, M matches, L tokens of a continuation, N nodes of a trie, E of a tree.
+Shapes: T tokens of the corpus, C of them in a context, M matches, L tokens of a continuation, N
+nodes of a trie, E of a tree.
 """
 
 import math
@@ -59,8 +61,9 @@ def joined(documents: list[Ints]) -> NDArray[np.uint32]:
 def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
     """Return the places of all tokens that are no separators, in the order of what stands there and behind.
 
-    libdivsufsort sorts bytes: tokens are written as big-endian numbers of as many bytes as the vocabulary needs, whose
-    order is that of the tokens, and of the sorted places those where a token begins are kept.
+    libdivsufsort sorts bytes: tokens are written as big-endian numbers of as many bytes as the
+    vocabulary needs, whose order is that of the tokens, and of the sorted places those where a
+    token begins are kept.
 
     Args:
         tokens: [T], separators among them.
@@ -69,10 +72,18 @@ def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
     from pydivsufsort import divsufsort  # only to build, not to search
 
     width = max(1, (int(vocab).bit_length() + 7) // 8)
-    places = divsufsort(np.minimum(tokens, vocab).astype(">u4").view(np.uint8).reshape(-1, 4)[:, 4 - width :].ravel())
+    places = divsufsort(
+        np.minimum(tokens, vocab)
+        .astype(">u4")
+        .view(np.uint8)
+        .reshape(-1, 4)[:, 4 - width :]
+        .ravel()
+    )
     places = places[places % width == 0] // width
     documents = int((tokens == SEPARATOR).sum())
-    found: Array = places[: len(places) - documents].astype(np.uint32 if len(tokens) < SEPARATOR else np.int64)
+    found: Array = places[: len(places) - documents].astype(
+        np.uint32 if len(tokens) < SEPARATOR else np.int64
+    )
     return found
 
 
@@ -107,7 +118,9 @@ def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
 
 
 @native_as("search_corpus")
-def search(tokens: Array, suffixes: Array, context: Ints, longest: int, shortest: int) -> tuple[int, int, int]:
+def search(
+    tokens: Array, suffixes: Array, context: Ints, longest: int, shortest: int
+) -> tuple[int, int, int]:
     """Find the longest end of a context that stands in the corpus with something behind it.
 
     Where an end stands, shorter ones stand too, so that its length is found by halving.
@@ -120,7 +133,8 @@ def search(tokens: Array, suffixes: Array, context: Ints, longest: int, shortest
         shortest: of them.
 
     Returns:
-        Its length and the range in the suffix array; a length of 0 where not even the shortest is found.
+        Its length and the range in the suffix array; a length of 0 where not even the shortest is
+        found.
     """
     found, low, high = 0, 0, 0
     fewest, most = shortest, min(longest, len(context))
@@ -128,7 +142,9 @@ def search(tokens: Array, suffixes: Array, context: Ints, longest: int, shortest
         n = (fewest + most) // 2
         query = context[len(context) - n :]
         at = _first(tokens, suffixes, query, False)
-        if at < len(suffixes) and np.int64(suffixes[at]) + n == len(tokens):  # a corpus without separators ends here
+        if at < len(suffixes) and np.int64(suffixes[at]) + n == len(
+            tokens
+        ):  # a corpus without separators ends here
             at += 1
         if at < len(suffixes) and _before(tokens, np.int64(suffixes[at]), query, True):
             found, low, fewest = n, at, n + 1
@@ -140,11 +156,13 @@ def search(tokens: Array, suffixes: Array, context: Ints, longest: int, shortest
 
 
 @native
-def continuations(tokens: Array, suffixes: Array, low: int, high: int, skip: int, length: int, most: int) -> Ints:
+def continuations(
+    tokens: Array, suffixes: Array, low: int, high: int, skip: int, length: int, most: int
+) -> Ints:
     """[M, L] what follows at some places, in order, −1 behind the end of a document.
 
-    Of more than `most` places, so many evenly spread ones are taken: the first ones, which REST takes, would all go on
-    with the smallest tokens.
+    Of more than `most` places, so many evenly spread ones are taken: the first ones, which REST
+    takes, would all go on with the smallest tokens.
 
     Args:
         tokens: [T] of the corpus.
@@ -190,8 +208,9 @@ def _most_frequent(count: Ints, k: int) -> Ints:
 def grow(rows: Ints, nodes: int) -> PrefixTree:
     """Return the trie of the most frequent beginnings of continuations (REST, section 3.2), the root first.
 
-    No node is more frequent than its parent. So of a layer no more than `nodes` have to be followed, and the best of all
-    layers are connected. Of equally frequent nodes the less deep ones are kept, then those with the lower token.
+    No node is more frequent than its parent. So of a layer no more than `nodes` have to be
+    followed, and the best of all layers are connected. Of equally frequent nodes the less deep ones
+    are kept, then those with the lower token.
 
     Args:
         rows: [M, L] sorted continuations, −1 behind the end of one.
@@ -205,14 +224,20 @@ def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
     """Return the fields of the trie of `grow`."""
     matches, length = rows.shape
     most = 1 + nodes * length
-    begin, end, parent = np.zeros(most, np.int64), np.zeros(most, np.int64), np.zeros(most, np.int64)
+    begin, end, parent = (
+        np.zeros(most, np.int64),
+        np.zeros(most, np.int64),
+        np.zeros(most, np.int64),
+    )
     token = np.full(most, END, np.int64)
     end[0], layer, size = matches, 0, 1
     for depth in range(length):
         runs = _runs(rows, depth, begin, end, layer, size)
         runs = runs[_most_frequent(runs[:, 1] - runs[:, 0], nodes)]
         # Side by side below each parent, the most frequent first.
-        runs = runs[np.argsort(runs[:, 2] * (matches + 1) - (runs[:, 1] - runs[:, 0]), kind="mergesort")]
+        runs = runs[
+            np.argsort(runs[:, 2] * (matches + 1) - (runs[:, 1] - runs[:, 0]), kind="mergesort")
+        ]
         layer = size
         for i in range(len(runs)):
             begin[size], end[size], parent[size] = runs[i]
@@ -290,5 +315,8 @@ def best_children(trie: PrefixTree, at: Ints, k: int) -> tuple[Ints, Floats]:
     found, value = np.zeros((len(at), widest), np.int64), np.full((len(at), widest), -np.inf)
     for i in range(len(at)):
         for j in range(min(widest, trie.children[at[i]])):
-            found[i, j], value[i, j] = trie.tokens[trie.first[at[i]] + j], trie.log_q[trie.first[at[i]] + j]
+            found[i, j], value[i, j] = (
+                trie.tokens[trie.first[at[i]] + j],
+                trie.log_q[trie.first[at[i]] + j],
+            )
     return found, value

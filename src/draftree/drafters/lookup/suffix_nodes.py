@@ -21,7 +21,14 @@ def child(nodes: Shorts, node: int, token: int) -> int:
 
 
 def reached(
-    text: Shorts, end: int, drafted: Draft, parents: Ints, tokens: Ints, below: int, memory: Outputs, limits: Limits
+    text: Shorts,
+    end: int,
+    drafted: Draft,
+    parents: Ints,
+    tokens: Ints,
+    below: int,
+    memory: Outputs,
+    limits: Limits,
 ) -> tuple[Draft, int, int]:
     """Return the draft that continues a node of the tree, that node, and its depth.
 
@@ -54,7 +61,15 @@ def reached(
 
 @native_as("suffix_children")
 def children(
-    text: Shorts, end: int, drafted: Draft, parents: Ints, tokens: Ints, frontier: Ints, k: int, memory: Outputs, limits: Limits
+    text: Shorts,
+    end: int,
+    drafted: Draft,
+    parents: Ints,
+    tokens: Ints,
+    frontier: Ints,
+    k: int,
+    memory: Outputs,
+    limits: Limits,
 ) -> tuple[Ints, Floats, int]:
     """Return up to K candidates [F, K] after the frontier's nodes of one root, and their log q.
 
@@ -62,7 +77,8 @@ def children(
     root's draft was proposed by another drafter; a draft of its own begins there.
 
     Args:
-        text: up to the root, which is token `end` − 1; behind it there is room for the deepest path.
+        text: up to the root, which is token `end` − 1; behind it there is room for the deepest
+            path.
         end: the number of tokens up to the root.
         drafted: the draft behind the root.
         parents: [N] of the tree.
@@ -72,7 +88,11 @@ def children(
         memory: of earlier texts.
         limits: of patterns and drafts.
     """
-    found, log_q, most = np.zeros((len(frontier), k), np.int64), np.full((len(frontier), k), -np.inf), 1
+    found, log_q, most = (
+        np.zeros((len(frontier), k), np.int64),
+        np.full((len(frontier), k), -np.inf),
+        1,
+    )
     for f, below in enumerate(frontier):
         (nodes, shares), at, _ = reached(text, end, drafted, parents, tokens, below, memory, limits)
         rank = 0
@@ -111,17 +131,24 @@ def descendants(
         memory: likewise.
         limits: likewise.
         deepest: the depth that a node may have.
-        first: the number of the first candidate, once all are behind the tree in the order in which they stand here.
+        first: the number of the first candidate, once all are behind the tree in the order in which
+            they stand here.
 
     Returns:
         [M] the nodes that something was found after, by number; [M, K] tokens; and [M, K] log q.
     """
     most = len(frontier) + MAX_NODES
-    after, found, log_q = np.empty(most, np.int64), np.zeros((most, k), np.int64), np.full((most, k), -np.inf)
+    after, found, log_q = (
+        np.empty(most, np.int64),
+        np.zeros((most, k), np.int64),
+        np.full((most, k), -np.inf),
+    )
     count, total, widest = 0, 0, 1
     waiting = np.empty((MAX_NODES + 1, 3), np.int64)  # of a draft: node, number, depth
     for below in frontier:
-        (nodes, shares), at, depth = reached(text, end, drafted, parents, tokens, below, memory, limits)
+        (nodes, shares), at, depth = reached(
+            text, end, drafted, parents, tokens, below, memory, limits
+        )
         waiting[0, 0], waiting[0, 1], waiting[0, 2] = at, below, depth
         here, last = 0, 1
         while here < last:
@@ -130,7 +157,11 @@ def descendants(
             for i in range(at + 1, len(nodes)):
                 if nodes[i, 1] == at and rank < k and depth < deepest and total < MAX_NODES:
                     found[count, rank], log_q[count, rank] = nodes[i, 0], math.log(shares[i])
-                    waiting[last, 0], waiting[last, 1], waiting[last, 2] = i, first + total, depth + 1
+                    waiting[last, 0], waiting[last, 1], waiting[last, 2] = (
+                        i,
+                        first + total,
+                        depth + 1,
+                    )
                     rank, last, total = rank + 1, last + 1, total + 1
             after[count] = number
             count, widest = count + (rank > 0), max(widest, rank)

@@ -1,12 +1,14 @@
 """Frequencies of what followed a pattern, in the text being written and in earlier outputs, and the draft grown from them.
 
-Nothing is stored of a suffix tree but what the next draft reads. The occurrences of the last p tokens are the leaves below
-that pattern's node; with the places of the longest match at hand, those of all shorter ones are found on the way, and the
-node's children are counted by splitting its places by the token behind them. The text itself therefore needs no index: it
-is scanned once for its last token, which at 10,000 tokens takes less time than one call from Python. Earlier outputs are
-kept in blocks, each with its places sorted by the text before them read backwards (the leaves of a suffix tree of the
-reversed text), so that the occurrences of all suffixes of a text stand around one place that bisection finds. A finished
-block is never written to, so an older state goes on seeing what it saw.
+Nothing is stored of a suffix tree but what the next draft reads. The occurrences of the last p
+tokens are the leaves below that pattern's node; with the places of the longest match at hand, those
+of all shorter ones are found on the way, and the node's children are counted by splitting its
+places by the token behind them. The text itself therefore needs no index: it is scanned once for
+its last token, which at 10,000 tokens takes less time than one call from Python. Earlier outputs
+are kept in blocks, each with its places sorted by the text before them read backwards (the leaves
+of a suffix tree of the reversed text), so that the occurrences of all suffixes of a text stand
+around one place that bisection finds. A finished block is never written to, so an older state goes
+on seeing what it saw.
 
 Shapes: N tokens of memory, P places with a continuation, B blocks, M drafted tokens.
 """
@@ -24,7 +26,8 @@ Shorts = NDArray[np.int32]
 Occurrences = tuple[Shorts, Shorts]
 """Places where a match ends, and how many tokens match there; longest first."""
 Draft = tuple[Shorts, Floats]
-"""[M, 2] tokens and their parents (−1 for the pattern itself), and [M] q of each given its parent."""
+"""[M, 2] tokens and their parents (−1 for the pattern itself), and [M] q of each given its parent.
+"""
 
 END = -1
 """Stands behind every document of the memory."""
@@ -55,7 +58,8 @@ class Outputs(NamedTuple):
 
     Attributes:
         tokens: [N] of all documents, `END` behind each.
-        order: [P] places of tokens that another follows, in each block sorted by the text before them read backwards.
+        order: [P] places of tokens that another follows, in each block sorted by the text before
+            them read backwards.
         blocks: [B + 1] where each block begins in `tokens`.
         sorted_blocks: [B + 1] where each block begins in `order`.
     """
@@ -74,7 +78,8 @@ class Outputs(NamedTuple):
     def remember(self, documents: Sequence[Ints], longest: int, size: int) -> "Outputs":
         """Return the memory with further documents, and without the oldest block for as long as it exceeds its size.
 
-        Blocks are merged as binary numbers are counted, so that a token is sorted again only when its block doubles.
+        Blocks are merged as binary numbers are counted, so that a token is sorted again only when
+        its block doubles.
 
         Args:
             documents: token ids of each; of one longer than a block its end.
@@ -86,9 +91,16 @@ class Outputs(NamedTuple):
         if not new:
             return self
         blocks = np.split(self.tokens, self.blocks[1:-1]) if len(self.tokens) else []
-        orders = np.split(self.order - np.repeat(self.blocks[:-1], np.diff(self.sorted_blocks)), self.sorted_blocks[1:-1])
+        orders = np.split(
+            self.order - np.repeat(self.blocks[:-1], np.diff(self.sorted_blocks)),
+            self.sorted_blocks[1:-1],
+        )
         for document in _joined(new, allowed):
-            while blocks and len(blocks[-1]) < 2 * len(document) and len(blocks[-1]) + len(document) <= allowed:
+            while (
+                blocks
+                and len(blocks[-1]) < 2 * len(document)
+                and len(blocks[-1]) + len(document) <= allowed
+            ):
                 document = np.concatenate((blocks.pop(), document))
             blocks.append(document)
             orders[len(blocks) - 1 :] = [by_context(document, longest)]
@@ -113,8 +125,8 @@ def _joined(documents: Sequence[Shorts], allowed: int) -> list[Shorts]:
 def by_context(tokens: Shorts, longest: int) -> Shorts:
     """Return the places that another token follows, sorted by at least `longest` tokens read backwards from them.
 
-    Prefix doubling (Manber and Myers 1990) on the reversed text, so it is the next power of two of them; of equal contexts
-    the earlier place comes first.
+    Prefix doubling (Manber and Myers 1990) on the reversed text, so it is the next power of two of
+    them; of equal contexts the earlier place comes first.
     """
     _, rank = np.unique(tokens, return_inverse=True)
     rank, width = rank.astype(np.int64), 1
@@ -169,7 +181,9 @@ def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrence
     return sorted_places, sorted_lengths
 
 
-def compare(tokens: Shorts, start: int, place: int, text: Shorts, end: int, most: int) -> tuple[int, int]:
+def compare(
+    tokens: Shorts, start: int, place: int, text: Shorts, end: int, most: int
+) -> tuple[int, int]:
     """Return the number of tokens backwards from a place that are the text's end.
 
     The sign of the next, 0 where there is none.
@@ -188,10 +202,20 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
     """
     tokens, order, most, found = memory.tokens, memory.order, limits.longest, 0
     blocks = len(memory.blocks) - 1
-    places, lengths = np.empty(blocks * limits.places, np.int32), np.empty(blocks * limits.places, np.int32)
-    of_length, enough = np.zeros(most + 1, np.int64), 0  # how many were found, and the length of which there are enough
+    places, lengths = (
+        np.empty(blocks * limits.places, np.int32),
+        np.empty(blocks * limits.places, np.int32),
+    )
+    of_length, enough = (
+        np.zeros(most + 1, np.int64),
+        0,
+    )  # how many were found, and the length of which there are enough
     for block in range(blocks - 1, -1, -1):
-        start, first, last = memory.blocks[block], memory.sorted_blocks[block], memory.sorted_blocks[block + 1]
+        start, first, last = (
+            memory.blocks[block],
+            memory.sorted_blocks[block],
+            memory.sorted_blocks[block + 1],
+        )
         right, high = first, last
         while right < high:
             middle = (right + high) // 2
@@ -202,16 +226,22 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
         left, taken = right - 1, 0
         above = compare(tokens, start, order[left], text, end, most)[0] if left >= first else 0
         below = compare(tokens, start, order[right], text, end, most)[0] if right < last else 0
-        while taken < limits.places and max(above, below) > enough:  # the farther from the place, the shorter the match
+        while (
+            taken < limits.places and max(above, below) > enough
+        ):  # the farther from the place, the shorter the match
             of_length[max(above, below)] += 1
             if below >= above:
                 places[found], lengths[found] = order[right], below
                 right += 1
-                below = compare(tokens, start, order[right], text, end, below)[0] if right < last else 0
+                below = (
+                    compare(tokens, start, order[right], text, end, below)[0] if right < last else 0
+                )
             else:
                 places[found], lengths[found] = order[left], above
                 left -= 1
-                above = compare(tokens, start, order[left], text, end, above)[0] if left >= first else 0
+                above = (
+                    compare(tokens, start, order[left], text, end, above)[0] if left >= first else 0
+                )
             found, taken = found + 1, taken + 1
         longer = 0
         for n in range(most, enough, -1):
@@ -235,7 +265,9 @@ def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
     return none
 
 
-def grown(tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, least: float) -> tuple[Shorts, Floats, float]:
+def grown(
+    tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, least: float
+) -> tuple[Shorts, Floats, float]:
     """Return the tree of the likeliest continuations of some places, likeliest first (SuffixDecoding, section 4).
 
     Args:
@@ -247,12 +279,18 @@ def grown(tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, lea
         least: probability of a token along its path.
 
     Returns:
-        [M, 2] tokens and their parents (−1 for the pattern itself), [M] their shares of the parent's continuations, and the
-        sum of the probabilities along the paths, which is the number of tokens expected to be right.
+        [M, 2] tokens and their parents (−1 for the pattern itself), [M] their shares of the
+        parent's continuations, and the sum of the probabilities along the paths, which is the
+        number of tokens expected to be right.
     """
     nodes, shares, score = np.empty((budget, 2), np.int32), np.empty(budget), 0.0
-    pool = np.empty((len(places), 6), np.int64)  # token, parent, first place, last + 1, depth, number; no place is in two
-    values, its_share = np.empty(len(places)), np.empty(len(places))  # the probability along the path
+    pool = np.empty(
+        (len(places), 6), np.int64
+    )  # token, parent, first place, last + 1, depth, number; no place is in two
+    values, its_share = (
+        np.empty(len(places)),
+        np.empty(len(places)),
+    )  # the probability along the path
     node, begin, stop, ahead, value, waiting, pushed = -1, 0, len(places), 1, 1.0, 0, 0
     while node + 1 < budget:
         at = begin + split(tokens, end, places[begin:stop], ahead) if ahead <= depth else stop
@@ -271,7 +309,9 @@ def grown(tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, lea
             break
         best = 0
         for i in range(1, waiting):
-            if values[i] > values[best] or (values[i] == values[best] and pool[i, 5] < pool[best, 5]):
+            if values[i] > values[best] or (
+                values[i] == values[best] and pool[i, 5] < pool[best, 5]
+            ):
                 best = i
         node += 1
         nodes[node, 0], nodes[node, 1], shares[node] = pool[best, 0], pool[best, 1], its_share[best]
@@ -285,11 +325,18 @@ def grown(tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, lea
 
 
 def best_of(
-    tokens: Shorts, end: int, found: Occurrences, limits: Limits, nodes: Shorts, shares: Floats, score: float
+    tokens: Shorts,
+    end: int,
+    found: Occurrences,
+    limits: Limits,
+    nodes: Shorts,
+    shares: Floats,
+    score: float,
 ) -> tuple[Shorts, Floats, float]:
     """Return the draft with the largest score among those of all lengths of the pattern, and a given one, which wins ties.
 
-    A tree of n tokens scores n at most, so that patterns too short for more than the best score are not looked at.
+    A tree of n tokens scores n at most, so that patterns too short for more than the best score are
+    not looked at.
     """
     places, lengths = found
     count = len(places)
@@ -314,8 +361,8 @@ def draft(text: Shorts, end: int, memory: Outputs, limits: Limits) -> Draft:
     Of the drafts for all lengths of its last tokens, found in itself and in the memory, it is the
     one with the largest score.
 
-    Of equal scores that of the longer pattern wins, and the text before the memory. Siblings stand by falling q, the lower
-    token of equals first.
+    Of equal scores that of the longer pattern wins, and the text before the memory. Siblings stand
+    by falling q, the lower token of equals first.
 
     Args:
         text: of which the first `end` tokens count.
@@ -326,5 +373,7 @@ def draft(text: Shorts, end: int, memory: Outputs, limits: Limits) -> Draft:
     none, shares = np.empty((0, 2), np.int32), np.empty(0)
     nodes, shares, score = best_of(text, end, in_text(text, end, limits), limits, none, shares, 0.0)
     size = len(memory.tokens)
-    nodes, shares, _ = best_of(memory.tokens, size, in_memory(memory, text, end, limits), limits, nodes, shares, score)
+    nodes, shares, _ = best_of(
+        memory.tokens, size, in_memory(memory, text, end, limits), limits, nodes, shares, score
+    )
     return nodes, shares

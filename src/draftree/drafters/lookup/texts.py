@@ -28,13 +28,18 @@ def cut(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
     return put(texts, rows, [t[:n] for t, n in zip(texts, lengths.tolist(), strict=True)])
 
 
-def ragged(candidates: Sequence[tuple[Sequence[int] | Ints, Sequence[float] | Floats]], k: int) -> tuple[Ints, Floats]:
+def ragged(
+    candidates: Sequence[tuple[Sequence[int] | Ints, Sequence[float] | Floats]], k: int
+) -> tuple[Ints, Floats]:
     """Tokens and their values [F, K'] of lists of candidates of any length, 0 behind them.
 
     K' is the longest list's, and at least 1 and at most K.
     """
     width = max([1, *(min(k, len(tokens)) for tokens, _ in candidates)])
-    tokens, values = np.zeros((len(candidates), width), np.int64), np.zeros((len(candidates), width))
+    tokens, values = (
+        np.zeros((len(candidates), width), np.int64),
+        np.zeros((len(candidates), width)),
+    )
     for i, (some, theirs) in enumerate(candidates):
         n = min(width, len(some))
         tokens[i, :n], values[i, :n] = some[:n], theirs[:n]

@@ -23,8 +23,8 @@ class Anchored:
         anchors: [B, A] positions of the roots, fewer than A of them marked in `valid`.
         labels: [B, A, drafts] position of the token that each slot drafts.
         valid: [B, A, drafts] whether that is learnt, and all before it in its block.
-        weight: [B, A, drafts] of each slot in the loss; with it the loss of a sample is its weighted mean times its learnt
-            tokens, so that a batch may be cut among processes.
+        weight: [B, A, drafts] of each slot in the loss; with it the loss of a sample is its
+            weighted mean times its learnt tokens, so that a batch may be cut among processes.
     """
 
     anchors: Tensor
@@ -59,7 +59,11 @@ def anchored(batch: Batch, drafts: int, count: int, gamma: float) -> Anchored:
     k = torch.arange(drafts, device=device)
     labels = anchors[:, :, None] + 1 + k
     inside = labels.clamp(max=learn.shape[1] - 1)
-    valid = chosen[:, :, None] & (labels < learn.shape[1]) & learn.gather(1, inside.flatten(1)).view_as(labels)
+    valid = (
+        chosen[:, :, None]
+        & (labels < learn.shape[1])
+        & learn.gather(1, inside.flatten(1)).view_as(labels)
+    )
     valid = valid.long().cumprod(-1).bool()
     weight = valid * (torch.exp(-k / gamma) if gamma else torch.ones(len(k), device=device))
     total = weight.sum(dim=(1, 2), keepdim=True).clamp(min=1e-9)
@@ -76,11 +80,18 @@ def said_at(batch: Batch, places: Anchored, drafted: Drafted | None) -> Tensor:
     return said(batch, marked, drafted)[number[rows[places.valid], at[places.valid]]]
 
 
-def marginal_loss(kind: Literal["ce", "kl"], batch: Batch, logits: Tensor, places: Anchored, drafted: Drafted | None) -> Tensor:
+def marginal_loss(
+    kind: Literal["ce", "kl"],
+    batch: Batch,
+    logits: Tensor,
+    places: Anchored,
+    drafted: Drafted | None,
+) -> Tensor:
     """Return the weighted loss of slots that each say a token whatever the others are.
 
     Args:
-        kind: `ce` against the text, of a draft vocabulary those tokens that are in it; or `kl`, KL(p‖q) to the target.
+        kind: `ce` against the text, of a draft vocabulary those tokens that are in it; or `kl`,
+            KL(p‖q) to the target.
         batch: the texts.
         logits: [B, A, drafts, V′].
         places: what is learnt.
@@ -89,7 +100,9 @@ def marginal_loss(kind: Literal["ce", "kl"], batch: Batch, logits: Tensor, place
     q, weight = logits[places.valid].float(), places.weight[places.valid]
     if kind == "kl":
         log_p = torch.log_softmax(said_at(batch, places, drafted).detach().float(), dim=-1)
-        each = kl_div(torch.log_softmax(q, dim=-1), log_p, reduction="none", log_target=True).sum(-1)
+        each = kl_div(torch.log_softmax(q, dim=-1), log_p, reduction="none", log_target=True).sum(
+            -1
+        )
         return (weight * each).sum() / batch.count
     wanted = tokens_at(batch, places)
     if drafted is not None:

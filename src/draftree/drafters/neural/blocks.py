@@ -1,7 +1,7 @@
 """How drafters of blocks are driven and taught: one pass a step, of which every candidate of the step follows.
 
-Shapes: R rows, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M nodes or blocks, D hidden size, V′ (draft)
-vocabulary.
+Shapes: R rows, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M nodes or
+blocks, D hidden size, V′ (draft) vocabulary.
 """
 
 from abc import abstractmethod
@@ -43,12 +43,14 @@ class ParallelMethod(TrainableMethod):
         layers: of the drafter (5 in the papers, 8 for a target of 30B).
         block: slots of a pass, the root's among them.
         features: how many of the target's layers are read, evenly spread; the last is none of them.
-        mask: the token in the slots that are to be filled; by default that which training never meets, or most seldom.
+        mask: the token in the slots that are to be filled; by default that which training never
+            meets, or most seldom.
         gamma: γ of the slots' weights exp(−k/γ), k = 0, 1, …; 0 weighs all alike.
         anchors: roots drawn in each text at most (512 in the papers).
         draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
-        init: what it begins with: `target`, the target's own layers from the highest that is read, where these are of the same
-            shapes; else, and with `scratch`, the official codes' way, random weights.
+        init: what it begins with: `target`, the target's own layers from the highest that is read,
+            where these are of the same shapes; else, and with `scratch`, the official codes' way,
+            random weights.
     """
 
     formats: ClassVar[tuple[str, ...]] = ("speculators",)
@@ -66,7 +68,8 @@ class ParallelMethod(TrainableMethod):
         """Return that of a new drafter.
 
         Raises:
-            UserError: the target's vocabulary does not hold the mask, or is smaller than the draft vocabulary.
+            UserError: the target's vocabulary does not hold the mask, or is smaller than the draft
+                vocabulary.
         """
         vocab = target.decoder.vocab
         check_size(self.kind(), self.draft_vocab, target)
@@ -82,7 +85,15 @@ class ParallelMethod(TrainableMethod):
         }  # fmt: skip
         reads = spread(target, self.features)
         mask = vocab - 1 if self.mask is None else self.mask
-        return Layout(values, self.block, mask, reads, shifted, (Sight(causal),) * self.layers, self.draft_vocab)
+        return Layout(
+            values,
+            self.block,
+            mask,
+            reads,
+            shifted,
+            (Sight(causal),) * self.layers,
+            self.draft_vocab,
+        )
 
     def known(self, layout: Layout) -> Self:
         """Return these knobs, where a checkpoint fixes them."""
@@ -93,7 +104,10 @@ class ParallelMethod(TrainableMethod):
 
 
 def opened(
-    stored: Checkpoint, target: Target, method: str, make: Callable[[Layout, Target, dict[str, Tensor]], Net]
+    stored: Checkpoint,
+    target: Target,
+    method: str,
+    make: Callable[[Layout, Target, dict[str, Tensor]], Net],
 ) -> tuple[Checkpoint, Layout, Net]:
     """Return a checkpoint with its tensors, what its config says, and the network filled with them.
 
@@ -111,18 +125,26 @@ def _check(layout: Layout, target: Target, stored: Checkpoint, method: str) -> N
     """Refuses a published layout that the target does not fit.
 
     Raises:
-        UserError: of its sizes, its mask token or the layers that it reads; the last layer's output is none of them, as
-            `hidden_states` holds it after the last norm.
+        UserError: of its sizes, its mask token or the layers that it reads; the last layer's output
+            is none of them, as `hidden_states` holds it after the last norm.
     """
     vocab, last = target.decoder.vocab, int(target.decoder.config.num_hidden_layers) - 1
-    stored.check_sizes(method, layout.values, {"vocab_size": vocab, "hidden_size": target.decoder.hidden})
+    stored.check_sizes(
+        method, layout.values, {"vocab_size": vocab, "hidden_size": target.decoder.hidden}
+    )
     if layout.mask >= vocab:
-        raise UserError(f"'{stored.folder}' has mask_token_id {layout.mask}, allowed are 0 … {vocab - 1}")
+        raise UserError(
+            f"'{stored.folder}' has mask_token_id {layout.mask}, allowed are 0 … {vocab - 1}"
+        )
     if not layout.reads or min(layout.reads) < 0 or max(layout.reads) > last:
-        told = f"reads entries {list(layout.reads)} of hidden_states, allowed are some of 0 … {last}"
+        told = (
+            f"reads entries {list(layout.reads)} of hidden_states, allowed are some of 0 … {last}"
+        )
         raise UserError(f"'{stored.folder}' {told}")
     if not layout.drafts:
-        raise UserError(f"'{stored.folder}' has block_size 1, which drafts nothing: allowed is at least 2")
+        raise UserError(
+            f"'{stored.folder}' has block_size 1, which drafts nothing: allowed is at least 2"
+        )
 
 
 @dataclass(frozen=True)
@@ -131,7 +153,8 @@ class Blocks:
 
     Attributes:
         cache: keys and values of the committed tokens, token t in slot t.
-        outputs: [R, n, D] the last norm's output in the slots of this step's blocks; none before they are asked for.
+        outputs: [R, n, D] the last norm's output in the slots of this step's blocks; none before
+            they are asked for.
         unread: what the target made of committed tokens, whose keys and values are not cached yet.
     """
 
@@ -147,7 +170,8 @@ class ParallelDrafter(Trainable[Blocks]):
     model: ParallelNet
     kind: ClassVar[Kind]
     by_path: ClassVar[bool]
-    """Whether what comes after a node depends on the tokens of its path, and not on its depth alone."""
+    """Whether what comes after a node depends on the tokens of its path, and not on its depth
+    alone."""
     expands_paths = True
 
     @property
@@ -174,10 +198,20 @@ class ParallelDrafter(Trainable[Blocks]):
     @torch.inference_mode()
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Blocks | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Blocks | None = None,
+        rows: Ints | None = None,
     ) -> Blocks:
         if state is None:
-            cache = SlotCache((self.model.shape,) * len(self.model.layers), len(prompts), self._like.dtype, self._like.device)
+            cache = SlotCache(
+                (self.model.shape,) * len(self.model.layers),
+                len(prompts),
+                self._like.dtype,
+                self._like.device,
+            )
             cache.reserve(max(map(len, prompts)) + SPARE)
             state = Blocks(cache)
         return replace(state, unread=(*state.unread, taps))
@@ -222,7 +256,9 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @final
     @torch.inference_mode()
-    def expand(self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Blocks]:
+    def expand(
+        self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Blocks]:
         """Return a node's candidates come from the slot of its depth.
 
         Beyond the block q is unknown (uniform) and nothing comes.
@@ -241,7 +277,9 @@ class ParallelDrafter(Trainable[Blocks]):
         found = replace(found, confidence=self.confidence(outputs, tree, nodes))
         return found if which is None else found.shared(which), state
 
-    def _along_paths(self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> Candidates:
+    def _along_paths(
+        self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> Candidates:
         """Return a node's candidates come from a mask behind it that reads its path."""
         logits = self._like.new_zeros(len(frontier), self._width)
         near = np.flatnonzero(tree.depth[frontier] < self.drafts)
@@ -250,10 +288,14 @@ class ParallelDrafter(Trainable[Blocks]):
             logits[torch.from_numpy(near).to(logits.device)] = read
         return self._offered(logits, tree, frontier, k, drawing)
 
-    def _offered(self, logits: Tensor, tree: Tree, nodes: Ints, k: int, drawing: Drawing) -> Candidates:
+    def _offered(
+        self, logits: Tensor, tree: Tree, nodes: Ints, k: int, drawing: Drawing
+    ) -> Candidates:
         """Candidates of logits [M, V′] after nodes, uniform q and none where a node is too deep."""
         depths = tree.depth[nodes]
-        logits = logits.masked_fill(torch.from_numpy(depths >= self.drafts).to(logits.device)[:, None], 0.0)
+        logits = logits.masked_fill(
+            torch.from_numpy(depths >= self.drafts).to(logits.device)[:, None], 0.0
+        )
         return offered(logits, self.drafts, k, drawing, tree.row[nodes], depths, self.model.drafted)
 
     @property
@@ -272,14 +314,19 @@ class ParallelDrafter(Trainable[Blocks]):
         positions = torch.from_numpy(starts[:, None] + np.arange(layout.block)).to(device)
         keys = torch.arange(int(starts.max()) + layout.block, device=device).expand(cache.rows, -1)
         there = (keys <= positions[:, -1:])[:, None].expand(-1, layout.block, -1)
-        out: Tensor = self.model(torch.from_numpy(tokens).to(device), positions, keys, there, writer)
+        out: Tensor = self.model(
+            torch.from_numpy(tokens).to(device), positions, keys, there, writer
+        )
         return out
 
     def slots(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
         """[M, D] of outputs [R, n, D] that of each node's depth."""
         first = 0 if self.model.layout.shifted else 1
         at = np.minimum(tree.depth[nodes], self.drafts - 1) + first
-        return outputs[torch.from_numpy(tree.row[nodes]).to(outputs.device), torch.from_numpy(at).to(outputs.device)]
+        return outputs[
+            torch.from_numpy(tree.row[nodes]).to(outputs.device),
+            torch.from_numpy(at).to(outputs.device),
+        ]
 
     def marginals(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
         """[M, V′] the logits of each node's slot alone; nodes of a depth share one pass of the head."""
@@ -310,10 +357,14 @@ class ParallelDrafter(Trainable[Blocks]):
     @property
     @override
     def settled(self) -> ParallelMethod:
-        return replace(self.knobs, mask=self.model.layout.mask, features=len(self.model.layout.reads))
+        return replace(
+            self.knobs, mask=self.model.layout.mask, features=len(self.model.layout.reads)
+        )
 
     @final
-    def published(self, config: dict[str, Any], tensors: dict[str, Tensor]) -> tuple[dict[str, Any], dict[str, Tensor]]:
+    def published(
+        self, config: dict[str, Any], tensors: dict[str, Tensor]
+    ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Of a new one the config says what was chosen when training began."""
         return config if self._stored.tensors else written(self.model.layout, self.kind), tensors
 
@@ -327,7 +378,9 @@ class ParallelDrafter(Trainable[Blocks]):
         if len(anchors):
             told = self.blocks(batch, anchors.to(batch.tokens.device).expand(len(batch.tokens), -1))
             for d in range(drafts):
-                inside = anchors[(anchors + d < count) & (starts[(anchors + d).clamp(max=count - 1)] == anchors)]
+                inside = anchors[
+                    (anchors + d < count) & (starts[(anchors + d).clamp(max=count - 1)] == anchors)
+                ]
                 chosen = told[:, torch.isin(anchors, inside).to(told.device), d]
                 logits[:, inside + d] = chosen.to(logits.dtype)
         return whole(logits, self.model.drafted)
@@ -357,10 +410,14 @@ class ParallelDrafter(Trainable[Blocks]):
         given = sorts.given.repeat(anchors.shape[1])
         tokens = torch.where(given, batch.tokens.gather(1, place.clamp(max=count - 1)), layout.mask)
         each = torch.eye(anchors.shape[1], dtype=torch.bool, device=device)
-        known = at < anchors.repeat_interleave(size, dim=1)[:, :, None]  # the anchor's own hidden state is not there yet
+        known = (
+            at < anchors.repeat_interleave(size, dim=1)[:, :, None]
+        )  # the anchor's own hidden state is not there yet
         there = torch.cat((known, torch.kron(each, sorts.sees).expand(rows, -1, -1)), dim=2)
         out = model(tokens, place, torch.cat((at.expand(rows, -1), place), dim=1), there, cache)
         states = out.unflatten(1, (-1, size))[:, :, size - layout.drafts :].flatten(0, 1)
-        path = (anchors[:, :, None] + torch.arange(layout.drafts, device=device)).clamp(max=count - 1)
+        path = (anchors[:, :, None] + torch.arange(layout.drafts, device=device)).clamp(
+            max=count - 1
+        )
         said = batch.tokens.gather(1, path.flatten(1)).view(-1, layout.drafts)
         return states, said

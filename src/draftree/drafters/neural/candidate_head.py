@@ -1,8 +1,9 @@
 """A head that finds a few candidates by factors of low rank, and scores these alone exactly.
 
-A token's logit is the product of its row and a state. With the r directions in which the rows differ most, W ≈ 1 μᵀ + U V, and
-what μ adds is the same for all tokens; so the largest entries of U (V h) are likely those of W h. U has r / D of the head's
-weights. No token is excluded, as a draft vocabulary excludes those that are rare; q is over the candidates.
+A token's logit is the product of its row and a state. With the r directions in which the rows
+differ most, W ≈ 1 μᵀ + U V, and what μ adds is the same for all tokens; so the largest entries of U
+(V h) are likely those of W h. U has r / D of the head's weights. No token is excluded, as a draft
+vocabulary excludes those that are rare; q is over the candidates.
 
 Shapes: N states, D hidden size, V vocabulary, r rank, m candidates.
 """
@@ -41,13 +42,19 @@ class CandidateHead(nn.Module):
         UserError: the rank is above D.
     """
 
-    def __init__(self, rows: Tensor, rank: int, count: int, method: str, bias: Tensor | None = None) -> None:
+    def __init__(
+        self, rows: Tensor, rank: int, count: int, method: str, bias: Tensor | None = None
+    ) -> None:
         super().__init__()
         vocab, width = rows.shape
         if rank > width:
-            raise UserError(f"{method}: head_rank is {rank}, allowed is at most the width of the head: {width}")
+            raise UserError(
+                f"{method}: head_rank is {rank}, allowed is at most the width of the head: {width}"
+            )
         self.down = nn.Linear(width, rank, bias=False, device=rows.device, dtype=rows.dtype)
-        self.up = nn.Linear(rank, vocab, bias=bias is not None, device=rows.device, dtype=rows.dtype)
+        self.up = nn.Linear(
+            rank, vocab, bias=bias is not None, device=rows.device, dtype=rows.dtype
+        )
         down, up = factors(rows, rank)
         self.down.weight.data.copy_(down)
         self.up.weight.data.copy_(up)
@@ -66,8 +73,13 @@ class CandidateHead(nn.Module):
         flat = states.to(self._rows.dtype).flatten(0, -2)
         near = self.up(self.down(flat)).float()  # a CPU's top-k of half precision is slow
         found = near.topk(self._count, dim=-1, sorted=False).indices
-        products = [linear(state, self._rows.index_select(0, at)) for state, at in zip(flat[:, None], found, strict=True)]
-        exact = torch.cat(products).float()  # node by node: one product of gathered rows is slow in half precision
+        products = [
+            linear(state, self._rows.index_select(0, at))
+            for state, at in zip(flat[:, None], found, strict=True)
+        ]
+        exact = torch.cat(
+            products
+        ).float()  # node by node: one product of gathered rows is slow in half precision
         if self._bias is not None:
             exact = exact + self._bias[found]
         logits: Tensor = torch.full_like(near, -torch.inf).scatter_(1, found, exact)
@@ -86,7 +98,10 @@ def factors(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     file = cache_folder() / "factors" / f"{_digest(rows)}-{rank}.safetensors"
     with suppress(Exception):  # missing, or broken: computed again
         kept = load_file(file)
-        if kept["down"].shape == (rank, rows.shape[1]) and kept["up"].shape == (rows.shape[0], rank):
+        if kept["down"].shape == (rank, rows.shape[1]) and kept["up"].shape == (
+            rows.shape[0],
+            rank,
+        ):
             return kept["down"], kept["up"]
     down, up = decomposed(rows, rank)
     _keep(file, {"down": down, "up": up})

@@ -30,7 +30,8 @@ SPARE = 256
 """Slots a new cache has beside the prompt's, so that it seldom grows."""
 
 Pick = Callable[[Tensor, Given], Tensor]
-"""pick(results of all tokens of a pass [R, n, …], what the pass was given) → those of the frontier's nodes [R, F, …]."""
+"""pick(results of all tokens of a pass [R, n, …], what the pass was given) → those of the
+frontier's nodes [R, F, …]."""
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,10 @@ class Decoding:
     Attributes:
         cache: its keys and values; the tensors are shared between the states of one text.
         pending: for each row, committed tokens behind the cached ones, not fed yet.
-        fed: for each row, the nodes fed in this step, in the order of their scratch slots (behind the pending ones).
-        unread: what the target made of committed tokens, of a drafter that caches something of that, not read yet.
+        fed: for each row, the nodes fed in this step, in the order of their scratch slots (behind
+            the pending ones).
+        unread: what the target made of committed tokens, of a drafter that caches something of
+            that, not read yet.
     """
 
     cache: SlotCache
@@ -60,7 +63,8 @@ class Layout:
     """The places of a frontier's nodes in one pass.
 
     Attributes:
-        feed: of each row its pending tokens, if this is the step's first pass, and its nodes of the frontier.
+        feed: of each row its pending tokens, if this is the step's first pass, and its nodes of the
+            frontier.
         rows: [F] the row of each frontier node.
         columns: [F] its column there.
         fed: the nodes fed in this step once the pass is done.
@@ -102,7 +106,9 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
     parts, starts, columns = [], cache.lengths.copy(), np.empty(len(frontier), np.int64)
     for r, nodes in enumerate(rows):
         before, base = state.fed[r], int(cache.lengths[r])
-        pending = state.pending[r] if before.size or nodes.size else NOTHING  # a row not drafted for takes no slots
+        pending = (
+            state.pending[r] if before.size or nodes.size else NOTHING
+        )  # a row not drafted for takes no slots
         waiting = 0 if before.size else len(pending)  # the first pass of a step takes them along
         parts.append(laid(pending, before, nodes, base, tree.tokens, tree.depth, tree.parents))
         starts[r] += len(pending) + len(before) if before.size else 0
@@ -121,7 +127,9 @@ def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False
     for root in range(tree.roots):
         row = int(tree.row[root])
         nodes, before = verdict.kept(root), state.fed[row]
-        done = NOTHING if again else np.flatnonzero(np.isin(before, tree.number[nodes]))  # a node is fed after its parent
+        done = (
+            NOTHING if again else np.flatnonzero(np.isin(before, tree.number[nodes]))
+        )  # a node is fed after its parent
         if before.size:
             waited = len(state.pending[row])
             cache.keep(row, cache.lengths[row] + np.concatenate((np.arange(waited), waited + done)))
@@ -140,7 +148,10 @@ def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
 
 def selected(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
     """Return the state of other rows between two steps, see `Drafter.select`."""
-    empty, pending = Decoding.empty(state.cache.taken(rows, SPARE)), picked(state.pending, rows, NOTHING)
+    empty, pending = (
+        Decoding.empty(state.cache.taken(rows, SPARE)),
+        picked(state.pending, rows, NOTHING),
+    )
     return replace(empty, pending=pending, unread=moved(state.unread, rows, cache))
 
 
@@ -188,7 +199,9 @@ class CachingLayers(Layers):
 
     @override
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:
-        layout = lay_out(self._decoding, self._roots, np.flatnonzero(self._live[self._roots.row]), self.device)
+        layout = lay_out(
+            self._decoding, self._roots, np.flatnonzero(self._live[self._roots.row]), self.device
+        )
         feed, at = layout.feed, np.zeros((len(self._live), 1, 1), np.int64)
         if self._reads is not None:
             feed = replace(feed, tokens=self._reads[feed.tokens])
@@ -206,7 +219,12 @@ class CachingLayers(Layers):
             frontier = nodes.fed[:, -count:]
             ids, depth = nodes.tokens.gather(1, frontier), nodes.depth.gather(1, nodes.fed)
             places = (nodes.begin + depth).clamp(max=last)  # padding may lie anywhere
-            return ids if reads is None else reads[ids], places, nodes.lines(frontier, nodes.fed), nodes.begin
+            return (
+                ids if reads is None else reads[ids],
+                places,
+                nodes.lines(frontier, nodes.fed),
+                nodes.begin,
+            )
 
         feed = DeviceFeed(count, count, self.begin + fed - count, nodes.given, "layer", make)
         return self._pass(feed, nodes, choose, {}, lambda out, given: out[:, :count])
@@ -261,9 +279,17 @@ class DecoderLayers(CachingLayers):
     """
 
     def __init__(
-        self, decoder: Decoder, shared: Shared | None, state: Decoding, roots: Tree, depth: Ints, drafted: Drafted | None
+        self,
+        decoder: Decoder,
+        shared: Shared | None,
+        state: Decoding,
+        roots: Tree,
+        depth: Ints,
+        drafted: Drafted | None,
     ) -> None:
-        super().__init__(state, roots, depth, drafted, None if shared is None else shared.reads, decoder.context)
+        super().__init__(
+            state, roots, depth, drafted, None if shared is None else shared.reads, decoder.context
+        )
         self._decoder, self._shared = decoder, shared
 
     @property
@@ -284,7 +310,11 @@ class DecoderLayers(CachingLayers):
 
         def made(results: Made, given: Given) -> Made:
             logits = pick(results[0], given)
-            return choose(logits if columns is None else logits[..., columns], Nodes.of(given), given.get("ids")).made
+            return choose(
+                logits if columns is None else logits[..., columns],
+                Nodes.of(given),
+                given.get("ids"),
+            ).made
 
         then = Then(choose, given, made)
         return nodes.after(self._decoder.forward_on_device(feed, self._decoding.cache, (), then))

@@ -1,6 +1,7 @@
 """The network of GLIDE: Llama layers that also attend to keys and values that layers of the target have cached.
 
-Shapes: B batch, n tokens a row in one pass, S target slots, D hidden size, V vocabulary, H key-value heads of the target.
+Shapes: B batch, n tokens a row in one pass, S target slots, D hidden size, V vocabulary, H
+key-value heads of the target.
 """
 
 from collections.abc import Sequence
@@ -11,7 +12,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedConfig
-from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding, repeat_kv, rotate_half
+from transformers.models.llama.modeling_llama import (
+    LlamaDecoderLayer,
+    LlamaRotaryEmbedding,
+    repeat_kv,
+    rotate_half,
+)
 
 from draftree.drafters.neural.llama import CACHE
 from draftree.models.architectures import LENGTH_DEPENDENT_ROPE
@@ -30,7 +36,8 @@ class View:
         heads: its query heads.
         key: width of a key.
         value: width of a value.
-        rotary: the rotation of queries; a head's width there is how much of a key's is rotated. None where the keys are not.
+        rotary: the rotation of queries; a head's width there is how much of a key's is rotated.
+            None where the keys are not.
     """
 
     layer: int
@@ -45,7 +52,11 @@ class View:
         config, shape = target.decoder.config, target.decoder.shapes[layer]
         rope = dict(OFFICIAL_ROPE) if variant == "official" else _rope(config, layer)
         share = 1.0 if rope is None else float(rope.pop("partial_rotary_factor", 1.0))
-        heads, turned, rotary = int(config.num_attention_heads), int(shape.key * share) // 2 * 2, None
+        heads, turned, rotary = (
+            int(config.num_attention_heads),
+            int(shape.key * share) // 2 * 2,
+            None,
+        )
         if rope is not None and turned:
             rotary = LlamaConfig(
                 hidden_size=heads * turned,
@@ -65,7 +76,9 @@ def _rope(config: PreTrainedConfig, layer: int) -> dict[str, Any] | None:
     if "rope_theta" not in rope:
         return None
     if rope.get("rope_type") in LENGTH_DEPENDENT_ROPE:
-        return {k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope} | {"rope_type": "default"}
+        return {k: rope[k] for k in ("rope_theta", "partial_rotary_factor") if k in rope} | {
+            "rope_type": "default"
+        }
     return rope
 
 
@@ -97,13 +110,21 @@ class CrossAttention(nn.Module):
         self.view = view
         self.rotary = None if view.rotary is None else LlamaRotaryEmbedding(view.rotary)
 
-    def forward(self, states: Tensor, positions: Tensor, kv: tuple[Tensor, Tensor], visible: Tensor) -> Tensor:
+    def forward(
+        self, states: Tensor, positions: Tensor, kv: tuple[Tensor, Tensor], visible: Tensor
+    ) -> Tensor:
         """[B, n, D]; zero for a query that sees nothing."""
-        queries = self.q_proj(states).unflatten(-1, (self.view.heads, self.view.key)).transpose(1, 2)
+        queries = (
+            self.q_proj(states).unflatten(-1, (self.view.heads, self.view.key)).transpose(1, 2)
+        )
         queries = self._turned(queries, positions)
         keys, values = (repeat_kv(t.to(queries.dtype), self.view.heads // t.shape[1]) for t in kv)
-        some = visible.any(-1, keepdim=True)  # a softmax over nothing would be NaN, in the gradient too
-        mixed = scaled_dot_product_attention(queries, keys, values, attn_mask=visible | ~some) * some
+        some = visible.any(
+            -1, keepdim=True
+        )  # a softmax over nothing would be NaN, in the gradient too
+        mixed = (
+            scaled_dot_product_attention(queries, keys, values, attn_mask=visible | ~some) * some
+        )
         out: Tensor = self.o_proj(mixed.transpose(1, 2).flatten(2).to(states.dtype))
         return out
 
@@ -143,7 +164,9 @@ class GlimpseLayer(LlamaDecoderLayer):
         )
         states = states + own
         if self.cross_attn is not None and glimpse is not None:
-            states = states + self.cross_attn(states, position_ids, glimpse.kv[self.index], glimpse.visible)
+            states = states + self.cross_attn(
+                states, position_ids, glimpse.kv[self.index], glimpse.visible
+            )
         out: Tensor = states + self.mlp(self.post_attention_layernorm(states))
         return out
 
@@ -156,5 +179,7 @@ class GlimpseModel(LlamaForCausalLM):
 
     def __init__(self, config: LlamaConfig, views: Sequence[View | None]) -> None:
         super().__init__(config)
-        self.model.layers = nn.ModuleList([GlimpseLayer(config, i, view) for i, view in enumerate(views)])
+        self.model.layers = nn.ModuleList(
+            [GlimpseLayer(config, i, view) for i, view in enumerate(views)]
+        )
         cast(Any, self).post_init()  # untyped, as much of transformers is

@@ -15,7 +15,8 @@ from draftree.models.unseen import Choose, Layers, Nodes
 from draftree.tree import Drafted, Ints
 
 Read = Callable[[int, Given, Nodes, Tensor], Tensor]
-"""read(depth, what it was given, forest, frontier [R, F] of that depth) → logits [R, F, V′] after the frontier."""
+"""read(depth, what it was given, forest, frontier [R, F] of that depth) → logits [R, F, V′] after
+the frontier."""
 
 
 @final

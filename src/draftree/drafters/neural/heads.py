@@ -1,6 +1,7 @@
 """Drafters that are a row of heads, one for each depth, on the target's last hidden state: Medusa, Hydra.
 
-Shapes: R rows, F frontier nodes, K candidates, B batch, T tokens, M learnt positions, D hidden size, V vocabulary.
+Shapes: R rows, F frontier nodes, K candidates, B batch, T tokens, M learnt positions, D hidden
+size, V vocabulary.
 """
 
 from abc import ABC, abstractmethod
@@ -36,7 +37,9 @@ class ResBlock(nn.Module):
     def __init__(self, width: int, conditions: int = 0) -> None:
         super().__init__()
         self.linear = nn.Linear((1 + conditions) * width, width)
-        self.res_connection = nn.Linear((1 + conditions) * width, width) if conditions else nn.Identity()
+        self.res_connection = (
+            nn.Linear((1 + conditions) * width, width) if conditions else nn.Identity()
+        )
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -81,26 +84,39 @@ def by_depth(tree: Tree, frontier: Ints) -> tuple[Ints, Ints]:
 
 
 def offered(
-    logits: Tensor, heads: int, k: int, drawing: Drawing, rows: Ints, depths: Ints, drafted: Drafted | None
+    logits: Tensor,
+    heads: int,
+    k: int,
+    drawing: Drawing,
+    rows: Ints,
+    depths: Ints,
+    drafted: Drafted | None,
 ) -> Candidates:
     """Candidates of logits [F, V′]; none after nodes so deep that there is no head."""
     found = drawn(logits, k, drawing, rows, depths, drafted)
     beyond = (depths >= heads)[:, None]
-    return replace(found, tokens=np.where(beyond, 0, found.tokens), log_q=np.where(beyond, -np.inf, found.log_q))
+    return replace(
+        found,
+        tokens=np.where(beyond, 0, found.tokens),
+        log_q=np.where(beyond, -np.inf, found.log_q),
+    )
 
 
 class HeadsNet(nn.Module, ABC):
     """The weights of the heads.
 
     Attributes:
-        d2t: [V′] what is added to 0 … V′ − 1 for the ids of the tokens that can be drafted; none where all can.
+        d2t: [V′] what is added to 0 … V′ − 1 for the ids of the tokens that can be drafted; none
+            where all can.
     """
 
     d2t: Tensor | None
 
     def map(self, draft_vocab: int) -> None:
         """Make room for the ids of a draft vocabulary; 0 for the whole one."""
-        self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.long) if draft_vocab else None)
+        self.register_buffer(
+            "d2t", torch.zeros(draft_vocab, dtype=torch.long) if draft_vocab else None
+        )
 
     @property
     @abstractmethod
@@ -155,14 +171,18 @@ class HeadsDrafter(Trainable[State]):
         """Return the heads' weighted losses over learnt tokens."""
         total, learnt, drafted = self._like.new_zeros(()), before(batch.learn), self.drafted
         theirs = said(batch, learnt, drafted) if self.weights(0)[1] else None
-        places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(batch.learn)
+        places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(
+            batch.learn
+        )
         for head, read in enumerate(self.readers(batch)):
             distance, (text, target) = 2 + head, self.weights(head)
             at = before(batch.learn, distance)
             logits = read(at).float()
             if text:
                 wanted = batch.tokens.roll(-distance, 1)[at]
-                columns, known = (wanted, logits) if drafted is None else drafted.columns(wanted, logits)
+                columns, known = (
+                    (wanted, logits) if drafted is None else drafted.columns(wanted, logits)
+                )
                 total = total + text * cross_entropy(known, columns, reduction="sum")
             if theirs is not None:  # learnt tokens that have a position so far before them
                 total = total + target * kl(theirs[(places > head)[learnt]], logits)

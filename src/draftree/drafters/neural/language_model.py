@@ -79,14 +79,16 @@ def borrowing(config: PreTrainedConfig, target: Target, draft_vocab: int) -> Pre
 def begin_as(model: PreTrainedModel, target: Target, layer: int) -> None:
     """Lets a one-layer model begin as one of the target's layers and its last norm, where these have the same shape.
 
-    The LM head expects what that norm gives, and hidden states have a few entries that are far larger than all others, which
-    the layers that read them have learnt to scale down.
+    The LM head expects what that norm gives, and hidden states have a few entries that are far
+    larger than all others, which the layers that read them have learnt to scale down.
     """
     ours, theirs = Decoder(model), target.decoder
     norms = [[m for m in d.stack.children() if "Norm" in type(m).__name__] for d in (ours, theirs)]
     for mine, its in ((ours.layers[0], theirs.layers[layer]), *zip(*norms, strict=True)):
         values = {name: value.float() for name, value in its.state_dict().items()}
-        if {n: v.shape for n, v in mine.state_dict().items()} == {n: v.shape for n, v in values.items()}:
+        if {n: v.shape for n, v in mine.state_dict().items()} == {
+            n: v.shape for n, v in values.items()
+        }:
             mine.load_state_dict(values)
 
 
@@ -102,18 +104,22 @@ def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> Pr
     Args:
         method: for errors.
         target: it is of its architecture.
-        shared: whether it has the target's embedding and LM head, or copies of its own, which are trained.
+        shared: whether it has the target's embedding and LM head, or copies of its own, which are
+            trained.
         draft_vocab: V′, how many tokens it can draft; 0 for all.
 
     Raises:
-        UserError: a draft vocabulary is asked for with a head of its own, or is larger than the target's.
+        UserError: a draft vocabulary is asked for with a head of its own, or is larger than the
+            target's.
     """
     if shared:
         check_size(method, draft_vocab, target)
         return borrowing(target.decoder.config, target, draft_vocab)
     if draft_vocab:
         told = "a head of its own is whole, shared=true borrows the target's"
-        raise UserError(f"{method}: draft_vocab is {draft_vocab}, allowed with shared=false is 0: {told}")
+        raise UserError(
+            f"{method}: draft_vocab is {draft_vocab}, allowed with shared=false is 0: {told}"
+        )
     return copied(target)
 
 
@@ -124,8 +130,13 @@ def check_attends(method: str, decoder: Decoder) -> None:
         UserError: it names the architecture.
     """
     if not decoder.attention_layers:
-        name, told = type(decoder.model).__name__, "no layer of its kind has attention and keeps no state"
-        raise UserError(f"{method}: {name} is not supported: {told}; medusa, hydra, eagle and eagle3 draft for any target")
+        name, told = (
+            type(decoder.model).__name__,
+            "no layer of its kind has attention and keeps no state",
+        )
+        raise UserError(
+            f"{method}: {name} is not supported: {told}; medusa, hydra, eagle and eagle3 draft for any target"
+        )
 
 
 def has_own(stored: Checkpoint) -> bool:
@@ -136,7 +147,9 @@ def has_own(stored: Checkpoint) -> bool:
     return not stored.about.get("shared", False)
 
 
-def load_model(stored: Checkpoint, method: str, target: Target, draft_vocab: int = 0) -> PreTrainedModel:
+def load_model(
+    stored: Checkpoint, method: str, target: Target, draft_vocab: int = 0
+) -> PreTrainedModel:
     """Return the one-layer Hugging Face model of a checkpoint, complete and fitting the target, in its dtype.
 
     Args:
@@ -146,7 +159,8 @@ def load_model(stored: Checkpoint, method: str, target: Target, draft_vocab: int
         draft_vocab: V′, as the checkpoint says.
 
     Raises:
-        UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size do not fit.
+        UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size
+            do not fit.
     """
     folder = stored.folder
     if not (folder / WEIGHTS).is_file():
@@ -160,17 +174,23 @@ def load_model(stored: Checkpoint, method: str, target: Target, draft_vocab: int
     logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
     try:
         with understood(f"cannot load drafter '{folder}'"):
-            model, info = pretrained(str(folder), AutoConfig.from_pretrained(folder), target.decoder.dtype)
+            model, info = pretrained(
+                str(folder), AutoConfig.from_pretrained(folder), target.decoder.dtype
+            )
     finally:
         logging.set_verbosity(level)
     for kind in ("missing_keys", "unexpected_keys"):
         if names := sorted(map(str, info[kind])):
-            raise UserError(f"'{folder}' does not hold exactly a '{method}': {kind.replace('_', ' ')}: {', '.join(names[:4])}")
+            raise UserError(
+                f"'{folder}' does not hold exactly a '{method}': {kind.replace('_', ' ')}: {', '.join(names[:4])}"
+            )
     loaded: PreTrainedModel = model
     return loaded
 
 
-def save_model(folder: Path, model: PreTrainedModel, stored: Checkpoint, about: dict[str, Any]) -> None:
+def save_model(
+    folder: Path, model: PreTrainedModel, stored: Checkpoint, about: dict[str, Any]
+) -> None:
     """Write a one-layer model in float16 beside its config, which gets further entries; what it borrows is left out.
 
     Args:
@@ -188,13 +208,21 @@ def save_model(folder: Path, model: PreTrainedModel, stored: Checkpoint, about: 
     for value in state.values():
         halves.setdefault(value.data_ptr(), value.detach().to("cpu", torch.float16))
     with filled(folder, last=CONFIG) as beside:
-        model.save_pretrained(beside, state_dict={k: halves[v.data_ptr()] for k, v in state.items()})
+        model.save_pretrained(
+            beside, state_dict={k: halves[v.data_ptr()] for k, v in state.items()}
+        )
         config = Checkpoint.at(beside).config | {"dtype": "float16"} | about
         (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
 
 
 def known_alone(
-    logits: Tensor, known: Bools, k: int, drawing: Drawing, tree: Tree, frontier: Ints, drafted: Drafted | None
+    logits: Tensor,
+    known: Bools,
+    k: int,
+    drawing: Drawing,
+    tree: Tree,
+    frontier: Ints,
+    drafted: Drafted | None,
 ) -> Candidates:
     """Return candidates after nodes within a drafter's context, and none after the others.
 
@@ -213,7 +241,9 @@ def known_alone(
     every = logits.new_zeros(len(frontier), logits.shape[1])
     every[torch.from_numpy(known).to(logits.device)] = logits
     found, there = drawn(every, k, drawing, rows, depths, drafted), known[:, None]
-    return replace(found, tokens=np.where(there, found.tokens, 0), log_q=np.where(there, found.log_q, -np.inf))
+    return replace(
+        found, tokens=np.where(there, found.tokens, 0), log_q=np.where(there, found.log_q, -np.inf)
+    )
 
 
 class CachingDrafter(Drafter[Decoding]):
@@ -238,7 +268,9 @@ class CachingDrafter(Drafter[Decoding]):
 
     @torch.inference_mode()
     @override
-    def expand(self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Decoding]:
+    def expand(
+        self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Decoding]:
         state = self.caught_up(state)
         waiting = np.array([len(p) for p in state.pending])
         lengths = (state.cache.lengths + waiting)[tree.row[frontier]]
@@ -260,7 +292,9 @@ class CachingDrafter(Drafter[Decoding]):
     def layers(self, state: Decoding, roots: Tree, depth: Ints) -> DecoderLayers | None:
         if state.cache.states is not None or self.decoder.rope_boundary is not None:
             return None
-        layers = DecoderLayers(self.decoder, self.shared, self.caught_up(state), roots, depth, self.drafted)
+        layers = DecoderLayers(
+            self.decoder, self.shared, self.caught_up(state), roots, depth, self.drafted
+        )
         return layers if layers.fit else None
 
     @override
@@ -282,10 +316,17 @@ class LanguageModelDrafter(CachingDrafter):
     small: Target
 
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Decoding | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Decoding | None = None,
+        rows: Ints | None = None,
     ) -> Decoding:
         """Return the state once the rows that begin were read, as far as they are not cached."""
-        state = state or Decoding.empty(self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE))
+        state = state or Decoding.empty(
+            self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE)
+        )
         begun = every(rows, len(prompts))
         mine = [prompts[row] for row in begun]
         fit = np.array([len(prompt) < self.decoder.context for prompt in mine])
@@ -315,13 +356,20 @@ class BorrowingDrafter(Trainable[State]):
 
     model: PreTrainedModel
 
-    def __init__(self, knobs: TrainableMethod, model: PreTrainedModel, target: Target, stored: Checkpoint) -> None:
+    def __init__(
+        self, knobs: TrainableMethod, model: PreTrainedModel, target: Target, stored: Checkpoint
+    ) -> None:
         super().__init__(knobs, model, target, stored)
-        self.decoder, self._head = Decoder(model, capture=target.decoder.capture.of(model)), head_of(model)
+        self.decoder, self._head = (
+            Decoder(model, capture=target.decoder.capture.of(model)),
+            head_of(model),
+        )
 
     @override
     def use_kernels(self, target: Target) -> None:
-        choose_kernels(self.decoder, replace(target.loading, compile=bool(target.decoder.native_kinds)))
+        choose_kernels(
+            self.decoder, replace(target.loading, compile=bool(target.decoder.native_kinds))
+        )
 
     @property
     def drafted(self) -> Drafted | None:
@@ -335,8 +383,14 @@ class BorrowingDrafter(Trainable[State]):
             UserError: the rank is above its width, or the head's rows cannot be read.
         """
         head: Any = self.model.get_output_embeddings()
-        bias = getattr(self._target.decoder.hf.model.get_output_embeddings() if self._head else head, "bias", None)
-        self.model.set_output_embeddings(CandidateHead(head.weight, rank, count, self.knobs.kind(), bias))
+        bias = getattr(
+            self._target.decoder.hf.model.get_output_embeddings() if self._head else head,
+            "bias",
+            None,
+        )
+        self.model.set_output_embeddings(
+            CandidateHead(head.weight, rank, count, self.knobs.kind(), bias)
+        )
         self._head = None
 
     @override

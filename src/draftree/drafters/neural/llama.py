@@ -37,14 +37,26 @@ def like(config: PreTrainedConfig) -> LlamaConfig:
     """Return a Llama config of one layer with the sizes and the rope of a target, whatever its architecture."""
     values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
     values.setdefault("intermediate_size", 4 * config.hidden_size)
-    if "num_attention_heads" not in values:  # a target without attention; what heads it names are of other kinds
+    if (
+        "num_attention_heads" not in values
+    ):  # a target without attention; what heads it names are of other kinds
         heads = max(config.hidden_size // HEAD, 1)
-        values |= {"num_attention_heads": heads, "num_key_value_heads": heads, "head_dim": config.hidden_size // heads}
+        values |= {
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "head_dim": config.hidden_size // heads,
+        }
     rope = dict(getattr(config, "rope_parameters", None) or {})
     rope.pop("partial_rotary_factor", None)  # a Llama's keys are rotated whole
     theta = rope.get("rope_theta", 10000.0)
-    plain = {"rope_type": "default", "rope_theta": theta if isinstance(theta, (int, float)) else 10000.0}
-    return of_values(values | {"rope_parameters": rope if rope.get("rope_type") in ("linear", "llama3") else plain})
+    plain = {
+        "rope_type": "default",
+        "rope_theta": theta if isinstance(theta, (int, float)) else 10000.0,
+    }
+    return of_values(
+        values
+        | {"rope_parameters": rope if rope.get("rope_type") in ("linear", "llama3") else plain}
+    )
 
 
 class ExplicitHeads(LlamaConfig):
@@ -60,13 +72,18 @@ def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Co
     Raises:
         UserError: transformers refuses them, or does not know the rope or the activation.
     """
-    known, said = {k: v for k, v in values.items() if k not in OTHERS}, Entries(values, "the drafter's config.json")
+    known, said = (
+        {k: v for k, v in values.items() if k not in OTHERS},
+        Entries(values, "the drafter's config.json"),
+    )
     for name in SIZES[:-2]:
         said.get(name, float | None, None, least=0 if name == "rms_norm_eps" else 1)
     with understood(f"the drafter's config.json is not a {kind.model_type} one"):
         explicit = kind is LlamaConfig and known.get("head_dim")
         chosen: Any = ExplicitHeads if explicit else kind
-        config: Config = chosen(**{"num_hidden_layers": 1, **copy.deepcopy(known)})  # transformers rewrites nested values
+        config: Config = chosen(
+            **{"num_hidden_layers": 1, **copy.deepcopy(known)}
+        )  # transformers rewrites nested values
     rope: Any = config.rope_parameters
     Entries(rope, "the drafter's rope_parameters").get("rope_theta", float, 1.0, least=1e-6)
     for key, got, allowed in (
@@ -125,12 +142,16 @@ class Rotary(nn.Module):
         """Cosines and sines [R, n, width] at positions [R, n], in the dtype and on the device of `like`."""
         if self.fixed and like.is_cpu and not torch.is_grad_enabled():
             return self._angles(like, positions)
-        self._embedding.to(like.device)  # else transformers copies the frequencies there in every pass
+        self._embedding.to(
+            like.device
+        )  # else transformers copies the frequencies there in every pass
         if self.fixed:
             cos, sin = self._embedding(like, positions)
             return cos, sin
         rows = []
-        for row in positions.split(1):  # frequencies are those of the longest sequence that the module sees, and saw
+        for row in positions.split(
+            1
+        ):  # frequencies are those of the longest sequence that the module sees, and saw
             self._embedding(like, torch.zeros_like(row[:, :1]))
             rows.append(self._embedding(like, row))
         cosines, sines = zip(*rows, strict=True)

@@ -32,7 +32,9 @@ def kl(target_logits: Tensor, draft_logits: Tensor) -> Tensor:
     This is eq. 4 of EDD + PCT. No gradient flows to the target's logits.
     """
     log_p = torch.log_softmax(target_logits.detach().float(), dim=-1)
-    return kl_div(torch.log_softmax(draft_logits.float(), dim=-1), log_p, reduction="sum", log_target=True)
+    return kl_div(
+        torch.log_softmax(draft_logits.float(), dim=-1), log_p, reduction="sum", log_target=True
+    )
 
 
 def draft_loss(
@@ -71,7 +73,10 @@ def soft_cross_entropy(target_logits: Tensor, draft_logits: Tensor, k: int = 0) 
     classification loss of EAGLE and EAGLE-3; over k it is HASS's top-K loss, which does not
     renormalise p.
     """
-    p, log_q = torch.softmax(target_logits.detach().float(), dim=-1), torch.log_softmax(draft_logits.float(), dim=-1)
+    p, log_q = (
+        torch.softmax(target_logits.detach().float(), dim=-1),
+        torch.log_softmax(draft_logits.float(), dim=-1),
+    )
     if k:
         p, tokens = p.topk(min(k, p.shape[-1]), dim=-1)
         log_q = log_q.gather(-1, tokens)

@@ -60,7 +60,12 @@ class PairLayers(CachingLayers):
     """
 
     def __init__(
-        self, passes: PairPasses, state_of: Callable[[Decoding], Any], decoding: Decoding, roots: Tree, depth: Ints
+        self,
+        passes: PairPasses,
+        state_of: Callable[[Decoding], Any],
+        decoding: Decoding,
+        roots: Tree,
+        depth: Ints,
     ) -> None:
         super().__init__(decoding, roots, depth, passes.network.drafted)
         self._passes, self._state_of = passes, state_of
@@ -85,15 +90,21 @@ class PairLayers(CachingLayers):
 
         def passed(laid: Given, past: Writer) -> Made:
             features = laid["features"] if "features" in laid else _of_parents(laid, feed)
-            return passes.network.with_logits(laid["tokens"], features, laid["positions"], laid["full"], past)
+            return passes.network.with_logits(
+                laid["tokens"], features, laid["positions"], laid["full"], past
+            )
 
         def made(results: Made, given: Given) -> Made:
             out, logits = (pick(each, given) for each in results)
             before = (given["outputs"],) if "outputs" in given else ()
-            return torch.cat((*before, out), dim=1), *choose(logits, Nodes.of(given), given.get("ids")).made
+            return torch.cat((*before, out), dim=1), *choose(
+                logits, Nodes.of(given), given.get("ids")
+            ).made
 
         kind = passes.weights.version if cache.ladder.few else None
-        self._outputs, *grown = run_pass(passed, kind, cache, feed, passes.capture, Then(choose, given, made))
+        self._outputs, *grown = run_pass(
+            passed, kind, cache, feed, passes.capture, Then(choose, given, made)
+        )
         return nodes.after(tuple(grown))
 
     @override
@@ -107,6 +118,8 @@ def _of_parents(laid: Given, feed: ForwardBatch | DeviceFeed) -> Tensor:
     nodes, outputs = Nodes.of(laid), laid["outputs"]
     before = outputs.shape[1]
     read = nodes.lines(nodes.fed[:, -feed.count :], nodes.fed[:, :before])
-    parents = (read * torch.arange(before, device=read.device)).amax(dim=2)  # the last that was fed of those above it
+    parents = (read * torch.arange(before, device=read.device)).amax(
+        dim=2
+    )  # the last that was fed of those above it
     found = outputs.gather(1, parents[..., None].expand(-1, -1, outputs.shape[2]))
     return nn.functional.pad(found, (0, 0, 0, feed.width - feed.count))

@@ -20,7 +20,8 @@ class PairNet(nn.Module, ABC):
         shape: of what its layer stores for a pair.
         width: D of the features it is fed.
         depth: how many layers it has.
-        levels: K, how many networks it is made of: one for each depth of a draft, the last for all deeper ones.
+        levels: K, how many networks it is made of: one for each depth of a draft, the last for all
+            deeper ones.
     """
 
     shape: LayerShape
@@ -37,7 +38,9 @@ class PairNet(nn.Module, ABC):
         return hidden[LAST]
 
     @abstractmethod
-    def forward(self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache) -> Tensor:
+    def forward(
+        self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
+    ) -> Tensor:
         """Return the output [R, n, D] of pairs.
 
         Given are tokens [R, n], features [R, n, D], positions [R, n] and the additive mask [R, 1,

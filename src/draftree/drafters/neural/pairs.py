@@ -1,16 +1,18 @@
 """Drafters that go on from the target's features: EAGLE, EAGLE-3, MTP.
 
-They read pairs (f_t, x_{t+1}) at position t: what the target made of token t, and the token that follows it. The output of
-pair t stands for the target's feature of x_{t+1}, and is fed back as a feature where the true one is not known yet.
-After N committed tokens there are N pairs, the last one with the root; what was drafted never enters their cache.
-True pairs are fed when a row is drafted for: a step that drafts nothing costs no pass.
+They read pairs (f_t, x_{t+1}) at position t: what the target made of token t, and the token that
+follows it. The output of pair t stands for the target's feature of x_{t+1}, and is fed back as a
+feature where the true one is not known yet. After N committed tokens there are N pairs, the last
+one with the root; what was drafted never enters their cache. True pairs are fed when a row is
+drafted for: a step that drafts nothing costs no pass.
 
-A network may have levels (DeepSeek-V3, section 2.2): level k reads, in the place of f_t, what level k − 1 gave for the pair
-before, so that it predicts one token further. Node by node level min(depth, last) is asked; the last is fed its own outputs
-where the draft goes on. Each level has keys and values of its own, and level k has none for the first k pairs of a text.
+A network may have levels (DeepSeek-V3, section 2.2): level k reads, in the place of f_t, what level
+k − 1 gave for the pair before, so that it predicts one token further. Node by node level min(depth,
+last) is asked; the last is fed its own outputs where the draft goes on. Each level has keys and
+values of its own, and level k has none for the first k pairs of a text.
 
-Shapes: R rows, n tokens a row, N committed tokens or nodes, F frontier nodes, M nodes fed, B batch, T tokens, D hidden size,
-K levels, V vocabulary, S slots.
+Shapes: R rows, n tokens a row, N committed tokens or nodes, F frontier nodes, M nodes fed, B batch,
+T tokens, D hidden size, K levels, V vocabulary, S slots.
 """
 
 from collections.abc import Iterator, Sequence
@@ -26,7 +28,17 @@ from typing_extensions import override
 from draftree.boundary.machine import to_device
 from draftree.boundary.phases import in_phase
 from draftree.drafters.base import Batch, Trainable, put
-from draftree.drafters.neural.decoding import NOTHING, SPARE, Decoding, Layout, lay_out, left, moved, rewind, selected
+from draftree.drafters.neural.decoding import (
+    NOTHING,
+    SPARE,
+    Decoding,
+    Layout,
+    lay_out,
+    left,
+    moved,
+    rewind,
+    selected,
+)
 from draftree.drafters.neural.llama import Rotary
 from draftree.drafters.neural.masks import additive, block_starts, causal_pairs, hide_first_pairs
 from draftree.drafters.neural.pair_layers import PairLayers, PairPasses, known_features
@@ -41,7 +53,8 @@ from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FEW = 8
-"""Pairs of a row that a draft step takes along at most; where more wait they are read before it, and no logits made of them."""
+"""Pairs of a row that a draft step takes along at most; where more wait they are read before it,
+and no logits made of them."""
 
 
 @dataclass(frozen=True)
@@ -49,9 +62,11 @@ class Pairs:
     """A pair drafter's state.
 
     Attributes:
-        decoding: the cache of true pairs. Pending are the tokens x_{t+1} of those not fed yet, in the end all but the root's;
-            fed are this step's nodes, the root before all others of its row. The root's pair is a true one too.
-        features: what each level reads of the target or of the level before, slot t for pair t, as keys of one head.
+        decoding: the cache of true pairs. Pending are the tokens x_{t+1} of those not fed yet, in
+            the end all but the root's; fed are this step's nodes, the root before all others of its
+            row. The root's pair is a true one too.
+        features: what each level reads of the target or of the level before, slot t for pair t, as
+            keys of one head.
         nodes: [M] this step's nodes of all rows, as they were fed.
         outputs: [M, K D] the levels' outputs after each.
         unread: what the target made of committed tokens, whose features are not there yet.
@@ -94,17 +109,28 @@ class PairReader(Trainable[Pairs]):
     @torch.inference_mode()
     @override
     def start(
-        self, prompts: Sequence[Ints], roots: Ints, taps: Taps, state: Pairs | None = None, rows: Ints | None = None
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Pairs | None = None,
+        rows: Ints | None = None,
     ) -> Pairs:
         state = state or self._empty(len(prompts), max(map(len, prompts)) + SPARE)
-        rest = [p[n + 1 :] for p, n in zip(prompts, state.decoding.cache.lengths.tolist(), strict=True)]
+        rest = [
+            p[n + 1 :] for p, n in zip(prompts, state.decoding.cache.lengths.tolist(), strict=True)
+        ]
         waiting = replace(state.decoding, pending=put(state.decoding.pending, rows, rest))
         return _bare(waiting, state.features, (*state.unread, taps))
 
     def _remember(self, state: Pairs, taps: Taps) -> None:
         """Keep the true features of newly committed tokens."""
-        new = self.model.fuse({layer: h.to(state.features.dtype) for layer, h in taps.hidden.items()})
-        state.features.insert(0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0))
+        new = self.model.fuse(
+            {layer: h.to(state.features.dtype) for layer, h in taps.hidden.items()}
+        )
+        state.features.insert(
+            0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0)
+        )
 
     def _read(self, state: Pairs, tokens: Sequence[Ints], rows: Ints, ends: int = 1) -> Tensor:
         """Feed pairs behind the cached ones, into scratch slots.
@@ -116,14 +142,22 @@ class PairReader(Trainable[Pairs]):
             ends: how many of the last ones.
 
         Returns:
-            [F, ends, K D] the outputs after the last pairs of each of them; anything where there is no pair.
+            [F, ends, K D] the outputs after the last pairs of each of them; anything where there is
+            no pair.
         """
         cache, (pending, fed) = state.decoding.cache, (state.decoding.pending, state.decoding.fed)
-        begin = cache.lengths + np.array([len(f) and len(p) + len(f) for p, f in zip(pending, fed, strict=True)])
+        begin = cache.lengths + np.array(
+            [len(f) and len(p) + len(f) for p, f in zip(pending, fed, strict=True)]
+        )
         counts = np.array([len(t) for t in tokens])
-        wanted, last = to_device(rows, cache.device), state.outputs.new_zeros(len(rows), ends, state.outputs.shape[1])
+        wanted, last = (
+            to_device(rows, cache.device),
+            state.outputs.new_zeros(len(rows), ends, state.outputs.shape[1]),
+        )
         for at in range(0, int(counts.max()), CHUNK):
-            feed, sizes = _true(cache, [t[at : at + CHUNK] for t in tokens], begin + np.minimum(at, counts))
+            feed, sizes = _true(
+                cache, [t[at : at + CHUNK] for t in tokens], begin + np.minimum(at, counts)
+            )
             out = self._pass_true(cache, feed, state.features, sizes)
             column = counts[rows][:, None] - at - ends + np.arange(ends)
             here = to_device((column >= 0) & (column < sizes[rows][:, None]), out.device)
@@ -131,20 +165,34 @@ class PairReader(Trainable[Pairs]):
             last = torch.where(here[..., None], found, last)
         return last
 
-    def _pass_true(self, cache: SlotCache, feed: ForwardBatch, features: SlotCache, sizes: Ints) -> Tensor:
+    def _pass_true(
+        self, cache: SlotCache, feed: ForwardBatch, features: SlotCache, sizes: Ints
+    ) -> Tensor:
         """[R, n, K D] the levels' outputs of true pairs, `sizes` of each row; each is kept for the level that reads it."""
         outs = [self._pass(cache, feed, known_features(features, feed.padded_positions))[0]]
         for level in range(1, self.model.levels):
             features.reserve(int(feed.padded_positions.max()) + 2)
             rows, columns = np.nonzero(np.arange(feed.width) < sizes[:, None])
-            at = [to_device(a, cache.device) for a in (rows, columns, feed.padded_positions[rows, columns] + 1)]
+            at = [
+                to_device(a, cache.device)
+                for a in (rows, columns, feed.padded_positions[rows, columns] + 1)
+            ]
             features.layer(level)[0][at[0], 0, at[2]] = outs[-1][at[0], at[1]]
-            outs.append(self._pass(cache, feed, known_features(features, feed.padded_positions, level), level)[0])
+            outs.append(
+                self._pass(
+                    cache, feed, known_features(features, feed.padded_positions, level), level
+                )[0]
+            )
         return torch.cat(outs, dim=-1)
 
     @in_phase("model")
     def _pass(
-        self, cache: SlotCache, feed: ForwardBatch, features: Tensor, level: int = 0, head: bool = False
+        self,
+        cache: SlotCache,
+        feed: ForwardBatch,
+        features: Tensor,
+        level: int = 0,
+        head: bool = False,
     ) -> tuple[Tensor, Tensor]:
         """[R, n, D] a level's outputs of pairs, and logits [R, n, V′] of them if the `head` is asked for."""
         mask = cache.mask(feed)
@@ -186,7 +234,9 @@ class PairReader(Trainable[Pairs]):
         if len(state.nodes):
             return state
         known = state.features.lengths - 1  # pairs without the root's
-        cache.truncate(np.maximum(known - [len(p) for p in pending], 0))  # the same state may have been caught up before
+        cache.truncate(
+            np.maximum(known - [len(p) for p in pending], 0)
+        )  # the same state may have been caught up before
         if max(map(len, pending)) <= FEW:
             return state
         if self.model.levels * self.model.depth == 1:
@@ -208,7 +258,9 @@ class PairReader(Trainable[Pairs]):
         known = features.layer(0)[0][row, 0, None, begin : begin + len(tokens)]
         ids, positions = (to_device(a, cache.device)[None] for a in (tokens, slots))
         nothing = known.new_zeros(1, 1, 1, 1)  # hidden, of a mask that nobody comes to read
-        keys, values = first_stored(lambda stored: self.model(ids, known, positions, nothing, stored))
+        keys, values = first_stored(
+            lambda stored: self.model(ids, known, positions, nothing, stored)
+        )
         cache.insert(0, np.full(len(tokens), row), slots, keys[0], values[0])
 
     @override
@@ -220,11 +272,20 @@ class PairReader(Trainable[Pairs]):
 
     @override
     def select(self, state: Pairs, rows: Ints, cache: SlotCache) -> Pairs:
-        decoding, features = selected(state.decoding, rows, cache), state.features.taken(rows, SPARE)
+        decoding, features = (
+            selected(state.decoding, rows, cache),
+            state.features.taken(rows, SPARE),
+        )
         return _bare(decoding, features, moved(state.unread, rows, cache))
 
     def _train_pass(
-        self, tokens: Tensor, features: Tensor, positions: Tensor, visible: Tensor, cache: Cache, level: int = 0
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        cache: Cache,
+        level: int = 0,
     ) -> Tensor:
         mask = additive(visible[None, None].to(features.device), features.dtype)
         positions = positions.to(features.device).expand(len(tokens), -1)
@@ -241,7 +302,9 @@ class PairDrafter(PairReader):
 
     @torch.inference_mode()
     @override
-    def expand(self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing) -> tuple[Candidates, Pairs]:
+    def expand(
+        self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Pairs]:
         state = self.caught_up(state)
         new, places = unfed(tree.parents, frontier, state.nodes)
         logits, alike = None, np.array_equal(new, np.sort(frontier))
@@ -256,7 +319,9 @@ class PairDrafter(PairReader):
         if logits is None or not alike:
             out = state.outputs.index_select(0, to_device(places[frontier], state.outputs.device))
             logits = self._logits(out, tree.depth[frontier])
-        return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.model.drafted), state
+        return drawn(
+            logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.model.drafted
+        ), state
 
     @torch.inference_mode()
     @override
@@ -265,7 +330,9 @@ class PairDrafter(PairReader):
             return None
         state = self.caught_up(state)
         passes = PairPasses(self.model, self.capture, self.recorded_weights, state.features)
-        return PairLayers(passes, lambda decoding: replace(state, decoding=decoding), state.decoding, roots, depth)
+        return PairLayers(
+            passes, lambda decoding: replace(state, decoding=decoding), state.decoding, roots, depth
+        )
 
     def _logits(self, out: Tensor, depths: Ints) -> Tensor:
         """[F, V′] of nodes' outputs [F, K D]: of each what the level of its depth says."""
@@ -275,21 +342,29 @@ class PairDrafter(PairReader):
         kinds = np.unique(levels).tolist()
         each = [to_device(np.flatnonzero(levels == level), out.device) for level in kinds]
         outs = out.chunk(self.model.levels, dim=-1)
-        parts = [self.model.at(k).logits(outs[k][mine]) for k, mine in zip(kinds, each, strict=True)]
+        parts = [
+            self.model.at(k).logits(outs[k][mine]) for k, mine in zip(kinds, each, strict=True)
+        ]
         return torch.cat(parts)[torch.cat(each).argsort()]
 
-    def _feed_roots(self, state: Pairs, tree: Tree, roots: Ints, places: Ints) -> tuple[Pairs, Tensor | None]:
+    def _feed_roots(
+        self, state: Pairs, tree: Tree, roots: Ints, places: Ints
+    ) -> tuple[Pairs, Tensor | None]:
         """Feed the true pairs that wait in the rows of some roots, each row's root last; return logits after these."""
         rows, pending = tree.row[roots], state.decoding.pending
         if self.model.levels == 1 and max(map(len, pending)) < CHUNK:
             layout = lay_out(state.decoding, tree, roots, state.outputs.device)
-            return self._fed(state, layout, roots, known_features(state.features, layout.feed.padded_positions))
+            return self._fed(
+                state, layout, roots, known_features(state.features, layout.feed.padded_positions)
+            )
         tokens, fed = [NOTHING] * state.decoding.cache.rows, list(state.decoding.fed)
         for root, row in zip(roots.tolist(), rows.tolist(), strict=True):
             tokens[row], fed[row] = np.append(pending[row], tree.tokens[root]), np.array([root])
         return _grown(state, tuple(fed), roots, self._read(state, tokens, rows)[:, 0]), None
 
-    def _feed(self, state: Pairs, tree: Tree, nodes: Ints, places: Ints) -> tuple[Pairs, Tensor | None]:
+    def _feed(
+        self, state: Pairs, tree: Tree, nodes: Ints, places: Ints
+    ) -> tuple[Pairs, Tensor | None]:
         """Feed drafted nodes, each paired with the output after its parent, which `places` says; return logits after them."""
         device, levels, depths = state.outputs.device, self.model.levels, tree.depth[nodes]
         layout = lay_out(state.decoding, tree, nodes, device)
@@ -298,16 +373,24 @@ class PairDrafter(PairReader):
             if level < min(int(depths.min()), levels - 1):  # nothing as deep or deeper asks it
                 each.append(outputs.new_zeros(len(nodes), self.model.width))
                 continue
-            read = places[tree.parents[nodes]] * levels + np.where(depths <= level, level - 1, level)
-            index = np.zeros(layout.feed.padded_positions.shape, np.int64)  # padding is paired with anything
+            read = places[tree.parents[nodes]] * levels + np.where(
+                depths <= level, level - 1, level
+            )
+            index = np.zeros(
+                layout.feed.padded_positions.shape, np.int64
+            )  # padding is paired with anything
             index[layout.rows, layout.columns] = read
             features = nn.functional.embedding(to_device(index, device), outputs)
             if levels == 1:
                 return self._fed(state, layout, nodes, features)
-            each.append(layout.pick(self._pass(state.decoding.cache, layout.feed, features, level)[0]))
+            each.append(
+                layout.pick(self._pass(state.decoding.cache, layout.feed, features, level)[0])
+            )
         return _grown(state, layout.fed, nodes, torch.cat(each, dim=-1)), None
 
-    def _fed(self, state: Pairs, layout: Layout, nodes: Ints, features: Tensor) -> tuple[Pairs, Tensor]:
+    def _fed(
+        self, state: Pairs, layout: Layout, nodes: Ints, features: Tensor
+    ) -> tuple[Pairs, Tensor]:
         """One pass of a network without levels, and the logits [F, V′] after its nodes."""
         out, logits = self._pass(state.decoding.cache, layout.feed, features, head=True)
         return _grown(state, layout.fed, nodes, layout.pick(out)), layout.pick(logits)
@@ -315,39 +398,68 @@ class PairDrafter(PairReader):
     @override
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
         rows, count = batch.tokens.shape
-        cuts = sorted({max(int(s), 1) for s in block_starts(count, block, phase)})  # no pair stands before the first token
+        cuts = sorted(
+            {max(int(s), 1) for s in block_starts(count, block, phase)}
+        )  # no pair stands before the first token
         ends = [*cuts[1:], count]
         last, at, features = self.model.levels - 1, torch.arange(1, count), self._features(batch)
         fed, made = features[:, :-1], []
         for level in range(last + 1):
             cache = DynamicCache()
-            out = self._train_pass(batch.tokens[:, 1:], fed, at - 1, causal_pairs(at - 1, level), cache, level)
-            made.append(nn.functional.pad(out, (0, 0, 1, 0)).to(features.dtype))  # autocast's are narrower than features
+            out = self._train_pass(
+                batch.tokens[:, 1:], fed, at - 1, causal_pairs(at - 1, level), cache, level
+            )
+            made.append(
+                nn.functional.pad(out, (0, 0, 1, 0)).to(features.dtype)
+            )  # autocast's are narrower than features
             fed = made[-1][:, :-1]
         states = made[last]
-        owner, depth = torch.zeros(count - 1, dtype=torch.long), torch.zeros(count - 1, dtype=torch.long)
+        owner, depth = (
+            torch.zeros(count - 1, dtype=torch.long),
+            torch.zeros(count - 1, dtype=torch.long),
+        )
         true = torch.where(at > last, at, count)
         for d in range(last + 1, block):
-            mine = torch.tensor([s for s, e in zip(cuts, ends, strict=True) if s + d < e], dtype=torch.long)
+            mine = torch.tensor(
+                [s for s, e in zip(cuts, ends, strict=True) if s + d < e], dtype=torch.long
+            )
             if not len(mine):
                 break
             owner, depth = torch.cat((owner, mine)), torch.cat((depth, torch.full((len(mine),), d)))
-            true = torch.cat((true, torch.full((len(mine),), count)))  # drafted pairs are nobody's history
+            true = torch.cat(
+                (true, torch.full((len(mine),), count))
+            )  # drafted pairs are nobody's history
             visible = true[None, :] <= mine[:, None] + last
             visible |= (depth[None, :] > 0) & (owner[None, :] == mine[:, None])
-            out = self._train_pass(batch.tokens[:, mine + d], states[:, mine + d - 1], mine + d - 1, visible, cache, last)
+            out = self._train_pass(
+                batch.tokens[:, mine + d],
+                states[:, mine + d - 1],
+                mine + d - 1,
+                visible,
+                cache,
+                last,
+            )
             states[:, mine + d] = out.to(states.dtype)
-        begun = torch.searchsorted(torch.tensor(cuts), torch.arange(count), right=True).sub(1).clamp(min=0)
+        begun = (
+            torch.searchsorted(torch.tensor(cuts), torch.arange(count), right=True)
+            .sub(1)
+            .clamp(min=0)
+        )
         depths = (torch.arange(count) - torch.tensor(cuts)[begun]).clamp(min=0).repeat(rows).numpy()
-        logits = self._logits(torch.cat(made, dim=-1).flatten(0, 1), depths).unflatten(0, (rows, count))
+        logits = self._logits(torch.cat(made, dim=-1).flatten(0, 1), depths).unflatten(
+            0, (rows, count)
+        )
         return whole(logits, self.model.drafted)
 
-    def aligned(self, batch: Batch, features: Tensor, steps: int) -> Iterator[tuple[Tensor, Tensor]]:
+    def aligned(
+        self, batch: Batch, features: Tensor, steps: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield outputs after each token as decoding has them 0, 1, … steps behind the last true feature.
 
-        This is the training-time test of EAGLE-3 and the alignment of HASS: in pass j every pair is fed the output that
-        pass j − 1 gave for the pair before, and sees true pairs up to j before its own and, from there on, drafted ones.
-        The first passes are those of the levels, if there are some, each of which sees the pairs of its own pass.
+        This is the training-time test of EAGLE-3 and the alignment of HASS: in pass j every pair is
+        fed the output that pass j − 1 gave for the pair before, and sees true pairs up to j before
+        its own and, from there on, drafted ones. The first passes are those of the levels, if there
+        are some, each of which sees the pairs of its own pass.
 
         Args:
             batch: the texts.
@@ -358,16 +470,24 @@ class PairDrafter(PairReader):
             [B, T, D] outputs, and [T] whether a token has one.
         """
         count = batch.tokens.shape[1]
-        at, fed, cache = torch.arange(count - 1, device=features.device), features[:, :-1], DynamicCache()
+        at, fed, cache = (
+            torch.arange(count - 1, device=features.device),
+            features[:, :-1],
+            DynamicCache(),
+        )
         for j in range(steps):
             level = min(j, self.model.levels - 1)
             past = j - level  # passes of the level before
             if not past:
                 cache = DynamicCache()
-            before = (at[None, :] <= at[:, None] - past) | ((at[None, :] == at[:, None]) & (past > at[:, None]))
+            before = (at[None, :] <= at[:, None] - past) | (
+                (at[None, :] == at[:, None]) & (past > at[:, None])
+            )
             places = [before & causal_pairs(at, level)]
             places += [at[None, :] == at[:, None] - past + i for i in range(1, past + 1)]
-            out = self._train_pass(batch.tokens[:, 1:], fed, at, torch.cat(places, dim=1), cache, level)
+            out = self._train_pass(
+                batch.tokens[:, 1:], fed, at, torch.cat(places, dim=1), cache, level
+            )
             yield nn.functional.pad(out, (0, 0, 1, 0)), torch.arange(count, device=out.device) > j
             fed = nn.functional.pad(out[:, :-1], (0, 0, 1, 0))
 
@@ -377,7 +497,9 @@ def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[Forwa
     sizes = np.array([len(t) for t in tokens])
     rows = list(zip(cache.lengths.tolist(), starts.tolist(), sizes.tolist(), strict=True))
     places = [np.arange(start, start + n) for _, start, n in rows]
-    visible = [np.tri(n, start - length + n, start - length, dtype=np.bool_) for length, start, n in rows]
+    visible = [
+        np.tri(n, start - length + n, start - length, dtype=np.bool_) for length, start, n in rows
+    ]
     scratch = [np.arange(length, start + n) for length, start, n in rows]
     return ForwardBatch.packed(tokens, places, starts, visible, scratch, cache.device), sizes
 
@@ -385,10 +507,18 @@ def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[Forwa
 def _bare(decoding: Decoding, features: SlotCache, unread: tuple[Taps, ...] = ()) -> Pairs:
     """Return the state before anything of a step is drafted."""
     known = features.layer(0)[0]
-    return Pairs(decoding, features, NOTHING, known.new_zeros(0, len(features.shapes) * known.shape[-1]), unread)
+    return Pairs(
+        decoding,
+        features,
+        NOTHING,
+        known.new_zeros(0, len(features.shapes) * known.shape[-1]),
+        unread,
+    )
 
 
 def _grown(state: Pairs, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor) -> Pairs:
     """Return the state with further nodes [F] fed, and their outputs [F, K D]."""
     decoding = replace(state.decoding, fed=fed)
-    return Pairs(decoding, state.features, np.append(state.nodes, nodes), torch.cat((state.outputs, outputs)))
+    return Pairs(
+        decoding, state.features, np.append(state.nodes, nodes), torch.cat((state.outputs, outputs))
+    )

@@ -1,11 +1,12 @@
 """The network that drafts a block in one pass: DFlash, DSpark, JetSpec.
 
-The root and a mask token in every other slot go through a few layers (of Qwen3's kind). Committed tokens come in as keys and
-values alone, which each layer computes of the target's own hidden states, fused; these are cached, and of a block nothing is
-kept. All candidates of a step follow from that one pass, whatever tree is made of them.
+The root and a mask token in every other slot go through a few layers (of Qwen3's kind). Committed
+tokens come in as keys and values alone, which each layer computes of the target's own hidden
+states, fused; these are cached, and of a block nothing is kept. All candidates of a step follow
+from that one pass, whatever tree is made of them.
 
-Shapes: R rows, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M blocks, L layers, D hidden size, V′
-(draft) vocabulary, S slots of the cache.
+Shapes: R rows, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M blocks, L
+layers, D hidden size, V′ (draft) vocabulary, S slots of the cache.
 """
 
 from collections.abc import Mapping
@@ -81,14 +82,29 @@ class ParallelNet(nn.Module):
         super().__init__()
         config = of_values(layout.values, Qwen3Config)
         assert isinstance(config, Qwen3Config)
-        size, self.config, self.layout, self._target = int(config.hidden_size), config, layout, target
+        size, self.config, self.layout, self._target = (
+            int(config.hidden_size),
+            config,
+            layout,
+            target,
+        )
         self.fc = nn.Linear(len(layout.reads) * target.decoder.hidden, size, bias=False)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(len(layout.sights)))
-        self.hidden_norm, self.norm = (Qwen3RMSNorm(size, eps=config.rms_norm_eps) for _ in range(2))
+        self.hidden_norm, self.norm = (
+            Qwen3RMSNorm(size, eps=config.rms_norm_eps) for _ in range(2)
+        )
         self.rotary, self.shape = Rotary(config), stores(config)
-        self.embed_tokens = nn.Embedding(target.decoder.vocab, size).requires_grad_(False) if EMBEDDING in own else None
+        self.embed_tokens = (
+            nn.Embedding(target.decoder.vocab, size).requires_grad_(False)
+            if EMBEDDING in own
+            else None
+        )
         mapped = target.decoder.vocab if layout.draft_vocab else None
-        head = OwnHead(size, len(own[HEAD]), mapped, target) if HEAD in own else TargetHead(target, layout.draft_vocab)
+        head = (
+            OwnHead(size, len(own[HEAD]), mapped, target)
+            if HEAD in own
+            else TargetHead(target, layout.draft_vocab)
+        )
         self.lm_head: OwnHead | TargetHead = head
 
     @property
@@ -107,9 +123,13 @@ class ParallelNet(nn.Module):
         table = outer.get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
         return nn.functional.embedding(tokens, table.weight).to(self.norm.weight.dtype)
 
-    def context(self, hidden: Mapping[int, Tensor], positions: Tensor) -> list[tuple[Tensor, Tensor]]:
+    def context(
+        self, hidden: Mapping[int, Tensor], positions: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
         """Each layer's keys and values [R, H, n, width] of committed tokens, of the target's hidden states [R, n, D′] there."""
-        fused = self.hidden_norm(self.fc(torch.cat([hidden[layer] for layer in self.layout.reads], dim=-1)))
+        fused = self.hidden_norm(
+            self.fc(torch.cat([hidden[layer] for layer in self.layout.reads], dim=-1))
+        )
         cos, sin = (t[:, None] for t in self.rotary(fused, positions))
         found = []
         for layer in self.layers:
@@ -120,7 +140,9 @@ class ParallelNet(nn.Module):
             found.append((keys * cos + rotate_half(keys) * sin, values))
         return found
 
-    def forward(self, tokens: Tensor, positions: Tensor, keys: Tensor, there: Tensor, cache: Cache) -> Tensor:
+    def forward(
+        self, tokens: Tensor, positions: Tensor, keys: Tensor, there: Tensor, cache: Cache
+    ) -> Tensor:
         """Return the last norm's output [R, n, D] in every slot.
 
         Args:
@@ -132,7 +154,10 @@ class ParallelNet(nn.Module):
         """
         x = self.embed(tokens)
         rotated = self.rotary(x, positions)
-        masks = {sight: additive(_seen(sight, positions, keys, there)[:, None], x.dtype) for sight in set(self.layout.sights)}
+        masks = {
+            sight: additive(_seen(sight, positions, keys, there)[:, None], x.dtype)
+            for sight in set(self.layout.sights)
+        }
         layers = zip(self.layers, self.layout.sights, strict=True)
         for sight, same in groupby(layers, key=itemgetter(1)):
             x = run([layer for layer, _ in same], x, rotated, masks[sight], cache)
@@ -142,17 +167,27 @@ class ParallelNet(nn.Module):
     def begin(self, init: Init) -> None:
         """Draws fresh weights, or takes over the target's where they fit; the last norm begins as the target's in any case.
 
-        With `target` the layers are the target's from the one on that reads the highest of the fused entries, and the context
-        is what that layer reads: its keys and values are those of the target, but for the norm of each head.
+        With `target` the layers are the target's from the one on that reads the highest of the
+        fused entries, and the context is what that layer reads: its keys and values are those of
+        the target, but for the norm of each head.
         """
         initialise(self, self.config)
         theirs = [m for m in self._target.decoder.stack.children() if "Norm" in type(m).__name__]
         if len(theirs) == 1:
             _take(self.norm, theirs[0].state_dict())
         first, layers = self.layout.reads[-1], self._target.decoder.layers
-        if init == "target" and self.fc.in_features == len(self.layout.reads) * self.fc.out_features:
-            values = [layers[min(first + i, len(layers) - 1)].state_dict() for i in range(len(self.layers))]
-            if all(_take(layer, _headed(some, self.config.head_dim)) for layer, some in zip(self.layers, values, strict=True)):
+        if (
+            init == "target"
+            and self.fc.in_features == len(self.layout.reads) * self.fc.out_features
+        ):
+            values = [
+                layers[min(first + i, len(layers) - 1)].state_dict()
+                for i in range(len(self.layers))
+            ]
+            if all(
+                _take(layer, _headed(some, self.config.head_dim))
+                for layer, some in zip(self.layers, values, strict=True)
+            ):
                 self.hidden_norm.load_state_dict(self.layers[0].input_layernorm.state_dict())  # type: ignore[union-attr]
                 nn.init.zeros_(self.fc.weight)
                 nn.init.eye_(self.fc.weight.data[:, -self.fc.out_features :])
@@ -171,11 +206,15 @@ def _take(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
 def _headed(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
     """Return a layer's weights with norms of queries and keys: its own, or such as keep their usual size.
 
-    Without a norm, an entry of W(g ∘ x) has the variance Σⱼ (W g)ⱼ² where the entries of x are of size 1 and independent.
+    Without a norm, an entry of W(g ∘ x) has the variance Σⱼ (W g)ⱼ² where the entries of x are of
+    size 1 and independent.
     """
     found = dict(layer)
     for part in ("q", "k"):
-        weight, gain = layer.get(f"self_attn.{part}_proj.weight"), layer.get("input_layernorm.weight")
+        weight, gain = (
+            layer.get(f"self_attn.{part}_proj.weight"),
+            layer.get("input_layernorm.weight"),
+        )
         if f"self_attn.{part}_norm.weight" not in found and weight is not None and gain is not None:
             size = (weight.float() * gain.float()).square().sum(1).mean().sqrt()
             found[f"self_attn.{part}_norm.weight"] = size.expand(width)

@@ -1,9 +1,10 @@
 """What the slots of a block hold: masks behind a root, or the tokens of a path with a mask behind each.
 
-Where slots see those before them alone, masks further on change nothing. So one pass reads a whole tree: its tokens once, and
-behind every node that is expanded a mask, which sees the node's path.
+Where slots see those before them alone, masks further on change nothing. So one pass reads a whole
+tree: its tokens once, and behind every node that is expanded a mask, which sees the node's path.
 
-Shapes: R rows, n slots of a pass, g slots of a root, F frontier nodes, D hidden size, S slots of the cache.
+Shapes: R rows, n slots of a pass, g slots of a root, F frontier nodes, D hidden size, S slots of
+the cache.
 """
 
 from dataclasses import dataclass
@@ -44,7 +45,12 @@ def grouped(layout: Layout, conditioned: bool) -> Group:
         return Group(at, at == 0, torch.ones(len(at), len(at), dtype=torch.bool))
     at = torch.arange(layout.drafts)
     before, none = at[:, None] >= at, torch.zeros(len(at), len(at), dtype=torch.bool)
-    sees = torch.cat((torch.cat((before, none), dim=1), torch.cat((before, torch.eye(len(at), dtype=torch.bool)), dim=1)))
+    sees = torch.cat(
+        (
+            torch.cat((before, none), dim=1),
+            torch.cat((before, torch.eye(len(at), dtype=torch.bool)), dim=1),
+        )
+    )
     return Group(torch.cat((at, at + 1)), torch.arange(2 * len(at)) < len(at), sees)
 
 
@@ -79,6 +85,8 @@ def behind(net: ParallelNet, cache: SlotCache, tree: Tree, nodes: Ints) -> Tenso
     for row, start in enumerate(starts.tolist()):
         keys[row, start : start + n] = places[row]
         there[row, :, start : start + n] = sees[row]
-    out: Tensor = net(*(torch.from_numpy(each).to(device) for each in (tokens, places, keys, there)), writer)
+    out: Tensor = net(
+        *(torch.from_numpy(each).to(device) for each in (tokens, places, keys, there)), writer
+    )
     at = len(read)
     return out[torch.from_numpy(rows[at:]).to(device), torch.from_numpy(slots[at:]).to(device)]

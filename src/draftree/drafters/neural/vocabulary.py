@@ -1,8 +1,9 @@
 """The target's embedding and LM head under a drafter, the head for a draft vocabulary (FR-Spec, Zhao et al. 2025; EAGLE-3).
 
-A draft vocabulary is the tokens that are most frequent in the training data. The head is computed for these alone, which in a
-small drafter is most of a pass; a token outside cannot be drafted, and is written by the target itself. So nothing is lost
-but, where such a token comes, the rest of a chain.
+A draft vocabulary is the tokens that are most frequent in the training data. The head is computed
+for these alone, which in a small drafter is most of a pass; a token outside cannot be drafted, and
+is written by the target itself. So nothing is lost but, where such a token comes, the rest of a
+chain.
 
 Shapes: M positions, D hidden size, V vocabulary, V′ draft vocabulary.
 """
@@ -43,7 +44,10 @@ def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
     """Return the draft vocabulary of a map [V′] of what is added to 0 … V′ − 1 for the target's ids; none without a map."""
     if d2t is None:
         return None
-    state, known = None if d2t.is_inference() else d2t._version, vars(d2t).get(KNOWN)  # asked in every pass
+    state, known = (
+        None if d2t.is_inference() else d2t._version,
+        vars(d2t).get(KNOWN),
+    )  # asked in every pass
     if known is None or state is None or known[0] != state:
         known = state, Drafted(ids_of(d2t), target.decoder.vocab)
         setattr(d2t, KNOWN, known)
@@ -77,7 +81,9 @@ def check_map(d2t: Tensor | None, target: Target, folder: Path) -> None:
         ids = ids_of(d2t)
         if ids.min() < 0 or ids.max() >= target.decoder.vocab:
             got = f"token ids {int(ids.min())} … {int(ids.max())}"
-            raise UserError(f"'{folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}")
+            raise UserError(
+                f"'{folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}"
+            )
 
 
 @final
@@ -105,10 +111,12 @@ class TargetHead(nn.Module):
     Args:
         target: whose it is.
         size: V′; 0 for the whole vocabulary.
-        raw: whether what the target does behind its head is left to the network that this is part of.
+        raw: whether what the target does behind its head is left to the network that this is part
+            of.
 
     Attributes:
-        d2t: [V′] what is added to 0 … V′ − 1 for the target's ids, as in EAGLE-3's checkpoints; none for the whole vocabulary.
+        d2t: [V′] what is added to 0 … V′ − 1 for the target's ids, as in EAGLE-3's checkpoints;
+            none for the whole vocabulary.
     """
 
     d2t: Tensor | None
@@ -143,7 +151,9 @@ class TargetHead(nn.Module):
         """Logits […, V′] of what the target's last norm would give, […, D], in the target's dtype."""
         if self._rows is None:
             part = self.drafted
-            self._rows = self._target.decoder.head_for(None if part is None else part.ids, self._raw)
+            self._rows = self._target.decoder.head_for(
+                None if part is None else part.ids, self._raw
+            )
         return self._rows(states.to(self._target.decoder.dtype))
 
 
@@ -155,8 +165,8 @@ class Shared:
     Attributes:
         drafted: their ids in the target's vocabulary, which alone can be drafted.
         columns: [V′] their ids in the drafter's.
-        reads: [V] what the drafter reads for each of the target's tokens: the same one, or where it has none the last of those
-            that it writes the same text with.
+        reads: [V] what the drafter reads for each of the target's tokens: the same one, or where it
+            has none the last of those that it writes the same text with.
     """
 
     drafted: Drafted
@@ -177,7 +187,11 @@ class Shared:
             alike = space + token[len(own) :] if own and space and token.startswith(own) else token
             if number < small.decoder.vocab:
                 known.setdefault(alike, number)
-        vocab = {number: token for token, number in theirs.get_vocab().items() if number < target.decoder.vocab}
+        vocab = {
+            number: token
+            for token, number in theirs.get_vocab().items()
+            if number < target.decoder.vocab
+        }
         shared = sorted(number for number, token in vocab.items() if token in known)
         if not shared:
             raise UserError(

@@ -1,7 +1,8 @@
 """Drafts a chain for each request by draftree's own drafters, policies and learnt costs.
 
-The drafter's state has a slot for each request, as in a batch of draftree's engine. A call first learns what became of
-the chains of the last one. Then it frees the slots of requests that are gone, starts those that are new, and drafts.
+The drafter's state has a slot for each request, as in a batch of draftree's engine. A call first
+learns what became of the chains of the last one. Then it frees the slots of requests that are gone,
+starts those that are new, and drafts.
 
 Shapes: R rows of the batch, S slots, F frontier nodes, K candidates, N nodes.
 """
@@ -100,7 +101,8 @@ class Figures:
     Attributes:
         calls: of the proposer.
         requests: that were begun.
-        resumed: requests that were begun again, because their text was not what had been drafted for.
+        resumed: requests that were begun again, because their text was not what had been drafted
+            for.
         drafted: tokens.
         accepted: of them.
         steps: verifications of one request, those without a draft among them.
@@ -131,7 +133,13 @@ class Chains:
     """
 
     def __init__(
-        self, drafter: Drafter[Any], policy: Policy, costs: CostSource, longest: int, context: int, vocab: int
+        self,
+        drafter: Drafter[Any],
+        policy: Policy,
+        costs: CostSource,
+        longest: int,
+        context: int,
+        vocab: int,
     ) -> None:
         self.drafter, self.policy, self.costs = drafter, policy, costs
         self.longest, self.context, self.vocab = longest, context, vocab
@@ -145,7 +153,8 @@ class Chains:
 
         Args:
             rows: the requests that have got a token in the last step of vLLM.
-            steady: whether no other request had a part in that step, so that its time tells what verification costs.
+            steady: whether no other request had a part in that step, so that its time tells what
+                verification costs.
         """
         began = time.perf_counter()
         slots = self.slots.match(rows)
@@ -159,12 +168,18 @@ class Chains:
         self.figures.seconds += time.perf_counter() - began
         return chains
 
-    def _learn(self, rows: Sequence[Row], slots: list[int | None], began: float, steady: bool) -> list[int | None]:
+    def _learn(
+        self, rows: Sequence[Row], slots: list[int | None], began: float, steady: bool
+    ) -> list[int | None]:
         """Teach drafter, policy and costs what became of the last chains; return the slots whose text has gone on by them."""
         last, self._last = self._last, None
         if last is None:
             return slots
-        verdicts = {slot: _judged(last.tree, slot, row) for row, slot in zip(rows, slots, strict=True) if slot is not None}
+        verdicts = {
+            slot: _judged(last.tree, slot, row)
+            for row, slot in zip(rows, slots, strict=True)
+            if slot is not None
+        }
         followed = [slot for slot in slots if slot is None or verdicts[slot] is not None]
         known = [None if slot is None or verdicts[slot] is None else slot for slot in slots]
         self.figures.resumed += len(slots) - len(followed)
@@ -177,7 +192,9 @@ class Chains:
         paths = tuple(np.array([place[number] for number in path], np.int64) for path, _ in order)
         verdict = Verdict(paths, np.array([bonus for _, bonus in order], np.int64))
         self._state = self.drafter.commit(self._state, tree, verdict, NO_TAPS)
-        self._memory = self.policy.observe(self._memory, tree, verdict, replace(last.work, rows=tree.roots), last.costs)
+        self._memory = self.policy.observe(
+            self._memory, tree, verdict, replace(last.work, rows=tree.roots), last.costs
+        )
         self.figures.steps += tree.roots
         self.figures.accepted += sum(map(len, paths))
         if steady and len(judged) == len(rows) == last.tree.roots:
@@ -187,7 +204,15 @@ class Chains:
     def _time(self, last: Step, seconds: float, gained: int) -> None:
         """Learn from the time of a step of vLLM."""
         work, drafting = last.work, last.ended - last.began
-        times = StepTimes(work.context, work.rows, work.fed, seconds, last.drafts, seconds=seconds + drafting, gained=gained)
+        times = StepTimes(
+            work.context,
+            work.rows,
+            work.fed,
+            seconds,
+            last.drafts,
+            seconds=seconds + drafting,
+            gained=gained,
+        )
         self.costs.observe(times)
         self.figures.timed += 1
 
@@ -197,13 +222,19 @@ class Chains:
             return
         for slot in gone:
             self.slots.texts[slot] = None
-        lengths = np.array([0 if text is None else len(text) for text in self.slots.texts], np.int64)
+        lengths = np.array(
+            [0 if text is None else len(text) for text in self.slots.texts], np.int64
+        )
         self._state = self.drafter.truncate(self._state, lengths, np.array(gone, np.int64))
 
     def _begin(self, rows: Sequence[Row], slots: Sequence[int | None]) -> list[int]:
         """Start the requests that are new, and return the slot of each row."""
         live = [slot for slot in slots if slot is not None]
-        placed = self._resized(slots, len(rows)) if len(rows) > len(self.slots.texts) or self._wasteful(rows) else list(slots)
+        placed = (
+            self._resized(slots, len(rows))
+            if len(rows) > len(self.slots.texts) or self._wasteful(rows)
+            else list(slots)
+        )
         free = iter([slot for slot, text in enumerate(self.slots.texts) if text is None])
         begun = [i for i, slot in enumerate(placed) if slot is None]
         for i in begun:
@@ -242,7 +273,9 @@ class Chains:
         context = max(len(row.text) for row in rows)
         costs = self.costs.at(context, len(rows))
         order = np.argsort(slots)
-        roots = Tree.planted(np.array(slots, np.int64)[order], np.array([rows[i].text[-1] for i in order], np.int64))
+        roots = Tree.planted(
+            np.array(slots, np.int64)[order], np.array([rows[i].text[-1] for i in order], np.int64)
+        )
         depth = np.full(len(self.slots.texts), -1)
         for row, slot in zip(rows, slots, strict=True):
             depth[slot] = np.clip(self.context - len(row.text) - 1, 0, self.longest)

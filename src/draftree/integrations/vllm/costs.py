@@ -48,13 +48,20 @@ def target_size(config: Any, width: int, devices: int = 1) -> Size:
     """
 
     def number(*names: str, default: int = 1) -> int:
-        return next((int(value) for name in names if (value := getattr(config, name, None))), default)
+        return next(
+            (int(value) for name in names if (value := getattr(config, name, None))), default
+        )
 
     hidden, layers = number("hidden_size", "n_embd"), number("num_hidden_layers", "n_layer")
     heads = number("num_attention_heads", "n_head")
-    stored, head = number("num_key_value_heads", default=heads), number("head_dim", default=hidden // heads)
+    stored, head = (
+        number("num_key_value_heads", default=heads),
+        number("head_dim", default=hidden // heads),
+    )
     inner = number("intermediate_size", "n_inner", default=4 * hidden)
-    weights = layers * hidden * (2 * (heads + stored) * head + 3 * inner) + number("vocab_size") * hidden
+    weights = (
+        layers * hidden * (2 * (heads + stored) * head + 3 * inner) + number("vocab_size") * hidden
+    )
     return Size(
         weights=weights / devices,
         bytes=weights * width / devices,

@@ -24,7 +24,8 @@ class ProposerOptions(Part):
     """The options of the proposer.
 
     Attributes:
-        drafter: a spec of drafters that read text alone: suffix, pld, rest, aded, or several with `+` between them.
+        drafter: a spec of drafters that read text alone: suffix, pld, rest, aded, or several with
+            `+` between them.
         policy: a spec of the policy that chooses the lengths. `yield` grows chains here.
         report: a file for figures, written as JSON about once a second while requests run.
         any_version: whether versions of vLLM are accepted with which this was not tested.
@@ -44,7 +45,9 @@ class ProposerOptions(Part):
         """
         given = (additional or {}).get(KEY, {}) if isinstance(additional, Mapping | None) else {}
         if not isinstance(given, Mapping):
-            raise UserError(f"'{KEY}' of the additional config is {shown(given)}, allowed is an object of options")
+            raise UserError(
+                f"'{KEY}' of the additional config is {shown(given)}, allowed is an object of options"
+            )
         known = [f.name for f in fields(cls)]
         for name in given:
             if name not in known:
@@ -62,15 +65,20 @@ def open_drafter(spec: str, vocab: int, tokenizer: Any, name: str) -> Drafter[An
         name: of the target, for messages.
 
     Raises:
-        UserError: there is no such drafter, or it needs the target's hidden states or a network of its own.
+        UserError: there is no such drafter, or it needs the target's hidden states or a network of
+            its own.
     """
     method: Method = build("drafter", spec)
     parts = method.parts if isinstance(method, Fused) else (method,)
     told = "allowed are those that read text alone: suffix, pld, rest, aded, or several of them with '+'"
     if any(isinstance(part, TrainableMethod) for part in parts):
-        raise UserError(f"drafter {shown(spec)} needs the target's hidden states, which vLLM does not show: {told}")
+        raise UserError(
+            f"drafter {shown(spec)} needs the target's hidden states, which vLLM does not show: {told}"
+        )
     stored = any(isinstance(part, Stored) and part.datastore for part in parts)
-    stand_in = SimpleNamespace(decoder=SimpleNamespace(vocab=vocab), tokenizer=tokenizer() if stored else None, name=name)
+    stand_in = SimpleNamespace(
+        decoder=SimpleNamespace(vocab=vocab), tokenizer=tokenizer() if stored else None, name=name
+    )
     try:
         drafter = method.open(cast(Target, stand_in))
     except AttributeError as error:  # it looked for a network that only a loaded target has
@@ -88,5 +96,7 @@ def open_policy(spec: str, longest: int) -> Policy:
     """
     policy: Policy = build("policy", spec)
     if isinstance(policy, Yield):
-        return replace(policy, width=1, depth=longest if policy.depth == Yield.depth else policy.depth)
+        return replace(
+            policy, width=1, depth=longest if policy.depth == Yield.depth else policy.depth
+        )
     return policy

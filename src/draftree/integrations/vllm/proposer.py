@@ -1,6 +1,7 @@
 """The class that vLLM calls between two steps. Whatever goes wrong here costs speed and never a text, nor the engine.
 
-vLLM verifies what is proposed itself: by the likeliest token at temperature 0, by rejection sampling above it.
+vLLM verifies what is proposed itself: by the likeliest token at temperature 0, by rejection
+sampling above it.
 """
 
 import json
@@ -39,7 +40,8 @@ class Proposer:
         vllm_config: vLLM's configuration.
 
     Raises:
-        UserError: an option names no drafter or policy that can be used. Nothing is raised once the engine runs.
+        UserError: an option names no drafter or policy that can be used. Nothing is raised once the
+            engine runs.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -49,7 +51,11 @@ class Proposer:
         version = vllm_version()
         if not self.options.any_version and not version.startswith(TESTED):
             known = " and ".join(f"{v}x" for v in TESTED)
-            LOG.warning("draftree proposes nothing: vLLM is %s, tested is %s (any_version: true tries it)", version, known)
+            LOG.warning(
+                "draftree proposes nothing: vLLM is %s, tested is %s (any_version: true tries it)",
+                version,
+                known,
+            )
             return
         model = vllm_config.model_config
         vocab, name = int(model.get_vocab_size()), str(model.model)
@@ -57,7 +63,9 @@ class Proposer:
         longest = int(vllm_config.speculative_config.num_speculative_tokens)
         policy = open_policy(self.options.policy, longest)
         costs = step_costs(vllm_config, drafter, version)
-        self._make = partial(Chains, drafter, policy, costs, longest, int(model.max_model_len), vocab)
+        self._make = partial(
+            Chains, drafter, policy, costs, longest, int(model.max_model_len), vocab
+        )
         self.chains = self._make()
         LOG.info("draftree proposes by %s with %s", drafter.described, policy)
 
@@ -74,7 +82,8 @@ class Proposer:
         """Return a chain for each row of vLLM's batch.
 
         Args:
-            sampled_token_ids: [R] what each row has got in the last step; nothing while its prompt is being read.
+            sampled_token_ids: [R] what each row has got in the last step; nothing while its prompt
+                is being read.
             num_tokens_no_spec: [R] how many tokens each row has.
             token_ids_cpu: [R, tokens] these tokens.
             slot_mappings: not used.
@@ -84,7 +93,9 @@ class Proposer:
             return proposed
         try:
             live = [i for i, new in enumerate(sampled_token_ids) if len(new)]
-            rows = [_row(sampled_token_ids[i], num_tokens_no_spec[i], token_ids_cpu[i]) for i in live]
+            rows = [
+                _row(sampled_token_ids[i], num_tokens_no_spec[i], token_ids_cpu[i]) for i in live
+            ]
             chains = self.chains.step(rows, steady=len(live) == len(sampled_token_ids))
             for i, chain in zip(live, chains, strict=True):
                 proposed[i] = chain
@@ -98,7 +109,11 @@ class Proposer:
         """Begin anew after a failure; after some of them propose nothing any more."""
         self._failures += 1
         told = f"{type(error).__name__}: {first_line(error)}"
-        LOG.warning("draftree's proposer failed (%s); requests go on without drafts", told, exc_info=self._failures == 1)
+        LOG.warning(
+            "draftree's proposer failed (%s); requests go on without drafts",
+            told,
+            exc_info=self._failures == 1,
+        )
         self.chains = self._make()
         if self._failures >= PATIENCE:
             self.chains = None
@@ -106,7 +121,11 @@ class Proposer:
 
     def _report(self) -> None:
         """Write the figures, where a file was named for them."""
-        if self.options.report is None or self.chains is None or time.monotonic() - self._written < EVERY:
+        if (
+            self.options.report is None
+            or self.chains is None
+            or time.monotonic() - self._written < EVERY
+        ):
             return
         self._written = time.monotonic()
         live = {"live": len(self.chains.slots.live), "slots": len(self.chains.slots.texts)}
@@ -126,4 +145,6 @@ def _tokenizer(model_config: Any) -> Any:
     """Return the tokenizer of vLLM's model."""
     from transformers import AutoTokenizer
 
-    return AutoTokenizer.from_pretrained(model_config.tokenizer, trust_remote_code=model_config.trust_remote_code)
+    return AutoTokenizer.from_pretrained(
+        model_config.tokenizer, trust_remote_code=model_config.trust_remote_code
+    )

@@ -11,7 +11,8 @@ import numpy as np
 from draftree.tree import Ints
 
 TAIL = 24
-"""Last tokens of a text that it is looked up by, with its length; the whole text is compared then."""
+"""Last tokens of a text that it is looked up by, with its length; the whole text is compared then.
+"""
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,8 @@ class Row:
 class Slots:
     """The texts of the requests that are known, by slot.
 
-    A request that was in the batch at the last call has the text that it had then, followed by what is new. Two requests of
-    equal texts cannot be told apart, and need not be.
+    A request that was in the batch at the last call has the text that it had then, followed by what
+    is new. Two requests of equal texts cannot be told apart, and need not be.
     """
 
     def __init__(self) -> None:
@@ -59,7 +60,9 @@ class Slots:
         for row in rows:
             before = row.before
             alike = known.get(_key(before), [])
-            same = next((slot for slot in reversed(alike) if np.array_equal(self._text(slot), before)), None)
+            same = next(
+                (slot for slot in reversed(alike) if np.array_equal(self._text(slot), before)), None
+            )
             if same is not None:
                 alike.remove(same)
             found.append(same)

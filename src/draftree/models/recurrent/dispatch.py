@@ -81,7 +81,9 @@ def dispatching(model: Model) -> Model:
 def _asks(kind: type[nn.Module]) -> bool:
     """Return whether the forward of a class calls one of the functions by its global name."""
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
-    return code is not None and not NAMES.keys().isdisjoint(code.co_names) and _MARK not in vars(kind)
+    return (
+        code is not None and not NAMES.keys().isdisjoint(code.co_names) and _MARK not in vars(kind)
+    )
 
 
 @cache
@@ -90,7 +92,13 @@ def _class_of(kind: Any) -> type[nn.Module]:
     forward: Any = inspect.unwrap(kind.forward)
     known = forward.__globals__
     others = {name: _dispatcher(known[name], NAMES[name]) for name in NAMES.keys() & known.keys()}
-    built = FunctionType(forward.__code__, {**known, **others}, forward.__name__, forward.__defaults__, forward.__closure__)
+    built = FunctionType(
+        forward.__code__,
+        {**known, **others},
+        forward.__name__,
+        forward.__defaults__,
+        forward.__closure__,
+    )
     built.__kwdefaults__ = forward.__kwdefaults__
     own = {"forward": built, "__module__": kind.__module__, _MARK: True}
     return type(kind.__name__, (kind,), own)
@@ -100,7 +108,11 @@ def _dispatcher(stock: Stock, method: str) -> Stock:
     @wraps(stock)
     def dispatch(*args: Any, **kwargs: Any) -> Any:
         asked = _ASKED.get()
-        return stock(*args, **kwargs) if asked is None else getattr(asked, method)(stock, *args, **kwargs)
+        return (
+            stock(*args, **kwargs)
+            if asked is None
+            else getattr(asked, method)(stock, *args, **kwargs)
+        )
 
     return dispatch
 
@@ -135,7 +147,13 @@ class Answers:
         self._pass, self._paths = at, at.paths
 
     def conv(
-        self, stock: Stock, x: Tensor, weight: Tensor, bias: Tensor | None = None, activation: str | None = None, **_: Any
+        self,
+        stock: Stock,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None = None,
+        activation: str | None = None,
+        **_: Any,
     ) -> Tensor:
         """Causal convolution of [R, d, K + M] what the layer's state and scratch slots hold.
 
@@ -171,7 +189,9 @@ class Answers:
             normed |= {"initial_state": state, "output_final_state": True}
             out, last = stock(query, key, value, g=decay, beta=write, **normed)
             return out, Final(last)
-        q, k, v, b, decay = (t.transpose(1, 2).to(state.dtype) for t in (query, key, value, beta, g))
+        q, k, v, b, decay = (
+            t.transpose(1, 2).to(state.dtype) for t in (query, key, value, beta, g)
+        )
         if use_qk_l2norm_in_kernel:
             q, k = (t * torch.rsqrt((t * t).sum(-1, keepdim=True) + 1e-6) for t in (q, k))
         if (shared := v.shape[1] // k.shape[1]) > 1:
@@ -207,7 +227,17 @@ class Answers:
         state = self._pass.state
         if self._paths.whole:
             step = self._without_padding(dt.clamp(*dt_limit))
-            out, last = stock(x, step, A, B, C, chunk_size=chunk_size, D=D, initial_states=state, return_final_states=True)
+            out, last = stock(
+                x,
+                step,
+                A,
+                B,
+                C,
+                chunk_size=chunk_size,
+                D=D,
+                initial_states=state,
+                return_final_states=True,
+            )
             return out, Final(last)
         # transformers' one-token form does not clamp the step, and a tree is decoding.
         inputs, step, a, b, c = (t.to(state.dtype) for t in (x, dt, A, B, C))
@@ -242,10 +272,13 @@ class Answers:
         inputs, step, a, b, c = (t.to(state.dtype) for t in (x, dt, A, B, C))
         made: Stash | Final
         if self._paths.whole:
-            # Its many-token form begins with nothing; as the rule is linear in the state, what that adds comes on top.
+            # Its many-token form begins with nothing; as the rule is linear in the state, what that
+            # adds comes on top.
             step = step.masked_fill(self._paths.padding[:, None], 0)
             out, last = stock(x, step.to(dt.dtype), A, B, C, **{**how, "return_last_state": True})
-            left = (step.cumsum(2)[..., None] * a[:, None]).exp() * state[:, :, None]  # [R, d, n, N]
+            left = (step.cumsum(2)[..., None] * a[:, None]).exp() * state[
+                :, :, None
+            ]  # [R, d, n, N]
             out = out + (left * c.mT[:, None]).sum(-1)
             made = Final(last + left[:, :, -1])
         else:
@@ -260,4 +293,6 @@ class Answers:
         """[R, n, …] with zeros behind each row's tokens: neither decays nor writes."""
         if not self._paths.ragged:
             return values
-        return values.masked_fill(self._paths.padding.view(*self._paths.padding.shape, *(1,) * (values.dim() - 2)), 0)
+        return values.masked_fill(
+            self._paths.padding.view(*self._paths.padding.shape, *(1,) * (values.dim() - 2)), 0
+        )

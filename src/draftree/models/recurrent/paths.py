@@ -1,9 +1,10 @@
 """The path of each token of a forward pass, for layers that fold a text into a state.
 
-What is committed lies in the state; behind it, a token's path goes through scratch slots alone, from its first ancestor to
-itself. Slots are topological: a token's parent lies before it.
+What is committed lies in the state; behind it, a token's path goes through scratch slots alone,
+from its first ancestor to itself. Slots are topological: a token's parent lies before it.
 
-Shapes: R rows, n tokens a row in this pass, M scratch slots up to its last token, K columns of a convolution.
+Shapes: R rows, n tokens a row in this pass, M scratch slots up to its last token, K columns of a
+convolution.
 """
 
 from dataclasses import dataclass
@@ -26,7 +27,8 @@ class Paths:
         seen: [R, n, M] whether a slot lies on a token's path, itself included.
         parents: [R, M] the parent's slot of each slot's token; −1 behind the committed text.
         columns: [R, n] the slot of each token.
-        widths: [R] tokens of each row; what lies behind them is padding, which has no ancestors and no descendants.
+        widths: [R] tokens of each row; what lies behind them is padding, which has no ancestors and
+            no descendants.
         committed: [R] tokens in the state.
         whole: whether the feed is plain text that is kept whole or not at all.
         device: of the tensors.
@@ -41,13 +43,16 @@ class Paths:
     device: torch.device
 
     @classmethod
-    def of(cls, feed: ForwardBatch, committed: Ints, earlier: Self | None, device: torch.device) -> Self:
+    def of(
+        cls, feed: ForwardBatch, committed: Ints, earlier: Self | None, device: torch.device
+    ) -> Self:
         """Return the paths of a feed.
 
         Args:
             feed: the tokens.
             committed: [R] tokens in the states.
-            earlier: those of the pass before, which the scratch slots below this feed's tokens are of.
+            earlier: those of the pass before, which the scratch slots below this feed's tokens are
+                of.
             device: of the tensors.
         """
         rows, n = len(feed.counts), feed.width
@@ -104,7 +109,9 @@ class Paths:
     @cached_property
     def padding(self) -> Tensor:
         """[R, n] true behind each row's tokens, on the device."""
-        return torch.from_numpy(np.arange(self.seen.shape[1]) >= self.widths[:, None]).to(self.device)
+        return torch.from_numpy(np.arange(self.seen.shape[1]) >= self.widths[:, None]).to(
+            self.device
+        )
 
     @property
     def ragged(self) -> bool:
@@ -117,7 +124,9 @@ class Paths:
         depth = np.zeros_like(self.parents)
         for slot in range(self.slots):
             above = self.parents[:, slot]
-            depth[:, slot] = np.where(above < 0, 0, np.take_along_axis(depth, np.maximum(above, 0)[:, None], 1)[:, 0] + 1)
+            depth[:, slot] = np.where(
+                above < 0, 0, np.take_along_axis(depth, np.maximum(above, 0)[:, None], 1)[:, 0] + 1
+            )
         found = []
         for level in range(int(depth.max()) + 1):
             rows, slots = np.nonzero(depth == level)

@@ -1,7 +1,8 @@
 """What each layer of a model keeps of a text, learnt from a pass over one token.
 
-A layer may hand keys and values to its cache, or a state, or both. How a state comes about has to have gone through a function
-that we answer for; what hides it, as a kernel for the whole layer does, is refused.
+A layer may hand keys and values to its cache, or a state, or both. How a state comes about has to
+have gone through a function that we answer for; what hides it, as a kernel for the whole layer
+does, is refused.
 """
 
 from collections.abc import Callable
@@ -71,21 +72,32 @@ class Recorder(Passing):
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
         device = None if key_states.device == self._device else key_states.device
-        self._keys[layer_idx] = LayerShape(key_states.shape[1], key_states.shape[3], value_states.shape[3], device)
+        self._keys[layer_idx] = LayerShape(
+            key_states.shape[1], key_states.shape[3], value_states.shape[3], device
+        )
         return key_states, value_states
 
     @override
     def update_conv_state(
-        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, conv_kernel_size: int | None = None, **_: Any
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: Any,
     ) -> Tensor:
         self._now = layer_idx, state_idx
         if conv_kernel_size is None:
-            self._refuse(f"layer {layer_idx} ({self._kind(layer_idx)}) does not say how wide its convolution is")
+            self._refuse(
+                f"layer {layer_idx} ({self._kind(layer_idx)}) does not say how wide its convolution is"
+            )
         self._columns[self._now] = conv_states.shape[1], conv_kernel_size
         return conv_states
 
     @override
-    def update_recurrent_state(self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any) -> Any:
+    def update_recurrent_state(
+        self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Any:
         key = layer_idx, state_idx
         if not isinstance(recurrent_states, _Ours) or key not in self._columns:
             told = "folds the text into a state by a function that draftree has no tree for"
@@ -127,13 +139,19 @@ class Recorder(Passing):
         """Return what was seen.
 
         Raises:
-            UserError: a layer keeps nothing that it should, or its convolution goes another way than ours.
+            UserError: a layer keeps nothing that it should, or its convolution goes another way
+                than ours.
         """
-        layers, stateful = range(int(self._config.num_hidden_layers)), {layer for layer, _ in self._columns}
+        layers, stateful = (
+            range(int(self._config.num_hidden_layers)),
+            {layer for layer, _ in self._columns},
+        )
         types = getattr(self._config, "layer_types", None) or ()
         if bypassed := sorted(self._columns.keys() - self._convolved):
             layer = bypassed[0][0]
-            self._refuse(f"the convolution of layer {layer} ({self._kind(layer)}) is computed by a kernel that knows no tree")
+            self._refuse(
+                f"the convolution of layer {layer} ({self._kind(layer)}) is computed by a kernel that knows no tree"
+            )
         for layer in sorted(set(layers) - self._keys.keys() - stateful):
             if not stateful and not any(t in STATEFUL for t in types):
                 self._refuse("its layers share or skip keys and values")
@@ -142,8 +160,16 @@ class Recorder(Passing):
                 self._refuse(f"layer {layer} ({self._kind(layer)}) {told}")
         none = LayerShape(0, 0, 0)
         states = {
-            key: StateShape(*form, *((s.shape, s.dtype) if (s := self._states.get(key)) else (None, torch.float32)))
+            key: StateShape(
+                *form,
+                *((s.shape, s.dtype) if (s := self._states.get(key)) else (None, torch.float32)),
+            )
             for key, form in self._columns.items()
         }
         shapes = tuple(self._keys.get(layer, none) for layer in layers)
-        return Kept(shapes, states, self._clamped, frozenset(self._rules | ({"conv"} if self._columns else set())))
+        return Kept(
+            shapes,
+            states,
+            self._clamped,
+            frozenset(self._rules | ({"conv"} if self._columns else set())),
+        )

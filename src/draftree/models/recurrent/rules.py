@@ -1,11 +1,13 @@
 """The rules by which layers fold a text into a state, for all tokens of a tree at once, and the fold of one path.
 
-A token's own quantities, and what its ancestors left in the stash, are enough: the state itself is read once and is not copied
-for each token. In all equations a(i) are the ancestors of token i, itself included, S₀ is the committed state, Gᵢ = Σ g_j over
-a(i) the logarithm of the decay along the path, and Dᵢⱼ = exp(Gᵢ − Gⱼ) for j in a(i), else 0.
+A token's own quantities, and what its ancestors left in the stash, are enough: the state itself is
+read once and is not copied for each token. In all equations a(i) are the ancestors of token i,
+itself included, S₀ is the committed state, Gᵢ = Σ g_j over a(i) the logarithm of the decay along
+the path, and Dᵢⱼ = exp(Gᵢ − Gⱼ) for j in a(i), else 0.
 
-Shapes: R rows, H heads, n tokens of the pass, M slots of the stash, p tokens of a path; k, v and N widths of a key, a value and
-a Mamba state, P the width of a Mamba head, d channels, c widths of a decay (1, or one for each entry of a key).
+Shapes: R rows, H heads, n tokens of the pass, M slots of the stash, p tokens of a path; k, v and N
+widths of a key, a value and a Mamba state, P the width of a Mamba head, d channels, c widths of a
+decay (1, or one for each entry of a key).
 """
 
 from collections.abc import Callable, Mapping
@@ -38,13 +40,17 @@ class Stash:
 
     def move(self, state: Tensor, row: int, path: Tensor) -> None:
         """Move the state of a row, in its place, behind a path of slots [p]."""
-        self.fold(state, {name: part[row].index_select(-2, path) for name, part in self.parts.items()})
+        self.fold(
+            state, {name: part[row].index_select(-2, path) for name, part in self.parts.items()}
+        )
 
 
 def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
     """D [R, H, n, M, c] of G [R, H, n, c] of the tokens and [R, H, M, c] of the slots."""
     between = along[:, :, :, None] - slots[:, :, None]
-    return between.masked_fill(~paths.mask[:, None, :, :, None], -torch.inf).exp()  # masked first: exp of the rest overflows
+    return between.masked_fill(
+        ~paths.mask[:, None, :, :, None], -torch.inf
+    ).exp()  # masked first: exp of the rest overflows
 
 
 def _along(paths: Paths, own: Tensor) -> Tensor:
@@ -53,12 +59,19 @@ def _along(paths: Paths, own: Tensor) -> Tensor:
 
 
 def delta_tree(
-    paths: Paths, before: Parts, q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, state: Tensor
+    paths: Paths,
+    before: Parts,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    g: Tensor,
+    beta: Tensor,
+    state: Tensor,
 ) -> tuple[Tensor, Stash]:
     """Gated delta rule (Yang, Kautz and Hatamizadeh, 2412.06464, eq. 10; with a decay by channel Kimi's, 2510.26692).
 
-    uᵢ = βᵢ (vᵢ − (e^Gᵢ kᵢ)·S₀ − Σ Dᵢⱼ (kᵢ·kⱼ) uⱼ) over j in a(i) but i, a triangular system as parents lie before their
-    children; oᵢ = (e^Gᵢ qᵢ)·S₀ + Σ Dᵢⱼ (qᵢ·kⱼ) uⱼ over a(i).
+    uᵢ = βᵢ (vᵢ − (e^Gᵢ kᵢ)·S₀ − Σ Dᵢⱼ (kᵢ·kⱼ) uⱼ) over j in a(i) but i, a triangular system as
+    parents lie before their children; oᵢ = (e^Gᵢ qᵢ)·S₀ + Σ Dᵢⱼ (qᵢ·kⱼ) uⱼ over a(i).
 
     Args:
         paths: of the pass.
@@ -81,12 +94,18 @@ def delta_tree(
         kk, qk = (k @ keys.mT) * decay[..., 0], (q @ keys.mT) * decay[..., 0]
     else:
         kk, qk = (torch.einsum("rhic,rhjc,rhijc->rhij", x, keys, decay) for x in (k, q))
-    read = torch.cat((k * reading, q * reading), 2) @ state  # at once: the state is most of what is read
+    read = (
+        torch.cat((k * reading, q * reading), 2) @ state
+    )  # at once: the state is most of what is read
     wanted = v - read[:, :, : k.shape[2]]
     if paths.later:
-        wanted = wanted - kk @ paths.place(before.get("u"), torch.zeros_like(v))  # this pass's own are still zero
+        wanted = wanted - kk @ paths.place(
+            before.get("u"), torch.zeros_like(v)
+        )  # this pass's own are still zero
         kk = kk.gather(3, paths.at[:, None, None, :].expand(*kk.shape[:3], -1))
-    u = torch.linalg.solve_triangular(beta * kk.tril(-1), beta * wanted, upper=False, unitriangular=True)
+    u = torch.linalg.solve_triangular(
+        beta * kk.tril(-1), beta * wanted, upper=False, unitriangular=True
+    )
     values = paths.place(before.get("u"), u)
     out = read[:, :, k.shape[2] :] + qk @ values
     return out, Stash(delta_fold, {"k": keys, "u": values, "G": slots, "g": own})
@@ -99,7 +118,9 @@ def delta_fold(state: Tensor, parts: Parts) -> None:
     state.mul_(last.exp().mT).baddbmm_((k * (last - along).exp()).mT, u)
 
 
-def ssd_tree(paths: Paths, before: Parts, x: Tensor, g: Tensor, b: Tensor, c: Tensor, state: Tensor) -> tuple[Tensor, Stash]:
+def ssd_tree(
+    paths: Paths, before: Parts, x: Tensor, g: Tensor, b: Tensor, c: Tensor, state: Tensor
+) -> tuple[Tensor, Stash]:
     """State space duality, Mamba-2 (Dao and Gu, 2405.21060, section 6; for trees STree, 2505.14969, section 3).
 
     yᵢ = e^Gᵢ S₀ Cᵢ + Σ Dᵢⱼ (Cᵢ·Bⱼ) xⱼ over a(i).
@@ -118,8 +139,12 @@ def ssd_tree(paths: Paths, before: Parts, x: Tensor, g: Tensor, b: Tensor, c: Te
     """
     own = paths.place(before.get("g"), g)
     along = _along(paths, own)
-    slots, inputs, into = (paths.place(before.get(name), new) for name, new in (("G", along), ("x", x), ("B", b)))
-    out = (c @ state.mT) * along.exp() + ((c @ into.mT) * _decay(paths, along, slots)[..., 0]) @ inputs
+    slots, inputs, into = (
+        paths.place(before.get(name), new) for name, new in (("G", along), ("x", x), ("B", b))
+    )
+    out = (c @ state.mT) * along.exp() + (
+        (c @ into.mT) * _decay(paths, along, slots)[..., 0]
+    ) @ inputs
     return out, Stash(ssd_fold, {"x": inputs, "B": into, "G": slots, "g": own})
 
 
@@ -131,13 +156,21 @@ def ssd_fold(state: Tensor, parts: Parts) -> None:
 
 
 def s6_tree(
-    paths: Paths, before: Parts, x: Tensor, step: Tensor, a: Tensor, b: Tensor, c: Tensor, state: Tensor
+    paths: Paths,
+    before: Parts,
+    x: Tensor,
+    step: Tensor,
+    a: Tensor,
+    b: Tensor,
+    c: Tensor,
+    state: Tensor,
 ) -> tuple[Tensor, Stash]:
     """Run the selective scan, Mamba-1 (Gu and Dao, 2312.00752, algorithm 2).
 
-    The decay is another one for each channel and entry of the state, so D would have n² d N entries: tokens go level by level
-    instead, each from its parent's state, S = e^(Δ A) S′ + Δ x Bᵀ and y = S C. States live for the pass alone; a later pass of
-    the step makes those of earlier slots again.
+    The decay is another one for each channel and entry of the state, so D would have n² d N
+    entries: tokens go level by level instead, each from its parent's state, S = e^(Δ A) S′ + Δ x Bᵀ
+    and y = S C. States live for the pass alone; a later pass of the step makes those of earlier
+    slots again.
 
     Args:
         paths: of the pass.
@@ -152,11 +185,17 @@ def s6_tree(
     Returns:
         y [R, 1, n, d], and the stash of Δ x, Δ and B.
     """
-    steps, inputs, into = (paths.place(before.get(name), new) for name, new in (("Δ", step), ("x", step * x), ("B", b)))
-    states = torch.cat((state[:, None], state.new_zeros(len(state), paths.slots, *state.shape[1:])), 1)
+    steps, inputs, into = (
+        paths.place(before.get(name), new) for name, new in (("Δ", step), ("x", step * x), ("B", b))
+    )
+    states = torch.cat(
+        (state[:, None], state.new_zeros(len(state), paths.slots, *state.shape[1:])), 1
+    )
     for rows, slots, parents in paths.levels:
         kept = (steps[rows, 0, slots, :, None] * a).exp() * states[rows, parents + 1]
-        states[rows, slots + 1] = kept + inputs[rows, 0, slots, :, None] * into[rows, 0, slots, None]
+        states[rows, slots + 1] = (
+            kept + inputs[rows, 0, slots, :, None] * into[rows, 0, slots, None]
+        )
     own = states.gather(1, (paths.at + 1)[:, :, None, None].expand(-1, -1, *state.shape[1:]))
     out = (own @ c[:, 0, :, :, None])[..., 0][:, None]
 
@@ -178,17 +217,22 @@ def convolved(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None
 
     Args:
         paths: of the pass.
-        columns: [R, d, K + M] K committed ones, and those of the slots; each column lies together in memory.
+        columns: [R, d, K + M] K committed ones, and those of the slots; each column lies together
+            in memory.
         weight: [d, K].
         bias: [d].
 
     Returns:
         [R, d, n].
     """
-    by_slot = columns.mT.flatten(0, 1)  # in the order in which they lie, so that each is copied at once
+    by_slot = columns.mT.flatten(
+        0, 1
+    )  # in the order in which they lie, so that each is copied at once
     summed = torch.promote_types(weight.dtype, torch.float32)
     begin = weight.new_zeros(len(weight)) if bias is None else bias
     out = begin.to(summed).repeat(paths.columns.size, 1)
-    for at, by in zip(paths.windows(weight.shape[-1]), weight.mT.to(summed).contiguous(), strict=True):
+    for at, by in zip(
+        paths.windows(weight.shape[-1]), weight.mT.to(summed).contiguous(), strict=True
+    ):
         out.addcmul_(by_slot.index_select(0, at).to(summed), by)
     return out.to(weight.dtype).view(*paths.columns.shape, -1).mT

@@ -1,10 +1,11 @@
 """What layers that fold the text into a state keep of each row: a base, a stash for scratch slots, and snapshots.
 
-What is committed is a base of fixed size: the last K columns that a convolution read, and the state. Scratch is a stash with an
-entry for each slot, as keys and values have one; committing slots folds their entries into the base. A base cannot be cut, so
-going back goes to a snapshot.
+What is committed is a base of fixed size: the last K columns that a convolution read, and the
+state. Scratch is a stash with an entry for each slot, as keys and values have one; committing slots
+folds their entries into the base. A base cannot be cut, so going back goes to a snapshot.
 
-Shapes: R rows, n tokens of a pass, C channels of a convolution, K its width, M scratch slots, H heads.
+Shapes: R rows, n tokens of a pass, C channels of a convolution, K its width, M scratch slots, H
+heads.
 """
 
 from collections.abc import Mapping
@@ -23,7 +24,8 @@ from draftree.tree import Ints
 Key = tuple[int, int]
 """A layer, and which of its states."""
 SNAPSHOTS, BYTES = 6, 2**30
-"""The most snapshots of a row, and the most bytes that those of all rows take; the oldest go first."""
+"""The most snapshots of a row, and the most bytes that those of all rows take; the oldest go first.
+"""
 
 
 @dataclass(frozen=True)
@@ -92,12 +94,25 @@ class States:
     """
 
     def __init__(
-        self, shapes: Mapping[Key, StateShape], rows: int, dtype: torch.dtype, device: torch.device, clamped: bool = False
+        self,
+        shapes: Mapping[Key, StateShape],
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        clamped: bool = False,
     ) -> None:
-        self.shapes, self.rows, self.dtype, self.device, self.clamped = dict(shapes), rows, dtype, device, clamped
+        self.shapes, self.rows, self.dtype, self.device, self.clamped = (
+            dict(shapes),
+            rows,
+            dtype,
+            device,
+            clamped,
+        )
         self.tails, self.bases = dict[Key, Tensor](), dict[Key, Tensor]()
         for key, shape in self.shapes.items():
-            self.tails[key] = torch.zeros(rows, shape.kernel, shape.channels, dtype=dtype, device=device)
+            self.tails[key] = torch.zeros(
+                rows, shape.kernel, shape.channels, dtype=dtype, device=device
+            )
             if shape.state is not None:
                 self.bases[key] = torch.zeros(rows, *shape.state, dtype=shape.dtype, device=device)
         self.read = np.zeros(rows, np.int64)
@@ -124,7 +139,10 @@ class States:
         if self._scratch is None:
             return 0
         stashes = [made for made in self._scratch.made.values() if isinstance(made, Stash)]
-        parts = [*self._scratch.columns.values(), *(part for stash in stashes for part in stash.parts.values())]
+        parts = [
+            *self._scratch.columns.values(),
+            *(part for stash in stashes for part in stash.parts.values()),
+        ]
         return sum(t.nbytes for t in parts) // (self.rows * self._scratch.paths.slots)
 
     def begin(self, feed: ForwardBatch, committed: Ints) -> "Pass":
@@ -132,7 +150,9 @@ class States:
         before = self._scratch
         later = bool((feed.starts > committed).any())
         paths = Paths.of(feed, committed, before.paths if later and before else None, self.device)
-        assert not (paths.whole and paths.later), "a text that is kept whole lies right behind the committed tokens"
+        assert not (paths.whole and paths.later), (
+            "a text that is kept whole lies right behind the committed tokens"
+        )
         self._scratch = Scratch(paths)
         return Pass(self, self._scratch, before if later else None)
 
@@ -144,7 +164,9 @@ class States:
         if not len(slots):
             return
         paths, path = self._scratch.paths, torch.from_numpy(slots).to(self.device)
-        assert not paths.whole or len(slots) == paths.widths[row], "a text that is read whole is kept whole"
+        assert not paths.whole or len(slots) == paths.widths[row], (
+            "a text that is read whole is kept whole"
+        )
         for key, columns in self._scratch.columns.items():
             tail = self.tails[key]
             mine = columns[row].index_select(0, path[-tail.shape[1] :])
@@ -214,7 +236,12 @@ class Pass:
     """
 
     def __init__(self, states: States, scratch: Scratch, before: Scratch | None) -> None:
-        self.paths, self._states, self._scratch, self._before = scratch.paths, states, scratch, before
+        self.paths, self._states, self._scratch, self._before = (
+            scratch.paths,
+            states,
+            scratch,
+            before,
+        )
         self._key: Key = (-1, 0)
 
     def enter(self, key: Key, columns: Tensor) -> Tensor:
