@@ -75,7 +75,10 @@ _MODULES = {
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name on first use: torch takes seconds, and the command line's help does not need it."""
+    """Import a public name on first use.
+
+    Importing torch takes seconds, and the command line's help does not need it.
+    """
     for module, names in _MODULES.items():
         if name in names:
             with seldom():

@@ -107,20 +107,22 @@ SHORT, LONG = 3, 8
 
 @cache
 def plain(name: str) -> str:
-    """Return a name in lower case and without separators, as `eagle3` for `EAGLE-3` and `ngram` for `[ngram]`."""
+    """Return a name in lower case without separators, as `eagle3` for `EAGLE-3`."""
     return re.sub(r"[-_ .\[\]]", "", name.lower())
 
 
 def accepted(kind: str, got: str, known: Iterable[str]) -> str:
-    """Return draftree's name for a name: that of `SAME`, or the known one that differs in case and separators alone.
+    """Return draftree's name for a name that another tool uses or that is spelled differently.
+
+    A different spelling differs in case and separators alone. Other tools' names are in `SAME`.
 
     Args:
-        kind: of the name.
+        kind: kind of the name.
         got: the name.
         known: draftree's own names.
 
     Returns:
-        draftree's name; the given one where it stands for none.
+        draftree's name, or the given name where there is none.
     """
     known = list(known)
     if got in known:
@@ -146,16 +148,18 @@ def instead(kind: str, got: str) -> str | None:
 
 
 def ignored(kind: str, got: str) -> str | None:
-    """Return why a name of another tool is left out, None where it is not: the text is the same without it."""
+    """Return why another tool's name can be left out without changing the text, or None."""
     hint = instead(kind, got)
     return hint if hint in IGNORED.get(kind, ()) else None
 
 
 def elsewhere(kind: str, got: str) -> str | None:
-    """Return what to write instead of a name that stands in the table of another kind: of a call, of loading, of a result.
+    """Return what to write instead of a name that is in the table of another kind.
+
+    For example, an option of a call may be an option of loading.
 
     Args:
-        kind: under which the name was looked for.
+        kind: kind under which the name was looked up.
         got: the name.
     """
     if kind == OPTION:
@@ -179,7 +183,10 @@ def _plain_hints(kind: str) -> dict[str, str]:
 
 
 def asks_for_nothing(kind: str, name: str, value: Any) -> bool:
-    """Return whether an option of another tool has the value that changes nothing: None, or one in `NEUTRAL`."""
+    """Return whether an option of another tool has a value without effect.
+
+    Such a value is None, or one in `NEUTRAL`.
+    """
     if value is None:
         return instead(kind, name) is not None
     if not isinstance(value, bool | int | float | str | list | tuple | dict):
@@ -213,7 +220,9 @@ def nearest(kind: str, got: str, known: Iterable[str]) -> str | None:
 
 
 def edits(a: str, b: str) -> int:
-    """Return how many letters are inserted, deleted, replaced or swapped with their neighbour to turn one text into another.
+    """Return the number of edits that turn one text into another.
+
+    An edit inserts, deletes or replaces a letter, or swaps two neighbours.
 
     This is the optimal string alignment distance.
     """

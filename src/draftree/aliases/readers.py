@@ -32,7 +32,9 @@ class Usage:
 
 
 class Resource:
-    """A method with the calls of OpenAI's client: `create` makes the call, and its model is the engine's.
+    """Provide a method as a resource of OpenAI's client, whose `create` makes the call.
+
+    The `model` argument is ignored, because the model is the engine's.
 
     Args:
         call: the method.

@@ -98,7 +98,7 @@ _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")
 
 
 def rewritten(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with those in another tool's form replaced by draftree's, where they mean the same.
+    """Return options with those in another tool's form replaced by draftree's equivalents.
 
     Options in an object, as ollama's `options`, stand by themselves; `response_format` and its like
     become `json_schema` or `regex`; `logprobs=True` asks for each token's own; `top_k=-1` keeps all
@@ -147,7 +147,10 @@ def rewritten(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampled(given: dict[str, Any]) -> dict[str, Any]:
-    """Return options with the temperature that `do_sample` or `greedy` stands for, as far as they agree with the others."""
+    """Return options with `do_sample` or `greedy` replaced by the temperature that it implies.
+
+    A contradiction to the temperature that is given stays as it is.
+    """
     temperature = next(
         (name for name in ("temperature", "temp") if given.get(name) is not None), None
     )
@@ -198,7 +201,7 @@ def speculation(given: Any) -> dict[str, Any] | None:
 
 
 def rewritten_loading(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `load` with those in another tool's form replaced by draftree's, where they mean the same."""
+    """Return arguments of `load` with those in another tool's form replaced by draftree's."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         number = isinstance(value, int) and not isinstance(value, bool)
@@ -273,7 +276,7 @@ def _choice(texts: Any) -> dict[str, Any] | None:
 
 
 def filled(name: str, value: Any) -> str | None:
-    """Return what to write instead of an option with its value, where the hint can hold that value."""
+    """Return what to write instead of an option, with its value, where the hint can hold it."""
     if name in ("assistant_model", "draft_model") and isinstance(value, str):
         return f"draftree.load(…, drafter='lm:model={value}')"
     if name in _LENGTHS and isinstance(value, int):

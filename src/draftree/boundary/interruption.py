@@ -61,7 +61,11 @@ def postponed() -> Iterator[list[int]]:
 
 @contextmanager
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
-    """Set a handler for the signals; those that are ignored, as by `nohup`, stay so, and so do all in other threads."""
+    """Set a handler for the signals that end a program.
+
+    Signals that are ignored, as by `nohup`, stay ignored. In a thread other than the main one
+    nothing changes.
+    """
     here = threading.current_thread() is threading.main_thread()
     before = {
         s: signal.getsignal(s)

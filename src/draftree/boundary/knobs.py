@@ -168,14 +168,14 @@ def rules(of: type) -> tuple[tuple[str, Rule], ...]:
 
 
 def check(of: Any, place: str = "") -> None:
-    """Refuses an instance of a dataclass with values that their fields do not allow, all of them in one message.
+    """Refuse a dataclass instance with values that its fields do not allow, in one message.
 
     Args:
         of: the instance.
-        place: what the message begins with.
+        place: start of the message.
 
     Raises:
-        UserError: it says what was got and what is allowed.
+        UserError: a value is not allowed; the message gives each such value and what is allowed.
     """
     kind: type = type(of)
     values = [
@@ -269,19 +269,19 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
 
 
 def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return arguments under draftree's names: those that other tools use for the same are accepted (`draftree.aliases`).
+    """Return arguments under draftree's names, accepting other tools' names for the same.
 
-    Options of other tools with a value that asks for nothing are left out, and with a warning those
-    that change no text.
+    The other names are in `draftree.aliases`. Options of other tools whose value has no effect are
+    left out. Options that do not change the text are left out with a warning.
 
     Args:
-        kind: of the names, as `UnknownName` is given it.
+        kind: kind of the names, as for `UnknownName`.
         given: the arguments.
         known: draftree's names.
 
     Raises:
-        UnknownName: names are none of these.
-        UserError: one argument is given by two names.
+        UnknownName: names are unknown.
+        UserError: one argument is given under two names.
     """
     found, names, unknown, notes = dict[str, Any](), dict[str, str](), dict[str, Any](), list[str]()
     for name, value in given.items():

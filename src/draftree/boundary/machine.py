@@ -59,16 +59,17 @@ def interleaved(
     longest: float,
     before: Sequence[Callable[[], Any] | None] = (),
 ) -> list[float]:
-    """Wall seconds of each work, run round-robin in random order, so that drift of the machine's speed affects all equally.
+    """Return wall seconds of each work, run round-robin in random order.
 
-    The lower quartile of the rounds: other programs on the machine only ever make a work slower.
+    So changes of the machine's speed affect all works equally. The result is the lower quartile of
+    the rounds, because other programs on the machine only ever make a work slower.
 
     Args:
-        works: what to time.
-        device: waited for before and after each.
+        works: functions to time.
+        device: device that is waited for before and after each.
         longest: seconds of all rounds together, shared evenly; slow works get fewer of them, spread
             over the rounds.
-        before: what is done before each work, every time, and not timed; nothing by default.
+        before: functions called before each work, every time, and not timed; none by default.
     """
 
     def timed_behind(i: int) -> float:
@@ -137,7 +138,10 @@ def _processor() -> str:
 
 
 def bound_memory() -> None:
-    """Bound what a process that runs for long keeps for later use; call it before a model is loaded.
+    """Bound the memory that a long-running process keeps for reuse.
+
+    Call it before a model is loaded. Environment variables that set the same bounds take
+    precedence.
 
     The variables of the environment that set the same bounds win.
 
@@ -156,7 +160,10 @@ def bound_memory() -> None:
 
 
 def return_memory() -> None:
-    """Return memory that the C allocator holds free to the system, where it is glibc's; others do so by themselves."""
+    """Return free memory of glibc's allocator to the system.
+
+    Other C libraries do so by themselves.
+    """
     trim = _of_glibc("malloc_trim")
     if trim is not None:
         trim(0)
@@ -168,6 +175,6 @@ def _of_glibc(name: str) -> Callable[..., int] | None:
 
 
 def kept(kind: str, about: Mapping[str, str]) -> Path:
-    """Return the file, in the cache folder, of a kind of findings about some things on a machine."""
+    """Return the path in the cache folder of a kind of findings with the given description."""
     key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
     return cache_folder() / kind / f"{key}.json"

@@ -55,7 +55,10 @@ def recorded(seconds: MutableMapping[str, float]) -> Iterator[None]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count what is done inside as part of a phase; where nobody records, next to nothing is done for it."""
+    """Count the work inside as part of a phase.
+
+    Where nobody records phases, this costs next to nothing.
+    """
     if (record := _RECORD.get()) is None:
         yield
         return

@@ -22,7 +22,7 @@ def duration(seconds: float) -> str:
 
 
 class Tell(Protocol):
-    """A callback that takes the amount done, a remark, and the total where that becomes known during the work."""
+    """Define the callback for progress: amount done, a remark, and the total once it is known."""
 
     def __call__(self, done: int, remark: str = "", of: int | None = None) -> None:
         """Take how much is done, a remark, and of how much."""

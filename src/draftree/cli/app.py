@@ -105,7 +105,7 @@ def top(  # noqa: D103
 
 
 def mistake(error: typer.TyperException) -> str:
-    """Typer's message about a mistake on the command line, with what was given where typer leaves that out."""
+    """Return typer's message about a wrong argument, with the given value where typer omits it."""
     from pydantic import ValidationError
 
     told, cause = error.format_message().rstrip(".").replace("Value error, ", ""), error.__context__

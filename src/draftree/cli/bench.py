@@ -194,7 +194,9 @@ def refuse_with_serving(ctx: typer.Context) -> None:
 
 
 def serve(ready: "Prepared", asked: BenchOptions) -> None:
-    """Serve the prompts by each pair and by plain decoding, as they arrive or in batches, and save and show the figures.
+    """Serve the prompts with each pair and with plain decoding, then save and show the figures.
+
+    Requests arrive at a rate or in batches.
 
     Raises:
         UserError: there are fewer prompts than a batch has.
@@ -368,14 +370,16 @@ def journalled(
     out: Path,
     what: str = "bench",
 ) -> Iterator["list[dict[Cell, PromptResult]]"]:
-    """Run a benchmark, or the rest of an interrupted one; its journal is removed once the result is saved.
+    """Run a benchmark, or the rest of an interrupted one, with a journal.
+
+    The journal is removed once the result is saved.
 
     Args:
-        work: to be run.
+        work: the benchmark.
         about: its provenance.
-        fixed: the costs that were given, by drafter; other costs would grow other trees.
-        out: the result's file; beside it stands the journal.
-        what: is done, for the progress.
+        fixed: given costs by drafter; other costs would grow other trees.
+        out: the result's file; the journal is written next to it.
+        what: name of the work in the progress display.
     """
     from draftree.cli import terminal
     from draftree.evaluation.journal import Journal

@@ -87,7 +87,10 @@ def stoppable() -> Iterator[None]:
 
 
 def lines() -> Callable[[], str]:
-    """Return what reads a message: an editor with a history on a terminal, the lines of standard input elsewhere."""
+    """Return a function that reads a message.
+
+    On a terminal it is an editor with a history, elsewhere it reads lines of standard input.
+    """
     if not sys.stdin.isatty():
         return read_line
     try:

@@ -32,7 +32,10 @@ SUPERFLUOUS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
 
 
 class Command(TyperCommand):
-    """A command that accepts the options of other tools where they mean the same, and says what to write where not."""
+    """Represent a command that also accepts options of other tools with the same meaning.
+
+    For an option of another tool without an equivalent, the error says what to write.
+    """
 
     def __init__(self, name: str | None, **more: Any) -> None:
         settings = {
@@ -73,7 +76,7 @@ class Command(TyperCommand):
             return super().invoke(ctx)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help: the usage, what the command does, and its options, the main ones first."""
+        """Write the help: usage, description, and options with the main ones first."""
         formatter.write(written(self, ctx))
 
 
@@ -132,7 +135,7 @@ def spelled_as_options(flags: Mapping[str, str]) -> Iterator[None]:
 
 
 def _superfluous(words: Sequence[str], own: Mapping[str, Any]) -> str:
-    """Return the message about arguments that a command does not take: the option that each may be meant for."""
+    """Return the message about superfluous arguments, with the option each may be meant for."""
     options = [f for f in ("--drafter", "--policy", "--data", "--suite", "--out") if f in own]
     kinds = {"--drafter": part_names("drafter"), "--policy": part_names("policy")}
     named = [f for f in options if f in kinds and words[0] in kinds[f]]
@@ -236,7 +239,10 @@ def _explained(option: Any, ctx: Any) -> str:
 
 
 def _rows(rows: Iterable[tuple[str, str]], width: int, names: int = NAMES) -> list[str]:
-    """Return names with their explanations beside them; a long name has its explanation on the next line."""
+    """Return names with their explanations in a second column.
+
+    A name that is too long has its explanation on the next line.
+    """
     lines = []
     for name, told in rows:
         wrapped = textwrap.wrap(told, width - names - 2) or [""]

@@ -67,7 +67,9 @@ def speaks() -> bool:
 
 @contextmanager
 def one_voice() -> Iterator[None]:
-    """Silences all processes of a run but the main one; after an error they end as it does, after it.
+    """Silence all processes of a run but the main one.
+
+    After an error the others end after the main one, with the same status.
 
     Raises:
         SystemExit: this process is not the main one, and the run has failed or was interrupted.

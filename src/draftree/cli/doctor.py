@@ -142,7 +142,7 @@ def refuse(ctx: typer.Context, options: Sequence[str], where: str) -> None:
 
 
 def examine_export(ctx: typer.Context, asked: DoctorOptions, folder: Path) -> None:
-    """Check an exported drafter; end the program with exit status 1 where an engine could not use it."""
+    """Check an exported drafter; exit with status 1 where an engine could not use it."""
     from draftree.cli import terminal
     from draftree.doctor import exported
 
@@ -199,7 +199,7 @@ def examine_speed(asked: DoctorOptions) -> None:
 
 
 def examine_output(asked: DoctorOptions) -> None:
-    """Compare the output with plain decoding's; end the program with exit status 1 where it is not the target's own."""
+    """Compare the output with plain decoding's; exit with status 1 where it is not lossless."""
     from draftree.cli import examined, inputs, terminal
     from draftree.costs.curves import UNIT
     from draftree.doctor import lossless

@@ -139,7 +139,7 @@ def _several(value: Any) -> Sequence[Any]:
 
 
 def _wrong_values(of: type, values: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what is wrong with values, of the options whose value the command line has as the dataclass has it."""
+    """Yield the errors of values whose type on the command line is that of the dataclass."""
     same: dict[str, Field[Any]] = {
         f.name: f for f in fields(of) if f.metadata.get("kind") in (None, str | None, list[int])
     }
@@ -159,10 +159,12 @@ def _wrong_values(of: type, values: Mapping[str, Any]) -> Iterator[str]:
 
 
 def bias(item: str) -> tuple[int | str, float]:
-    """Return the token and the bias that an item TOKEN=BIAS names; a text may stand in quotes, and digits are an id.
+    """Return the token and the bias of an item TOKEN=BIAS.
+
+    A text may be in quotes. Digits are a token id.
 
     Raises:
-        UserError: it is no such item.
+        UserError: the item has another form.
     """
     token, _, value = item.rpartition("=")
     try:
@@ -214,15 +216,15 @@ def check_downloads(spec: str) -> None:
 
 
 def check_repository(name: str, told: str, file: str = "config.json") -> None:
-    """Refuse a path that does not exist, or a repository that neither the hub nor its cache can have.
+    """Refuse a path that does not exist, or a repository found neither on the hub nor in its cache.
 
     Args:
         name: a path, or a hub id with or without a revision.
-        told: what the error begins with.
-        file: what a copy in the cache has.
+        told: start of the error message.
+        file: a file that shows that the cache has a copy.
 
     Raises:
-        UserError: it is not there, or the hub cannot be reached.
+        UserError: it does not exist, or the hub cannot be reached.
     """
     from draftree.models.hub import AT, located
 
@@ -234,7 +236,10 @@ def check_repository(name: str, told: str, file: str = "config.json") -> None:
 
 
 def is_model(word: str) -> bool:
-    """Return whether an argument by itself names a model, and is no prompt: a known name, a path, or a hub id."""
+    """Return whether an argument is a model and not a prompt.
+
+    A model is a known name, an existing path, or a hub id.
+    """
     return (
         word in KNOWN
         or bool(re.fullmatch(r"[\w.-]+/[\w.-]+", word))
@@ -317,7 +322,10 @@ def _check_keys(kind: str, name: str, items: Sequence[str]) -> None:
 
 @cache
 def _knobs(kind: str, name: str) -> tuple[dict[str, Any], bool]:
-    """Return the keys of a part, each with its type and range where its source says them, and whether these are all."""
+    """Return the options of a part with type and range, and whether the list is complete.
+
+    Both are read from the part's source file, without importing it.
+    """
     folder = ROOT / FOLDERS[kind]
     path = next(p for p in (folder / f"{name}.py", folder / f"{name}_.py") if p.exists())
     return _keys(path, name.replace("_", ""))
@@ -325,7 +333,7 @@ def _knobs(kind: str, name: str) -> tuple[dict[str, Any], bool]:
 
 @cache
 def _keys(path: Path, name: str) -> tuple[dict[str, Any], bool]:
-    """Return the fields of a class in a source file, with those of its bases, and whether these are all."""
+    """Return the fields of a class in a source file and of its bases, and whether all are known."""
     tree = ast.parse(path.read_text("utf-8"))
     made = next(
         (c for c in tree.body if isinstance(c, ast.ClassDef) and c.name.lower() == name.lower()),

@@ -36,7 +36,7 @@ VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
 
 
 def show_report(console: Console, title: str, report: "Report") -> None:
-    """Print the doctor's findings: the figures, those by depth, and in the last line what is likely wrong."""
+    """Print the doctor's findings: figures, figures by depth, and then likely causes of faults."""
     console.print(
         _findings(f"{title}, on {report.tokens} tokens of {report.texts} texts", report.findings)
     )
@@ -72,7 +72,7 @@ def show_report(console: Console, title: str, report: "Report") -> None:
 
 
 def show_exact(console: Console, title: str, report: "ExactReport") -> None:
-    """Print what keeps a token's bits: kind by kind of layers, the price of passes, and what follows for the default."""
+    """Print which kinds of layers are bitwise reproducible, what that costs, and the default."""
     made = Table(title=escape(title), title_justify="left", header_style="bold")
     for name in ("layers", "rows keep their bits", "what is done"):
         made.add_column(name)
@@ -103,7 +103,7 @@ def show_exact(console: Console, title: str, report: "ExactReport") -> None:
 
 
 def show_expected(console: Console, title: str, report: "Expected") -> None:
-    """Print what to expect on a device: its figures, passes by width, and the acceptance lengths that pay."""
+    """Print the expected figures of a device, passes by width, and acceptance lengths that pay."""
     console.print(f"[bold]{escape(title)}, on {escape(report.device)}[/]", soft_wrap=True)
     if report.memory is not None:
         free, whole = (f"{each / 1e9:.1f}" for each in report.memory)
@@ -168,7 +168,7 @@ that each takes."""
 
 
 def _attention(layers: Sequence["Attending"], width: int) -> Table:
-    """Return a table of the layers' attention, as many of them side by side as a width has room for."""
+    """Return a table of the attention of layers, with as many side by side as fit the width."""
     beside = max(1, min(LAYERS_BESIDE, (width - 1) // LAYER_COLUMNS))
     attention = Table(
         title="attention of the target's layers", title_justify="left", header_style="bold"
@@ -213,7 +213,11 @@ SHOWN_PARTED = 10
 
 
 def show_lossless(console: Console, title: str, report: "Examined") -> None:
-    """Print how output compares with the target's own: a verdict on each case, texts that differ, and all in the last line."""
+    """Print how the output compares with plain decoding's.
+
+    There is a line for each case and for the texts that differ most, and the overall result comes
+    last.
+    """
     console.print(_findings(f"{title}, {report.texts} prompts", report.findings))
     worst = sorted(report.parted, key=lambda found: -found[1].margin)
     for case, p in worst[:SHOWN_PARTED]:

@@ -134,14 +134,14 @@ def write(
     asked: GenerateOptions,
     about: Mapping[str, str],
 ) -> None:
-    """Write the text, draw its trees and compare it with plain decoding's, as far as that was asked for.
+    """Generate the text, draw its trees and compare it with plain decoding, as requested.
 
     Args:
-        engine: is warm.
-        options: of the completion.
-        ids: of the prompt.
+        engine: a warm engine.
+        options: options of the completion.
+        ids: token ids of the prompt.
         asked: what is to be shown.
-        about: what writes the text, by name, for the head of a picture.
+        about: target, drafter and policy by kind, for the head of a picture.
     """
     from draftree import viewer
     from draftree.cli import inputs, terminal

@@ -37,7 +37,10 @@ class Remarks(logging.Handler):
 
 
 def quiet() -> None:
-    """Turn off the logs and progress bars of transformers, whose failures become errors of ours; our own remarks stay."""
+    """Silence the logs and progress bars of transformers; draftree's own remarks stay.
+
+    Failures of transformers are reported as draftree's errors.
+    """
     for library in ("transformers", "huggingface_hub"):
         logging.getLogger(library).setLevel(logging.ERROR)
     disable_progress_bar()
@@ -102,7 +105,10 @@ def schema_text(given: str) -> str:
 
 
 def repeatable(options: Options, tokens: int) -> Options:
-    """Options that end a text at so many tokens where time ended it, so that it can be written again."""
+    """Return options that end a text after a number of tokens instead of after a time.
+
+    So a text that a time limit ended can be generated again.
+    """
     if options.max_time is None:
         return options
     return replace(
@@ -130,11 +136,11 @@ def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, C
 def machines_of_each(
     given: Sequence[str], costs: Sequence[Path], drafters: Sequence[str]
 ) -> dict[str, Machine]:
-    """By drafter, the machines that are simulated: one for all of them, or one for each in their order.
+    """Return the simulated machine of each drafter: one for all, or one for each in their order.
 
     Raises:
-        UserError: there are as many as neither allows, one is not known, or files of costs are
-            given, too.
+        UserError: the number of machines is neither, one is unknown, or files of costs are given,
+            too.
     """
     if given and costs:
         raise UserError(
@@ -174,7 +180,7 @@ def drafter(spec: str | None, target: str) -> str:
 
 
 def opened(spec: str | None, target: str, **how: Any) -> tuple[str, Target, Drafter[Any]]:
-    """Return the spec of a drafter (of the usual one where none is given), the target that it is for, and the drafter.
+    """Return the spec of the given or default drafter, the loaded target, and the drafter.
 
     Raises:
         UserError: one of them does not exist, or they do not fit.

@@ -69,13 +69,13 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 
 
 def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]:
-    """Make a typer command of a function of a context and a dataclass `asked`: each of the dataclass's fields is an option.
+    """Make a typer command of a function that takes a context and a dataclass `asked`.
 
-    A field is annotated as typer has it, or its metadata (see `knob`) say the option's `help`,
-    `metavar` and `min`, and its `flag`, `kind` and `panel` where they are not `--` with the field's
-    name, the field's type, and the general one. A field that is annotated with a dataclass stands
-    for all of that one's options, and holds their values by name. A command with a `target` and no
-    argument of its own takes the model as first argument, too.
+    Each field of the dataclass becomes an option. A field is annotated as for typer, or its metadata
+    (see `knob`) hold the option's `help`, `metavar` and `min`, and its `flag`, `kind` and `panel`
+    where they are not `--` with the field's name, the field's type, and the general one. A field
+    annotated with a dataclass stands for all of that dataclass's options, and holds their values by
+    name. A command with a `target` and no argument of its own also takes the model as first argument.
     """
     of = get_type_hints(command)["asked"]
 
@@ -104,7 +104,10 @@ def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]
 
 
 def _fields(of: type) -> Iterator[tuple[Field[Any], Any, type | None]]:
-    """Yield the fields of a dataclass, each with its type and the dataclass whose options it stands for, if any."""
+    """Yield each field of a dataclass with its type and the dataclass of options that it holds.
+
+    The last is None for a field that is an option itself.
+    """
     hints = get_type_hints(of, include_extras=True)
     for f in fields(of):
         *_, last = get_args(hints[f.name]) or [None]

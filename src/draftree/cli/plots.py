@@ -25,7 +25,9 @@ def check() -> None:
 
 
 def draw_costs(table: CostTable, title: str, path: Path) -> None:
-    """Write sₜ(n) and sₐ(f) against tokens, for each context in another colour; beside it both over those of one token.
+    """Draw sₜ(n) and sₐ(f) by number of tokens, absolute and relative to one token.
+
+    Each context has a colour, and each batch size a line of panels.
 
     There is a line of panels for each number of rows.
 
@@ -60,11 +62,11 @@ def draw_profile(bars: Mapping[str, Mapping[str, float]], title: str, path: Path
 
 
 def profile(bars: Mapping[str, Mapping[str, float]], title: str) -> "Figure":
-    """Return a bar for each way to decode, its parts stacked: milliseconds a token by what they were spent on.
+    """Return a chart of milliseconds per token, with a stacked bar for each way to decode.
 
     Args:
-        bars: by way, the milliseconds of each part.
-        title: of the picture.
+        bars: milliseconds of each part, by way to decode.
+        title: of the chart.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure

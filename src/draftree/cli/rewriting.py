@@ -138,7 +138,11 @@ def _is_value(ctx: Any, before: str) -> bool:
 
 
 def accepted_flag(ctx: Any, name: str) -> str | None:
-    """Return draftree's spelling of an option; nothing for what is no option, and None where it does not exist."""
+    """Return draftree's spelling of an option.
+
+    The result is empty for an argument that is no option, and None for an option that does not
+    exist.
+    """
     own, flags = ctx.command.options
     if not name.startswith("-") or name == "-" or is_number(name):
         return ""
@@ -178,10 +182,14 @@ def _takes_none(arg: str) -> bool:
 
 
 def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list[str], int, str]:
-    """Return what an option of another tool stands for, how many arguments after it were its value, and a note.
+    """Translate an option of another tool.
+
+    Returns:
+        The arguments that it stands for, the number of arguments after it that were its value, and a
+        note.
 
     Raises:
-        UserError: it stands for nothing.
+        UserError: it has no equivalent.
     """
     name, equals, value = arg.partition("=")
     word, given = _word(name), value if equals else after
@@ -241,7 +249,9 @@ def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list
 
 
 def _filled(name: str, told: str, value: str | None) -> list[str]:
-    """Return the arguments that an option stands for, with its value or, for the name of a file, with the file's text.
+    """Return the arguments that an option stands for, with its value filled in.
+
+    Where the value is the name of a file, the text of the file is used.
 
     Raises:
         UserError: the file cannot be read.

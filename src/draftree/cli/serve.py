@@ -198,7 +198,7 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     state = ServerState(engine, drafter, policy, options)
 
     class Server(uvicorn.Server):
-        """uvicorn's server, which takes no further request from the moment that it is asked to end."""
+        """Run uvicorn's server, which refuses new requests as soon as it is asked to end."""
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             state.worker.drain()

@@ -40,7 +40,10 @@ def serve_batches(
     sizes: Sequence[int],
     limits: "SchedulerOptions",
 ) -> list[dict[str, Any]]:
-    """Return the figures of all cells at each batch size; plain decoding of the same temperature is 1."""
+    """Return the figures of all cells at each batch size.
+
+    Speed-ups are relative to plain decoding of the same temperature.
+    """
     from draftree.cli import terminal
     from draftree.evaluation import arrivals
 
@@ -58,7 +61,10 @@ def serve_batches(
 
 
 def named(cell: "Cell") -> dict[str, Any]:
-    """Return what a row of figures says of its cell; plain decoding has neither drafter nor policy."""
+    """Return the fields of a row of figures that identify its cell.
+
+    Plain decoding has neither drafter nor policy.
+    """
     return {"drafter": cell.drafter, "policy": cell.policy, "temperature": cell.temperature}
 
 

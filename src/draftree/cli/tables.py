@@ -121,7 +121,10 @@ def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
 def parts(
     chosen: "Sequence[Claim]", asked: TablesOptions
 ) -> "tuple[dict[str, str], dict[str, str]]":
-    """By the name of a drafter or policy in the claims, the spec that stands for it; and why there is none."""
+    """Return the spec of each drafter and policy of the claims, and why others have none.
+
+    Both are by the name in the claims.
+    """
     from draftree.evaluation.papers import TRAINED
     from draftree.models.sources import known, shipped, shipped_folder
     from draftree.registry import names

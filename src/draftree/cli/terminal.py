@@ -55,10 +55,12 @@ LIST = 100
 
 
 def output(width: int = WIDTH) -> Console:
-    """Return the console of standard output: as wide as the terminal or as `COLUMNS` says, without escapes with `NO_COLOR`.
+    """Return the console of standard output.
+
+    It is as wide as the terminal or as `COLUMNS` says, and has no escape sequences with `NO_COLOR`.
 
     Args:
-        width: where there is neither.
+        width: where there is neither a terminal nor `COLUMNS`.
     """
     plain: dict[str, Any] = {"color_system": None} if os.environ.get("NO_COLOR") else {}
     console = Console(highlight=False, **plain)
@@ -111,7 +113,10 @@ def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
 def narrowed(
     rows: Sequence[Mapping[str, str]], width: int, keep: Collection[str]
 ) -> list[dict[str, str]]:
-    """Rows without their last columns where a table would be wider than the terminal; those of `keep` stay."""
+    """Return rows without their last columns where a table would be wider than the terminal.
+
+    The columns in `keep` stay.
+    """
     names = list(rows[0])
     widths = {
         n: max(len(part) for r in rows for part in (r[n], *heading(n).splitlines())) for n in names
@@ -143,7 +148,7 @@ class Clock:
     def beating(
         self, beat: Callable[[], None], known: Callable[[], bool] = lambda: True
     ) -> Iterator[None]:
-        """Call `beat` after FIRST seconds, every EVERY seconds from then on, and as soon as the time left is known."""
+        """Call `beat` after FIRST seconds, every EVERY seconds, and once the time left is known."""
         ended = threading.Event()
 
         def wait() -> None:
@@ -173,7 +178,10 @@ CLOCK = Clock()
 
 @contextmanager
 def busy(what: str) -> Iterator[Tell]:
-    """Show a label and a spinner during work; the callback changes the label. Without a terminal, lines come in long work."""
+    """Show a label and a spinner during work; the callback changes the label.
+
+    Without a terminal, print a line at intervals during long work.
+    """
     console, clock, doing = errors(), CLOCK, [what]
     if console.is_terminal:
         with progress_shown(), console.status(escape(what)) as status:
@@ -194,7 +202,10 @@ def forecast(what: str, seconds: float) -> None:
 
 
 class _Remarked(Bar):
-    """A bar with its remark below: beside it, a narrow terminal would have room for one of the two."""
+    """Show a progress bar with its remark on the line below.
+
+    On one line, a narrow terminal would have room for only one of them.
+    """
 
     def get_renderables(self) -> Iterable[RenderableType]:
         yield self.make_tasks_table(self.tasks)
@@ -293,7 +304,7 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
 
 
 def show_footprint(console: Console) -> None:
-    """Print how long this program has run, all loading and measuring included, and the most memory it has held."""
+    """Print the seconds since the program started, loading included, and its peak memory."""
     try:
         import resource
     except ModuleNotFoundError:  # not all systems have it
@@ -307,7 +318,10 @@ def show_footprint(console: Console) -> None:
 
 
 def verdict(result: Comparison, keeps_text: bool) -> str:
-    """Return the comparison with plain decoding in words: the same output or bits, or what another one means."""
+    """Return the comparison with plain decoding in words.
+
+    It says that output or bits are the same, or what a difference means.
+    """
     if result.same_output:
         return {
             None: "the same output",
@@ -366,7 +380,10 @@ def show_costs(console: Console, title: str, measured: CostTable, kept: Path | N
 
 
 def _curves(title: str, entries: Sequence[Costs]) -> Table:
-    """Measured widths of contexts side by side: a draft step and a target pass in ms, and the pass over that of one token."""
+    """Return a table of measured costs by width, with columns for each context.
+
+    The columns are the ms of a draft step and of a target pass, and the pass relative to one token.
+    """
     curves = Table(title=escape(title), title_justify="left", header_style="bold")
     for name in (
         "tokens",

@@ -222,7 +222,9 @@ UNFINISHED = ("training.pt", "trees")
 
 
 def make_way(out: Path, force: bool, folder: bool) -> None:
-    """Remove a finished result that is to be overwritten; leave an interrupted run, unless `--force` begins it anew.
+    """Remove a finished result that is to be overwritten.
+
+    An interrupted run is kept, unless `--force` starts it anew.
 
     Raises:
         UserError: the output cannot be written, or must not be overwritten.
@@ -275,16 +277,16 @@ def job(name: str) -> "type[Job]":
 
 
 def check(name: str, sort: "type[Job]", asked: Mapping[str, Any], data: Sequence[Path]) -> None:
-    """Refuses options that a training does not take, a policy's without a drafter, and one that has nothing to learn from.
+    """Refuse wrong options of a training, a policy's without a drafter, and one without data.
 
     Args:
-        name: of what is trained.
-        sort: of training.
-        asked: the options that were given, beside those of every training.
-        data: what it learns from.
+        name: name of the training.
+        sort: kind of training.
+        asked: the given options, without those common to all trainings.
+        data: files or folders with the training data.
 
     Raises:
-        UserError: it says which, and what is allowed.
+        UserError: options are wrong; the message names them and what is allowed.
     """
     if strange := [flag(option) for option in asked if option not in sort.options]:
         allowed = ", ".join(sorted(map(flag, (COMMON | sort.options) - {"name", "as_json"})))

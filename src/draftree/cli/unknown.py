@@ -125,7 +125,7 @@ def _elsewhere(name: str, word: str, others: Mapping[str, Options]) -> str | Non
 
 
 def for_command_line(hint: str) -> str:
-    """Return a hint that is written for Python's arguments without the calls that the command line makes itself."""
+    """Return a hint about Python arguments without calls that the command line makes itself."""
     hint = re.sub(
         r"draftree\.load\(…, ([^()]*)\)|engine\.chat\(text, ([^()]*)\)",
         lambda m: m[1] or m[2],
@@ -135,7 +135,7 @@ def for_command_line(hint: str) -> str:
 
 
 def as_options(text: str, flags: Mapping[str, str]) -> str:
-    """Return a message in which options are spelled `--max-new-tokens 8` and not `max_new_tokens=8`.
+    """Return a message with options spelled `--max-new-tokens 8` instead of `max_new_tokens=8`.
 
     Args:
         text: the message.

@@ -73,7 +73,7 @@ def _with(drafter: ParallelDrafter, **changed: Any) -> Callable[[], AbstractCont
 
 @torch.inference_mode()
 def uninjected(target: Target, drafter: Drafter[Any], texts: Sequence[Text]) -> str:
-    """Why nothing of the target's hidden states reaches a drafter of blocks; empty where something does."""
+    """Return why the target's hidden states do not reach a block drafter; empty if they do."""
     if not isinstance(drafter, ParallelDrafter):
         return ""
     tokens = texts[0].tokens

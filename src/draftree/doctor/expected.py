@@ -88,12 +88,14 @@ class Expected:
 
 
 def examine(target: Target, drafter: Drafter[Any], policy: str) -> Expected:
-    """Return what a device lets expect of a pairing; nothing is timed but the device, and that once.
+    """Estimate what to expect of a drafter and policy on a device.
+
+    Only the device is timed, and only once.
 
     Args:
-        target: that verifies.
-        drafter: that drafts.
-        policy: the spec of the one that grows the trees.
+        target: the target.
+        drafter: the drafter.
+        policy: spec of the policy that grows the trees.
     """
     decoder = target.decoder
     learnt = learnt_costs(target, drafter)

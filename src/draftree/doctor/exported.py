@@ -45,14 +45,14 @@ class ExportReport:
 
 
 def examine(folder: Path, target: str | None = None) -> ExportReport:
-    """Examine an exported drafter: its config, names and shapes of all tensors, their numbers and the target that it names.
+    """Check an exported drafter: its config, its tensors' names, shapes and values, and its target.
 
     Args:
-        folder: of the export.
-        target: the model that it drafts for; by default any of the sizes in its config.
+        folder: folder of the export.
+        target: the model that it drafts for; by default any model of the sizes in its config.
 
     Raises:
-        UserError: there is no drafter of a format that is exported.
+        UserError: the folder has no drafter in a format that is exported.
     """
     config = read_object(folder / CONFIG, "a drafter's config")
     method, form = method_of(folder), layout(config)

@@ -122,7 +122,10 @@ FEWEST_BLOCKS = 12
 
 
 def _z(gains: Floats, places: Places) -> float:
-    """Return a mean gain in standard errors; the places of one block are not independent, so blocks are what is counted."""
+    """Return the total gain in standard errors.
+
+    Positions of one block are not independent, so their gains are summed by block.
+    """
     sums = np.bincount(places.block, gains)
     spread = float(sums.std(ddof=1)) * np.sqrt(len(sums)) if len(sums) >= FEWEST_BLOCKS else 0.0
     return float(sums.sum()) / spread if spread > 0 else 0.0
@@ -131,7 +134,10 @@ def _z(gains: Floats, places: Places) -> float:
 def best(
     drafter: Drafter[Any], texts: Sequence[Text], base: Places, tried: Sequence[Alternative]
 ) -> list[Better]:
-    """For each cause, the change that helps most; only what helps for certain, and half as much as the best of all."""
+    """Return the change that helps most for each cause.
+
+    Only changes count that help with certainty and at least half as much as the best of all.
+    """
     found: dict[str, Better] = {}
     for alternative in tried:
         better = compared(alternative, drafter, texts, base)
@@ -214,7 +220,10 @@ class Lifted:
 
 
 def rotaries(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
-    """Return the modules that hold rotary frequencies: of a network, and what its modules and other objects hold beside it."""
+    """Return the modules that hold rotary frequencies, by name.
+
+    They are modules of a network, and those that its modules or other objects hold outside it.
+    """
     found: dict[nn.Module, str] = {}
     for name, module in model.named_modules():
         for inner, part in [(name, module), *_beside(module, name)]:
@@ -226,7 +235,10 @@ def rotaries(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
 
 
 def _beside(holder: object, where: str) -> Iterator[tuple[str, nn.Module]]:
-    """Modules that an object holds without their being parts of it, so that they are neither stored nor cast with it."""
+    """Yield modules that an object holds as attributes without registering them as submodules.
+
+    They are neither saved nor cast with it.
+    """
     for key, value in vars(holder).items():
         for held in value if isinstance(value, list) else [value]:
             name = f"{where}.{key}".strip(".")
@@ -302,7 +314,11 @@ def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractCo
 
 @dataclass(frozen=True)
 class Map:
-    """A draft vocabulary: each draft id's offset to the target's id it stands for, and a mark on ids that can be drafted."""
+    """Hold the maps of a draft vocabulary.
+
+    `d2t` is each draft id's offset to the target's id; `t2d` marks the target's ids that can be
+    drafted.
+    """
 
     module: nn.Module
     d2t: Tensor
@@ -315,7 +331,7 @@ class Map:
 
     @property
     def distinct(self) -> bool:
-        """True where no two draft ids stand for one token, once those beyond the vocabulary are put inside it."""
+        """Return whether draft ids stand for different tokens, clamped to the vocabulary."""
         inside = self.drafted.clamp(0, len(self.t2d) - 1)
         return int(inside.unique().numel()) == len(inside)
 

@@ -125,7 +125,7 @@ class Report:
 
     @property
     def bad(self) -> list[str]:
-        """What makes the verdict bad: the causes that are suspected, and the figures that are bad; none for a good drafter."""
+        """Return the suspected causes, or otherwise the bad figures; empty for a good drafter."""
         return [s.cause for s in self.suspects] or [
             f.name for f in self.findings if f.verdict == "bad"
         ]
@@ -239,7 +239,10 @@ def _driven(
 
 
 def _vocabulary(target: Target, drafter: Drafter[Any], chart: Map | None) -> Finding:
-    """Return the draft vocabulary; a drafter whose vocabulary or shapes do not fit is refused when it is opened."""
+    """Return the finding about the draft vocabulary.
+
+    A drafter whose vocabulary or shapes do not fit is refused earlier, when it is opened.
+    """
     vocab = target.decoder.vocab
     size = draft_vocabulary(drafter.model, vocab) if isinstance(drafter, Trainable) else vocab
     if chart is not None and chart.complaints:
@@ -268,7 +271,10 @@ def _dtype(target: Target, drafter: Drafter[Any]) -> Finding:
 
 
 def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
-    """Differences between the target and what the drafter was made for: the config in its checkpoint, the rope."""
+    """Yield differences between the target and what the drafter was trained for.
+
+    Compared are the config stored in its checkpoint, and the rotary base.
+    """
     if not isinstance(drafter, Trainable):
         return
     said = Checkpoint.at(Path(drafter.knobs.checkpoint)).about if drafter.knobs.checkpoint else {}
@@ -393,7 +399,10 @@ AGAIN = 2
 def _predicted(
     places: Places, costs: Costs | None, again: Callable[[], Costs] | None = None
 ) -> Iterator[Finding]:
-    """τ and speed-up of greedy chains: τ · sₜ(1) / (sₜ(1 + γ) + γ · sₐ(1) + commit and what it puts off)."""
+    """Predict τ and speed-up of greedy chains.
+
+    The speed-up is τ · sₜ(1) / (sₜ(1 + γ) + γ · sₐ(1) + commit and what the commit postpones).
+    """
     lengths = 1 + np.cumsum(np.cumprod(places.rates))
     yield Finding(
         "acceptance length",
@@ -446,7 +455,11 @@ def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
 def _attention(
     target: Target, needs: Needs, texts: Sequence[Text]
 ) -> tuple[tuple[Attending, ...], Finding]:
-    """Return the attention of the target's layers, with a warning where the drafter reads one that hardly attends.
+    """Return the attention of the target's layers, and warn where the drafter reads a dead one.
+
+    A dead layer hardly attends to anything. Keys and values are those of a layer, a hidden state is
+    the output of one. The last hidden state, which the target's own head reads, is not counted,
+    because it is more than the work of its layer.
 
     Keys and values are those of a layer, a hidden state is the output of one. The last, which the
     target's own head reads, is more than the work of its layer.
@@ -472,7 +485,10 @@ def _attention(
 
 
 def _noise(target: Target, texts: Sequence[Text]) -> Finding:
-    """Return the change of the two best logits' margin between passes over one token and one pass over all of a text."""
+    """Measure how the margin of the two best logits changes between narrow and wide passes.
+
+    A narrow pass reads one token, a wide one all of a text.
+    """
     changes, margins = narrow_and_wide(target, texts)
     noise, smallest = float(changes.max()), float(margins.min())
     if (

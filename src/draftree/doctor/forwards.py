@@ -27,10 +27,11 @@ def batch_of(target: Target, drafter: Drafter[Any], tokens: Ints, seed: int = 0)
 
 @torch.inference_mode()
 def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, phase: int) -> Tensor:
-    """[B, T', V] draft log-probabilities along texts [B, T]: each block's first token is a root, the others are drafted.
+    """Return draft log-probabilities [B, T', V] along texts [B, T].
 
-    T' counts from the first root on. Every draft is accepted, so each block is one step. The first
-    block that is decoded needs a prompt before it, so it is the first that does not begin the text.
+    Each block's first token is a root, the others are drafted. T' counts from the first root on.
+    Every draft is accepted, so each block is one step. The first block that is decoded needs a prompt
+    before it, so it is the first one that does not start at the beginning of the text.
     """
     first = int(min(s for s in block_starts(tokens.shape[1], block, phase) if s > 0))
     texts = [

@@ -84,13 +84,13 @@ class Extent(Knobs):
 def prompts(
     target: Target, data: Path | None = None, count: int = TEXTS, tokens: int = TOKENS
 ) -> list[list[int]]:
-    """Return the prompts to continue: what stands before the responses of a file, or shipped prompts.
+    """Return the prompts to continue: those before the responses of a file, or shipped prompts.
 
     Args:
-        target: whose tokenizer it is about.
+        target: target whose tokenizer is used.
         data: a file as `driven.read` takes it.
-        count: how many prompts at most, spread over all.
-        tokens: how many will be written behind each.
+        count: largest number of prompts, spread evenly over all.
+        tokens: number of tokens that will be generated after each.
 
     Raises:
         UserError: the file cannot be read, or no prompt fits the target's context.
@@ -163,7 +163,10 @@ class _Work:
 
     @property
     def runs(self) -> list[Sampling]:
-        """The samplings of each text; where none is to be compared, greedy: noise and roots are still wanted."""
+        """Return the sampling settings of each text.
+
+        Where no text is compared it is greedy, because noise and roots are still needed.
+        """
         temperatures = dict.fromkeys(c.temperature for c, _ in self.pairs if c.keeps_text) or [0.0]
         return [
             Sampling(t, seed=self.extent.seed + i)

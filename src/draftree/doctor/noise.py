@@ -40,12 +40,14 @@ NARROW = 24
 
 @dataclass(frozen=True)
 class Noise:
-    """Differences between passes of different width where nothing is wrong: plain decoding's, and one over the whole text.
+    """Store the differences between passes of different width that are no error.
+
+    They are taken between plain decoding and one pass over the whole text.
 
     Attributes:
-        logits: see `shifts`.
-        p: of a probability.
-        tv: total variation of p.
+        logits: difference of logits, see `shifts`.
+        p: largest difference of a probability.
+        tv: largest total variation distance of p.
         scale: the largest logit.
     """
 
@@ -60,7 +62,7 @@ class Noise:
         return type(self)(**{name: max(mine[name], theirs[name]) for name in mine})
 
     def allowed(self, dtype: torch.dtype) -> float:
-        """Return the largest difference of logits that noise explains; differences below the dtype's precision always are."""
+        """Return the largest difference of logits that noise or the dtype's precision explains."""
         return FACTOR * max(self.logits, torch.finfo(dtype).eps * self.scale)
 
 
@@ -100,11 +102,13 @@ class Heard:
 
 
 class Rooted(Chance):
-    """The keyed noise, but the token after the prompt is a given one: so that all rows draw behind the same root.
+    """Use the keyed noise, but choose a given token after the prompt.
+
+    So all sequences draw after the same root.
 
     Args:
-        rows: being written.
-        root: that token.
+        rows: the sequences being generated.
+        root: the given token.
     """
 
     def __init__(self, rows: Rows, root: int) -> None:
@@ -130,7 +134,7 @@ class Rooted(Chance):
 def plainly(
     target: Target, root: Root, sampling: Sampling, batches: Iterable[range]
 ) -> list[tuple[int, ...]]:
-    """Return the `LOOK` tokens that plain decoding writes behind a root, for requests of these numbers."""
+    """Return the `LOOK` tokens that plain decoding writes after a root, for numbered requests."""
     found: list[tuple[int, ...]] = []
     cache: SlotCache | None = None
     for numbers in batches:
@@ -147,7 +151,7 @@ def plainly(
 def speculated(
     engine: Engine, root: Root, sampling: Sampling, batches: Iterable[range]
 ) -> list[tuple[int, ...]]:
-    """Return the `LOOK` tokens that the loop writes behind a root, for requests of these numbers."""
+    """Return the `LOOK` tokens that the loop generates after a root, for numbered requests."""
     found: list[tuple[int, ...]] = []
     enough = len(root.before) + 1 + LOOK
     engine.forget()
@@ -166,7 +170,10 @@ def speculated(
 
 
 def shifts(a: Tensor, b: Tensor) -> float:
-    """Return the largest difference of logits [n, V] relative to each place's likeliest token, over its `LIKELIEST` tokens."""
+    """Return the largest relative difference of logits [n, V] among the `LIKELIEST` tokens.
+
+    Logits are relative to that of the likeliest token at each position.
+    """
     best = a.topk(min(LIKELIEST, a.shape[-1]), dim=-1).indices
     moved = b.gather(-1, best).cpu().double() - a.gather(-1, best).cpu().double()
     apart = (moved - moved[:, :1]).abs()
@@ -174,14 +181,14 @@ def shifts(a: Tensor, b: Tensor) -> float:
 
 
 def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) -> float:
-    """Return the logit margin of plain decoding's own token over the other's at the first place that differs.
+    """Return plain decoding's logit margin of its own token over the other's where texts differ.
 
     Args:
         base: plain decoding's text.
-        ours: the other.
-        at: the place.
-        sampling: how both were chosen.
-        noise: whose next token is the place's.
+        ours: the other text.
+        at: index of the first token that differs.
+        sampling: how tokens of both were chosen.
+        noise: noise whose next draw belongs to that token.
     """
     if at >= len(base.tokens) or at >= len(ours.tokens):
         return math.inf  # they agree on every token, and one of them has gone on
@@ -194,7 +201,10 @@ def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) 
 
 @torch.inference_mode()
 def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
-    """Return the difference of plain decoding's logits from those of one pass of the stock model over the whole text.
+    """Return the difference of logits between plain decoding and one stock pass over the text.
+
+    Where the rope changes with the length of the text, a pass over all of it differs from plain
+    decoding by design. Then only the part before the change is compared.
 
     Where the rope changes with the length of the text, no pass over all of it is what plain
     decoding does; there, only the part before the change is looked at.
@@ -214,7 +224,7 @@ def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
 
 
 def opened(text: int, prompt: list[int], base: Heard) -> Root | None:
-    """Return the token of a text behind which the next one is most nearly as open as it should be."""
+    """Return the root in a text after which the target's entropy is nearest to `OPEN`."""
     if len(base.tokens) < 2:
         return None
     p = torch.softmax(base.raw(len(base.tokens))[1:].cpu().double(), dim=-1)
@@ -224,7 +234,9 @@ def opened(text: int, prompt: list[int], base: Heard) -> Root | None:
 
 
 def distances(a: Floats, b: Floats) -> tuple[float, float]:
-    """Return the total variation between two samples' frequencies, and what it is expected to be if their distribution is one.
+    """Return the total variation distance of two samples' frequencies, and its expectation.
+
+    The expectation is that for samples of the same distribution.
 
     Args:
         a: [V] counts.
@@ -238,7 +250,11 @@ def distances(a: Floats, b: Floats) -> tuple[float, float]:
 
 @torch.inference_mode()
 def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
-    """[M] how the margin of the two best logits differs between a narrow and a wide pass, and [M] the narrow one's margin."""
+    """Measure the margin of the two best logits in narrow and wide passes.
+
+    The results are [M] the change from the wide pass to the narrow one, and [M] the narrow pass's
+    margin.
+    """
     record = Recording.of(target, texts)
     cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
     target.prefill(cache, [t.tokens[: t.start] for t in texts], Needs())

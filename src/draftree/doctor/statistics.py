@@ -51,7 +51,10 @@ def two_sample(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
 
 
 def pooled(expected: Floats) -> Ints:
-    """[V] the bin of each outcome, so that each bin expects `LEAST` together: the rarest share theirs."""
+    """Return the bin of each outcome [V], so that each bin expects at least `LEAST`.
+
+    The rarest outcomes share bins.
+    """
     bins, last, mass, order = (
         np.zeros(len(expected), np.int64),
         0,
@@ -77,15 +80,18 @@ def critical(dof: int, level: float) -> float:
 
 
 def power(noncentrality: float, dof: int, level: float) -> float:
-    """Return the probability that a test rejects at a level, of frequencies wrong by Σ (n p′ − n p)² / (n p) = `noncentrality`.
+    """Return the power of a χ² test at a level, given the noncentrality of the error.
 
-    The statistic is then non-central χ².
+    Frequencies that are wrong have Σ (n p′ − n p)² / (n p) = `noncentrality`. The statistic is then
+    non-central χ².
     """
     return float(_scipy().stats.ncx2.sf(critical(dof, level), dof, noncentrality))
 
 
 def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> float:
-    """Return the total variation distance that a test of n draws finds at least so surely, whatever shape the error has.
+    """Return the total variation distance that a test of n draws detects with given certainty.
+
+    It holds for an error of any shape.
 
     By Cauchy and Schwarz an error of total variation t, measured between bins, has a non-centrality
     of at least 4 n t².

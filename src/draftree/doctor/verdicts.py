@@ -114,12 +114,12 @@ class Report:
 
     @property
     def lossless(self) -> bool:
-        """True where a rule that promises it was examined, and nothing was found that the noise does not explain."""
+        """Return whether a rule that promises it was tested and noise explains all findings."""
         return self.promised and all(f.verdict != "bad" for f in self.findings)
 
     @property
     def promised(self) -> bool:
-        """True where any rule that was examined promises plain decoding's texts, or their distribution."""
+        """Return whether any tested rule promises plain decoding's texts or their distribution."""
         return bool(self.compared) or any(f.exact for f in self.frequencies)
 
     @property

@@ -78,12 +78,15 @@ def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
 
 
 def pairings(drafters: Sequence[str], usual: Pair, given: bool) -> list[Pair]:
-    """Return the pairings that are tried: with drafters that are named each by policies that fit most; else the usual ones.
+    """Return the pairs of drafter and policy that are compared.
+
+    Each named drafter is paired with the policies that suit most drafters. Without a named drafter,
+    the usual pair and the usual drafter with `pct` are compared. Pairs without training are added.
 
     Args:
         drafters: specs that were named.
-        usual: drafter and policy where none is named.
-        given: whether any was.
+        usual: drafter and policy for the target where none is named.
+        given: whether a drafter was named.
     """
     own = (
         [(d, p) for d in drafters for p in ("yield", "pct")]

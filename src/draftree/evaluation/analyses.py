@@ -23,15 +23,18 @@ RANKS, DEPTHS, BINS = 8, 10, 10
 
 @dataclass(frozen=True)
 class Looked:
-    """Candidates beside the text that the target has written, place by place; what comes before a place is the text's own.
+    """Hold a drafter's candidates at each position of texts that the target has written.
+
+    The tokens before a position are those of the text.
 
     Attributes:
-        depth: [M] of the place below its root, from 1.
-        rank: [M] of the text's token among the candidates, from 0; K where it is not among them.
+        depth: [M] depth of the position below the root of its block, from 1.
+        rank: [M] rank of the text's token among the candidates, from 0; K where it is not a
+            candidate.
         confidence: [M] q of the likeliest candidate.
-        entropy: [M] of q in nats.
-        reached: [M] whether a chain of likeliest candidates comes here: all before it were the
-            text's.
+        entropy: [M] entropy of q in nats.
+        reached: [M] whether a chain of likeliest candidates reaches the position, that is, whether
+            all tokens of the chain before it equal the text's.
     """
 
     depth: Ints
@@ -72,7 +75,10 @@ class Looked:
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def reliability(self) -> list[dict[str, float]]:
-        """By bin of confidence the mean confidence, how often the likeliest candidate was right, and how many there were.
+        """Return mean confidence, share of correct likeliest candidates, and count for each bin.
+
+        Bins are intervals of the confidence. Only positions count that a chain of likeliest
+        candidates reaches, up to its first rejection (EDD, section 3.2 and Figure 3b).
 
         Of places that a chain of likeliest candidates comes to, up to its first rejection (EDD,
         section 3.2 and Figure 3b).
@@ -108,7 +114,7 @@ class Looked:
         return self._shares(self.depth - 1, DEPTHS)
 
     def by_entropy(self) -> tuple[list[float], list[list[float]]]:
-        """Return the ends of bins of entropy, and how often the text's token has each rank [bins, K].
+        """Return the limits of bins of entropy, and the share of each rank in each bin [bins, K].
 
         Each bin has the same number of places.
         """
@@ -143,7 +149,10 @@ class Looked:
 
 
 def frontiers(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float, str]]]:
-    """By drafter and kind of policy, γ, τ and spec of its settings, in the order of γ: what each reaches for its nodes."""
+    """Return (γ, τ, spec) of each setting by drafter and kind of policy, sorted by γ.
+
+    γ is the number of nodes per step, and τ the acceptance length that it reaches.
+    """
     found = dict[str, list[tuple[float, float, str]]]()
     for r in (r for r in rows if r["policy"]):
         line = f"{r['drafter']} {r['policy'].partition(':')[0]}"

@@ -131,18 +131,18 @@ def measured_in_batches(
     limits: SchedulerOptions,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[Name, dict[str, Any]]:
-    """Return the figures of each engine where requests are submitted `size` at a time, and run to their end.
+    """Return the figures of each engine when requests are submitted in batches of `size`.
 
-    Engines take turns with every batch, so that what else the machine does meets all of them alike.
-    A smaller rest of the requests is left out. The first batch is also a warm-up before the clock
-    runs.
+    Each batch runs to its end. Engines take turns after every batch, so other work on the machine
+    affects all of them alike. Requests that do not fill a batch are left out. Each engine first runs
+    a warm-up batch that is not timed.
 
     Args:
-        engines: that are compared.
-        requests: of each engine, as many of each.
+        engines: the engines that are compared.
+        requests: requests of each engine, the same number for each.
         size: requests in a batch; `max_sequences` of the limits is set to it.
-        limits: of the scheduler.
-        advance: given the number of requests that have ended.
+        limits: limits of the scheduler.
+        advance: called with the number of requests that have ended.
     """
     served, seconds = (
         {name: list[Served]() for name in engines},

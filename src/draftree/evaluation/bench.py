@@ -132,7 +132,7 @@ class Bench:
 
     @property
     def prices(self) -> dict[str, Costs | CostTable]:
-        """The costs of each drafter by which work is counted: fixed ones, or what was learnt up to now."""
+        """Return the costs of each drafter: fixed ones, or those learnt up to now."""
         return {
             d: e.costs or learnt_costs(e.target, e.drafter).table()
             for (d, _), e in self.engines.items()
@@ -141,7 +141,11 @@ class Bench:
     def quality(
         self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable
     ) -> Quality:
-        """Return a drafter's overlap with the target along texts sampled at temperature 1, its relative cost, and its reach.
+        """Return a drafter's overlap with the target, its relative cost, and its reach.
+
+        The overlap is measured along texts sampled at temperature 1. It is the α of Leviathan et
+        al., the share that rejection sampling accepts at temperature 1. The reach is measured along
+        the plain texts of the first temperature.
 
         The overlap is the α of Leviathan et al.: what rejection sampling at temperature 1 accepts,
         so it is measured where such a text goes. How far drafts reach is measured along the plain
@@ -163,7 +167,11 @@ class Bench:
         return Quality(overlap, costs.ratio, tuple(reach))
 
     def sampled(self, done: Sequence[Mapping[Cell, PromptResult]]) -> list[Text]:
-        """Return texts of the target sampled at temperature 1: those of the run, or some that are written for it, once."""
+        """Return texts of the target sampled at temperature 1.
+
+        These are texts of the run if it has that temperature. Otherwise they are generated once for
+        this purpose.
+        """
         if (
             cell := next((c for c in self.cells if c.plain and c.temperature == 1), None)
         ) is not None:
@@ -210,7 +218,10 @@ class Bench:
             yield long[at : at + together], source, texts
 
     def remember(self, requests: Sequence[Request]) -> None:
-        """Write again, for a run that goes on, what cells learn from: what a drafter or a policy keeps is not saved."""
+        """Generate earlier requests' texts again, so that drafters and policies learn from them.
+
+        What a drafter or a policy remembers is not saved, so a resumed run has to rebuild it.
+        """
         for (drafter, policy), engine in self.engines.items():
             if engine.drafter.remembers or engine.policy.start() is not None:
                 for cell in (c for c in self.cells if (c.drafter, c.policy) == (drafter, policy)):
@@ -246,7 +257,10 @@ def _text(request: Request, written: Sequence[int]) -> Text:
 def priced(
     engines: Mapping[tuple[str, str], Engine], tell: Tell = silent
 ) -> dict[tuple[str, str], Engine]:
-    """Return the same engines with fixed costs: those that were given for their drafter, or what this machine has learnt.
+    """Return the same engines with fixed costs: the given ones, or those learnt on this machine.
+
+    Learnt costs are read after all drafters have been measured, so that one cost curve of the
+    target holds for all of them.
 
     What is learnt is read once all drafters are measured, so that one cost curve of the target
     counts for all of them.

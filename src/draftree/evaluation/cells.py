@@ -86,7 +86,9 @@ def paired(
     pairs: Sequence[str] = (),
     acceptors: Sequence[str] = (),
 ) -> list[Pairing]:
-    """Every drafter with every policy under every acceptor, and further pairs, written with spaces between their specs.
+    """Return every combination of drafter, policy and acceptor, followed by the explicit pairs.
+
+    An explicit pair holds its specs separated by spaces.
 
     Raises:
         UserError: a pair is not the specs of a drafter and a policy, and perhaps of an acceptor.
@@ -124,7 +126,9 @@ def assemble(
     costs: Mapping[str, CostTable] | CostTable | None,
     acceptor: str | None = None,
 ) -> dict[tuple[str, str], Engine]:
-    """Return an engine for every pair; specs are read before the target is loaded, so mistakes come at once.
+    """Return an engine for every pair.
+
+    Specs are parsed before the target is loaded, so that mistakes in them are reported at once.
 
     Args:
         load: the target.
@@ -149,19 +153,21 @@ def chosen(
     per_category: int | None = None,
     shuffled: int | None = None,
 ) -> tuple[list[Request], dict[str, int]]:
-    """Return the requests to run, and by category how many prompts were left out because their text would not fit the context.
+    """Return the requests to run, and the number of prompts left out by category.
+
+    A prompt is left out where its text would not fit the target's context.
 
     Args:
-        prompts: in the order of their file.
-        engine: whose target and tokenizer it is about.
-        max_new_tokens: for each of them.
-        limit: the first so many of those that fit.
-        per_category: before that, the first so many of each category.
-        shuffled: a seed, by which those of either are drawn at random instead; they stay in the
-            order of their file.
+        prompts: prompts in the order of their file.
+        engine: engine whose target and tokenizer are used.
+        max_new_tokens: for each request.
+        limit: largest number of requests; None for no limit.
+        per_category: largest number of requests of each category, applied before `limit`.
+        shuffled: seed for choosing these requests at random instead of from the start of the file;
+            the requests stay in the order of the file.
 
     Raises:
-        UserError: none fits.
+        UserError: no prompt fits.
     """
     encoded = [encode(engine.tokenizer, p.content) for p in prompts]
     room = max(map(len, fitting(encoded, engine.target, max_new_tokens)))

@@ -87,15 +87,17 @@ class Claim:
 
 @dataclass(frozen=True)
 class Judged:
-    """A claim and what was found: τ of both, the ratio of what each takes for a token, and whether the claim holds.
+    """Store a claim with the figures that were measured for it, and whether it holds.
 
     Attributes:
-        claim: of a paper.
-        taus: τ of both, of places the share that is right; empty where nothing was run.
-        ratio: its p-value adjusted for all comparisons that were judged.
+        claim: the claim of a paper.
+        taus: τ of both sides, or the share of correct tokens where positions are compared; empty
+            where nothing was run.
+        ratio: ratio of the seconds per token of both sides; its p-value is adjusted for all
+            comparisons that were judged.
         verdict: `holds`, `ties`, `fails`, `too few prompts` or `not run`.
-        why: it was not run.
-        kept: of a claim of both, the ratio of the passes.
+        why: the reason where it was not run.
+        kept: ratio of the passes, for a claim about both.
     """
 
     claim: Claim
@@ -126,7 +128,7 @@ class Judged:
 
 
 def named(pairing: str, names: Mapping[str, str]) -> str:
-    """Return a pairing with the specs that stand for the paper's drafter and policy, the paper's knobs added."""
+    """Return a pairing with the specs of a paper's drafter and policy and the paper's options."""
     return " ".join(_spec(part, names) for part in pairing.split(" "))
 
 
@@ -229,7 +231,10 @@ VERDICTS = ("holds", "ties", "fails", FEW, "not run")
 
 
 def summary(found: Sequence[Judged]) -> str:
-    """How many claims hold, tie, fail and were not run; what is compared more than once counts once."""
+    """Return how many claims hold, tie, fail and were not run.
+
+    A comparison that occurs in several claims counts once.
+    """
     distinct = {
         j.claim.comparisons or (j.claim.paper, j.claim.table, j.claim.claim): j
         for j in reversed(found)

@@ -33,7 +33,11 @@ def short(request: Request) -> Request:
 
 @dataclass(frozen=True)
 class Difference:
-    """The first token at which two greedy outputs differ, and how far apart plain decoding's two best logits are there.
+    """Describe the first token at which two greedy outputs differ.
+
+    The margin is the difference of plain decoding's two best logits at that token. In half
+    precision a pass over many tokens rounds differently from a pass over one. A margin above that
+    noise is a bug.
 
     In half precision a pass over many tokens rounds otherwise than a pass over one; a margin above
     that noise is a bug.
@@ -45,16 +49,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """One text, and where it was asked for, the baseline's seconds for it and whether it wrote the same.
+    """Store a generated text and, where requested, its comparison with plain decoding.
 
     Attributes:
-        tokens: of the text.
-        stats: of its runs.
-        plain: of the baseline's.
-        same_output: whether all runs wrote the same tokens.
-        difference: where they first differ.
+        tokens: tokens of the text.
+        stats: figures of its runs.
+        plain: figures of plain decoding's runs.
+        same_output: whether all runs returned the same tokens.
+        difference: the first token at which they differ.
         same_bits: whether every token had the same log-probability, to the last bit, in both; None
-            where that is not promised.
+            where that is not guaranteed.
     """
 
     tokens: list[int]
@@ -102,7 +106,10 @@ def warm(engine: Engine, request: Request, baseline: bool) -> None:
 
 
 def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
-    """Return a finished run beside the baseline: after it come plain, plain and another of ours; seconds are means.
+    """Compare a finished run with plain decoding.
+
+    After it run plain decoding twice and the engine once more; seconds are means of the two runs.
+    With this order, a machine that slowly becomes faster or slower favours neither.
 
     In that order a machine that slowly becomes faster or slower favours neither.
     """

@@ -34,22 +34,24 @@ FLOOR = -20.0
 
 @dataclass(frozen=True)
 class Places:
-    """Drafts beside the target's choices, place by place; a place is the position after a token of a text.
+    """Compare drafts with the target's choices, position by position.
+
+    A position is the one after a token of a text.
 
     Attributes:
-        text: [M] which text.
-        root: [M] the position of the token that is the root of the block.
-        depth: [M] how deep the draft is, 1 … `DEPTHS`.
-        drafted: [M] whether anything was.
+        text: [M] index of the text.
+        root: [M] position of the token that is the root of the block.
+        depth: [M] depth of the draft, 1 … `DEPTHS`.
+        drafted: [M] whether anything was drafted.
         agree: [M] whether the likeliest draft is the target's choice; false where nothing was
             drafted.
-        overlap: [M] Σ min(p, q) with the target's p at temperature 1; p of the draft where there is
-            no whole q; 0 without.
-        confidence: [M] q of the likeliest draft; 0 without.
-        surprise: [M] cross-entropy of q against p in nats, no token's log q taken below `FLOOR`; 0
-            without a whole q.
-        covered: [M] whether the target's choice is a token that can be drafted at all.
-        followed: [M] whether the text goes on with the target's choice.
+        overlap: [M] Σ min(p, q) with the target's p at temperature 1; p of the draft where q is not
+            known over the whole vocabulary; 0 where nothing was drafted.
+        confidence: [M] q of the likeliest draft; 0 where nothing was drafted.
+        surprise: [M] cross-entropy of q against p in nats, with log q of each token at least
+            `FLOOR`; 0 where q is not known over the whole vocabulary.
+        covered: [M] whether the target's choice is in the draft vocabulary.
+        followed: [M] whether the text's next token is the target's choice.
     """
 
     text: Ints
@@ -115,13 +117,13 @@ class Source(Protocol):
 
 @dataclass(frozen=True)
 class Block:
-    """One step of a replay: a chain below each live text's root, and what was proposed and said behind its nodes.
+    """Store one step of a replay: a chain for each live text, with candidates and logits.
 
     Attributes:
         tree: the chains, with as many roots as texts are live.
         asked: the nodes of each depth, and the candidates proposed after them.
-        logits: [N, V] the target's after each node.
-        tokens: of each live text the chain, and the token behind it.
+        logits: [N, V] the target's logits after each node.
+        tokens: for each live text, the tokens of the chain and the token after it.
         roots: [R] the position of each text's root.
     """
 
@@ -144,14 +146,16 @@ class Block:
 def replay(
     target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int, length: int, step: int = 0
 ) -> Iterator[Block]:
-    """Decode along texts: prefill, start, then for each block expand, verify and commit, as if the text were accepted.
+    """Decode along given texts as if they were accepted, and yield each block.
+
+    The steps are those of decoding: prefill and start, then expand, verify and commit for each block.
 
     Args:
         target: verifies every block, as in decoding.
-        drafter: is asked for candidates after every token.
-        texts: all in one batch.
-        k: how many candidates.
-        length: tokens of a block; the first is its root, the others are taken for drafts.
+        drafter: proposes candidates after every token.
+        texts: the texts, all in one batch.
+        k: number of candidates.
+        length: tokens of a block; the first is its root, the others are treated as drafts.
         step: tokens that are committed of each block; all by default.
 
     Raises:
@@ -183,7 +187,7 @@ def replay(
 def _chained(
     drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints], k: int
 ) -> tuple[Tree, list[tuple[Ints, Candidates]], Any]:
-    """Return the chains of some blocks, one for each live row, and the k candidates proposed after the nodes of each depth."""
+    """Return a chain for each live sequence, and k candidates after the nodes of each depth."""
     tree = Tree.planted(live, np.array([b[0] for b in blocks]))
     frontier, asked = np.arange(len(live)), []
     for depth in range(max(map(len, blocks))):
@@ -203,12 +207,12 @@ def _chained(
 
 
 def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Places:
-    """Decode along texts in blocks of `DEPTHS` tokens, with one candidate asked for after every token.
+    """Decode along texts in blocks of `DEPTHS` tokens, with one candidate after every token.
 
     Args:
         target: verifies every block, as in decoding.
-        drafter: drafts.
-        texts: all in one batch.
+        drafter: proposes the candidates.
+        texts: the texts, all in one batch.
 
     Raises:
         NotANumber: the target's logits are not finite.
@@ -300,7 +304,9 @@ def spread(items: Sequence[T], count: int) -> list[T]:
 
 
 def read(target: Target, path: Path, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
-    """Texts of a file as `train --data` reads it: responses of chats, and plain text behind its first tokens.
+    """Return texts of a file in a format that `train --data` reads.
+
+    A text is a chat, continued from its response, or plain text, continued after its first tokens.
 
     Raises:
         UserError: nothing in it can be read, or is long enough.

@@ -88,7 +88,10 @@ def _task(row: Row) -> str:
 
 
 def _deepspec(name: str) -> Format:
-    """Return the sets that DeepSpec and DFlash evaluate on: rows of turns, the file's name says which."""
+    """Return the format of the sets that DeepSpec and DFlash evaluate on.
+
+    An item of these files holds the turns of a conversation; the set's name is the category.
+    """
     page = "https://github.com/deepseek-ai/DeepSpec/blob/main/deepspec/eval/base_evaluator.py"
     return Format(page, {"turns": list}, _turns, _told, ("question_id",), lambda row: name)
 

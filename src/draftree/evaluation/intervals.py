@@ -52,14 +52,16 @@ def bounds(values: Floats) -> list[float]:
 
 @dataclass(frozen=True)
 class Ratio:
-    """A figure that is compared with 1: its 95 % interval, and the two-sided p-value of that it is 1.
+    """Store a figure that is compared with 1, with its 95 % interval and a two-sided p-value.
+
+    The p-value is that of the hypothesis that the figure is 1.
 
     Attributes:
         value: the figure.
-        low: end of the interval.
-        high: the other end.
+        low: lower end of the interval.
+        high: upper end of the interval.
         p: the p-value.
-        few: whether it is of too few prompts to be judged.
+        few: whether it comes from too few prompts to be judged.
     """
 
     value: float
@@ -82,16 +84,16 @@ class Ratio:
 
 
 def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> Ratio:
-    """Return a product of sums over prompts divided by such a product, by bootstrap-t on its logarithm.
+    """Return a ratio of products of sums over prompts, by bootstrap-t on its logarithm.
 
     Its coverage at 20 prompts is 94 %, where that of BCa is 91 % and that of the samples' quantiles
-    90 % (tests/test_statistics.py); the error of each sample is linearised (Efron and Tibshirani
-    1993, chapters 12 and 13). Below `ENOUGH` prompts it is quantiles. The interval holds 1 just
-    where p is at least 5 %.
+    90 % (tests/test_statistics.py). The error of each sample is linearised (Efron and Tibshirani
+    1993, chapters 12 and 13). Below `ENOUGH` prompts, quantiles are used. The interval contains 1
+    exactly where p is at least 5 %.
 
     Args:
-        over: figures of each prompt [P], whose sums are multiplied.
-        under: those that it is divided by.
+        over: figures of each prompt [P]; their sums are multiplied.
+        under: figures of each prompt [P] in the denominator.
         chosen: [B, P] bootstrap samples.
     """
     signs, columns = (
@@ -174,7 +176,10 @@ def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed:
 
 @dataclass(frozen=True)
 class Compared:
-    """Two rows and their seconds per token, of the first over the other; p is adjusted for all comparisons of the table."""
+    """Store two result rows and the ratio of their seconds per token, first over second.
+
+    The p-value is adjusted for all comparisons of the table.
+    """
 
     mine: ResultRow
     other: ResultRow
@@ -182,7 +187,9 @@ class Compared:
 
 
 def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Compared]:
-    """Return the rows of one name beside each other row that differs from one of them in nothing else.
+    """Return pairs of rows that differ only in their drafter or only in their policy.
+
+    The first row of each pair has the given name.
 
     Args:
         result: a saved one.
@@ -207,7 +214,10 @@ def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Com
 
 
 def beside_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list[Compared]:
-    """Every row that drafts beside plain decoding of its temperature and machine, where rows say what is compared by.
+    """Return each row with a drafter paired with plain decoding of its temperature and machine.
+
+    Rows without the figure `by` are left out. By counted seconds, the baseline is what plain
+    decoding costs on the cost curve of the row's drafter.
 
     Counted, the baseline is what plain decoding costs on the curve of the row's drafter.
     """

@@ -15,18 +15,21 @@ from draftree.stats import Stats, Step, Work
 
 @dataclass(frozen=True)
 class Journal:
-    """The prompts that a run has done so far, in a file beside its output, so that an interrupted one can go on.
+    """Record the finished prompts of a run in a file, so that an interrupted run can be resumed.
 
     Attributes:
-        path: removed when the result was saved.
-        key: what the run is; a journal of another run is started anew.
+        path: file next to the run's output; removed once the result is saved.
+        key: description of the run; a journal of another run is started anew.
     """
 
     path: Path
     key: Mapping[str, Any]
 
     def read(self, cells: Sequence[Cell]) -> list[dict[Cell, PromptResult]]:
-        """Return the prompts done, if the journal is of this run; a last line that was broken off is not counted."""
+        """Return the finished prompts if the journal is of this run.
+
+        An incomplete last line is left out.
+        """
         lines, done = list[str](), list[dict[Cell, PromptResult]]()
         with suppress(UserError), understood("what comes after it cannot be read"):
             key, *lines = self.path.read_text("utf-8", errors="replace").splitlines()

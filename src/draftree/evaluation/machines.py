@@ -42,17 +42,17 @@ LEAST = 1e-9
 
 @dataclass(frozen=True)
 class Drafting(Part):
-    """What a drafter does in a step, in terms that hold on any machine and for a target of any size.
+    """Describe a drafter's work in a step independently of the machine and the target's size.
 
     Attributes:
-        layers: weights that a draft step reads, in layers of the target.
-        heads: those of LM heads, in heads of the target.
+        layers: weights that a draft step reads, in units of one layer of the target.
+        heads: weights of LM heads that it reads, in units of the target's head.
         commit_layers: weights that a commit reads.
-        commit_heads: likewise.
-        later_layers: those that it reads as soon as something is drafted.
-        later_heads: likewise.
-        processor: {f: seconds} that its look-ups took on the processor here, over f frontier nodes;
-            empty without any.
+        commit_heads: weights of LM heads that a commit reads.
+        later_layers: weights whose reading a commit postpones to the next draft step.
+        later_heads: likewise, weights of LM heads.
+        processor: {f: seconds} that its look-ups took on this machine's CPU for f frontier nodes;
+            empty where there are none.
     """
 
     layers: float = knob(0.0, least=0)
@@ -231,12 +231,12 @@ def names() -> list[str]:
 
 
 def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostTable:
-    """Return the table of a machine on which further tokens cost more or less, and every step some host time.
+    """Return a cost table for a machine with other costs of further tokens or more host time.
 
     Args:
-        table: the one it is compared with.
-        slope: factor of what a pass over n tokens costs beyond one over a single token.
-        overhead: seconds added to every pass of the target, plain decoding's too.
+        table: the table to change.
+        slope: factor for what a pass over n tokens costs beyond a pass over one token.
+        overhead: seconds added to every pass of the target, those of plain decoding included.
     """
 
     def bent(entry: Costs) -> Costs:
@@ -250,7 +250,10 @@ def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostT
 
 
 def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Drafting:
-    """Return what a drafter's second draft step of a tree, and its commit, read; look-ups are timed here, or were before."""
+    """Return what a drafter reads in the second draft step of a tree and in its commit.
+
+    Look-ups are timed here unless their time is known.
+    """
     layer, head = _sizes(target)
     step, commit, later = _read(target, drafter)
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
@@ -276,7 +279,10 @@ MULTIPLIED = ("linear", "_linear_pointwise", "addmm")
 
 
 class _Reading(TorchFunctionMode):
-    """Adds up the weights of all linear layers that are called, those of LM heads apart: they are wider than any layer."""
+    """Sum the weights of all linear layers that are called, with those of LM heads apart.
+
+    A layer counts as LM head where its output is wider than that of any other layer.
+    """
 
     def __init__(self, widest: int) -> None:
         super().__init__()
@@ -327,7 +333,7 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _R
 
 
 def derived(name: str) -> dict[str, Any]:
-    """Return a derived machine's file as the formula gives it, from the numbers and the words that stand there."""
+    """Return the contents of a derived machine's file, computed from the roofline stored there."""
     machine = Machine.load(name)
     assert machine.roofline is not None
     entries = [asdict(entry) for entry in machine.roofline.entries(ONE_LAYER)]

@@ -39,15 +39,16 @@ DEEPEST = 24
 def reaches(
     source: Source, drafter: Drafter[Any], texts: Sequence[Text], carried: Any = None
 ) -> tuple[list[Ints], Any]:
-    """[T − start − 1] for each root in each text, how many of the tokens behind it the drafter has among its likeliest in turn.
+    """Return how many tokens in turn a drafter gets right after each root.
 
-    Beside it stands what the drafter carries to the next texts.
+    The first value is an array [T − start − 1] for each text. The second value is what the drafter
+    carries to the next texts.
 
     Args:
-        source: a target, or a recording of these very texts.
-        drafter: is asked after every token that it still has right.
-        texts: all in one batch; of each the first root is its first new token.
-        carried: what the drafter keeps of texts before these.
+        source: a target, or a recording of these texts.
+        drafter: proposes candidates as long as the text's token is among them.
+        texts: the texts, all in one batch; the first root of each is its first new token.
+        carried: what the drafter remembers of earlier texts.
     """
     cache = source.new_cache(len(texts), max(len(t.tokens) for t in texts) + DEEPEST)
     prompts = [t.tokens[: t.start] for t in texts]
@@ -96,7 +97,7 @@ def _followed(
 
 @dataclass(frozen=True)
 class Division:
-    """The oracle's steps along one text: their depths, their seconds, and those of plain decoding."""
+    """Store the oracle's steps along one text: depths, seconds, and plain decoding's seconds."""
 
     depths: tuple[int, ...]
     seconds: float
@@ -104,13 +105,13 @@ class Division:
 
 
 def divided(reach: Ints, start: int, costs: Costs | CostTable, ahead: int = 1) -> Division:
-    """Return the cheapest way to write a text whose first root stands at a position, where each root's reach is known.
+    """Return the cheapest division of a text into steps, given the reach of each root.
 
     Args:
-        reach: [M] of each root.
-        start: the first root's position, which is how much is committed then.
-        costs: of drafts and passes.
-        ahead: how many layers one draft step tells.
+        reach: [M] reach of each root.
+        start: position of the first root, which equals the number of tokens committed before it.
+        costs: of draft steps and target passes.
+        ahead: number of depths that one draft step proposes.
     """
     count = len(reach)
     least, choice, plain = np.zeros(count + 1), np.zeros(count, np.int64), 0.0

@@ -34,7 +34,10 @@ def ranked(result: Result) -> list[ResultRow]:
 
 
 def bars(result: Result) -> list[dict[str, Any]]:
-    """Return the speed-ups as a picture draws them; the oracle's stands beside counted ones alone, which it is one of."""
+    """Return the speed-ups as the chart draws them.
+
+    The oracle's bound is added only to counted speed-ups, because it is a counted one.
+    """
     by = measure(result)
     bounds = {_place(b): b["counted_speedup"] for b in result.get("oracle", ())}
     return [
@@ -70,7 +73,7 @@ def _place(row: ResultRow) -> tuple[Any, ...]:
 
 
 def texts(result: Result, row: ResultRow) -> list[dict[str, Any]]:
-    """Return the texts that the result holds, each piece with where its token came from in a row's steps."""
+    """Return the stored texts, each piece with its token's origin in a row's steps."""
     kept = result.get("texts", {}).get(f"{row['temperature']:g}", ())
     if not kept or not row["promises_text"] or not row["same_output"] or "work" not in row:
         return []

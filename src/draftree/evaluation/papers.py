@@ -168,7 +168,7 @@ CLAIMS = (
 
 
 def selected(papers: Sequence[str], tables: Sequence[str] = ()) -> list[Claim]:
-    """Return the claims of papers whose names contain some text, in the order of the papers; of all where none is named.
+    """Return the claims of the papers that match, in the order of the papers.
 
     Args:
         papers: parts of names; `eagle2` names EAGLE-2, too.

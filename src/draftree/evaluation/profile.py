@@ -51,7 +51,11 @@ class Ceilings:
         return cls(4 * READ / read, 2 * RATE**3 / done)
 
     def floor(self, decoder: Decoder, tokens: float, context: float) -> float:
-        """Seconds that a pass over some tokens behind a context takes at least: to read it all once, or to do it all.
+        """Return a lower bound of the seconds of a pass over some tokens with a given context.
+
+        It is the time to read all data once, or to do all operations, whichever is longer. Weights
+        are read once per pass; of the embedding only the tokens' rows are read. Keys and values of
+        the context are read once, too.
 
         Weights are read once a pass, but of the embedding only the tokens' rows; keys and values of
         the context likewise.

@@ -28,19 +28,19 @@ class Text:
 
 @dataclass(frozen=True)
 class Recording:
-    """A target's hidden states, keys and values along texts: it verifies nothing but gives what a pass along them has given.
+    """Replay a target's recorded hidden states, keys and values along texts.
 
-    Drafters that send probes need the target itself.
+    It verifies nothing. It returns what a pass over the texts has computed. Drafters that use probes
+    need the target itself.
 
     Attributes:
-        target: that was recorded.
-        texts: [R] of them.
-        hidden: for each entry 0 … L of `hidden_states` recorded, [T, D] of all tokens, text by
-            text.
-        cache: holds the texts' keys and values; all that is replayed shares it.
-        given: which entry is handed out for another one.
-        later: how many tokens later the state stands that is handed out for a token's own, never
-            beyond those that the target has read by then.
+        target: the target that was recorded.
+        texts: [R] the recorded texts.
+        hidden: for each recorded entry 0 … L of `hidden_states`, [T, D] of all tokens, text by text.
+        cache: the texts' keys and values; all replays share it.
+        given: {entry: entry that is returned in its place}.
+        later: offset in tokens of the state that is returned for a token, never beyond those that
+            the target has read by then.
     """
 
     target: Target
@@ -53,7 +53,10 @@ class Recording:
     @classmethod
     @torch.inference_mode()
     def of(cls, target: Target, texts: Sequence[Text], layers: Sequence[int] = ()) -> Self:
-        """Read all texts in one pass; layers are entries of `hidden_states`, and the last one is always among them."""
+        """Read all texts in one pass.
+
+        Layers are entries of `hidden_states`; the last one is always recorded.
+        """
         index = target.decoder.hidden_index
         needs = Needs(
             hidden=tuple(dict.fromkeys(u if u == UNNORMED else index(u) for u in (*layers, LAST)))
@@ -114,7 +117,10 @@ class Recording:
     def taps(
         self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: Needs
     ) -> Taps:
-        """Return what the target made of tokens at some positions; of those beyond a text, what it made of the last."""
+        """Return the target's hidden states at some positions.
+
+        For positions after the end of a text, return those of its last token.
+        """
         last = {r: int(positions[rows == r].max()) for r in np.unique(rows).tolist()}
         ends = np.minimum(np.array([last[r] for r in rows.tolist()]), self._lasts[rows])
         at = torch.from_numpy(self._begins[rows] + np.clip(positions + self.later, 0, ends)).to(

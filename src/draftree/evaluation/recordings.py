@@ -97,7 +97,7 @@ class Recordings:
         return size * (len(self.needs.hidden) * decoder.hidden + kv)
 
     def missing(self, requests: Sequence[Request]) -> list[Request]:
-        """Those whose text was not written, or along whose text a drafter will read what was not recorded."""
+        """Return the requests whose text or hidden states for some drafter are not recorded."""
         return [
             r
             for r in requests
@@ -105,7 +105,10 @@ class Recordings:
         ]
 
     def record(self, requests: Sequence[Request], tell: Tell = silent) -> None:
-        """Has the target write texts, and reads each of them in a pass; an interrupted call goes on where it was."""
+        """Generate texts with the target and read each of them in a pass.
+
+        A call that was interrupted can be repeated, and then resumes.
+        """
         unwritten = sorted(
             (r for r in requests if key(r) not in self.texts), key=lambda r: len(r.prompt)
         )

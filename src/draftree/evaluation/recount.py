@@ -52,11 +52,11 @@ def recounted(result: Mapping[str, Any], tables: Mapping[str, CostTable]) -> dic
 
 
 def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[str, Any]:
-    """Return the result with its rows once for each machine that is not here, and how far its figures hang on the machine's.
+    """Return the result recomputed for other machines, with one copy of its rows for each.
 
-    A row says its `machine`, and by `varied` its counted speed-up where further tokens cost half or
-    twice as much and where the host takes time in every step; without that where a policy reads
-    costs.
+    Each row has the name of its `machine`. Its `varied` holds the counted speed-up where further
+    tokens cost half or twice as much, and where the host takes time in every step. It is None where
+    the policy reads costs.
 
     Raises:
         UserError: as `recounted`; or the result does not say what its drafters read.
@@ -116,7 +116,7 @@ def without(result: Mapping[str, Any], policies: Sequence[str]) -> dict[str, Any
 
 
 def order_changes(rows: Sequence[ResultRow]) -> bool:
-    """Return True where another cell is the fastest if further tokens cost half or twice as much, or the host takes time."""
+    """Return whether changed costs of further tokens or of the host change which row is fastest."""
     known = [r for r in rows if r.get("varied")]
     best = {
         max(range(len(known)), key=lambda i: known[i]["varied"][v]["counted_speedup"])

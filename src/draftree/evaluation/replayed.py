@@ -29,7 +29,9 @@ for."""
 
 @final
 class Replayed(Target):
-    """Stands in for a target while one text is written again, greedily or, with the seed that it was sampled with, by `match`.
+    """Stand in for a target while one recorded text is generated again.
+
+    The text is reproduced greedily or, with the seed that it was sampled with, by `match`.
 
     Args:
         recording: of the one text.

@@ -30,7 +30,9 @@ NGRAM = 8
 
 @dataclass(frozen=True)
 class Totals:
-    """Sums of each prompt [P]: accepted and drafted nodes, steps, new tokens, seconds, and those by the cost model.
+    """Store sums for each prompt [P]: accepted and drafted nodes, steps, new tokens, and seconds.
+
+    Counted seconds are those of the cost model, 0 where none is known.
 
     Counted seconds are 0 where no cost model is known.
     """
@@ -112,11 +114,12 @@ def rows(
 
 
 def expected_speedup(r: ResultRow) -> float | None:
-    """E(Spd.) of GLIDE (section 5.1, after Leviathan et al.): (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)); of chains alone.
+    """Return E(Spd.) of GLIDE, (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)), for chains; None for trees.
 
-    a is the overlap, so it is what speculative sampling at temperature 1 would gain; c is sₐ/sₜ of
-    one token each; γ is the chain's length, the mean of all steps. A policy that ends a chain where
-    the draft is unsure drafts surer tokens than a says, and gains more.
+    The source is section 5.1 of GLIDE, after Leviathan et al. a is the overlap, so the figure is what
+    speculative sampling at temperature 1 would gain. c is sₐ/sₜ for one token each. γ is the mean
+    length of the chain over all steps. A policy that ends a chain where the drafter is unsure drafts
+    tokens that are accepted more often than a predicts, and gains more.
     """
     a, c, chain = r.get("overlap"), r.get("cost_ratio"), r["nodes_per_step"]
     if a is None or c is None or not chain or chain != r["depth_per_step"]:
@@ -185,7 +188,10 @@ CLOCKED = ("tokens_per_second", "speedup", "draft_seconds", "verify_seconds", "s
 
 
 def unclocked(figures: Mapping[str, Any]) -> ResultRow:
-    """Figures without those by the clock, which a replay has none of, and which mean nothing beside another machine's costs."""
+    """Return figures without those measured by the clock.
+
+    A replay has no such figures, and they mean nothing with the costs of another machine.
+    """
     inside = {
         k: unclocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()
     }
@@ -193,7 +199,10 @@ def unclocked(figures: Mapping[str, Any]) -> ResultRow:
 
 
 def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
-    """95 % intervals by a bootstrap over prompts, paired: a sample holds the same prompts of both."""
+    """Return 95 % intervals by a paired bootstrap over prompts.
+
+    Each sample holds the same prompts of both runs.
+    """
     chosen = samples(len(mine.steps), seed)
     found = {
         "acceptance_length": ratio_bounds([mine.accepted + mine.steps], [mine.steps], chosen),

@@ -93,7 +93,7 @@ def finished(
 def texts_of(
     work: Bench, done: Sequence[Mapping[Cell, PromptResult]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """By temperature the first texts of plain decoding, token by token, for those who look at them."""
+    """Return the first texts of plain decoding by temperature, token by token, for display."""
     tokenizer = work.target.tokenizer
     spelt = Spellings(tokenizer)
     return {

@@ -117,7 +117,9 @@ def joined(several: Sequence[str], whole: bool = False, wording: Wording = "plai
 
 
 def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
-    """Return a shipped suite, the one in a file, or with the name of a format before a colon, a benchmark's own file.
+    """Return a shipped suite, a suite from a file, or a benchmark's own file.
+
+    For a benchmark's file, the name of its format stands before a colon.
 
     Args:
         name: of the suite or the file.

@@ -15,7 +15,10 @@ def interval(value: float, bounds: Sequence[float]) -> str:
 
 
 def cells(r: ResultRow) -> dict[str, str]:
-    """Return a row as text, by the heads of the tables' columns; without those by the clock where a replay had none."""
+    """Return a result row as text by column heading.
+
+    Columns measured by the clock are left out for a replay, which has none.
+    """
     between, counted, timed = r["intervals"], r.get("counted_speedup"), "speedup" in r
     found = {
         "machine": r.get("machine") or "",
@@ -83,7 +86,7 @@ def profile_rows(parts: Sequence[Part]) -> list[dict[str, str]]:
 
 
 def bound(r: ResultRow) -> float | None:
-    """τ / (1 + drafts · sₐ/sₜ): the row's speed-up if a pass over its trees cost what one over a token costs."""
+    """Return τ / (1 + drafts · sₐ/sₜ), the speed-up if a pass costs the same at every width."""
     drafts, ratio = r.get("draft_steps_per_step"), r.get("cost_ratio")
     return (
         None
@@ -142,7 +145,10 @@ LEGEND = {
 
 
 def readable(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return rows as a screen or a page shows them: the main columns first, under heads in plain words, τ without interval."""
+    """Return rows as a screen or a page shows them.
+
+    The main columns come first, headings are in plain words, and τ has no interval.
+    """
     names = [
         *(name for name in MAIN if name in rows[0]),
         *(name for name in rows[0] if name not in MAIN),
@@ -179,7 +185,9 @@ def oracle_cells(bound: ResultRow) -> dict[str, str]:
 
 
 def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
-    """Rows as text, τ and nodes first and seconds last; temperature and acceptor where there are several, or one was named.
+    """Return rows as text, with τ and nodes first and seconds last.
+
+    Temperature and acceptor are shown where there are several, or where an acceptor was named.
 
     Args:
         rows: of a result.
@@ -204,7 +212,10 @@ def counted(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list
 
 
 def claims(result: Mapping[str, Any]) -> str:
-    """Which rows are faster than plain decoding, and which slower, in a line that says among how many comparisons."""
+    """Return one line that lists the rows faster and slower than plain decoding.
+
+    It also gives the number of comparisons.
+    """
     clocked, named = "speedup" in result["rows"][0], {"faster": list[str](), "slower": list[str]()}
     found = beside_plain(result, "seconds" if clocked else "counted_seconds")
     for c in found:

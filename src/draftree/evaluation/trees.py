@@ -91,15 +91,18 @@ def counted(
     texts: Sequence[Text],
     costs: Costs | CostTable,
 ) -> tuple[Floats, Floats]:
-    """Count, by depth, of trees that held the target's choice there, and of trees that could have: [depths] each.
+    """Count by depth the trees that hold the target's choice, and those that could hold it.
 
     Args:
         target: reads each text once.
-        drafter: is driven as in decoding.
-        policy: grows the trees; one that reads costs grows them for one text at a time, as their
-            number changes what pays.
-        texts: known, of at least 2 tokens behind each prompt.
-        costs: for such a policy.
+        drafter: runs as in decoding.
+        policy: grows the trees; one that reads costs grows them for one text at a time, because the
+            number of texts changes which nodes pay.
+        texts: given texts with at least 2 tokens after each prompt.
+        costs: for a policy that reads costs.
+
+    Returns:
+        Two arrays [depths]: trees that hold the choice, and trees that could.
     """
     memory, matched, reached = policy.start(), np.zeros(DEPTHS), np.zeros(DEPTHS)
     size = 1 if policy.reads_costs else TOGETHER
@@ -167,7 +170,7 @@ def _along(
 
 
 def _choices(source: Recording, row: int) -> Ints:
-    """[T] the target's likeliest token after each token of a text from its first new one on; −1 before."""
+    """Return [T] the target's likeliest token after each token; −1 before the response."""
     text = source.texts[row]
     positions = np.arange(text.start, len(text.tokens))
     chosen = source.after(np.full(len(positions), row), positions).argmax(-1).cpu().numpy()
@@ -177,16 +180,17 @@ def _choices(source: Recording, row: int) -> Ints:
 def _walk(
     tree: Tree, root: int, tokens: Ints, choices: Ints, matched: Floats, reached: Floats
 ) -> Ints:
-    """Return the nodes of a tree that stand on the text; adds to the counts, as far as the text is what the target chooses.
+    """Return the nodes of a tree that match the text, and add to the counts by depth.
+
+    Counting stops where the text differs from the target's choice.
 
     Args:
-        tree: that was grown.
-        root: whose tree it is.
-        tokens: [T] the text from the root on; the node that its last token would be is not
-            committed.
+        tree: the draft tree.
+        root: its root.
+        tokens: [T] the text from the root on; a node for its last token is not committed.
         choices: [T] the target's choice after each of them.
-        matched: and
-        reached: the counts by depth.
+        matched: counts by depth of trees that hold the target's choice; changed in place.
+        reached: counts by depth of all trees; changed in place.
     """
     node, path, chosen = root, [], True
     for depth, (choice, token) in enumerate(

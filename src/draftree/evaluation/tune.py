@@ -34,14 +34,16 @@ Space = dict[str, tuple[str, Any, Any]]
 
 
 def space(policy: Policy, named: Sequence[str] = ()) -> Space:
-    """Return the knobs that can be searched, with what is tried: by the type, range and default that each declares.
+    """Return the options of a policy that can be searched, with the values to try.
+
+    The values follow from each option's type, range and default.
 
     Args:
-        policy: whose knobs, and around whose values.
-        named: only these of them.
+        policy: policy whose options are searched around its values.
+        named: names of the options to search; all by default.
 
     Raises:
-        UserError: there is none, or no such one.
+        UserError: there is no such option, or none at all.
     """
     found, hints = Space(), get_type_hints(type(policy))
     for f in fields(policy):  # type: ignore[arg-type]  # every policy is a dataclass
@@ -230,7 +232,10 @@ class Search:
         return Tuned(best, self.policy, searched, judged, beside, finished())
 
     def _study(self, requests: Sequence[Request], tried: Space, storage: Path | None) -> Any:
-        """Optuna's study of this very search; another target, drafter, prompt, cost or knob is another study."""
+        """Return Optuna's study of this search.
+
+        Any other target, drafter, prompt, cost or option gives another study.
+        """
         try:
             import optuna
             from optuna.storages import JournalStorage

@@ -165,7 +165,10 @@ class Call:
     criteria: list[Any]
 
     def sampling(self, seed: int | None) -> Sampling:
-        """Return the choice of tokens: greedy, or after the warpers that end the list of processors."""
+        """Return how tokens are chosen: greedily, or by sampling after the final warpers.
+
+        The warpers are those at the end of the list of processors.
+        """
         if not self.config.do_sample:
             return Sampling()
         seed = (
@@ -191,7 +194,7 @@ class Call:
 
     @property
     def _tells_criteria(self) -> bool:
-        """True where criteria are told the scores of all steps, as transformers tells them if they are kept."""
+        """Return whether criteria get the scores of all steps, as transformers does if kept."""
         return bool(self.keeps_scores and self.config.output_scores and self._stopping)
 
     @property
@@ -236,7 +239,10 @@ class Call:
         return requests
 
     def output(self, rows: Sequence[RowOutput]) -> Tensor | GenerateDecoderOnlyOutput:
-        """Return the output of `generate`: rows that have ended are filled with the padding token, and their scores with 0."""
+        """Return the output of `generate`.
+
+        Sequences that ended early are filled with the padding token, and their scores with 0.
+        """
         steps = max(len(row.tokens) for row in rows)
         padding = getattr(self.config, "_pad_token_tensor", None)
         pad = 0 if padding is None else int(padding)
@@ -314,7 +320,10 @@ def write(
 
 
 class Finite(LogitsProcessor):
-    """transformers' `InfNanRemoveLogitsProcessor` with the largest numbers of float32, in which it is called there."""
+    """Apply transformers' `InfNanRemoveLogitsProcessor` with the limits of float32.
+
+    transformers calls its processor in float32.
+    """
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -343,11 +352,11 @@ class OneRow(Around):
 
 
 class Whole(Around):
-    """A processor or criterion of a row some of whose ids are hidden from the model: it is shown them all.
+    """Wrap a processor or criterion so that it sees ids of the prompt hidden from the model.
 
     Args:
         inner: the processor or criterion.
-        prompt: of the row.
+        prompt: prompt of the sequence.
     """
 
     def __init__(self, inner: Any, prompt: PaddedPrompt) -> None:
@@ -385,7 +394,9 @@ def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
 
 
 def own_copy(part: Any, row: int) -> Any:
-    """Return a processor or criterion for one row alone, if it may remember something: rows are not written in step.
+    """Return a copy of a processor or criterion for one sequence, if it may have state.
+
+    Sequences do not advance in step, so they cannot share it.
 
     Raises:
         UserError: it cannot be copied.

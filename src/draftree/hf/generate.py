@@ -97,16 +97,16 @@ IDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
 
 
 class Hook:
-    """The decoding loop that `speculate` returns: called by `model.generate(…, custom_generate=hook)`.
+    """Run the decoding loop for `model.generate(…, custom_generate=hook)`; `speculate` returns it.
 
     Args:
         opened: returns the engine for a model and the assistant model given to `generate`, or None.
-        seed: of the draws; drawn anew for each call where there is none.
-        streamer: is given the prompt, the tokens of each accepted run one by one, and the end; by
-            default that of `generate`.
+        seed: seed of sampling; drawn anew for each call by default.
+        streamer: receives the prompt, the accepted tokens one by one, and the end; by default that
+            of `generate`.
         tokenizer: for stop strings; the target's own by default.
-        reuse: whether a prefix shared with the last call is taken from the caches; only where
-            nobody else can have changed the model's weights between the calls.
+        reuse: whether a prefix shared with the last call is taken from the caches; allowed only
+            where no other code can have changed the model's weights between the calls.
 
     Attributes:
         stats: figures of the last call.
@@ -177,10 +177,12 @@ class Hook:
         return call.output(written)
 
     def _streamer_of(self, theirs: BaseStreamer | None, input_ids: Tensor) -> BaseStreamer | None:
-        """Return the streamer of a call, given the prompt: transformers itself gives it to that of `generate`.
+        """Return the streamer of a call, and give it the prompt.
+
+        transformers itself gives the prompt to the streamer of `generate`.
 
         Raises:
-            UserError: there are two, or several rows.
+            UserError: there are two streamers, or several sequences.
         """
         if self._streamer is not None and theirs is not None:
             raise UserError(
@@ -195,7 +197,10 @@ class Hook:
 
 
 def takes_hook_calls(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method of an engine be the `custom_generate` of its own model: transformers calls it with the model first."""
+    """Let a method of an engine be the `custom_generate` of its own model.
+
+    transformers calls it with the model as first argument.
+    """
 
     @wraps(method)
     def call(engine: Any, *given: Any, **named: Any) -> Any:
@@ -222,7 +227,9 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None,
     options: dict[str, Any],
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """`Engine.generate`: transformers' `generate` of the engine's own model, with the arguments that it keeps from a hook.
+    """Run transformers' `generate` of the engine's own model with the engine's decoding loop.
+
+    This is `Engine.generate`. It also handles arguments that transformers does not pass to a hook.
 
     Raises:
         UserError: an option cannot be honoured.
@@ -261,7 +268,7 @@ def generate(
 
 
 def is_text(inputs: Any) -> bool:
-    """Return whether prompts of `generate` are a text, texts, messages, or prompts in vLLM's form, and no ids."""
+    """Return whether prompts of `generate` are no ids but texts, messages, or in vLLM's form."""
     several = inputs if isinstance(inputs, list | tuple) else [inputs]
     return bool(several) and all(
         isinstance(one, str)
@@ -287,11 +294,11 @@ def taken_text(options: dict[str, Any]) -> Any:
 
 
 def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options under transformers' names, where other tools and `Engine.complete` have others for the same.
+    """Return options under transformers' names, from those of other tools and `Engine.complete`.
 
     Raises:
-        UserError: `generate` of transformers does not have an option, or it is given twice; it says
-            what to write.
+        UserError: transformers' `generate` has no such option, or it is given twice; the message
+            says what to write.
     """
     config, found = model.generation_config, dict[str, Any]()
     for name, value in options.items():
@@ -364,7 +371,10 @@ def arguments_of_generate(model: PreTrainedModel) -> Mapping[str, Any]:
 def without_stop_strings(
     options: Mapping[str, Any], default: GenerationConfig | None
 ) -> dict[str, Any]:
-    """Return the options without stop strings, which the hook looks for: transformers drops the tokenizer that they need."""
+    """Return the options without stop strings, which the hook handles itself.
+
+    transformers drops the tokenizer that it would need for them.
+    """
     changed = dict(options)
     if (config := options.get("generation_config")) is not None:
         changed["generation_config"] = copy.deepcopy(config)

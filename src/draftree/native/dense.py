@@ -56,7 +56,10 @@ def quota(root: Path, groups: str) -> float:
 
 @cache
 def processor_share() -> int:
-    """Return how many processors this process may use: of its affinity mask, and no more than its quota, rounded up."""
+    """Return how many processors this process may use.
+
+    It is the size of its affinity mask, or its CPU quota rounded up where that is less.
+    """
     affinity = getattr(os, "sched_getaffinity", None)
     allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
     try:
@@ -73,7 +76,9 @@ def thread_count() -> int:
 
 @cache
 def share_torch_threads() -> bool:
-    """Let the kernels run on torch's own OpenMP threads, if it brings GNU's; otherwise they use threads of their own.
+    """Let the kernels run on torch's OpenMP threads, if torch brings GNU's library.
+
+    Otherwise they use threads of their own.
 
     Torch's threads wait for more work in a loop for a while. Threads of another pool would compete
     with them for processors.
@@ -160,7 +165,10 @@ def linear(layer: Any, rows: Tensor) -> Tensor:
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return rows [..., D] divided by the root of their mean square, rounded, times a weight [D]; all are contiguous."""
+    """Return rows [..., D] over their root mean square, rounded, times a weight [D].
+
+    All tensors are contiguous.
+    """
     out, width = torch.empty_like(rows), rows.shape[-1]
     core.rms_norm(
         code_of(rows.dtype),
@@ -175,7 +183,10 @@ def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return heads [N, H, D] with their halves rotated by the angles [N, D] of their token; all are contiguous."""
+    """Return heads [N, H, D] with their halves rotated by the angles [N, D] of their token.
+
+    All tensors are contiguous.
+    """
     out, (tokens, count, width) = torch.empty_like(heads), heads.shape
     places = address(heads), address(cosines), address(sines), address(out)
     core.rotate(code_of(heads.dtype), *places, tokens, count, width)

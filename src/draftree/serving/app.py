@@ -304,7 +304,10 @@ def add_operation(app: FastAPI, state: ServerState) -> None:
 
     @app.get("/ready", response_model=dict[str, str], responses={503: DOCUMENTED[503]})
     async def ready() -> dict[str, str]:
-        """Say whether requests are taken: not before the model is warm, and not while the server ends."""
+        """Report whether requests are accepted.
+
+        They are not before the model is warm, nor while the server ends.
+        """
         if state.worker.draining:
             raise ApiError(503, "the server is about to end")
         if not state.warm:

@@ -19,7 +19,7 @@ IMPOSSIBLE = -9999.0
 
 @dataclass(frozen=True)
 class Delta:
-    """What a text gains: reasoning, words, pieces of tool calls, and the log-probabilities of new tokens."""
+    """Hold what is added to a text: reasoning, content, pieces of tool calls, log-probabilities."""
 
     reasoning: str = ""
     content: str = ""

@@ -296,7 +296,10 @@ class Worker:
         return Watch(self._tokenizer) if job.work.trees else None
 
     def _lane(self, key: Speculative) -> Lane:
-        """Return the engine for texts that are drafted in one way; the idle one that was used longest ago may go for it."""
+        """Return the engine for texts with the same speculative options.
+
+        If there are too many engines, the idle one that was used least recently is dropped.
+        """
         lane = self._lanes.pop(key, None)
         if lane is None:
             lane = Lane(self._engine_for(key))

@@ -299,7 +299,11 @@ class Writing:
 
     @property
     def result(self) -> Any:
-        """The completion so far; for `n` above 1 a list of n, and for a list of prompts a list of what each of them has."""
+        """Return the completion so far.
+
+        It is a list of n completions for `n` above 1, and a list of the results of each prompt for
+        a list of prompts.
+        """
         completions = [reading.completion(self._rows.stats) for reading in self._readings]
         each = [completions[i : i + self._each] for i in range(0, len(completions), self._each)]
         of_prompts = [found if self._each > 1 else found[0] for found in each]
@@ -313,7 +317,10 @@ class Writing:
 async def complete(
     engine: Writer, prompt: Prompt | Prompts, options: Options, alone: bool = False
 ) -> Any:
-    """Return a completion, each step in a worker thread; a task that is cancelled ends the writing after the step at hand."""
+    """Return a completion; each step runs in a worker thread.
+
+    Cancelling the task stops the generation after the current step.
+    """
     writing = await in_thread(lambda: Writing(engine, prompt, options, alone))
     with closing(writing):
         while await in_thread(writing.step) is not None:
@@ -331,7 +338,10 @@ async def stream(engine: Writer, prompt: Prompt, options: Options) -> AsyncGener
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run work in a worker thread; a task that is cancelled meanwhile waits for it, as a step cannot be broken off."""
+    """Run work in a worker thread.
+
+    A task that is cancelled meanwhile waits for the work, because a step cannot be interrupted.
+    """
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:
         return await asyncio.shield(task)

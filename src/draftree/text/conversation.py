@@ -18,12 +18,15 @@ from draftree.text.options import Options
 @final
 @dataclass(repr=False)
 class Conversation(Hinting):
-    """A conversation: the template renders all of it anew for every turn; its part in the caches is not read again.
+    """Hold a conversation with the target.
+
+    The chat template renders the whole conversation anew for every turn. The part that is already in
+    the caches is not computed again.
 
     Attributes:
-        engine: answers.
-        messages: so far, each with its role and content.
-        options: of every answer, unless a turn names others.
+        engine: generates the answers.
+        messages: messages so far, each with its role and content.
+        options: of every answer, unless a turn overrides them.
     """
 
     kind_of_name: ClassVar[str] = CONVERSATION
@@ -54,7 +57,10 @@ class Conversation(Hinting):
 
     @takes_prompt
     def stream(self, text: str, **options: Any) -> Generator[Token, None, None]:
-        """Yield the answer token by token; of one that is closed early, what was written by then is kept in `messages`."""
+        """Yield the answer token by token.
+
+        If the generator is closed early, `messages` keeps what was generated until then.
+        """
         writing = self._answer(text, options)
 
         def told() -> Generator[Token, None, None]:

@@ -184,7 +184,10 @@ class Options(Parameters):
         return self.max_length - prompt
 
     def _processors(self, target: Target, start: int) -> Iterator[LogitsProcessor]:
-        """Yield the processors in transformers' order; ours come where it puts a caller's own, and the grammar last."""
+        """Yield the logits processors in transformers' order.
+
+        A caller's own processors come where transformers puts them, and the grammar comes last.
+        """
         vocab, device = target.decoder.vocab, str(target.decoder.device)
         eos = sorted(self._ends(target))
         if self.logit_bias:

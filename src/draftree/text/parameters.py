@@ -65,7 +65,10 @@ class Length(Knobs):
 
 @dataclass(frozen=True)
 class Parameters(Choice, Length):
-    """The parameters of a completion, explained at `Options`: a field here is an option there and of `draftree generate`."""
+    """Declare the parameters of a completion, which are documented at `Options`.
+
+    A field here is an option there and of `draftree generate`.
+    """
 
     repetition_penalty: float = penalty(
         1.0, above=0, help="Above 1, makes tokens of the prompt and the answer less likely."

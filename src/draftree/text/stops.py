@@ -16,19 +16,18 @@ def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
 
 
 class Decoded:
-    """The text of tokens that come one by one, the same as if all were decoded together, at the cost of decoding a few.
+    """Decode tokens one by one to the same text as all of them decoded together.
 
     What a token adds to a text depends on those before it (a word's space, a character's first
-    bytes), so that the last ones are decoded again with it. That is how text-generation-inference
-    and vLLM do it.
+    bytes), so the last few are decoded again with it. text-generation-inference and vLLM do the same.
 
     Args:
         tokenizer: the target's.
 
     Attributes:
         ids: the tokens so far.
-        text: of all of them, without special ones.
-        sure: how many of its characters no later token can change.
+        text: their text, without special tokens.
+        sure: number of its characters that no later token can change.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -86,7 +85,7 @@ class Stops:
         )
 
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
-        """Return the place and the text of the stop text that is complete first; of several the longest.
+        """Return position and text of the stop text that ends first; the longest of several.
 
         So the answer does not depend on how many characters came with the last token.
 
@@ -98,7 +97,7 @@ class Stops:
         return min(ends)[1:] if ends else None
 
     def held(self, text: str) -> int:
-        """Return the number of a text's last characters that may be the beginning of a stop text."""
+        """Return how many of a text's last characters may be the start of a stop text."""
         return max(
             (
                 k
@@ -158,16 +157,15 @@ class Pieces:
 
 @final
 class StopTexts:
-    """A criterion: true once a stop text stands in the response; what the prompt ends with is none of it.
+    """Stop once a stop text is in the response, without counting the end of the prompt.
 
-    transformers' `StopStringCriteria` counts a stop text that began in the prompt, too, and
-    prepares a table over the whole vocabulary for every new set of texts. Beyond that the two say
-    the same.
+    transformers' `StopStringCriteria` also counts a stop text that began in the prompt, and prepares
+    a table over the whole vocabulary for every new set of texts. Otherwise the two agree.
 
     Args:
         tokenizer: the target's.
         stops: what ends the response.
-        start: how many ids stand in front of the response.
+        start: number of ids before the response.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops, start: int) -> None:

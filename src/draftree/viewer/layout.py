@@ -62,7 +62,10 @@ def columns(items: list[Node], widths: list[float]) -> list[float]:
 
 
 def rows(items: list[Node]) -> list[int]:
-    """Each item's line: its parent's for a first child, else the first free one, in the order of a walk along the branches."""
+    """Return the line of each item.
+
+    A first child is on its parent's line. Others take the next free line in depth-first order.
+    """
     below = children(items)
     row, used, waiting = [0] * len(items), 0, [0]
     while waiting:

@@ -53,7 +53,7 @@ def spans(step: Step) -> str:
 
 
 def drawn(step: Step) -> dict[str, Any]:
-    """Return a step as the page's script reads it: a column for each figure, an entry for each item."""
+    """Return a step for the page's script: a list for each figure, an entry for each item."""
     items, placed = step.items, layout(step)
     return {
         "head": step.head,

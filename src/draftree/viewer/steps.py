@@ -48,7 +48,7 @@ class Node:
 
     @property
     def kind(self) -> Kind:
-        """The part that it plays; `bonus` of what the target chose behind the last accepted node."""
+        """Return the role of the node; `bonus` for the target's token after the accepted path."""
         if self.rank:
             return "accepted" if self.accepted else "rejected"
         return "root" if self.parent < 0 else "bonus"
@@ -104,7 +104,10 @@ class Step:
 
     @property
     def items(self) -> list[Node]:
-        """The nodes in their order, and behind them the bonus token as the last accepted node's youngest child."""
+        """Return the nodes in their order, followed by the bonus token.
+
+        The bonus token is the last child of the last accepted node.
+        """
         if self.bonus is None:
             return list(self.nodes)
         last = max((i for i, n in enumerate(self.nodes) if n.accepted), default=0)

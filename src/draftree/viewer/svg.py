@@ -96,7 +96,10 @@ def figure(step: Step, y: float) -> str:
 
 
 def edge(item: Node, parent: Box, box: Box) -> str:
-    """Return the line from a parent's right side to its child's left; it goes down in the gap before the child's column."""
+    """Return the line from a parent's right side to its child's left side.
+
+    It bends in the gap before the child's column.
+    """
     start, bend = parent.x + parent.width, box.x - GAP / 2
     up, down = parent.y + HEIGHT / 2, box.y + HEIGHT / 2
     return f'<path class="{item.kind}" d="M{start:.1f} {up:g}H{bend:.1f}V{down:g}H{box.x:.1f}"/>'

@@ -79,5 +79,5 @@ def wrapped(units: Iterable[Text], width: int, first: str, rest: str) -> Iterato
 
 
 def narrow(prefix: str, width: int) -> str:
-    """Return the prefix, without its beginning where a tree branches so often that tokens would have less than half a line."""
+    """Return the prefix, cut at its start where it would take more than half of a line."""
     return prefix if len(prefix) <= width // 2 else "…" + prefix[1 - width // 2 :]

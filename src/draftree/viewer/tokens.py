@@ -65,7 +65,7 @@ class Spellings:
 
 
 def visible(data: bytes) -> str:
-    """Bytes on one line: spaces and line ends as signs, what is no character as ⟨hexadecimal bytes⟩."""
+    """Return bytes on one line, with signs for spaces and line ends, ⟨hex⟩ for invalid bytes."""
     halves = data.decode(errors="surrogateescape")
     shown = re.sub(
         "[\udc80-\udcff]+",
