@@ -79,7 +79,7 @@ class Trust:
 
 @dataclass(frozen=True)
 class Find:
-    """Candidates that a part found after a frontier, kept until the verdict says which of them were right.
+    """Candidates that one part proposes for a frontier, kept until the accept result judges them.
 
     Attributes:
         part: which one.
@@ -209,7 +209,10 @@ class FusedDrafter(Drafter[Fusing]):
     def below(
         self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
     ) -> tuple[Below | None, Fusing]:
-        """Return what the one part that searches finds, where there is one, valued as `find` does it."""
+        """Return the candidates of the only part that searches, where there is exactly one.
+
+        They are valued as `find` values them.
+        """
         searching = [i for i, part in enumerate(self.parts) if part.searches]
         if self.searches or drawing.kind.sampled or len(searching) != 1:
             return None, state
@@ -243,7 +246,10 @@ class FusedDrafter(Drafter[Fusing]):
     def expand(
         self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, Fusing]:
-        """Return the merged candidates; samples stay one part's own, the first's that can draw them."""
+        """Return the merged candidates.
+
+        Samples are never merged: they come from the first part that can draw them.
+        """
         inner, proposed = list(state.parts), dict[int, Candidates]()
         places, found = state.searched
         at = [places.get(number, -1) for number in tree.number[frontier].tolist()]
@@ -378,7 +384,9 @@ def _find(
 
 
 def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidates:
-    """Return the K best candidates of each node by falling q, equal ones in the order of parts and ranks.
+    """Return the K best candidates of each node by falling q.
+
+    Candidates of equal q keep the order of the parts, and then of their ranks.
 
     A token proposed by several parts becomes one candidate. Where it was found, it gets the largest
     of the finds' values: parts that search the same text bring the same evidence, and are no
@@ -442,7 +450,10 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
 
 
 def _together(rows: Sequence[Trust]) -> Trust:
-    """Return the trust of several rows in one part: their weights' mean by what is known of each."""
+    """Return the trust of several sequences in one part.
+
+    The weights are averaged in proportion to the information that each sequence has.
+    """
     if len(rows) == 1:
         return rows[0]
     beside, alone = (_mean([getattr(row, name) for row in rows]) for name in ("beside", "alone"))

@@ -84,7 +84,7 @@ class ADED(Stored):
         return drafter
 
     def searching(self, folder: Path) -> "ADEDDrafter":
-        """Return the drafter with what is in a folder, for whose tokenizer it is looked after elsewhere.
+        """Return the drafter with the datastore of a folder; the caller checks its tokenizer.
 
         Raises:
             UserError: it holds n-grams of another n, or none.

@@ -261,7 +261,9 @@ def picked(values: Sequence[T], rows: Ints, empty: T) -> tuple[T, ...]:
 
 
 class Method(Part, ABC):
-    """A method's knobs: configuration, command-line spec and repr at once. Implementations are frozen dataclasses.
+    """Options of a method: its configuration, command-line spec and repr.
+
+    Implementations are frozen dataclasses.
 
     Attributes:
         own_policy: a spec of the policy that it is published with, if draftree takes that one for
@@ -280,7 +282,10 @@ class Method(Part, ABC):
 
     @abstractmethod
     def example(self, target: Target) -> Drafter[Any]:
-        """Return a small drafter of random or no weights that fits the target, for the conformance suite."""
+        """Return a small drafter that fits the target, for the conformance suite.
+
+        Its weights are random, or it has none.
+        """
 
 
 @dataclass(frozen=True)
@@ -369,14 +374,19 @@ class Trainable(Drafter[State]):
 
     @property
     def decodes_otherwise(self) -> str:
-        """Why it may draft otherwise in decoding than the training forward, in words; by default it may not."""
+        """Return why drafts in decoding may differ from the training forward, in words.
+
+        By default they may not differ.
+        """
         return ""
 
     def study(self, counts: Ints) -> None:
         """Read the data's token counts [V] (learnt tokens) before training; nothing by default."""
 
     def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
-        """Put numbers to the knobs that are left to a measurement of the target, before it is trained; none by default.
+        """Choose values for the options that depend on a measurement of the target.
+
+        This happens before training. By default there are no such options.
 
         Args:
             texts: those it will learn from, token ids of each; the same ones give the same numbers.
@@ -396,7 +406,10 @@ class Trainable(Drafter[State]):
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
-        """Return the training objective of a batch: a sum over its learnt tokens, divided by `batch.count`."""
+        """Return the training objective of a batch.
+
+        It is a sum over the learnt tokens of the batch, divided by `batch.count`.
+        """
 
     @property
     def settled(self) -> "TrainableMethod":
@@ -405,7 +418,10 @@ class Trainable(Drafter[State]):
 
     @final
     def save(self, folder: Path) -> None:
-        """Write a checkpoint: `config.json` and weights, in the layout its kind of weights is published in."""
+        """Write a checkpoint: `config.json` and the weights.
+
+        It has the layout in which weights of this kind are published.
+        """
         made_for = {
             "target": self._target.name,
             "target_hash": fingerprint(self._target.decoder.config),
@@ -488,7 +504,7 @@ def number_text(value: Any) -> str:
 @final
 @dataclass(frozen=True, kw_only=True)
 class Stage(Recipe):
-    """The training of a method where nothing else is asked for: as its paper says, or its official code.
+    """A stage of training with the numbers of the method's paper or of its official code.
 
     Attributes:
         name: of the stage, by which it is chosen.
@@ -507,7 +523,9 @@ class Stage(Recipe):
 
 @dataclass(frozen=True)
 class TrainableMethod(Method):
-    """The knobs of a method that is trained. A checkpoint fixes all of them but where it lies and what is `chosen`.
+    """Options of a method that is trained.
+
+    A checkpoint fixes all of them except its own path and those in `chosen`.
 
     Attributes:
         stages: how it is trained; each stage goes on from the weights of the one before.
@@ -566,7 +584,9 @@ class TrainableMethod(Method):
 
     @final
     def restored(self, target: Target) -> "Trainable[Any]":
-        """Return the drafter of the checkpoint, its knobs what the checkpoint says where they are fixed by it.
+        """Return the drafter of the checkpoint.
+
+        Options that the checkpoint fixes are taken from it.
 
         Raises:
             UserError: the checkpoint is missing or does not fit the target.
@@ -602,7 +622,9 @@ class TrainableMethod(Method):
 
     @abstractmethod
     def read(self, stored: Checkpoint, target: Target) -> "Trainable[Any]":
-        """Return the drafter in a checkpoint, of these knobs where its weights or a published config do not fix others.
+        """Return the drafter that a checkpoint holds.
+
+        It has these options where neither its weights nor a published config fix others.
 
         Args:
             stored: with its config; its tensors are yet to be loaded.

@@ -92,7 +92,9 @@ class DSpark(ParallelMethod):
 
 @final
 class Markov(nn.Module):
-    """What the token before a slot makes likely there, as a vector of r numbers, and these as a bias of logits.
+    """Return a bias of a slot's logits that depends on the token before the slot.
+
+    The token is mapped to a vector of r numbers first, and the vector to the bias.
 
     Args:
         kind: see `DSpark.markov`.
@@ -110,7 +112,11 @@ class Markov(nn.Module):
         self.joint_proj = nn.Linear(2 * rank + width, 3 * rank) if kind == "rnn" else None
 
     def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """[M, n, r] of outputs [M, n, D] of slots along a path, and the tokens [M, n] before each."""
+        """Return the vectors [M, n, r] of the slots along paths.
+
+        They are computed from the outputs [M, n, D] of the slots, and the tokens [M, n] before
+        each.
+        """
         x: Tensor = self.markov_w1(tokens)
         if self.gate_proj is not None:
             gated: Tensor = torch.sigmoid(self.gate_proj(torch.cat((states, x), dim=-1))) * x
@@ -163,7 +169,10 @@ class DSparkNet(ParallelNet):
         self.confidence_head = Confidence(size + layout.rank * with_markov) if confident else None
 
     def certainty(self, states: Tensor, tokens: Tensor) -> Tensor | None:
-        """[…] log-odds that the draft after tokens […] is accepted, of outputs […, D] of its slot; None without the head."""
+        """Return the log-odds […] that a slot's draft is accepted; None without the head.
+
+        They are computed from the outputs […, D] of the slots and the tokens […] before them.
+        """
         if self.confidence_head is None:
             return None
         with_markov = self.layout.confidence[1]

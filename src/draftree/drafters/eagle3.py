@@ -205,7 +205,10 @@ class EAGLE3Layer(PreparedLayer):
         cache: Cache,
         *behind: nn.Module,
     ) -> tuple[Tensor, Tensor]:
-        """[R, n, D] of embeddings and features [R, n, D], and logits of that by norm and head `behind`, if these are given."""
+        """Return the output [R, n, D] of embeddings and features [R, n, D], and its logits.
+
+        The logits are those of the norm and the head in `behind`, if these are given.
+        """
         normed = self.hidden_norm(features)
         x = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
         residual = normed if self._normed_residual else features
@@ -220,7 +223,9 @@ class EAGLE3Layer(PreparedLayer):
 
 
 class FusingNet(PairNet):
-    """A network over the fusion of several of the target's hidden states, with a head and a draft vocabulary of its own.
+    """A network that fuses several hidden states of the target.
+
+    It has a head and a draft vocabulary of its own.
 
     Attributes:
         fc: fuses them.
@@ -240,7 +245,10 @@ class FusingNet(PairNet):
     _target: Target
 
     def choose(self, tokens: Ints) -> None:
-        """Make the draft vocabulary of some token ids in ascending order; its head begins as the target's rows of them."""
+        """Set the draft vocabulary to token ids in ascending order.
+
+        Its head begins as the target's rows of these tokens.
+        """
         ids = torch.from_numpy(np.asarray(tokens, np.int64))
         if self.d2t is not None and self.t2d is not None:
             self.d2t.copy_(offsets(ids))
@@ -255,7 +263,9 @@ class FusingNet(PairNet):
         return drafted(self.d2t, self._target)
 
     def find_candidates(self, rank: int, count: int) -> None:
-        """Replace the head by one of all tokens that finds candidates; those it was not trained for have the target's rows.
+        """Replace the head by a `CandidateHead` of all tokens.
+
+        Tokens that the head was not trained for have the target's rows.
 
         Raises:
             UserError: the rank is above its width, or the target's rows are of another width.
@@ -281,7 +291,10 @@ class FusingNet(PairNet):
         return logits
 
     def begin_as(self, target: Target, layer: int, first: nn.Module) -> None:
-        """Begins as one of the target's layers and its last norm, where `first`, its own layer, has the same shapes."""
+        """Copy the weights of one of the target's layers and of its last norm.
+
+        They are copied where `first`, the network's own layer, has the same shapes.
+        """
         values = {
             name: value.float() for name, value in target.decoder.layers[layer].state_dict().items()
         }

@@ -128,14 +128,20 @@ class EDD(TrainableMethod):
 
     @staticmethod
     def living(layers: Sequence[Attending]) -> int:
-        """Return the entry of `hidden_states` that `auto` means; where all layers are dead, the paper's."""
+        """Return the entry of `hidden_states` that `auto` means.
+
+        Where all layers are dead, it is the entry of the paper.
+        """
         top = max(len(layers) - 4, 0)
         return next((i for i in range(top, -1, -1) if not layers[i].dead), top) + 1
 
 
 @final
 class EDDDrafter(OneLayerDrafter):
-    """The decoder; its cache holds the soft prompt for positions 0 … root − 1, and behind it the step's nodes."""
+    """The decoder of EDD.
+
+    Its cache holds the soft prompt at positions 0 … root − 1, and the nodes of the step after it.
+    """
 
     knobs: EDD
 
@@ -179,7 +185,7 @@ class EDDDrafter(OneLayerDrafter):
         return {"hidden_layer": self._layer}
 
     def begin(self) -> None:
-        """Give a new drafter the weights that it begins with, once it is known which layer it reads."""
+        """Set the initial weights of a new drafter, once the layer that it reads is known."""
         if self.knobs.init == "target" and self._layer != AUTO:
             count = int(self._target.decoder.config.num_hidden_layers)
             top, layers = (
@@ -231,7 +237,10 @@ class EDDDrafter(OneLayerDrafter):
         )
 
     def _states(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
-        """[B, T, D] the last norm's output after each token, for blocks of a length, and of a phase of each sample."""
+        """Return the last norm's output [B, T, D] after each token.
+
+        Blocks have a common length; each sample has a phase of its own.
+        """
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         (layer,) = self.needs.hidden

@@ -171,7 +171,10 @@ class GLIDE(TrainableMethod):
     def network(
         self, config: dict[str, Any], views: Sequence[View | None], target: Target
     ) -> GlimpseModel:
-        """Return a fresh network of a published config, with the target's embedding and head where these are shared."""
+        """Return a new network for a published config.
+
+        It has the target's embedding and head where the config shares them.
+        """
         model = GlimpseModel(of_values(config), views)
         if self.init == "shared":
             norm = model.model.norm.weight
@@ -201,7 +204,9 @@ class GLIDE(TrainableMethod):
         )
 
     def views(self, target: Target) -> tuple[View | None, ...]:
-        """Return the part of the target that each draft layer reads; while `auto` is not settled, the paper's layers.
+        """Return the part of the target that each draft layer reads.
+
+        While `auto` is not settled, these are the layers of the paper.
 
         Raises:
             UserError: the target has no such layers.
@@ -254,7 +259,10 @@ class Glimpsing:
         return self.own.cache.lengths + np.array([len(p) for p in self.own.pending], np.int64)
 
     def seen(self, positions: Ints) -> Ints:
-        """[R, n] how many of the target's tokens those at positions see; root and nodes see all before the root."""
+        """Return the number [R, n] of target tokens that each position sees.
+
+        The root and the nodes see all tokens before the root.
+        """
         rows = zip(self.limits, self.roots, self.own.cache.lengths, positions, strict=True)
         found = [
             np.append(early, root)[np.clip(at - first, 0, len(early))]
@@ -372,7 +380,10 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return starts
 
     def _read(self, state: Glimpsing, feed: ForwardBatch) -> Tensor:
-        """[R, n, D] the last norm's output after the tokens fed; their keys and values go into scratch slots."""
+        """Return the last norm's output [R, n, D] after the tokens of a forward batch.
+
+        Their keys and values are written to scratch slots.
+        """
         cache = state.own.cache
         places = torch.from_numpy(feed.padded_positions).to(self.decoder.device)
         past, mask = cache.writer(feed.starts, feed.width), self.decoder.hf.mask(cache, feed)
@@ -383,7 +394,10 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
     def _states(
         self, ids: Tensor, places: Tensor, mask: Any, past: Cache | None, glimpse: Glimpse | None
     ) -> Tensor:
-        """[R, n, D] the last norm's output after each token; without a mask a token sees those before it."""
+        """Return the last norm's output [R, n, D] after each token.
+
+        Without a mask a token sees those before it.
+        """
         out = self.model.model(ids, mask, places, past, use_cache=past is not None, glimpse=glimpse)
         states: Tensor = out.last_hidden_state
         return states

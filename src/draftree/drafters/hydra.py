@@ -155,7 +155,10 @@ def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
 
 
 def _places(knobs: Hydra) -> list[int]:
-    """Return the places of a head's blocks in the official code's list: with dropout between them, or not."""
+    """Return the positions of a head's blocks in the official code's list of modules.
+
+    They depend on whether there is dropout between the blocks.
+    """
     return [2 * i + 1 if knobs.arch == "prefix-mlp" else i for i in range(knobs.layers)]
 
 
@@ -247,7 +250,10 @@ class HydraNet(HeadsNet):
         return embed(tokens).to(next(self.parameters()).dtype)
 
     def logits(self, head: int, prefix: Tensor, path: Tensor) -> Tensor:
-        """Logits […, V′] after prefix states […, D] and embeddings […, head + 1, D] of root and path."""
+        """Return the logits […, V′] of a head.
+
+        Its inputs are prefix states […, D] and the embeddings […, head + 1, D] of root and path.
+        """
         read = torch.cat((prefix, path.flatten(-2)), dim=-1)
         logits: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](read))
         return logits
@@ -309,7 +315,10 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return Prefixed(cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, width))
 
     def _remember(self, state: Prefixed, taps: Taps) -> Prefixed:
-        """Return the state after hidden states [T, D] of newly committed tokens; what a layer has to make of them waits."""
+        """Return the state after hidden states [T, D] of newly committed tokens.
+
+        The prefix layer, if there is one, reads them later.
+        """
         new = taps.hidden[LAST].to(self._like.dtype)
         if self.model.prefix_embeding_layer is None:
             return replace(state, prefix=newest(taps.rows, new, state.prefix))
@@ -317,7 +326,10 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return state
 
     def _read(self, state: Prefixed, rows: Ints) -> Prefixed:
-        """Return the state once the prefix layer has read all committed tokens of some rows, into scratch slots."""
+        """Return the state once the prefix layer has read all committed tokens of some sequences.
+
+        Their keys and values are written to scratch slots.
+        """
         waiting = np.zeros(state.cache.rows, np.bool_)
         waiting[rows] = state.read[rows] < state.hidden.lengths[rows]
         if not waiting.any():
@@ -332,7 +344,10 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return replace(state, read=ends, prefix=prefix)
 
     def _prefix_pass(self, state: Prefixed, starts: Ints, count: int) -> Tensor:
-        """[R, n, D] of n hidden states from `starts` on; what pads a row is written over by a later pass."""
+        """Return the output [R, n, D] of n hidden states of each sequence, from `starts` on.
+
+        A later pass overwrites the padding.
+        """
         assert self.model.prefix_embeding_layer is not None
         given, places = state.hidden.layer(0)[0][:, 0], starts[:, None] + np.arange(count)
         slots = np.minimum(places, given.shape[1] - 1)  # padding may lie beyond the last
@@ -382,7 +397,10 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
     def expand(
         self, state: Prefixed, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, Prefixed]:
-        """After a node at depth d comes what head d says; beyond the last head q is unknown (uniform) and nothing comes."""
+        """Return the candidates of head d after each node of depth d.
+
+        Beyond the last head q is unknown (uniform), and there are no candidates.
+        """
         depths, rows = tree.depth[frontier], tree.row[frontier]
         state = self._read(state, rows) if state.cache.shapes else state
         logits = self._like.new_zeros(
@@ -402,7 +420,10 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
 
     @torch.inference_mode()
     def commit(self, state: Prefixed, tree: Tree, verdict: Verdict, taps: Taps) -> Prefixed:
-        """Remembers what was accepted; the prefix layer reads it when the row is drafted for again, and not before."""
+        """Store the hidden states of the accepted tokens.
+
+        The prefix layer reads them only when the sequence is drafted for again.
+        """
         _keep_read(state)
         return self._remember(state, taps)
 
@@ -442,7 +463,11 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
     def published(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the official layout; the target's embedding and what has no use only where the file read held it."""
+        """Return config and tensors in the official layout.
+
+        The target's embedding and unused tensors are included only where the file that was read has
+        them.
+        """
         names = {
             "base_model_name_or_path": self._target.name,
             "grounded_heads": True,

@@ -167,7 +167,10 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Candidates(tokens, log_q), replace(state, live=tree.row[: tree.roots])
 
     def _found(self, state: Lookaheads, tree: Tree, frontier: Ints) -> list[tuple[Nexts, float]]:
-        """For each frontier node the next tokens and their shares, and how often one of such is right."""
+        """Return the next tokens of each frontier node with their shares.
+
+        The number after them is how often one of such tokens is right.
+        """
         parents, tokens, length = tree.parents.tolist(), tree.tokens.tolist(), self.knobs.ngram - 1
         found = list[tuple[Nexts, float]]()
         for node, at, depth in zip(
@@ -221,7 +224,10 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Lookaheads(tuple(rows), tree.row[: tree.roots])
 
     def _next_level(self, state: Lookaheads, logits: Tensor | None) -> dict[int, Ints]:
-        """By row, the target's choices after the last level of its window; nothing where no probes were sent."""
+        """Return, by slot, the target's choices after the last level of its window.
+
+        There is none for a slot that sent no probes.
+        """
         sent, end, last = self._sent(state), 0, dict[int, Ints]()
         if logits is None or not sent:
             return {}
@@ -234,7 +240,10 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return dict(zip(last, np.split(chosen, cuts), strict=True))
 
     def _looked_ahead(self, row: Guesses, root: int, new: Ints | None) -> Guesses:
-        """With the n-grams that a new level completes in the pool, and the window one step further."""
+        """Return a sequence's n-gram pool and window after a new level.
+
+        The pool gets the n-grams that the level completes, and the window moves on by one step.
+        """
         if new is None:
             return row
         full = len(row.window) == self.knobs.ngram - 1
@@ -277,7 +286,11 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Guesses(np.zeros(0, np.int64), {}, (), none, none)
 
     def truncate(self, state: Lookaheads, lengths: Ints, rows: Ints | None = None) -> Lookaheads:
-        """Return some rows' texts cut, their pools of their own n-grams alone; the window is drawn when the text goes on."""
+        """Return the state with the texts of some sequences cut.
+
+        Their pools keep only the n-grams of their own text. A new window is drawn when the text
+        goes on.
+        """
         found, cut = list(state.rows), every(rows, len(lengths))
         for r in cut.tolist():
             text = found[r].text[: lengths[r]]
@@ -293,7 +306,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
 
 
 def first_window(text: Ints, knobs: Lookahead) -> Window:
-    """Level 0 with W + N − 3 columns, of which the N − 2 steps that fill the other levels use up N − 2.
+    """Return level 0 of a window, with W + N − 3 columns.
+
+    The N − 2 steps that fill the other levels use up N − 2 of them.
 
     Tokens of the text, drawn by its length, so that the same text begins with the same window.
     """
@@ -303,14 +318,20 @@ def first_window(text: Ints, knobs: Lookahead) -> Window:
 
 @lru_cache(maxsize=64)
 def places(widths: tuple[int, ...]) -> tuple[Ints, Ints]:
-    """Level and column of each token of a window whose levels have so many tokens, level by level."""
+    """Return level and column of each token of a window, level by level.
+
+    The argument gives the number of tokens of each level.
+    """
     level = np.repeat(np.arange(len(widths)), widths)
     column = np.concatenate([np.arange(n) + (i == 0) for i, n in enumerate(widths)])
     return level, column
 
 
 def sees(level: Ints, column: Ints) -> Bools:
-    """[P, P] whether token i of a window sees token j: level 0 up to its own column, and its column up to its own level."""
+    """Return whether token i of a window sees token j, as [P, P].
+
+    A token sees level 0 up to its own column, and its column up to its own level.
+    """
     along = (level[None, :] == 0) & (column[None, :] <= column[:, None])
     up = (column[None, :] == column[:, None]) & (level[None, :] <= level[:, None])
     seen: Bools = along | up
@@ -318,7 +339,9 @@ def sees(level: Ints, column: Ints) -> Bools:
 
 
 def advanced(window: Window, new: Ints, full: bool) -> Window:
-    """Return the window behind the next token: every guess keeps its place in the text, one token nearer to the root.
+    """Return the window after the next token.
+
+    Every guess keeps its place in the text, and so comes one token nearer to the root.
 
     The window goes on by one token however many were accepted, as in the official code: what the
     target found after a root is then a guess at the text that is as many tokens further on.
@@ -340,7 +363,10 @@ def advanced(window: Window, new: Ints, full: bool) -> Window:
 
 
 def grams(window: Window, root: int, new: Ints) -> list[tuple[int, Gram]]:
-    """Return the n-gram of each column of a full window, topped by the target's choices: first token, the others."""
+    """Return the n-gram of each column of a full window, as its first token and the others.
+
+    The target's choices are the last tokens of the n-grams.
+    """
     first = [root, *window[0].tolist()]
     return list(
         zip(first, zip(*(level.tolist() for level in (*window[1:], new)), strict=True), strict=True)
@@ -353,7 +379,10 @@ def of_text(text: Sequence[int], n: int) -> Iterable[tuple[int, Gram]]:
 
 
 def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
-    """Return a pool that has met further n-grams, of which it keeps the last `cap` different ones for each first token."""
+    """Return the pool after it has met further n-grams.
+
+    It keeps the last `cap` different n-grams for each first token.
+    """
     new = dict(pool)
     for first, rest in met:
         kept = tuple(known for known in new.get(first, ()) if known != rest)
@@ -362,14 +391,17 @@ def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
 
 
 def after(pool: Pool, token: int, path: Gram) -> Nexts:
-    """Return the tokens that followed `token` and then `path` in a pool's n-grams, and their shares."""
+    """Return the tokens that follow `token` and `path` in a pool's n-grams, with their shares."""
     known = pool.get(token)
     return NOTHING if known is None else trie(known).get(path, NOTHING)
 
 
 @lru_cache(maxsize=256)
 def trie(known: tuple[Gram, ...]) -> Mapping[Gram, Nexts]:
-    """Return the tokens that came next behind each beginning of a first token's n-grams; a more recent one weighs more."""
+    """Return the tokens that follow each beginning of a first token's n-grams.
+
+    A more recent n-gram has a larger weight.
+    """
     weights: dict[Gram, dict[int, float]] = {}
     for age, gram in enumerate(reversed(known), start=1):
         for i, token in enumerate(gram):

@@ -263,7 +263,10 @@ class MedusaDrafter(HeadsDrafter[Heads]):
     def published(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return the official layout, or vLLM's where it came in that; heads read from a merged model stand alone."""
+        """Return config and tensors in the official layout, or in vLLM's if they came in that.
+
+        Heads that were read from a merged model are written alone.
+        """
         if VLLM in self._stored.tensors:
             tensors = to_vllm(config, tensors, self._target.decoder.vocab)[1]
         else:

@@ -166,26 +166,32 @@ def prefix(target: Target, level: int = 0) -> str:
 
 
 def behind(begin: str) -> Mapping[str, str]:
-    """Of the parts' names, those under which a layer behind the target's last one is published; DeepSeek-V3, GLM-4."""
+    """Return the names of the parts of a layer that is stored after the target's last one.
+
+    DeepSeek-V3 and GLM-4 store their layers so.
+    """
     return {"enorm.": f"{begin}enorm.", "hnorm.": f"{begin}hnorm.", "eh_proj.": f"{begin}eh_proj.",
             "norm.": f"{begin}shared_head.norm.", "layer.": begin}  # fmt: skip
 
 
 def beside(level: int = 0) -> Mapping[str, str]:
-    """Those under which Qwen3-Next, Qwen3.5 and Mellum publish them; all but the layers is there once, whatever the depth."""
+    """Return the names of the parts in Qwen3-Next, Qwen3.5 and Mellum.
+
+    Everything except the layers is stored once, whatever the depth.
+    """
     return {"enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.", "eh_proj.": "mtp.fc.",
             "norm.": "mtp.norm.", "layer.": f"mtp.layers.{level}."}  # fmt: skip
 
 
 def chained(begin: str, level: int = 0) -> Mapping[str, str]:
-    """Those of Inkling, whose layers share the norm behind them."""
+    """Return the names of the parts in Inkling, whose layers share the norm after them."""
     each = f"{begin}layers.{level}."
     return {"enorm.": f"{each}embed_norm.", "hnorm.": f"{each}hidden_norm.", "eh_proj.": f"{each}input_proj.",
             "norm.": f"{begin}chain_norm.", "layer.": f"{each}transformer_block."}  # fmt: skip
 
 
 def carried(keys: Set[str]) -> list[Mapping[str, str]]:
-    """Of each layer that a checkpoint with these tensors carries, its parts' names there."""
+    """Return the names of the parts of each layer that a checkpoint with these tensors has."""
     if "mtp.fc.weight" in keys:
         return [
             beside(level)
@@ -205,7 +211,11 @@ def _layer(key: str) -> int:
 
 @torch.inference_mode()
 def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
-    """Return a short text that the target writes: tokens [1, T], its hidden states [1, T, D], and where its own part begins."""
+    """Return a short text that the target writes.
+
+    The result is its tokens [1, T], its hidden states [1, T, D], and where the target's own part
+    begins.
+    """
     text = np.random.default_rng(0).integers(0, target.decoder.vocab, 8)
     with suppress(UserError):  # some have no tokenizer
         opening = np.array(target.tokenizer(OPENING)["input_ids"], np.int64)
@@ -309,7 +319,7 @@ class MTPNet(PairNet):
         return names[part] + key.removeprefix(part)
 
     def reading(self, first: str, fed: str) -> "MTPNet":
-        """Return the same network, its weights shared, that reads h and what is fed on so; see `MTP`."""
+        """Return the same network with shared weights and other input options; see `MTP`."""
         other = copy.copy(self)
         other.tap, other._normed = UNNORMED if first == "raw" else LAST, fed == "normed"
         return other
@@ -355,7 +365,10 @@ class MTPNet(PairNet):
 
 @final
 class MTPLayer(nn.Module):
-    """A decoder layer of the target's kind behind a projection of embeddings and hidden states; see `MTPNet`."""
+    """A decoder layer of the target's kind after a projection of its inputs; see `MTPNet`.
+
+    The projection combines embeddings and hidden states.
+    """
 
     def __init__(self, target: Target, sparse: bool) -> None:
         super().__init__()
@@ -453,7 +466,10 @@ class MTPDrafter(PairDrafter):
 
     @torch.inference_mode()
     def predicted(self, tokens: Tensor, hidden: dict[int, Tensor], begin: int) -> tuple[int, float]:
-        """How many tokens of a text [1, T] are the likeliest ones by its drafts, from place `begin` on; and their log q."""
+        """Return how many tokens of a text are the likeliest ones of the drafts, and their log q.
+
+        The text has the shape [1, T]. Tokens from position `begin` on are counted.
+        """
         batch = Batch(
             tokens,
             torch.zeros_like(tokens, dtype=torch.bool),

@@ -272,7 +272,10 @@ class PEAGLEDrafter(PairReader):
     def expand(
         self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, Pairs]:
-        """Return a node's candidates come from the slot of its depth; beyond the last one nothing comes."""
+        """Return the candidates of each node, from the slot of its depth.
+
+        Beyond the last slot there are none.
+        """
         if self.passes(state, tree, frontier):
             state = self._slots(self.caught_up(state), tree)
         nodes, which = by_depth(tree, frontier) if drawing.shaped is None else (frontier, None)
@@ -335,7 +338,10 @@ class PEAGLEDrafter(PairReader):
         return whole(logits, self.model.drafted)
 
     def _outputs(self, batch: Batch, chains: Tensor, depths: Tensor) -> Tensor:
-        """[B, T − 1 + A, D] the outputs of all true pairs, and of slots: of a chain behind a pair [B, A], so deep [B, A]."""
+        """Return the outputs [B, T − 1 + A, D] of all true pairs, and of A slots.
+
+        A slot belongs to the chain after a pair, `chains` [B, A], and has a depth, `depths` [B, A].
+        """
         rows, count = batch.tokens.shape
         device, true = (
             batch.tokens.device,
@@ -384,10 +390,11 @@ class PEAGLEDrafter(PairReader):
 
 
 def chosen(batch: Batch, drafts: int, keep: float, least: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Slots that are learnt, deeper ones behind fewer pairs: pair, depth and whether it is there, [B, A] each.
+    """Draw the slots that are learnt: pair, depth and whether the slot is used, [B, A] each.
 
-    Of the n pairs of a text behind which something is learnt, depth d has (n − d) · max(keepᵈ,
-    least), and these are among those of depth d − 1, as in the official codes.
+    Deeper slots follow fewer pairs. Of the n pairs of a text after which something is learnt, depth
+    d has (n − d) · max(keepᵈ, least). These are among those of depth d − 1, as in the official
+    codes.
     """
     found: list[tuple[Tensor, Tensor]] = []
     for learn, generator in zip(batch.learn.cpu(), batch.generators, strict=True):

@@ -126,9 +126,10 @@ class PLDDrafter(Drafter[Texts]):
 
 
 def continuations(text: Ints, knobs: PLD) -> Ints:
-    """[places, length] what followed the longest suffix of `text` that stands in it before, `NONE` behind its end.
+    """Return what followed the earlier occurrences of the longest suffix of `text` that has some.
 
-    In the order of the text; no place if the last token is new.
+    The shape is [places, length], with `NONE` after the end of the text. The places are in the
+    order of the text. There are none if the last token is new.
     """
     last = len(text) - 1
     ends = np.flatnonzero(text[:last] == text[last:]) if last > 0 else np.zeros(0, np.int64)
@@ -146,7 +147,9 @@ def continuations(text: Ints, knobs: PLD) -> Ints:
 
 
 def shares(found: Ints, depth: int) -> tuple[Ints, Floats]:
-    """Return the tokens with which continuations go on after a depth, and their shares of those that do.
+    """Return the tokens with which continuations go on after a depth, and their shares.
+
+    A share is of the continuations that do go on.
 
     The largest share comes first, the lower token of equals.
 

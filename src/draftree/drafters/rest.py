@@ -135,7 +135,9 @@ class Retrieval:
 
 @final
 class RESTDrafter(Drafter[Retrieval]):
-    """Drafts the trie of what followed the text's last tokens; below nodes that are not in it, that of their own path.
+    """Drafts the trie of what followed the last tokens of the text in a datastore.
+
+    Below nodes that are not in it, it drafts the trie of their own path.
 
     Each row is searched for once a step, as REST does it. A node that another drafter proposed, and
     of which the trie knows nothing, is searched for with the tokens before it.
@@ -191,7 +193,10 @@ class RESTDrafter(Drafter[Retrieval]):
         return Candidates(*best_children(trie, at[frontier], k)), replace(state, trie=trie, at=at)
 
     def retrieve(self, context: Ints) -> PrefixTree:
-        """Return the trie of what followed the longest end of a context; a bare root where it stands nowhere."""
+        """Return the trie of what followed the longest suffix of a context that is found.
+
+        The trie is a bare root where none is found.
+        """
         knobs = self.knobs
         ranges = [
             search(c.tokens, c.suffixes, context, knobs.longest, knobs.shortest)
@@ -291,7 +296,9 @@ def mapped(path: Path) -> Any:
 
 
 def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
-    """Return the chunks of a file that REST's code has written, read from disk where they are looked at.
+    """Return the chunks of a file that REST's code has written.
+
+    They are read from disk when they are used.
 
     Each is a uint32 with the bytes of its tokens, the tokens, a uint32 with the bytes of the suffix
     array, and this as int32, all little-endian. There is a suffix for every token, so its size

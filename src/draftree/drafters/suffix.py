@@ -165,7 +165,10 @@ class SuffixDrafter(Drafter[SuffixState]):
         width: int,
         drafts: dict[int, Grown],
     ) -> tuple[Shorts, int, Draft, Ints, Ints, Ints, int, Outputs, Limits]:
-        """Return what `children` is given for nodes of one root; writes down the draft that is grown behind the text."""
+        """Return the arguments of `children` for nodes of one root.
+
+        The draft that is grown after the text is stored in `drafts`.
+        """
         row, last = int(tree.row[root]), int(tree.tokens[root])
         text, depth = state.texts[row], int(tree.depth[frontier].max())
         end = len(text) + 1

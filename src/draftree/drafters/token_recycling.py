@@ -159,7 +159,10 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         return Candidates(tokens, log_q), state
 
     def _rates(self, state: Recycled, row: int) -> Floats:
-        """Return q [S, K] by sureness and rank; it falls with the rank, as that is the order of the candidates."""
+        """Return q [S, K] by certainty class and rank.
+
+        It falls with the rank, which is the order of the candidates.
+        """
         tried, right = self._prior + state.known + state.judged[row]
         rates: Floats = np.minimum.accumulate(right / tried, axis=1)
         return rates
@@ -181,7 +184,11 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         return replace(state, tables=tuple(tables), judged=tuple(judged))
 
     def _judgement(self, state: Recycled, row: int, tokens: Ints, nexts: Ints) -> Floats:
-        """Return [2, S, K], at which ranks a row's table had successors of tokens [n], and which were the next ones [n]."""
+        """Return counts [2, S, K] of the successors that the table had, and of the correct ones.
+
+        They are the successors of tokens [n], by certainty class and rank. A successor is correct
+        if it is the next token [n] of the text.
+        """
         found, sureness = state.tables[row].look_up(tokens, state.memory)
         counts = np.zeros_like(self._none)
         np.add.at(counts[0], sureness, found != NONE)
@@ -189,7 +196,10 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         return counts
 
     def truncate(self, state: Recycled, lengths: Ints, rows: Ints | None = None) -> Recycled:
-        """Return the state without what rows have learnt, which goes into the memory: no table can be cut."""
+        """Return the state without what sequences have learnt, which goes into the memory.
+
+        A table cannot be cut.
+        """
         at = every(rows, len(lengths))
         memory, known = self._remembered(state, at)
         tables = put(state.tables, at, (self._empty,) * len(lengths))

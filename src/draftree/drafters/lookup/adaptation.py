@@ -45,7 +45,10 @@ class Increments(NamedTuple):
         )
 
     def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
-        """With the increments of finished texts; more than `most` of one n-gram make no difference to its weight."""
+        """Return the increments with those of finished texts added.
+
+        More than `most` increments of one n-gram make no difference to its weight.
+        """
         runs = [Counts(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
         for text in texts:
             times = text.times[n - 1 :]
@@ -86,7 +89,10 @@ class Adapted(NamedTuple):
         return cls(np.zeros(0, np.int64), none, np.full(256, -1, np.int32), none)
 
     def plus(self, tokens: Ints, n: int) -> "Adapted":
-        """With further tokens behind, and no increments for them yet. The arrays here stay as they are."""
+        """Return the text with further tokens appended, without increments for them.
+
+        The arrays of this object do not change.
+        """
         old, new = len(self.tokens), len(tokens)
         text = np.concatenate((self.tokens, tokens))
         before = np.concatenate((self.before, np.full(new, -1, np.int32)))
@@ -100,7 +106,10 @@ class Adapted(NamedTuple):
         return Adapted(text, times, heads, before)
 
     def incremented(self, since: int, n: int) -> "Adapted":
-        """With one increment more for each n-gram that lies behind place `since` (Algorithm 2, lines 2-13)."""
+        """Return a copy with one more increment for each n-gram after position `since`.
+
+        Source: Algorithm 2, lines 2-13.
+        """
         times = self.times.copy()
         times[max(0, since) + n - 1 :] += 1
         return self._replace(times=times)

@@ -135,7 +135,10 @@ class Adjacency:
         return self._plus(*other.newest_lines()) if other.size else self
 
     def newest_lines(self) -> tuple[Shorts, Shorts, Shorts]:
-        """Return the tokens [N] that have a line, their successors [N, K], and how often the first was confirmed [N]."""
+        """Return the tokens [N] that have an entry, their successors [N, K], and counts [N].
+
+        A count is how often the first successor was confirmed.
+        """
         lines, size = self.lines, self.size
         last = size - 1 - np.unique(lines.tokens[:size][::-1], return_index=True)[1]
         return lines.tokens[last], lines.successors[last], lines.confirmed[last]
@@ -158,7 +161,10 @@ class Adjacency:
 
 
 def pairs_of(text: Ints, width: int) -> tuple[Ints, Shorts]:
-    """Return the tokens [N] of a text that have a next one, and what followed each [N, K], the most recent first."""
+    """Return the tokens [N] of a text that have a successor, and their successors [N, K].
+
+    The most recent successor comes first.
+    """
     if len(text) < 2:
         return np.zeros(0, np.int64), np.zeros((0, width), np.int32)
     pairs = np.stack((text[:-1], text[1:]), axis=1)[::-1]
@@ -172,7 +178,10 @@ def pairs_of(text: Ints, width: int) -> tuple[Ints, Shorts]:
 
 
 def merged(first: Shorts, then: Shorts) -> Shorts:
-    """Return lists [N, K] that begin with some tokens [N, K] and go on with others [N, K] that are not among them."""
+    """Return lists [N, K] of the tokens of `first`, followed by tokens of `then`.
+
+    Tokens of `then` that are also in `first` are left out.
+    """
     both = np.concatenate((first, then), axis=1)
     again = np.triu(both[:, :, None] == both[:, None, :], k=1).any(axis=1)
     order = np.argsort(again | (both == NONE), axis=1, kind="stable")[:, : first.shape[1]]

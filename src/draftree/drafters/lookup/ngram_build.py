@@ -98,7 +98,9 @@ class GramSettings(Knobs):
 def build(
     documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Callable[[str], None]
 ) -> dict[str, Any]:
-    """Write a table's files; memory is bounded by `plan.piece`, the vocabulary and the number of threads.
+    """Write the files of an n-gram table.
+
+    Memory is bounded by `plan.piece`, the vocabulary and the number of threads.
 
     Pieces of the corpus are sorted and written as runs, and the runs merged range by range; both by
     several threads.
@@ -147,7 +149,9 @@ def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
 
 
 def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -> Iterator[Counts]:
-    """Yield the corpus's n-grams, a number of documents at a time (a long one in parts), each counted once.
+    """Yield the n-grams of the corpus in pieces, each n-gram of a piece once with its count.
+
+    A piece is a number of documents, or a part of a long one.
 
     Args:
         documents: of the corpus.
@@ -180,7 +184,11 @@ def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -
 
 
 class TablePart(NamedTuple):
-    """A range of contexts as it is stored: [C] contexts and how many successors each has, [S] tokens and shares."""
+    """A range of contexts as it is stored.
+
+    It has [C] contexts with the number of successors of each, and the tokens and shares [S] of
+    these.
+    """
 
     context: Array
     size: Array
@@ -237,7 +245,10 @@ class Threads:
 
 
 class SortedRun(NamedTuple):
-    """A run on disk: a file and type for each of its arrays, and every so-manieth of its contexts."""
+    """A sorted run on disk: a file and a dtype for each of its arrays, and a sample of contexts.
+
+    The sample holds every n-th context of the run.
+    """
 
     files: Sequence[tuple[str, Any]]
     sample: Array
@@ -261,7 +272,10 @@ def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, in
 
 
 def likeliest(run: Counts, plan: GramSettings) -> TablePart:
-    """Return the likeliest successors of each context, of equally likely ones the lower id first."""
+    """Return the likeliest successors of each context.
+
+    Of equally likely ones the one with the lower id comes first.
+    """
     new = np.ones(len(run.context), np.bool_)
     new[1:] = run.context[1:] != run.context[:-1]
     starts, group = np.flatnonzero(new), np.cumsum(new) - 1

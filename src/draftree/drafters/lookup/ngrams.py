@@ -125,7 +125,10 @@ class Grams:
 
 
 def _fit(table: Table, vocab: int) -> bool:
-    """Return True where arrays are as long as each other says; what they hold is looked at where it is used."""
+    """Return True if the lengths of the arrays are consistent.
+
+    Their values are checked where they are used.
+    """
     contexts, stored = len(table.size), len(table.share)
     sums = ((table.first, vocab, contexts), (table.sums, -(-contexts // BLOCK), stored))
     return (

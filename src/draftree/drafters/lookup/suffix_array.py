@@ -28,14 +28,19 @@ UNKNOWN = -1
 
 @dataclass(frozen=True)
 class Corpus:
-    """Tokens [T] and their suffix array: the places where a document goes on, ordered by what stands there and behind."""
+    """Tokens [T] and their suffix array.
+
+    The suffix array holds the positions at which a document goes on, sorted by the text from there.
+    """
 
     tokens: Array
     suffixes: Array
 
 
 class PrefixTree(NamedTuple):
-    """Continuations merged by their beginnings; the children of a node stand side by side, the most frequent first.
+    """Continuations merged by their common beginnings.
+
+    The children of a node are stored side by side, the most frequent first.
 
     Several tries may stand in one, each with a root of its own.
 
@@ -59,7 +64,7 @@ def joined(documents: list[Ints]) -> NDArray[np.uint32]:
 
 
 def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
-    """Return the places of all tokens that are no separators, in the order of what stands there and behind.
+    """Return the positions of all tokens except separators, sorted by the text from there.
 
     libdivsufsort sorts bytes: tokens are written as big-endian numbers of as many bytes as the
     vocabulary needs, whose order is that of the tokens, and of the sorted places those where a
@@ -206,7 +211,9 @@ def _most_frequent(count: Ints, k: int) -> Ints:
 
 
 def grow(rows: Ints, nodes: int) -> PrefixTree:
-    """Return the trie of the most frequent beginnings of continuations (REST, section 3.2), the root first.
+    """Return the trie of the most frequent beginnings of continuations, the root first.
+
+    Source: REST, section 3.2.
 
     No node is more frequent than its parent. So of a layer no more than `nodes` have to be
     followed, and the best of all layers are connected. Of equally frequent nodes the less deep ones
@@ -284,7 +291,10 @@ def context_of(text: Ints, tokens: Ints, parents: Ints, node: int, longest: int)
 
 @native
 def follow(known: Ints, tokens: Ints, parents: Ints, trie: PrefixTree) -> Ints:
-    """[E] each tree node's node in a trie: its token's among the children of its parent's; −1 where there is none.
+    """Return, for each node [E] of a tree, the node of a trie that it corresponds to.
+
+    That is the child with its token of the node that its parent corresponds to; −1 where there is
+    none.
 
     Args:
         known: of the first nodes of the tree.
@@ -305,7 +315,9 @@ def follow(known: Ints, tokens: Ints, parents: Ints, trie: PrefixTree) -> Ints:
 
 @native
 def best_children(trie: PrefixTree, at: Ints, k: int) -> tuple[Ints, Floats]:
-    """[F, K] tokens and log q of the most frequent children of a trie's nodes [F], −∞ where there are fewer.
+    """Return tokens and log q [F, K] of the most frequent children of a trie's nodes [F].
+
+    Where a node has fewer children, log q is −∞.
 
     K is not larger than it has to be, and at least 1.
     """

@@ -118,7 +118,7 @@ def descendants(
     deepest: int,
     first: int,
 ) -> tuple[Ints, Ints, Floats]:
-    """Return what `children` finds after the frontier's nodes of one root, and after what it finds, and so on.
+    """Return what `children` finds after the frontier's nodes of one root, and then after those.
 
     Args:
         text: see `children`.

@@ -76,7 +76,9 @@ class Outputs(NamedTuple):
         return cls(none, none, first, first)
 
     def remember(self, documents: Sequence[Ints], longest: int, size: int) -> "Outputs":
-        """Return the memory with further documents, and without the oldest block for as long as it exceeds its size.
+        """Return the memory with further documents.
+
+        The oldest blocks are dropped while it exceeds its size.
 
         Blocks are merged as binary numbers are counted, so that a token is sorted again only when
         its block doubles.
@@ -123,7 +125,9 @@ def _joined(documents: Sequence[Shorts], allowed: int) -> list[Shorts]:
 
 
 def by_context(tokens: Shorts, longest: int) -> Shorts:
-    """Return the places that another token follows, sorted by at least `longest` tokens read backwards from them.
+    """Return the positions that another token follows, sorted by the text before them.
+
+    At least `longest` tokens, read backwards, decide the order.
 
     Prefix doubling (Manber and Myers 1990) on the reversed text, so it is the next power of two of
     them; of equal contexts the earlier place comes first.
@@ -141,7 +145,9 @@ def by_context(tokens: Shorts, longest: int) -> Shorts:
 
 
 def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
-    """Return the places before where the end of a text stands in it: the longest matches, the latest of equals first.
+    """Return the earlier positions in a text at which the end of the text occurs.
+
+    The longest matches come first, and of equally long ones the latest.
 
     Args:
         text: of which the first `end` tokens count.
@@ -268,7 +274,9 @@ def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
 def grown(
     tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, least: float
 ) -> tuple[Shorts, Floats, float]:
-    """Return the tree of the likeliest continuations of some places, likeliest first (SuffixDecoding, section 4).
+    """Return the tree of the likeliest continuations of some positions, likeliest first.
+
+    Source: SuffixDecoding, section 4.
 
     Args:
         tokens: of which the first `end` count.
@@ -333,7 +341,9 @@ def best_of(
     shares: Floats,
     score: float,
 ) -> tuple[Shorts, Floats, float]:
-    """Return the draft with the largest score among those of all lengths of the pattern, and a given one, which wins ties.
+    """Return the draft of the largest score among those of all lengths of the pattern.
+
+    A given draft takes part as well, and wins ties.
 
     A tree of n tokens scores n at most, so that patterns too short for more than the best score are
     not looked at.

@@ -24,7 +24,10 @@ def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:
 
 
 def cut(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
-    """Return the first `lengths[r]` tokens of the texts of some rows, or of all; the others as they are."""
+    """Return the texts, some of them cut to their first `lengths[r]` tokens.
+
+    `rows` are the sequences that are cut; None means all.
+    """
     return put(texts, rows, [t[:n] for t, n in zip(texts, lengths.tolist(), strict=True)])
 
 

@@ -34,7 +34,9 @@ class Anchored:
 
 
 def anchored(batch: Batch, drafts: int, count: int, gamma: float) -> Anchored:
-    """Draws roots in each text's learnt part, and weighs the slots behind them by exp(−k/γ), k = 0, 1, ….
+    """Draw roots in the learnt part of each text, and weight the slots after them.
+
+    The weight of slot k is exp(−k/γ), for k = 0, 1, ….
 
     Args:
         batch: the texts.

@@ -181,7 +181,10 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @property
     def conditioned(self) -> bool:
-        """Whether every node is read along its path, in a pass of its layer; by default one pass of masks serves all."""
+        """Return whether every node is read along its path, in a pass of its layer.
+
+        By default one pass over masks serves all nodes.
+        """
         return False
 
     @property
@@ -305,7 +308,10 @@ class ParallelDrafter(Trainable[Blocks]):
         return self._target.decoder.vocab if drafted is None else len(drafted.ids)
 
     def _block(self, cache: SlotCache, tree: Tree) -> Tensor:
-        """[R, n, D] the outputs of a pass over each row's root and masks, behind what is committed."""
+        """Return the outputs [R, n, D] of a pass over the root and masks of each sequence.
+
+        They come after the committed tokens.
+        """
         layout, device = self.model.layout, self._like.device
         tokens = np.full((cache.rows, layout.block), layout.mask)
         tokens[tree.row[: tree.roots], 0] = tree.tokens[: tree.roots]
@@ -329,7 +335,10 @@ class ParallelDrafter(Trainable[Blocks]):
         ]
 
     def marginals(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
-        """[M, V′] the logits of each node's slot alone; nodes of a depth share one pass of the head."""
+        """Return the logits [M, V′] of each node's slot alone.
+
+        Nodes of one depth share one pass of the head.
+        """
         some, which = by_depth(tree, nodes)
         logits = self.model.head(self.slots(outputs, tree, some))
         return logits[torch.from_numpy(which).to(logits.device)]
@@ -344,10 +353,16 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @abstractmethod
     def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Draft logits [M, drafts, V′] along given texts: outputs [M, drafts, D], and [M, drafts] the token before each."""
+        """Return draft logits [M, drafts, V′] along given texts.
+
+        They are computed from the outputs [M, drafts, D] and the token [M, drafts] before each.
+        """
 
     def study(self, counts: Ints) -> None:
-        """Chooses a draft vocabulary, and for the mask the token that is never learnt, or most seldom; of these the last."""
+        """Choose the draft vocabulary and the mask token.
+
+        The mask is the token that is learnt least often, and of several the last.
+        """
         if isinstance(self.model.lm_head, TargetHead):
             self.model.lm_head.study(counts)
         if not self._stored.tensors and self.knobs.mask is None:
@@ -370,7 +385,10 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @final
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        """Logits [B, T, V]; zeros where there are none: beyond a block, and in the block that begins the text."""
+        """Return logits [B, T, V], with zeros where there are none.
+
+        There are none beyond a block, and in the block that begins the text.
+        """
         count, drafts = batch.tokens.shape[1], min(block, self.drafts)
         starts = block_starts(count, block, phase)
         anchors = starts[starts > 0].unique()
@@ -387,7 +405,10 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @final
     def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
-        """[B, A, drafts, V′] what the blocks of anchors [B, A] draft along the text, as decoding would have it there."""
+        """Return the draft logits [B, A, drafts, V′] of blocks along the text.
+
+        The blocks begin at anchors [B, A]. The logits are those that decoding would have there.
+        """
         logits: Tensor = self.taught(*self.along(batch, anchors)).unflatten(0, anchors.shape)
         return logits
 

@@ -87,7 +87,9 @@ class CandidateHead(nn.Module):
 
 
 def factors(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return V [r, D] and U [V, r] in float32: of the head's rows, their mean taken off, U V is the best approximation.
+    """Return V [r, D] and U [V, r] in float32, a low-rank approximation of a head.
+
+    U V is the best approximation of rank r of the head's rows minus their mean.
 
     They are computed once and kept in the cache folder, under a hash of the rows.
 
@@ -110,7 +112,10 @@ def factors(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def decomposed(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the factors of a head, see `factors`; its singular vectors are the eigenvectors of the rows' covariance."""
+    """Return the factors of a head, see `factors`.
+
+    Its singular vectors are the eigenvectors of the covariance of its rows.
+    """
     host = rows.detach().cpu()
     mean, parts = host.double().mean(dim=0), host.split(ROWS)
     square = torch.zeros(rows.shape[1], rows.shape[1], dtype=torch.float64)

@@ -82,7 +82,10 @@ class Layout:
         return out[to_device(self.rows, out.device), to_device(self.columns, out.device)]
 
     def pick_packed(self, out: Tensor) -> Tensor:
-        """Return [F, …] of the output of a packed pass, [N, …]; a view where that has the frontier's order."""
+        """Return the frontier's part [F, …] of the output [N, …] of a packed pass.
+
+        It is a view where the output has the frontier's order.
+        """
         if len(self.feed.counts) == 1:
             return out[self.columns[0] : self.columns[-1] + 1]
         places = self.feed.firsts[self.rows] + self.columns
@@ -93,7 +96,9 @@ class Layout:
 
 
 def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
-    """Return a pass over the frontier's nodes; each sees its row's committed tokens and those of its path that were fed.
+    """Return a pass over the frontier's nodes.
+
+    Each sees the committed tokens of its sequence, and those of its path that were fed.
 
     Args:
         state: of the drafter.
@@ -122,7 +127,10 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
 
 @torch.inference_mode()
 def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False) -> Decoding:
-    """Commit what was fed of each accepted path; the rest of it waits for the next step, and all of it to be read `again`."""
+    """Commit the fed tokens of each accepted path; the others wait for the next step.
+
+    With `again`, all tokens of the path wait to be read again.
+    """
     cache, pending = state.cache, list(state.pending)
     for root in range(tree.roots):
         row = int(tree.row[root])
@@ -140,7 +148,10 @@ def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False
 
 
 def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
-    """Return the state with at most `lengths[r]` committed tokens of some rows in the cache, nothing pending there."""
+    """Return the state with at most `lengths[r]` committed tokens of each sequence in the cache.
+
+    Nothing is pending in `rows` afterwards.
+    """
     state.cache.truncate(lengths)
     empty = Decoding.empty(state.cache)
     return replace(empty, pending=put(state.pending, rows, empty.pending))
@@ -156,12 +167,12 @@ def selected(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
 
 
 def moved(unread: Sequence[Taps], rows: Ints, cache: SlotCache) -> tuple[Taps, ...]:
-    """Return what the target made of tokens of other rows, of what is not read yet, see `Drafter.select`."""
+    """Return the unread target outputs after slots have moved, see `Drafter.select`."""
     return tuple(taps for every in unread if len((taps := every.select(rows, cache)).rows))
 
 
 def left(unread: Sequence[Taps], lengths: Ints) -> tuple[Taps, ...]:
-    """Return what the target made of tokens that stand before `lengths[r]` in their rows, of what is not read yet."""
+    """Return the unread target outputs of tokens before position `lengths[r]` of their sequence."""
     return tuple(taps for every in unread if len((taps := every.before(lengths)).rows))
 
 
@@ -171,7 +182,9 @@ def no_candidates(nodes: int, k: int) -> Candidates:
 
 
 class CachingLayers(Layers):
-    """Passes of a network with a cache over layers that the host does not see; how many nodes they have it knows beforehand.
+    """Passes of a network with a cache over layers of a tree that grows on the device.
+
+    The host does not see the nodes of these layers, but knows their number beforehand.
 
     Args:
         state: of the drafter, with nothing put off.

@@ -48,7 +48,10 @@ class View:
 
     @classmethod
     def of(cls, target: Target, layer: int, variant: str) -> Self:
-        """Return the view of a layer; queries are rotated as its keys are, as far as it can be told from the config."""
+        """Return the view of a layer.
+
+        Queries are rotated as the layer's keys are, as far as the config shows it.
+        """
         config, shape = target.decoder.config, target.decoder.shapes[layer]
         rope = dict(OFFICIAL_ROPE) if variant == "official" else _rope(config, layer)
         share = 1.0 if rope is None else float(rope.pop("partial_rotary_factor", 1.0))
@@ -69,7 +72,10 @@ class View:
 
 
 def _rope(config: PreTrainedConfig, layer: int) -> dict[str, Any] | None:
-    """Return a target layer's rope; of one whose frequencies change with the length of the text, those of a short text."""
+    """Return the rope parameters of a target layer.
+
+    Where the frequencies change with the length of the text, these are the ones of a short text.
+    """
     said = getattr(config, "rope_parameters", None) or {}
     types = getattr(config, "layer_types", None)
     rope = dict(said.get(types[layer], said) if types else said)
@@ -97,7 +103,10 @@ class Glimpse:
 
 @final
 class CrossAttention(nn.Module):
-    """Attention of the draft's queries to a target layer's cached keys and values; it has none of its own."""
+    """Attention of the draft's queries to the cached keys and values of a target layer.
+
+    It has no keys and values of its own.
+    """
 
     def __init__(self, config: LlamaConfig, view: View) -> None:
         super().__init__()
@@ -138,7 +147,10 @@ class CrossAttention(nn.Module):
 
 @final
 class GlimpseLayer(LlamaDecoderLayer):
-    """A Llama layer with cross-attention behind its self-attention, on the residual as it is (the official order)."""
+    """A Llama layer with cross-attention after its self-attention.
+
+    The cross-attention reads the residual stream without a norm, as in the official code.
+    """
 
     def __init__(self, config: LlamaConfig, index: int, view: View | None) -> None:
         super().__init__(config, index)
@@ -154,7 +166,10 @@ class GlimpseLayer(LlamaDecoderLayer):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """[B, n, D] of states [B, n, D]; transformers hands on `glimpse`, a `Glimpse`, from the call of the model."""
+        """Return the output [B, n, D] of hidden states [B, n, D].
+
+        The model is called with `glimpse`, a `Glimpse`, which transformers passes on to this layer.
+        """
         states, glimpse = hidden_states, kwargs.get("glimpse")
         own, _ = self.self_attn(
             self.input_layernorm(states),

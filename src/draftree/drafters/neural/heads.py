@@ -25,7 +25,9 @@ from draftree.tree import Candidates, Drafted, Ints, Tree
 
 
 class ResBlock(nn.Module):
-    """x + SiLU(W x + b); with conditions beside x, a linear map of all of them takes the place of the first x.
+    """A residual block: x + SiLU(W x + b).
+
+    With conditions beside x, a linear map of all of them replaces the first x.
 
     W begins as zero, so that only the bias is added at first, as in the official codes.
 
@@ -69,7 +71,10 @@ def begin(head: nn.Linear, theirs: nn.Linear, ids: Tensor | slice) -> None:
 
 
 def newest(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
-    """[R, D]: each row's last one of values [T, D] of `rows` [T]; rows that have none keep the old one."""
+    """Return [R, D]: the last of the values [T, D] of each sequence, by `rows` [T].
+
+    Sequences without a value keep the old one.
+    """
     present, from_end = np.unique(rows[::-1], return_index=True)
     found = old.clone()
     found[to_device(present, old.device)] = values[to_device(len(rows) - 1 - from_end, old.device)]
@@ -77,7 +82,10 @@ def newest(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
 
 
 def by_depth(tree: Tree, frontier: Ints) -> tuple[Ints, Ints]:
-    """One node for each depth and row of a frontier [F], and [F] which of them each is like, where lists go by depth."""
+    """Return one node for each depth and sequence of a frontier, and its index for each node [F].
+
+    This saves work where all nodes of a depth in a sequence have the same candidates.
+    """
     places = np.stack((tree.depth[frontier], tree.row[frontier]))
     _, first, which = np.unique(places, axis=1, return_index=True, return_inverse=True)
     return frontier[first], np.asarray(which.ravel(), np.int64)
@@ -137,7 +145,10 @@ class HeadsDrafter(Trainable[State]):
 
     @final
     def study(self, counts: Ints) -> None:
-        """Take the most frequent tokens for the draft vocabulary; the heads begin as the target's rows of them."""
+        """Choose the most frequent tokens as the draft vocabulary.
+
+        The heads begin as the target's rows of them.
+        """
         if self.model.d2t is not None:
             ids = torch.from_numpy(frequent(counts, len(self.model.d2t)))
             self.model.d2t.copy_(offsets(ids))
@@ -147,15 +158,21 @@ class HeadsDrafter(Trainable[State]):
 
     @abstractmethod
     def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
-        """For each head a function that gives its logits [N, V′] from N positions of a text, an index into [B, T]."""
+        """Return a function for each head that gives its logits [N, V′] at positions of a text.
+
+        Its argument is an index into [B, T] of N positions.
+        """
 
     @abstractmethod
     def weights(self, head: int) -> tuple[float, float]:
-        """Return the weights of a head's cross-entropy with the text and of its KL(p‖q) to the target."""
+        """Return the weights of a head's cross-entropy with the text, and of its KL(p‖q)."""
 
     @final
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        """Logits [B, T, V]; zeros where there is no head: beyond the last one, and in a block that begins the text."""
+        """Return logits [B, T, V], with zeros where there is no head.
+
+        There is none beyond the last head, and in a block that begins the text.
+        """
         count = batch.tokens.shape[1]
         start, at = block_starts(count, block, phase), torch.arange(count)
         drafted = self.drafted

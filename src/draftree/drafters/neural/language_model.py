@@ -77,7 +77,9 @@ def borrowing(config: PreTrainedConfig, target: Target, draft_vocab: int) -> Pre
 
 
 def begin_as(model: PreTrainedModel, target: Target, layer: int) -> None:
-    """Lets a one-layer model begin as one of the target's layers and its last norm, where these have the same shape.
+    """Copy one of the target's layers and its last norm into a one-layer model.
+
+    They are copied where they have the same shape.
 
     The LM head expects what that norm gives, and hidden states have a few entries that are far
     larger than all others, which the layers that read them have learnt to scale down.
@@ -124,7 +126,9 @@ def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> Pr
 
 
 def check_attends(method: str, decoder: Decoder) -> None:
-    """Refuses a one-layer model that folds the text into a state, for methods that put keys and values before it.
+    """Refuse a one-layer model with a recurrent state.
+
+    Methods that put keys and values before the text need attention.
 
     Raises:
         UserError: it names the architecture.
@@ -150,7 +154,9 @@ def has_own(stored: Checkpoint) -> bool:
 def load_model(
     stored: Checkpoint, method: str, target: Target, draft_vocab: int = 0
 ) -> PreTrainedModel:
-    """Return the one-layer Hugging Face model of a checkpoint, complete and fitting the target, in its dtype.
+    """Return the one-layer Hugging Face model of a checkpoint.
+
+    It is complete, fits the target and has the target's dtype.
 
     Args:
         stored: the checkpoint.
@@ -191,7 +197,9 @@ def load_model(
 def save_model(
     folder: Path, model: PreTrainedModel, stored: Checkpoint, about: dict[str, Any]
 ) -> None:
-    """Write a one-layer model in float16 beside its config, which gets further entries; what it borrows is left out.
+    """Write a one-layer model in float16 and its config with further entries.
+
+    What it borrows from the target is left out.
 
     Args:
         folder: is made.
@@ -247,7 +255,9 @@ def known_alone(
 
 
 class CachingDrafter(Drafter[Decoding]):
-    """Drafts with a transformer that has a cache of its own, and nothing beyond the context that it knows.
+    """Drafts with a transformer that has a cache of its own.
+
+    It drafts nothing beyond the context length of the transformer.
 
     Attributes:
         decoder: the transformer.
@@ -263,7 +273,10 @@ class CachingDrafter(Drafter[Decoding]):
 
     @property
     def shared(self) -> Shared | None:
-        """The tokens that its vocabulary shares with the target's; by default it has the same one."""
+        """Return the tokens that its vocabulary shares with the target's.
+
+        By default both have the same vocabulary.
+        """
         return None
 
     @torch.inference_mode()
@@ -348,7 +361,9 @@ class LanguageModelDrafter(CachingDrafter):
 
 
 class BorrowingDrafter(Trainable[State]):
-    """A drafter that is a Hugging Face model, with an embedding and a head of its own or the target's.
+    """A drafter that is a Hugging Face model.
+
+    Its embedding and head are its own or the target's.
 
     Attributes:
         decoder: the model.

@@ -34,7 +34,10 @@ OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", 
 
 
 def like(config: PreTrainedConfig) -> LlamaConfig:
-    """Return a Llama config of one layer with the sizes and the rope of a target, whatever its architecture."""
+    """Return a Llama config of one layer with the sizes and the rope of a target.
+
+    The target may have any architecture.
+    """
     values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
     values.setdefault("intermediate_size", 4 * config.hidden_size)
     if (
@@ -60,7 +63,10 @@ def like(config: PreTrainedConfig) -> LlamaConfig:
 
 
 class ExplicitHeads(LlamaConfig):
-    """A Llama config that names the width of a head, so that the hidden size may be no multiple of the heads."""
+    """A Llama config with an explicit width of a head.
+
+    The hidden size then need not be a multiple of the number of heads.
+    """
 
     def validate_architecture(self) -> None:
         """Accept any number of heads."""
@@ -139,7 +145,10 @@ class Rotary(nn.Module):
         return self
 
     def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Cosines and sines [R, n, width] at positions [R, n], in the dtype and on the device of `like`."""
+        """Return cosines and sines [R, n, width] at positions [R, n].
+
+        They have the dtype and device of `like`.
+        """
         if self.fixed and like.is_cpu and not torch.is_grad_enabled():
             return self._angles(like, positions)
         self._embedding.to(

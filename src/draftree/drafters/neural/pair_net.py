@@ -34,7 +34,10 @@ class PairNet(nn.Module, ABC):
         return self
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        """Return the features […, D] of the target's hidden states […, D′] of the layers needed; by default its last ones."""
+        """Return the features […, D] of the target's hidden states […, D′] of the layers needed.
+
+        By default they are the last hidden states.
+        """
         return hidden[LAST]
 
     @abstractmethod

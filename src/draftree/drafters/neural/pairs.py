@@ -79,7 +79,10 @@ class Pairs:
     unread: tuple[Taps, ...] = ()
 
     def places(self, count: int) -> Ints:
-        """[N] which of the outputs is that of each of a tree's `count` nodes; −1 where it was not fed."""
+        """Return [N] the index of the output of each of a tree's `count` nodes.
+
+        It is −1 for a node that was not fed.
+        """
         found = np.full(count, -1)
         found[self.nodes] = np.arange(len(self.nodes))
         return found
@@ -168,7 +171,10 @@ class PairReader(Trainable[Pairs]):
     def _pass_true(
         self, cache: SlotCache, feed: ForwardBatch, features: SlotCache, sizes: Ints
     ) -> Tensor:
-        """[R, n, K D] the levels' outputs of true pairs, `sizes` of each row; each is kept for the level that reads it."""
+        """Return the outputs [R, n, K D] of all levels for true pairs, `sizes` of each sequence.
+
+        Each output is stored for the level that reads it.
+        """
         outs = [self._pass(cache, feed, known_features(features, feed.padded_positions))[0]]
         for level in range(1, self.model.levels):
             features.reserve(int(feed.padded_positions.max()) + 2)
@@ -194,7 +200,10 @@ class PairReader(Trainable[Pairs]):
         level: int = 0,
         head: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """[R, n, D] a level's outputs of pairs, and logits [R, n, V′] of them if the `head` is asked for."""
+        """Return a level's outputs [R, n, D] of pairs, and their logits [R, n, V′] with `head`.
+
+        Without `head` the outputs take the place of the logits.
+        """
         mask = cache.mask(feed)
         if level:
             hide_first_pairs(mask, feed, cache.lengths, level)
@@ -226,7 +235,10 @@ class PairReader(Trainable[Pairs]):
 
     @torch.inference_mode()
     def caught_up(self, state: Pairs) -> Pairs:
-        """With the features of all committed tokens; and with pairs read, where more wait than a draft step takes along."""
+        """Return the state with the features of all committed tokens.
+
+        Pairs are read, too, where more of them wait than a draft step takes along.
+        """
         if state.unread:
             self._remember(state, Taps.joined(state.unread))
             state = replace(state, unread=())
@@ -250,7 +262,10 @@ class PairReader(Trainable[Pairs]):
 
     @in_phase("model")
     def _store(self, cache: SlotCache, features: SlotCache, row: int, tokens: Ints) -> None:
-        """Keep the keys and values of a row's next pairs, of tokens [n]: nothing else of a single layer is read again."""
+        """Store the keys and values of the next pairs of a sequence, for tokens [n].
+
+        Nothing else of a single layer is read again.
+        """
         if not len(tokens):
             return
         begin = int(cache.lengths[row])
@@ -350,7 +365,10 @@ class PairDrafter(PairReader):
     def _feed_roots(
         self, state: Pairs, tree: Tree, roots: Ints, places: Ints
     ) -> tuple[Pairs, Tensor | None]:
-        """Feed the true pairs that wait in the rows of some roots, each row's root last; return logits after these."""
+        """Feed the true pairs that wait in the sequences of some roots; return the logits after.
+
+        The root of each sequence is fed last.
+        """
         rows, pending = tree.row[roots], state.decoding.pending
         if self.model.levels == 1 and max(map(len, pending)) < CHUNK:
             layout = lay_out(state.decoding, tree, roots, state.outputs.device)
@@ -365,7 +383,10 @@ class PairDrafter(PairReader):
     def _feed(
         self, state: Pairs, tree: Tree, nodes: Ints, places: Ints
     ) -> tuple[Pairs, Tensor | None]:
-        """Feed drafted nodes, each paired with the output after its parent, which `places` says; return logits after them."""
+        """Feed drafted nodes, each paired with the output after its parent.
+
+        The index of that output is in `places`. Return the logits after the nodes.
+        """
         device, levels, depths = state.outputs.device, self.model.levels, tree.depth[nodes]
         layout = lay_out(state.decoding, tree, nodes, device)
         outputs, each = state.outputs.view(-1, self.model.width), []
@@ -454,7 +475,9 @@ class PairDrafter(PairReader):
     def aligned(
         self, batch: Batch, features: Tensor, steps: int
     ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Yield outputs after each token as decoding has them 0, 1, … steps behind the last true feature.
+        """Yield the outputs of training passes that read the drafter's own features.
+
+        The outputs of pass j are those that decoding has j steps after the last true feature.
 
         This is the training-time test of EAGLE-3 and the alignment of HASS: in pass j every pair is
         fed the output that pass j − 1 gave for the pair before, and sees true pairs up to j before
@@ -493,7 +516,10 @@ class PairDrafter(PairReader):
 
 
 def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[ForwardBatch, Ints]:
-    """Return the feed of each row's tokens behind what lies in its slots before `starts`, and how many there are [R]."""
+    """Return the forward batch of each sequence's tokens, and their numbers [R].
+
+    The tokens follow what is stored in its slots before `starts`.
+    """
     sizes = np.array([len(t) for t in tokens])
     rows = list(zip(cache.lengths.tolist(), starts.tolist(), sizes.tolist(), strict=True))
     places = [np.arange(start, start + n) for _, start, n in rows]

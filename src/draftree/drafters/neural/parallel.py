@@ -31,7 +31,9 @@ Init = Literal["target", "scratch"]
 
 
 def spread(target: Target, count: int) -> tuple[int, ...]:
-    """Return the entries of a target's `hidden_states` that are fused, evenly spread below the last layer's.
+    """Return the entries of a target's `hidden_states` that are fused.
+
+    They are evenly spread below the output of the last layer.
 
     As the published ones: of 36 layers the outputs of layers 1, 9, 17, 25 and 33, counted from 0.
     """
@@ -42,7 +44,9 @@ def spread(target: Target, count: int) -> tuple[int, ...]:
 
 @final
 class OwnHead(nn.Linear):
-    """An LM head that a checkpoint brings, of all tokens or of a draft vocabulary; it is not trained.
+    """An LM head of a checkpoint, for all tokens or for a draft vocabulary.
+
+    It is not trained.
 
     Args:
         width: D.
@@ -126,7 +130,10 @@ class ParallelNet(nn.Module):
     def context(
         self, hidden: Mapping[int, Tensor], positions: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """Each layer's keys and values [R, H, n, width] of committed tokens, of the target's hidden states [R, n, D′] there."""
+        """Return each layer's keys and values [R, H, n, width] of committed tokens.
+
+        They are computed from the target's hidden states [R, n, D′] at these tokens.
+        """
         fused = self.hidden_norm(
             self.fc(torch.cat([hidden[layer] for layer in self.layout.reads], dim=-1))
         )
@@ -165,7 +172,9 @@ class ParallelNet(nn.Module):
         return out
 
     def begin(self, init: Init) -> None:
-        """Draws fresh weights, or takes over the target's where they fit; the last norm begins as the target's in any case.
+        """Initialise the weights at random, or from the target's where they fit.
+
+        The last norm begins as the target's in any case.
 
         With `target` the layers are the target's from the one on that reads the highest of the
         fused entries, and the context is what that layer reads: its keys and values are those of
@@ -204,7 +213,9 @@ def _take(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
 
 
 def _headed(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
-    """Return a layer's weights with norms of queries and keys: its own, or such as keep their usual size.
+    """Return a layer's weights with norms of queries and keys.
+
+    These are its own norms, or such as keep the usual size of queries and keys.
 
     Without a norm, an entry of W(g ∘ x) has the variance Σⱼ (W g)ⱼ² where the entries of x are of
     size 1 and independent.

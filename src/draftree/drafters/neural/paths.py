@@ -39,7 +39,10 @@ class Group:
 
 
 def grouped(layout: Layout, conditioned: bool) -> Group:
-    """Return the slots of a root in training: a block of masks, or the text's tokens and a mask behind each of them."""
+    """Return the slots of a root in training.
+
+    They are a block of masks or, if `conditioned`, the text's tokens and a mask after each of them.
+    """
     if not conditioned:
         at = torch.arange(layout.block)
         return Group(at, at == 0, torch.ones(len(at), len(at), dtype=torch.bool))
@@ -55,7 +58,9 @@ def grouped(layout: Layout, conditioned: bool) -> Group:
 
 
 def behind(net: ParallelNet, cache: SlotCache, tree: Tree, nodes: Ints) -> Tensor:
-    """[F, D] the outputs of masks behind nodes [F], which see the tokens of their paths and what is committed.
+    """Return the outputs [F, D] of masks after nodes [F].
+
+    A mask sees the tokens of its path and the committed tokens.
 
     Args:
         net: whose slots see those before them alone, and draft their own place.

@@ -26,7 +26,10 @@ KNOWN = "draftree_drafted"
 
 
 def frequent(counts: Ints, size: int) -> Ints:
-    """Return the `size` tokens of the highest counts [V], in ascending order of their ids; of equal ones the lower ids."""
+    """Return the `size` tokens of the highest counts [V], in ascending order of their ids.
+
+    Of tokens with equal counts those with the lower ids are taken.
+    """
     return np.sort(np.argsort(-counts, kind="stable")[:size])
 
 
@@ -41,7 +44,10 @@ def ids_of(d2t: Tensor) -> Tensor:
 
 
 def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
-    """Return the draft vocabulary of a map [V′] of what is added to 0 … V′ − 1 for the target's ids; none without a map."""
+    """Return the draft vocabulary of a map [V′]; None without a map.
+
+    The map holds what is added to 0 … V′ − 1 for the target's ids.
+    """
     if d2t is None:
         return None
     state, known = (
@@ -106,7 +112,9 @@ class TargetEmbedding(nn.Module):
 
 @final
 class TargetHead(nn.Module):
-    """The target's LM head for a draft vocabulary; it has no weights itself, but the map `d2t` from V′ to V.
+    """The target's LM head for a draft vocabulary.
+
+    It has no weights itself, only the map `d2t` from V′ to V.
 
     Args:
         target: whose it is.
@@ -148,7 +156,10 @@ class TargetHead(nn.Module):
             self._rows = None
 
     def forward(self, states: Tensor) -> Tensor:
-        """Logits […, V′] of what the target's last norm would give, […, D], in the target's dtype."""
+        """Return logits […, V′] in the target's dtype.
+
+        Its input […, D] is in the space of the output of the target's last norm.
+        """
         if self._rows is None:
             part = self.drafted
             self._rows = self._target.decoder.head_for(
@@ -160,7 +171,9 @@ class TargetHead(nn.Module):
 @final
 @dataclass(frozen=True)
 class Shared:
-    """The tokens that two vocabularies have in common (token-level intersection, TLI: Timor et al., arXiv 2502.05202).
+    """The tokens that two vocabularies have in common.
+
+    This is token-level intersection (TLI: Timor et al., arXiv 2502.05202).
 
     Attributes:
         drafted: their ids in the target's vocabulary, which alone can be drafted.
