@@ -50,7 +50,10 @@ class Parts:
 
 @dataclass(frozen=True)
 class State:
-    """The drafter's state after a step, and what the policy has learnt; `step` takes one and returns the next."""
+    """The drafter's state after a step, and what the policy has learnt.
+
+    `step` takes one and returns the next.
+    """
 
     drafter: Any = None
     policy: Any = None
@@ -59,7 +62,10 @@ class State:
 def decode(
     parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()
 ) -> Iterator[tuple[list[Emitted], State]]:
-    """Write what the target would write, several tokens a pass; yield each step's new tokens and the state after it."""
+    """Generate the target's own text, several tokens per pass.
+
+    Yield the new tokens of each step and the state after it.
+    """
     events, state = admit(parts, rows, requests, state)
     yield events, state
     while rows.live.size:
@@ -70,7 +76,9 @@ def decode(
 def admit(
     parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()
 ) -> tuple[list[Emitted], State]:
-    """Read the prompts of requests into free rows and choose the token after each; other rows are left as they are.
+    """Read the prompts of requests into free slots and choose the first token of each.
+
+    Other slots are left as they are.
 
     Args:
         parts: what writes.
@@ -83,7 +91,10 @@ def admit(
 
 
 def start(parts: Parts, rows: Rows, begun: Ints, taps: Taps, state: State) -> State:
-    """Lets the drafter read the prompts of rows that begin; `taps` are those of all their tokens that it has not read."""
+    """Let the drafter read the prompts of sequences that begin.
+
+    `taps` are the hidden states of all their tokens that the drafter has not read.
+    """
     drafter = started(parts.drafter, rows, taps, state.drafter, begun)
     return State(drafter, parts.policy.start() if state.policy is None else state.policy)
 
@@ -168,7 +179,9 @@ def release(parts: Parts, rows: Rows, row: int, state: State) -> State:
 
 
 def select(parts: Parts, rows: Rows, chosen: Ints, state: State) -> tuple[Rows, State] | None:
-    """Return the same sequences in a batch of another size: [R'] the old row of each new one, −1 for a free one.
+    """Return the same sequences in a batch of another size.
+
+    `chosen` [R'] gives the old slot of each new one, −1 for a free one.
 
     Returns:
         None where the drafter cannot do that.

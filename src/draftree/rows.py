@@ -34,7 +34,9 @@ IDLE = Request([0])
 
 
 class Rows:
-    """The rows of a batch, each with the request that is written there; requests come and go between two steps.
+    """The slots of a batch, each with the request that is generated in it.
+
+    Requests come and go between two steps.
 
     Args:
         cache: the target's, with a row for each of these; what it holds of a row must be a proper
@@ -146,7 +148,10 @@ class Rows:
         return [text[:0] if row in self.seated else text for row, text in enumerate(self.committed)]
 
     def read_by_drafter(self) -> bool:
-        """Note that the drafter has read all sequences; return whether the prompt of one was among what it read."""
+        """Note that the drafter has read all sequences.
+
+        Return whether it has read the prompt of one of them since the last call.
+        """
         unread, self._unread = self._unread, set()
         return bool(unread)
 
@@ -156,7 +161,10 @@ class Rows:
         return self._admitted
 
     def selected(self, rows: Ints) -> "Rows":
-        """Return the same sequences in other rows: [R'] the old row of each new one, −1 for a free one; the cache is copied."""
+        """Return the same sequences in other slots, with a copy of the cache.
+
+        `rows` [R'] gives the old slot of each new one, −1 for a free one.
+        """
         new = Rows(self.cache.taken(rows, MAX_NODES), self._source, self._admitted, self.stats)
         moves = list(enumerate(rows.tolist()))
         for row, old in moves:
@@ -199,14 +207,20 @@ class Rows:
         return self.noise if self._source is None else self._source(self)
 
     def drawing(self, kind: Draw) -> Drawing:
-        """Return the draft sampling parameters of this step; where all rows are greedy there is nothing to draw."""
+        """Return the draft sampling parameters of this step.
+
+        Where all sequences are greedy, nothing is sampled.
+        """
         if all_greedy(self.requests):
             return Drawing()
         settings = [request.sampling for request in self.requests]
         return Drawing(kind, settings, None if kind is Draw.POINT else self.noise)
 
     def recorded(self, kind: Draw, vocab: int) -> Recorded | None:
-        """How tokens are chosen in recorded passes; None where none are, rows are not alike, or texts have a say in it.
+        """Return how recorded passes choose tokens; None where they cannot.
+
+        They cannot if no passes are recorded, if the sequences' settings differ, or if the choice
+        depends on the text.
 
         Args:
             kind: of draw, of the drafts.
@@ -234,12 +248,18 @@ class Rows:
         return any(r.guides or r.forced for r in mine)
 
     def shown(self, tree: Tree, node: int) -> list[int]:
-        """Return the ids of a node's text up to and including it, as processors and criteria see them."""
+        """Return the token ids of a node's text, as processors and criteria see them.
+
+        The node's own token is the last of them.
+        """
         row, path = int(tree.row[node]), tree.tokens[tree.path(node)].tolist()
         return [*self.requests[row].before, *self.committed[row].tolist(), *path]
 
     def forced(self, tree: Tree, frontier: Ints) -> Ints:
-        """[F] the only token that can come after each node of a frontier; −1 where a node leaves a choice."""
+        """Return the only token that can come after each node of a frontier, [F].
+
+        It is −1 where a node leaves a choice.
+        """
         found = np.full(len(frontier), -1)
         for place, node in enumerate(frontier.tolist()):
             rule = self.requests[int(tree.row[node])].forced
@@ -328,7 +348,10 @@ class Rows:
         )
 
     def room(self, target: Target) -> Room:
-        """Bounds of each row's tree: no deeper than the tokens it still may write before the bonus."""
+        """Return the bounds of each sequence's tree.
+
+        A tree is not deeper than the tokens that may still be generated before the bonus token.
+        """
         depth = [
             min(r.max_new_tokens - len(w) - 1, target.depth_room(len(c)))
             for r, w, c in zip(self.requests, self.written, self.committed, strict=True)
@@ -400,13 +423,16 @@ class Rows:
         return events
 
     def _origins(self, tree: Tree, parents: Ints) -> list[Origin]:
-        """Return how accepted nodes came, by their parents: drafted, or the only ones that were allowed."""
+        """Return the origin of accepted nodes, by their parents.
+
+        A node was drafted, or it was the only token allowed.
+        """
         if not len(parents) or self.requests[int(tree.row[parents[0]])].forced is None:
             return ["drafted" for _ in parents]
         return ["forced" if token >= 0 else "drafted" for token in self.forced(tree, parents)]
 
     def _cut(self, row: int, tokens: list[int], full: bool) -> tuple[int, Ending | None]:
-        """Return the number of a step's tokens that a row emits, and the reason why it ends with them, if it does.
+        """Return how many of a step's tokens a sequence emits, and why it ends with them, if so.
 
         Args:
             row: which.

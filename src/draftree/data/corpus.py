@@ -157,7 +157,9 @@ def decoded(path: Path) -> str | None:
 
 
 def texts(row: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the documents of a row: a text, or a chat as the template renders it; without one, each of its messages.
+    """Return the documents of a row: a text, or a chat as the template renders it.
+
+    Without a chat template each message of a chat is a document.
 
     Raises:
         UserError: the row is of no known form, or the template refuses its chat.

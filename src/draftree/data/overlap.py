@@ -76,7 +76,10 @@ class Excluded:
         return bool(self.runs) and any(run in self.runs for run in _runs(text))
 
     def left_out(self, paths: Iterable[Path], skipped: Skipped | None = None) -> int:
-        """Return the number of rows of data that ask one of the prompts; `skipped` as for `questions`."""
+        """Return the number of rows of data that contain one of the prompts.
+
+        `skipped` is used as in `questions`.
+        """
         count = 0
         for row, where in (each for path in paths for each in rows(path, skipped)):
             with skipping(skipped):

@@ -57,7 +57,10 @@ def _rows(value: Any) -> bool:
 
 
 def _unwrapped(prompt: Any) -> Any:
-    """Return what is in a prompt of vLLM's form, `{"prompt": …}` or `{"prompt_token_ids": …}`; any other as it is."""
+    """Return the content of a prompt of vLLM's form; return any other prompt as it is.
+
+    vLLM's forms are `{"prompt": …}` and `{"prompt_token_ids": …}`.
+    """
     if (
         isinstance(prompt, dict)
         and len(prompt) == 1
@@ -87,7 +90,10 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
 
 
 def is_chat(messages: Any) -> TypeGuard[Messages]:
-    """Return True for the messages of a chat, for whatever template: contents are texts, parts, or nothing beside a call."""
+    """Return True for the messages of a chat, for any template.
+
+    Contents may be texts or parts; a message with a call may have no content.
+    """
     return several(messages, _said)
 
 
@@ -102,7 +108,9 @@ def _said(message: Any) -> bool:
 
 
 def chats_of(given: Any, system: str | None = None) -> Any:
-    """Return the messages of a question or a chat; for a list of questions or chats, a list of their messages.
+    """Return the messages of a question or a chat.
+
+    For a list of questions or chats, return a list of their messages.
 
     Args:
         given: a question, a message, the messages of a chat, or a list of questions or chats.
@@ -133,7 +141,9 @@ def _chat(given: str | Messages, system: str | None) -> Messages:
 
 
 def with_system(system: str | None, messages: Messages) -> Messages:
-    """Return messages with a system message placed before them; a copy of the messages where there is none.
+    """Return messages with a system message placed before them.
+
+    Without a system message, return a copy of the messages.
 
     Raises:
         UserError: the system message is not a text, or the messages begin with one.
@@ -164,7 +174,10 @@ WARNED: "WeakSet[PreTrainedTokenizerBase]" = WeakSet()
 
 
 def warn_of_bare_chats(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warn once of a tokenizer without a chat template: its model may expect one, and a drafter may have been trained on it."""
+    """Warn once of a tokenizer without a chat template.
+
+    The model may expect a template, and a drafter may have been trained with one.
+    """
     if tokenizer not in WARNED:
         WARNED.add(tokenizer)
         name = tokenizer.name_or_path or "the target"
@@ -176,7 +189,9 @@ def warn_of_bare_chats(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase, chats: Any, values: Mapping[str, Any]) -> Any:
-    """Return the ids of a chat, or of each in a list, where the template is given values of its own; else the chats themselves.
+    """Return the ids of a chat, or of each chat in a list, with values for the template.
+
+    If there are no values, return the chats themselves.
 
     Raises:
         UserError: the template refuses them.
@@ -193,7 +208,10 @@ def rendered(tokenizer: PreTrainedTokenizerBase, chats: Any, values: Mapping[str
 def encode(
     tokenizer: PreTrainedTokenizerBase, content: Content, values: Mapping[str, Any] = {}
 ) -> list[int]:
-    """Return the ids of a prompt; without a chat template, a chat is the text of its messages, line by line, with a warning.
+    """Return the ids of a prompt.
+
+    Without a chat template, a chat is the text of its messages, line by line, and a warning is
+    given.
 
     Args:
         tokenizer: the target's.

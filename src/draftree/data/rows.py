@@ -83,7 +83,10 @@ FIRST = 3
 
 @contextmanager
 def skipping(skipped: Skipped | None) -> Iterator[None]:
-    """Count a row that cannot be read inside, instead of raising its error; without a count the error is raised."""
+    """Count a row that cannot be read in this context, instead of raising its error.
+
+    If `skipped` is None the error is raised.
+    """
     try:
         yield
     except UserError as error:
@@ -130,7 +133,7 @@ def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]
 
 
 def seen(folder: Path) -> list[Path]:
-    """Return the files of a folder at any depth, in the order of their names, without hidden ones."""
+    """Return the files of a folder at any depth, sorted by name, without hidden ones."""
     files = (p for p in folder.rglob("*") if p.is_file())
     return sorted(
         p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)
@@ -218,7 +221,10 @@ def _object(row: Any, where: str) -> Row:
 
 
 def _is_chat(value: Any) -> bool:
-    """Return whether a value is a bare list of messages: each with a sender, and a text or calls."""
+    """Return whether a value is a bare list of messages.
+
+    Each message has a sender, and a text or calls.
+    """
     said = (*CONTENT_NAMES, *CALLS)
     return (
         isinstance(value, list)

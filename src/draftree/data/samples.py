@@ -133,7 +133,9 @@ def read(
     vocab: int | None = None,
     skipped: Skipped | None = None,
 ) -> list[Sample]:
-    """All samples of some files; texts are cut into windows of `max_tokens`, chats at their first `max_tokens`.
+    """Return all samples of some files.
+
+    Texts are cut into windows of `max_tokens`. Chats are cut after their first `max_tokens`.
 
     Args:
         paths: of the files, or folders of them.

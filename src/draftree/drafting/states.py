@@ -28,7 +28,10 @@ class DrafterFault(Exception):
 
 
 def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: Ints) -> Any:
-    """Return a drafter's state once rows begin a text; one for which it raises an exception is written without drafts."""
+    """Return a drafter's state once sequences begin a text.
+
+    Where the drafter raises an exception for a sequence, that one is generated without drafts.
+    """
 
     def start(state: Any, taps: Taps, begun: Ints) -> Any:
         return drafter.start(rows.texts, rows.last.copy(), taps, state, begun)

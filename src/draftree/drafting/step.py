@@ -38,7 +38,9 @@ RECENT, LATEST = 8, 2
 
 @dataclass
 class Drafting(Search):
-    """Expands tree nodes through a drafter during one step: carries its state, and skips nodes whose next token is forced.
+    """Expands tree nodes through a drafter during one step.
+
+    It keeps the drafter's state, and skips nodes whose next token is forced.
 
     Where the drafter raises an exception, the sequences that it is raised for are written without
     drafts to their end, and those beside them as if nothing had happened: the step's drafting
@@ -191,7 +193,9 @@ class Drafting(Search):
         probes: Probes | None,
         chunks: Sequence[Chunk] = (),
     ) -> tuple[Tree, Verified]:
-        """Return a tree and the target's pass over it; if the host has not seen the tree, it reads both at once.
+        """Return a tree and the target's pass over it.
+
+        If the host has not seen the tree yet, it reads both at once.
 
         Args:
             target: the model.
@@ -211,7 +215,10 @@ class Drafting(Search):
         return told.tree, found
 
     def _clocked(self, told: Told, each_node: bool) -> None:
-        """Note what the device took for each draft step, now that the host has waited for it; layers of padding are none."""
+        """Record the device time of each draft step, once the host has waited for the device.
+
+        Layers that consist of padding are not counted.
+        """
         now, seconds = (
             time.perf_counter(),
             [self._clock.seconds(*pair) for pair in pairwise(self._marks)],
@@ -396,7 +403,10 @@ class Drafting(Search):
 
 
 def _outlook(rows: Rows, roots: Tree, costs: Costs, room: Room, memory: Any) -> Outlook:
-    """Return what is known of the next step: costs, bounds, what the policy has learnt, and the sizes of recent trees."""
+    """Return what is known of the next step.
+
+    This is costs, bounds, the policy's memory, and the sizes of recent trees.
+    """
     live = len(rows.live)
     steps, work = rows.stats.steps[-RECENT * live :], rows.stats.work[-RECENT:]
     fed = [-(-count // each.rows) for each in work for count in each.frontiers]

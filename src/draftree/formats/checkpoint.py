@@ -70,7 +70,10 @@ def fingerprint(config: PreTrainedConfig) -> str:
 
 
 def embedding_hash(target: Target) -> str:
-    """Return a hash of some rows of a target's embedding, to its 8 leading bits, so that it is the same in every dtype."""
+    """Return a hash of some rows of a target's embedding.
+
+    It covers the 8 leading bits of each value, so that it is the same in every dtype.
+    """
     outer: Any = target.decoder.model
     weight: Tensor = outer.get_input_embeddings().weight
     if weight.is_meta:
@@ -87,7 +90,9 @@ def sizes(target: Target) -> dict[str, int]:
 @final
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint as it lies on disk, so that it can be written back bit for bit; of a new drafter what it begins with.
+    """A checkpoint as it is stored on disk, so that it can be written back bit for bit.
+
+    For a new drafter it holds the initial config.
 
     Attributes:
         config: its `config.json`.
@@ -223,7 +228,7 @@ class Checkpoint:
         return network
 
     def _with_biases(self, network: M) -> M:
-        """Give the projections of each layer the biases that the checkpoint has, where it has any of them.
+        """Give the projections of each layer the biases that the checkpoint has, if it has any.
 
         Configs have one entry for several projections (`attention_bias`), and some have none at all
         (Qwen2's).
@@ -277,7 +282,9 @@ class Checkpoint:
         return {own[k][0]: v for k, (v, _) in both.items()}
 
     def write(self, folder: Path, config: dict[str, Any], tensors: Mapping[str, Tensor]) -> None:
-        """Write the checkpoint with other values, each tensor in the dtype it was stored in (float16 for new ones).
+        """Write the checkpoint with other values, each tensor in the dtype in which it was stored.
+
+        New tensors are written in float16.
 
         Args:
             folder: is made.

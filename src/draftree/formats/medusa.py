@@ -26,7 +26,9 @@ HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 
 
 def loaded(stored: Checkpoint) -> Checkpoint:
-    """Return a checkpoint in any of the layouts with its tensors, named as they are there; of a merged model the heads alone.
+    """Return a checkpoint in any of the layouts with its tensors, under their stored names.
+
+    Of a merged model only the heads are loaded.
 
     Raises:
         UserError: there is none.
@@ -41,7 +43,9 @@ def loaded(stored: Checkpoint) -> Checkpoint:
 
 
 def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
-    """Return the numbers of heads, and of blocks a head, in a file of the official layout; configs are often wrong.
+    """Return the number of heads, and of blocks per head, in a file of the official layout.
+
+    They are counted because configs are often wrong.
 
     Raises:
         UserError: it holds no heads, or lacks some.
@@ -74,7 +78,10 @@ def renamed(stored: Checkpoint) -> Checkpoint:
 def to_vllm(
     config: dict[str, Any], tensors: dict[str, Tensor], vocab: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors of the official layout in vLLM's; `vocab` is the target's, where the heads know a part of it."""
+    """Convert config and tensors of the official layout to vLLM's.
+
+    `vocab` is the size of the target's vocabulary, where the heads cover a part of it.
+    """
     heads, layers = counted(tensors, Path())
     drafted, hidden = tensors[f"0.{layers}.weight"].shape
     blocks = {
@@ -95,7 +102,9 @@ def to_vllm(
 def from_vllm(
     config: dict[str, Any], tensors: dict[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Config and tensors of vLLM's layout in the official one; blocks without a bias get a zero one.
+    """Convert config and tensors of vLLM's layout to the official one.
+
+    Blocks without a bias get a bias of zeros.
 
     Raises:
         UserError: the heads know only a part of the vocabulary, and which is not said.

@@ -206,7 +206,11 @@ def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
 
 
 def _sights(layers: Entries, said: Entries, count: int, native: bool) -> tuple[Sight, ...]:
-    """Of each layer: a sliding one is causal unless something else is said; in transformers' class it looks both ways."""
+    """Return which positions each layer sees.
+
+    A sliding layer is causal unless the config says otherwise. In transformers' class it sees both
+    directions.
+    """
     window = layers.get("sliding_window", int | None, None, least=1)
     switched = layers.get("use_sliding_window", bool | None, None)
     named = layers.get("layer_types", list[str] | None, None)
@@ -303,7 +307,9 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
 
 
 def _slides(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:
-    """Return the entries that say what layers see in the layout of speculators, and whether sliding ones look both ways.
+    """Return the entries of the attention windows in the layout of speculators.
+
+    The second value is whether sliding layers see both directions.
 
     There a layer is causal in its block where it slides, so that one that is causal and sees the
     whole context, as all of a JetSpec's, has a window of that length.

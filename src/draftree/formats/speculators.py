@@ -72,7 +72,9 @@ def _renamed(key: str, prefixes: Mapping[str, str]) -> str:
 
 
 def loaded(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]:
-    """Return a checkpoint in either layout with its tensors, and its config as the original layout has it, a copy.
+    """Return a checkpoint in either layout with its tensors, and its config.
+
+    The config is a copy in the original layout.
 
     Raises:
         UserError: it cannot be read, is of another kind, or of a network that is not the published

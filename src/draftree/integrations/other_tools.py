@@ -17,7 +17,10 @@ TASKS = ("text-generation", "text2text-generation", "conversational")
 
 
 class _Loader:
-    """Stands where other tools have a class of models: it is called, or its `from_pretrained`, and returns an engine."""
+    """Replaces a model class of other tools.
+
+    Calling it, or its `from_pretrained`, returns an engine.
+    """
 
     def __call__(self, *given: Any, **named: Any) -> Engine:
         return load(*given, **named)
@@ -48,12 +51,14 @@ def pipeline(task: str | None = None, model: Any = None, *more: Any, **named: An
 
 
 def options(**values: Any) -> Options:
-    """Return options, under the names of any tool, for the calls of an engine: `engine.complete(prompts, options)`."""
+    """Return options for `engine.complete(prompts, options)`, given under the names of any tool."""
     return Options.of(None, values)
 
 
 def complete(*given: Any, **named: Any) -> Any:
-    """Continue a prompt with a model: `complete(engine, tokenizer, prompt=…)`, `complete(model="demo", prompt=…)`.
+    """Continue a prompt with a model.
+
+    Examples: `complete(engine, tokenizer, prompt=…)`, `complete(model="demo", prompt=…)`.
 
     As a `custom_generate` of transformers it is `speculate`.
     """
@@ -76,7 +81,9 @@ def chat(*given: Any, **named: Any) -> Any:
 
 
 def _engine_of(given: Sequence[Any], named: dict[str, Any]) -> tuple[Engine, list[Any]]:
-    """Return the engine that is meant, and the other arguments without the tokenizer, which the engine has.
+    """Return the engine that is meant, and the other arguments.
+
+    The tokenizer is left out, because the engine has one.
 
     Raises:
         UserError: there is no model, or nothing beside it.
@@ -97,5 +104,8 @@ def _engine_of(given: Sequence[Any], named: dict[str, Any]) -> tuple[Engine, lis
 
 @lru_cache(maxsize=1)
 def _kept(model: str | Path) -> Engine:
-    """Return the engine of a model's name; that of the last call is kept, as ollama keeps its model."""
+    """Return the engine for a model's name.
+
+    The engine of the last call is kept, as ollama keeps its model.
+    """
     return load(model)

@@ -116,7 +116,9 @@ def application(replicas: Replicas) -> Any:
 
 
 def run(replicas: Replicas) -> None:
-    """Serve until the program is interrupted, at the host and port of the options; a Ray that runs here is joined.
+    """Serve until the program is interrupted, at the host and port of the options.
+
+    A Ray cluster that runs on this machine is joined.
 
     Raises:
         UserError: Ray Serve is not installed.

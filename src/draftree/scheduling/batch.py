@@ -62,7 +62,9 @@ class Batch:
         return target.reads_beside and (target.packs if asked is None else asked)
 
     def open(self, count: int) -> tuple[Parts, Rows]:
-        """Return the parts and the rows, with at least `count` rows; they are begun where there are none.
+        """Return the parts and a batch with at least `count` slots.
+
+        The batch is created if there is none.
 
         Passes compute free rows, too, so that a batch has no more of them than it needs, unless
         passes are recorded.
@@ -107,7 +109,10 @@ class Batch:
         self._admitted = self.opened[1].admitted
 
     def resize(self, count: int) -> None:
-        """Move all sequences to a batch with `count` rows; where the drafter cannot move them, they are read again."""
+        """Move all sequences to a batch with `count` slots.
+
+        If the drafter cannot move them, they are read again.
+        """
         assert self.opened is not None
         parts, rows = self.opened
         seated = {entry.prompt.row: entry for entry in self.reading if entry.prompt.row >= 0}
@@ -142,7 +147,10 @@ class Batch:
                 self.running[row].row = row
 
     def shrink(self, waiting: bool) -> None:
-        """Make the batch smaller once it has had free rows for some steps, and nothing waits for them."""
+        """Make the batch smaller once it has had free slots for some steps.
+
+        It stays as it is while a request waits for them.
+        """
         assert self.opened is not None
         rows = self.opened[1]
         spare = len(self.running) < rows.cache.rows and not (waiting or self.reading)
@@ -163,7 +171,10 @@ class Batch:
         self.state = loop.release(*self.opened, entry.row, self.state)
 
     def close(self) -> None:
-        """Give the rows up while nothing runs; the drafter and the policy keep what they have learnt."""
+        """Free the batch while nothing runs.
+
+        The drafter and the policy keep what they have learnt.
+        """
         if self.opened is None:
             return
         self._host.remember(self.state)

@@ -62,7 +62,10 @@ class PrefixStore:
         return self._size * len(self._blocks)
 
     def find(self, prompt: Sequence[int]) -> list[Block]:
-        """Return the blocks that a prompt begins with; its last token is in none of them, as its logits are needed."""
+        """Return the blocks that a prompt begins with.
+
+        The prompt's last token is in none of them, because its logits are needed.
+        """
         found: list[Block] = []
         parent, now = None, next(self._clock)
         for start in range(0, len(prompt) - self._size, self._size):
@@ -75,7 +78,10 @@ class PrefixStore:
         return found
 
     def begin(self, prompt: Sequence[int], target: Target) -> PartialPrompt:
-        """Return the beginning of a prompt, read in a cache of its own; nothing where no block holds it."""
+        """Return the beginning of a prompt that blocks hold, read into a cache of its own.
+
+        It is empty where no block holds it.
+        """
         blocks = self.find(prompt)
         if not blocks:
             return PartialPrompt()

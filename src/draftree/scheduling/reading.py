@@ -61,7 +61,9 @@ class PromptReader:
         self.sizes, self.shared = ChunkSizes(options), 0
 
     def advance(self, parts: Parts, rows: Rows) -> None:
-        """Run a pass over the nodes of running sequences and chunks of prompts; write the first tokens of those read.
+        """Run a pass over the nodes of running sequences and chunks of prompts.
+
+        Emit the first token of each prompt that is complete with this pass.
 
         Args:
             parts: what writes.
@@ -178,7 +180,10 @@ class PromptReader:
         prompt.read += count
 
     def _finish_apart(self, entries: Sequence[Entry]) -> None:
-        """Read the rest of prompts into free rows and choose the first token of each; several must be unread."""
+        """Read the rest of prompts into free slots and choose the first token of each.
+
+        If there are several prompts, none of them has been read in part.
+        """
         self._act(entries)
         parts, rows = self._batch.open(len(self._batch.running) + len(entries))
         read = []

@@ -79,7 +79,7 @@ class Scheduler:
 
     @property
     def shared_passes(self) -> int:
-        """The number of passes so far that verified nodes of running sequences and read chunks of prompts."""
+        """Return the number of passes so far that verified nodes and read chunks of prompts."""
         return self._reader.shared
 
     @property
@@ -124,7 +124,10 @@ class Scheduler:
         return handle
 
     def cancel(self, handle: Handle) -> None:
-        """End a request; its slot is free after the next step. One that has ended is left as it is."""
+        """End a request; its slot is free after the next step.
+
+        A request that has ended is left as it is.
+        """
         with self._mutex:
             entry = handle.entry
             if self._handles.get(entry.id) is not handle:
@@ -231,7 +234,10 @@ class Scheduler:
 
     @property
     def _headroom(self) -> int:
-        """Cache tokens that stay free when another sequence is admitted; every running one writes a token in the same step."""
+        """Return the number of cache tokens that stay free when another sequence is admitted.
+
+        Every running sequence writes a token in the same step.
+        """
         return max(
             min(HEADROOM, self._bound // SHARE) * (self.running + 1), len(self._batch.running)
         )
@@ -273,7 +279,7 @@ class Scheduler:
                 self._updates.append(Update(handle, []))
 
     def _make_room(self) -> None:
-        """Preempt the youngest sequences until the cache has room for a token of every other one."""
+        """Preempt the youngest sequences until the cache has room for a token of each other one."""
         while (
             self._recomputes
             and self.running > 1
@@ -318,7 +324,10 @@ class Scheduler:
 
     @property
     def _recomputes(self) -> bool:
-        """Whether a text that is read again has the keys, values and states that it had when it was written."""
+        """Return whether a text that is read again gets the same keys, values and states.
+
+        They must equal those that it had when it was generated.
+        """
         target = self._host.target
         return target.reuses_prefixes and not target.decoder.kept.clamped
 
@@ -328,7 +337,10 @@ class Scheduler:
             self._prefixes.shrink(0)
 
     def _held(self, entry: Entry) -> int:
-        """Cache tokens of a request: those of its text with the root, or all that it may ever need."""
+        """Return the number of cache tokens of a request.
+
+        They are those of its text with the root, or all that it may ever need.
+        """
         if not self._recomputes:
             return self._most(entry.submitted)
         if entry.row >= 0 and self.batch is not None:

@@ -82,7 +82,10 @@ class Author(ABC):
 
     @property
     def probes(self) -> int:
-        """The number of greedy answers that are looked at before this one is trusted; 0 once it is."""
+        """Return the number of greedy answers to check before this author is trusted.
+
+        It is 0 once the author is trusted.
+        """
         return 0
 
     def seconds(self, texts: int, tokens: int) -> float | None:

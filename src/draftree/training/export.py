@@ -124,7 +124,9 @@ def formats_of(method: str) -> tuple[str, ...]:
 
 
 def first_format(folder: Path, wanted: str | None = None) -> str:
-    """Return the format in which a drafter is exported: the one that is wanted, or else the first that has the drafter.
+    """Return the format in which a drafter is exported.
+
+    It is the one that is wanted, or else the first format that supports the drafter.
 
     Args:
         folder: of the drafter's checkpoint.
@@ -154,7 +156,9 @@ def first_format(folder: Path, wanted: str | None = None) -> str:
 def standalone(
     drafter: str | Path, out: Path, target: str | None = None, overwrite: bool = False
 ) -> Exported:
-    """Write a drafter that shares the target's embedding and head with copies of both, the head for the whole vocabulary.
+    """Write a drafter with its own copies of the target's embedding and head.
+
+    The copy of the head covers the whole vocabulary.
 
     A `vdm` is then a whole Hugging Face model, which transformers' assisted generation takes.
 
@@ -222,7 +226,9 @@ def _config_of(target: str) -> PreTrainedConfig:
 
 
 def _check(method: str, folder: Path, values: Mapping[str, Any], target: str | None) -> Target:
-    """Open a checkpoint for a target without weights, which refuses one that is incomplete or of other shapes.
+    """Open a checkpoint for a target without weights.
+
+    This refuses a checkpoint that is incomplete or has other shapes.
 
     Args:
         method: its method.
@@ -261,7 +267,10 @@ def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
 
 
 def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Written:
-    """Config and tensors of EAGLE's or EAGLE-3's original layout, in whichever they came; of `values`, the config is flat."""
+    """Return config and tensors in the original layout of EAGLE or EAGLE-3.
+
+    The checkpoint may have either layout. Its config is written flat, with `values`.
+    """
     rename = speculators.original(stored.config)
     tensors = {rename(k): v for k, v in stored.tensors.items() if k != MAP}
     config = (
@@ -280,7 +289,10 @@ def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Writte
 
 
 def _rope(values: dict[str, Any]) -> dict[str, Any]:
-    """`rope_theta` and `rope_scaling`, which every version of transformers understands; `rope_parameters` only version 5."""
+    """Return `rope_theta` and `rope_scaling`, which every version of transformers reads.
+
+    Only version 5 reads `rope_parameters`.
+    """
     said: dict[str, Any] = dict(of_values(deepcopy(values)).rope_parameters or {})
     theta, kind = said.pop("rope_theta"), said.pop("rope_type", "default")
     return {
@@ -336,7 +348,10 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
 
 
 def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """DFlash, DSpark and JetSpec, with copies of the embedding and of some rows of the head of the target, which is loaded."""
+    """Return DFlash, DSpark or JetSpec in the layout of speculators.
+
+    It has copies of the target's embedding and of some rows of its head, so the target is loaded.
+    """
     name = target or str(stored.about.get("target", "demo"))
     loaded, kind = Target.load(name), part("drafter", method)
     assert issubclass(kind, TrainableMethod)
@@ -362,7 +377,10 @@ def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) 
 
 
 def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
-    """P-EAGLE, which has an embedding there, its own or a copy of the target's; it is loaded for that."""
+    """Return P-EAGLE in the layout of speculators.
+
+    That has an embedding, the drafter's own or a copy of the target's, which is then loaded.
+    """
     stored = stored.loaded()
     config, said = stored.config, speculators.verified_by(stored.config)
     name = target or (said[0] if said else str(stored.about.get("target", "demo")))
@@ -411,10 +429,10 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
 
 
 def to_vllm_eagle(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """EAGLE's layout for vLLM, whose fusing layer has no bias: an embedding of the drafter's own has it in it.
+    """Return EAGLE's layout for vLLM, whose fusing layer has no bias.
 
     The fusing layer computes W e + U h + b of an embedding e and a hidden state h. With W c = b
-    that is W (e + c) + U h, so each row of the new embedding is e + c.
+    that is W (e + c) + U h. So the drafter gets an embedding of its own, whose rows are e + c.
 
     Raises:
         UserError: no c has W c = b.

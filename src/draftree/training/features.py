@@ -37,7 +37,10 @@ TOGETHER = 16
 
 @dataclass(frozen=True)
 class Features:
-    """The target's internals for a batch of texts: hidden states [B, T, D] (the last one among them), keys and values."""
+    """The target's internals for a batch of texts.
+
+    These are hidden states [B, T, D] (the last one among them), keys and values.
+    """
 
     hidden: dict[int, Tensor]
     kv: dict[int, tuple[Tensor, Tensor]]
@@ -126,7 +129,9 @@ class Shards:
         return self.folder / name / f"{shard:05}.safetensors"
 
     def fill(self, processes: Processes, tell: Tell = silent) -> None:
-        """Compute what is lacking, each process its share; an interrupted run goes on with the files that are not there yet.
+        """Compute the missing files; each process computes its share.
+
+        An interrupted run goes on with the files that do not exist yet.
 
         Args:
             processes: of the run.

@@ -88,7 +88,10 @@ def evaluate(
 
 
 def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
-    """[2 + 2 · depths] loss, overlap, matches and how often each depth was reached, summed over a batch."""
+    """Return [2 + 2 · depths] figures, summed over a batch.
+
+    These are loss, overlap, and by depth the matches and how often the depth was reached.
+    """
     at = before(batch.learn)
     wanted = batch.target(at).float()
     choice = torch.full_like(batch.tokens, -1)
@@ -106,10 +109,11 @@ def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
 def acceptance_by_depth(
     batch: Batch, choice: Tensor, guess: Tensor, phase: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count, by depth, of chains drafted from each block's first token that are still the target's greedy choice.
+    """Count, by depth, the chains that are still the target's greedy choice.
 
-    The text stands in for the chain's own tokens, so a block is followed while the text, too, is
-    what the target would have chosen; where it is not, nothing is known of the depths behind.
+    A chain is drafted from the first token of each block. The text stands in for the chain's own
+    tokens. So a block is followed while the text, too, is what the target would have chosen. Where
+    it is not, nothing is known of the depths after it.
 
     Args:
         batch: held-out text.

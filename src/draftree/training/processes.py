@@ -40,7 +40,9 @@ class Processes:
         return cls(PartialState(cpu=_cpu_only() or kind == "cpu"))
 
     def device(self, asked: str | None) -> str | None:
-        """Return the device of this process: the one asked for, but among several processes each has a device of its own.
+        """Return the device of this process.
+
+        It is the one asked for, but each of several processes has a device of its own.
 
         Raises:
             UserError: among several processes, a certain device was asked for.
@@ -106,7 +108,9 @@ class Processes:
 
     @contextmanager
     def alone(self, folder: Path) -> Iterator[None]:
-        """Open a context in which no other run may write into a folder; the main process locks it for all of this one's.
+        """Open a context in which no other run may write into a folder.
+
+        The main process locks it for all processes of this run.
 
         Raises:
             UserError: another run does.
@@ -135,7 +139,9 @@ def _cpu_only() -> bool:
 
 
 def accelerator_of(device: torch.device, out: Path, track: str) -> Accelerator:
-    """Accelerate for models that are where they should be already; precision and accumulation are our own.
+    """Return an accelerator for models that are on their devices already.
+
+    Precision and gradient accumulation are draftree's own.
 
     Args:
         device: of the models.

@@ -72,7 +72,10 @@ class Regeneration:
 
     @property
     def said(self) -> dict[str, Any]:
-        """The values that answers depend on, for the record; where all are greedy, those of temperatures are left out."""
+        """Return the options that answers depend on, for the record.
+
+        Where all answers are greedy, the options of sampling are left out.
+        """
         drawn = () if self.temperature and self.sampled else ("temperature", "sampled", "seed")
         return {name: value for name, value in asdict(self).items() if name not in drawn}
 
@@ -164,7 +167,9 @@ def prompts(
     skipped: Skipped | None = None,
     vocab: int | None = None,
 ) -> Iterator[Content]:
-    """Yield the target's prompts: chats up to their last response, and the first quarter of each window of a text.
+    """Yield the target's prompts.
+
+    These are chats up to their last response, and the first quarter of each window of a text.
 
     Args:
         paths: of the data.
@@ -249,7 +254,10 @@ def _write(
 
 
 def _responses(prompt: Content) -> int:
-    """Return how many answers are written for a prompt: one for a text, and all responses of a chat."""
+    """Return how many answers are generated for a prompt.
+
+    There is one for a text; for a chat it is the number of its responses.
+    """
     return (
         1 if isinstance(prompt, str) else sum(message["role"] == "assistant" for message in prompt)
     )
@@ -311,7 +319,10 @@ def _text(prompt: str) -> Talk:
 
 
 def _chat(chat: Messages) -> Talk:
-    """Every response written anew; the chat ends where it is too long. The row says which of them were cut."""
+    """Generate every response of a chat anew.
+
+    The chat ends where it is too long. The returned row records which responses were cut.
+    """
     said, answered, cut = Messages(), 0, list[int]()
     for message in chat:
         if message["role"] == "assistant":
@@ -326,7 +337,7 @@ def _chat(chat: Messages) -> Talk:
 
 
 def _done(parts: Path) -> dict[int, Row]:
-    """Return the rows written so far by all processes; a line that was broken off does not count."""
+    """Return the rows written so far by all processes; an incomplete line does not count."""
     found: dict[int, Row] = {}
     for path in sorted(parts.glob("*.jsonl")):
         for line in path.read_text("utf-8", errors="replace").splitlines():

@@ -68,7 +68,9 @@ class Server:
 
 
 class Remote(Author):
-    """A server's model, which is compared with the target at hand before anything it writes is taken.
+    """A model on a server.
+
+    It is compared with the local target before any of its answers are used.
 
     Args:
         server: writes.
@@ -197,7 +199,9 @@ def _read(asked: Asked, answer: httpx2.Response) -> Written:
 
 @torch.inference_mode()
 def agreement(target: Target, written: Sequence[Written]) -> float:
-    """Return the share of the tokens of greedy answers that are the target's own likeliest; 0 where there is no token.
+    """Return the share of tokens of greedy answers that are the target's own likeliest ones.
+
+    The share is 0 where there is no token.
 
     Args:
         target: the model they should be of.

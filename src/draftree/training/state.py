@@ -79,7 +79,10 @@ def check(out: Path, said: Mapping[str, Any]) -> bool:
 
 
 def note(out: Path, said: Mapping[str, Any], first: int) -> None:
-    """Write down what a run is asked for, and keep of the log what stands before the step it begins with."""
+    """Write the options of a run, and drop the log after its first step.
+
+    The log keeps the lines up to step `first`.
+    """
     write_text(out / PLAN, json.dumps(said, indent=1) + "\n")
     if (out / LOG).is_file():
         lines = (out / LOG).read_text("utf-8", errors="replace").splitlines()
@@ -87,7 +90,7 @@ def note(out: Path, said: Mapping[str, Any], first: int) -> None:
 
 
 def _logged(line: str, most: int) -> bool:
-    """Return True for a line of the log of a step up to `most`; one that was broken off is of none."""
+    """Return True for a line of the log of a step up to `most`; False for an incomplete line."""
     try:
         return int(json.loads(line)["step"]) <= most
     except (ArithmeticError, ValueError, TypeError, LookupError, RecursionError):
@@ -122,7 +125,10 @@ def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[An
 
 
 def own(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a model that a run changes: all but frozen weights, which come with the target."""
+    """Return the tensors of a model that a run changes.
+
+    Frozen weights are left out: they come with the target.
+    """
     frozen = {
         name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad
     }
@@ -136,7 +142,10 @@ def save(
     step: int,
     seconds: float = 0.0,
 ) -> None:
-    """Write the state after a number of steps, and seconds; an earlier one stays until this one is whole."""
+    """Write the training state after a number of steps.
+
+    The earlier state is kept until this one is complete.
+    """
     kept = {
         "model": own(drafter.model),
         "optimizer": optimizer.state_dict(),

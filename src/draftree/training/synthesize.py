@@ -71,7 +71,10 @@ class Synthesis:
 
 @dataclass(frozen=True)
 class Opening:
-    """The text that a chat template puts before a user's message, its ids, and what stands behind the message first."""
+    """The text that a chat template puts before a user's message, and its token ids.
+
+    It also has the text that comes first after the message.
+    """
 
     text: str
     ids: list[int]
@@ -192,7 +195,10 @@ def _filled(
     known: Sequence[str],
     excluded: Excluded,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Draws until as many questions are kept as are wanted; which these are depends on nothing but their numbers."""
+    """Sample questions until enough of them are kept.
+
+    The result depends on the numbers of the samples alone, not on the order of their generation.
+    """
     bound, mine = min(how.count, ENOUGH), home / f"{processes.rank}.jsonl"
     home.mkdir(parents=True, exist_ok=True)
     sampling = Sampling(how.temperature, top_p=how.top_p, seed=how.seed)
@@ -258,7 +264,9 @@ def judged(
     known: Sequence[str] = (),
     excluded: Excluded = Excluded(),
 ) -> tuple[list[str], Counter[str]]:
-    """Return the first questions that can be used, and how many before the last of them were dropped, by reason.
+    """Return the first usable questions, and how many were dropped before the last of them.
+
+    The dropped ones are counted by reason.
 
     Args:
         drawn: each with its `text`, and whether it `ended`.
@@ -310,7 +318,7 @@ def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def _done(home: Path) -> dict[int, Mapping[str, Any]]:
-    """Return the questions written so far by all processes; a line that was broken off does not count."""
+    """Return the questions written so far by all processes; an incomplete line does not count."""
     found: dict[int, Mapping[str, Any]] = {}
     for path in sorted(home.glob("*.jsonl")):
         for line in path.read_text("utf-8", errors="replace").splitlines():

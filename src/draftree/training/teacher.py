@@ -35,7 +35,9 @@ class Teacher:
     shards: Shards | None = None
 
     def batch(self, chosen: Sequence[int], step: int, count: float | None = None) -> Batch:
-        """Return the chosen samples, padded at the end; later padding cannot change what the target says before it.
+        """Return the chosen samples, padded at the end.
+
+        Padding at the end cannot change what the target computes before it.
 
         Args:
             chosen: [B] sample numbers.

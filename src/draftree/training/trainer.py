@@ -89,7 +89,7 @@ class Plan(Recipe):
     def parted(
         self, samples: Sequence[Sample], world: int, on: torch.device = torch.device("cpu")
     ) -> Self:
-        """Return the same plan with a number of parts, for `world` processes on a kind of device."""
+        """Return the same plan with the number of parts set, for `world` processes on a device."""
         if self.accumulate is not None:
             return self
         most = ON_GPU if on.type == "cuda" else TOGETHER
@@ -118,7 +118,10 @@ class Plan(Recipe):
 
 @dataclass(frozen=True)
 class Progress:
-    """A run's step and loss, and after a measurement the held-out figures of `Measures`, and `tree_length`."""
+    """A run's step and loss.
+
+    After a measurement it has the held-out figures of `Measures`, and `tree_length`.
+    """
 
     step: int
     steps: int

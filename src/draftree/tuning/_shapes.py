@@ -151,7 +151,10 @@ class Shape:
 
 
 def seconds(paths: Paths, costs: Costs) -> float:
-    """Return the cost of a step with a tree: a draft step for every layer that has children below it, pass and commit."""
+    """Return the cost of a step with a tree.
+
+    It has a draft step for every layer that has children, a target pass, and a commit.
+    """
     layers = Counter(map(len, {path[:-1] for path in paths}))
     return costs.step(
         Work(tuple(layers[d] for d in sorted(layers)), 1 + len(paths), 1, costs.context)

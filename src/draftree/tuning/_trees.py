@@ -83,7 +83,9 @@ class Knobs:
 
     @classmethod
     def read(cls, items: Sequence[str], start: Classifier | None) -> Self:
-        """Return the knobs set as key=value; the others are the paper's, or those of the classifier that is gone on with.
+        """Return the options set as key=value; the others keep their defaults.
+
+        The defaults are the paper's, or those of the classifier whose training goes on.
 
         Raises:
             UserError: a key or value is not allowed, or is another than that classifier's.
@@ -174,7 +176,9 @@ def labels(tree: Tree, text: Sequence[int]) -> Bools:
 
 
 class Recorder(Policy):
-    """Drafts EAGLE-2's complete trees of one row, keeps them, and lets the best nodes of each be verified.
+    """Drafts EAGLE-2's complete trees of one sequence and records them.
+
+    The best nodes of each tree are verified.
 
     Args:
         knobs: depth and width.
@@ -209,7 +213,10 @@ class Recorder(Policy):
         return fit(whole, min(VERIFIED, room.nodes))
 
     def nodes(self) -> list[Nodes]:
-        """For each M the entries of all trees drafted so far; a tree's depth has room for no more than was still written."""
+        """Return, for each M, the entries of all trees drafted so far.
+
+        A tree is not deeper than the number of tokens that were still to be generated.
+        """
         parts = [[NONE] for _ in self._tops]
         for at, tree, entropies in self.drafts:
             assert tree.tokens[0] == self.written[at - 1]

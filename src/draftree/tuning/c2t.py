@@ -71,7 +71,9 @@ class Plan(Checked):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], tuned: bool = False) -> Self:
-        """Return the numbers given, and the paper's for the others: appendix B.2's, or B.4's where a classifier is tuned.
+        """Return the given numbers, completed by the paper's.
+
+        These are those of appendix B.2, or of B.4 where a classifier is tuned.
 
         Raises:
             UserError: one of them is out of its range.
@@ -110,11 +112,12 @@ class Round:
 
 
 def picked(rounds: Sequence[Round]) -> Round:
-    """Return the round whose classifier is kept: by recall, then by positive rate (appendix B.2), of those that tell the most.
+    """Return the round whose classifier is kept: by recall, then by positive rate.
 
-    Among the rounds of nearly the best AUC (a net that has learnt nothing yet may accept
-    everything, at a recall of 1) those whose recall is within one point of the best, and of these
-    the one of the least positive rate, the first of equals.
+    Only rounds with nearly the best AUC count: a net that has learnt nothing yet may accept
+    everything, at a recall of 1. Of these, the rounds whose recall is within one point of the best
+    are compared. The one with the lowest positive rate is kept, and the first of equals. Source:
+    appendix B.2.
     """
     learnt = [r for r in rounds if r.auc >= max(r.auc for r in rounds) - WORSE]
     best = max(r.recall for r in learnt)
@@ -124,7 +127,10 @@ def picked(rounds: Sequence[Round]) -> Round:
 
 
 def rises(rounds: Sequence[Round]) -> bool:
-    """Return True while held-out AUC rises: the last `PATIENCE` rounds brought more than `RISE` over all before."""
+    """Return True while the held-out AUC rises.
+
+    It rises if the last `PATIENCE` rounds improve on all rounds before by more than `RISE`.
+    """
     before, last = rounds[:-PATIENCE], rounds[-PATIENCE:]
     return not before or max(r.auc for r in last) > max(r.auc for r in before) + RISE
 
@@ -143,7 +149,10 @@ def measured(net: Classifier, held: Nodes) -> tuple[float, float, float]:
 
 
 def auc(confidence: Floats, accepted: Bools) -> float:
-    """Return the share of pairs of an accepted and a rejected node whose confidences are in that order, ties counted half.
+    """Return the area under the ROC curve of confidences.
+
+    This is the share of pairs of an accepted and a rejected node in which the accepted one has the
+    higher confidence. Ties count half.
 
     Args:
         confidence: [n].
@@ -216,7 +225,10 @@ def learn(
 
 
 def full(entries: int, knobs: Knobs, plan: Plan) -> int:
-    """Step of a training that does not end before: the plan's epochs, and no fewer than `knobs.steps`."""
+    """Return the last step of a training that does not stop early.
+
+    It is the step after the plan's epochs, and at least `knobs.steps`.
+    """
     return max(plan.epochs * math.ceil(entries / plan.batch_size), knobs.steps)
 
 
@@ -269,7 +281,7 @@ def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
 def summed(
     texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]
 ) -> Fitted:
-    """Return the result of a run: figures, the picked round in a line, and the extent of the training.
+    """Return the result of a run: figures, the picked round, and the extent of the training.
 
     It was trained to the end where held-out AUC had stopped rising, or the paper's epochs and
     `STEPS` steps were made.
@@ -303,7 +315,9 @@ def summed(
 
 
 def split(texts: Sequence[Nodes], plan: Plan) -> tuple[Nodes, Nodes]:
-    """Return the entries to learn and those held out: whole texts, because trees of one text are alike.
+    """Return the entries to learn and those held out.
+
+    Whole texts are held out, because the trees of one text are alike.
 
     Raises:
         UserError: there is only one text with trees.

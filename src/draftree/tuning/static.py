@@ -106,7 +106,10 @@ class Acceptance:
 
     @property
     def reached(self) -> Bools:
-        """[M, D] whether a tree could have come so far, and it is known what the target says there."""
+        """Return whether a tree could have reached each depth, as [M, D].
+
+        The target's choice at that depth has to be known, too.
+        """
         before = np.concatenate(
             (np.ones((len(self.ranks), 1), np.bool_), self.ranks[:, :-1] >= 0), axis=1
         )
@@ -121,7 +124,10 @@ class Acceptance:
 
     @property
     def table(self) -> Floats:
-        """[D, K] a: how often the target's token was of each rank, where all before it were candidates."""
+        """Return a, [D, K]: how often the target's token was of each rank at each depth.
+
+        Roots count where all tokens before that depth were candidates.
+        """
         hits = (self.ranks[..., None] == np.arange(self.width)) & self.reached[..., None]
         rates: Floats = hits.sum(axis=0) / np.maximum(self.places, 1)[:, None]
         return rates
@@ -146,7 +152,10 @@ class Driven:
         return Acceptance(np.concatenate(self.texts), self.width)
 
     def decoded(self, paths: Paths) -> tuple[Acceptance, float]:
-        """Decode along the texts with a tree; return the acceptance at the roots this leads to, and τ, tokens by steps."""
+        """Decode along the texts with a tree; return the acceptance at its roots, and τ.
+
+        τ is the number of tokens divided by the number of steps.
+        """
         nodes, roots, tokens = set(paths), [], 0
         for text in self.texts:
             at, lines = 0, text.tolist()
@@ -211,7 +220,9 @@ def _compared(block: Block, depths: int) -> Ints:
 def settled(
     driven: Driven, choose: Callable[[Floats], Shape], costs: Costs
 ) -> tuple[Shape, Acceptance, float]:
-    """Return the best of the trees found one after the other, each for the roots that decoding with the one before it leads to.
+    """Return the best of several trees, each chosen from the acceptance of the one before it.
+
+    The acceptance is that at the roots which decoding with the tree leads to.
 
     Args:
         driven: the texts.
@@ -283,7 +294,10 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
 
 
 def _prompt(row: rows.Row, where: str, target: Target) -> list[int]:
-    """Return the chat up to its last response, the prompt of a completion, or the beginning of a text; may be empty."""
+    """Return the prompt of a row as token ids; it may be empty.
+
+    It is a chat up to its last response, the prompt of a completion, or the beginning of a text.
+    """
     chat = rows.messages(row, where)
     if chat is not None:
         responses = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
@@ -376,7 +390,10 @@ class Search(Tuning):
         return shown(said)
 
     def _texts(self, target: Target, data: Sequence[Path], tell: Tell) -> list[Text]:
-        """Return the texts that the drafter is driven along: the target's answers, or the data as they are."""
+        """Return the texts that the drafter is driven along.
+
+        They are the target's answers, or the data as they are.
+        """
         count, tokens, texts = self.settings.prompts, self.settings.tokens, list[Text]()
         if not self.settings.answers:
             texts += (text for path in data for text in driven.read(target, path, count, tokens))

@@ -121,7 +121,9 @@ class Figures:
 
 
 class Chains:
-    """The state of a proposer: a slot for each request, what the policy has learnt, and the last step.
+    """The state of a proposer.
+
+    It has a slot for each request, what the policy has learnt, and the last step.
 
     Args:
         drafter: that reads text alone.
@@ -171,7 +173,10 @@ class Chains:
     def _learn(
         self, rows: Sequence[Row], slots: list[int | None], began: float, steady: bool
     ) -> list[int | None]:
-        """Teach drafter, policy and costs what became of the last chains; return the slots whose text has gone on by them."""
+        """Update drafter, policy and costs with the accept results of the last chains.
+
+        Return the slots, None for those whose text has not gone on from its chain.
+        """
         last, self._last = self._last, None
         if last is None:
             return slots
@@ -217,7 +222,10 @@ class Chains:
         self.figures.timed += 1
 
     def _release(self, gone: Sequence[int]) -> None:
-        """Free the slots of requests that are over, or preempted; what they have written is remembered."""
+        """Free the slots of requests that have ended or were preempted.
+
+        The drafter remembers their texts.
+        """
         if not gone:
             return
         for slot in gone:
@@ -305,7 +313,10 @@ def _judged(tree: Tree, slot: int, row: Row) -> tuple[list[int], int] | None:
 
 
 def _of_rows(tree: Tree, rows: Ints) -> Tree:
-    """Return the chains of some rows; nodes keep their numbers, by which drafters and policies know them."""
+    """Return the chains of some sequences.
+
+    Nodes keep their numbers, by which drafters and policies identify them.
+    """
     keep = np.isin(tree.row, rows)
     if keep.all():
         return tree

@@ -39,7 +39,9 @@ def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineC
 
 
 def target_size(config: Any, width: int, devices: int = 1) -> Size:
-    """Return what a pass of a dense decoder reads and computes, by its config; timings correct what it gets wrong.
+    """Return the size of a pass of a dense decoder, by its config: bytes read and operations.
+
+    Timings correct what the config gets wrong.
 
     Args:
         config: of the text model.
