@@ -33,7 +33,9 @@ _LEARNERS: dict[str, Learner] = {}
 
 
 def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
-    """Return the costs that this machine has learnt for a pairing; engines of one process share what they learn.
+    """Return the costs that this machine has learnt for a target with a drafter.
+
+    Engines of one process share what they learn.
 
     Nothing is measured here: without earlier steps the costs are an estimate (`costs.model`).
     """
@@ -49,7 +51,10 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
 
 
 def identity(target: Target) -> dict[str, str]:
-    """Return what the costs of a target depend on: hardware, model, dtype, kernels, threads and versions."""
+    """Return what a target's costs depend on.
+
+    These are hardware, model, dtype, kernels, threads and versions.
+    """
     decoder = target.decoder
     shape = {
         k: str(getattr(decoder.config, k, ""))

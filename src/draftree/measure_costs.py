@@ -53,7 +53,7 @@ def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = silent) ->
 
 
 def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
-    """Tokens of each row at which a target pass is timed, and frontier nodes at which a draft step is."""
+    """Return the tokens per row at which a target pass is timed, and the nodes for a draft step."""
     fed = FED if device == "cpu" else FED + FED_WIDE
     passes, steps = (
         [w for w in several if w * rows <= TOGETHER or w <= 4] for several in (fed, DRAFTED)
@@ -64,11 +64,11 @@ def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
 def measure(
     target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = silent
 ) -> tuple[Costs, ...]:
-    """Time target passes, draft steps and commits behind rows of several lengths, all of them in turns.
+    """Time target passes, draft steps and commits, interleaved, after rows of several lengths.
 
-    Commits are timed right behind a pass, as they are done when a text is written: it leaves other
-    things in the caches. So is the first draft step of a tree, and what it takes more than a
-    further one, behind another, is part of the catching up.
+    Commits are timed directly after a pass, as they are done during decoding: a pass leaves other
+    data in the processor's caches. The first draft step of a tree is timed in the same way. The
+    time that it takes more than a further step is part of the catching up.
     """
     device, (passes, steps) = target.decoder.device, widths(rows, target.decoder.device.type)
     settings = _settings(target, drafter, rows, tell)
@@ -159,10 +159,10 @@ class _Setting:
         return partial(self.target.verify, self.cache, self._star(n), self.drafter.needs)
 
     def draft_step(self, f: int) -> Callable[[], Any]:
-        """Return a draft step over f nodes of each row, behind roots already fed; its candidates become nodes.
+        """Return a draft step over f nodes of each row, which adds its candidates to the tree.
 
-        Of a drafter whose pass over the roots tells what comes after those nodes too, it is that
-        pass.
+        The roots have been fed before it. If the drafter's pass over the roots also predicts what
+        comes after those nodes, that pass is returned.
         """
         tree, rows, state = self._star(f + 1), self.planted.roots, self.state
         frontier = np.arange(rows, rows * (f + 1))
@@ -183,11 +183,10 @@ class _Setting:
         )
 
     def commit(self) -> tuple[tuple[Callable[[], Any], Callable[[], Any]], ...]:
-        """Return the drafter's commit of a root and an accepted chain in each row, and what it puts off.
+        """Return the drafter's commit of an accepted chain in each row, and its postponed work.
 
-        The target's commit comes first.
-
-        Each with what undoes it.
+        Each comes with a function that undoes it. The chain includes the root. The target's commit
+        is done first.
         """
         rows, tree, state = self.planted.roots, self.planted, self.state
         for _ in range(COMMITTED - 1):

@@ -113,7 +113,10 @@ def under(requests: Sequence[Request], sampling: Sampling | None) -> list[Reques
 
 @dataclass(frozen=True)
 class Logprob:
-    """The log-probability of a token by the target's raw logits, before any processor, and those of the likeliest tokens."""
+    """Hold the log-probability of a token, and those of the likeliest tokens.
+
+    They are computed from the target's raw logits, before any processor.
+    """
 
     token: int
     logprob: float
@@ -122,7 +125,7 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Scores:
-    """The logits [V] that a token was chosen by: those the request's processors were given, and what they made of them.
+    """Hold the logits [V] that a token was chosen by, before and after the request's processors.
 
     A processor may write into what it is given, and transformers tells of the raw logits as they
     are then.
@@ -189,7 +192,10 @@ def check(requests: Sequence[Request], target: Target) -> None:
 
 
 def logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> list[Logprob]:
-    """Log-probabilities of the tokens, each after the node before it, and of the likeliest ones there."""
+    """Return log-probabilities of tokens, each after the node before it.
+
+    Those of the `top` likeliest tokens there are included.
+    """
     found = []
     for node, token in zip(kept.tolist(), tokens, strict=False):
         log_p = torch.log_softmax(p.raw(node).cpu().double(), dim=-1)

@@ -167,7 +167,10 @@ def total(parts: Sequence[Stats]) -> Stats:
 
 
 def repeated_ngrams(tokens: Sequence[int], n: int = 8) -> float:
-    """Return the share of a text's n-grams that stand in it before: near 0 for prose, near 1 for a model caught in a loop."""
+    """Return the share of a text's n-grams that occur in it before.
+
+    It is near 0 for prose, and near 1 for a model caught in a loop.
+    """
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0
 

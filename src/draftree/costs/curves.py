@@ -115,7 +115,9 @@ class Costs(Part):
         )
 
     def beside(self, tokens: float) -> "Costs":
-        """Return the costs of a step whose pass also reads so many prompt tokens of each row, which prompts are charged for.
+        """Return the costs of a step whose pass also reads prompt tokens, `tokens` of each row.
+
+        The time of these tokens is charged to the prompts.
 
         A pass over the roots costs what it does without, and each node what it adds to the wider
         pass.

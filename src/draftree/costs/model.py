@@ -310,7 +310,9 @@ class Correction:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Seconds of one kind of pass: an estimate with its correction. Immutable: `learn` returns another one.
+    """Predict the seconds of one kind of pass: an estimate with a correction.
+
+    It is immutable: `learn` returns another one.
 
     Attributes:
         size: of the pass.

@@ -254,7 +254,10 @@ class OnlineCosts:
 
     @property
     def settled(self) -> bool:
-        """Whether the curves are known well enough to count by them: over up to 32 tokens of one sequence."""
+        """Return whether the curves are known well enough to be used for planning.
+
+        They are looked at over up to 32 tokens of one sequence.
+        """
         places = tuple(Place(n, SAMPLED[0]) for n in (1, 2, 4, 8, 16, 32))
         models = self.target.models["target"], self.drafter.models["draft"]
         return all(model.correction.deviation(places).max() < UNCERTAIN for model in models)
@@ -281,7 +284,10 @@ class OnlineCosts:
         self.drafter.save()
 
     def _account(self, step: StepTimes) -> None:
-        """Charge an exploring step for what it lost against the running rate, and let a share of the time be explored."""
+        """Charge an exploring step for what it lost against the running rate.
+
+        Every step adds a share of its time to what may be explored.
+        """
         if not self._token or step.seconds <= 0:
             return
         lost = 0.0

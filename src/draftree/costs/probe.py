@@ -56,7 +56,10 @@ def works(device: torch.device) -> Works:
 
 
 def machine_speed(device: torch.device, dtype: torch.dtype) -> Speed:
-    """Return the speed of a machine in one dtype: from a running probe, from disk, or by probing it now."""
+    """Return the speed of a machine in one dtype.
+
+    It comes from a running probe, from disk, or from a probe that is run now.
+    """
     try:
         return _probe(_full_name(device), dtype).result()
     except (

@@ -25,7 +25,10 @@ POLYNOMIAL = (
 
 
 def exponential(x: Array) -> Array:
-    """Return exp(−x) in float32 for x from 0 to 87: a power of two, times a polynomial of the rest (Cephes' `expf`)."""
+    """Return exp(−x) in float32 for x from 0 to 87.
+
+    It is a power of two, times a polynomial of the remainder (Cephes' `expf`).
+    """
     power = np.rint(x * np.float32(-1.44269504))
     r = (-x - power * np.float32(0.693359375)) + power * np.float32(2.12194440e-4)
     p = np.full_like(r, POLYNOMIAL[0])
@@ -38,7 +41,7 @@ def exponential(x: Array) -> Array:
 
 @native
 def entropies(log_q: Array, top: int) -> Array:
-    """Return the entropy [F] in nats, Σ −q log q over the `top` likeliest tokens of each distribution.
+    """Return entropies [F] in nats, Σ −q log q over the `top` likeliest tokens of a distribution.
 
     Args:
         log_q: [F, V] float32.

@@ -72,7 +72,10 @@ def kept(
 
 @native
 def paths(parents: Array) -> Array:
-    """[N, N] whether node j is node i or lies on the path to it; a parent stands before its children, −1 for none."""
+    """Return [N, N] whether node j is node i or one of its ancestors.
+
+    A parent comes before its children and is −1 for none.
+    """
     count = len(parents)
     seen = np.zeros((count, count), np.bool_)
     for i, parent in enumerate(parents):

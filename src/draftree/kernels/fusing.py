@@ -68,7 +68,10 @@ def judgements(
     recent: float,
     share: float,
 ) -> tuple[Array, Array, float]:
-    """Of what was found after accepted nodes what it was judged by [M, X], whether it was right [M], and recent success.
+    """Return examples of retrieval hits that the target has judged, and the recent success.
+
+    The examples are features [M, X], and whether each hit was right [M]. They are the hits after
+    accepted nodes.
 
     Args:
         numbers: [F] the nodes that it was found after.
@@ -111,7 +114,9 @@ def merge(
     most: float,
     certain: float,
 ) -> tuple[Array, Array, Array]:
-    """Return the K best distinct tokens after each node by falling q, equal ones in the order they are given in.
+    """Return the K best distinct tokens after each node by falling q.
+
+    Equal tokens keep the order in which they are given.
 
     What was found has its value, the guide's others share the rest in their proportions (Jeffrey's
     rule: what was learnt of some tokens says nothing of how the others compare). So siblings add up

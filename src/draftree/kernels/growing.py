@@ -20,7 +20,10 @@ MANY = 4
 
 @native
 def height(at: Array, seconds: Array, t: float) -> Any:
-    """Return the height of a curve at a place: linear between its points [W], level before them; beyond, it does not fall."""
+    """Return the value of a curve at `t`: linear between its points [W], constant before them.
+
+    After the last point it continues linearly, but does not fall.
+    """
     last = len(at) - 1
     if last == 0 or t <= at[0]:
         return seconds[0]
@@ -105,7 +108,10 @@ def values(
 
 @native
 def falling(score: Array) -> Array:
-    """Return the order of falling scores, the first of equals first: a merge sort, whose result is defined for NaN, too."""
+    """Return the order of falling scores, with the first of equals first.
+
+    It is a merge sort, whose result is defined for NaN too.
+    """
     count, width = len(score), 1
     order, other = np.arange(count), np.empty(count, np.int64)
     while width < count:
@@ -123,7 +129,9 @@ def falling(score: Array) -> Array:
 
 @native
 def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
-    """Return the order by row and falling score, the first of equals first; and in that order each one's place in its row.
+    """Return the order by row and falling score, and the place of each entry in its row.
+
+    Places are in that order too. Of equal scores the first comes first.
 
     Args:
         rows: [N] whole numbers, close to each other.
@@ -149,7 +157,9 @@ def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
 
 @native
 def leading(rows: Array, score: Array, k: int) -> Array:
-    """Return the places of the k largest scores of each row, by row and falling score, the first of equals first.
+    """Return the places of the k largest scores of each row, by row and falling score.
+
+    Of equal scores the first comes first.
 
     Args:
         rows: [N] whole numbers, close to each other.
@@ -217,7 +227,7 @@ def appended(
     same_source: int,
     first_q: int,
 ) -> tuple[Array, Array]:
-    """Return a tree's columns with the candidates that there are after a frontier, or some of them, behind them.
+    """Return a tree's columns with the candidates after a frontier, or some of them, added.
 
     Args:
         tokens: [N] ids, the first column of the tree.
@@ -280,7 +290,9 @@ def appended(
 def gainful(
     score: Array, row: Array, roots: int, before: int, k: int, worth: Array, least: float
 ) -> tuple[Array, Array]:
-    """Return the last layer's nodes among the k best of each row, best first, where the layer added enough to Σ value of these.
+    """Return the nodes of the last layer among the k best of each row, best first.
+
+    They are returned for the rows in which the layer added enough to Σ value of these k nodes.
 
     Args:
         score: [N] log values of the tree's nodes.
@@ -377,11 +389,12 @@ def outcomes(
     unread: float,
     recent: float,
 ) -> tuple[Array, Array, Array]:
-    """Of the accepted nodes that a model has expanded what judges them [E, 5], and whether a child of its own was accepted [E].
+    """Return features [E, 5] of accepted nodes that a model has expanded, and two outcomes.
 
-    And how many accepted nodes that no model was asked for stand right behind such a child [E].
-    Features are 1, whether it is a root, its log value, recent success, and the share of its value
-    that was found after it.
+    The first outcome [E] is whether a child that the model proposed was accepted. The second [E] is
+    how many accepted nodes that no model expanded follow directly after such a child. Features are
+    1, whether it is a root, its log value, recent success, and the share of its value that was
+    found after it.
 
     Args:
         parents: [N] −1 for roots.
@@ -454,7 +467,10 @@ def worth_verifying(
 
 @native
 def selected(score: Array, target: Curve, rows: int, rate: float, left: float) -> Array:
-    """[R + N] the roots, and the nodes worth their verification: no child is worth more than its parent."""
+    """Return [R + N] True at the roots and at the nodes worth their verification.
+
+    No child is worth more than its parent.
+    """
     order, count, _, _ = worth_verifying(score[rows:], target, rows, rate, left, 1)
     keep = np.zeros(len(score), np.bool_)
     keep[:rows] = True
@@ -479,7 +495,9 @@ def promising(
     left: float,
     ahead: int,
 ) -> Promise:
-    """Return the best nodes of each row, among the last ones, that may have children, by row and falling value.
+    """Return the best nodes of each row that may have children, by row and falling value.
+
+    Only the nodes from `start` on are considered.
 
     Args:
         row: [N] of the tree's nodes, and with the three that follow its columns.
@@ -530,11 +548,12 @@ def worth_expanding(
     rate: float,
     left: float,
 ) -> tuple[Array, float]:
-    """Those of a frontier that are worth a draft step together, best first; none if no number of them is. And its seconds.
+    """Return the frontier nodes that are worth a draft step together, best first, and its seconds.
 
-    Behind a node of value v a child that was not found before is accepted with probability v · σ(w
-    · x), x being 1, whether it is a root, log v, recent success, and the share of v that was found;
-    it has to pay for its verification too.
+    None are returned if no number of them is worth it. After a node of value v, a child that was
+    not found before is accepted with probability v · σ(w · x). The features x are 1, whether it is
+    a root, log v, recent success, and the share of v that was found. The child has to pay for its
+    verification too.
 
     Args:
         nodes: [F] the frontier.

@@ -13,7 +13,9 @@ SIZE, INFINITE = np.int16(0x7FFF), 0x7F80
 
 @native
 def largest(bits: Array) -> Array:
-    """Return the index [N] of the largest number of each row, the first of equals; −1 if it is infinite or one is NaN.
+    """Return the index [N] of the largest number of each row, the first of equals.
+
+    It is −1 if that number is infinite or one of the row is NaN.
 
     Args:
         bits: [N, V] of bfloat16, as int16.
@@ -27,7 +29,9 @@ def largest(bits: Array) -> Array:
 
 @native
 def likeliest(values: Array, k: int) -> tuple[Array, Array]:
-    """Return the indices [F, K] of the k largest of each row [F, V], falling, the first of equals first; and they as float64.
+    """Return the indices [F, K] of the k largest of each row [F, V], falling, and their values.
+
+    The first of equals comes first. The values are float64.
 
     NaN is larger than all, wherever it is.
     """

@@ -42,7 +42,10 @@ def laid(
     depth: Array,
     parents: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """One row's part of a pass over nodes: ids [n], positions [n], what each sees [n, m], and the scratch slots' positions [m].
+    """Return one row's part of a draft pass over nodes.
+
+    It consists of ids [n], positions [n], what each token sees [n, m], and the positions [m] of the
+    scratch slots.
 
     The first pass of a step takes the pending tokens along, which lie before all nodes.
 
@@ -84,7 +87,7 @@ def laid(
 
 @native
 def hide(bits: Array, seen: Array, length: int, lowest: Any) -> None:
-    """Write a row's additive mask as whole numbers: 0 where a token sees a slot, else the bits of the least number.
+    """Write a row's additive mask as integers: 0 where a token sees a slot, else `lowest`.
 
     Args:
         bits: [n, S] that are written.

@@ -77,7 +77,7 @@ def gumbel(place: Array, count: int) -> Array:
 
 
 def gumbel_on_device(places: Tensor, count: int) -> Tensor:
-    """Return the Gumbel noise […, count] of places, float64 on their device, without waiting for it.
+    """Return the Gumbel noise […, count] of places as float64 on their device, without a sync.
 
     Args:
         places: […, 5] int64, see `gumbel`.

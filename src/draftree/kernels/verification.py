@@ -76,7 +76,7 @@ def followed(parents: Array, tokens: Array, chosen: Array) -> tuple[Array, Array
 
 @native
 def path_slots(row: Array, nodes: Array, lengths: Array) -> tuple[Array, Array]:
-    """Return the sequence [A] of some nodes, and the slot [A] where a pass over the forest wrote each.
+    """Return the sequence [A] of some nodes, and the slots [A] where a tree pass wrote them.
 
     Args:
         row: [N] the sequence of each node; those of a sequence were written in their order, after
@@ -93,7 +93,10 @@ def path_slots(row: Array, nodes: Array, lengths: Array) -> tuple[Array, Array]:
 
 @native
 def next_slots(rows: Array, lengths: Array) -> tuple[Array, Array]:
-    """Return the slots [A] after the committed tokens of their sequences [A], and the lengths [R] with these tokens."""
+    """Return the slots [A] that follow the committed tokens of sequences [A], and new lengths [R].
+
+    A sequence that is given several times gets several slots.
+    """
     new, found = lengths.copy(), np.empty(len(rows), np.int64)
     for i, row in enumerate(rows.tolist()):
         found[i] = new[row]

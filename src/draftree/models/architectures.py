@@ -48,7 +48,9 @@ def cache_argument(takes: Container[str]) -> str | None:
 
 
 def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> None:
-    """Refuses an architecture in which a tree cannot be verified; asks no weights, so that none need be loaded first.
+    """Refuse an architecture in which a draft tree cannot be verified.
+
+    The weights are not read, so they need not be loaded before this check.
 
     Args:
         config: the model's.
@@ -65,7 +67,10 @@ def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | N
 def _unfit(
     whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrainedModel] | None
 ) -> str | None:
-    """Why a tree cannot be verified in a model, of which `config` is the text part; None where it can."""
+    """Return why a draft tree cannot be verified in a model, or None where it can.
+
+    `config` is the part of `whole` that describes the text model.
+    """
     if whole.is_encoder_decoder:
         return "it is an encoder-decoder, and draftree drives decoder-only models"
     if {"is_decoder", "add_cross_attention"} <= vars(
@@ -112,7 +117,10 @@ def entry(config: PreTrainedConfig, name: str) -> Any:
 
 
 def _has(kind: type[PreTrainedConfig], name: str) -> bool:
-    """Return whether a class of configs has an entry, or makes one from others, as hybrids make `layer_types`."""
+    """Return whether a class of configs has an entry.
+
+    Entries that it computes from others count too, such as `layer_types` of hybrid models.
+    """
     if hasattr(kind, name) or name in inspect.signature(kind.__init__).parameters:
         return True
     try:
@@ -133,7 +141,7 @@ def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
 
 
 def _unreachable(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> str | None:
-    """Why draftree cannot compute the states of a model along the paths of a tree; None where it may."""
+    """Return why the recurrent states cannot be computed along tree paths; None where they may."""
     if kind is None:
         return None
     about = "it folds the text into a state, "
@@ -201,7 +209,9 @@ def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
 
 
 def check_shapes(config: PreTrainedConfig, folder: Path) -> None:
-    """Refuse a config whose sizes are not those in the headers of the weights, before memory is taken for them.
+    """Refuse a config whose sizes differ from those in the headers of the weights.
+
+    The check runs before any memory is allocated for the weights.
 
     The model is laid out without memory. A tensor is compared where both have its name, by its
     number of elements: transformers renames and transposes some as it reads them. One of another

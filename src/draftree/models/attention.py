@@ -43,13 +43,15 @@ class Attending:
 
     @property
     def dead(self) -> bool:
-        """True where its attention could as well be left out; false where the figure is no number."""
+        """Return whether the attention could as well be left out; false if the figure is NaN."""
         return self.output < DEAD
 
 
 @torch.inference_mode()
 def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
-    """Return the strength of each of the L layers' attention, measured on a few of the texts, evenly spread.
+    """Return the strength of attention in each of the L layers.
+
+    It is measured on a few of the texts, which are chosen at even intervals.
 
     Args:
         decoder: of any architecture whose layers have one attention and a feed-forward part.
@@ -83,7 +85,9 @@ def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
 
 
 class _Watch:
-    """Measures a layer in every pass, by a second run of it in which its feed-forward part gives nothing.
+    """Measure a layer's attention in every pass.
+
+    The layer is run a second time with a feed-forward part that returns zeros.
 
     What then comes out beyond what went in is what attention adds, wherever the architecture has
     its norms and scales, and whether or not both parts read the same input.

@@ -13,7 +13,10 @@ from typing_extensions import override
 
 
 class Passing(Cache):
-    """A cache of one pass over whole texts: layers that fold the text into a state find nothing there, and leave nothing."""
+    """Provide an empty cache for one pass over whole texts.
+
+    Layers with a recurrent state find none in it and store none.
+    """
 
     def __init__(self) -> None:
         super().__init__(layers=[])
@@ -85,7 +88,10 @@ class _Enough(Exception):
 
 
 def first_stored(run: Callable[[Cache], Any]) -> tuple[Tensor, Tensor]:
-    """Return the keys and values [R, H, n, width] that a pass hands its cache first; nothing behind them is computed."""
+    """Return the first keys and values [R, H, n, width] that a pass hands to its cache.
+
+    The pass is stopped there, so that nothing after them is computed.
+    """
     cut = _Cut()
     with suppress(_Enough):
         run(cut)

@@ -227,7 +227,7 @@ class Decoder:
         return self.hf.hidden_index(layer)
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return embeddings [R, n, D] of tokens [R, n], as the model's embedding module gives them."""
+        """Return embeddings [R, n, D] of tokens [R, n], by the model's own embedding module."""
         if isinstance(self.runner, NativeRunner):
             return self.runner.embed(tokens.flatten()).view(*tokens.shape, -1)
         outer: Any = self.hf.model

@@ -171,7 +171,10 @@ def price(
 def decided(
     decoder: Decoder, name: str, asked: Word, free: bool = True, anyway: bool = False
 ) -> tuple[Stable | None, Word]:
-    """Return what is promised of a model: `bits` where that was asked for, or where it costs next to nothing in half precision.
+    """Return what is promised of a model's bits, and the batch-invariant operations that keep it.
+
+    Bits are promised where the user asks for them, and in half precision where they cost next to
+    nothing.
 
     Args:
         decoder: the model.

@@ -92,7 +92,10 @@ class ForwardBatch:
         seen: Bools,
         device: torch.device,
     ) -> Self:
-        """Return the batch of a forest after the committed tokens of each sequence, see `kernels.verification.packed`."""
+        """Return the batch of draft trees, each after the committed tokens of its sequence.
+
+        See `kernels.verification.packed`.
+        """
         visible, scratch, first, corner = list[Bools](), list[Ints](), 0, 0
         for n in counts.tolist():
             visible.append(seen[corner : corner + n * n].reshape(n, n))
@@ -109,7 +112,7 @@ class ForwardBatch:
         return replace(batch, whole=True)
 
     def beside(self, chunks: Sequence[Chunk]) -> tuple[Self, Ints]:
-        """Return the batch with chunks of prompts, and the place [N] there of each token of this one.
+        """Return the batch with chunks of prompts added, and the place [N] there of each own token.
 
         Args:
             chunks: of sequences without tokens in this batch. Each token sees those before it in
@@ -207,7 +210,9 @@ all."""
 
 @dataclass(frozen=True)
 class DeviceFeed:
-    """The tokens of one forward pass that are known on the device alone; the host knows how many there are, and where they lie.
+    """Hold the tokens of one forward pass whose ids are known only on the device.
+
+    The host knows how many tokens there are and which slots they have.
 
     Attributes:
         count: n, tokens a row.
@@ -233,7 +238,10 @@ class DeviceFeed:
     def laid(
         self, given: Mapping[str, Tensor], slots: int, dtype: torch.dtype, window: int | None
     ) -> dict[str, Tensor]:
-        """Tokens, positions, slots and additive masks [R, 1, width, S] of a pass that sees so many slots, by name."""
+        """Return the inputs of a pass that sees `slots` cache slots, by name.
+
+        They are tokens, positions, slots and additive masks [R, 1, width, S].
+        """
         ids, places, visible, first = self.make(given)
         deep, more = visible.shape[2], (0, self.width - self.count)
         slot = torch.arange(slots, device=ids.device)

@@ -56,7 +56,7 @@ class FourBits(nn.Module):
         return blocks
 
     def release(self) -> None:
-        """Give back the memory of the numbers as torch's kernel has them, which makes them again when it multiplies."""
+        """Free the numbers in the layout of torch's kernel; the next product makes them again."""
         vars(self).pop("_blocks", None)
 
     def forward(self, rows: Tensor) -> Tensor:
@@ -70,7 +70,10 @@ class FourBits(nn.Module):
 
 
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers [E, D] of four bits that stand for weights, and scales [G, E, 2]: a group's step, and what 8 stands for."""
+    """Return weights as four-bit numbers [E, D], and the scales [G, E, 2] of their groups.
+
+    A scale holds the step of a group and the value that the number 8 stands for.
+    """
     groups = weight.float().unflatten(1, (-1, GROUP))
     low, high = groups.aminmax(dim=2, keepdim=True)
     step = ((high - low) / LARGEST).to(weight.dtype)  # numbers are chosen for what is kept
@@ -86,7 +89,9 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def round_to_four_bits(model: Any) -> None:
-    """Put layers of four bits in the place of a model's linear ones, but for its head and for those that groups do not fill.
+    """Replace a model's linear layers by layers of four bits.
+
+    The head stays, and so do layers whose sizes are no multiples of the group size.
 
     Raises:
         UserError: it is not on a CPU and in bfloat16, or there is none that could be rounded.

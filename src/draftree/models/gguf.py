@@ -71,7 +71,9 @@ def dequantised(path: Path) -> Path:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the files of a model by the name of any of them; a file that was not split is its only part.
+    """Return the files of a model, given the name of any of them.
+
+    A file that was not split is its only part.
 
     Raises:
         UserError: a part is missing; it is named.
@@ -96,7 +98,10 @@ def parts_of(path: Path) -> list[Path]:
 
 @cache
 def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> Path:
-    """Return the folder for parts of given sizes and times; weights and tokenizer ask for it, it is looked up once."""
+    """Return the folder for parts of given sizes and modification times.
+
+    The result is cached, as both weights and tokenizer request it.
+    """
     _check(path, parts)  # of all bytes only afterwards: a large file takes a while
     folder = dequantised_folder(parts)
     if not folder.is_dir():

@@ -36,7 +36,9 @@ def grouped_attention(
     position_bias: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it; what is no tree over grouped heads is left to transformers' own.
+    """Compute attention with the signature that transformers calls.
+
+    Whatever is not a tree over grouped heads is left to transformers' own function.
 
     Args:
         module: the layer.
@@ -76,7 +78,10 @@ def grouped_attention(
 
 
 def use_grouped_attention(model: PreTrainedModel) -> None:
-    """Let a model that draftree has loaded attend by groups, if `sdpa` would copy its keys and values."""
+    """Switch a model to grouped attention if `sdpa` would copy its keys and values.
+
+    The model must have been loaded by draftree.
+    """
     config: Any = model.config.get_text_config(decoder=True)
     heads, shared = (
         getattr(config, name, None) for name in ("num_attention_heads", "num_key_value_heads")

@@ -49,7 +49,7 @@ def check_path(name: str) -> None:
 
 
 def reachable() -> bool:
-    """Return whether the hub, or the proxy in front of it, accepts a connection within `SECONDS`."""
+    """Return whether the hub, or the proxy before it, accepts a connection within `SECONDS`."""
     if constants.HF_HUB_OFFLINE:
         return False
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)
@@ -76,7 +76,7 @@ def reachable() -> bool:
 
 
 def stored(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
-    """Return the folder of the copy of a repository in the hub's cache, None where there is none."""
+    """Return the folder of a repository's copy in the hub's cache, or None where there is none."""
     from huggingface_hub import (
         try_to_load_from_cache,
     )  # it takes seconds, and the command line's checks seldom need it
@@ -86,7 +86,9 @@ def stored(name: str, revision: str | None = None, file: str = "config.json") ->
 
 
 def located(name: str, revision: str | None = None, file: str = "config.json") -> str:
-    """Return where a model is loaded from: the name itself, or the cache's folder where the hub cannot be reached.
+    """Return where a model is loaded from.
+
+    This is the name itself, or the folder in the hub's cache where the hub cannot be reached.
 
     Args:
         name: a path or a hub id.
@@ -114,7 +116,9 @@ def located(name: str, revision: str | None = None, file: str = "config.json") -
 
 
 def downloaded(name: str) -> Path:
-    """Return the folder of a repository, downloaded to the hub's cache unless it is there; a download that broke off goes on.
+    """Return the folder of a repository, and download it to the hub's cache unless it is there.
+
+    An interrupted download is continued.
 
     Args:
         name: a hub id, or OWNER/NAME@REVISION.

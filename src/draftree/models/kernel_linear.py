@@ -132,7 +132,9 @@ def use_kernels(
 
 
 def let_go(weight: Tensor) -> None:
-    """Give back the memory of a weight that lies in a file; who reads it again has it read from there.
+    """Release the memory of a weight that is mapped from a file.
+
+    A later access reads it from the file again.
 
     So a packed weight is in memory once. One that was converted as it was loaded stays there twice,
     as it is in no file.
@@ -184,7 +186,10 @@ def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[T
 
 
 def faster(layers: Sequence[nn.Linear]) -> bool:
-    """Return True where layers of one shape take less time by oneDNN's kernel on this machine; timed once, and kept."""
+    """Return whether layers of one shape are faster with oneDNN's kernel on this machine.
+
+    The comparison is timed once and its result is saved.
+    """
     weight = layers[0].weight
     some = [torch.ones(n, weight.shape[1], dtype=weight.dtype) for n in TRIED]
 
@@ -206,7 +211,9 @@ def quicker(
     about: Mapping[str, str],
     works: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]],
 ) -> bool:
-    """Return True where the second of two works takes less time on this machine; timed once, and kept.
+    """Return whether the second of two functions is faster on this machine.
+
+    The comparison is timed once and its result is saved.
 
     Args:
         topic: the folder where it is kept.

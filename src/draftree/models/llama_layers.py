@@ -240,7 +240,10 @@ class _Layer:
 
 @final
 class _Seen:
-    """A mask [R or 1, 1, n, S], and the same for the query heads of a group, one after the other, [R or 1, 1, each·n, S]."""
+    """Hold a mask [R or 1, 1, n, S], and its copy for grouped heads [R or 1, 1, each·n, S].
+
+    The copy repeats the mask for the query heads of a group, one after the other.
+    """
 
     def __init__(self, mask: Tensor, each: int) -> None:
         self.mask = mask
@@ -289,7 +292,7 @@ def _apart(found: Tensor, wanted: Tensor) -> float:
 
 
 def _fits(module: Any) -> bool:
-    """Return whether a module looks like a layer of the Llama kind, with stock linear layers on one device."""
+    """Return whether a module is a Llama-like layer with stock linear layers on one device."""
     if child_names(module) != CHILDREN:
         return False
     found = linears(module)

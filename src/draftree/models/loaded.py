@@ -16,7 +16,7 @@ from draftree.models.sources import Loading, known_as
 
 
 def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) -> dict[str, Any]:
-    """Return what transformers is told besides of where weights go, and of those that are quantised, or shall be.
+    """Return the arguments of `from_pretrained` for the device and the quantisation of weights.
 
     Args:
         config: of the checkpoint.
@@ -99,7 +99,9 @@ RANKED = {
 
 
 def _check_ranks(config: Any, folder: Path) -> None:
-    """Refuse an adapter's config whose ranks are not those in the header of its weights, before memory is taken for them.
+    """Refuse an adapter's config whose ranks differ from those in the header of its weights.
+
+    The check runs before memory is allocated for the weights.
 
     Args:
         config: peft's.

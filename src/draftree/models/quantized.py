@@ -28,14 +28,14 @@ ON_CUDA: Mapping[str, tuple[str, ...]] = {"fp8": ("kernels",), "mxfp8": ("kernel
 
 
 def stored_quantization(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return a checkpoint's `quantization_config` as a dictionary; an empty one where weights are not quantised."""
+    """Return a checkpoint's `quantization_config` as a dictionary, empty if it is not quantised."""
     stored = getattr(config, "quantization_config", None) or {}
     said: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
     return said
 
 
 def refuse_missing_packages(name: str, config: PreTrainedConfig, place: torch.device) -> None:
-    """Refuse quantised weights of a method that transformers does not know, or whose packages are not installed.
+    """Refuse quantised weights whose method is unknown or whose packages are not installed.
 
     transformers loads weights of an unknown method as if they were not quantised, and names only
     the first package that is missing.
@@ -64,7 +64,7 @@ def refuse_missing_packages(name: str, config: PreTrainedConfig, place: torch.de
 
 
 def packed_weights(network: nn.Module) -> Iterator[Tensor]:
-    """Yield the buffers in which methods such as GPTQ and AWQ keep weights, several in one integer."""
+    """Yield the buffers in which methods such as GPTQ and AWQ pack several weights per integer."""
     for buffer in network.buffers():
         if buffer.dim() == 2 and buffer.dtype is torch.int32:
             yield buffer

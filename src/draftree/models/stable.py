@@ -209,7 +209,10 @@ def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
 
 
 def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tuple[Tensor, ...]]:
-    """Return that of a rotary embedding, `TURNED` positions at a time, so that none is at the end of a tensor."""
+    """Return a rotary embedding's forward that computes `TURNED` positions at a time.
+
+    So no position is at the end of a tensor, where other instructions may compute it.
+    """
 
     def forward(
         module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any

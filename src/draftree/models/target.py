@@ -561,10 +561,11 @@ class Target:
         probes: Probes | None = None,
         chunks: Sequence[Chunk] = (),
     ) -> Verified:
-        """One pass over root and nodes of every row, over the probes, and over chunks of the prompts of other rows.
+        """Run one pass over the draft trees of all sequences, over probes and prompt chunks.
 
-        Tokens lie in scratch slots behind each row's committed ones, in node order; `commit` needs
-        them there. Chunks are committed at once.
+        Chunks belong to other sequences and are committed at once. Tokens of the trees are written
+        to the scratch slots after each sequence's committed tokens, in node order, as `commit`
+        needs them.
         """
         if probes is not None:
             return self._verified_with(cache, tree, needs, probes, chunks)

@@ -178,6 +178,9 @@ def widths(
 
 
 def numbers(entries: int) -> Widths:
-    """Return the widths for a function of each entry [n, E] that fill the lanes, and are one thread's work."""
+    """Return the widths at which an elementwise function of [n, E] fills the SIMD lanes.
+
+    They are also so narrow that one thread does the work.
+    """
     multiple = LANES // math.gcd(LANES, entries)
     return Widths(1, multiple, max(SHARE // entries // multiple, 1) * multiple)

@@ -58,7 +58,10 @@ class Outlook:
 
     @property
     def wide(self) -> int:
-        """Nodes to expand in a layer, twice as many as of late: a power of two, so that few kinds of passes are recorded."""
+        """Return how many nodes to expand in a layer: twice as many as of late.
+
+        The number is a power of two, so that few kinds of passes are recorded.
+        """
         return doubled(max(self.frontier, LEAST_FRONTIER))
 
     @property
@@ -74,7 +77,9 @@ def doubled(count: int) -> int:
 
 @dataclass(frozen=True)
 class Plan:
-    """How the trees of a policy grow where the host does not see them; of equals the lower numbers are chosen.
+    """Describe how trees grow on the device, where the host does not see them.
+
+    Of equal candidates or nodes the lower numbers are chosen.
 
     Attributes:
         depth: layers.
@@ -110,11 +115,13 @@ class Plan:
         return total
 
     def known(self, layers: Layers) -> Floats:
-        """Return the numbers [X] that its choices read, `Nodes.known`; they are no part of a recording."""
+        """Return the numbers [X] that its choices read as `Nodes.known`; they are not recorded."""
         return np.zeros(0)
 
     def values(self, own: Tensor, frontier: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
-        """Return scores [R, F, K] of candidates, −∞ for those that become no nodes, and the entropy [R, F] of their q.
+        """Return scores [R, F, K] of candidates, and the entropy [R, F] of their q.
+
+        A score is −∞ for candidates that become no nodes.
 
         Args:
             own: [R, F, K] log q; −∞ where there is no candidate.
@@ -125,11 +132,16 @@ class Plan:
         return above[..., None] + own, torch.zeros_like(above)
 
     def chosen(self, worth: Tensor, depth: int, nodes: Nodes) -> Tensor:
-        """Return which of a layer's candidates are its nodes [R, M], by rising place; of scores [R, F · K]."""
+        """Return the places [R, M] of a layer's nodes among its candidates, in rising order.
+
+        `worth` holds the candidates' scores [R, F · K].
+        """
         return leading(worth, self.layer or worth.shape[1]).sort(dim=1).values
 
     def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
-        """Return which of a layer's nodes are drafted below [R, F], best first; whether each really is; and what is known then.
+        """Return the nodes [R, F] of a layer that are expanded, best first.
+
+        Two more results follow: whether each is really expanded, and the new `Nodes.known`.
 
         Args:
             added: M.
@@ -144,14 +156,19 @@ class Plan:
         return order, torch.ones_like(order, dtype=torch.bool), nodes.known
 
     def rank(self, nodes: Nodes) -> Tensor:
-        """Return what the nodes to be verified are ranked by [R, N], −∞ for none; no node's above its parent's."""
+        """Return the ranks [R, N] by which the nodes to verify are chosen; −∞ for none.
+
+        No node ranks above its parent.
+        """
         return nodes.score
 
 
 @final
 @dataclass(frozen=True)
 class Choices:
-    """What a plan makes of the logits after a layer: a function of tensors alone, which is recorded with the layer's pass.
+    """Choose a layer's nodes from logits, as a function of tensors alone.
+
+    It is recorded with the layer's pass.
 
     No number is handed to `torch.where`, which would bring it to the device.
 
@@ -214,7 +231,7 @@ class Choices:
 @final
 @dataclass(frozen=True)
 class Ranks:
-    """What a plan ranks nodes by; that of an equal plan is equal, as its bound method would not be."""
+    """Call a plan's `rank`; objects of equal plans are equal, as bound methods would not be."""
 
     plan: Plan
 
@@ -296,7 +313,10 @@ def grow(
 
 
 def leading(values: Tensor, k: int) -> Tensor:
-    """[R, min(k, N)] the places of the k largest of values [R, N], falling; the first of equals first."""
+    """Return the places [R, min(k, N)] of the k largest of values [R, N], in falling order.
+
+    Of equal values the first comes first.
+    """
     return values.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
 

@@ -73,11 +73,17 @@ class YieldPlan(Plan):
         return np.concatenate((self.prices.numbers, target, draft))
 
     def _verified(self, rows: int) -> int:
-        """How many entries the table of the target's passes has: the first is a pass over the roots."""
+        """Return the length of the table of target passes.
+
+        Its entry 0 is a pass over the roots alone.
+        """
         return rows * self.drafted(self.depth) + self.ahead + 1
 
     def _tables(self, nodes: Nodes) -> tuple[Tensor, Tensor]:
-        """Return the seconds of a target pass over 0, 1, … drafted nodes of all rows, and of a draft step over them."""
+        """Return the seconds of a target pass and of a draft step over 0, 1, … nodes of all rows.
+
+        The nodes of the target pass are drafted ones, in addition to the roots.
+        """
         end = TABLES + self._verified(len(nodes.tokens))
         return nodes.known[TABLES:end], nodes.known[end:]
 
@@ -108,7 +114,10 @@ class YieldPlan(Plan):
         return above[..., None] + value.log(), entropy
 
     def _worth_verifying(self, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the drafted nodes of all rows by falling score, how many are verified, and what one more costs at least."""
+        """Return the drafted nodes of all rows by falling score, and how many of them to verify.
+
+        The third result is the least cost of verifying one more.
+        """
         scores, (target, _) = nodes.score[:, 1:].flatten(), self._tables(nodes)
         rate, left = nodes.known[12], nodes.known[LEFT].clamp(min=0)
         found = scores.sort(descending=True, stable=True)
@@ -157,6 +166,6 @@ class YieldPlan(Plan):
 
 
 def _most(net: Tensor, allowed: Tensor) -> Tensor:
-    """Return [] how many first entries are worth the most together, 0 if no number of them is worth more than nothing."""
+    """Return [] the number of first entries with the largest net value; 0 if none is above 0."""
     most, at = net.masked_fill(~allowed, -torch.inf).max(dim=0)
     return (at + 1) * (most > 0)

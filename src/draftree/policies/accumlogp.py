@@ -61,7 +61,10 @@ class AccumLogP(Policy):
 
 
 def _families(tree: Tree, popped: Ints, nodes: int) -> Bools:
-    """[N] True at the roots, and in each row at the first children of the nodes popped [M], in the order of these."""
+    """Return [N] True at the roots and at the children of popped nodes that fit the budget.
+
+    In each row, children are counted in the order in which their parents [M] were popped.
+    """
     turn = np.full(len(tree), len(tree))
     turn[popped] = np.arange(len(popped))
     children = np.arange(tree.roots, len(tree))

@@ -151,7 +151,10 @@ class Classifier:
 
 
 def scaled(log_p: Floats, log_joint: bool) -> Floats:
-    """Return the joint probability as a net reads it: its logarithm, not below that of 10⁻¹², or itself."""
+    """Return the joint probability as a net reads it.
+
+    This is its logarithm, at least that of 10⁻¹², or the probability itself.
+    """
     return np.maximum(log_p, LEAST) if log_joint else np.exp(log_p)
 
 

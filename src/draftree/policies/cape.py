@@ -94,7 +94,10 @@ class CAPE(Layered):
         return fit(tree, self.max_nodes, np.where(_chain(tree), 1.0, tree.score))
 
     def children(self, p: Floats) -> Ints:
-        """[F] the number of children of a node whose likeliest child has probability p [F], that child included."""
+        """Return the number of children [F] of nodes whose likeliest child has probability p [F].
+
+        The likeliest child is counted too.
+        """
         if self.sets is not None:
             return np.full(len(p), 1 + self.sets)
         edges, sizes = self._bins
@@ -107,7 +110,10 @@ class CAPE(Layered):
 
 
 def _chain(tree: Tree) -> Bools:
-    """[N] the nodes of the chains: roots, and the likeliest child of a node, of equals the first."""
+    """Return [N] True at the nodes of the chains: the roots, and the likeliest child of each node.
+
+    Of equally likely children the first is taken.
+    """
     order, place = ranked(tree.parents, tree.log_q)
     chain = tree.parents < 0
     chain[order[place == 0]] = True

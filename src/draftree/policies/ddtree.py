@@ -46,7 +46,7 @@ class DDTree(Policy):
 
 
 def among_best(tree: Tree, frontier: Ints, score: Floats, nodes: int) -> Bools:
-    """[F, K] True at those of a layer's candidates that are among the best nodes of their row so far.
+    """Return [F, K] True at a layer's candidates that are among the best nodes of their row so far.
 
     Args:
         tree: what was drafted so far.

@@ -68,7 +68,10 @@ class EAGLE2(Policy):
 
     @property
     def kept(self) -> int:
-        """The nodes to verify; of a target whose size is not known the 60 of the paper's smallest."""
+        """Return the number of nodes to verify.
+
+        For a target of unknown size it is 60, as for the paper's smallest.
+        """
         return NODES[0][1] if self.nodes is None else self.nodes
 
     @override

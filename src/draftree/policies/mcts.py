@@ -22,7 +22,10 @@ from draftree.tree import Candidates, Floats, Ints, Room, Tree
 
 
 def uniform(seed: int, count: int) -> float:
-    """Draw number `count` of a stream, in [0, 1): SplitMix64 (Steele, Lea, Flood 2014), by counter instead of by state."""
+    """Return number `count` of a random stream, in [0, 1).
+
+    The generator is SplitMix64 (Steele, Lea, Flood 2014), by counter instead of by state.
+    """
     mixed = (int(seed) * 0xD1342543DE82EF95 + (count + 1) * 0x9E3779B97F4A7C15) % 2**64
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
     mixed = (mixed ^ (mixed >> 27)) * 0x94D049BB133111EB % 2**64
@@ -235,7 +238,7 @@ class MCTS(Policy):
         )
 
     def _asked(self, expand: Expand, tree: Tree, room: Room) -> tuple[Tree, Ints, Candidates]:
-        """All sentences: the tree without their last layer, and that layer's parents and candidates."""
+        """Return the tree without its last layer, and the parents and candidates of that layer."""
         nodes = np.arange(tree.roots)
         while (frontier := room.expandable(tree, nodes)).size:
             candidates = expand(tree, frontier, self.width)
@@ -293,7 +296,9 @@ class Local:
         return cls(whole, np.exp(whole.log_q), first, last)
 
     def best(self, value: Floats, k: int) -> Ints:
-        """Return the k best of each row, in the order of their numbers; of equals the lower number, and −∞ never.
+        """Return the k best nodes of each row, in the order of their numbers.
+
+        Of equal values the lower number is taken; nodes of value −∞ are never taken.
 
         No value exceeds the parent's, so what is kept is connected.
         """
@@ -302,13 +307,13 @@ class Local:
         )
 
     def longer(self, nodes: Ints) -> Ints:
-        """Return the likeliest child of each node that has any, if it is not among the nodes itself."""
+        """Return the likeliest child of each node that has any, unless it is one of the nodes."""
         children = np.flatnonzero(np.isin(self.tree.parents, nodes))
         order, place = ranked(self.tree.parents[children], self.prior[children])
         return np.setdiff1d(children[order[place == 0]], nodes)
 
     def gain(self, reward: str) -> tuple[Floats, float]:
-        """[M] the reward that each node adds to sentences through it, and the reward that a sentence begins with."""
+        """Return the reward [M] that each node adds to its sentences, and the initial reward."""
         if reward == "likelihood":
             return self.tree.log_q, 0.0
         if (

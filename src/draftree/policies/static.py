@@ -105,13 +105,19 @@ class Static(Policy):
 
     @property
     def prunes_on_draws(self) -> bool:
-        """True where a path is there without its earlier siblings, whose draws are part of how it was drawn."""
+        """Return whether a path is in the tree without its earlier siblings.
+
+        The draws of these siblings are part of how the path was drawn.
+        """
         gaps: np.ndarray = (self.children[:, 1:] > 0) & (self.children[:, :-1] == 0)
         return bool(gaps.any())
 
     @cached_property
     def children(self) -> Ints:
-        """[T + 1, K] the number of each path's child of each rank, 0 where there is none; see `_table`."""
+        """Return [T + 1, K] the number of each path's child by rank, 0 where there is none.
+
+        See `_table`.
+        """
         return _table(self.paths)
 
     @property

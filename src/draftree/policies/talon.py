@@ -59,7 +59,9 @@ class TALON(Policy):
 
 
 def _gated(rows: Ints, score: Floats, left: Ints, mu: float) -> Bools:
-    """[F, K] True at a layer's candidates that are kept (eq. 4): the best of their row, no more than its budget has left.
+    """Return [F, K] True at a layer's candidates that are kept (eq. 4).
+
+    They are the best of their row, and no more than the row's budget has left.
 
     Args:
         rows: [F] of the parents.

@@ -94,7 +94,10 @@ class Learned:
     idle: float = 0.0
 
     def left(self, rows: int) -> float:
-        """Target passes that drafting may still lose; before the first step those that a batch of so many begins with."""
+        """Return how many target passes drafting may still lose.
+
+        Before the first step it is the initial credit, which depends on the number of rows.
+        """
         return CREDIT / rows**0.5 if self.regret_budget is None else self.regret_budget
 
     def calibration(self, source: int) -> Logistic:
@@ -106,7 +109,10 @@ class Learned:
         return np.array([self.calibration(source).weights for source in range(sources)])
 
     def rate(self, costs: Costs, rows: int) -> float:
-        """λ, tokens per second: what plain decoding has, times the gain over it so far; never below it."""
+        """Return λ, tokens per second: the rate of plain decoding times the gain over it so far.
+
+        It is never below the rate of plain decoding.
+        """
         return max((self.gained + BEGINNING) / (self.spent + BEGINNING), 1.0) * rows / costs.token
 
 
@@ -205,7 +211,10 @@ class Yield(Policy):
         return fit(replace(budget.selected(tree, probing), notes=_Note.all(notes)), room.nodes)
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
-        """Return the same trees, within bounds, to find out whether drafting pays again of one layer; None for no draft."""
+        """Return the plan that grows the same trees on the device, within bounds, or None.
+
+        It is None if nothing is drafted. A plan of one layer finds out whether drafting pays again.
+        """
         costs, tree, memory = outlook.costs, outlook.roots, outlook.memory
         budget = _Budget.of(costs, tree.roots, memory)
         _, able, least, _ = budget.promising(tree, 0, outlook.room, self.depth)
@@ -230,7 +239,10 @@ class Yield(Policy):
         )  # fmt: skip
 
     def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
-        """[F, K] which of the candidates of a layer that costs nothing are looked at: as many as of any other layer."""
+        """Return [F, K] which candidates of a layer that costs nothing are considered.
+
+        They are as many as in any other layer.
+        """
         return top(tree, chosen, after.score, WIDEST * self.width)
 
     @override
@@ -280,7 +292,7 @@ class Yield(Policy):
 
 @dataclass(frozen=True)
 class _Budget:
-    """The price of a step's seconds in tokens, and the seconds that the regret budget leaves for it.
+    """Hold the price of a second in tokens, and the seconds that the regret budget has left.
 
     Attributes:
         costs: of the step.
@@ -311,7 +323,10 @@ class _Budget:
         return self.costs.target_curve, self.rows, self.rate, self.left
 
     def due(self, memory: Learned, share: float) -> bool:
-        """Whether a share of the time without drafts is enough to find out whether they pay again."""
+        """Return whether a probe of whether drafting pays again may be run now.
+
+        It may take a share of the time that was spent without drafts.
+        """
         return memory.idle > 0 and self.probe <= min(
             share * memory.idle * self.costs.token, self.left
         )
@@ -319,7 +334,10 @@ class _Budget:
     def promising(
         self, tree: Tree, start: int, room: Room, depth: int
     ) -> tuple[Ints, Ints, float, float]:
-        """Return the best of the nodes from `start` on, those of them that the drafter may be asked for, and two prices."""
+        """Return the best of the nodes from `start` on, those of them to expand, and two prices.
+
+        See `kernels.growing.promising`.
+        """
         columns = tree.row, tree.depth, tree.score, tree.entropy
         return promising(*columns, start, room.depth, depth, WIDEST, UNREAD, *self.prices, AHEAD)
 
@@ -363,7 +381,10 @@ class _Budget:
         )
 
     def selected(self, tree: Tree, probing: bool) -> Tree:
-        """Return the tree's nodes of which each is worth its verification, found in one scan from the best to the worst."""
+        """Return the tree with the roots and the nodes that are each worth their verification.
+
+        They are found in one scan from the best node to the worst.
+        """
         keep = selected(tree.score, *self.prices)
         if probing and not keep[tree.roots :].any():  # the best child of every root
             keep[best(tree, np.flatnonzero(tree.depth == 1), 1)] = True
@@ -392,7 +413,10 @@ class _Guesses:
         return append(tree, frontier, self.candidates, keep, self.score, self.entropy)
 
     def beside(self, tree: Tree, frontier: Ints, chosen: Ints, pays: Bools) -> Tree:
-        """Return the tree with those after nodes [F] where they pay, and that were not chosen for a draft step."""
+        """Return the tree with the guesses after nodes [F] where they pay.
+
+        Nodes that were chosen for a draft step get none.
+        """
         if chosen.size:
             pays = pays & ~np.isin(frontier, chosen)
         if not pays.any():
@@ -404,7 +428,9 @@ class _Guesses:
 
 @dataclass(frozen=True)
 class _Note:
-    """What was found after nodes before the model was asked for them, to be told again beside the verdict.
+    """Store what was found after nodes before the model expanded them.
+
+    It is read again together with the accept result.
 
     Attributes:
         asked: [A] the nodes' numbers.
@@ -420,7 +446,10 @@ class _Note:
     def of(
         cls, tree: Tree, asked: Ints, searched: Ints, found: Candidates, worth: Floats
     ) -> "_Note":
-        """Of nodes that are among those searched after [F], with what was found there [F, K] and the worth of it [F]."""
+        """Return the note of nodes that are among those searched [F].
+
+        `found` holds the candidates found there [F, K] and `worth` their worth [F].
+        """
         at = (asked[:, None] == searched).argmax(axis=1)
         tokens = np.where(found.log_q > -np.inf, found.tokens, -1)[at]
         return cls(tree.number[asked], worth[at] / np.exp(tree.score[asked]), tokens)
@@ -502,7 +531,9 @@ def _all_below(
 def _calibrated(
     memory: Learned, tree: Tree, verdict: Verdict, accepted: Bools
 ) -> Mapping[int, Logistic]:
-    """Return what is known of acceptance after a verdict, by source: it has judged the drafts after every accepted node.
+    """Return the calibration of acceptance after an accept result, by source.
+
+    The result has judged the drafts after every accepted node.
 
     Of an accepted node the children that were verified are learnt from. Where none was, all that
     were drafted are: else drafts that were once taken for worthless would never be verified, and
@@ -521,7 +552,10 @@ def _calibrated(
 
 
 def _of_roots(tree: Tree, recent: float) -> Floats:
-    """[R, 5] what `outcomes` says of roots that were accepted: 1, is a root, log value, recent success, what was found."""
+    """Return the features [R, 5] of accepted roots, in the order of `outcomes`.
+
+    They are 1, whether it is a root, log value, recent success, and the share that was found.
+    """
     one, share, (asked, found, _) = np.ones(tree.roots), np.zeros(tree.roots), _Note.columns(tree)
     share[asked[asked < tree.roots]] = found[asked < tree.roots]
     return np.stack((one, one, tree.score[: tree.roots], (recent - LIKELY) * one, share), axis=-1)

@@ -6,5 +6,5 @@ from draftree.boundary.machine import has_float64
 
 
 def on_host(device: torch.device) -> bool:
-    """Return whether the host samples from scores that lie on a device: on itself, or without float64."""
+    """Return whether scores on a device are sampled on the host: on a CPU, or without float64."""
     return device.type == "cpu" or not has_float64(device)

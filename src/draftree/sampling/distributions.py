@@ -30,7 +30,9 @@ def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequen
 def stages(
     logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]
 ) -> Iterator[Tensor]:
-    """[V] logits of one place as processors see them, float32 and theirs to change, and after each processor.
+    """Yield the logits [V] of one place as processors receive them, then after each processor.
+
+    They are float32, unless the raw logits are float64, and processors may write into them.
 
     Args:
         logits: [V] raw ones; float64 stays float64.
@@ -47,7 +49,10 @@ def stages(
 
 
 def guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
-    """[V] draft logits after a row's guides; all −∞ where a guide rejects the drafted prefix, which the target cannot write."""
+    """Return draft logits [V] after a row's guides.
+
+    All are −∞ where a guide rejects the drafted prefix, which the target cannot write.
+    """
     try:
         return processed(logits, guides, ids)
     except UserError:
@@ -133,7 +138,10 @@ class Distributions:
         return self.scores(node)[1]
 
     def scores(self, node: int) -> tuple[Tensor, Tensor]:
-        """[V] the logits that processors were given, with what they may have written into them; and what they made of them."""
+        """Return the logits [V] that processors were given, and what they made of them [V].
+
+        The first include what processors may have written into them.
+        """
         if node not in self._scores:
             if not (steps := self._processors(node)):
                 return self.raw(node), self.raw(node)
@@ -166,7 +174,10 @@ class Distributions:
                 raise self._refused[node]
 
     def _refuse(self, node: int) -> None:
-        """Note why nothing can be chosen after a node: processors are asked once more, so that the first can be named."""
+        """Record why no token can be chosen after a node.
+
+        The processors are run once more, so that the first faulty one can be named.
+        """
         steps, ids = self._processors(node), self._text(node)
         who, did = (
             f"one of the processors {', '.join(map(named, steps))}",
@@ -213,7 +224,10 @@ class Distributions:
         return choose(self.raw(node))
 
     def _told(self, noise: Callable[[Ints], Tensor]) -> tuple[list[int], list[int]]:
-        """[N] the likeliest token after each node, and the one that is drawn; −1 where that is to be asked by itself."""
+        """Return the likeliest token [N] after each node, and the drawn one [N].
+
+        An entry is −1 where the token has to be computed individually.
+        """
         together, answers = dict[Sequence[LogitsProcessor], list[int]](), [likeliest(self._logits)]
         for node in range(n := len(self._logits)):
             if not self.greedy(node):
@@ -262,7 +276,9 @@ def absent(log_q: Tensor) -> Tensor:
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """[…] the token of the largest of logits […, V], the first of equals; −1 where that is NaN or infinite.
+    """Return the tokens […] of the largest of logits […, V], the first of equals.
+
+    A token is −1 where the largest is NaN or infinite.
 
     NaN wins a maximum, so that the check costs no pass of its own.
     """

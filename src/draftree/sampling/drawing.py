@@ -47,7 +47,9 @@ class Drawing:
     shaped: Callable[[Tensor], Tensor] | None = None
 
     def log_q(self, logits: Tensor, rows: Ints) -> Tensor:
-        """Log q of a drafter's logits, in float32 or, where they are draws of their own or float64, in float64.
+        """Return log q of a drafter's logits, in float32 or float64.
+
+        It is float64 for draws with noise of their own and for float64 logits.
 
         Where a logit is NaN or ∞, or nothing is allowed, the whole row is NaN.
 
@@ -81,7 +83,10 @@ class Drawing:
 
 
 def without_nonsense(logits: Tensor, setting: Sampling) -> Tensor:
-    """[…, V] logits after temperature and cuts, if there are any; then NaN in all of a row where one is not finite."""
+    """Return logits […, V] after temperature and cuts, with NaN in rows that are not finite.
+
+    Without temperature and cuts they are returned as they are.
+    """
     if not setting.processors:
         return logits
     there = finite(logits)[..., None]
@@ -91,7 +96,10 @@ def without_nonsense(logits: Tensor, setting: Sampling) -> Tensor:
 
 
 def finite(logits: Tensor) -> Tensor:
-    """[…] True where the largest of a row of logits […, V] is finite: NaN and ∞ win a maximum, and −∞ forbids a token."""
+    """Return […] whether the largest of a row of logits […, V] is finite.
+
+    NaN and ∞ win a maximum, and −∞ forbids a token.
+    """
     return torch.isfinite(logits.amax(dim=-1))
 
 
@@ -103,7 +111,9 @@ def drawn(
     depths: Ints,
     drafted: Drafted | None = None,
 ) -> Candidates:
-    """K candidates from the drafter's logits; none after a node where these are no numbers (broken weights, an overflow).
+    """Return K candidates from the drafter's logits.
+
+    There are none after a node whose logits are not finite (broken weights, an overflow).
 
     Args:
         logits: [F, V] after each frontier node, or [F, V′] for a draft vocabulary.
@@ -177,7 +187,10 @@ def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Te
 def _sampled(
     log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints
 ) -> Candidates:
-    """K draws of each q; where without replacement fewer tokens can come, the others are missing."""
+    """Return K draws of each q.
+
+    Draws without replacement may yield fewer tokens; the others are then missing.
+    """
     drawn = partial(noise.gumbel_of, rows, depths, log_probs.shape[1], log_probs.device)
     if kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
         tokens, _ = top_k(log_probs + drawn(kind=2), k)
@@ -210,7 +223,7 @@ def on_host(values: Tensor) -> bool:
 
 
 def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
-    """Return the k largest of each row [F, V] in descending order; of equal ones the lower index comes first.
+    """Return the k largest of each row [F, V] in descending order, the lower index first in ties.
 
     `torch.topk` leaves the order of equal values open, so some more values are asked for: if the
     k-th is larger than the last of them, everything that equals it is there, and a sort on the host
@@ -244,7 +257,7 @@ def _on_host(values: Tensor, indices: Tensor) -> tuple[Floats, Ints]:
 
 
 def nothing_beside(found: Candidates, open_: Bools) -> Candidates:
-    """Return candidates after all nodes of a frontier, with nothing after those that leave one token."""
+    """Return candidates for all nodes of a frontier, with none after those that leave one token."""
     if open_.all():
         return found
     spread = found.shared(np.maximum(np.cumsum(open_) - 1, 0))

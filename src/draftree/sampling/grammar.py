@@ -112,7 +112,7 @@ class Grammar(Knobs):
 
     @classmethod
     def regex(cls, pattern: str, canonical: bool = True) -> Self:
-        r"""Return the constraint of text that a regular expression matches from its first to its last character.
+        r"""Return the constraint of text that a regular expression matches as a whole.
 
         Args:
             pattern: in the syntax of Rust's regex crate: no look-around, no backreferences, `\d`
@@ -319,7 +319,10 @@ class Constrained(LogitsProcessor):
         return _Node(error=NO_TOKEN if error.startswith("NoExtension") else error)
 
     def _moved(self, response: list[int]) -> bool:
-        """Brings the matcher to a response, or to the last of its tokens that fits; returns whether all of them did."""
+        """Move the matcher to a response, and return whether all of its tokens fit.
+
+        Otherwise the matcher stops after the last token that fits.
+        """
         common = _common(self._at, response)
         if common < len(self._at) and not self._matcher.rollback(len(self._at) - common):
             self._matcher, common = self._fresh.deep_copy(), 0
@@ -356,7 +359,10 @@ def _keys(value: Any) -> Iterator[Any]:
 
 
 def _one_line(message: str) -> str:
-    """Return the line of llguidance's message that says what is wrong: its first, or for a regex the one called error."""
+    """Return the line of llguidance's message that names the error.
+
+    It is the first line, or for a regex the one that begins with "error".
+    """
     lines = message.strip().splitlines() or ["unknown error"]
     error = next((line for line in lines if line.startswith("error: ")), lines[0])
     return error.removeprefix("error: ").removeprefix("at 1(8): failed to compile JSON schema: ")

@@ -49,7 +49,9 @@ class Chance(ABC):
 
 @final
 class Keyed(Chance):
-    """Noise that depends on (seed, request, position, token) alone, whatever was drafted (DESIGN, Exactness).
+    """Draw noise that depends on seed, request, position and token alone.
+
+    What was drafted does not matter (DESIGN, Exactness).
 
     A token is argmax(log p + g) with Gumbel noise g from the counter-based generator Philox, so
     plain and speculative decoding of one seed write the same text.

@@ -52,7 +52,7 @@ class _Penalty(LogitsProcessor):
         self._penalty, self._start = penalty, start
 
     def _occurrences(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """[R, V] the number of times that each token stands in the response, in the dtype of the scores."""
+        """Return [R, V] how often each token occurs in the response, in the dtype of the scores."""
         response = input_ids[:, self._start :]
         return torch.zeros_like(scores).scatter_add_(
             1, response, torch.ones_like(response, dtype=scores.dtype)
@@ -61,7 +61,10 @@ class _Penalty(LogitsProcessor):
 
 @final
 class FrequencyPenalty(_Penalty):
-    """Takes `penalty` from a token's logit for every time it stands in the response (OpenAI's `frequency_penalty`)."""
+    """Subtract `penalty` from a token's logit for every time it occurs in the response.
+
+    This is OpenAI's `frequency_penalty`.
+    """
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -70,7 +73,10 @@ class FrequencyPenalty(_Penalty):
 
 @final
 class PresencePenalty(_Penalty):
-    """Takes `penalty` from the logit of every token that stands in the response (OpenAI's `presence_penalty`)."""
+    """Subtract `penalty` from the logit of every token that occurs in the response.
+
+    This is OpenAI's `presence_penalty`.
+    """
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:

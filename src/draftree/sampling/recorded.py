@@ -35,7 +35,9 @@ class Recorded:
     def log_q(
         self, logits: Tensor, noise: Tensor, ids: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return log q [R, F, V] of draft logits, as the host computes it, and of which tokens it is; none for all.
+        """Return log q [R, F, V] of draft logits, as the host computes it, and its tokens' ids.
+
+        The ids are None if log q is of all tokens.
 
         Args:
             logits: [R, F, V′].
@@ -54,7 +56,7 @@ class Recorded:
         ), None
 
     def __call__(self, logits: Tensor, noise: Tensor, depth: Tensor) -> Tensor:
-        """Return [R, 2n] the likeliest token after each node, and the one that is drawn; −1 where there is none.
+        """Return [R, 2n] the likeliest token after each node, then the drawn ones; −1 for none.
 
         Args:
             logits: [R, n, V] of the target.

@@ -61,7 +61,10 @@ class Sampling(Choice):
 
     @cached_property
     def processors(self) -> Sequence[LogitsProcessor]:
-        """Return transformers' warpers, in the order `generate` applies them, as `steady` ones; none for greedy decoding."""
+        """Return transformers' warpers in the order of `generate`, made `steady`.
+
+        There are none for greedy decoding.
+        """
         if self.greedy:
             return ()
         if self.warpers is not None:

@@ -46,7 +46,7 @@ class Temperature(TemperatureLogitsWarper):
 
 @final
 class MinP(MinPLogitsWarper):
-    """Leaves out tokens below a share of the likeliest one's probability, by the distance of their scores."""
+    """Remove tokens below a share of the likeliest one's probability, by the distance of scores."""
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -57,7 +57,9 @@ class MinP(MinPLogitsWarper):
 
 @final
 class TopP(TopPLogitsWarper):
-    """Leaves out the unlikeliest tokens that have no more than 1 − p together; of equal ones the higher id goes first.
+    """Remove the unlikeliest tokens that have no more than 1 − p together.
+
+    Of equal ones the higher id goes first.
 
     A probability is a whole number of 2⁻⁴³ of the likeliest token's.
     """
@@ -73,7 +75,10 @@ class TopP(TopPLogitsWarper):
         return scores.masked_fill(self.unlikely(scores), self.filter_value)
 
     def unlikely(self, scores: Tensor) -> Tensor:
-        """[…, V] what is left out, without waiting for the device; nothing of a row whose largest score is not finite."""
+        """Return […, V] which tokens are removed, without waiting for the device.
+
+        Nothing is removed from a row whose largest score is not finite.
+        """
         best = scores.amax(dim=-1, keepdim=True)
         distance = (scores.double() - best.double()).masked_fill(~best.isfinite(), 0.0)
         weights = (exp(distance.clamp(min=NEGLIGIBLE)) * UNIT).long()
@@ -110,7 +115,10 @@ class TopP(TopPLogitsWarper):
 
 @final
 class Typical(TypicalLogitsWarper):
-    """Leaves out untypical tokens, on the host: it adds up what is sorted by a function of all scores."""
+    """Remove untypical tokens, on the host.
+
+    The sum runs over values that are sorted by a function of all scores.
+    """
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -139,7 +147,10 @@ def steady(steps: Sequence[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
 
 
 def warped(logits: Tensor, steps: Sequence[LogitsProcessor]) -> Tensor:
-    """Return logits […, V] after warpers, in float32 unless they are float64; as they are without any."""
+    """Return logits […, V] after warpers, in float32 unless they are float64.
+
+    Without warpers they are returned as they are.
+    """
     if not steps:
         return logits
     scores = logits if logits.dtype is torch.float64 else logits.float()

@@ -32,7 +32,10 @@ Known = TypeVar("Known", bound="Functions")
 
 
 class Functions(Protocol):
-    """What answers in the place of transformers' functions; each is given the function it stands for, and its arguments."""
+    """Define the functions that replace those of transformers.
+
+    Each receives the function that it replaces, and the arguments of the call.
+    """
 
     def conv(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
         """Run a causal convolution."""
@@ -63,7 +66,9 @@ _ASKED: ContextVar[Functions | None] = ContextVar("draftree pass", default=None)
 
 
 def dispatching(model: Model) -> Model:
-    """Return a model whose state layers ask `answering` first: over the same weights, if it has any.
+    """Return a model whose recurrent layers call the functions of `answering` first.
+
+    It shares the weights of the given model, if that has any.
 
     The functions are globals of transformers' modules. The forwards of the layers' classes are
     therefore built again, with other globals, in classes of their own.
@@ -137,7 +142,10 @@ def wide(dtype: torch.dtype) -> torch.dtype:
 
 
 class Answers:
-    """The functions in a pass of ours: of a prompt transformers' own, with padding as nothing; of a tree along its paths.
+    """Provide the functions of recurrent layers during a forward pass of draftree.
+
+    A prompt is computed by transformers' own functions, with padding left out. A tree is computed
+    along its paths.
 
     Args:
         at: the pass.

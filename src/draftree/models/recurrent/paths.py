@@ -120,7 +120,10 @@ class Paths:
 
     @cached_property
     def levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Level by level, rows, slots and parents' slots of the tokens of all slots, those of earlier passes included."""
+        """Return rows, slots and parents' slots of all slots' tokens, level by level.
+
+        Tokens of earlier passes are included.
+        """
         depth = np.zeros_like(self.parents)
         for slot in range(self.slots):
             above = self.parents[:, slot]
@@ -135,7 +138,10 @@ class Paths:
         return [(rows, slots, parents) for rows, slots, parents in found]
 
     def windows(self, k: int) -> Tensor:
-        """[K, R n] the last K columns on each token's path, counted through each row's K committed ones and its M slots."""
+        """Return the last K columns on each token's path, as indices [K, R n].
+
+        Indices count through each row's K committed columns and its M slots.
+        """
         if k in self._windows:
             return self._windows[k]
         found = np.empty((k, *self.columns.shape), np.int64)
@@ -153,7 +159,7 @@ class Paths:
         return {}
 
     def place(self, old: Tensor | None, new: Tensor) -> Tensor:
-        """[R, H, M, c] what earlier passes left in the slots and, in theirs, this pass's [R, H, n, c]."""
+        """Return values [R, H, M, c] of all slots: this pass's [R, H, n, c], and those before."""
         if not self.later:
             return new
         rows, heads, n, width = new.shape

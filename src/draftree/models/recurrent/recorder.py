@@ -50,7 +50,9 @@ class _Ours:
 
 
 class Recorder(Passing):
-    """Takes what layers hand to their cache, and answers for their functions by calling transformers' own.
+    """Record the shapes of what layers hand to their cache in a dry run.
+
+    Functions of recurrent layers are answered by transformers' own.
 
     Args:
         config: of the text model.

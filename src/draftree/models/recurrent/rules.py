@@ -68,7 +68,10 @@ def delta_tree(
     beta: Tensor,
     state: Tensor,
 ) -> tuple[Tensor, Stash]:
-    """Gated delta rule (Yang, Kautz and Hatamizadeh, 2412.06464, eq. 10; with a decay by channel Kimi's, 2510.26692).
+    """Compute the gated delta rule for all tokens of a tree.
+
+    The source is Yang, Kautz and Hatamizadeh, 2412.06464, eq. 10; with a decay by channel it is
+    Kimi's rule, 2510.26692.
 
     uᵢ = βᵢ (vᵢ − (e^Gᵢ kᵢ)·S₀ − Σ Dᵢⱼ (kᵢ·kⱼ) uⱼ) over j in a(i) but i, a triangular system as
     parents lie before their children; oᵢ = (e^Gᵢ qᵢ)·S₀ + Σ Dᵢⱼ (qᵢ·kⱼ) uⱼ over a(i).
@@ -121,7 +124,9 @@ def delta_fold(state: Tensor, parts: Parts) -> None:
 def ssd_tree(
     paths: Paths, before: Parts, x: Tensor, g: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Stash]:
-    """State space duality, Mamba-2 (Dao and Gu, 2405.21060, section 6; for trees STree, 2505.14969, section 3).
+    """Compute the state space duality of Mamba-2 for all tokens of a tree.
+
+    The source is Dao and Gu, 2405.21060, section 6; for trees it is STree, 2505.14969, section 3.
 
     yᵢ = e^Gᵢ S₀ Cᵢ + Σ Dᵢⱼ (Cᵢ·Bⱼ) xⱼ over a(i).
 
@@ -213,7 +218,10 @@ def s6_fold(state: Tensor, parts: Parts, a: Tensor) -> None:
 
 
 def convolved(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-    """Causal depthwise convolution along paths: wₖ times the last K columns of a token's path, itself the last.
+    """Compute a causal depthwise convolution along tree paths.
+
+    A token's result is the sum of wₖ times the last K columns of its path; its own column is the
+    last.
 
     Args:
         paths: of the pass.

@@ -158,7 +158,10 @@ class States:
 
     @torch.inference_mode()
     def keep(self, row: int, start: int, slots: Ints) -> None:
-        """Folds a path into a row's base: of scratch slots, counted from the first one, behind `start` committed tokens."""
+        """Update a row's base by a path of scratch slots after `start` committed tokens.
+
+        `slots` count from the first scratch slot.
+        """
         assert self._scratch is not None
         assert self._scratch.paths.committed[row] == start, "the stash is of another text"
         if not len(slots):
@@ -182,7 +185,7 @@ class States:
 
     @torch.inference_mode()
     def mark(self, lengths: Ints) -> None:
-        """Take a snapshot of each row, which `back` can go back to, unless there is one of its length."""
+        """Take a snapshot of each row for `back`, unless there is one of the row's length."""
         for row, length in enumerate(lengths.tolist()):
             mine = self._snapshots[row]
             if length and not (mine and mine[-1].length == length):
@@ -193,7 +196,10 @@ class States:
 
     @torch.inference_mode()
     def back(self, row: int, length: int) -> int:
-        """Goes back to a row's latest snapshot of at most `length` tokens, or to its beginning; returns where that is."""
+        """Restore a row's latest snapshot of at most `length` tokens, and return its length.
+
+        Without such a snapshot the row goes back to its beginning, and 0 is returned.
+        """
         mine = [s for s in self._snapshots[row] if s.length <= length]
         self._snapshots[row] = mine
         for i, tensor in enumerate(self._all):
@@ -245,9 +251,10 @@ class Pass:
         self._key: Key = (-1, 0)
 
     def enter(self, key: Key, columns: Tensor) -> Tensor:
-        """Store what a layer's convolution reads, [R, C, n], and return it behind what the committed tokens left.
+        """Store the input [R, C, n] of a layer's convolution and return it with the columns before.
 
-        What functions of this layer are called until the next one enters is of this state.
+        These are the columns that the committed tokens left. Until the next layer enters, functions
+        that are called read and write the state of this one.
         """
         self._key, paths = key, self.paths
         old = None if self._before is None else self._before.columns[key][:, None]
