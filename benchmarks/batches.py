@@ -125,7 +125,7 @@ def row(
 
 
 def behind(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return where `yield` gains least, beside the best of all others and of plain decoding, worst first."""
+    """Return `yield` compared with the best of the others and plain decoding, worst ratio first."""
     places = sorted({(r["machine"], r["drafter"], r["batch"]) for r in rows})
     found = []
     for place in places:

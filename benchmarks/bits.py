@@ -38,7 +38,7 @@ Batch = Callable[[list[Request]], list[list[int]]]
 
 
 def ours(engine: Engine, requests: list[Request]) -> list[list[int]]:
-    """The tokens that draftree writes in one batch, with nothing from the caches of the texts before."""
+    """Return the tokens that draftree generates in one batch, without reusing earlier caches."""
     return engine.write(requests, reuse=False).tokens
 
 
@@ -78,7 +78,7 @@ def ways(
 
 
 def apart(target: Target, request: Request, wanted: list[int], found: list[int]) -> dict[str, Any]:
-    """The first token that differs, and by how many units in the last place its logit was behind."""
+    """Return the first token that differs, and how many ulps its logit was below the wanted one."""
     at = next(
         (i for i, (a, b) in enumerate(zip(wanted, found, strict=False)) if a != b),
         min(len(wanted), len(found)),
@@ -95,7 +95,7 @@ def apart(target: Target, request: Request, wanted: list[int], found: list[int])
 def compared(
     target: Target, requests: list[Request], every: dict[str, Batch], own: Batch
 ) -> Iterator[tuple[int, str, Any]]:
-    """For each way and request of a batch nothing where the text is the same, else where it is not."""
+    """Yield for each way and request None if the text is the same, otherwise where it differs."""
     wanted = own(requests)
     for name, way in every.items():
         for request, known, found in zip(requests, wanted, way(requests), strict=True):

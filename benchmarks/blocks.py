@@ -34,7 +34,10 @@ def replayed(out: Path, given: list[str]) -> int:
 
 
 def main() -> int:
-    """Replays, and prints the comparisons; exit status 1 if yield is slower somewhere, 2 if something cannot be replayed."""
+    """Replay, print the comparisons, and return the exit status.
+
+    It is 1 if `yield` is slower somewhere, and 2 if something cannot be replayed.
+    """
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("name", help="of the results")
     args, given = parser.parse_known_args()

@@ -40,7 +40,10 @@ COSTS = Costs({1: 1e-4, 512: 1e-3}, {1: 0.01, 512: 0.02})
 
 
 def forest(draws: np.random.Generator, roots: int, vocab: int) -> Tree:
-    """Return a forest with 2 · NODES nodes a sequence, layer by layer, half of them worth nothing."""
+    """Return draft trees with 2 · NODES nodes a sequence, half of them with a worthless score.
+
+    Nodes are in the order of their depth.
+    """
     count = roots * (1 + 2 * NODES)
     parents, depth, score = np.full(count, -1), np.zeros(count, np.int64), np.zeros(count)
     row = np.arange(count) % roots  # the sequences take turns

@@ -155,7 +155,10 @@ def draftree(*command: str) -> None:
 
 
 def bench(pairs: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
-    """A bench of some pairs of drafter and policy, taken up where it was left; a finished one is read."""
+    """Return the bench of some pairs of drafter and policy.
+
+    An interrupted one is resumed, and a finished one is read.
+    """
     command = ["bench", "--suite", str(args.suite), "--limit", str(args.limit)]
     command += [item for category in args.category for item in ("--category", category)]
     command += [] if args.per_category is None else ["--per-category", str(args.per_category)]

@@ -110,7 +110,7 @@ def temperature(several: Sequence[Seen]) -> tuple[Map, float]:
 
 
 def isotonic(several: Sequence[Seen]) -> Map:
-    """Fit a nondecreasing map by all candidates, averaged over a thousand groups of equal size first."""
+    """Fit a nondecreasing map to all candidates, averaged over a thousand equal groups first."""
     q, right = (
         np.concatenate([s.every_q for s in several]),
         np.concatenate([s.every_right for s in several]),

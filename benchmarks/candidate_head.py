@@ -47,7 +47,10 @@ def opened(drafter: str, target: Target, head: str) -> Any:
 
 
 def with_all_tokens(drafter: Any, target: Target) -> None:
-    """Give a drafter a head of all tokens, whose rows are its own where it has some, else the target's."""
+    """Give a drafter a head over all tokens.
+
+    Its rows are the drafter's own where it has them, and the target's otherwise.
+    """
     if isinstance(getattr(drafter, "_head", None), TargetHead):
         drafter.model.set_output_embeddings(TargetHead(target, raw=True))
         drafter._head = drafter.model.get_output_embeddings()

@@ -44,7 +44,10 @@ def questions() -> list[str]:
 
 
 def summary(accepted: Counter[int]) -> dict[str, float]:
-    """Acceptance length, half of its 95 % interval, and the steps, from how many steps accepted how many tokens."""
+    """Return acceptance length, half of its 95 % interval, and the number of steps.
+
+    The argument holds the number of steps by accepted tokens.
+    """
     steps = sum(accepted.values())
     mean = sum(n * count for n, count in accepted.items()) / steps
     variance = sum((n - mean) ** 2 * count for n, count in accepted.items()) / steps

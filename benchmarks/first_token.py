@@ -46,7 +46,7 @@ print(json.dumps([now - begun, now - start]))
 
 
 def first_token(target: str, way: str, batch: int, cache: Path) -> tuple[float, float]:
-    """Return the seconds to the first tokens in a new process: from its start, and from the call."""
+    """Return the seconds to the first tokens in a new process, from its start and from the call."""
     environment = os.environ | {"DRAFTREE_CACHE": str(cache), "HF_HUB_OFFLINE": "1"}
     command = [sys.executable, "-c", CHILD, target, way, str(batch)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)

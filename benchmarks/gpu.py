@@ -138,7 +138,10 @@ def passes(decoder: Decoder, widths: tuple[int, ...], context: int) -> dict[int,
 
 
 def curves(sizes: Sizes, context: int, widths: tuple[int, ...], device: torch.device) -> Any:
-    """A target's passes behind a context, and draft steps of one layer and its head, as an entry of a machine file."""
+    """Measure target passes after a context, and draft steps of one layer and its head.
+
+    The result is an entry of a machine file.
+    """
     room = context + 2 * max(widths)
     target = passes(model(sizes, room, device), widths, context)
     draft = passes(
@@ -148,7 +151,10 @@ def curves(sizes: Sizes, context: int, widths: tuple[int, ...], device: torch.de
 
 
 def ceilings(size: int, device: torch.device) -> dict[str, float]:
-    """Bytes a second of a copy, which reads and writes, and operations a second of a product of two squares."""
+    """Measure bytes per second of a copy, reads and writes counted, and operations per second.
+
+    The operations are those of a product of two square matrices.
+    """
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     one = torch.ones(size, size, dtype=dtype, device=device)
     other = torch.empty_like(one)
@@ -162,7 +168,10 @@ def ceilings(size: int, device: torch.device) -> dict[str, float]:
 
 
 def attention(context: int, device: torch.device) -> list[dict[str, Any]]:
-    """Attention by groups beside transformers' SDPA, with a mask, for 32 query heads in groups of 4."""
+    """Time grouped attention and transformers' SDPA with a mask.
+
+    There are 32 query heads in groups of 4.
+    """
     found, layer = [], torch.nn.Module()
     layer.num_key_value_groups = 4
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
@@ -204,7 +213,10 @@ def scripted(sizes: Sizes, context: int, device: torch.device) -> tuple[Any, Any
 
 @torch.no_grad()
 def scripted_head(target: Target) -> EAGLE3Drafter:
-    """Return a head of EAGLE-3's kind, whose attention hands on a part of its own place's embedding, and nothing else does."""
+    """Return a head of EAGLE-3's kind with scripted weights.
+
+    Its attention passes on a part of its own position's embedding, and all else adds nothing.
+    """
     vocab = target.decoder.vocab
     with target.decoder.device:  # where its random weights are made
         drafter = EAGLE3(draft_vocab=DRAFT_VOCAB if vocab > DRAFT_VOCAB else 0).example(target)
@@ -244,12 +256,14 @@ def _projections(layer: EAGLE3Layer) -> list[torch.nn.Linear]:
 
 @final
 class Texts:
-    """Writes texts with the models of a shape in every mode; they are made once, and so are what is recorded of them.
+    """Generate texts with the models of a shape in every mode.
+
+    Models and their CUDA graphs are made once.
 
     Args:
-        name: of the shape.
+        name: name of the shape.
         small: whether it is a tiny one, for a CPU.
-        device: where.
+        device: where the models are.
     """
 
     def __init__(self, name: str, small: bool, device: torch.device) -> None:
@@ -268,7 +282,10 @@ class Texts:
             self._engines[mode, True] = load(target, scripted_head(target), TREE)
 
     def cell(self, mode: str, temperature: float, batch: int) -> dict[str, Any]:
-        """Return tokens a second, tokens for each pass, and how many passes were recorded meanwhile; or nothing."""
+        """Return tokens per second, tokens per pass, and the number of graphs recorded meanwhile.
+
+        Assisted generation has figures for a single text only.
+        """
         most = min(self._sizes[-1], DRAFT_VOCAB) - self._tokens
         prompts = np.random.default_rng(0).integers(0, most, (batch, self._read))
         sampling, found = (
@@ -343,7 +360,10 @@ HEADS = (
 
 
 def table(done: Mapping[str, Any], shapes: Mapping[str, Sizes], about: Mapping[str, str]) -> str:
-    """The cells as a table for the docs: ratios to plain decoding, to assisted generation, and to reading all weights once."""
+    """Return the cells as a table for the docs.
+
+    Ratios are to plain decoding, to assisted generation, and to reading all weights once.
+    """
     rows = [HEADS, ("---",) * len(HEADS)]
     for name, sizes in shapes.items():
         each = 4 if about["small"] == "True" else 2

@@ -93,7 +93,7 @@ def grown(policy: Policy, costs: Costs, expand: Ready) -> tuple[float, int, int]
 
 
 def once(policy: Policy, costs: Costs, seed: int) -> tuple[float, int, int, float]:
-    """Seconds of the policy, layers and nodes of one tree, and the seconds when it is grown again."""
+    """Return the policy's seconds, depths and nodes of a tree, and the seconds to regrow it."""
     ready = Ready(seed)
     return *grown(policy, costs, ready), grown(policy, costs, ready)[0]
 
@@ -126,7 +126,10 @@ class Asked(Drafter[None]):
 
 
 def fusion(rounds: int) -> float:
-    """Seconds that a fusion of a model and a find takes over its parts, for eight candidates after each of four nodes."""
+    """Return the seconds that fusing a model and a retrieval hit adds to its parts.
+
+    Each of four nodes has eight candidates.
+    """
     parts = [Ready(seed) for seed in (0, 1)]
     fused = FusedDrafter((Asked(parts[0], False), Asked(parts[1], True)))
     state = Fusing((None, None), ((Trust(), Trust()),))

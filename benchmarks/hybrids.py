@@ -152,7 +152,9 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
 def pair(
     target: Target, engines: dict[str, Engine], new: int, number: int, temperature: float
 ) -> dict[str, dict[str, Any]]:
-    """Seconds with drafts over seconds without, of one text, on the clock and of the processor; and whether texts are the same.
+    """Compare the seconds of one text with and without drafts, and whether the texts are the same.
+
+    Ratios are of wall time and of processor time.
 
     Plain decoding and the drafters take turns, token by token, so that whatever else the machine
     does meets all alike.

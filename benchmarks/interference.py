@@ -86,7 +86,10 @@ class Client:
 
 @asynccontextmanager
 async def reading(client: Client, tokens: int) -> AsyncIterator[list[float]]:
-    """Let the server read long prompts, one after the other; the seconds to their first tokens are collected."""
+    """Let the server read long prompts one after the other, and collect the seconds of each.
+
+    The seconds are those to the first token.
+    """
     found: list[float] = []
     prompts = [await client.prompt(tokens) for _ in range(4)]
 
@@ -115,7 +118,7 @@ async def first_tokens(client: Client, seconds: float) -> list[float]:
 
 
 async def between_tokens(client: Client, seconds: float, sequences: int = 4) -> list[float]:
-    """Return the seconds between the pieces of several texts that run together, without the first ones."""
+    """Return the seconds between the pieces of several concurrent texts, without the first ones."""
     prompts = [await client.prompt(24) for _ in range(sequences)]
     found, end = list[float](), time.perf_counter() + seconds
 

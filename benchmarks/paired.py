@@ -41,7 +41,7 @@ def lines(result: dict[str, Any], of: str, name: str, by: str) -> list[dict[str,
 
 
 def main() -> int:
-    """Prints the comparison; exit status 1 if the policy, or drafter, is slower than another one."""
+    """Print the comparison; return 1 if the policy, or drafter, is slower than another one."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("result", type=Path)
     which = parser.add_mutually_exclusive_group(required=True)

@@ -233,7 +233,10 @@ FILES = {
 
 
 def verdicts(target: str) -> list[dict[str, Any]]:
-    """Return what saved results say of the claims on a target; p is adjusted over the comparisons of a paper on it."""
+    """Return the verdicts of saved results on the claims for a target.
+
+    p is adjusted over the comparisons of a paper.
+    """
     found = list[dict[str, Any]]()
     for paper in SHORT.values():
         several = [c for c in CLAIMS if c.paper == paper]
@@ -350,7 +353,10 @@ def at_equal(low: float, high: float, keeps: bool) -> str:
 
 
 def special(target: str) -> list[dict[str, Any]]:
-    """Return the verdicts of claims that compare something else: ADED between temperatures, and C2T's net by itself."""
+    """Return the verdicts of claims that compare something else.
+
+    They are about ADED at two temperatures, and about C2T's net by itself.
+    """
     found, claim = [], next(c for c in CLAIMS if (c.paper, c.table) == (ADED, "Fig. 5b"))
     if target == "smollm2":
         rows = [
@@ -409,7 +415,10 @@ def calibrated(target: str) -> list[dict[str, Any]]:
 
 
 def spoken() -> list[dict[str, Any]]:
-    """Return the verdict on the seconds of GLIDE's drafting: CAPE takes no more than a chain, and less than beam search."""
+    """Return the verdict on the seconds of GLIDE's drafting.
+
+    CAPE takes no more than a chain, and less than beam search.
+    """
     if not (RESULTS / "papers_demo.json").is_file():
         return []
     result = read(RESULTS / "papers_demo.json")
@@ -436,7 +445,7 @@ def spoken() -> list[dict[str, Any]]:
 
 
 def draft_row(row: ResultRow, costs: CostTable) -> ResultRow:
-    """Return a row that counts the seconds of drafting (`steps`) for each step of the loop (`tokens`)."""
+    """Return a row of the seconds of drafting (`steps`) per step of the loop (`tokens`)."""
     seconds = [counted(costs, work)[1] for _, work in worklog.decode(row["work"], "row")]
     return {"per_prompt": {"tokens": row["per_prompt"]["steps"], "steps": seconds}}
 
@@ -448,7 +457,10 @@ def costs_read(entry: Mapping[str, Any]) -> Costs:
 
 
 def stored() -> list[dict[str, Any]]:
-    """Return the verdict on the size of ADED's datastore beside REST's, of the same 100 MB of text."""
+    """Return the verdict on the size of ADED's datastore compared with REST's.
+
+    Both are built from the same 100 MB of text.
+    """
     sizes = {r["kind"]: r["bytes"] for r in read(RESULTS / "retrieval_build_100.json")["rows"]}
     share = sizes["aded"] / sizes["rest"]
     told = f"{sizes['aded'] / 1e6:.0f} MB, REST {sizes['rest'] / 1e6:.0f} MB, of 100 MB of text"

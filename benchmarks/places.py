@@ -61,13 +61,16 @@ def by_place(
 
 
 def lengths(sums: Floats, prompts: Ints) -> Floats:
-    """[…, S] quotients of the sums [P, 2, S] of some prompts […, P]; NaN where none of them took a step."""
+    """Return ratios […, S] of sums [P, 2, S] over prompts […, P]; NaN where there are no steps."""
     tokens, steps = np.moveaxis(sums[prompts].sum(axis=-3), -2, 0)
     return np.divide(tokens, steps, out=np.full(steps.shape, np.nan), where=steps > 0)
 
 
 def told(value: Floats, sampled: Floats, stretch: int) -> dict[str, str]:
-    """By stretch a figure [S] with its interval over samples [B, S]; nothing where there are no steps."""
+    """Return a figure [S] by stretch with its interval over samples [B, S].
+
+    It is empty where there are no steps.
+    """
     heads = [*(f"{i * stretch}–{(i + 1) * stretch - 1}" for i in range(len(value) - 2)), *COPIED]
     there = ~np.isnan(value)
     ends = np.nanquantile(sampled[:, there], (0.025, 0.975), axis=0)

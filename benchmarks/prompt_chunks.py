@@ -40,7 +40,10 @@ def text(draws: np.random.Generator, tokens: int, vocab: int) -> list[int]:
 def between(
     engine: Engine, sequences: int, steps: int, long: int, draws: np.random.Generator
 ) -> dict[str, list[float]]:
-    """Return seconds between updates of running sequences, alone and beside long prompts, and to first tokens of these."""
+    """Measure the seconds between updates of running sequences, alone and with long prompts.
+
+    The seconds to the first tokens of these prompts are returned, too.
+    """
     decoder = engine.target.decoder
     most = decoder.context - SHORT - ROOM
     running = [

@@ -68,7 +68,7 @@ to the process."""
 
 
 def corpus(folder: Path, size: int) -> int:
-    """Copies distinct source files of the installed packages, so many bytes of them; returns how many bytes they are."""
+    """Copy distinct source files of installed packages up to a size; return their bytes."""
     copied, seen = 0, set[str]()
     for path in sorted(Path(sysconfig.get_path("purelib")).rglob("*.py")):
         if copied >= size:
@@ -143,7 +143,7 @@ def build(args: argparse.Namespace) -> list[dict[str, Any]]:
 
 
 def step_seconds(engine: Engine, request: Request) -> list[float]:
-    """Seconds of each step of a text: of growing the tree, and of the drafter's commit behind it."""
+    """Return the seconds of each step for growing the tree and the drafter's commit after it."""
     texts, steps = engine.begin([request], Sampling(), reuse=False)
     spent = [texts.stats.draft_seconds for _ in steps]  # after the prefill and each step
     return np.diff(spent).tolist()

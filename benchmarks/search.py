@@ -85,7 +85,10 @@ class Timed:
 def steps(
     drafter: ADEDDrafter, policy: MCTS, text: Ints, taps: Taps, most: int
 ) -> Iterator[tuple[float, ...]]:
-    """Seconds of each step: the search alone, all drafting, adaptation, the drafter's part; and nodes."""
+    """Yield seconds and nodes of each step.
+
+    The seconds are those of the search alone, all drafting, adaptation, and the drafter's part.
+    """
     at = 200
     state = drafter.start([text[:at]], text[at : at + 1], taps)
     for _ in range(min(most, (len(text) - at - 1) // WRITTEN)):
@@ -128,7 +131,10 @@ def steps(
 
 
 def alike(near: Local, policy: MCTS) -> tuple[float, float]:
-    """How far a search's visits follow the product of q: their correlation, and the share of kept nodes in common."""
+    """Measure how far a search's visits follow the product of q.
+
+    The figures are their correlation, and the share of kept nodes in common.
+    """
     root = near.tree.tokens[:1]
     visits, _ = search(
         root,
@@ -151,7 +157,10 @@ def alike(near: Local, policy: MCTS) -> tuple[float, float]:
 def followed(
     drafter: ADEDDrafter, texts: list[Ints], taps: Taps, every: int = 40
 ) -> dict[str, dict[str, float]]:
-    """By c1 the means of `alike` at places of some texts, where at least so many nodes as are kept can be found."""
+    """Return the means of `alike` by c1 at positions of some texts.
+
+    Positions count where the search finds at least twice as many nodes as are kept.
+    """
     found: dict[float, list[tuple[float, float]]] = {c1: [] for c1 in EXPLORATION}
     for text in texts:
         for at in range(200, len(text), every):
@@ -186,7 +195,10 @@ def stored(tokenizer: Tokenizer, megabytes: float, folder: Path) -> dict[str, An
 
 
 def extrapolated(sizes: list[dict[str, Any]]) -> dict[str, float]:
-    """Distinct tri-grams of `CHATS` chats, if their number grows by the power law of the two largest stores (Heaps)."""
+    """Estimate the distinct tri-grams of `CHATS` chats by the power law of Heaps.
+
+    The law is fitted to the two largest stores.
+    """
     small, large = sizes[-2:]
     power = np.log(large["distinct"] / small["distinct"]) / np.log(
         large["tokens"] / small["tokens"]

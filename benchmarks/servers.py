@@ -214,7 +214,7 @@ def loaded(server: Server, asked: argparse.Namespace, folder: Path, count: int) 
 
 
 def figures(requests: Sequence[dict[str, Any]], tokenizer: Any) -> dict[str, float]:
-    """Return the figures of the requests that were answered: medians, and the tokens of all over the whole time.
+    """Return medians over the answered requests, and the tokens per second of all of them.
 
     Tokens are counted in the texts, as some servers report none.
     """

@@ -98,7 +98,10 @@ def level(name: str) -> int:
 
 
 def faults(modules: Graph) -> list[str]:
-    """What is wrong with the imports, in a line each: parts without a level, imports that do not run downward, a circle."""
+    """Return the faults of the imports, one per line.
+
+    They are parts without a level, imports that do not run downward, and a cycle.
+    """
     known = [
         f"'{name}' stands in no level of benchmarks/structure.py"
         for name in parts(modules)
@@ -197,7 +200,10 @@ def _half(name: str) -> float:
 
 
 def _places(floors: list[list[str]], pairs: list[tuple[str, str]]) -> dict[str, float]:
-    """Where on its floor each box and lane stands: near what it is joined to, without touching its neighbours."""
+    """Return the horizontal position of each box and lane on its floor.
+
+    It is near the boxes that it is connected to, without touching its neighbours.
+    """
     near: dict[str, list[str]] = {name: [] for floor in floors for name in floor}
     for a, b in pairs:
         near[a].append(b)
@@ -220,7 +226,7 @@ def _places(floors: list[list[str]], pairs: list[tuple[str, str]]) -> dict[str, 
 
 
 def _pushed(row: list[str], wanted: dict[str, float]) -> dict[str, float]:
-    """Places in a row's order, each where it wants to stand or as near behind it as the one before leaves room."""
+    """Return positions in a row's order, each where wanted or as near as the one before allows."""
     places, edge = {}, -math.inf
     for name in row:
         places[name] = max(wanted[name], edge + _half(name))
@@ -229,7 +235,7 @@ def _pushed(row: list[str], wanted: dict[str, float]) -> dict[str, float]:
 
 
 def _arrow(points: list[tuple[float, float]]) -> str:
-    """A smooth line from the lower edge of the first box through lanes to the upper edge of the last."""
+    """Return a smooth line from the first box's lower edge via lanes to the last's upper edge."""
     x, y = points[0][0], points[0][1] + BOX / 2
     d = f"M{x:.0f} {y:.0f}"
     for i, (to, below) in enumerate(points[1:], 2):

@@ -119,7 +119,7 @@ def where(result: Mapping[str, Any]) -> str:
 
 
 def papers(results: Path) -> str:
-    """Return the page of every table and figure of the papers: its command, and what came of its claims."""
+    """Return the page of the papers' tables and figures, with their commands and verdicts."""
     saved = {
         (r["target"], r["paper"], r["table"], r["claim"]): r
         for r in read_rows(results / "papers.json")
@@ -218,7 +218,10 @@ def speed(results: Path) -> str:
 
 
 def rates(result: Mapping[str, Any]) -> dict[str, float]:
-    """Return tokens per second by way; where a result has several precisions, by way and precision, at batch size 1."""
+    """Return tokens per second at batch size 1, by way.
+
+    Where a result has several precisions, they are by way and precision.
+    """
     rows = [
         row
         for row in result["rows"]
@@ -314,7 +317,7 @@ SAVED = re.compile(r"benchmarks/results/(\w+)\.json")
 
 
 def unlabelled(text: str, results: Path) -> list[str]:
-    """Return simulated results, and machines that are not here, that a document shows without the word "simulated"."""
+    """Return simulated results and machines that a document shows without the word "simulated"."""
     sections = re.split(r"\n(?=#+ )", text)
     named = [(s, name) for s in sections if not SIMULATED.search(s) for name in SAVED.findall(s)]
     found = [name for _, name in named if _simulated(results, name)]

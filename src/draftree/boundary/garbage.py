@@ -24,9 +24,6 @@ def seldom() -> Iterator[None]:
     objects and unfreezing them moves them there. Where other code has frozen objects, this is left
     out, because it would unfreeze them, too.)
 
-    What was loaded counts as old from then on, as if it had been searched three times; only a
-    search among all objects looks at it again. (To freeze all objects and to thaw them puts them
-    there; what somebody else froze would thaw, and is left alone.)
     """
     with _LOCK:
         _ENTERED.append(_ENTERED[0] if _ENTERED else gc.get_threshold())

@@ -117,7 +117,7 @@ def main(args: Sequence[str] | None = None) -> NoReturn:
     """Run one command and end the program.
 
     Args:
-        args: what stands behind the program's name; the process's own by default.
+        args: arguments after the program's name; the process's own by default.
     """
     if not sys.warnoptions:
         warnings.simplefilter("ignore")  # of libraries; python -W shows them

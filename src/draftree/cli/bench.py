@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class CellsOptions:
-    """What is measured, on which prompts: the options of `draftree bench` and `draftree replay`."""
+    """Hold what is measured on which prompts: options of `draftree bench` and `draftree replay`."""
 
     suite: list[str] = knob(
         (),
@@ -80,14 +80,14 @@ class CellsOptions:
     loading: LoadingOptions = knob(None)
 
     def placed(self, command: str) -> Self:
-        """Return the options with the file of the result, where none was named."""
+        """Return the options with a default file for the result where none was named."""
         return replace(
             self, out=self.out or Path(f"{default_name(command, self.target, *self.suites)}.json")
         )
 
     @property
     def suites(self) -> list[str]:
-        """The suites that are named, or the default."""
+        """Return the named suites, or the default."""
         return list(self.suite) or ["demo"]
 
 
@@ -179,7 +179,9 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
 
 
 def refuse_with_serving(ctx: typer.Context) -> None:
-    """Refuse what `--arrivals` and `--batch` do not measure.
+    """Refuse options that cannot be combined with `--arrivals` and `--batch`, or both of these.
+
+    Raises:     UserError: such an option was given, or both were.
 
     Raises:
         UserError: one of it was asked for, or both.
@@ -248,16 +250,16 @@ def serve(ready: "Prepared", asked: BenchOptions) -> None:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What options ask for, checked before anything is loaded.
+    """Hold what the options request, checked before anything is loaded.
 
     Attributes:
         asked: the options.
-        drafters: their specs, in order.
-        cells: to be measured.
-        suite: of the prompts.
-        fixed: the costs that were given, by drafter.
+        drafters: specs of the drafters, in order.
+        cells: combinations to measure.
+        suite: suite of the prompts.
+        fixed: given costs by drafter.
         pairs: specs of drafter, policy and acceptor.
-        skipped: by category how many prompts are too long.
+        skipped: number of prompts that are too long, by category.
     """
 
     asked: CellsOptions
@@ -281,7 +283,7 @@ class Prepared:
             )
 
     def requests(self, engines: "Mapping[tuple[str, str], Engine]") -> "list[Request]":
-        """Return the prompts that fit."""
+        """Return requests for the prompts that fit."""
         from draftree.cli import terminal
         from draftree.evaluation.cells import chosen, conversations
 
@@ -303,7 +305,7 @@ class Prepared:
         return requests
 
     def about(self, work: "Bench") -> dict[str, Any]:
-        """Return the provenance of what is run."""
+        """Return the provenance of the run."""
         from draftree.evaluation.provenance import provenance
 
         asked, suite = self.asked, self.suite
@@ -320,7 +322,7 @@ class Prepared:
         )
 
     def categories(self, requests: "list[Request]") -> list[str]:
-        """Return that of each request."""
+        """Return the category of each request."""
         from draftree.evaluation.cells import FOLLOWING
 
         of = {p.number: p.category for p in self.suite.prompts}
@@ -328,10 +330,10 @@ class Prepared:
 
 
 def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
-    """Read and check what is asked for; the file of the result is locked.
+    """Read and check the options, and lock the file of the result.
 
     Raises:
-        UserError: something of it does not exist, does not fit, or cannot be written.
+        UserError: a part does not exist, does not fit, or cannot be written.
     """
     from draftree.cli import inputs
     from draftree.engine import usual_drafter, usual_policy

@@ -117,13 +117,13 @@ def read_line() -> str:
 
 
 class Session:
-    """A conversation with its commands.
+    """Run a conversation with its commands.
 
     Args:
-        engine: answers.
+        engine: generates the answers.
         system: the system message.
         options: of every answer.
-        read: returns the next line; `EOFError` is the end.
+        read: returns the next line; raises `EOFError` at the end.
     """
 
     def __init__(
@@ -160,7 +160,7 @@ class Session:
                 self._answer(text)
 
     def _message(self) -> str:
-        """Return a message; a line that ends with a backslash goes on in the next one."""
+        """Return a message; a line that ends with a backslash continues on the next one."""
         parts = [self._read()]
         while parts[-1].endswith("\\"):
             parts[-1] = parts[-1][:-1]
@@ -186,7 +186,7 @@ class Session:
         print(flush=True)
 
     def _command(self, line: str) -> None:
-        """Run a command; a mistake is a line, and the conversation goes on."""
+        """Run a command; an error is printed as a line, and the conversation continues."""
         name, _, rest = line.partition(" ")
         rest = rest.strip()
         try:

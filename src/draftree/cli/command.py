@@ -46,7 +46,7 @@ class Command(TyperCommand):
 
     @cached_property
     def options(self) -> Options:
-        """The options by every spelling, and the long spelling of each by its Python name."""
+        """Return the options by every spelling, and their long spellings by Python name."""
         return options_of(self)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -81,7 +81,7 @@ class Command(TyperCommand):
 
 
 class Group(TyperGroup):
-    """Commands; for one that does not exist, the message says what to type."""
+    """Group commands; for an unknown one, the message says what to type."""
 
     @override
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
@@ -103,7 +103,7 @@ class Group(TyperGroup):
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
-        """Write the help: the commands, each in a line, by what they are for."""
+        """Write the help: one line for each command, grouped by purpose."""
         width = columns()
         lines = [f"Usage: {ctx.command_path} COMMAND …", "", *_text(self.help, width), ""]
         panels: dict[str, list[tuple[str, str]]] = {}

@@ -19,7 +19,7 @@ STARTED = time.monotonic()
 
 
 def given(ctx: typer.Context, option: str) -> bool:
-    """Return True for an option that was set, be it to its default."""
+    """Return whether an option was given, even with its default value."""
     source = ctx.get_parameter_source(option)
     return source is not None and source.name == "COMMANDLINE"
 
@@ -34,7 +34,7 @@ NOTHING_KEPT = "nothing was written; the same command begins anew"
 
 @contextmanager
 def interruptible(again: str) -> Iterator[None]:
-    """Print how to go on if Ctrl-C or another signal comes inside."""
+    """Print how to resume if Ctrl-C or another signal interrupts the block."""
     try:
         yield
     except KeyboardInterrupt:

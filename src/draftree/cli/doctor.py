@@ -131,7 +131,7 @@ LOSSLESS = ("policy", "acceptor", "temperature", "limit", "max_new_tokens", "tri
 
 
 def refuse(ctx: typer.Context, options: Sequence[str], where: str) -> None:
-    """Refuses options that mean nothing here.
+    """Refuse options that have no meaning here.
 
     Raises:
         UserError: one was given.
@@ -161,7 +161,7 @@ def examine_export(ctx: typer.Context, asked: DoctorOptions, folder: Path) -> No
 
 
 def examine_layers(asked: DoctorOptions) -> None:
-    """Says what keeps a token's bits in a target."""
+    """Report whether a target's logits are bitwise reproducible, layer by layer."""
     from draftree.cli import examined, inputs, terminal
     from draftree.doctor import exact
     from draftree.models.target import Target
@@ -184,7 +184,7 @@ def examine_layers(asked: DoctorOptions) -> None:
 
 
 def examine_speed(asked: DoctorOptions) -> None:
-    """Say what to expect of a pairing on this device."""
+    """Report what to expect of a drafter and policy on this device."""
     from draftree.cli import examined, inputs, terminal
     from draftree.doctor import expected
     from draftree.engine import usual_policy

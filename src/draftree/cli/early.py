@@ -37,9 +37,9 @@ def check(of: type, given: Mapping[str, Any], parts: Mapping[str, type]) -> None
 
     Args:
         of: the dataclass of the options.
-        given: the values, by the name of the field; of a dataclass that stands for several options
-            a mapping of its own.
-        parts: these dataclasses.
+        given: values by the name of the field; for a dataclass that stands for several options, a
+            mapping of its own.
+        parts: these dataclasses by the name of the field.
 
     Raises:
         UserError: a value is not allowed, or a file or folder does not exist or cannot be written.
@@ -202,7 +202,7 @@ def check_target(name: str, loading: Mapping[str, Any]) -> None:
 
 
 def check_downloads(spec: str) -> None:
-    """Refuse a drafter of which a part is neither here nor on the hub.
+    """Refuse a drafter with a part that is neither on this machine nor on the hub.
 
     Raises:
         UserError: the hub cannot be reached.
@@ -375,7 +375,7 @@ def _fields(made: ast.ClassDef) -> Iterator[tuple[str, Any]]:
 
 
 def _is_no_key(default: ast.expr | None) -> bool:
-    """Return whether a field is not compared, and so is no key of a spec."""
+    """Return whether a field is excluded from comparison, and so is no key of a spec."""
     return isinstance(default, ast.Call) and any(k.arg == "compare" for k in default.keywords)
 
 

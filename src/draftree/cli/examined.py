@@ -190,7 +190,7 @@ def _attention(layers: Sequence["Attending"], width: int) -> Table:
 
 
 def _findings(title: str, findings: Sequence["Finding"]) -> Table:
-    """Figures with their verdicts and what they mean."""
+    """Return a table of figures with their verdicts and explanations."""
     made = Table(title=escape(title), title_justify="left", header_style="bold")
     for name in ("", "figure", "verdict", "meaning"):
         made.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")

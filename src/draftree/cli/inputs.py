@@ -29,7 +29,7 @@ T = TypeVar("T")
 
 
 class Remarks(logging.Handler):
-    """Prints the library's log as remarks."""
+    """Print the library's log as remarks."""
 
     @override
     def emit(self, record: logging.LogRecord) -> None:
@@ -125,10 +125,10 @@ def fixed_costs(path: Path | None) -> CostTable | None:
 
 
 def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, CostTable]:
-    """By drafter, the costs in files: one for all of them, or one for each in their order.
+    """Return the costs in files by drafter: one file for all, or one for each in their order.
 
     Raises:
-        UserError: there are as many files as neither allows, or one is not a file of costs.
+        UserError: the number of files is neither, or one is not a file of costs.
     """
     return _of_each([CostTable.load(path) for path in paths], drafters, "files of costs")
 
@@ -160,7 +160,7 @@ def _of_each(given: Sequence[T], drafters: Sequence[str], what: str) -> dict[str
 def elsewhere(
     engines: Mapping[tuple[str, str], Engine], machines: Mapping[str, Machine], tell: Tell
 ) -> tuple[dict[tuple[str, str], Engine], dict[str, CostTable]]:
-    """Engines with the costs of machines that are not here, and these costs by drafter."""
+    """Return the engines with the costs of simulated machines, and these costs by drafter."""
     opened = {d: e for (d, _), e in engines.items()}
     tables = {d: machines[d].costs(drafting(e.target, e.drafter, tell)) for d, e in opened.items()}
     return {pair: replace(e, costs=tables[pair[0]]) for pair, e in engines.items()}, tables

@@ -138,9 +138,10 @@ def check_name(target: str) -> None:
 
 
 def _described(kind: str, name: str) -> dict[str, Any]:
-    """Return a part's summary and knobs.
+    """Return a part's summary and options.
 
-    Of one that cannot be used the error, and whose it is where it is not draftree's own.
+    For a part that cannot be used, return the error. For a part that is not draftree's own, also
+    return the package that has it.
     """
     from draftree import registry
 

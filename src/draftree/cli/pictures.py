@@ -29,7 +29,7 @@ def _figure(width: float, height: float, title: str) -> tuple["Figure", Any]:
 
 
 def reliability(looked: Looked, title: str) -> "Figure":
-    """Confidence against acceptance, with how many places are behind each point."""
+    """Draw confidence against acceptance, with the number of positions of each point."""
     figure, axes = _figure(
         5, 4.4, f"{title}\nreliability; calibration error {looked.calibration_error or 0:.3f}"
     )
@@ -57,7 +57,7 @@ def reliability(looked: Looked, title: str) -> "Figure":
 
 
 def heat(shares: Sequence[Sequence[float]], rows: Sequence[str], of: str, title: str) -> "Figure":
-    """How often each rank is the right one, in each row of a map."""
+    """Draw a map of how often each rank is the right one, by row."""
     figure, axes = _figure(6, 1.4 + 0.34 * len(rows), title)
     shown = axes.imshow(
         shares,
@@ -85,7 +85,7 @@ def heat(shares: Sequence[Sequence[float]], rows: Sequence[str], of: str, title:
 
 
 def of_drafter(looked: Looked, title: str) -> list[Picture]:
-    """All pictures of one drafter."""
+    """Return all pictures of one drafter."""
     ends, by_entropy = looked.by_entropy()
     depths = [str(d + 1) for d in range(len(looked.by_depth()))]
     bins = [f"{a:.2f} – {b:.2f}" for a, b in pairwise(ends)]
@@ -103,7 +103,7 @@ def of_drafter(looked: Looked, title: str) -> list[Picture]:
 
 
 def frontier(rows: Sequence[dict[str, Any]], title: str) -> "Figure":
-    """Tokens per pass (τ) against drafted tokens per pass (γ), a line for each policy."""
+    """Draw tokens per pass (τ) against drafted tokens per pass (γ), with a line for each policy."""
     figure, axes = _figure(7, 4.6, title)
     for i, (name, points) in enumerate(frontiers(rows).items()):
         style = {"color": COLOURS[i % len(COLOURS)], "marker": MARKERS[i % len(MARKERS)]}
@@ -121,7 +121,7 @@ def frontier(rows: Sequence[dict[str, Any]], title: str) -> "Figure":
 
 
 def categories(rows: Sequence[dict[str, Any]], names: Sequence[str], title: str) -> "Figure":
-    """Nodes of a step by category, a box over prompts for each row that drafts."""
+    """Draw nodes per step by category, with a box over prompts for each row that drafts."""
     drafting = [r for r in rows if r["policy"]]
     groups = list(dict.fromkeys(n or "all" for n in names))
     figure, axes = _figure(
@@ -155,12 +155,12 @@ def categories(rows: Sequence[dict[str, Any]], names: Sequence[str], title: str)
 
 
 def speed(bars: Sequence[Mapping[str, Any]], label: str, title: str) -> "Figure":
-    """Speed-ups with their intervals, the bound of the oracle beside those of each drafter.
+    """Draw speed-ups with their intervals, and the oracle's bound for each drafter.
 
     Args:
         bars: `name`, `value`, `low`, `high` and `bound` (or None), the fastest first.
-        label: of the axis.
-        title: of the picture.
+        label: label of the axis.
+        title: title of the picture.
     """
     figure, axes = _figure(8, 1.2 + 0.4 * len(bars), title)
     names = [str(b["name"]) for b in bars]
@@ -194,7 +194,7 @@ def speed(bars: Sequence[Mapping[str, Any]], label: str, title: str) -> "Figure"
 
 
 def svg(figure: "Figure") -> str:
-    """Return the picture as text that can stand in a page."""
+    """Return the picture as text that can be embedded in a page."""
     from matplotlib import rc_context
 
     text = StringIO()

@@ -29,8 +29,6 @@ def draw_costs(table: CostTable, title: str, path: Path) -> None:
 
     Each context has a colour, and each batch size a line of panels.
 
-    There is a line of panels for each number of rows.
-
     Raises:
         UserError: the file cannot be written.
     """

@@ -72,7 +72,7 @@ def recount(ctx: typer.Context, asked: RecountOptions) -> None:
 
 
 def title(result: dict[str, Any], path: Path) -> str:
-    """Return what the figures are of; a simulation is called one."""
+    """Return the title of the figures, which names a simulation as one."""
     devices = {about["device"] for about in result["provenance"].get("machines", {}).values()}
     if not result["simulated"]:
         return f"the steps of {path} at other costs"

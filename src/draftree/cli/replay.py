@@ -100,7 +100,9 @@ def tables(work: "Bench") -> "dict[str, CostTable]":
 
 
 def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str, "Bench"]]:
-    """Yield the work with the costs of each machine, by its name.
+    """Yield the benchmark with the costs of each machine, by its name.
+
+    Cells whose trees do not depend on costs run on the first machine alone.
 
     Cells whose trees do not hang on costs are run on the first alone.
 
@@ -128,7 +130,7 @@ def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str,
 
 
 def replayable(ready: Prepared) -> "dict[tuple[str, str], Engine]":
-    """Return the engines that are asked for; refuses what cannot be replayed.
+    """Return the requested engines; refuse those that cannot be replayed.
 
     Raises:
         UserError: it names the acceptor, or the drafter.
@@ -144,11 +146,14 @@ def replayable(ready: Prepared) -> "dict[tuple[str, str], Engine]":
 
 
 def check_replayable(name: str, drafter: "Drafter[Any]") -> None:
-    """Raise a `UserError` for a drafter that needs passes of the target over more than a text.
+    """Refuse a drafter that needs target passes over more than a text.
 
     Args:
-        name: as it was asked for.
-        drafter: opened.
+        name: its name in the options.
+        drafter: the opened drafter.
+
+    Raises:
+        UserError: the drafter is such a one.
     """
     if not drafter.replayable:
         reads = (
@@ -160,7 +165,7 @@ def check_replayable(name: str, drafter: "Drafter[Any]") -> None:
 
 
 def record(work: "Bench") -> None:
-    """Record what is missing, and say beforehand how much that is."""
+    """Record what is missing, after a remark about how much that is."""
     from draftree.cli import terminal
     from draftree.evaluation.forecast import plain_seconds
 

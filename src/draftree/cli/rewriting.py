@@ -36,13 +36,13 @@ YES, NO = ("true", "yes", "1"), ("false", "no", "0")
 def command_line(args: Sequence[str], known: Mapping[str, Any], own: set[str]) -> list[str]:
     """Return arguments that begin with a command of draftree.
 
-    A model or a prompt in the place of a command, and other tools' commands that write a text, are
-    `generate`, or `chat` where a terminal has given no prompt.
+    A model or a prompt in place of a command, and other tools' commands that generate text, become
+    `generate`, or `chat` on a terminal without a prompt.
 
     Args:
-        args: as they were typed.
+        args: arguments as they were typed.
         known: the commands.
-        own: the options that stand before a command.
+        own: the options that may come before a command.
     """
     args = [*map(str, args)]
     first, rest = (args[0], args[1:]) if args else ("", [])
@@ -61,7 +61,7 @@ def command_line(args: Sequence[str], known: Mapping[str, Any], own: set[str]) -
 
 
 def _writer(args: Sequence[str]) -> str:
-    """Return the command that writes what these arguments ask for."""
+    """Return the command that generates what these arguments request."""
     if any(arg in INTERACTIVE for arg in args):
         return "chat"
     named = any(arg.partition("=")[0] in ("-p", "--prompt", "-f", "--file") for arg in args)

@@ -461,8 +461,6 @@ def _attention(
     the output of one. The last hidden state, which the target's own head reads, is not counted,
     because it is more than the work of its layer.
 
-    Keys and values are those of a layer, a hidden state is the output of one. The last, which the
-    target's own head reads, is more than the work of its layer.
     """
     try:
         layers = attending(target.decoder, [t.tokens for t in texts])

@@ -32,7 +32,7 @@ FEWEST = 4
 
 @dataclass(frozen=True)
 class Verdict:
-    """What was found.
+    """Store the result of `advise`.
 
     Attributes:
         chosen: the pairing with the most counted tokens a second on the first half.
@@ -46,7 +46,7 @@ class Verdict:
 
     @property
     def speculate(self) -> bool | None:
-        """Whether it is faster than plain decoding; None where the interval holds 1."""
+        """Return whether drafting is faster than plain decoding; None if the interval holds 1."""
         low, high = self.judged["intervals"]["speedup"]
         return True if low > 1 else False if high < 1 else None
 
@@ -99,16 +99,16 @@ def pairings(drafters: Sequence[str], usual: Pair, given: bool) -> list[Pair]:
 def advise(
     engines: Mapping[Pair, Engine], requests: Sequence[Request], seed: int = 0, tell: Tell = silent
 ) -> Verdict:
-    """Chooses on one half of the requests, and judges on the other.
+    """Choose a pairing on one half of the requests, and measure it on the other half.
 
     Args:
-        engines: by pairing, with their costs.
-        requests: greedy ones, at least `FEWEST`.
-        seed: of the intervals.
-        tell: told how many of the steps of work are done.
+        engines: engines by pairing, with their costs.
+        requests: greedy requests, at least `FEWEST`.
+        seed: seed of the intervals.
+        tell: called with the number of finished steps of work.
 
     Raises:
-        UserError: there are too few requests, or all prompts are one.
+        UserError: there are too few requests, or all prompts are the same.
     """
     if len({r.prompt for r in requests}) < FEWEST:
         raise UserError(

@@ -45,12 +45,12 @@ class Looked:
 
     @classmethod
     def along(cls, source: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Self:
-        """Drives a drafter along texts in blocks of `DEPTHS` tokens.
+        """Run a drafter along texts in blocks of `DEPTHS` tokens.
 
         Args:
             source: the target, or a recording of these texts.
-            drafter: is asked for K candidates after every token.
-            texts: greedy ones, all in one batch.
+            drafter: proposes K candidates after every token.
+            texts: greedy texts, all in one batch.
         """
         parts = list[tuple[Ints, Ints, Floats, Floats, Bools]]()
         for block in replay(source, drafter, texts, RANKS, DEPTHS):
@@ -80,8 +80,6 @@ class Looked:
         Bins are intervals of the confidence. Only positions count that a chain of likeliest
         candidates reaches, up to its first rejection (EDD, section 3.2 and Figure 3b).
 
-        Of places that a chain of likeliest candidates comes to, up to its first rejection (EDD,
-        section 3.2 and Figure 3b).
         """
         bins = np.minimum((self.confidence * BINS).astype(np.int64), BINS - 1)
         found = []
@@ -110,7 +108,7 @@ class Looked:
         )
 
     def by_depth(self) -> list[list[float]]:
-        """[D, K] how often the text's token has each rank, at each depth."""
+        """Return [D, K] the share of positions at which the text's token has each rank."""
         return self._shares(self.depth - 1, DEPTHS)
 
     def by_entropy(self) -> tuple[list[float], list[list[float]]]:
@@ -163,7 +161,7 @@ def frontiers(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, flo
 
 
 def reached(steps: Sequence[Step]) -> list[float]:
-    """By depth from 1 the share of the steps that accepted a node there."""
+    """Return the share of the steps that accepted a node at each depth, from depth 1."""
     deepest = max((step.accepted for step in steps), default=0)
     return [
         sum(step.accepted >= depth for step in steps) / len(steps)
@@ -172,7 +170,7 @@ def reached(steps: Sequence[Step]) -> list[float]:
 
 
 def reached_by_row(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Of each saved row that drafts, how often each depth was reached."""
+    """Return how often each depth was reached, for each saved row that drafts."""
     found = []
     for r in (r for r in rows if r["policy"] and "work" in r):
         steps = [step for of, _ in worklog.decode(r["work"], "row") for step in of]
@@ -190,7 +188,7 @@ def reached_by_row(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def by_category(
     row: dict[str, Any], categories: Sequence[str], name: str = "nodes"
 ) -> dict[str, list[float]]:
-    """By category, each prompt's nodes (or accepted) a step."""
+    """Return the nodes (or accepted tokens) per step of each prompt, by category."""
     found = dict[str, list[float]]()
     each = row["per_prompt"]
     for category, count, steps in zip(categories, each[name], each["steps"], strict=True):
@@ -218,12 +216,12 @@ was right, or how likely that was by q."""
 
 
 def grouped(looked: Sequence[Looked], drafter: str) -> list[ResultRow]:
-    """Return the groups of a drafter's candidates as rows of a result.
+    """Return groups of a drafter's candidates as rows of a result.
 
-    Of each text they tell how many there are (`places`) and how many are right.
+    Each row gives the number of positions of each text (`places`), and how many are right.
 
     Args:
-        looked: of each text.
+        looked: candidates of each text.
         drafter: its spec.
     """
     rows = list[ResultRow]()

@@ -19,14 +19,13 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True)
 class Served:
-    """What one request got, and when.
+    """Store what one request received, and when.
 
     Attributes:
-        handle: of the request.
-        due: seconds from the start of the run at which it arrived.
-        times: seconds from the start of the run at which tokens came; one for each step that
-            brought any.
-        counts: how many came each time.
+        handle: handle of the request.
+        due: time of its arrival in seconds from the start of the run.
+        times: times of the steps that returned tokens, in seconds from the start of the run.
+        counts: number of tokens that each of these steps returned.
     """
 
     handle: Handle
@@ -169,7 +168,7 @@ def measured_in_batches(
 def _turns(
     requests: Mapping[Name, Sequence[Request]], size: int
 ) -> Iterator[tuple[Name, Sequence[Request]]]:
-    """Yield each engine's batches; another one begins each time."""
+    """Yield batches of the engines in turn, starting with another engine each time."""
     names = list(requests)
     for number in range(min(map(len, requests.values())) // size):
         first = number % len(names)

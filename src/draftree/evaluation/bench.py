@@ -40,20 +40,20 @@ SAMPLED = 16
 
 @dataclass(frozen=True)
 class Bench:
-    """A benchmark: cells, engines and requests.
+    """Run a benchmark of cells and engines on requests.
 
     Attributes:
-        cells: the baseline of each temperature among them.
+        cells: combinations to measure, with the baseline of each temperature.
         engines: by (drafter, policy).
         requests: one for each prompt.
-        seed: of the draws.
-        repeats: how often each text is written.
-        recordings: of the texts, where they are replayed instead of written.
-        read: by drafter the learnt costs when the run began, where policies read costs that are
-            learnt while it runs.
-        sessions: each cell's engine behind its last prompt, with what its drafter keeps from prompt
-            to prompt.
-        plains: each baseline's last text and cache, where questions follow on one another.
+        seed: seed of sampling.
+        repeats: how often each text is generated.
+        recordings: recordings of the texts, where they are replayed instead of generated.
+        read: returns the costs learnt up to now by drafter, where policies read costs that are
+            learnt during the run.
+        sessions: each cell's engine after its last prompt, with what its drafter remembers from
+            prompt to prompt.
+        plains: each baseline's last text and cache, where questions of a conversation follow.
     """
 
     cells: Sequence[Cell]
@@ -69,11 +69,14 @@ class Bench:
 
     @property
     def target(self) -> Target:
-        """The target of all of them."""
+        """Return the target of all engines."""
         return next(iter(self.engines.values())).target
 
     def write(self, cell: Cell, request: Request, last: bool = False) -> Generation:
-        """One text by one cell; after the last of its repeats the drafter may remember it."""
+        """Generate one text with one cell.
+
+        After the last repeat, the drafter may remember the text.
+        """
         request, follows = (
             self.asked(request, cell.temperature),
             request.number >= FOLLOWING and self.recordings is None,
@@ -100,11 +103,11 @@ class Bench:
 
     @property
     def converses(self) -> bool:
-        """Whether later questions of conversations are asked, and so caches are kept."""
+        """Return whether there are later questions of conversations, so that caches are kept."""
         return self.recordings is None and any(r.number >= FOLLOWING for r in self.requests)
 
     def _plain(self, cell: Cell, request: Request, follows: bool) -> Generation:
-        """Plain decoding with the cache of the conversation so far."""
+        """Run plain decoding with the cache of the conversation so far."""
         text, cache = self.plains.get(cell, ((), None))
         if follows and cache is not None and self.target.reuses_prefixes:
             cache.truncate(np.minimum(common(text, request.prompt[:-1]), cache.reusable))
@@ -115,11 +118,11 @@ class Bench:
         return written
 
     def asked(self, request: Request, temperature: float) -> Request:
-        """Return a request as it is put at a temperature."""
+        """Return a request with the settings of a temperature."""
         return replace(request, sampling=Sampling(temperature=temperature, seed=self.seed))
 
     def prompt(self, index: int) -> dict[Cell, PromptResult]:
-        """All cells on one prompt; each repeat starts with another cell."""
+        """Run all cells on one prompt; each repeat starts with another cell."""
         request = self.requests[index]
         done: dict[Cell, list[Generation]] = {cell: [] for cell in self.cells}
         for repeat in range(self.repeats):
@@ -147,9 +150,6 @@ class Bench:
         al., the share that rejection sampling accepts at temperature 1. The reach is measured along
         the plain texts of the first temperature.
 
-        The overlap is the α of Leviathan et al.: what rejection sampling at temperature 1 accepts,
-        so it is measured where such a text goes. How far drafts reach is measured along the plain
-        texts of the first temperature.
         """
         engine = next(e for (d, _), e in self.engines.items() if d == drafter)
         reach: list[Ints] = [np.zeros(0, np.int64)] * len(done)
@@ -184,7 +184,7 @@ class Bench:
         return self._written
 
     def _texts(self, cell: Cell, done: Sequence[Mapping[Cell, PromptResult]]) -> list[Text]:
-        """Return what a baseline wrote, prompt by prompt."""
+        """Return the texts of a baseline, prompt by prompt."""
         return [
             _text(request, written[cell].tokens)
             for request, written in zip(self.requests, done, strict=True)
@@ -193,7 +193,7 @@ class Bench:
     def _along(
         self, drafter: Drafter[Any], found: Sequence[Text], temperature: float
     ) -> Iterator[tuple[list[int], Source, list[Text]]]:
-        """Yield texts with anything to draft, by number, and what gives a drafter what it reads."""
+        """Yield numbers, source of hidden states, and texts long enough to draft in."""
         long = [i for i, text in enumerate(found) if len(text.tokens) > text.start + 1]
         if self.recordings is not None and any(
             c.plain and c.temperature == temperature for c in self.cells
@@ -229,14 +229,14 @@ class Bench:
                         self.write(cell, request, last=True)
 
     def warm(self) -> None:
-        """Run every cell for a moment, for the clock."""
+        """Run every cell for a moment, as a warm-up before timing."""
         for cell in self.cells:
             self.write(cell, short(self.requests[0]))
 
     def run(
         self, journal: Journal, advance: Callable[[int], None] = lambda _: None
     ) -> list[dict[Cell, PromptResult]]:
-        """All prompts, in order; those in the journal are not run again."""
+        """Run all prompts in order, except those in the journal."""
         if self.recordings is None:
             self.warm()
         done = journal.read(self.cells)[: len(self.requests)]
@@ -262,8 +262,6 @@ def priced(
     Learnt costs are read after all drafters have been measured, so that one cost curve of the
     target holds for all of them.
 
-    What is learnt is read once all drafters are measured, so that one cost curve of the target
-    counts for all of them.
     """
     known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
     learnt = {d: e for (d, _), e in engines.items() if e.costs is None}

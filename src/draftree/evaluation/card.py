@@ -27,12 +27,12 @@ def card(folder: Path, result: Mapping[str, Any] | None = None, licence: str | N
     """Return the card as Markdown.
 
     Args:
-        folder: of the drafter's checkpoint.
-        result: of a bench; the rows of this method are shown.
-        licence: an identifier as the hub has it.
+        folder: folder of the drafter's checkpoint.
+        result: result of a bench; the rows of this method are shown.
+        licence: identifier of the licence on the hub.
 
     Raises:
-        UserError: the folder holds no drafter, or the result no row of its method.
+        UserError: the folder has no drafter, or the result has no row of its method.
     """
     config = read_object(folder / "config.json", "the configuration of a drafter's checkpoint")
     own = config.get("draftree")

@@ -38,20 +38,20 @@ class Cell:
 
     @property
     def plain(self) -> bool:
-        """True for the baseline."""
+        """Return whether the cell is the baseline."""
         return self.drafter is None
 
 
 @dataclass(frozen=True)
 class PromptResult:
-    """One cell's output for one prompt: the ids, and the figures of every repeat."""
+    """Store one cell's output for one prompt: the ids, and the figures of every repeat."""
 
     tokens: list[int]
     repeats: list[Stats]
 
     @property
     def stats(self) -> Stats:
-        """The counts of the first repeat, which are those of all, with the mean seconds of all."""
+        """Return the counts of the first repeat, valid for all, with the mean seconds of all."""
         return replace(
             self.repeats[0],
             draft_seconds=statistics.fmean(s.draft_seconds for s in self.repeats),
@@ -62,13 +62,13 @@ class PromptResult:
 
 @dataclass(frozen=True)
 class Quality:
-    """A drafter's own figures, whatever the policy.
+    """Store figures of a drafter that do not depend on the policy.
 
     Attributes:
         overlap: E[Σ min(p, q)] over drafts at temperature 1, along texts sampled at it: Leviathan's
-            α; None where nothing was written.
+            α; None where there are no texts.
         cost_ratio: sₐ/sₜ for one token each.
-        reach: of each prompt, how far its drafts reach behind every root, see `oracle.reaches`.
+        reach: how far drafts reach after every root, for each prompt; see `oracle.reaches`.
     """
 
     overlap: float | None
@@ -197,14 +197,14 @@ and k times this."""
 def conversations(
     engine: Engine, prompts: Sequence[SuitePrompt], requests: Sequence[Request]
 ) -> list[Request]:
-    """Return the requests, each followed by what is asked after it.
+    """Return the requests, each followed by the later questions of its conversation.
 
-    In between are the target's greedy answers. What does not fit is left out.
+    The target's greedy answers come in between. What does not fit the context is left out.
 
     Args:
-        engine: whose target answers.
-        prompts: of the suite.
-        requests: some of their first questions.
+        engine: engine whose target answers.
+        prompts: prompts of the suite.
+        requests: requests for some of their first questions.
     """
     of, found = {p.number: p for p in prompts}, list[Request]()
     for request in requests:

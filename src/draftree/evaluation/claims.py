@@ -25,23 +25,23 @@ below."""
 
 @dataclass(frozen=True)
 class Claim:
-    """One sentence of a paper's table.
+    """Store one statement from a paper's table.
 
     Attributes:
-        paper: it stands in.
+        paper: the paper.
         table: number of the table, or of the figure.
-        claim: in words.
-        figures: the paper's own.
+        claim: the statement in words.
+        figures: the paper's own figures.
         mine: drafter and policy that it is about; empty where nothing is run.
-        other: those beside which they stand, or `plain`.
-        by: what is counted, of each token; of `places` both sides are a drafter and a group of its
+        other: drafter and policy that they are compared with, or `plain`.
+        by: what is counted per token; for `places`, both sides are a drafter and a group of its
             candidates (analyses.py).
-        keeps: whether the first is said to take no more; else less.
-        temperature: of both.
+        keeps: whether the first is said to take no more than the second; otherwise less.
+        temperature: of both sides.
         not_run: why nothing is run.
-        level: of significance, by Holm's p.
-        both: whether it also says that its passes are kept: fewer nodes, or less time, at the same
-            τ. One verdict for both.
+        level: significance level for Holm's p.
+        both: whether it also states that passes are kept: fewer nodes, or less time, at the same τ.
+            Both get one verdict.
     """
 
     paper: str
@@ -59,7 +59,7 @@ class Claim:
 
     @property
     def comparisons(self) -> tuple["tuple[str, str, float, By]", ...]:
-        """What is compared: the pairings, their temperature, and what is counted."""
+        """Return the comparisons: the pairings, their temperature, and what is counted."""
         bys: tuple[By, ...] = (self.by, "steps") if self.both else (self.by,)
         return (
             tuple((self.mine, self.other, self.temperature, by) for by in bys) if self.mine else ()
@@ -67,7 +67,7 @@ class Claim:
 
     @property
     def pairings(self) -> tuple[str, ...]:
-        """The pairings that must be run for it."""
+        """Return the pairings that must be run for it."""
         return (
             ()
             if self.by == "places"
@@ -76,7 +76,7 @@ class Claim:
 
     @property
     def parts(self) -> set[str]:
-        """The names of the drafters and policies that it is about."""
+        """Return the names of the drafters and policies that it is about."""
         specs = (
             [self.mine.partition(" ")[0]]
             if self.by == "places"
@@ -108,7 +108,7 @@ class Judged:
     kept: Ratio | None = None
 
     def cells(self) -> dict[str, str]:
-        """As a row of text."""
+        """Return it as a row of text."""
         c, r = self.claim, self.ratio
         ours = self.why
         if r is not None:
@@ -144,13 +144,13 @@ def judged(
     names: Mapping[str, str],
     missing: Mapping[str, str],
 ) -> list[Judged]:
-    """Return what saved results say of claims.
+    """Judge claims by saved results.
 
     Args:
-        claims: of papers.
-        results: searched in their order for a pairing's rows.
-        names: by the name of a drafter or policy in the claims, the spec that stands for it.
-        missing: by such a name, why there is none.
+        claims: claims of papers.
+        results: results in the order in which a pairing's rows are searched.
+        names: the spec of a drafter or policy, by its name in the claims.
+        missing: why there is none, by its name in the claims.
     """
     found, ratios = list[Judged](), dict[tuple[str, str, float, By], Ratio]()
     for claim in claims:
@@ -171,7 +171,7 @@ def judged(
 
 
 def _with(one: Judged, ratios: Sequence[Ratio]) -> Judged:
-    """Return a claim with what was found of its comparisons."""
+    """Return a claim with the ratios of its comparisons."""
     first, *kept = ratios
     said = [verdict(one.claim, first), *(verdict(replace(one.claim, keeps=True), r) for r in kept)]
     whole = next((word for word in (FEW, "fails", "ties") if word in said), "holds")
@@ -179,7 +179,7 @@ def _with(one: Judged, ratios: Sequence[Ratio]) -> Judged:
 
 
 def verdict(claim: Claim, ratio: Ratio) -> str:
-    """Whether a claim holds, by its interval and its adjusted p-value."""
+    """Return whether a claim holds, by its interval and its adjusted p-value."""
     if ratio.few:
         return FEW
     if claim.keeps:
@@ -217,7 +217,7 @@ def _rows(
 
 
 def _plain(row: ResultRow) -> ResultRow | None:
-    """Plain decoding beside a row; None of a result that does not say what it would cost."""
+    """Return the row of plain decoding to compare with; None where its cost is not known."""
     each = row["per_prompt"]
     if "counted_plain" not in each:
         return None

@@ -39,8 +39,6 @@ class Difference:
     precision a pass over many tokens rounds differently from a pass over one. A margin above that
     noise is a bug.
 
-    In half precision a pass over many tokens rounds otherwise than a pass over one; a margin above
-    that noise is a bug.
     """
 
     token: int
@@ -70,7 +68,7 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        """The ratio of tokens per second."""
+        """Return the ratio of tokens per second."""
         if self.plain is None or not self.plain.tokens_per_second:
             return None
         return self.stats.tokens_per_second / self.plain.tokens_per_second
@@ -93,7 +91,10 @@ class Comparison:
 
 
 def warm(engine: Engine, request: Request, baseline: bool) -> None:
-    """Run for a moment what is timed later.
+    """Warm up what is timed afterwards.
+
+    What drafter, policy and caches keep of the warm-up is dropped, so that the timed run does not
+    find its own text.
 
     What drafter, policy and caches keep of the warm-up is dropped: what is timed shall not find its
     own beginning.
@@ -111,7 +112,6 @@ def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
     After it run plain decoding twice and the engine once more; seconds are means of the two runs.
     With this order, a machine that slowly becomes faster or slower favours neither.
 
-    In that order a machine that slowly becomes faster or slower favours neither.
     """
     plain = [engine.plain([request]) for _ in range(2)]
     again = replace(

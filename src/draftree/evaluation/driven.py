@@ -67,14 +67,14 @@ class Places:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """All places of several drives."""
+        """Join the positions of several runs."""
         return cls(
             *(np.concatenate([getattr(p, f) for p in parts]) for f in cls.__dataclass_fields__)
         )
 
     @property
     def rates(self) -> Floats:
-        """[depths] how often a greedy draft is accepted at a depth, where all before it were."""
+        """Return [depths] how often a greedy draft is accepted after an accepted path."""
         there, agree, alive = np.zeros((3, int(self.block.max()) + 1, 1 + DEPTHS), np.bool_)
         at = self.block, self.depth
         there[at], agree[at], alive[at], alive[:, 0] = (
@@ -89,12 +89,12 @@ class Places:
 
     @property
     def block(self) -> Ints:
-        """[M] the number of each place's block: of one root in one text."""
+        """Return the number of each position's block, that is, of its root in its text [M]."""
         return np.unique(np.stack((self.text, self.root)), axis=1, return_inverse=True)[1].ravel()
 
 
 class Source(Protocol):
-    """A target that a drafter is driven with, or a stand-in for one."""
+    """Define what a drafter reads from a target, or from a stand-in for one."""
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
         """Return an empty cache, see `Target.new_cache`."""
@@ -134,7 +134,7 @@ class Block:
     roots: Ints
 
     def following(self, nodes: Ints) -> Ints:
-        """[F] the texts' tokens behind some nodes."""
+        """Return the texts' tokens after some nodes [F]."""
         chains = np.searchsorted(self.tree.row[: self.tree.roots], self.tree.row[nodes])
         return np.array(
             [self.tokens[i][d + 1] for i, d in zip(chains, self.tree.depth[nodes], strict=True)],
@@ -224,7 +224,7 @@ def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Place
 
 
 def _compared(block: Block, nodes: Ints, candidates: Candidates) -> Places:
-    """Return the places after the nodes of one depth."""
+    """Return the positions after the nodes of one depth."""
     tree, logits = block.tree, block.logits[torch.from_numpy(nodes).to(block.logits.device)].float()
     p, choice = torch.softmax(logits, dim=-1), logits.argmax(-1)
     drafted, draft = np.isfinite(candidates.log_q[:, 0]), candidates.tokens[:, 0]
@@ -237,7 +237,7 @@ def _compared(block: Block, nodes: Ints, candidates: Candidates) -> Places:
 
 
 def _beside(p: Tensor, choice: Tensor, candidates: Candidates) -> tuple[Floats, Floats, Bools]:
-    """[F] Σ min(p, q), the cross-entropy, and whether q gives the target's choice any chance."""
+    """Compare q with p: Σ min(p, q), the cross-entropy, and whether q covers the choice [F]."""
     q = candidates.log_probs
     if q is None:
         token = torch.from_numpy(candidates.tokens[:, :1]).to(p.device)
@@ -298,7 +298,7 @@ def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOK
 
 
 def spread(items: Sequence[T], count: int) -> list[T]:
-    """At most so many of them, evenly spread."""
+    """Return at most `count` of the items, evenly spread."""
     n = min(count, len(items))
     return [items[i * len(items) // n] for i in range(n)]
 

@@ -18,14 +18,14 @@ that."""
 
 
 def plain_seconds(target: Target, drafter: Drafter[Any], requests: Sequence[Request]) -> float:
-    """Return the seconds that plain decoding takes for texts one after another, at full length.
+    """Return the seconds of plain decoding for texts one after another, at full length.
 
-    The costs are those that this machine has learnt of the target, or an estimate where it has
-    learnt none. Texts that end earlier, batches and drafters take less.
+    The costs are those learnt on this machine, or an estimate. Texts that end earlier, batches and
+    drafters take less.
 
     Args:
-        target: that writes.
-        drafter: any one of it.
+        target: the target.
+        drafter: any drafter for it.
         requests: the texts.
     """
     costs = learnt_costs(target, drafter)
@@ -39,14 +39,14 @@ def plain_seconds(target: Target, drafter: Drafter[Any], requests: Sequence[Requ
 def written_seconds(
     target: Target, drafter: Drafter[Any], texts: int, tokens: int, batch: int = 1
 ) -> float:
-    """Return the seconds in which plain decoding writes texts in batches, each in its full length.
+    """Return the seconds of plain decoding for texts in batches, each at full length.
 
     Args:
-        target: that writes.
-        drafter: any one of it.
-        texts: how many.
-        tokens: of each.
-        batch: texts that are written at a time.
+        target: the target.
+        drafter: any drafter for it.
+        texts: number of texts.
+        tokens: tokens of each.
+        batch: size of a batch.
     """
     costs = learnt_costs(target, drafter).at(tokens, 1)
     return math.ceil(texts / batch) * tokens * costs.target_seconds(min(batch, texts))
@@ -58,10 +58,10 @@ def timed_seconds(
     """Return the seconds in which passes of all widths are timed.
 
     Args:
-        target: whose passes are timed.
-        drafter: whose draft steps are.
+        target: target whose passes are timed.
+        drafter: drafter whose draft steps are timed.
         rows: the batch sizes.
-        seconds: what a fast model takes for each of them.
+        seconds: seconds for each batch size with a fast model.
     """
     costs = learnt_costs(target, drafter).at(1, 1)
     wide = sum(costs.target_seconds(128 * several) for several in rows)
@@ -71,14 +71,14 @@ def timed_seconds(
 def training_seconds(
     target: Target, drafter: Drafter[Any], tokens: int, epochs: float, read_once: bool
 ) -> float:
-    """Return about how long a training takes; methods that unroll several steps take longer.
+    """Estimate the seconds of a training; methods that unroll several steps take longer.
 
     Args:
-        target: whose hidden states are learnt from.
-        drafter: that is trained.
-        tokens: of all samples.
-        epochs: passes over them.
-        read_once: whether the target reads them once, and not in each epoch.
+        target: target whose hidden states are learnt from.
+        drafter: drafter that is trained.
+        tokens: tokens of all samples.
+        epochs: passes over the samples.
+        read_once: whether the target reads the samples once, and not in each epoch.
     """
     costs = learnt_costs(target, drafter).at(128, 1)
     reading, learning = costs.target_seconds(128) / 128, BACKWARD * costs.draft_seconds(32) / 32

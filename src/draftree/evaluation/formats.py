@@ -31,19 +31,19 @@ WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_
 
 @dataclass(frozen=True)
 class Format:
-    """One benchmark's rows.
+    """Describe the format of a benchmark's file, whose items are called rows.
 
     Attributes:
-        page: that defines them.
-        fields: what a row has, and of which type.
-        ask: a row's questions, one after the other; or one template of them, with the fields in
-            braces.
-        fine: what else is true of a row.
+        page: address of its definition.
+        fields: the fields of a row, with their types.
+        ask: returns a row's questions in order; or a template of one, with fields in braces.
+        fine: returns whether other conditions on a row hold.
         without: fields that a row does not have.
-        category: of a row.
-        raw: whether the text is continued as it is, and not asked in a chat.
+        category: returns the category of a row.
+        raw: whether the text is continued as it is, instead of being asked in a chat.
         hub: name, configuration and split of the set on the hub.
-        official: the question as the papers' evaluations word it, in a chat, where that is another.
+        official: returns the question in a chat as the papers' evaluations word it, where that
+            differs.
     """
 
     page: str
@@ -57,7 +57,7 @@ class Format:
     official: Callable[[Row], str] | None = None
 
     def fault(self, row: Row) -> str:
-        """Why a row is none of this format; nothing where it is one."""
+        """Return why a row does not have this format; empty if it has."""
         for name, kind in self.fields.items():
             if not isinstance(row.get(name), kind):
                 return (
@@ -70,7 +70,7 @@ class Format:
         return "" if self.fine(row) else "its values are others"
 
     def questions(self, row: Row) -> list[str]:
-        """Return what is asked, one after the other."""
+        """Return the questions of a row, in order."""
         return [self.ask.format_map(row).strip()] if isinstance(self.ask, str) else self.ask(row)
 
 
@@ -83,7 +83,7 @@ def _told(row: Row) -> bool:
 
 
 def _task(row: Row) -> str:
-    """Spec-Bench's task: the categories of MT-bench are one."""
+    """Return the task of Spec-Bench; the categories of MT-bench are one task."""
     return "mt_bench" if row["category"] in MT_BENCH else str(row["category"])
 
 
@@ -150,7 +150,7 @@ FORMATS: Mapping[str, Format] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """What a row of a benchmark asks: questions, one after the other, and their category."""
+    """Store the questions of a row, in order, and their category."""
 
     questions: list[str]
     category: str
@@ -158,16 +158,16 @@ class Asked:
 
 
 def asked(name: str, row: Row, where: str, wording: Wording = "plain") -> Asked:
-    """Return what a row asks.
+    """Return the questions of a row.
 
     Args:
-        name: of its format.
-        row: to be read.
-        where: it stands, for the error.
-        wording: of the question.
+        name: name of its format.
+        row: the row.
+        where: its place, for the error.
+        wording: wording of the question.
 
     Raises:
-        UserError: it is of another format, which is named where it is known; or it holds no
+        UserError: the row has another format, which is named where it is known; or it has no
             question.
     """
     known = FORMATS[name]

@@ -41,7 +41,7 @@ def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
 
 
 def samples(prompts: int, seed: int, count: int = SAMPLES) -> Ints:
-    """[B, P] bootstrap samples of prompts."""
+    """Return [B, P] bootstrap samples of prompts."""
     return np.random.default_rng(seed).integers(0, prompts, (count, prompts))
 
 
@@ -72,14 +72,14 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """What may be said of seconds over seconds."""
+        """Return the verdict on a ratio of seconds."""
         if self.few:
             return FEW
         return "not told apart" if self.p >= LEVEL else "faster" if self.value < 1 else "slower"
 
     @property
     def inverse(self) -> "Ratio":
-        """The same comparison the other way round."""
+        """Return the same comparison with both sides exchanged."""
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.p, self.few)
 
 
@@ -146,16 +146,18 @@ def holm(several: Sequence[Ratio]) -> list[Ratio]:
 
 
 def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed: int = 0) -> Ratio:
-    """One row's seconds per token over another's, over the same prompts; below 1 it is faster.
+    """Return one row's seconds per token over another's for the same prompts.
+
+    Below 1 the first row is faster.
 
     Args:
         mine: a row of a result.
-        other: of the same prompts.
+        other: another row, for the same prompts.
         by: `counted_seconds`, `seconds` on the clock, or `steps`.
-        seed: of the bootstrap.
+        seed: seed of the bootstrap.
 
     Raises:
-        UserError: a row does not say what its prompts took, or they are not as many.
+        UserError: a row has no figures by prompt, or the numbers of prompts differ.
     """
     each = [r.get("per_prompt") or {} for r in (mine, other)]
     if any(e.get(by) is None for e in each):
@@ -219,7 +221,6 @@ def beside_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list
     Rows without the figure `by` are left out. By counted seconds, the baseline is what plain
     decoding costs on the cost curve of the row's drafter.
 
-    Counted, the baseline is what plain decoding costs on the curve of the row's drafter.
     """
     pairs = []
     for row in (r for r in result["rows"] if r["policy"] is not None):

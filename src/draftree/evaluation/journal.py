@@ -42,14 +42,14 @@ class Journal:
         return done
 
     def add(self, done: Mapping[Cell, PromptResult]) -> None:
-        """Note one prompt; the journal was read before."""
+        """Append one prompt; the journal must have been read before."""
         append(
             self.path,
             json.dumps([[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]) + "\n",
         )
 
     def remove(self) -> None:
-        """Forgets it: the result is saved."""
+        """Remove the journal after the result was saved."""
         self.path.unlink(missing_ok=True)
 
 

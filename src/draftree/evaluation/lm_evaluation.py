@@ -16,14 +16,14 @@ from draftree.engine import speculate
 
 @register_model("draftree")
 class DraftreeLM(HFLM):  # type: ignore[misc]
-    """The harness's `hf`, whose texts are drafted; likelihoods are untouched.
+    """Run the harness's `hf` model with drafted texts; likelihoods are computed as before.
 
     Args:
-        pretrained: as `hf` has it.
-        drafter: a spec or a checkpoint's folder; by default the usual one.
+        pretrained: as for `hf`.
+        drafter: a spec or a checkpoint's folder; the usual one by default.
         policy: a spec.
         acceptor: a spec.
-        how: whatever else `hf` takes.
+        how: any other argument of `hf`.
     """
 
     def __init__(

@@ -65,35 +65,38 @@ class Drafting(Part):
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Self:
-        """As `asdict` and JSON have left it."""
+        """Return the instance that was saved by `asdict` as JSON."""
         return cls(
             **{**saved, "processor": {int(f): s for f, s in saved.get("processor", {}).items()}}
         )
 
     def seconds(self, f: int) -> float:
-        """Of the look-ups over f nodes, linear between the measured widths; the widest's beyond."""
+        """Return the seconds of look-ups over f nodes.
+
+        They are linear between the measured widths, and constant beyond the widest.
+        """
         widths = sorted(self.processor)
         return float(np.interp(f, widths, [self.processor[w] for w in widths])) if widths else 0.0
 
 
 @dataclass(frozen=True)
 class Roofline(Part):
-    """The numbers of a dense target on a machine, all of them in weights, bytes and seconds.
+    """Store the figures of a dense target on a machine, in weights, bytes and seconds.
 
     Attributes:
         parameters: P, weights that every token is multiplied with.
-        weights: w, bytes of them that a pass reads.
+        weights: w, bytes of weights that a pass reads.
         kv: bytes of one token's keys and values.
-        bandwidth: B, bytes a second that are really reached.
-        rate: F, operations a second that are really reached.
-        launch: t₀, seconds of launches and of what devices tell one another.
-        overhead: o, seconds of the host in every step, in plain decoding too.
-        layers: of the target.
-        layer: weights of one.
+        bandwidth: B, achieved bytes per second.
+        rate: F, achieved operations per second.
+        launch: t₀, seconds of kernel launches and of communication between devices.
+        overhead: o, seconds of the host in every step, also in plain decoding.
+        layers: layers of the target.
+        layer: weights of one layer.
         head: weights of the LM head.
-        draft_bytes: of a drafter's weight.
-        state: bytes of a sequence's states.
-        stash: bytes of what a token in a scratch slot would do to them.
+        draft_bytes: bytes of one weight of a drafter.
+        state: bytes of a sequence's recurrent states.
+        stash: bytes of a token's state updates in a scratch slot.
     """
 
     parameters: float = knob(above=0)
@@ -111,7 +114,7 @@ class Roofline(Part):
     stash: float = knob(0.0, least=0)
 
     def target(self, n: int, context: int) -> float:
-        """sₜ(n) behind so many tokens, with the host's overhead."""
+        """Return sₜ(n) after `context` tokens, with the host's overhead."""
         reading = (
             self.weights + self.kv * context + 3 * self.state + n * 2 * self.stash
         ) / self.bandwidth
@@ -147,18 +150,18 @@ class Roofline(Part):
         return tuple(found)
 
     def steps(self, work: Drafting) -> dict[int, float]:
-        """sₐ of a drafter."""
+        """Return sₐ of a drafter."""
         return {
             f: max(self.drafted(work.layers, work.heads, f) + work.seconds(f), LEAST)
             for f in DRAFTED
         }
 
     def commit(self, work: Drafting) -> float:
-        """Seconds of a drafter's commit of one token."""
+        """Return the seconds of a drafter's commit of one token."""
         return self.drafted(work.commit_layers, work.commit_heads, 1)
 
     def catch_up(self, work: Drafting) -> float:
-        """Seconds of what it puts off."""
+        """Return the seconds of the work that a drafter's commit postpones."""
         return self.drafted(work.later_layers, work.later_heads, 1)
 
 
@@ -169,13 +172,13 @@ its width."""
 
 @dataclass(frozen=True)
 class Machine:
-    """A machine with a target on it.
+    """Describe a machine with a target on it.
 
     Attributes:
-        name: of its file.
+        name: name of its file.
         table: its costs with a drafter of one layer.
-        roofline: what other drafters' costs are derived from; none where only the target's curve
-            was published.
+        roofline: figures from which other drafters' costs are derived; None where only the target's
+            curve was published.
     """
 
     name: str
@@ -205,11 +208,11 @@ class Machine:
 
     @property
     def summary(self) -> str:
-        """The machine in one line."""
+        """Return the machine's description in one line."""
         return f"{self.table.about['device']} ({self.table.about['kind']})"
 
     def costs(self, work: Drafting) -> CostTable:
-        """Return the costs of a drafter here: its own draft steps beside the target's curves."""
+        """Return the costs of a drafter here: its draft steps, and the target's curves."""
         about = {**self.table.about, "machine": self.name}
         entries = tuple(self._entry(entry, work) for entry in self.table.entries)
         return CostTable(entries, about)
@@ -226,7 +229,7 @@ class Machine:
 
 
 def names() -> list[str]:
-    """Return the machines there are."""
+    """Return the names of all machines."""
     return sorted(path.stem for path in FOLDER.glob("*.json"))
 
 
@@ -268,7 +271,7 @@ def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Draf
 
 
 def _sizes(target: Target) -> tuple[int, int]:
-    """Weights of one of a target's layers, and of its LM head."""
+    """Return the weights of one of a target's layers, and of its LM head."""
     decoder = target.decoder
     return sum(p.numel() for p in decoder.layers[0].parameters()), decoder.vocab * decoder.hidden
 
@@ -302,7 +305,10 @@ class _Reading(TorchFunctionMode):
 
 
 def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _Reading]:
-    """Return the weights read by a draft step, by the commit of a root, and by what that puts off.
+    """Return the weights read by a draft step, by the commit of a root, and by postponed work.
+
+    The draft step is the one after the root's children. It is that of the root for a drafter that
+    proposes several depths in one step.
 
     The step is one below the root's children, or that of the root for a drafter that tells several
     layers in it.

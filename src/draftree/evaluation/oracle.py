@@ -76,7 +76,7 @@ def reaches(
 def _followed(
     drafter: Drafter[Any], state: Any, live: Ints, behind: Sequence[Ints]
 ) -> tuple[Tree, Any]:
-    """Chains of what each row writes behind its root, as far as the drafter proposes it."""
+    """Return the chains of each sequence after its root, as far as the drafter proposes them."""
     tree = Tree.planted(live, np.array([tokens[0] for tokens in behind]))
     frontier = np.arange(len(live))
     for depth in range(1, DEEPEST + 1):
@@ -139,14 +139,14 @@ def _steps(choice: Ints) -> Iterator[int]:
 def log(
     drafter: str, temperature: float, starts: Sequence[int], reach: Sequence[Ints], ahead: int = 1
 ) -> dict[str, Any]:
-    """Return what a result keeps of a drafter's reach, so that the oracle can be priced again.
+    """Return what a result stores of a drafter's reach, so that other costs can be applied later.
 
     Args:
         drafter: its spec.
         temperature: of the texts.
-        starts: [P] the position of each text's first root.
-        reach: [P] that of every root in it.
-        ahead: how many layers one of its draft steps tells.
+        starts: [P] position of each text's first root.
+        reach: [P] reach of every root of each text.
+        ahead: number of depths that one draft step proposes.
     """
     coded = {
         "lengths": list(map(len, reach)),
@@ -163,13 +163,13 @@ def log(
 def row(
     saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: float | None = None
 ) -> dict[str, Any]:
-    """Return the oracle's row at some costs, with what was logged.
+    """Return the oracle's row at some costs, from its log.
 
     Args:
-        saved: what `log` gives.
+        saved: result of `log`.
         costs: of drafts and passes.
-        seed: of the bootstrap.
-        overlap: the drafter's, for what Leviathan's formula says.
+        seed: seed of the bootstrap.
+        overlap: the drafter's overlap, for Leviathan's formula.
 
     Raises:
         UserError: the log is broken.
@@ -200,14 +200,14 @@ def row(
 
 
 def leviathan(overlap: float, cost_ratio: float, most: int = 64) -> float:
-    """Return the most that a chain of fixed length gains by Leviathan et al.
+    """Return the largest gain of a chain of fixed length by Leviathan et al.
 
-    2023, theorem 3.8: (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)).
+    The source is their paper of 2023, theorem 3.8: (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)).
 
     Args:
         overlap: a, how often a draft is accepted.
-        cost_ratio: c = sₐ/sₜ of one token each; a target's pass is taken to cost the same whatever
-            it is fed.
+        cost_ratio: c = sₐ/sₜ of one token each; a target pass is assumed to cost the same at every
+            width.
         most: the longest chain that is tried.
     """
     gamma = np.arange(most + 1)

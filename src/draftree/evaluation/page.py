@@ -10,12 +10,12 @@ Result = Mapping[str, Any]
 
 
 def clocked(result: Result) -> bool:
-    """Whether the result was measured by the clock, and not counted alone."""
+    """Return whether the result was measured by the clock, and not only counted."""
     return "speedup" in result["rows"][0]
 
 
 def name_of(row: ResultRow) -> str:
-    """Drafter and policy of a row, with what else tells it from others."""
+    """Return drafter and policy of a row, with what distinguishes it from other rows."""
     also = (f"T = {row['temperature']:g}" if row["temperature"] else None, row.get("machine"))
     return " ".join(filter(None, (row["drafter"], row["policy"] or "", *also)))
 
@@ -48,7 +48,7 @@ def bars(result: Result) -> list[dict[str, Any]]:
 
 
 def gaps(result: Result) -> list[str]:
-    """For each drafter the oracle beside its best counted row."""
+    """Return for each drafter the oracle's speed-up compared with its best counted row."""
     found = []
     for bound in result.get("oracle", ()):
         place = _place(bound)
@@ -68,7 +68,7 @@ def gaps(result: Result) -> list[str]:
 
 
 def _place(row: ResultRow) -> tuple[Any, ...]:
-    """Return what a row and an oracle's have in common."""
+    """Return the key that a row and the oracle's row share."""
     return row["drafter"], row["temperature"], row.get("machine")
 
 
@@ -90,7 +90,7 @@ def texts(result: Result, row: ResultRow) -> list[dict[str, Any]]:
 
 
 def verdict(result: Result) -> str:
-    """Whether and how much to speculate, in words."""
+    """Return in words whether and how much to speculate."""
     by, rows = measure(result), ranked(result)
     if not rows:
         return "Nothing was measured beside plain decoding, so there is nothing to advise."
@@ -131,7 +131,7 @@ def verdict(result: Result) -> str:
 
 
 def _close(rows: Sequence[ResultRow], best: Compared, by: str) -> str:
-    """Which others may be as good: their intervals reach the best one's figure."""
+    """Return which other rows may be as good, because their intervals reach the best figure."""
     near = [
         name_of(r) for r in rows if r is not best.mine and r["intervals"][by][1] >= best.mine[by]
     ]

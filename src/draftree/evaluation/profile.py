@@ -34,14 +34,17 @@ LONGEST = 1.0
 
 @dataclass(frozen=True)
 class Ceilings:
-    """What a machine does at most: bytes read and operations done in a second."""
+    """Store a machine's upper limits: bytes read and operations done per second."""
 
     bytes: float
     operations: float
 
     @classmethod
     def measured(cls, decoder: Decoder) -> "Ceilings":
-        """By reading much memory once, and by multiplying large matrices in the model's dtype."""
+        """Measure the limits by reading much memory and by multiplying large matrices.
+
+        The matrices have the model's dtype.
+        """
         row = torch.ones(READ, device=decoder.device)
         square = torch.ones(RATE, RATE, device=decoder.device, dtype=decoder.dtype)
         with torch.inference_mode():
@@ -57,8 +60,6 @@ class Ceilings:
         are read once per pass; of the embedding only the tokens' rows are read. Keys and values of
         the context are read once, too.
 
-        Weights are read once a pass, but of the embedding only the tokens' rows; keys and values of
-        the context likewise.
         """
         model: Any = decoder.model
         own = {id(p): p for p in model.parameters()}
@@ -78,13 +79,13 @@ class Ceilings:
 
 @dataclass(frozen=True)
 class Part:
-    """One part of a step.
+    """Store the figures of one part of a step.
 
     Attributes:
-        name: of the part.
-        seconds: a step spends in it; of the prompt, one text.
-        share: of all seconds of the text.
-        floor: seconds that it takes at least on this machine, where that is known.
+        name: name of the part.
+        seconds: seconds of the part per step; for the prompt, per text.
+        share: share of all seconds of the text.
+        floor: lower bound of the seconds on this machine, where it is known.
     """
 
     name: str
@@ -97,8 +98,8 @@ def parts(stats: Stats, floor: float | None = None) -> list[Part]:
     """Return the parts of a step, in the order of the loop.
 
     Args:
-        stats: of texts that were written.
-        floor: of the target's pass.
+        stats: figures of generated texts.
+        floor: lower bound of the seconds of a target pass.
     """
     steps, whole = max(len(stats.work), 1), max(stats.seconds, 1e-12)
     return [
@@ -113,20 +114,25 @@ def parts(stats: Stats, floor: float | None = None) -> list[Part]:
 
 
 def together(phases: Mapping[str, float], whole: float) -> dict[str, float]:
-    """Seconds by part, of all seconds and those by phase; parts that took none are left out."""
+    """Return the seconds by part, from all seconds and those by phase.
+
+    Parts without any time are left out.
+    """
     known = {name: sum(phases.get(phase, 0.0) for phase in those) for name, those in PARTS.items()}
     known["other"] = max(whole - sum(known.values()), 0.0)
     return {name: seconds for name, seconds in known.items() if seconds}
 
 
 def per_token(row: Mapping[str, Any]) -> dict[str, float]:
-    """Milliseconds a token by part, from a benchmark's row."""
+    """Return the milliseconds per token by part, from a benchmark's row."""
     parts = together(row["phases"], row["seconds"])
     return {name: 1e3 * seconds / max(row["new_tokens"], 1) for name, seconds in parts.items()}
 
 
 def profiled(target: Target, stats: Stats) -> list[Part]:
-    """Return the parts of a step beside the floor of the target's pass.
+    """Return the parts of a step with a lower bound for the target's pass.
+
+    The bound follows from the limits of this machine, which are measured here.
 
     The floor follows from the ceilings of this machine, which are measured.
     """

@@ -20,7 +20,7 @@ from draftree.models.target import Target
 
 
 def provenance(target: Target, seed: int) -> dict[str, Any]:
-    """Commit, versions, hardware, command, seed and date of this run, and its target."""
+    """Return commit, versions, hardware, command, seed and date of this run, and its target."""
     decoder = target.decoder
     return {
         "command": command(),

@@ -20,7 +20,7 @@ from draftree.tree import Ints, Tree, Verdict
 
 @dataclass(frozen=True)
 class Text:
-    """One text: its token ids, and how many of them are the prompt (at least 1)."""
+    """Hold one text: its token ids, and the number of prompt tokens (at least 1)."""
 
     tokens: Ints
     start: int
@@ -69,16 +69,16 @@ class Recording:
 
     @cached_property
     def _begins(self) -> Ints:
-        """[R] where each text begins in the packed tensors."""
+        """Return [R] the index of each text's first token in the packed tensors."""
         return np.cumsum([0, *(len(t.tokens) for t in self.texts[:-1])])
 
     @cached_property
     def _lasts(self) -> Ints:
-        """[R] the position of each text's last token."""
+        """Return [R] the position of each text's last token."""
         return np.array([len(t.tokens) - 1 for t in self.texts], np.int64)
 
     def after(self, rows: Ints, positions: Ints) -> Tensor:
-        """[M, V] logits after some tokens; behind a text's end those of its last token."""
+        """Return [M, V] logits after some tokens; after a text's end, those of its last token."""
         decoder = self.target.decoder
         at = torch.from_numpy(self._begins[rows] + np.minimum(positions, self._lasts[rows])).to(
             decoder.device
@@ -91,7 +91,7 @@ class Recording:
         return self.cache
 
     def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
-        """Return what the recorded pass gave after the prompts, see `Target.prefill`."""
+        """Return the recorded pass's outputs after the prompts, see `Target.prefill`."""
         rows = np.concatenate([np.full(len(p), r) for r, p in enumerate(prompts)])
         positions = np.concatenate([np.arange(len(p)) for p in prompts])
         cache.lengths[:] = [len(p) for p in prompts]
@@ -102,7 +102,7 @@ class Recording:
     def verify(
         self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
     ) -> Verified:
-        """Return what the recorded pass gave along a tree, see `Target.verify`."""
+        """Return the recorded pass's outputs along a tree, see `Target.verify`."""
         positions = cache.lengths[tree.row] + tree.depth
         return Verified(
             self.after(tree.row, positions),

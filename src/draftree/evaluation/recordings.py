@@ -47,14 +47,14 @@ ABOUT = "recording.json"
 
 @dataclass(frozen=True)
 class Recordings:
-    """The recordings of one target in a folder.
+    """Manage the recordings of one target in a folder.
 
     Attributes:
-        folder: where they are.
-        target: whose they are.
+        folder: the folder.
+        target: the recorded target.
         needs: what drafters will read; the last hidden state is always recorded, for the target's
             own logits.
-        texts: by key, the tokens that were written.
+        texts: generated tokens by key.
     """
 
     folder: Path
@@ -89,7 +89,7 @@ class Recordings:
 
     @property
     def bytes_per_token(self) -> int:
-        """On disk."""
+        """Return the bytes per token on disk."""
         decoder, size = self.target.decoder, torch.finfo(self.target.decoder.dtype).bits // 8
         kv = sum(
             s.heads * (s.key + s.value) for s in (decoder.shapes[layer] for layer in self.needs.kv)
@@ -123,7 +123,7 @@ class Recordings:
             tell(len(requests) + i + 1, "reading", 2 * len(requests))
 
     def recording(self, request: Request) -> Recording:
-        """Return what the target made of a text.
+        """Return the recording of a text.
 
         Raises:
             UserError: it was not recorded.
@@ -150,7 +150,7 @@ class Recordings:
         return Recording(self.target, (text,), hidden, cache)
 
     def source(self, request: Request) -> Replayed:
-        """Return the target as it wrote a text; the newest one is kept."""
+        """Return a stand-in for the target along a text; the newest one is cached."""
         if (k := key(request)) not in self._newest:
             self._newest.clear()
             self._newest[k] = Replayed(self.recording(request))
@@ -158,7 +158,7 @@ class Recordings:
 
     @torch.inference_mode()
     def _read(self, request: Request) -> None:
-        """Write a pass along a text, and what drafters read of it into a file."""
+        """Run a pass along a text, and write what drafters read of it into a file."""
         file, text = self._file(key(request)), self._text(request)
         cache = self.target.new_cache(1, len(text.tokens))
         hidden = self.target.prefill(cache, [text.tokens], self.needs).taps.hidden
@@ -210,8 +210,8 @@ def _written(line: str, vocab: int) -> dict[str, list[int]]:
 def key(request: Request) -> str:
     """Return a request's name in a folder.
 
-    It follows from what the text follows from: prompt and limit, and for sampled text number and
-    settings.
+    It is derived from everything that determines the text: prompt and limit, and for a sampled text
+    also its number and settings.
     """
     sampling = request.sampling
     drawn = "" if sampling.greedy else f"{sampling} {request.number}"
@@ -220,10 +220,10 @@ def key(request: Request) -> str:
 
 
 def _of_shape(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor that was read.
+    """Return a tensor after checking it.
 
     Raises:
-        ValueError: it is of another shape or dtype.
+        ValueError: it has another shape or dtype.
     """
     if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
         raise ValueError(
@@ -233,7 +233,7 @@ def _of_shape(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 
 
 def identity(target: Target) -> dict[str, str]:
-    """Return what tells one target's recordings from another's."""
+    """Return what identifies a target's recordings."""
     vocabulary = sorted(target.tokenizer.get_vocab().items())
     told = json.dumps([vocabulary, target.tokenizer.chat_template])
     return {

@@ -156,7 +156,7 @@ def _check(row: ResultRow, result: Mapping[str, Any], tables: Mapping[str, CostT
 
 
 def _entries(table: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what a table costs, as JSON has it: widths are text there."""
+    """Return a table's costs as JSON has them, with widths as text."""
 
     def widths(curve: Mapping[Any, float]) -> dict[str, float]:
         return {str(w): s for w, s in curve.items()}
@@ -173,7 +173,7 @@ def _works(row: ResultRow, number: int) -> list[list[Work]]:
 def _recounted(
     result: Mapping[str, Any], tables: Mapping[str, CostTable], bounded: bool = True
 ) -> dict[str, Any]:
-    """`recounted` without questions; `bounded` says whether intervals are wanted."""
+    """Run `recounted` without checks; `bounded` is whether to compute intervals."""
     works = [_works(row, i) for i, row in enumerate(result["rows"])]
     plain = {
         r["temperature"]: (r, w)

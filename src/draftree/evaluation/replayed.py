@@ -47,10 +47,9 @@ class Replayed(Target):
         """Read a text in one pass.
 
         Args:
-            target: wrote it.
+            target: the target that generated it.
             text: prompt and answer.
-            layers: entries of `hidden_states` that drafters will read, negative ones counted from
-                the end.
+            layers: entries of `hidden_states` that drafters will read; negative ones count from the end.
         """
         return cls(Recording.of(target, [text], layers))
 
@@ -97,7 +96,7 @@ class Replayed(Target):
         self._recording.commit(cache, tree, verdict)
 
     def _after(self, positions: Ints) -> Tensor:
-        """[N, V] logits in which the text's next token stands out."""
+        """Return [N, V] logits that strongly favour the text's next token."""
         following = np.append(self._text.tokens[1:], 0)[
             np.minimum(positions, len(self._text.tokens) - 1)
         ]

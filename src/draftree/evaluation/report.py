@@ -34,7 +34,6 @@ class Totals:
 
     Counted seconds are those of the cost model, 0 where none is known.
 
-    Counted seconds are 0 where no cost model is known.
     """
 
     accepted: Ints
@@ -76,7 +75,7 @@ class Totals:
 
     @property
     def per_prompt(self) -> dict[str, list[float] | list[int] | None]:
-        """The figures of each prompt, from which paired comparisons are made."""
+        """Return the figures of each prompt, for paired comparisons."""
         found = {
             name: getattr(self, name).tolist()
             for name in ("accepted", "nodes", "steps", "tokens", "seconds")
@@ -94,7 +93,9 @@ def rows(
     quality: Mapping[str, Quality] | None = None,
     prices: Prices | None = None,
 ) -> list[ResultRow]:
-    """Return a row for each cell, in the order they were given.
+    """Return a row for each cell, in the given order.
+
+    It has a drafter's own figures and counted work where they are known.
 
     With a drafter's own figures and counted work where they are known.
     """
@@ -135,7 +136,12 @@ def row(
     seed: int,
     costs: Costs | CostTable | None = None,
 ) -> ResultRow:
-    """Return the figures of one cell beside the baseline's of the same temperature.
+    """Return the figures of one cell, compared with the baseline of the same temperature.
+
+    Counts are of one repeat, and seconds are the mean of all repeats. The speed-up is the ratio of
+    tokens per second over all prompts. The counted speed-up is the ratio of tokens per second by
+    the cost model, which neither fluctuations of the machine nor Python influence. The draft share
+    is the drafter's part of the counted seconds.
 
     Counts are of one repeat, seconds the mean of all; the speed-up is the ratio of tokens per
     second over all prompts, the counted one that of tokens per second by the cost model, which
@@ -217,7 +223,7 @@ def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
 
 
 def _speedup(mine: Totals, base: Totals) -> float:
-    """Return the ratio of tokens per counted second; the prompts' reading is not counted."""
+    """Return the ratio of tokens per counted second, without the prefill."""
     rates = [t.tokens.sum() / max(t.counted.sum(), 1e-12) for t in (mine, base)]
     return float(rates[0] / rates[1])
 
@@ -227,7 +233,7 @@ NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
 
 
 def promises_text(acceptor: str | None) -> bool:
-    """Return whether a rule writes plain decoding's text for a seed.
+    """Return whether a rule guarantees plain decoding's text for a seed.
 
     It is true for plain decoding itself.
     """
@@ -240,7 +246,7 @@ FORMAT = 2
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:
-    """Write a result, whole or not at all."""
+    """Write a result atomically."""
     write_text(path, as_text(result))
 
 

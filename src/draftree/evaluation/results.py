@@ -29,14 +29,14 @@ def finished(
     categories: Sequence[str],
     tell: Tell = silent,
 ) -> dict[str, Any]:
-    """Return the result of all cells: rows, the oracle's beside them, and where they come from.
+    """Return the result of all cells: rows, the oracle's rows, and the provenance.
 
     Args:
-        work: that was run.
-        runs: by machine; by no name on the one at hand.
+        work: the benchmark that was run.
+        runs: runs by machine; the key is empty for this machine.
         about: the provenance so far.
-        categories: of each prompt.
-        tell: told how many drafters have been measured by themselves.
+        categories: category of each prompt.
+        tell: called with the number of drafters measured so far.
     """
     done, prices = next(iter(runs.values()))
     quality = {}
@@ -113,12 +113,12 @@ def texts_of(
 
 
 def named(machine: str) -> ResultRow:
-    """Return what tells a machine's rows from another's; nothing on the one at hand."""
+    """Return the fields that identify a machine's rows; empty for this machine."""
     return {"machine": machine} if machine else {}
 
 
 def by_category(row: ResultRow, categories: Sequence[str]) -> ResultRow:
-    """τ of the prompts of each category, where there are several."""
+    """Return τ of the prompts of each category, where there are several."""
     accepted, steps = (np.array(row["per_prompt"][k]) for k in ("accepted", "steps"))
     names = np.array(categories)
     if len(set(categories)) < 2:

@@ -28,13 +28,13 @@ APART = 1 << 20
 
 @dataclass(frozen=True)
 class SuitePrompt:
-    """One prompt.
+    """Store one prompt.
 
     Attributes:
-        number: in its file, which fixes the draws made for it.
-        content: what is asked.
-        category: of it.
-        later: what is asked after the answer, and so on.
+        number: number in its file, which determines its random draws.
+        content: the question.
+        category: its category.
+        later: later questions of the conversation, in order.
     """
 
     number: int
@@ -45,13 +45,13 @@ class SuitePrompt:
 
 @dataclass(frozen=True)
 class Suite:
-    """The prompts of a file, and the hash of its bytes.
+    """Store the prompts of a file, and the hash of its bytes.
 
     Attributes:
-        name: of the suite, or of its file.
-        sha256: of the file.
-        prompts: in their order.
-        rule: how a text file was cut into prompts; empty for other files.
+        name: name of the suite, or of its file.
+        sha256: hash of the file.
+        prompts: prompts in the order of the file.
+        rule: how a text file was split into prompts; empty for other files.
     """
 
     name: str
@@ -61,12 +61,12 @@ class Suite:
 
     @property
     def categories(self) -> tuple[str, ...]:
-        """All categories, in the order of the file."""
+        """Return all categories, in the order of the file."""
         return tuple(dict.fromkeys(p.category for p in self.prompts))
 
     @property
     def summary(self) -> str:
-        """The suite in one line."""
+        """Return the suite's description in one line."""
         return f"{len(self.prompts)} prompts: {', '.join(c for c in self.categories if c) or 'no categories'}"
 
     def select(self, categories: Sequence[str]) -> list[SuitePrompt]:
@@ -149,7 +149,7 @@ def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
 
 
 def _read(path: Path, whole: bool) -> tuple[list[tuple[Row, str]], str]:
-    """Return the rows of a file, and how a text file was cut into them."""
+    """Return the rows of a file, and how a text file was split into them."""
     if path.suffix.lower() in READERS:
         return list(rows(path)), ""
     if whole or path.suffix.lower() != ".txt":
@@ -197,7 +197,7 @@ def _hub(name: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def later(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return what a row with `turns` asks after the first."""
+    """Return the questions of a row with `turns` after the first."""
     turns = row.get("turns")
     return tuple(t for t in turns[1:] if isinstance(t, str)) if isinstance(turns, list) else ()
 

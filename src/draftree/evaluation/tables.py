@@ -57,7 +57,7 @@ def cells(r: ResultRow) -> dict[str, str]:
 
 
 def same_text(r: ResultRow) -> str:
-    """Of how many prompts the output is plain decoding's, where the acceptor promises that."""
+    """Return for how many prompts the output equals plain decoding's, where that is guaranteed."""
     if r.get("lossy"):
         return "lossy"
     if not r.get("promises_text", True):
@@ -68,12 +68,12 @@ def same_text(r: ResultRow) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Return a figure, or nothing."""
+    """Return a figure as text; empty for None."""
     return "" if value is None else f"{value:.2f}"
 
 
 def profile_rows(parts: Sequence[Part]) -> list[dict[str, str]]:
-    """Return the parts of a step as text, in milliseconds; the prompt's is of one text."""
+    """Return the parts of a step as text, in milliseconds; the prefill's are per text."""
     return [
         {
             "part": part.name,
@@ -158,7 +158,7 @@ def readable(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def legend(names: Collection[str]) -> list[str]:
-    """Return a line for each of these heads that is not plain words."""
+    """Return an explanation for each of these headings that is not in plain words."""
     return [
         f"{name.removesuffix(' [95 %]')}: {told}" for name, told in LEGEND.items() if name in names
     ]
@@ -207,7 +207,7 @@ def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[d
 
 
 def counted(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
-    """Rows as text, without what is measured by the clock."""
+    """Return rows as text, without what is measured by the clock."""
     return [{name: row[name] for name in COUNTED if name in row} for row in shown(rows, bounds)]
 
 

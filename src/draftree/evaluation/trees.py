@@ -39,12 +39,12 @@ TOGETHER = 4
 
 @dataclass
 class Asking(Search):
-    """Expands nodes through a drafter, whose state it carries.
+    """Expand nodes with a drafter, and carry its state.
 
     Attributes:
-        drafter: that is asked.
+        drafter: the drafter.
         state: its state.
-        frontiers: how many nodes each draft step was fed.
+        frontiers: number of nodes in each draft step.
     """
 
     drafter: Drafter[Any]
@@ -113,7 +113,7 @@ def counted(
 
 
 def expected_length(matched: Floats, reached: Floats) -> float:
-    """1 + Σ_d Π_{j ≤ d} r_j of the counts by depth, r_d = matched / reached."""
+    """Return 1 + Σ_d Π_{j ≤ d} r_j of the counts by depth, with r_d = matched / reached."""
     return float(1 + np.cumprod(matched / np.maximum(reached, 1)).sum())
 
 
@@ -126,7 +126,7 @@ def _along(
     matched: Floats,
     reached: Floats,
 ) -> Any:
-    """Goes along texts and adds to the counts; returns what the policy has learnt."""
+    """Run along texts and add to the counts; return what the policy has learnt."""
     texts, needs = source.texts, drafter.needs
     choices = [_choices(source, row) for row in range(len(texts))]
     cache = source.new_cache(len(texts), 0)

@@ -73,21 +73,21 @@ def space(policy: Policy, named: Sequence[str] = ()) -> Space:
 
 
 def spec(name: str, knobs: Mapping[str, Any]) -> str:
-    """Return the spec of a policy with some knobs."""
+    """Return the spec of a policy with some options."""
     return f"{name}:{','.join(f'{k}={v}' for k, v in knobs.items())}" if knobs else name
 
 
 @dataclass(frozen=True)
 class Tuned:
-    """What a search has found.
+    """Store the result of a search.
 
     Attributes:
-        policy: the best setting's spec on the first half.
-        default: the spec it began with.
-        searched: its row and the default's, by spec, on the half that was searched.
-        judged: likewise on the other half.
+        policy: spec of the best setting on the first half.
+        default: spec of the initial setting.
+        searched: rows of both by spec, on the half that was searched.
+        judged: rows of both by spec, on the other half.
         beside: tokens per counted second over the default's, on the other half.
-        trials: settings that were tried.
+        trials: number of settings tried.
     """
 
     policy: str
@@ -99,7 +99,7 @@ class Tuned:
 
     @property
     def better(self) -> bool:
-        """True where the interval lies above 1."""
+        """Return whether the interval is above 1."""
         return self.beside.low > 1
 
     def as_json(self) -> dict[str, Any]:
@@ -134,15 +134,15 @@ class Tuned:
 
 @dataclass(frozen=True)
 class Search:
-    """A search over the knobs of one policy.
+    """Search the options of one policy.
 
     Attributes:
-        engine: drafter, policy as it begins, and costs.
-        drafter: its spec.
-        policy: the spec that it begins with.
-        recordings: of all requests.
-        temperature: of them.
-        seed: of texts, search and intervals.
+        engine: engine with the drafter, the initial policy, and costs.
+        drafter: the drafter's spec.
+        policy: spec of the initial policy.
+        recordings: recordings of all requests.
+        temperature: temperature of the requests.
+        seed: seed of texts, search and intervals.
     """
 
     engine: Engine
@@ -173,18 +173,18 @@ class Search:
         named: Sequence[str] = (),
         tell: Tell = silent,
     ) -> Tuned:
-        """Search on one half of the requests, and judge on the other.
+        """Search on one half of the requests, and measure on the other half.
 
         Args:
-            requests: as they are asked, all recorded.
-            trials: settings that are tried, those in `storage` among them.
-            storage: a file of optuna's, from which an interrupted search goes on.
-            named: only these knobs; by default all that can be searched and that the policy's spec
-                does not fix.
-            tell: told how many settings were tried.
+            requests: the requests, all recorded.
+            trials: number of settings to try, including those in `storage`.
+            storage: a file of Optuna's, from which an interrupted search is resumed.
+            named: names of the options to search; by default all that can be searched and that the
+                policy's spec does not set.
+            tell: called with the number of settings tried.
 
         Raises:
-            UserError: there are too few requests, or optuna is not installed.
+            UserError: there are too few requests, or Optuna is not installed.
         """
         if len({r.prompt for r in requests}) < FEWEST:
             raise UserError(

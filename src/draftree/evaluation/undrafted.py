@@ -17,7 +17,7 @@ from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
 
 def plain_engine(target: Target, acceptor: Acceptor | None = None) -> Engine:
-    """Return an engine that writes one token of each sequence per step.
+    """Return an engine for plain decoding, one token of each sequence per step.
 
     It uses the same scheduler as any other engine.
     """
@@ -26,7 +26,7 @@ def plain_engine(target: Target, acceptor: Acceptor | None = None) -> Engine:
 
 @final
 class _NoDrafts(Drafter[int]):
-    """Drafts nothing, and so has no state."""
+    """Propose nothing, and so have no state."""
 
     def start(
         self,
@@ -56,7 +56,7 @@ class _NoDrafts(Drafter[int]):
 @final
 @dataclass(frozen=True)
 class _NoTrees(Policy):
-    """Verifies the roots alone."""
+    """Verify only the roots."""
 
     prunes_on_draws = False
 

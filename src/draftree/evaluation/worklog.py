@@ -24,20 +24,20 @@ COLUMNS = ("shape", "fed", "context", "accepted", "depth", "finds")
 
 
 def runs(values: Sequence[int]) -> Runs:
-    """Return a column, run-length coded."""
+    """Return a column with run-length encoding."""
     return list(chain.from_iterable((value, len(list(same))) for value, same in groupby(values)))
 
 
 def unrun(coded: Runs, length: int, where: str) -> list[int]:
-    """Return the column that was coded.
+    """Return the column of a run-length encoding.
 
     Args:
         coded: pairs of a value and its count.
-        length: of the column. A wrong count is found before memory is taken for it.
-        where: the column comes from, for the error.
+        length: length of the column. A wrong count is detected before memory is allocated for it.
+        where: origin of the column, for the error.
 
     Raises:
-        UserError: it is no such column.
+        UserError: it is not an encoding of such a column.
     """
     if len(coded) % 2 or any(count < 1 for count in coded[1::2]):
         raise UserError(
@@ -51,7 +51,7 @@ def unrun(coded: Runs, length: int, where: str) -> list[int]:
 
 
 def encode(prompts: Sequence[Stats]) -> WorkLog:
-    """Return the work of each prompt's steps; of each text one run's."""
+    """Return the work of each prompt's steps, from one run of each text."""
     work, steps = [w for s in prompts for w in s.work], [step for s in prompts for step in s.steps]
     shapes = list(dict.fromkeys(w.frontiers for w in work))
     columns = (

@@ -87,7 +87,7 @@ class Stops:
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
         """Return position and text of the stop text that ends first; the longest of several.
 
-        So the answer does not depend on how many characters came with the last token.
+        So the result does not depend on how many characters the last token has.
 
         Args:
             text: that is searched.
