@@ -100,7 +100,7 @@ def start(parts: Parts, rows: Rows, begun: Ints, taps: Taps, state: State) -> St
 
 
 def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
-    """Drafts, verifies and commits a tree for every row that still writes; at least one must."""
+    """Draft, verify and commit a tree for every sequence that still runs; at least one must."""
     events, state, _ = step_and_read(parts, rows, state, ())
     return events, state
 
@@ -157,7 +157,7 @@ def read(parts: Parts, rows: Rows, chunks: Sequence[Chunk]) -> Read:
 def begin(
     parts: Parts, rows: Rows, begun: Ints, logits: Tensor, taps: Taps, state: State
 ) -> tuple[list[Emitted], State]:
-    """Chooses the token after prompts that have been read, and lets the drafter read them.
+    """Choose the token after prompts that have been read, and let the drafter read them.
 
     Args:
         parts: what writes.
@@ -173,7 +173,7 @@ def begin(
 
 
 def release(parts: Parts, rows: Rows, row: int, state: State) -> State:
-    """Frees a row, whether its text has ended or not; `admit` may give it to another request."""
+    """Free a slot, whether its text has ended or not; `admit` may give it to another request."""
     rows.leave(row)
     return State(released(parts.drafter, rows, state.drafter, row), state.policy)
 

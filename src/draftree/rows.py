@@ -86,7 +86,7 @@ class Rows:
 
     @property
     def free(self) -> Ints:
-        """The rows without a request, in order."""
+        """Return the slots without a request, in order."""
         return np.array(
             [row for row, request in enumerate(self.requests) if request is IDLE], np.int64
         )
@@ -144,7 +144,7 @@ class Rows:
 
     @property
     def texts(self) -> list[Ints]:
-        """[R] the committed tokens of the rows that the drafter knows; none of the others."""
+        """Return the committed tokens [R] of the sequences that the drafter knows; else none."""
         return [text[:0] if row in self.seated else text for row, text in enumerate(self.committed)]
 
     def read_by_drafter(self) -> bool:
@@ -157,7 +157,7 @@ class Rows:
 
     @property
     def admitted(self) -> int:
-        """The number of calls of `admit`, and those that went before."""
+        """Return the number of calls of `admit`, those before this batch included."""
         return self._admitted
 
     def selected(self, rows: Ints) -> "Rows":
@@ -176,7 +176,7 @@ class Rows:
         return new
 
     def leave(self, row: int) -> list[int]:
-        """Frees a row, whether its text has ended or not; returns what was written there."""
+        """Free a slot, whether its text has ended or not; return what was generated there."""
         self.live = self.live[self.live != row]
         self.seated.discard(row)
         self.requests[row], self.committed[row] = IDLE, np.zeros(0, np.int64)
@@ -185,17 +185,17 @@ class Rows:
 
     @property
     def lengths(self) -> Ints:
-        """[R] how many tokens are committed."""
+        """Return the number of committed tokens of each slot, [R]."""
         return np.array([len(c) for c in self.committed], np.int64)
 
     @property
     def context(self) -> int:
-        """The number of committed tokens of the longest row that still writes."""
+        """Return the number of committed tokens of the longest running sequence."""
         return int(self.lengths[self.live].max())
 
     @property
     def noise(self) -> Keyed:
-        """The keyed randomness for the rows' present roots."""
+        """Return the keyed randomness for the present roots of the sequences."""
         seeds = [r.sampling.seed for r in self.requests]
         return Keyed(
             seeds, np.array([r.number for r in self.requests], np.int64), self.lengths, self._calls
@@ -203,7 +203,7 @@ class Rows:
 
     @property
     def chance(self) -> Chance:
-        """The randomness that the acceptor draws from."""
+        """Return the randomness that the acceptor draws from."""
         return self.noise if self._source is None else self._source(self)
 
     def drawing(self, kind: Draw) -> Drawing:
@@ -243,7 +243,7 @@ class Rows:
 
     @property
     def steered(self) -> bool:
-        """True where something says of a text which token may come next, or has to."""
+        """Return True if a rule restricts or determines the next token of a text."""
         mine = [self.requests[row] for row in self.live.tolist()]
         return any(r.guides or r.forced for r in mine)
 
@@ -467,7 +467,7 @@ class Rows:
         return self.stats.work[-1]
 
     def warn(self, told: str) -> None:
-        """Warns of something, once however many steps meet it."""
+        """Warn once, however many steps give the same warning."""
         if told not in self._warned:
             self._warned.add(told)
             warnings.warn(told, DraftreeWarning, stacklevel=2)

@@ -48,7 +48,7 @@ class File:
 
     @property
     def bytes(self) -> int:
-        """Its size."""
+        """Return the size of the file in bytes."""
         return self.path.stat().st_size
 
 
@@ -103,7 +103,7 @@ class Documents:
     undecodable: int = field(default=0, init=False)
 
     def __iter__(self) -> Iterator[Ints]:
-        """Token ids of one document after another."""
+        """Yield the token ids of one document after another."""
         for batch in batches(self._texts()):
             found: Any = self.tokenizer(
                 batch, add_special_tokens=False, return_attention_mask=False, verbose=False
@@ -174,7 +174,7 @@ def texts(row: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase) -
 
 
 def batches(found: Iterable[str]) -> Iterator[list[str]]:
-    """Texts in lists of about a million characters."""
+    """Yield lists of texts of about a million characters."""
     batch, size = list[str](), 0
     for text in found:
         batch.append(text)

@@ -146,7 +146,7 @@ def _decoded(path: Path) -> str:
 
 
 def _beginning(path: Path) -> bytes:
-    """Enough of a file to tell whether it is text: as git sees it, a zero byte makes it binary."""
+    """Return enough of a file to see whether it is text; a zero byte makes it binary, as in git."""
     with path.open("rb") as file:
         return file.read(8192)
 
@@ -170,7 +170,10 @@ def _json_lines(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]
 
 
 def _json(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
-    """One list of rows, or of one chat's messages; or lines, under the other name."""
+    """Yield the rows of one list, or of the messages of one chat.
+
+    A file of lines under this name is read as lines.
+    """
     text = _decoded(path)
     if not text.lstrip().startswith("["):
         yield from _json_lines(path, skipped)

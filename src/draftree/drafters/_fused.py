@@ -123,7 +123,7 @@ class Fusing:
 
     @property
     def together(self) -> tuple[Trust, ...]:
-        """[P] what all rows have learnt."""
+        """Return the trust [P] in each part, averaged over all sequences."""
         return tuple(_together(rows) for rows in zip(*self.trust, strict=True))
 
 
@@ -239,7 +239,10 @@ class FusedDrafter(Drafter[Fusing]):
         )
 
     def passes(self, state: Fusing, tree: Tree, frontier: Ints) -> int:
-        """As many as the part that needs most; parts that search beside a model take none."""
+        """Return as many passes as the part that needs most.
+
+        Parts that search take none where a model drafts, too.
+        """
         asked = [i for i, part in enumerate(self.parts) if self.searches or not part.searches]
         return max(self.parts[i].passes(state.parts[i], tree, frontier) for i in asked)
 
@@ -281,7 +284,7 @@ class FusedDrafter(Drafter[Fusing]):
         proposed: Mapping[int, Candidates],
         guide: int | None,
     ) -> list[Find]:
-        """Of each part but the guide that proposes something."""
+        """Return the candidates of each part, except the guide, that proposes something."""
         rows, found = tree.row[frontier].tolist(), []
         for i, candidates in proposed.items():
             if i != guide and (candidates.log_q > -np.inf).any():

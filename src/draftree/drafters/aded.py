@@ -187,7 +187,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         return self._stepped(row)
 
     def _stepped(self, row: Adapted) -> Adapted:
-        """Algorithm 2: the n-grams of the last tokens count once more."""
+        """Return the text after the n-grams of its last tokens have counted once more (Algorithm 2)."""
         if not self.knobs.adapt:
             return row
         return row.incremented(len(row.tokens) - self.knobs.window, self.grams.n)

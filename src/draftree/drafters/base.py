@@ -78,17 +78,20 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def needs(self) -> Needs:
-        """The target's internals that it reads; none by default."""
+        """Return the target's internals that it reads; none by default."""
         return Needs()
 
     @property
     def replayable(self) -> bool:
-        """True if all it reads of the target is known along a text, without rejected tokens."""
+        """Return True if a known text determines all that the drafter reads of the target.
+
+        Rejected tokens must play no part in it.
+        """
         return not (self.sends_probes or self.needs.top)
 
     @property
     def described(self) -> str:
-        """A line that tells apart drafters of different costs or training."""
+        """Return a line that distinguishes drafters of different costs or training."""
         return repr(self.knobs) if self.knobs else type(self).__name__
 
     def __repr__(self) -> str:
@@ -102,7 +105,7 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def language_model(self) -> Target | None:
-        """The drafter's model, if it is a language model of its own with its own tokenizer."""
+        """Return the drafter's model, if it is a language model with its own tokenizer."""
         return None
 
     @abstractmethod
@@ -347,12 +350,12 @@ class Trainable(Drafter[State]):
 
     @cached_property
     def capture(self) -> Capture:
-        """How its passes over trees are run: as the target's are."""
+        """Return how its passes over trees are recorded: as the target's are."""
         return self._target.decoder.capture.of(self.model)
 
     @cached_property
     def recorded_weights(self) -> Weights:
-        """Those that its passes read."""
+        """Return the weights that its passes read."""
         outer: Any = self._target.decoder.model
         return Weights(self.model, outer.get_input_embeddings(), outer.get_output_embeddings())
 
@@ -362,7 +365,7 @@ class Trainable(Drafter[State]):
 
     @property
     def _like(self) -> Tensor:
-        """A weight of the network, whose dtype and device its results have."""
+        """Return a weight of the network; the results have its dtype and device."""
         return next(self.model.parameters())
 
     @property
@@ -413,7 +416,10 @@ class Trainable(Drafter[State]):
 
     @property
     def settled(self) -> "TrainableMethod":
-        """The knobs with numbers for what `settle` measured; they stand in its checkpoint."""
+        """Return the options with the numbers that `settle` measured.
+
+        The checkpoint stores them.
+        """
         return self.knobs
 
     @final
@@ -561,7 +567,7 @@ class TrainableMethod(Method):
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """The knobs that a checkpoint fixes."""
+        """Return the options that a checkpoint fixes."""
         left = ("checkpoint", "dtype", "named", *self.chosen)
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left}
 

@@ -133,7 +133,7 @@ class Markov(nn.Module):
         return torch.stack(found, dim=1)
 
     def bias(self, x: Tensor) -> Tensor:
-        """[…, V′] of vectors […, r]."""
+        """Return the bias […, V′] of vectors […, r]."""
         found: Tensor = self.markov_w2(x)
         return found
 
@@ -147,7 +147,7 @@ class Confidence(nn.Module):
         self.proj = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[…] of […, width]."""
+        """Return log-odds […] of inputs […, width]."""
         found: Tensor = self.proj(x)[..., 0]
         return found
 

@@ -202,7 +202,7 @@ class EAGLEDrafter(PairDrafter):
         return total / (batch.count * self.knobs.steps)
 
     def _noise(self, batch: Batch) -> Tensor:
-        """[B, T, D] uniform noise, the paper's, weaker in long texts.
+        """Return uniform noise [B, T, D], as in the paper; it is weaker in long texts.
 
         The official code scales by 512 / T whatever T is, and trains with texts of up to 2,048
         tokens; on short texts that would be far more than the paper's U(−0.1, 0.1).

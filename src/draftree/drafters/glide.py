@@ -255,7 +255,7 @@ class Glimpsing:
 
     @property
     def roots(self) -> Ints:
-        """[R] the position of each row's root."""
+        """Return the position [R] of each sequence's root."""
         return self.own.cache.lengths + np.array([len(p) for p in self.own.pending], np.int64)
 
     def seen(self, positions: Ints) -> Ints:
@@ -371,7 +371,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return replace(state, target=taps.cache)
 
     def _reading(self, length: int) -> Ints:
-        """[T] how many of the target's tokens each token of a prompt sees."""
+        """Return how many of the target's tokens each token of a prompt sees, [T]."""
         if self.knobs.variant == "official":
             return np.full(length, length)
         starts: Ints = block_starts(
@@ -463,7 +463,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return whole(logits, self.drafted)
 
     def _trained(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
-        """[B, T, D] the last norm's output after each token, for a phase of each sample."""
+        """Return the last norm's output [B, T, D] after each token, for a phase of each sample."""
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         glimpse = None

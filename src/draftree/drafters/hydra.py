@@ -167,7 +167,7 @@ def _lm_head(head: int, arch: Arch) -> str:
 
 
 def check_aliases(tensors: dict[str, Tensor], knobs: Hydra, where: Path) -> None:
-    """Refuses a file in which the names of one shared block hold different weights.
+    """Refuse a file in which the names of one shared block hold different weights.
 
     Raises:
         UserError: it names two that differ.
@@ -194,7 +194,7 @@ class Prefix(nn.Module):
     def forward(
         self, states: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None
     ) -> Tensor:
-        """[R, n, D] of hidden states [R, n, D] under an additive mask [R, 1, n, S]."""
+        """Return [R, n, D] of hidden states [R, n, D] under an additive mask [R, 1, n, S]."""
         out: Tensor = self.norm(run(self.layers, states, rotated, mask, cache))
         return out
 
@@ -245,7 +245,7 @@ class HydraNet(HeadsNet):
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
-        """Embeddings […, D] of tokens, in the heads' dtype."""
+        """Return the embeddings […, D] of tokens, in the heads' dtype."""
         embed: Callable[[Tensor], Tensor] = self.input_embed_fn or self._target.decoder.embed
         return embed(tokens).to(next(self.parameters()).dtype)
 
@@ -361,7 +361,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return out
 
     def passes(self, state: Prefixed, tree: Tree, frontier: Ints) -> int:
-        """Beyond the last head nothing is computed."""
+        """Return the number of passes; beyond the last head nothing is computed."""
         return int((tree.depth[frontier] < self.knobs.heads).sum())
 
     @torch.inference_mode()

@@ -208,7 +208,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Probes(np.concatenate(windows), rows, np.concatenate(positions), visible)
 
     def _sent(self, state: Lookaheads) -> dict[int, tuple[Ints, Ints]]:
-        """By row, the levels and columns of the probes it sends, in their order."""
+        """Return, by slot, the levels and columns of the probes that it sends, in their order."""
         windows = {r: state.rows[r].window for r in state.live.tolist()}
         return {r: places(tuple(map(len, window))) for r, window in windows.items() if window}
 
@@ -255,7 +255,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         )
 
     def _graded(self, row: Guesses, new: Sequence[int]) -> Guesses:
-        """With what a root and the tokens after it say of the guesses for it."""
+        """Return the guesses' success counts, updated by a root and the tokens after it."""
         tried, right, start = list(row.tried), list(row.right), 0
         for i, token in enumerate(new[1:]):
             if self.knobs.chain and i - start == len(tried):
@@ -270,7 +270,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return replace(row, tried=tuple(tried), right=tuple(right))
 
     def _read(self, row: Guesses, new: Sequence[int], known: int) -> Guesses:
-        """With committed tokens, and a root as the last of `new`, behind the text.
+        """Return the text with committed tokens appended; the last of `new` is the root.
 
         Args:
             row: the text so far.

@@ -256,7 +256,7 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         return [partial(read, head) for head in self.model]
 
     def weights(self, head: int) -> tuple[float, float]:
-        """Those of section 2.2.1, eq. 1, divided between text and target."""
+        """Return the weights of section 2.2.1, eq. 1, divided between text and target."""
         weight, share = self.knobs.decay ** (head + 1), self.knobs.distil
         return weight * (1 - share), weight * share
 

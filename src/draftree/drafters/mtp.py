@@ -334,7 +334,7 @@ class MTPNet(PairNet):
 
     @property
     def layer(self) -> "MTPLayer":
-        """That of this level."""
+        """Return the layer of this level."""
         found: Any = self.layers[self._level]
         layer: MTPLayer = found
         return layer

@@ -142,7 +142,7 @@ class PEAGLE(TrainableMethod):
 
 
 def _drafts(config: dict[str, Any]) -> int | None:
-    """K, by the proposal of speculators' config, or a number of its own."""
+    """Return K, from the proposal of speculators' config or from an entry of its own."""
     how = config.get(speculators.HOW)
     proposals = how.get("proposal_methods") if isinstance(how, dict) else None
     first = proposals[0] if isinstance(proposals, list) and proposals else {}
@@ -203,7 +203,7 @@ class PEAGLENet(FusingNet):
         self.mask = knobs.mask or 0
 
     def unknown(self) -> Tensor:
-        """[D] what stands in a slot in the place of fused features."""
+        """Return the vector [D] that replaces the fused features in a slot."""
         found: Tensor = self.fc(self.mask_hidden[0, 0])
         return found
 

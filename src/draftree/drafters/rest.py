@@ -213,7 +213,7 @@ class RESTDrafter(Drafter[Retrieval]):
         return grow(rows[0] if len(rows) == 1 else merged(rows), knobs.nodes)
 
     def _behind(self, corpus: Corpus, found: tuple[int, int, int]) -> Ints:
-        """[M, L] the continuations of a range of places."""
+        """Return the continuations [M, L] of a range of positions."""
         length, low, high = found
         knobs = self.knobs
         rows = continuations(
@@ -240,14 +240,14 @@ class RESTDrafter(Drafter[Retrieval]):
 
 
 def together(tries: Sequence[PrefixTree]) -> tuple[PrefixTree, Ints]:
-    """Several tries in one, in their order, and where each begins."""
+    """Return several tries in one, in their order, and where each begins."""
     begin = np.cumsum([0, *(len(t.tokens) for t in tries[:-1])])
     moved = [t._replace(first=t.first + at) for t, at in zip(tries, begin, strict=True)]
     return PrefixTree(*(np.concatenate(column) for column in zip(*moved, strict=True))), begin
 
 
 def merged(rows: Sequence[Ints]) -> Ints:
-    """[M, L] the continuations of several corpora, sorted."""
+    """Return the continuations [M, L] of several corpora, sorted."""
     whole = np.concatenate(rows)
     return whole[np.lexsort(whole.T[::-1])]
 

@@ -138,7 +138,7 @@ class Drafting(Search):
     def _plan(
         self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any
     ) -> Plan | None:
-        """How a step's trees grow on the device; None where the policy asks the host."""
+        """Return how a step's trees grow on the device; None where the policy needs the host."""
         deepest = int(room.depth[roots.row].max())
         plan = (
             policy.plan_step(_outlook(self.rows, roots, costs, room, memory))
@@ -289,7 +289,7 @@ class Drafting(Search):
         return found if open_.all() else beside(found, forced)
 
     def _asked(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
-        """Candidates of the drafter, which reads forced tokens above the frontier first."""
+        """Return candidates of the drafter, which reads forced tokens above the frontier first."""
         above = np.array([n for n in self.passed if tree.ancestors[frontier, n].any()], np.int64)
         self.passed = [n for n in self.passed if n not in above]
         if self.drafter.expands_paths:  # what goes on below a forced token has to have read it

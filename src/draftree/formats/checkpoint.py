@@ -120,7 +120,7 @@ class Checkpoint:
 
     @property
     def about(self) -> dict[str, Any]:
-        """The entry of the config that is ours; empty for a published checkpoint.
+        """Return draftree's own entry of the config; it is empty for a published checkpoint.
 
         Raises:
             UserError: it is no object.
@@ -141,7 +141,7 @@ class Checkpoint:
         return {name: said.get(name, hint) for name, hint in hints.items() if name in said.values}
 
     def check_method(self, method: str) -> None:
-        """Refuses another method's checkpoint.
+        """Refuse another method's checkpoint.
 
         Raises:
             UserError: it holds another method.
@@ -150,7 +150,7 @@ class Checkpoint:
             raise UserError(f"'{self.folder}' holds a drafter '{found}', asked for was '{method}'")
 
     def check_target(self, target: Target) -> None:
-        """Warns of a checkpoint that was trained for another target."""
+        """Warn of a checkpoint that was trained for another target."""
         own = {
             "target_hash": fingerprint(target.decoder.config),
             "embedding_hash": embedding_hash(target),
@@ -165,7 +165,7 @@ class Checkpoint:
                 return
 
     def check_sizes(self, method: str, found: Mapping[str, Any], wanted: Mapping[str, int]) -> None:
-        """Refuses a checkpoint whose sizes are not the target's.
+        """Refuse a checkpoint whose sizes are not the target's.
 
         Args:
             method: for the error.

@@ -87,7 +87,7 @@ class Layout:
 
     @property
     def drafts(self) -> int:
-        """Tokens that a pass drafts."""
+        """Return the number of tokens that a pass drafts."""
         return self.block if self.shifted else self.block - 1
 
 

@@ -31,7 +31,7 @@ class Published:
 
 @cache
 def published() -> tuple[Published, ...]:
-    """All that are known."""
+    """Return all known published drafters."""
     return tuple(Published(**entry) for entry in json.loads(FILE.read_text("utf-8")))
 
 
@@ -50,6 +50,6 @@ def best_for(target: str) -> str:
 
 
 def published_for(target: str) -> tuple[Published, ...]:
-    """Those for a target: a hub id, or a folder of the same name."""
+    """Return the published drafters for a target: a hub id, or a folder of the same name."""
     name = target.rstrip("/").rpartition("/")[2].lower()
     return tuple(entry for entry in published() if entry.target.rpartition("/")[2].lower() == name)

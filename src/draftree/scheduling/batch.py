@@ -48,12 +48,12 @@ class Batch:
 
     @property
     def entries(self) -> list[Entry]:
-        """The requests that are written or read."""
+        """Return the requests that are written or read."""
         return [*self.running.values(), *self.reading]
 
     @property
     def shares_passes(self) -> bool:
-        """Whether chunks of prompts are read in the passes of running sequences.
+        """Return whether chunks of prompts are read in the passes of running sequences.
 
         By default they are where passes are packed: a padded one would compute as many tokens for
         every sequence.

@@ -49,7 +49,7 @@ class RequestStats:
 
     @property
     def acceptance_length(self) -> float:
-        """τ = (accepted + steps) / steps; 1.00 is plain decoding."""
+        """Return τ = (accepted + steps) / steps; 1.00 is plain decoding."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
 
 
@@ -71,7 +71,7 @@ class PartialPrompt:
 
     @property
     def rest(self) -> float:
-        """The number of tokens that may be read in the step that joins its cache to the batch.
+        """Return how many tokens may be read in the step that joins its cache to the batch.
 
         Joining copies what was read. A long prompt has few tokens left for that step, so that it
         takes no longer than others.
@@ -119,12 +119,12 @@ class Entry:
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more comes."""
+        """Return whether nothing more comes."""
         return self.status in ("finished", "cancelled", "failed")
 
     @property
     def read(self) -> int:
-        """The number of tokens that have been read of a prompt that is read in chunks."""
+        """Return the number of tokens that have been read of a prompt that is read in chunks."""
         return self.prompt.read
 
     def forget_prompt(self) -> None:
@@ -200,32 +200,32 @@ class Handle:
 
     @property
     def id(self) -> int:
-        """The number of the request, in the order of submission."""
+        """Return the number of the request, in the order of submission."""
         return self.entry.id
 
     @property
     def request(self) -> Request:
-        """The request, as it was submitted."""
+        """Return the request, as it was submitted."""
         return self.entry.submitted
 
     @property
     def status(self) -> Status:
-        """Where the request stands."""
+        """Return the status of the request."""
         return self.entry.status
 
     @property
     def cached_tokens(self) -> int:
-        """The number of tokens of its prompt that were read with an earlier request's."""
+        """Return the number of tokens of its prompt that were read with an earlier request's."""
         return self.entry.cached
 
     @property
     def finished(self) -> bool:
-        """Whether nothing more comes: the text has ended, was cancelled, or has failed."""
+        """Return whether nothing more comes: the text has ended, was cancelled, or has failed."""
         return self.entry.ended
 
     @property
     def error(self) -> BaseException | None:
-        """What a processor or criterion of a failed request raised; None otherwise."""
+        """Return what a processor or criterion of a failed request raised; None otherwise."""
         return self.entry.error
 
     def poll(self) -> list[Token]:
@@ -269,7 +269,7 @@ class Handle:
 
     @property
     def stats(self) -> RequestStats:
-        """The figures of the request."""
+        """Return the figures of the request."""
         entry, start = self.entry, self.entry.moments["submitted"]
         at = {moment: time - start for moment, time in entry.moments.items()}
         steps = list(entry.steps)

@@ -58,7 +58,7 @@ class PrefixStore:
 
     @property
     def tokens(self) -> int:
-        """The number of tokens that are held."""
+        """Return the number of tokens that are held."""
         return self._size * len(self._blocks)
 
     def find(self, prompt: Sequence[int]) -> list[Block]:

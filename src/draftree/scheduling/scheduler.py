@@ -69,12 +69,12 @@ class Scheduler:
 
     @property
     def batch(self) -> tuple[Parts, Rows] | None:
-        """The parts and the rows that run; None while nothing does."""
+        """Return the parts and the rows that run; None while nothing does."""
         return self._batch.opened
 
     @property
     def state(self) -> State:
-        """Of drafter and policy after the last step."""
+        """Return the state of drafter and policy after the last step."""
         return self._batch.state
 
     @property
@@ -84,22 +84,25 @@ class Scheduler:
 
     @property
     def unfinished(self) -> int:
-        """The number of requests that wait, are read or run."""
+        """Return the number of requests that wait, are read or run."""
         return len(self._handles)
 
     @property
     def waiting(self) -> int:
-        """The number of requests of which nothing is in the cache."""
+        """Return the number of requests of which nothing is in the cache."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """The number of sequences that are read or written."""
+        """Return the number of sequences that are read or written."""
         return len(self._batch.entries)
 
     @property
     def cache_tokens(self) -> int:
-        """Tokens in the KV cache; a prompt that is read in chunks counts in full."""
+        """Return the number of tokens in the KV cache.
+
+        A prompt that is read in chunks counts in full.
+        """
         return sum(map(self._held, self._batch.entries))
 
     def submit(self, request: Request, reading: Reading) -> Handle:
@@ -348,6 +351,6 @@ class Scheduler:
         return len(entry.request.prompt) + 1
 
     def _most(self, request: Request) -> int:
-        """Cache tokens that a request may need at most."""
+        """Return the number of cache tokens that a request may need at most."""
         context = self._host.target.decoder.context
         return min(len(request.prompt) + request.max_new_tokens, context + 1)

@@ -25,15 +25,15 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Seconds that the run has taken."""
+        """Return the seconds that the run has taken."""
         return self._spent + time.monotonic() - self._begun
 
     @property
     def over(self) -> bool:
-        """True where the time was over at the last look."""
+        """Return True if the time was over at the last look."""
         return self.share >= 1
 
     def look(self) -> None:
-        """Sees how much of the time is over."""
+        """Check how much of the time is over."""
         if self._bound:
             self.share = max(self._processes.gathered(self.seconds)) / self._bound

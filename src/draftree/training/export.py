@@ -302,7 +302,7 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_original(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """EAGLE's or EAGLE-3's original layout; the fusing layer's `bias` is always said."""
+    """Return EAGLE's or EAGLE-3's original layout; it always has the fusing layer's `bias`."""
     stored, values = speculators.loaded(stored, method)
     _check(method, stored.folder, values, target)
     return _original(method, stored, values)

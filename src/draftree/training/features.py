@@ -59,7 +59,7 @@ def read(target: Target, ids: Tensor, needs: Needs) -> Features:
 
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """[B, T] rows padded with zeros at the end."""
+    """Return the arrays padded with zeros at the end, [B, T]."""
     found: np.ndarray = pad_sequence(
         [torch.from_numpy(row) for row in rows], batch_first=True
     ).numpy()
@@ -93,7 +93,7 @@ class Shards:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """The series of which not all files are there."""
+        """Return the series that lack files."""
         hidden, kv = (
             (self._hidden(layer) for layer in (*self.needs.hidden, LAST)),
             map(self._kv, self.needs.kv),
@@ -105,7 +105,7 @@ class Shards:
 
     @property
     def size(self) -> int:
-        """Bytes that what is lacking will take."""
+        """Return the bytes that the missing files will take."""
         decoder = self.target.decoder
         width = 0
         for kind, layer in (name.split(".") for name in self.lacking):

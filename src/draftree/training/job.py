@@ -54,7 +54,7 @@ class Job(ABC):
     def fit(
         self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any
     ) -> Fitted:
-        """Learns from data and writes the result.
+        """Learn from data and write the result.
 
         Args:
             target: the frozen model, or its name.
@@ -70,5 +70,5 @@ class Job(ABC):
 
 
 def items(spec: str, knobs: Sequence[str]) -> list[str]:
-    """All knobs as key=value, those of the spec first."""
+    """Return all options as key=value, those of the spec first."""
     return [*filter(None, spec.partition(":")[2].split(",")), *knobs]

@@ -59,7 +59,7 @@ def evaluate(
     together: int,
     processes: Processes,
 ) -> Measures | None:
-    """Measures on some samples, each process on its share of them; None where there are none.
+    """Measure some samples, each process its share of them; return None where there are none.
 
     Args:
         teacher: holds the samples.

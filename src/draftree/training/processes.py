@@ -58,17 +58,17 @@ class Processes:
 
     @property
     def rank(self) -> int:
-        """The number of this process."""
+        """Return the number of this process."""
         return int(self._state.process_index)
 
     @property
     def world(self) -> int:
-        """The number of processes."""
+        """Return the number of processes."""
         return int(self._state.num_processes)
 
     @property
     def main(self) -> bool:
-        """True for the one that speaks and writes."""
+        """Return True for the process that prints and writes."""
         return self.rank == 0
 
     def gathered(self, value: Any) -> list[Any]:
@@ -122,7 +122,7 @@ class Processes:
             yield
 
     def same(self, value: Any, what: str) -> None:
-        """Refuses to go on where the processes differ in something.
+        """Refuse to go on if a value differs between the processes.
 
         Raises:
             UserError: it says what differs.
@@ -163,7 +163,7 @@ def accelerator_of(device: torch.device, out: Path, track: str) -> Accelerator:
 
 
 def check_tracker(name: str) -> None:
-    """Refuses a tracker that is not installed.
+    """Refuse a tracker that is not installed.
 
     Raises:
         UserError: it names those that are, and those accelerate knows.

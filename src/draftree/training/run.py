@@ -184,7 +184,7 @@ class Training(Job):
 
     @property
     def about(self) -> dict[str, Any]:
-        """The part of the run's note that is not its plan."""
+        """Return the part of the run's note that is not its plan."""
         return {
             "init_from": None if self.init_from is None else str(self.init_from),
             "regenerated_tokens": self.answers.tokens

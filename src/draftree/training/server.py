@@ -62,7 +62,7 @@ class Server:
 
     @property
     def base(self) -> str:
-        """The URL that the API's own paths stand behind."""
+        """Return the URL that the paths of the API are appended to."""
         url = httpx2.URL(self.url)
         return str(url.copy_with(path="/v1") if url.path in ("", "/") else url).rstrip("/") + "/"
 
@@ -164,7 +164,7 @@ class Remote(Author):
         return "chat/completions", body | {"messages": asked.content}
 
     def _compare(self, held: Sequence[Written]) -> None:
-        """Refuses a server whose answers are not the target's.
+        """Refuse a server whose answers are not the target's.
 
         Raises:
             UserError: too few of their tokens are the target's own likeliest.

@@ -249,7 +249,7 @@ def _filled(
 
 
 def _probe(target: Target, author: Author, texts: Sequence[str]) -> None:
-    """Lets an author answer some questions, which it is judged by before it makes up more."""
+    """Let an author answer some questions, by which it is judged before it makes up more."""
     chats = [question(text) for text in texts[: author.probes]]
     for _ in author.write(
         deque(Asked(i, chat, encode(target.tokenizer, chat), 64) for i, chat in enumerate(chats))

@@ -83,7 +83,7 @@ class Plan(Recipe):
 
     @property
     def parts(self) -> int:
-        """The number of parts in which a process works on its share of a step."""
+        """Return the number of parts in which a process works on its share of a step."""
         return self.accumulate or 1
 
     def parted(
@@ -155,7 +155,7 @@ def train(
     about: Mapping[str, Any] = {},
     track: str = "",
 ) -> Progress:
-    """Trains into a folder, which is a drafter's checkpoint when the run has ended.
+    """Train into a folder, which is a drafter's checkpoint when the run has ended.
 
     Every process of a run calls it; the main one writes.
 
@@ -300,7 +300,7 @@ class Run:
                    policy, costs, Clock(plan.max_seconds, spent, processes))  # fmt: skip
 
     def learn(self, step: int) -> float:
-        """One step of the optimiser; returns the loss of all processes' samples.
+        """Run one step of the optimiser; return the loss of all processes' samples.
 
         Raises:
             UserError: the loss is not a number.
@@ -372,7 +372,7 @@ class Run:
         return replace(progress, **asdict(found), tree_acceptance_length=length)
 
     def log(self, progress: Progress) -> None:
-        """Tells the trackers of every step, and the log of every measurement."""
+        """Send every step to the trackers, and every measurement to the log."""
         figures = {k: v for k, v in asdict(progress).items() if isinstance(v, float)}
         depths = {
             f"acceptance_at_depth/{i}": rate

@@ -23,12 +23,14 @@ MOST = 128
 
 
 def expected(paths: Paths, table: Floats) -> float:
-    """τ under the product model: 1 + Σ over nodes of Π a[d, r] along their paths."""
+    """Return τ under the product model: 1 + Σ over nodes of Π a[d, r] along their paths."""
     return 1.0 + sum(float(np.prod([table[d, r] for d, r in enumerate(path)])) for path in paths)
 
 
 def greedy(table: Floats, nodes: int) -> Paths:
-    """Medusa's search (section 2.3.3): again and again the node with the largest product is added.
+    """Return the tree of Medusa's search (section 2.3.3).
+
+    It adds the node with the largest product again and again.
 
     Args:
         table: [D, K] a.
@@ -146,7 +148,7 @@ class Shape:
 
     @property
     def depth(self) -> int:
-        """The depth of its deepest node."""
+        """Return the depth of its deepest node."""
         return max(map(len, self.paths), default=0)
 
 

@@ -126,12 +126,12 @@ class Nodes:
 
     @property
     def log_p(self) -> Floats:
-        """[n] log P."""
+        """Return log P, [n]."""
         return np.log(np.maximum(self.joint, np.exp(LEAST)))
 
     @property
     def trees(self) -> int:
-        """The number of trees."""
+        """Return the number of trees."""
         return len(np.unique(self.tree))
 
     def take(self, which: Ints | Bools) -> "Nodes":
@@ -140,7 +140,7 @@ class Nodes:
 
     @classmethod
     def joined(cls, parts: Sequence["Nodes"]) -> "Nodes":
-        """Those of several texts; trees are numbered on."""
+        """Return the nodes of several texts, with consecutive numbers of their trees."""
         first = np.cumsum([0, *(part.trees for part in parts)])
         numbered = [
             replace(part, tree=part.tree + n) for part, n in zip(parts, first, strict=False)
@@ -150,7 +150,7 @@ class Nodes:
         )
 
     def sampled(self, negatives: float, rng: np.random.Generator) -> "Nodes":
-        """All accepted nodes, and for each of them `negatives` others."""
+        """Return all accepted nodes, and `negatives` others for each of them."""
         right, wrong = np.flatnonzero(self.accepted), np.flatnonzero(~self.accepted)
         chosen = rng.choice(wrong, self.sampling(negatives) - len(right), replace=False)
         return self.take(np.sort(np.concatenate((right, chosen))))
@@ -162,7 +162,7 @@ class Nodes:
 
 
 def labels(tree: Tree, text: Sequence[int]) -> Bools:
-    """[N] whether a node's whole path is what was written.
+    """Return whether a node's whole path is what was generated, [N].
 
     Args:
         tree: of one row.
@@ -372,7 +372,7 @@ def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Re
 def about(
     target: Target, drafter: Drafter[Any], spec: str, requests: Sequence[Request], knobs: Knobs
 ) -> dict[str, Any]:
-    """All that trees depend on."""
+    """Return all values that the trees depend on."""
     weights = fingerprint(drafter.model) if isinstance(drafter, Trainable) else ""
     grown = {name: getattr(knobs, name) for name in ("depth", "width", "entropy_top", "tokens")}
     models = {

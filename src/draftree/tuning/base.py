@@ -46,7 +46,7 @@ class Tuning(Job):
 
     @abstractmethod
     def check(self, out: Path) -> None:
-        """Refuses, before anything is loaded, what must not be written over.
+        """Refuse to overwrite an output; this is checked before anything is loaded.
 
         Raises:
             UserError: `out` holds a result.
@@ -56,7 +56,7 @@ class Tuning(Job):
     def tune(
         self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell
     ) -> Fitted:
-        """Learns and writes, while no other process may write to `out`."""
+        """Learn and write, while no other process may write to `out`."""
 
 
 def names() -> tuple[str, ...]:

@@ -106,7 +106,7 @@ class Round:
 
     @property
     def told(self) -> str:
-        """The round in a line."""
+        """Return the round in a line."""
         rates = f"recall {self.recall:.3f}, positive rate {self.positive_rate:.4f}"
         return f"loss {self.loss:.3f}, held out: AUC {self.auc:.4f}, {rates}"
 
@@ -136,7 +136,7 @@ def rises(rounds: Sequence[Round]) -> bool:
 
 
 def measured(net: Classifier, held: Nodes) -> tuple[float, float, float]:
-    """AUC, and recall and positive rate at a confidence of 0.5."""
+    """Return AUC, and recall and positive rate at a confidence of 0.5."""
     log_p, parts = held.log_p, [slice(i, i + MEASURED) for i in range(0, len(held), MEASURED)]
     found = np.concatenate(
         [net.confidence(log_p[p], held.entropy[p], held.depth[p]) for p in parts]
@@ -172,7 +172,7 @@ def learn(
     start: Classifier | None = None,
     tell: Tell = silent,
 ) -> tuple[Classifier, list[Round]]:
-    """Trains a classifier; returns the picked round's, and the figures of each round.
+    """Train a classifier; return that of the picked round, and the figures of each round.
 
     Args:
         learnt: entries of the texts to learn; negatives are drawn from them here.
@@ -240,7 +240,7 @@ It is a part of the first layer: W (x − m) / s + b = (W / s) x + (b − (W / s
 
 
 def _shuffled(entries: int, batch_size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
-    """Batches of entries' numbers, epoch by epoch without end."""
+    """Yield batches of the entries' numbers, epoch by epoch without end."""
     while True:
         yield from torch.from_numpy(rng.permutation(entries)).split(batch_size)
 

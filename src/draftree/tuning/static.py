@@ -118,7 +118,7 @@ class Acceptance:
 
     @property
     def places(self) -> Ints:
-        """[D] how many places each depth's rates are taken over."""
+        """Return the number [D] of positions that each depth's rates are taken over."""
         places: Ints = self.reached.sum(axis=0)
         return places
 
@@ -148,7 +148,7 @@ class Driven:
 
     @property
     def everywhere(self) -> Acceptance:
-        """The acceptance with all tokens as roots."""
+        """Return the acceptance with all tokens as roots."""
         return Acceptance(np.concatenate(self.texts), self.width)
 
     def decoded(self, paths: Paths) -> tuple[Acceptance, float]:
@@ -202,7 +202,7 @@ def drive(
 
 
 def _compared(block: Block, depths: int) -> Ints:
-    """[live rows, D] the ranks of the target's choices."""
+    """Return the ranks of the target's choices, [live sequences, D]."""
     live, chosen = block.tree.row[: block.tree.roots], block.logits.argmax(-1).cpu().numpy()
     found, follows = np.full((len(live), depths), UNKNOWN), np.ones(len(live), np.bool_)
     for depth, (nodes, candidates) in enumerate(block.asked):

@@ -126,7 +126,7 @@ def bucket(text: Ints, at: int, n: int, size: int) -> int:
 
 @native_as("index_contexts")
 def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
-    """Enters the contexts of the places from `start` on."""
+    """Insert the contexts of the positions from `start` on."""
     for at in range(max(start, n - 1), len(text)):
         slot = bucket(text, at, n, len(heads))
         before[at] = heads[slot]

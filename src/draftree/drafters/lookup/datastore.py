@@ -109,7 +109,7 @@ def note(folder: Path) -> dict[str, Any]:
 
 
 def fits_vocabulary(where: Path, vocab: int, target: Target) -> None:
-    """Refuses tokens that the target cannot be fed.
+    """Refuse tokens that the target cannot be fed.
 
     Raises:
         UserError: it says how many ids there are.

@@ -48,7 +48,7 @@ def joined(runs: Iterable[Counts]) -> Counts:
 
 
 def contexts(text: Ints, n: int, width: int) -> Array:
-    """[T − n + 1] the context before each token from the n-th on, as numbers."""
+    """Return the context before each token from the n-th on, as numbers [T − n + 1]."""
     ids = text.astype(np.uint64)
     found = np.zeros(max(0, len(text) - n + 1), np.uint64)
     for i in range(n - 1):
@@ -265,7 +265,7 @@ class SortedRun(NamedTuple):
 
 
 def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, int | None]]:
-    """Ranges of contexts with some `plan.piece` entries of all runs each."""
+    """Return ranges of contexts with about `plan.piece` entries of all runs each."""
     sample = np.sort(np.concatenate([run.sample for run in runs]))
     cuts = np.unique(sample[:: max(1, plan.piece // EVERY)])[1:].tolist()
     return list(zip([0, *cuts], [*cuts, None], strict=True))

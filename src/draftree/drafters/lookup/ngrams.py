@@ -30,7 +30,7 @@ FULL = 65535
 
 
 def width_of(vocab: int) -> int:
-    """Bits of a token id."""
+    """Return the bits of a token id."""
     return max(1, (vocab - 1).bit_length())
 
 

@@ -58,7 +58,7 @@ class PrefixTree(NamedTuple):
 
 
 def joined(documents: list[Ints]) -> NDArray[np.uint32]:
-    """One array of all documents' tokens, a separator behind each."""
+    """Return one array of all documents' tokens, with a separator after each document."""
     parts = (part for document in documents for part in (document, [SEPARATOR]))
     return np.concatenate(list(parts), dtype=np.uint32, casting="unsafe")
 
@@ -164,7 +164,7 @@ def search(
 def continuations(
     tokens: Array, suffixes: Array, low: int, high: int, skip: int, length: int, most: int
 ) -> Ints:
-    """[M, L] what follows at some places, in order, −1 behind the end of a document.
+    """Return what follows some positions, in order, as [M, L]; −1 after the end of a document.
 
     Of more than `most` places, so many evenly spread ones are taken: the first ones, which REST
     takes, would all go on with the smallest tokens.
@@ -270,7 +270,9 @@ def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, F
 
 @native
 def context_of(text: Ints, tokens: Ints, parents: Ints, node: int, longest: int) -> Ints:
-    """[C] the last tokens up to a tree's node: those of its path, and of the text before its root.
+    """Return the last tokens [C] up to a tree's node.
+
+    They are those of its path, and of the text before its root.
 
     Args:
         text: committed tokens of its row.

@@ -114,7 +114,7 @@ class Outputs(NamedTuple):
 
 
 def _joined(documents: Sequence[Shorts], allowed: int) -> list[Shorts]:
-    """Documents put together to blocks of at most so many tokens."""
+    """Return documents joined to blocks of at most `allowed` tokens."""
     blocks = list[Shorts]()
     for document in documents:
         if blocks and len(blocks[-1]) + len(document) <= allowed:
@@ -259,7 +259,10 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
 
 
 def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
-    """Sorts places by the token `ahead` of them; returns how many have none, which come first."""
+    """Sort positions by the token `ahead` of them; return how many have none.
+
+    Those come first.
+    """
     keys, none = np.empty(len(places), np.int64), 0
     for i, place in enumerate(places):
         token = tokens[place + ahead] if place + ahead < end else END

@@ -34,7 +34,7 @@ def cut(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
 def ragged(
     candidates: Sequence[tuple[Sequence[int] | Ints, Sequence[float] | Floats]], k: int
 ) -> tuple[Ints, Floats]:
-    """Tokens and their values [F, K'] of lists of candidates of any length, 0 behind them.
+    """Return tokens and values [F, K'] of lists of candidates of any length, padded with 0.
 
     K' is the longest list's, and at least 1 and at most K.
     """

@@ -73,7 +73,7 @@ def anchored(batch: Batch, drafts: int, count: int, gamma: float) -> Anchored:
 
 
 def said_at(batch: Batch, places: Anchored, drafted: Drafted | None) -> Tensor:
-    """[M, V′] the target's logits for the learnt slots' tokens, in their order."""
+    """Return the target's logits [M, V′] for the tokens of the learnt slots, in their order."""
     at = places.labels - 1
     marked = torch.zeros_like(batch.learn)
     rows = torch.arange(len(at), device=at.device)[:, None, None].expand_as(at)
@@ -114,5 +114,5 @@ def marginal_loss(
 
 
 def tokens_at(batch: Batch, places: Anchored) -> Tensor:
-    """[M] the text's tokens of the learnt slots."""
+    """Return the text's tokens [M] of the learnt slots."""
     return batch.tokens.gather(1, places.labels.flatten(1)).view_as(places.labels)[places.valid]

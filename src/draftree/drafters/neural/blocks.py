@@ -122,7 +122,7 @@ def opened(
 
 
 def _check(layout: Layout, target: Target, stored: Checkpoint, method: str) -> None:
-    """Refuses a published layout that the target does not fit.
+    """Refuse a published layout that the target does not fit.
 
     Raises:
         UserError: of its sizes, its mask token or the layers that it reads; the last layer's output
@@ -189,7 +189,7 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @property
     def drafts(self) -> int:
-        """The deepest layer that can be drafted."""
+        """Return the deepest layer that can be drafted."""
         return self.model.layout.drafts
 
     @property
@@ -294,7 +294,10 @@ class ParallelDrafter(Trainable[Blocks]):
     def _offered(
         self, logits: Tensor, tree: Tree, nodes: Ints, k: int, drawing: Drawing
     ) -> Candidates:
-        """Candidates of logits [M, V′] after nodes, uniform q and none where a node is too deep."""
+        """Return candidates of logits [M, V′] after nodes.
+
+        Where a node is too deep, q is uniform and there are no candidates.
+        """
         depths = tree.depth[nodes]
         logits = logits.masked_fill(
             torch.from_numpy(depths >= self.drafts).to(logits.device)[:, None], 0.0
@@ -303,7 +306,7 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @property
     def _width(self) -> int:
-        """V′, or V where all tokens can be drafted."""
+        """Return V′, or V where all tokens can be drafted."""
         drafted = self.model.drafted
         return self._target.decoder.vocab if drafted is None else len(drafted.ids)
 
@@ -326,7 +329,7 @@ class ParallelDrafter(Trainable[Blocks]):
         return out
 
     def slots(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
-        """[M, D] of outputs [R, n, D] that of each node's depth."""
+        """Return, of outputs [R, n, D], the one [M, D] of each node's depth."""
         first = 0 if self.model.layout.shifted else 1
         at = np.minimum(tree.depth[nodes], self.drafts - 1) + first
         return outputs[
@@ -348,7 +351,7 @@ class ParallelDrafter(Trainable[Blocks]):
         """Draft logits [M, V′] after nodes, of the blocks' outputs [R, n, D]."""
 
     def confidence(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Floats | None:
-        """[M] how probably a child of each node is accepted, where a head says so."""
+        """Return the probability [M] that a child of each node is accepted; None without such a head."""
         return None
 
     @abstractmethod
@@ -380,7 +383,7 @@ class ParallelDrafter(Trainable[Blocks]):
     def published(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Of a new one the config says what was chosen when training began."""
+        """Return config and tensors; a new config has the choices made when training began."""
         return config if self._stored.tensors else written(self.model.layout, self.kind), tensors
 
     @final

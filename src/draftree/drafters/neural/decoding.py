@@ -54,7 +54,7 @@ class Decoding:
 
     @classmethod
     def empty(cls, cache: SlotCache) -> "Decoding":
-        """Nothing pending, nothing fed."""
+        """Return a state with nothing pending and nothing fed."""
         return cls(cache, (NOTHING,) * cache.rows, (NOTHING,) * cache.rows)
 
 
@@ -177,7 +177,7 @@ def left(unread: Sequence[Taps], lengths: Ints) -> tuple[Taps, ...]:
 
 
 def no_candidates(nodes: int, k: int) -> Candidates:
-    """Nothing after any of the nodes."""
+    """Return no candidates for each of the nodes."""
     return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
 
 
@@ -307,7 +307,7 @@ class DecoderLayers(CachingLayers):
 
     @property
     def fit(self) -> bool:
-        """Whether the transformer knows all positions that it takes."""
+        """Return whether the transformer knows all positions that it takes."""
         return self.reach <= self._decoder.context
 
     @override

@@ -122,7 +122,7 @@ class CrossAttention(nn.Module):
     def forward(
         self, states: Tensor, positions: Tensor, kv: tuple[Tensor, Tensor], visible: Tensor
     ) -> Tensor:
-        """[B, n, D]; zero for a query that sees nothing."""
+        """Return the attention's output [B, n, D]; it is zero for a query that sees nothing."""
         queries = (
             self.q_proj(states).unflatten(-1, (self.view.heads, self.view.key)).transpose(1, 2)
         )

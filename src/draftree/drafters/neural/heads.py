@@ -45,7 +45,7 @@ class ResBlock(nn.Module):
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """[…, (1 + conditions) · D] → […, D]."""
+        """Return […, D] of an input […, (1 + conditions) · D]."""
         out: Tensor = self.res_connection(x) + nn.functional.silu(self.linear(x))
         return out
 
@@ -100,7 +100,10 @@ def offered(
     depths: Ints,
     drafted: Drafted | None,
 ) -> Candidates:
-    """Candidates of logits [F, V′]; none after nodes so deep that there is no head."""
+    """Return candidates of logits [F, V′].
+
+    There are none after nodes that are too deep for any head.
+    """
     found = drawn(logits, k, drawing, rows, depths, drafted)
     beyond = (depths >= heads)[:, None]
     return replace(
@@ -129,7 +132,7 @@ class HeadsNet(nn.Module, ABC):
     @property
     @abstractmethod
     def last(self) -> Sequence[nn.Linear]:
-        """Each head's layer that gives logits."""
+        """Return the layer of each head that gives logits."""
 
 
 class HeadsDrafter(Trainable[State]):
@@ -140,7 +143,7 @@ class HeadsDrafter(Trainable[State]):
 
     @property
     def drafted(self) -> Drafted | None:
-        """The tokens that can be drafted; none where all can."""
+        """Return the tokens that can be drafted; None where all can."""
         return drafted(self.model.d2t, self._target)
 
     @final

@@ -268,7 +268,7 @@ class CachingDrafter(Drafter[Decoding]):
 
     @property
     def drafted(self) -> Drafted | None:
-        """The tokens that it can draft; none where it can draft all, as it does by default."""
+        """Return the tokens that it can draft; None, the default, where it can draft all."""
         return None
 
     @property
@@ -388,7 +388,7 @@ class BorrowingDrafter(Trainable[State]):
 
     @property
     def drafted(self) -> Drafted | None:
-        """The tokens that it can draft; none where it can draft all."""
+        """Return the tokens that it can draft; None where it can draft all."""
         return None if self._head is None else self._head.drafted
 
     def find_candidates(self, rank: int, count: int) -> None:

@@ -118,7 +118,7 @@ def stores(config: LlamaConfig | Qwen3Config) -> LayerShape:
 
 
 def initialise(module: nn.Module, config: LlamaConfig | Qwen3Config) -> None:
-    """Draws a fresh network's weights as transformers draws Llama's."""
+    """Draw a fresh network's weights as transformers draws Llama's."""
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             nn.init.normal_(part.weight, std=config.initializer_range)

@@ -24,7 +24,7 @@ from draftree.tree import Ints, Tree
 
 
 def known_features(features: SlotCache, positions: Ints, level: int = 0) -> Tensor:
-    """[R, n, D] what a level reads at positions of true pairs."""
+    """Return what a level reads at positions of true pairs, [R, n, D]."""
     known = features.layer(level)[0]
     index = positions + np.arange(len(positions))[:, None] * features.capacity
     return nn.functional.embedding(to_device(index, known.device), known.view(-1, known.shape[-1]))
@@ -113,7 +113,10 @@ class PairLayers(CachingLayers):
 
 
 def _of_parents(laid: Given, feed: ForwardBatch | DeviceFeed) -> Tensor:
-    """[R, n, D] the outputs [R, M, D] after the parents of a pass's nodes; anything for padding."""
+    """Return, of outputs [R, M, D], those [R, n, D] after the parents of a pass's nodes.
+
+    Padding has any output.
+    """
     assert isinstance(feed, DeviceFeed)
     nodes, outputs = Nodes.of(laid), laid["outputs"]
     before = outputs.shape[1]

@@ -64,4 +64,4 @@ class PairNet(nn.Module, ABC):
     @property
     @abstractmethod
     def drafted(self) -> Drafted | None:
-        """The tokens that can be drafted; none where all can."""
+        """Return the tokens that can be drafted; None where all can."""

@@ -95,7 +95,7 @@ class PairReader(Trainable[Pairs]):
 
     @cached_property
     def _rotates_alike(self) -> bool:
-        """Whether a token is rotated alike whatever the length of the text."""
+        """Return whether a token is rotated alike whatever the length of the text."""
         return all(part.fixed for part in self.model.modules() if isinstance(part, Rotary))
 
     def _empty(self, rows: int, slots: int) -> Pairs:
@@ -217,7 +217,7 @@ class PairReader(Trainable[Pairs]):
 
     @torch.inference_mode()
     def commit(self, state: Pairs, tree: Tree, verdict: Verdict, taps: Taps) -> Pairs:
-        """Remembers what was accepted; it is fed when the row is drafted for again, and not before.
+        """Store the accepted tokens; they are fed only when the sequence is drafted for again.
 
         True features take the place of what was drafted.
         """
@@ -308,7 +308,7 @@ class PairReader(Trainable[Pairs]):
         return out
 
     def _features(self, batch: Batch) -> Tensor:
-        """[B, T, D] the true ones; the target's may be half precision."""
+        """Return the true features [B, T, D]; the target's may have half precision."""
         return self.model.fuse({layer: h.to(self._like.dtype) for layer, h in batch.hidden.items()})
 
 
@@ -350,7 +350,7 @@ class PairDrafter(PairReader):
         )
 
     def _logits(self, out: Tensor, depths: Ints) -> Tensor:
-        """[F, V′] of nodes' outputs [F, K D]: of each what the level of its depth says."""
+        """Return the logits [F, V′] of nodes' outputs [F, K D], each from the level of its depth."""
         if self.model.levels == 1:
             return self.model.logits(out)
         levels = np.minimum(depths, self.model.levels - 1)
@@ -412,7 +412,7 @@ class PairDrafter(PairReader):
     def _fed(
         self, state: Pairs, layout: Layout, nodes: Ints, features: Tensor
     ) -> tuple[Pairs, Tensor]:
-        """One pass of a network without levels, and the logits [F, V′] after its nodes."""
+        """Run one pass of a network without levels; return the logits [F, V′] after its nodes."""
         out, logits = self._pass(state.decoding.cache, layout.feed, features, head=True)
         return _grown(state, layout.fed, nodes, layout.pick(out)), layout.pick(logits)
 

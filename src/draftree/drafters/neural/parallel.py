@@ -66,7 +66,7 @@ class OwnHead(nn.Linear):
 
     @property
     def drafted(self) -> Drafted | None:
-        """The draft vocabulary; none where it is the whole one."""
+        """Return the draft vocabulary; None where it is the whole one."""
         return drafted(self.d2t, self._target)
 
 
@@ -113,16 +113,16 @@ class ParallelNet(nn.Module):
 
     @property
     def drafted(self) -> Drafted | None:
-        """The tokens that can be drafted; none where all can."""
+        """Return the tokens that can be drafted; None where all can."""
         return self.lm_head.drafted
 
     def head(self, states: Tensor) -> Tensor:
-        """Logits […, V′] of the last norm's output […, D]."""
+        """Return the logits […, V′] of the last norm's output […, D]."""
         logits: Tensor = self.lm_head(states)
         return logits
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """[R, n, D] the rows of the embedding, without what some targets do behind theirs."""
+        """Return the embeddings [R, n, D] of tokens, without later steps of the target's embedding."""
         outer: Any = self._target.decoder.model
         table = outer.get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
         return nn.functional.embedding(tokens, table.weight).to(self.norm.weight.dtype)
@@ -233,7 +233,7 @@ def _headed(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
 
 
 def _seen(sight: Sight, positions: Tensor, keys: Tensor, there: Tensor) -> Tensor:
-    """[R, n, S] whether a slot at a position sees what stands at another."""
+    """Return whether each position sees each key, [R, n, S]."""
     back = positions[:, :, None] - keys[:, None, :]
     seen = there & (back >= 0) if sight.causal else there
     return seen if sight.window is None else seen & (back.abs() < sight.window)

@@ -34,12 +34,15 @@ def frequent(counts: Ints, size: int) -> Ints:
 
 
 def offsets(ids: Tensor) -> Tensor:
-    """[V′] what is added to 0 … V′ − 1 for the target's ids, as checkpoints keep them (`d2t`)."""
+    """Return what is added to 0 … V′ − 1 for the target's ids, [V′].
+
+    Checkpoints store it as `d2t`.
+    """
     return ids - torch.arange(len(ids), device=ids.device)
 
 
 def ids_of(d2t: Tensor) -> Tensor:
-    """[V′] the target's ids of a map of offsets; the inverse of `offsets`."""
+    """Return the target's ids [V′] of a map of offsets; the inverse of `offsets`."""
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
@@ -62,12 +65,12 @@ def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
 
 
 def whole(logits: Tensor, drafted: Drafted | None) -> Tensor:
-    """Logits […, V] of those […, V′] of the tokens that can be drafted; −∞ for the others."""
+    """Return logits […, V] of logits […, V′] of the draft vocabulary; −∞ for other tokens."""
     return logits if drafted is None else drafted.whole(logits)
 
 
 def check_size(method: str, size: int, target: Target) -> None:
-    """Refuses a draft vocabulary that is larger than the target's.
+    """Refuse a draft vocabulary that is larger than the target's.
 
     Raises:
         UserError: it is.
@@ -78,7 +81,7 @@ def check_size(method: str, size: int, target: Target) -> None:
 
 
 def check_map(d2t: Tensor | None, target: Target, folder: Path) -> None:
-    """Refuses a map [V′] beyond the target's vocabulary.
+    """Refuse a map [V′] beyond the target's vocabulary.
 
     Raises:
         UserError: it drafts tokens that the target does not have.
@@ -106,7 +109,7 @@ class TargetEmbedding(nn.Module):
         self._target, self._like = target, like
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Embeddings [R, n, D] of tokens."""
+        """Return the embeddings [R, n, D] of tokens."""
         return self._target.decoder.embed(tokens).to(self._like().dtype)
 
 
@@ -141,12 +144,12 @@ class TargetHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """[V, D] the target's, which says how large its vocabulary is."""
+        """Return the target's weight [V, D], whose shape gives the size of its vocabulary."""
         return self._target.decoder.head_weight
 
     @property
     def drafted(self) -> Drafted | None:
-        """The draft vocabulary; none where it is the whole one."""
+        """Return the draft vocabulary; None where it is the whole one."""
         return drafted(self.d2t, self._target)
 
     def study(self, counts: Ints) -> None:

@@ -270,7 +270,7 @@ class Chains:
         return [None if slot is None else place[slot] for slot in slots]
 
     def _committed(self, rows: Sequence[Row], slots: Sequence[int]) -> tuple[list[Ints], Ints]:
-        """[S] the committed tokens of each slot, none of those that are free, and its root."""
+        """Return the committed tokens of each slot, none of free ones, and the root [S] of each."""
         committed = [NONE] * len(self.slots.texts)
         roots = np.zeros(len(committed), np.int64)
         for row, slot in zip(rows, slots, strict=True):

@@ -29,7 +29,7 @@ class Row:
 
     @property
     def before(self) -> Ints:
-        """The text as it was before the step."""
+        """Return the text as it was before the step."""
         return self.text[: len(self.text) - self.new]
 
 
@@ -45,7 +45,7 @@ class Slots:
 
     @property
     def live(self) -> list[int]:
-        """The slots in use."""
+        """Return the slots in use."""
         return [slot for slot, text in enumerate(self.texts) if text is not None]
 
     def match(self, rows: Sequence[Row]) -> list[int | None]:
