@@ -34,11 +34,11 @@ class Logistic:
 
     @classmethod
     def around(cls, *weights: float, prior: float) -> Self:
-        """Nothing learnt yet."""
+        """Return a calibration that has learnt nothing yet."""
         return cls(np.array(weights, np.float64), prior * np.eye(len(weights)), prior)
 
     def __call__(self, x: Floats) -> Floats:
-        """[…] the probabilities of examples […, X]."""
+        """Return the probabilities […] of examples […, X]."""
         probability: Floats = 1 / (1 + np.exp(-(x @ self.weights)))
         return probability
 

@@ -102,8 +102,8 @@ class UnknownAttribute(UserError, AttributeError):
 
         Args:
             kind: of the name (`draftree.aliases`).
-            name: that does not exist.
-            of: the object or module that was asked for it.
+            name: the name that does not exist.
+            of: the object or module on which it was looked up.
             told: what to write instead; by default that of the table, or the nearest public name.
         """
         told = told or aliases.instead(kind, name) or aliases.elsewhere(kind, name)

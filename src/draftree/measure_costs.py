@@ -36,14 +36,14 @@ LONGEST = 4.0
 
 
 def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> CostTable:
-    """Return the learnt costs of a pairing, for what is counted by them and not only decided.
+    """Return the learnt costs of a target and a drafter, for results that are computed from them.
 
-    Where too few steps have run to trust them, they are measured now, once.
+    If too few steps have run to trust the costs, they are measured now, once.
 
     Args:
         target: the verified model.
         drafter: the proposing one.
-        tell: called with what is being measured.
+        tell: called with a description of what is being measured.
     """
     costs = learnt_costs(target, drafter)
     if not costs.settled:
@@ -110,7 +110,7 @@ def _rows(rows: int) -> str:
 
 
 def _settings(target: Target, drafter: Drafter[Any], rows: int, tell: Tell) -> "list[_Setting]":
-    """Rows of the lengths behind which costs are measured."""
+    """Return rows of the lengths at which costs are measured."""
     longest, settings = (
         max(1, target.decoder.context - 4),
         [],
@@ -176,7 +176,7 @@ class _Setting:
         return step
 
     def find(self) -> Callable[[], Any]:
-        """Return a look for what the drafter finds behind a node of each row without a pass."""
+        """Return a search for the drafter's retrieval hits after a node of each row."""
         tree, rows = self._star(2), self.planted.roots
         return partial(
             self.drafter.find, self.state, tree, np.arange(rows, 2 * rows), CANDIDATES, Drawing()
@@ -205,10 +205,10 @@ class _Setting:
         return (commit, undo), (partial(self.drafter.caught_up, committed), undo)
 
     def _star(self, nodes: int) -> Tree:
-        """Every root with nodes − 1 children, child by child."""
+        """Return a tree in which every root has nodes − 1 children, child by child."""
         return self._below(self.planted, np.tile(np.arange(self.planted.roots), nodes - 1))
 
     def _below(self, tree: Tree, parents: Ints) -> Tree:
-        """Return a tree with a further node behind each of some."""
+        """Return a tree with one more node after each of some nodes."""
         tokens, zero = np.arange(len(parents)) % self.target.decoder.vocab, np.zeros(len(parents))
         return tree.append(parents, tokens, zero, zero, Candidates(tokens[None], zero[None]))

@@ -39,7 +39,7 @@ class Request(Knobs):
 
     Attributes:
         prompt: token ids, at least one and at most the target's context.
-        max_new_tokens: how many may come, at least one.
+        max_new_tokens: the most tokens to generate, at least one.
         eos: ids that end the text; they are emitted.
         number: the request's number; with a seed it decides the noise, so equal numbers get equal
             draws.
@@ -48,19 +48,20 @@ class Request(Knobs):
             too.
         guides: those of them that are applied to drafts too, so that no draft is wasted on what
             they forbid: they must be functions of the text alone. Output does not depend on them.
-        stateless: processors beside the guides that are functions of the text alone, too; all
-            others may keep count of their calls, and rules that look ahead refuse them.
-        forced: the one token that can come after a text, if there is only one; it is drafted
-            without asking the drafter.
-        criteria: asked after every token; the first to say yes makes it the last.
+        stateless: further processors that are functions of the text alone; all others may count
+            their calls, and rules that look ahead refuse them.
+        forced: returns the one token that can come after a text, if there is only one; it is
+            drafted without calling the drafter.
+        criteria: stopping criteria, called after every token; the first that returns true makes it
+            the last.
         before: padding that processors and criteria are shown before the prompt, as transformers
             shows it.
-        logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's
-            own; None tells none.
+        logprobs: how many of the likeliest tokens' log-probabilities are returned with each token's
+            own; None for no log-probabilities.
         keep_scores: whether the whole logits, raw and processed, are kept for each token.
 
     Raises:
-        UserError: a value is none of these.
+        UserError: a value is not allowed.
     """
 
     prompt: Sequence[int]
@@ -127,8 +128,8 @@ class Logprob:
 class Scores:
     """Hold the logits [V] that a token was chosen by, before and after the request's processors.
 
-    A processor may write into what it is given, and transformers tells of the raw logits as they
-    are then.
+    A processor may write into its input, and as in transformers the raw logits include such
+    changes.
     """
 
     raw: Tensor
@@ -137,14 +138,14 @@ class Scores:
 
 @dataclass(frozen=True)
 class Emitted:
-    """New tokens of a row.
+    """Hold the new tokens of a row.
 
     Attributes:
-        row: which.
+        row: its number in the batch.
         tokens: after every cut.
-        origins: how each came.
-        tree: the verified forest, of all rows.
-        path: the row's accepted nodes there.
+        origins: the origin of each token.
+        tree: the verified draft trees of all rows.
+        path: the row's accepted nodes in it.
         logprobs: one for each token, where the request wants them.
         scores: one for each token, where the request keeps them.
         ending: why the text ends with these tokens, if it does.

@@ -30,14 +30,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Work:
-    """The work that one step of all rows together asked of the models.
+    """Count the passes of one step of all rows together.
 
     Attributes:
-        frontiers: how many nodes each draft step was fed.
-        fed: how many tokens the target was fed: roots, drafted nodes and probes.
-        rows: how many rows took part.
-        context: how long the longest of them was.
-        finds: how often drafters were asked for what they find without a pass.
+        frontiers: number of nodes that each draft step was fed.
+        fed: number of tokens that the target was fed: roots, drafted nodes and probes.
+        rows: number of rows that took part.
+        context: length of the longest of them.
+        finds: number of retrievals without a pass.
     """
 
     frontiers: tuple[int, ...]
@@ -59,14 +59,14 @@ class Stats(Hinting):
         seconds: everything from the prompt's ids to the last token's.
         work: one for each verification.
         acceptor: the rule that accepted drafts; none for plain decoding.
-        draw: how it wanted them drawn.
-        lossy: whether a rule that may change the output had a part in it.
+        draw: the kind of draw that it requested.
+        lossy: whether a rule that may change the output was used.
         deepest: the deepest layer that the policy allows; None where it allows any, and for plain
             decoding.
-        state_bytes: the most that states and their snapshots took, of a target whose layers fold
-            the text into a state.
-        phases: seconds by phase of the loop, each without those inside it (`evaluation/profile.py`
-            says what they are).
+        state_bytes: the largest size of recurrent states and their snapshots, of a target that has
+            them.
+        phases: seconds by phase of the loop, each without those inside it (see
+            `evaluation/profile.py`).
     """
 
     kind_of_name: ClassVar[str] = STATS
@@ -131,17 +131,17 @@ class Stats(Hinting):
 
     @property
     def depth_per_step(self) -> float:
-        """Mean depth of the trees."""
+        """Return the mean depth of the trees."""
         return _mean([s.depth for s in self.steps], 0.0)
 
     @property
     def draft_steps_per_step(self) -> float:
-        """Mean number of times the drafter was asked for a verification."""
+        """Return the mean number of draft steps for a verification."""
         return _mean([len(w.frontiers) for w in self.work], 0.0)
 
     @property
     def tokens_per_second(self) -> float:
-        """New tokens over all seconds, the prefill's included."""
+        """Return new tokens divided by all seconds, with those of the prefill."""
         return self.new_tokens / self.seconds if self.seconds else 0.0
 
     def as_json(self) -> dict[str, Any]:

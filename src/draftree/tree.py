@@ -141,7 +141,7 @@ class Candidates:
 
     @property
     def raw(self) -> "Candidates":
-        """The same tokens with log q as it was before it was conditioned on the target's noise."""
+        """Return the same tokens with log q as it was before conditioning on the target's noise."""
         if self.unconditioned is None:
             return self
         own = replace(self, logs=self.unconditioned, unconditioned=None)
@@ -228,22 +228,22 @@ class Tree:
         tokens: [N] token ids.
         parents: [N] the parent's node number, −1 for a root.
         depth: [N] distance from the root.
-        row: [N] which sequence the node belongs to.
+        row: [N] the sequence of each node.
         log_q: [N] log q(token | path), 0 for a root.
         score: [N] what the policy ranks by; for most, the node's log value (the sum of log q along
             its path).
-        source: [N] which drafter proposed the node, −1 for a root and 0 for a drafter alone. Of
-            fused ones, source + 1 has a bit for each that did: of two, 0 is the first, 1 the
-            second, 2 both.
-        entropy: [N] of the distribution a node was drawn from, in nats, where the policy asked for
+        source: [N] the drafter that proposed the node, −1 for a root and 0 for a single drafter.
+            For fused drafters, source + 1 has a bit for each that proposed it: of two, 0 is the
+            first, 1 the second, 2 both.
+        entropy: [N] of the distribution a node was drawn from, in nats, where the policy requests
             it; else 0.
-        number: [N] the node's number while it was drafted; drafters key their caches by it.
+        number: [N] the node's number during drafting; drafters key their caches by it.
         q_row: [N] the row of `q` a node was drawn from, −1 where there is none.
         draw: how the nodes were drawn.
         q: [E, V] draft distributions of sampled draws, else None.
-        whole: the tree that this one was first selected from, for those who learn from what was
+        whole: the tree that this one was first selected from, for learning from nodes that were
             drafted and not verified.
-        notes: what the policy that drafted it wants to be told again beside the verdict.
+        notes: what the policy needs again together with the accept result.
     """
 
     tokens: Ints

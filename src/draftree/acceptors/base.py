@@ -25,10 +25,9 @@ class Acceptor(Part, ABC):
             and not only of the same distribution.
         greedy: whether it serves greedy decoding.
         sampling: whether it serves sampling.
-        looks_ahead: whether it asks for p after nodes that it then does not accept, so that a
-            processor that keeps count of its calls would count wrong.
-        chains: whether it looks only at the first of siblings, so that all others are drafted in
-            vain.
+        looks_ahead: whether it needs p after nodes that it then does not accept, so that a
+            processor that counts its calls would count wrong.
+        chains: whether it looks only at the first of siblings, so that all others are wasted.
         lossy: whether it may change the output at all; such a rule is never a default.
     """
 
@@ -55,7 +54,7 @@ class Acceptor(Part, ABC):
 
         Args:
             tree: the verified tree.
-            p: the target's distribution after each node, computed where it is asked for.
+            p: the target's distribution after each node, computed on demand.
             chance: the only randomness.
         """
 

@@ -46,7 +46,7 @@ class Costs(Part):
         commit: seconds of the drafter's commit after a step.
         context: committed tokens of each sequence.
         rows: number of sequences.
-        find: seconds in which a fused drafter finds the retrieval hits of one layer.
+        find: seconds in which a fused drafter searches the retrieval hits of one layer.
         catch_up: seconds of postponed commits, and of what the first draft step after a target pass
             takes more than a later one, in a step that drafts.
 

@@ -82,13 +82,13 @@ STALE = 32
 
 @final
 class Learner:
-    """The cost models of one file: a name and a model each. Engines of one process share it.
+    """Hold the cost models of one file by name; engines of one process share them.
 
     Args:
         path: where corrections are kept; None to keep them in this process alone.
-        about: what the file is for: hardware, model and versions.
+        about: the key of the file: hardware, model and versions.
         sizes: of each kind of pass.
-        speed: of the machine; asked for where no file says it.
+        speed: returns the speed of the machine; called where no file holds it.
     """
 
     def __init__(
@@ -244,7 +244,7 @@ class OnlineCosts:
         self.drafter.save_sometimes()
 
     def table(self) -> CostTable:
-        """Return the expected costs at two contexts and of one sequence, to count by and to save."""
+        """Return the expected costs at two contexts and of one sequence, for plans and records."""
         about = {
             **self.target.about,
             **self.drafter.about,

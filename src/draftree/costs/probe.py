@@ -72,13 +72,13 @@ def machine_speed(device: torch.device, dtype: torch.dtype) -> Speed:
 def start_probe(device: str | torch.device | None, dtype: torch.dtype | None) -> None:
     """Begin the probe in the background; `machine_speed` waits for its end.
 
-    A GPU's is waited for here: it takes memory that weights will fill, and nothing else may run
-    while passes are recorded.
+    The probe of a GPU is awaited here: it takes memory that weights will fill, and nothing else may
+    run while passes are recorded.
 
     Args:
-        device: to probe, by its name, a GPU where there is one by default; one that does not exist
-            is told by whoever loads something to it.
-        dtype: of the weights; by default those that weights usually have.
+        device: the device to probe, by name; by default a GPU where there is one. A device that
+            does not exist is ignored here, as the error is raised when something is loaded to it.
+        dtype: of the weights; by default the usual ones are probed.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with suppress(Exception):

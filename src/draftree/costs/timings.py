@@ -22,21 +22,21 @@ class StepTimes:
 
     Attributes:
         context: tokens in the KV cache of the longest sequence.
-        sequences: that took part.
-        tokens: that the target was fed, of all sequences.
+        sequences: number of sequences in the step.
+        tokens: number of tokens that the target was fed, of all sequences.
         target: seconds of the target's pass and of the acceptance.
         drafts: the draft steps, in order.
-        finds: retrievals without a pass.
-        find: seconds of all of them.
+        finds: number of retrievals without a pass.
+        find: seconds of all retrievals.
         commit: seconds of the drafter's commit.
         seconds: of the whole step.
-        gained: tokens that were written.
-        prompt_read: whether the first draft step also read a prompt, so that its seconds say
-            nothing.
-        recorded: whether passes were recorded in it, which is done once, so that no seconds say
-            anything.
-        beside: tokens of prompts that the target's pass read, too, so that its seconds are not
-            those of the nodes.
+        gained: number of new tokens.
+        prompt_read: whether the first draft step also read a prompt, so that its seconds are not
+            used.
+        recorded: whether passes were recorded in it, which is done once, so that no seconds are
+            used.
+        beside: prompt tokens that the target's pass also read, so that its seconds are not those of
+            the nodes alone.
     """
 
     context: int

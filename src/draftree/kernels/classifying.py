@@ -14,7 +14,7 @@ from draftree.native import Array, native
 def confidences(
     x: Array, hidden: Array, hidden_bias: Array, output: Array, output_bias: float
 ) -> Array:
-    """[M] what a ReLU layer, a linear one and a sigmoid make of features.
+    """Return the output [M] of a ReLU layer, a linear layer and a sigmoid.
 
     Args:
         x: [X, M].

@@ -87,14 +87,14 @@ def paths(parents: Array) -> Array:
 
 @native
 def shallow(nodes: Array, depth: Array, row: Array, bounds: Array, most: float) -> Array:
-    """Those of some nodes that lie above a depth.
+    """Return the nodes that are above a depth.
 
     Args:
         nodes: [F].
         depth: [N] of the tree's nodes.
         row: [N].
         bounds: [R] the depth for each row.
-        most: and for all.
+        most: the depth for all rows.
     """
     keep = np.empty(len(nodes), np.bool_)
     for i, node in enumerate(nodes):

@@ -22,20 +22,20 @@ def odds(log_q: float, certain: float) -> float:
 def judged(
     log_q: Array, guide: Array, recent: Array, weights: Array, neutral: float, certain: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Return what finds [F, K] are judged by and what they are worth.
+    """Return features of retrieval hits [F, K], and their probabilities of acceptance.
 
     Args:
         log_q: [F, K] the part's own, −∞ where it found nothing.
         guide: [F, K] log q of the guide for the same tokens; [0, 0] where there is no guide.
-        recent: [F] how often the last finds of each node's row were right.
+        recent: [F] how often the last hits of each node's row were right.
         weights: [F, 4] of the calibration: 1, the log-odds of the part's q and of the guide's,
             recent success.
-        neutral: taken off `recent`.
+        neutral: subtracted from `recent`.
         certain: see `odds`.
 
     Returns:
-        [F, K, 4] what the weights weigh; [F, K] probabilities of acceptance, 0 where nothing was
-        found; [F, K] the guide's q; and [F, K] −∞ at finds, NaN where there is none.
+        [F, K, 4] features; [F, K] probabilities of acceptance, 0 where nothing was found; [F, K]
+        the guide's q; and [F, K] −∞ at hits, NaN where there is none.
     """
     nodes, width = log_q.shape
     x, value = np.ones((nodes, width, 4)), np.zeros((nodes, width))
@@ -74,14 +74,14 @@ def judgements(
     accepted nodes.
 
     Args:
-        numbers: [F] the nodes that it was found after.
-        place: [F, K] −∞ where there is a find, else NaN.
+        numbers: [F] the nodes after which the hits were found.
+        place: [F, K] −∞ where there is a hit, else NaN.
         tokens: [F, K].
         x: [F, K, X].
         kept: [n] numbers of root and accepted nodes.
         nexts: [n] the token that the target chose after each.
-        recent: how often the last finds held the right token, and
-        share: of the last one in that.
+        recent: how often the last hits held the right token.
+        share: the weight of the newest outcome in `recent`.
     """
     nodes, width, features = x.shape
     examples, right, count = (
@@ -124,17 +124,17 @@ def merge(
 
     Args:
         tokens: [F, M].
-        log_q: [F, M] the guide's, −∞ for what others found, NaN where there is no candidate.
-        value: [F, M] of what was found, 0 for the guide's own.
-        seen: [F, M] the guide's q of what was found, 0 for its own.
-        bits: [M] of who proposes it.
+        log_q: [F, M] the guide's, −∞ for hits of others, NaN where there is no candidate.
+        value: [F, M] of the hits, 0 for the guide's own.
+        seen: [F, M] the guide's q of the hits, 0 for its own.
+        bits: [M] a bit for each part that proposes the column.
         k: K.
-        most: all finds after a node are worth this together at most.
-        certain: the share that is left to the guide at least.
+        most: the largest total value of the hits after a node.
+        certain: the least share that is left to the guide.
 
     Returns:
-        [F, K] tokens, log q (−∞ where there are fewer), and the bits of all who propose each, less
-        1; K is as small as will do.
+        [F, K] tokens, log q (−∞ where there are fewer), and the bits of all who propose each, minus
+        1. K is the largest number of candidates of a node, so it may be smaller than `k`.
     """
     nodes, columns = tokens.shape
     width = min(k, columns)

@@ -192,7 +192,7 @@ def leading(rows: Array, score: Array, k: int) -> Array:
 
 @native
 def leading_of_layer(row: Array, frontier: Array, score: Array, k: int) -> Array:
-    """[F, K] True at the k largest scores [F, K] of each row, the first of equals.
+    """Return [F, K] True at the k largest scores [F, K] of each row, the first of equals.
 
     Args:
         row: [N] of the tree's nodes.
@@ -231,28 +231,27 @@ def appended(
 
     Args:
         tokens: [N] ids, the first column of the tree.
-        parents: [N] likewise, see `forest.kept`.
-        depth: [N] likewise.
-        row: [N] likewise.
-        source: [N] likewise.
-        number: [N] likewise.
-        q_row: [N] likewise.
-        log_q: [N] likewise.
-        score: [N] likewise.
-        entropy: [N] likewise.
-        frontier: [F] the candidates' parents; from N on they are candidates that stand before.
-        new_tokens: [F, K].
+        parents: [N] as in `forest.kept`.
+        depth: [N] as in `forest.kept`.
+        row: [N] as in `forest.kept`.
+        source: [N] as in `forest.kept`.
+        number: [N] as in `forest.kept`.
+        q_row: [N] as in `forest.kept`.
+        log_q: [N] as in `forest.kept`.
+        score: [N] as in `forest.kept`.
+        entropy: [N] as in `forest.kept`.
+        frontier: [F] the candidates' parents; numbers from N on are candidates that come earlier.
+        new_tokens: [F, K] the candidates' ids.
         new_log_q: [F, K] −∞ where there is no candidate.
         keep: [F, K] which become nodes; [0, 0] for all.
-        new_score: [F, K] theirs; [0, 0] for the parent's score plus log q.
+        new_score: [F, K] of the candidates; [0, 0] for the parent's score plus log q.
         new_entropy: [F] of the q that they come from; [0] for zeros.
-        sources: [F, K] theirs; [0, 0] where all have the same.
-        same_source: which.
-        first_q: the row of all q that the first parent's is put in; −1 where q is not kept.
+        sources: [F, K] of the candidates; [0, 0] where all have the same.
+        same_source: the source that all have.
+        first_q: the row among all q at which the first parent's is stored; −1 where q is not kept.
 
     Returns:
-        [7, N + M] the columns of whole numbers and [3, N + M] the others, in the order of the
-        arguments.
+        [7, N + M] the integer columns and [3, N + M] the others, in the order of the arguments.
     """
     before, added, (nodes, width) = len(tokens), 0, new_log_q.shape
     for f in range(nodes):
@@ -297,11 +296,11 @@ def gainful(
     Args:
         score: [N] log values of the tree's nodes.
         row: [N].
-        roots: how many of them are drafted by nobody.
+        roots: the number of roots.
         before: the first node of the layer.
-        k: how many nodes.
+        k: the number of nodes.
         worth: [R] Σ value without the layer.
-        least: what it has to add more than.
+        least: the gain of Σ value that the layer has to exceed.
 
     Returns:
         The nodes, and [R] Σ value with the layer.
@@ -399,16 +398,16 @@ def outcomes(
     Args:
         parents: [N] −1 for roots.
         tokens: [N].
-        number: [N] what the nodes were while they were drafted.
+        number: [N] the nodes' numbers during drafting.
         depth: [N].
         score: [N] log values.
         entropy: [N] of the q that a node comes from.
-        accepted: [N] the roots among them.
-        asked: [A] numbers of nodes after which something was found before the model was asked.
-        share: [A] of the value of each, what was found after it.
-        found: [A, K] which tokens: they are none of the model's own.
-        unread: stands for the entropy where no model was asked.
-        recent: success.
+        accepted: [N] True at accepted nodes, roots included.
+        asked: [A] numbers of nodes after which something was found before the model expanded them.
+        share: [A] the share of each node's value that was found after it.
+        found: [A, K] the tokens found; they are not proposals of the model.
+        unread: stands for the entropy where no model expanded the parent.
+        recent: recent success.
     """
     expanded, reached = np.zeros(len(parents), np.bool_), np.zeros(len(parents), np.bool_)
     below = np.full(len(parents), -1)
@@ -437,19 +436,19 @@ def outcomes(
 def worth_verifying(
     score: Array, target: Curve, rows: int, rate: float, left: float, ahead: int
 ) -> Scan:
-    """How many best nodes gain the most over their verification.
+    """Find how many of the best nodes gain the most over the cost of their verification.
 
     Args:
         score: [N] log values.
-        target: [W] tokens of a row, and seconds of a pass over them.
+        target: [W] tokens of a row, and [W] seconds of a pass over them.
         rows: R.
         rate: λ.
         left: seconds that may still be spent.
-        ahead: nodes over which the price of a further one is averaged at most.
+        ahead: the most nodes over which the price of a further one is averaged.
 
     Returns:
-        The order, the number, the least that one more can cost beside them, and what the worst of
-        them is worth.
+        The order by falling score, the number, the least cost of verifying one more, and the value
+        of the worst of them.
     """
     order, best, most, gain = falling(score), 0, 0.0, 0.0
     roots = beside = height(*target, 1.0)
@@ -500,24 +499,24 @@ def promising(
     Only the nodes from `start` on are considered.
 
     Args:
-        row: [N] of the tree's nodes, and with the three that follow its columns.
+        row: [N] of the tree's nodes, as are the next three arguments.
         depth: [N].
         score: [N] log values.
         entropy: [N] of the q that a node comes from.
         start: the first of the nodes to choose from.
-        deepest: [R] the deepest that a node of each row may lie.
-        limit: the deepest of all rows.
-        widest: how many of a row.
+        deepest: [R] the depth limit of each row.
+        limit: the depth limit of all rows.
+        widest: the most nodes of a row.
         unread: stands for the entropy of those whose parent the drafter has not read.
         target: see `worth_verifying`.
-        rows: likewise.
-        rate: likewise.
-        left: likewise.
-        ahead: likewise.
+        rows: see `worth_verifying`.
+        rate: see `worth_verifying`.
+        left: see `worth_verifying`.
+        ahead: see `worth_verifying`.
 
     Returns:
-        They; those of them behind a parent that was read; the least that a further node's
-        verification costs; and what the worst node that is worth it is worth.
+        The nodes; those of them whose parent the drafter has read; the least cost of verifying one
+        more node; and the value of the worst node that is worth its verification.
     """
     nodes, count = np.empty(len(row) - start, np.int64), 0
     for node in range(start, len(row)):
@@ -559,16 +558,17 @@ def worth_expanding(
         nodes: [F] the frontier.
         score: [N] log values of the tree's nodes.
         depth: [N].
-        below: [F] the worth of what is found after each without a draft step; [0] for nothing.
+        below: [F] the worth of what is found after each without a draft step; [0] for none.
         weights: [5] w.
-        recent: success.
-        beyond: nodes that are accepted behind such a child for nothing.
-        least: what a further node's verification costs.
-        fed: how many nodes the draft step is fed at most.
-        ahead: layers that it tells: behind an accepted child, another is found as probably again.
-        waiting: seconds of what has to be done before it.
-        draft: [W] nodes of a row, and seconds of a draft step over them.
-        target: [W] tokens of a row, and seconds of a pass over them.
+        recent: recent success.
+        beyond: nodes that are accepted after such a child without cost.
+        least: the cost of verifying one more node.
+        fed: the most nodes that the draft step can be fed.
+        ahead: layers that the step predicts: after an accepted child, another is accepted with the
+            same probability.
+        waiting: seconds of work that has to be done before the step.
+        draft: [W] nodes of a row, and [W] seconds of a draft step over them.
+        target: [W] tokens of a row, and [W] seconds of a pass over them.
         rows: R.
         rate: λ.
         left: seconds that may still be spent.

@@ -45,16 +45,15 @@ def laid(
     """Return one row's part of a draft pass over nodes.
 
     It consists of ids [n], positions [n], what each token sees [n, m], and the positions [m] of the
-    scratch slots.
-
-    The first pass of a step takes the pending tokens along, which lie before all nodes.
+    scratch slots. The first pass of a step also reads the pending tokens, which come before all
+    nodes.
 
     Args:
         pending: [P] committed tokens that were not fed in an earlier step.
         before: [B] nodes fed in this step.
-        nodes: [F] that are fed now.
+        nodes: [F] nodes that are fed now.
         base: slots of the row that all see.
-        tokens: [N] of the tree, and with the two that follow its columns.
+        tokens: [N] of the tree, as are the next two arguments.
         depth: [N].
         parents: [N].
     """
@@ -90,11 +89,11 @@ def hide(bits: Array, seen: Array, length: int, lowest: Any) -> None:
     """Write a row's additive mask as integers: 0 where a token sees a slot, else `lowest`.
 
     Args:
-        bits: [n, S] that are written.
-        seen: [n′, m] whether a token sees a scratch slot; tokens behind the n′ are padding, and see
+        bits: [n, S] the mask, which is overwritten.
+        seen: [n′, m] whether a token sees a scratch slot; tokens after the n′ are padding and see
             all.
         length: slots before the scratch ones, which all see.
-        lowest: those bits.
+        lowest: the bits of the lowest number of the dtype.
     """
     wide, deep = seen.shape
     for i in range(len(bits)):

@@ -48,10 +48,10 @@ def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, A
 
 
 def gumbel_of(low: Any, high: Any) -> Any:
-    """Return the Gumbel noise −log(−log u) of pairs of random words, as int64, of which u consists.
+    """Return the Gumbel noise −log(−log u) of pairs of random words, which are int64.
 
-    u is an odd multiple of 2⁻⁵³, so that neither it nor 1 − u is 0, and the noise lies between
-    −3.61 and 36.74.
+    u is an odd multiple of 2⁻⁵³, so that neither it nor 1 − u is 0, and the noise is between −3.61
+    and 36.74.
     """
     fraction = (high << (MANTISSA - 32)) | (low >> (64 - MANTISSA))
     floats = torch.float64 if isinstance(fraction, Tensor) else np.float64

@@ -13,7 +13,7 @@ from draftree.native import Array, native
 def packed(
     row: Array, tokens: Array, depth: Array, parents: Array, lengths: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return the pass over a forest, sequence by sequence, the nodes of each in their order.
+    """Return the pass over draft trees, sequence by sequence, with each one's nodes in their order.
 
     Args:
         row: [N] the sequence of each node.

@@ -168,12 +168,12 @@ SIZES = (
 
 
 def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
-    """Refuses sizes that a folder's weights cannot have, before a model as large is laid out.
+    """Refuse sizes that a folder's weights cannot have, before such a model is built.
 
     Args:
-        config: the model's.
-        folder: its own; of one that is not there, as a hub id's, nothing is known but that there is
-            one of everything.
+        config: of the model.
+        folder: of the model; where it does not exist, as for a hub id, only sizes below 1 are
+            refused.
 
     Raises:
         UserError: it names the entry.
@@ -211,17 +211,15 @@ def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
 def check_shapes(config: PreTrainedConfig, folder: Path) -> None:
     """Refuse a config whose sizes differ from those in the headers of the weights.
 
-    The check runs before any memory is allocated for the weights.
-
-    The model is laid out without memory. A tensor is compared where both have its name, by its
-    number of elements: transformers renames and transposes some as it reads them. One of another
-    name, as merged experts have, is no larger than all weights are. Of quantised weights the shapes
-    say nothing.
+    The check runs before any memory is allocated for the weights: the model is built on the `meta`
+    device. A tensor is compared with the one of the same name by its number of elements, because
+    transformers renames and transposes some as it reads them. A tensor without a namesake, such as
+    merged experts, must not be larger than all weights together. Quantised weights are not checked.
 
     Args:
-        config: the model's.
-        folder: its own; of one that is not there, as a hub id's, and of pickled weights nothing is
-            known.
+        config: of the model.
+        folder: of the model; nothing is checked where it does not exist, as for a hub id, or where
+            weights are pickled.
 
     Raises:
         UserError: it names the entry, where one has the size, and a tensor.

@@ -58,8 +58,8 @@ def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
         texts: token ids; what is longer than `TOKENS` is cut.
 
     Raises:
-        UserError: there is no text of two tokens, or the architecture's attention cannot be told
-            from the rest of a layer.
+        UserError: there is no text of two tokens, or the attention of the architecture cannot be
+            separated from the rest of a layer.
     """
     most = min(TOKENS, decoder.context)
     fit = [t[:most] for t in texts if len(t) > 1]
@@ -135,14 +135,14 @@ class _Watch:
         self._entropies.append(self._entropy(weights[0], half))
 
     def _entropy(self, weights: Tensor, half: int) -> Tensor:
-        """[T − half] of weights [1, heads, T, T], by what it could be at most."""
+        """Return the entropy [T − half] of weights [1, heads, T, T], divided by its maximum."""
         seen = np.minimum(np.arange(half, weights.shape[2]) + 1, self._window)
         found: Tensor = torch.special.entr(_precise(weights[0, :, half:])).sum(-1).mean(0)
         return found / torch.from_numpy(np.log(seen)).to(found)
 
     @property
     def mean(self) -> Attending:
-        """Over all tokens that were measured."""
+        """Return the means over all tokens that were measured."""
         return Attending(
             *(float(torch.cat(each).mean()) for each in (self._outputs, self._entropies))
         )
@@ -154,5 +154,5 @@ def _precise(values: Tensor) -> Tensor:
 
 
 def _nothing(out: Any) -> Any:
-    """Zeros of the form of a module's output."""
+    """Return zeros of the form of a module's output."""
     return (torch.zeros_like(out[0]), *out[1:]) if isinstance(out, tuple) else torch.zeros_like(out)

@@ -121,7 +121,7 @@ class SlotCache:
 
     @property
     def place(self) -> Hashable:
-        """An identifier of this memory, which changes when the cache grows."""
+        """Return an identifier of this memory, which changes when the cache grows."""
         tensors = itertools.chain.from_iterable(self._groups)
         return tuple((t.data_ptr(), t.shape) for t in tensors), self.dtype
 

@@ -44,7 +44,7 @@ class Then:
     """An optional epilogue of a pass, captured in the same CUDA graph.
 
     Attributes:
-        kind: a key that tells epilogues apart.
+        kind: a key that distinguishes epilogues.
         given: its inputs other than the results, by name.
         made: function of the results and of everything that the pass was given; returns the new
             results. Any other tensor that it reads must outlive it.

@@ -26,10 +26,10 @@ class Passing(Cache):
         return 0
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """None: the model then takes its many-token way."""
+        """Return None, so that the model computes the convolution of many tokens."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Likewise."""
+        """Return None, so that the model starts from an empty state."""
 
     @override
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:

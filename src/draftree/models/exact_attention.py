@@ -42,7 +42,7 @@ def exact_attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Attention as transformers calls it.
+    """Compute attention with the signature that transformers calls.
 
     Args:
         module: the layer.
@@ -62,7 +62,7 @@ def exact_attention(
         [B, n, H, W], and no weights.
 
     Raises:
-        UserError: dropout is asked for, or the device has no float64.
+        UserError: dropout is not 0, or the device has no float64.
     """
     if dropout:
         raise UserError(
@@ -83,7 +83,7 @@ def exact_attention(
 def additive(
     query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None = None, causal: bool = True
 ) -> Tensor:
-    """[B or 1, H or 1, n, S] what is added to the scores."""
+    """Return the mask [B or 1, H or 1, n, S] that is added to the scores."""
     n = query.shape[2]
     if mask is None and n == 1:  # which sees all
         mask = torch.zeros(1, 1, 1, slots, dtype=query.dtype, device=query.device)

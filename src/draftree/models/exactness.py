@@ -68,13 +68,13 @@ class Findings:
 
     @property
     def lacks(self) -> str | None:
-        """The place at which bits are not kept; None where they are."""
+        """Return the place at which bits are not kept; None where they are."""
         unstable = [name for name, widths in self.kinds.items() if widths is None]
         return f"in its {unstable[0]}" if unstable else self.parting
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
-        """From what `json.dumps(asdict(…))` wrote."""
+        """Return the findings that `json.dumps(asdict(…))` wrote."""
         entries = Entries(stored, "findings")
         kinds = {
             name: widths and Widths.of(widths)
@@ -145,12 +145,12 @@ def price(
     context: int = CONTEXT,
     longest: float = LONGEST,
 ) -> float:
-    """How much longer a pass takes where bits are kept, as a share of the model's own.
+    """Return how much longer a pass takes where bits are kept, as a share of the stock time.
 
     Args:
         decoder: the model.
-        stable: its stable ways.
-        width: tokens of the pass, one behind the other.
+        stable: the batch-invariant runner.
+        width: tokens of the pass, one after the other.
         context: tokens before them, as far as the model's context allows.
         longest: seconds to measure for.
     """
@@ -178,18 +178,18 @@ def decided(
 
     Args:
         decoder: the model.
-        name: for what is told.
-        asked: by the user.
-        free: whether its attention may be another one unasked.
-        anyway: whether bits are promised unasked whatever they cost, as of a model that is computed
-            in half precision unasked.
+        name: of the target, for messages.
+        asked: what the user requested; None by default.
+        free: whether another attention may be used without a request.
+        anyway: whether bits are promised without a request, whatever they cost, as for a model that
+            is computed in half precision by default.
 
     Returns:
-        The stable ways, not in use yet, where bits are promised; and the word for it, none where
-        nobody asked.
+        The batch-invariant runner, not in use yet, where bits are promised, else None; and `bits`,
+        `ties`, or None where nothing was requested or decided.
 
     Raises:
-        UserError: bits were asked for and cannot be kept.
+        UserError: bits were requested and cannot be kept.
     """
     if not has_float64(decoder.device):
         if asked == "bits":

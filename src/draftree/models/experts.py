@@ -42,15 +42,15 @@ def expert(module: Any, number: int) -> Rows:
 
 
 def routed(apply: Callable[[Rows, Tensor], Tensor]) -> Callable[..., Tensor]:
-    """Return the forward of experts that are asked one after the other.
+    """Return a forward of experts that runs one expert after the other.
 
     Args:
         apply: calls an operation with rows.
 
     Returns:
         A function of the module, of tokens [n, D], the experts of each [n, k] and their weights [n,
-        k]; a token's k answers are added up in the order in which it chose them, in float32 at
-        least.
+        k]. A token's k results are added up in the order in which it chose the experts, in float32
+        at least.
     """
 
     def forward(module: nn.Module, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

@@ -215,12 +215,12 @@ class DeviceFeed:
     The host knows how many tokens there are and which slots they have.
 
     Attributes:
-        count: n, tokens a row.
-        width: those of the pass, padded.
+        count: n, tokens per row.
+        width: tokens per row of the pass, with padding.
         starts: [R] the slot of each row's first token.
-        given: what the tokens are made of, by name.
-        kind: what else they are made of.
-        make: the tokens, of what is given.
+        given: the tensors from which the tokens are computed, by name.
+        kind: a key of everything else that they are computed from.
+        make: computes the tokens from `given`.
     """
 
     whole = False
@@ -232,7 +232,7 @@ class DeviceFeed:
     make: Callable[[Mapping[str, Tensor]], Laid]
 
     def widened(self, width: int) -> Self:
-        """Return the feed in a pass of `width` tokens a row; what pads it is read by nobody."""
+        """Return the feed in a pass of `width` tokens a row; its padding is never read."""
         return replace(self, width=width)
 
     def laid(

@@ -46,12 +46,12 @@ class FourBits(nn.Module):
 
     @property
     def numbers(self) -> Tensor:
-        """[E, D] of 0 … 15."""
+        """Return the numbers [E, D], from 0 to 15."""
         return torch.stack((self.pairs & 15, self.pairs >> 4), dim=2).flatten(1).int()
 
     @cached_property
     def _blocks(self) -> Tensor:
-        """The numbers as torch's kernel has them, laid out when it first multiplies."""
+        """Return the numbers in the layout of torch's kernel, made at the first product."""
         blocks: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.numbers, 1)
         return blocks
 
@@ -60,7 +60,7 @@ class FourBits(nn.Module):
         vars(self).pop("_blocks", None)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """[…, E] of rows […, D]."""
+        """Return the products […, E] of rows […, D]."""
         flat = rows.reshape(-1, self.in_features).contiguous()
         made: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(
             flat, self._blocks, GROUP, self.scales

@@ -49,7 +49,7 @@ def grouped_attention(
         dropout: as in `sdpa`.
         scaling: of the scores; by default 1/√D.
         position_bias: as in `sdpa`.
-        others: likewise.
+        others: as in `sdpa`.
 
     Returns:
         [B, n, H, W], and no weights.

@@ -28,7 +28,7 @@ def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
     Args:
         decoder: the model, where it is to be.
         loading: the options. By default a large model runs on native kernels, if they can run it;
-            the generic ones are timed beside the model's own.
+            the generic ones are timed against the model's own.
     """
     if is_spread(decoder.model):
         return False

@@ -53,7 +53,7 @@ class Packed:
         self._blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """[…, E] of rows […, D]."""
+        """Return the products […, E] of rows […, D]."""
         made: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             rows, self._blocks, self._bias, "none", [], ""
         )
@@ -102,10 +102,10 @@ def use_kernels(
     """Replace a model's linear layers by those of the faster kernel; weights stay what they are.
 
     Args:
-        model: that draftree loaded; its weights are not expected to change.
-        kernels: `stock` leaves it as it is, `packed` takes oneDNN's wherever that can be had,
-            `native` ours; by default the faster one of the first two.
-        but: modules that are left as they are.
+        model: loaded by draftree; its weights are not expected to change.
+        kernels: `stock` keeps torch's, `packed` takes oneDNN's wherever it can be used, `native`
+            takes draftree's; by default the faster one of the first two.
+        but: modules that are not replaced.
     """
     alike: dict[tuple[Any, ...], list[tuple[nn.Module, str, nn.Linear]]] = {}
     looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
@@ -216,9 +216,9 @@ def quicker(
     The comparison is timed once and its result is saved.
 
     Args:
-        topic: the folder where it is kept.
-        about: what it depends on beside the machine.
-        works: makes both.
+        topic: the folder where the result is saved.
+        about: what the result depends on, other than the machine.
+        works: returns both functions.
     """
     cpu = torch.device("cpu")
     told = {**machine(cpu), **about}

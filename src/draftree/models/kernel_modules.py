@@ -136,10 +136,10 @@ def run_native(
     cache: Cache | None,
     read: Tensor | None = None,
 ) -> Tensor:
-    """Run layers over a cache of any kind; several ones over a cache of ours alone.
+    """Run layers over a cache of any kind; several at once only over a `Writer`.
 
     Args:
-        layers: those after the first one store after it.
+        layers: the layers; those after the first one store their keys and values after it.
         index: the first one's number in the cache.
         x: [R, n, D] before it.
         turned: [R or 1, n, D] cosines and sines of the positions.

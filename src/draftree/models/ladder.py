@@ -18,9 +18,9 @@ class Ladder:
     few: bool = False
 
     def width(self, tokens: int) -> int:
-        """Tokens a row of a pass that is to hold so many."""
+        """Return the tokens per row of a pass that has to hold `tokens`."""
         return 1 << (tokens - 1).bit_length() if self.few else tokens
 
     def capacity(self, slots: int) -> int:
-        """Slots of a cache that is to hold so many."""
+        """Return the slots of a cache that has to hold `slots`."""
         return -(-slots // SLOTS) * SLOTS if self.few else slots

@@ -147,7 +147,7 @@ class _Layer:
     """One layer.
 
     Args:
-        module: transformers' own.
+        module: transformers' own layer.
         index: its place.
         kind: the type of its attention.
 

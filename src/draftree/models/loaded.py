@@ -24,7 +24,8 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
         place: where the weights go.
 
     Raises:
-        UserError: the package is missing, or the checkpoint is quantised and more was asked for.
+        UserError: a package is missing, or the checkpoint is quantised and an adapter or
+            quantisation was requested.
     """
     stored = getattr(config, "quantization_config", None)
     if stored is not None and (loading.quantize or loading.adapter):
@@ -55,7 +56,7 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
 
 
 def merged(model: Any, loading: Loading) -> Any:
-    """Return a model with an adapter merged into its weights; as it is where none was asked for.
+    """Return a model with its adapter merged into the weights, or as it is without an adapter.
 
     Raises:
         UserError: peft is missing, or the adapter is of a kind that does not merge or is not whole.

@@ -111,7 +111,7 @@ class Head:
 
     Attributes:
         norm: as the kernels read it.
-        linear: likewise; None for no head.
+        linear: the LM head as the kernels read it; None for no head.
         states: [N, H] where the norm's output is written.
         logits: [N, V].
     """

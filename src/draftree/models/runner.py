@@ -31,10 +31,10 @@ class Outputs:
 
 @dataclass(frozen=True)
 class ModelOutput:
-    """What a forward pass gave.
+    """Hold the results of a forward pass.
 
     Attributes:
-        logits: [K, V] after the tokens that were asked for.
+        logits: [K, V] after the requested tokens.
         hidden: by entry of transformers' `hidden_states`, [N, D] of all tokens.
     """
 

@@ -54,7 +54,7 @@ def known(name: str) -> str | None:
 
 
 def known_as(name: str) -> str:
-    """`demo` for its folder, any other name as it is."""
+    """Return `demo` for the demo's folder, and any other name as it is."""
     return DEMO if known(name) == DEMO else name
 
 
@@ -79,7 +79,7 @@ def without_weights(target: str) -> str:
 
 
 def shipped(target: str | None = None) -> list[tuple[str, str]]:
-    """Target and method of the drafters that are shipped, of all targets or of one."""
+    """Return target and method of the shipped drafters, of all targets or of one."""
     names = (DEMO, SMOLLM2) if target is None else filter(None, [known(target)])
     folders = [
         (name, folder)
@@ -205,7 +205,7 @@ class Source(Knobs):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Options by name.
+        """Return the options that are given by name.
 
         Raises:
             UserError: there is no such option, or its value is not allowed.
@@ -299,7 +299,7 @@ class Loading(Source):
 
     @property
     def weights_by(self) -> dict[str, Any]:
-        """What transformers' `from_pretrained` takes of it for weights, beside their dtype."""
+        """Return its arguments of `from_pretrained` for weights, except their dtype."""
         given = {
             "device_map": _placed(self.device_map),
             "attn_implementation": self.attn_implementation,
@@ -308,6 +308,6 @@ class Loading(Source):
 
     @property
     def said(self) -> dict[str, Any]:
-        """What was set of it beside device and dtype, for the record."""
+        """Return the options that were set, except device and dtype, for the record."""
         told = asdict(self).items()
         return {k: v for k, v in told if k not in ("device", "dtype") and v not in (None, False)}

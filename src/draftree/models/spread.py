@@ -15,7 +15,7 @@ from draftree.models.sources import EXACT, Loading
 
 
 def is_spread(model: nn.Module) -> bool:
-    """Return whether a model's weights lie on several devices, or are loaded for each pass."""
+    """Return whether a model's weights are on several devices, or are loaded for each pass."""
     return len({p.device for p in model.parameters()}) > 1 or _is_offloaded(model)
 
 
@@ -66,5 +66,5 @@ def check_weights(model: nn.Module, loading: Loading) -> None:
 
 
 def brought(values: Tensor, device: torch.device) -> Tensor:
-    """Return values on a device; those that lie there are not copied."""
+    """Return values on a device; values that are already there are not copied."""
     return values if values.device == device else values.to(device)

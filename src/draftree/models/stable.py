@@ -57,10 +57,10 @@ class Kind:
     """A kind of layer.
 
     Attributes:
-        widths: at which it is computed; None where none are stable, or with weights of a kind that
-            is not known.
+        widths: at which it is computed; None where none are stable, or where the kind of its
+            weights is unknown.
         own: the forward of one such layer.
-        ours: the stable one; the same where nothing has to be done.
+        ours: the batch-invariant forward; the same as `own` where nothing has to be changed.
         args: of both.
         count: how many such layers there are.
     """
@@ -74,18 +74,18 @@ class Kind:
 
 @final
 class Stable:
-    """A runner whose attention and layers keep a token's bits in any company.
+    """Run passes in which a token has the same bits whatever else is in the batch.
 
-    Layers without parts of their own are evened out, experts and rotations, in a model over the
-    same weights. Native kernels keep bits as they are.
+    Layers without submodules, experts and rotary embeddings are made batch invariant in a model
+    over the same weights. Native kernels are batch invariant as they are.
 
     Args:
         decoder: the model; it is left as it is.
-        known: by kind of layer, what was found before.
+        known: what was found before, by kind of layer.
 
     Attributes:
         kinds: of layers, by name; those without stable widths stay as they are.
-        runner: of passes that keep bits.
+        runner: of batch-invariant passes.
     """
 
     def __init__(self, decoder: Decoder, known: Mapping[str, Widths | None] = {}) -> None:
@@ -116,7 +116,7 @@ class Stable:
 
     @property
     def exact(self) -> bool:
-        """Whether its attention keeps bits, too; some models have another one alone."""
+        """Return whether its attention is batch invariant too; some models allow only their own."""
         return (
             not isinstance(self.runner, HFRunner)
             or self.runner.config._attn_implementation == EXACT

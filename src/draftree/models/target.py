@@ -177,10 +177,10 @@ class Probes:
 
 @dataclass(frozen=True)
 class Read:
-    """What a pass gave for the chunks of prompts that it read.
+    """Hold the results of a pass for the chunks of prompts that it read.
 
     Attributes:
-        taps: of their tokens, chunk by chunk.
+        taps: internals of their tokens, chunk by chunk.
         logits: [E, V] after each chunk that ends its prompt.
     """
 
@@ -194,12 +194,12 @@ class Verified:
 
     Attributes:
         packed: [M, V] logits in the order of the pass.
-        taps: of all nodes.
-        told: [N] the token of each node's largest logit, −1 where that is no finite number, and the
-            token that is drawn there, −1 where none is; None where nobody looked yet.
+        taps: internals of all nodes.
+        told: [N] the token of each node's largest logit, −1 where that is not finite, and the token
+            that is drawn there, −1 where none is; None if they were not computed yet.
         at: [N] where each node's logits are among the packed ones; None where they are in the
             nodes' order.
-        read: what it gave for chunks of prompts; None where it read none.
+        read: the results for chunks of prompts; None if there were none.
     """
 
     packed: Tensor
@@ -529,7 +529,7 @@ class Target:
     def _passed(
         self, batch: ForwardBatch, cache: SlotCache, needs: Needs, chunks: Sequence[Chunk]
     ) -> tuple[ModelOutput, Read | None]:
-        """Return what a pass over a batch, and over chunks beside it, gave for each of them."""
+        """Return the results of a pass for a batch, and for the chunks of prompts in it."""
         if not chunks:
             return self.decoder.forward(batch, cache, Outputs(needs.hidden)), None
         whole, own = batch.beside(chunks)

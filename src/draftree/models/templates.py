@@ -35,10 +35,10 @@ def read_template(given: str) -> str:
 
 
 def _check(text: str) -> None:
-    """Refuse what is no Jinja template that reads messages.
+    """Refuse a text that is no Jinja template that reads messages.
 
     Raises:
-        ValueError: it says why.
+        ValueError: with the reason.
     """
     from jinja2 import Environment, TemplateSyntaxError, meta
 

@@ -30,14 +30,14 @@ def run_pass(
     window: int | None = None,
     at: Pass | None = None,
 ) -> Made:
-    """Return what is made of a network's results.
+    """Run a network over a batch, and return what `then` makes of its results.
 
     Args:
         network: a function of tensors alone.
         kind: passes of one kind differ in nothing but the batch, the cache and what is done then;
             None for one that is not recorded.
         cache: of its keys and values.
-        batch: the tokens; of a pass that is recorded, as wide as `widened` says.
+        batch: the tokens; for a recorded pass, in the width that `widened` gives.
         capture: how recorded passes are run.
         then: what is done with the results, in the same recording.
         window: of layers that do not see all positions.

@@ -49,7 +49,7 @@ class Widths:
 
     Attributes:
         least: narrower passes are padded to it.
-        multiple: of it all passes are.
+        multiple: the width of every pass is a multiple of it.
         most: wider passes are cut into blocks of it; None where no width is too wide.
     """
 
@@ -128,7 +128,7 @@ def widths(
         operation: of rows [n, D], row by row.
         entries: D.
         dtype: of the rows.
-        device: likewise.
+        device: of the rows.
         at_best: what is known of them before.
     """
     draw, last = np.random.default_rng(0), max(NARROW)

@@ -31,16 +31,16 @@ LEAST_DEPTH, LEAST_FRONTIER, LEAST_NODES = 3, 2, 8
 
 @dataclass(frozen=True)
 class Outlook:
-    """What is known of a step before anything is drafted.
+    """Describe what is known of a step before anything is drafted.
 
     Attributes:
         costs: of the step.
-        roots: that are drafted below.
+        roots: the roots of the step.
         room: bounds of the trees.
         memory: of the policy.
-        depth: of the deepest trees of late.
-        nodes: of the largest trees of late, for a sequence.
-        frontier: the most nodes of a sequence that a draft step was fed of late.
+        depth: of the deepest recent trees.
+        nodes: of a sequence, in the largest recent trees.
+        frontier: the most nodes of a sequence that a recent draft step was fed.
     """
 
     costs: Costs
@@ -53,12 +53,14 @@ class Outlook:
 
     @property
     def layers(self) -> int:
-        """Layers to draft of a tree that may be one deeper than those of late."""
+        """Return how many layers to draft: one more than the deepest recent trees have."""
         return max(self.depth + 1, LEAST_DEPTH)
 
     @property
     def wide(self) -> int:
-        """Return how many nodes to expand in a layer: twice as many as of late.
+        """Return how many nodes to expand in a layer: twice as many as recently.
+
+        The number is a power of two, so that few kinds of passes are recorded.
 
         The number is a power of two, so that few kinds of passes are recorded.
         """
@@ -66,7 +68,10 @@ class Outlook:
 
     @property
     def large(self) -> int:
-        """Nodes to verify, likewise; with the root they are a power of two."""
+        """Return how many nodes to verify: twice as many as recently.
+
+        With the root they are a power of two.
+        """
         return doubled(max(self.nodes, LEAST_NODES)) - 1
 
 
@@ -100,7 +105,7 @@ class Plan:
     first: Ints | None = field(default=None, compare=False)
 
     def drafted(self, depth: int) -> int:
-        """Nodes of a row that are drafted down to a depth, at most."""
+        """Return the largest number of nodes of a row that are drafted down to a depth."""
         frontier, total = 1, 0
         for _ in range(depth):
             layer = (
@@ -126,7 +131,7 @@ class Plan:
         Args:
             own: [R, F, K] log q; −∞ where there is no candidate.
             frontier: [R, F] the candidates' parents.
-            nodes: the forest without them.
+            nodes: the draft trees without them.
         """
         above = nodes.score.gather(1, frontier)
         return above[..., None] + own, torch.zeros_like(above)
@@ -146,7 +151,7 @@ class Plan:
         Args:
             added: M.
             depth: of the layer.
-            nodes: the forest with the layer, whose nodes are the last.
+            nodes: the draft trees with the layer, whose nodes are the last.
         """
         score = nodes.score[:, -added:]
         if self.frontier is None:
@@ -183,7 +188,7 @@ class Choices:
     recorded: Recorded = LIKELIEST
 
     def __call__(self, logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
-        """Return the forest with the children chosen, see `Choose`."""
+        """Return the draft trees with the chosen children; see `Choose`."""
         plan, count = self.plan, logits.shape[1]
         if self.layer == 1 and not self.recorded.setting.greedy:  # once for all passes of a step
             nodes = replace(nodes, noise=gumbel_on_device(nodes.places, self.recorded.vocab))
@@ -250,20 +255,20 @@ def grow(
     keyed: Keyed | None = None,
     mark: Callable[[], None] = lambda: None,
 ) -> Unseen:
-    """Return the forest that a plan makes of a drafter's logits.
+    """Return the draft trees that a plan makes of a drafter's logits.
 
-    Nothing is brought to the device once the first pass has begun: such a copy may wait for all
-    that was asked before.
+    Nothing is copied to the device once the first pass has begun, because such a copy may wait for
+    all earlier work.
 
     Args:
-        plan: how it grows.
+        plan: the shape of the trees.
         layers: the drafter's passes.
         roots: [R] tokens.
-        depth: [R] how deep each row's tree may be; −1 for rows without a root.
+        depth: [R] the depth limit of each row's tree; −1 for rows without a root.
         starts: [R] the roots' slots in the target's cache.
         recorded: how tokens are chosen.
-        keyed: the noise that they are drawn with, if they are drawn.
-        mark: is called when each layer was asked for.
+        keyed: the noise that tokens are drawn with, if they are drawn.
+        mark: called after each layer has been queued.
     """
     bounds = to_device(np.stack((roots, depth, layers.begin, starts), axis=1), layers.device)
     known = to_device(plan.known(layers), layers.device)
@@ -323,10 +328,9 @@ def leading(values: Tensor, k: int) -> Tensor:
 def leading_tokens(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return the k likeliest tokens [R, F, K] of log_probs [R, F, V], and their log q in float64.
 
-    They are in falling order; of equals the lower id comes first.
-
-    `torch.topk` leaves open which of equals it takes, and a whole sort takes long. So the k-th
-    value is asked for, then those above it and the first of its equals.
+    They are in falling order, and of equals the lower id comes first. `torch.topk` does not define
+    which of equals it takes, and a full sort is slow. So the k-th value is found first, then the
+    tokens above it and the first of its equals.
     """
     k, vocab = min(k, log_probs.shape[-1]), log_probs.shape[-1]
     last = log_probs.topk(k, dim=-1).values[..., -1:]

@@ -79,6 +79,6 @@ class Adaptive(Policy):
 
 
 def _features(log_q: Floats) -> Floats:
-    """[…, 2] 1 and the log-odds of q […]."""
+    """Return the features […, 2] of q […]: 1 and its log-odds."""
     q = np.clip(np.exp(log_q), CERTAIN, 1 - CERTAIN)
     return np.stack((np.ones_like(q), np.log(q / (1 - q))), axis=-1)

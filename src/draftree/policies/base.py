@@ -55,7 +55,7 @@ class Search(ABC):
 
     @property
     def searches(self) -> bool:
-        """Whether all candidates are found without a pass of a model."""
+        """Return whether all candidates are found without a pass of a model."""
         return False
 
     def passes(self, tree: Tree, frontier: Ints) -> int:
@@ -67,7 +67,7 @@ class Search(ABC):
 
     @property
     def ahead(self) -> int:
-        """How many layers one pass computes."""
+        """Return how many layers one pass computes."""
         return 1
 
 

@@ -44,13 +44,13 @@ class Classifier:
         hidden_bias: [D].
         output_weight: [D].
         output_bias: [].
-        features: which features there are, in this order.
-        entropy_top: M, how many of the likeliest tokens the entropy it has learnt from was taken
-            over.
-        log_joint: whether the net reads log P, which is ours, instead of P. Most P are so close to
-            0 that a net tells them apart only after very many steps; by log P it learns in a fifth
-            of them, and decodes no better in the end.
-        trained_on: what it was trained on, and how well; for people.
+        features: the features, in this order.
+        entropy_top: M, the number of likeliest tokens over which the entropy was summed in
+            training.
+        log_joint: whether the net reads log P, which is not in the paper, instead of P. Most P are
+            so close to 0 that a net distinguishes them only after very many steps. With log P it
+            learns in a fifth of them, and decodes no better in the end.
+        trained_on: the training data and the quality reached, for readers.
     """
 
     hidden_weight: Floats
@@ -64,14 +64,14 @@ class Classifier:
 
     @property
     def reads_entropy(self) -> bool:
-        """True where the entropy has to be computed at all."""
+        """Return whether the entropy has to be computed at all."""
         return "H" in self.features
 
     def confidence(self, log_p: Floats, entropy: Floats, depth: Floats | Ints) -> Floats:
-        """C in [0, 1] of some nodes, in the shape of `log_p`.
+        """Return the confidence C in [0, 1] of some nodes, in the shape of `log_p`.
 
-        The arithmetic of a node is the same whatever stands beside it (a matrix product would round
-        by its shape), so that a row gets the same tree alone and among others.
+        The arithmetic of a node does not depend on the other nodes (a matrix product would round by
+        its shape). So a sequence gets the same tree alone and in a batch.
 
         Args:
             log_p: log P, the sum of log q along the path (eq. 1).
@@ -91,7 +91,7 @@ class Classifier:
 
     @cached_property
     def _weights(self) -> tuple[Floats, Floats, Floats, float]:
-        """In the order in which they are read."""
+        """Return the weights in the order in which the kernel reads them."""
         hidden, bias, output = map(
             np.ascontiguousarray, (self.hidden_weight, self.hidden_bias, self.output_weight)
         )
@@ -159,7 +159,7 @@ def scaled(log_p: Floats, log_joint: bool) -> Floats:
 
 
 def check_features(features: str) -> None:
-    """Refuses a set of features that is none of the paper's.
+    """Refuse a set of features that is none of the paper's.
 
     Raises:
         UnknownName: it names them.

@@ -65,7 +65,7 @@ class CAPE(Layered):
 
     @cached_property
     def _bins(self) -> tuple[Floats, Ints]:
-        """Edges and sizes; of the official bins the edges between ⌊10 p⌋ are not used."""
+        """Return edges and sizes; the official bins use ⌊10 p⌋ and no edges."""
         if self.bins == "official":
             return np.zeros(0), OFFICIAL
         return _parsed(PAPER if self.bins == "paper" else self.bins)

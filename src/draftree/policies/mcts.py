@@ -41,7 +41,7 @@ def puct(mean: float, prior: float, visits: int, siblings: int, c1: float, c2: f
         visits: N(s, a).
         siblings: Σ_b N(s, b), visits of all children of its parent.
         c1: of eq. 16.
-        c2: likewise.
+        c2: of eq. 16.
     """
     exploration = c1 + math.log((siblings + c2 + 1) / c2)
     return mean + exploration * prior * math.sqrt(siblings) / (1 + visits)
@@ -109,15 +109,15 @@ def search(
     had a visit before all the others.
 
     Args:
-        seeds: [R] fixes a row's draws; its root is node r.
-        first: [M] where the node's children begin and end.
-        last: likewise.
+        seeds: [R] seeds of the rows' draws; the root of row r is node r.
+        first: [M] the node's first child.
+        last: [M] the end of its children, exclusive.
         prior: [M] q(node | its parent's path).
         gain: [M] added to the reward of a sentence that goes through the node.
         offset: the reward that every sentence begins with.
         iterations: of each row.
         c1: of eq. 16.
-        c2: likewise.
+        c2: of eq. 16.
         each_first: whether a child that was never visited is taken before all others.
 
     Returns:
@@ -249,7 +249,7 @@ class MCTS(Policy):
         return tree, nodes[:0], Candidates(np.zeros((0, 1), np.int64), np.zeros((0, 1)))
 
     def _searched(self, near: "Local") -> Floats:
-        """[M] the logarithm of the share of sentences that went through each node; −∞ for none."""
+        """Return the log of the share of sentences through each node [M]; −∞ for none."""
         gain, offset = near.gain(self.reward)
         seeds, each_first = near.tree.tokens[: near.tree.roots], self.unvisited == "first"
         visits, _ = search(
@@ -271,13 +271,13 @@ class MCTS(Policy):
 
 @dataclass(frozen=True)
 class Local:
-    """The local model: a tree of all sentences, its last layer among them.
+    """Hold the local model: a tree of all sentences, with their last layer.
 
     Attributes:
         tree: of M nodes; parents never fall, as a layer follows the order of its frontier.
         prior: [M] q.
-        first: [M] where the node's children begin and end.
-        last: likewise.
+        first: [M] the node's first child.
+        last: [M] the end of its children, exclusive.
     """
 
     tree: Tree

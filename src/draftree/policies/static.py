@@ -47,7 +47,7 @@ class Paths(Plan):
 
     @cached_property
     def shape(self) -> list[tuple[Ints, Ints]]:
-        """For each layer its nodes among all candidates of the frontier [M], and those of them that are drafted below [F]."""
+        """Return each layer's nodes [M] among its candidates, and those that are expanded [F]."""
         found, frontier = list[tuple[Ints, Ints]](), np.zeros(1, np.int64)
         while frontier.size:
             below = self.children[frontier]

@@ -71,13 +71,14 @@ class Learned:
     Attributes:
         gained: passes that plain decoding would have needed for the tokens written, recent ones
             counting more.
-        spent: what they took, in the time of such passes.
+        spent: the time that they took, in passes of plain decoding.
         acceptance: by source of the drafts, P(accepted | its parent was) of a node, see `lessons`.
         reach: P(some child that was not found before accepted | accepted and expanded), see
             `outcomes`.
-        recent: the share of the recent steps that asked the model in which some draft of its own
-            was accepted.
-        beyond: how many accepted nodes that no model was asked for stood right behind such a draft.
+        recent: the share of recent steps with a draft pass in which a draft of the model was
+            accepted.
+        beyond: the number of accepted nodes that no model expanded and that followed directly after
+            such a draft.
         regret_budget: target passes that drafting may still lose against plain decoding, so that
             whatever the drafter does, the whole run takes at most `CREDIT` passes and the share for
             probes more than plain decoding; None before its first step.
@@ -105,7 +106,7 @@ class Learned:
         return self.acceptance.get(source, BELIEVED)
 
     def weights(self, sources: int) -> Floats:
-        """[S, X] what the calibrations of sources 0, 1, … weigh features by."""
+        """Return the weights [S, X] of the calibrations of sources 0, 1, …."""
         return np.array([self.calibration(source).weights for source in range(sources)])
 
     def rate(self, costs: Costs, rows: int) -> float:
@@ -122,7 +123,7 @@ class Yield(Policy):
     """The tree that gains the most tokens for its time.
 
     Attributes:
-        width: candidates after each expanded node; four times as many where one pass tells many
+        width: candidates after each expanded node; four times as many where one pass predicts many
             layers.
         depth: deepest layer.
         probe: where drafting does not pay, the share of time that may be spent on finding out
@@ -298,7 +299,7 @@ class _Budget:
         costs: of the step.
         rows: R.
         rate: λ.
-        left: seconds that the step may still cost, beside a pass over the roots.
+        left: seconds that the step may still cost, in addition to a pass over the roots.
     """
 
     costs: Costs
@@ -308,18 +309,18 @@ class _Budget:
 
     @classmethod
     def of(cls, costs: Costs, rows: int, memory: Learned) -> "_Budget":
-        """Before anything is drafted."""
+        """Return the budget before anything is drafted."""
         return cls(costs, rows, memory.rate(costs, rows), memory.left(rows) * costs.token)
 
     @property
     def probe(self) -> float:
-        """Seconds that one node a row takes, drafted and verified."""
+        """Return the seconds that one node per row takes to be drafted and verified."""
         more = self.costs.target_seconds(2) - self.costs.token
         return more + self.costs.draft_seconds(1) + self.costs.catch_up
 
     @property
     def prices(self) -> tuple[Curve, int, float, float]:
-        """What `worth_verifying` reads of it."""
+        """Return the arguments of `worth_verifying` after the scores."""
         return self.costs.target_curve, self.rows, self.rate, self.left
 
     def due(self, memory: Learned, share: float) -> bool:
@@ -357,15 +358,15 @@ class _Budget:
         The best come first. There are none if no number of them is worth it.
 
         Args:
-            tree: so far.
+            tree: the tree so far.
             frontier: [F] nodes whose parents the drafter has read.
-            below: [F] the worth of what is found after each without a draft step; [0] for nothing.
+            below: [F] the worth of what is found after each without a draft step; [0] for none.
             memory: of the run.
-            least: what a further node's verification costs.
-            fed: how many nodes the draft step is fed at most.
-            ahead: layers that it tells: behind an accepted child, another is found as probably
-                again.
-            waiting: seconds of what has to be done before it.
+            least: the cost of verifying one more node.
+            fed: the most nodes that the draft step can be fed.
+            ahead: layers that the step predicts: after an accepted child, another is accepted with
+                the same probability.
+            waiting: seconds of work that has to be done before the step.
         """
         known = (
             memory.reach.weights,
@@ -434,8 +435,8 @@ class _Note:
 
     Attributes:
         asked: [A] the nodes' numbers.
-        share: [A] of the value of each, what was found after it.
-        found: [A, K] which tokens; −1 where there are fewer.
+        share: [A] the share of each node's value that was found after it.
+        found: [A, K] the tokens found; −1 where there are fewer.
     """
 
     asked: Ints
@@ -456,7 +457,7 @@ class _Note:
 
     @classmethod
     def all(cls, notes: "Sequence[_Note]") -> "_Note | None":
-        """Those of all layers."""
+        """Return one note of all layers; None if there is none."""
         if not notes:
             return None
         width = max(n.found.shape[1] for n in notes)
@@ -472,7 +473,7 @@ class _Note:
 
     @classmethod
     def columns(cls, tree: Tree) -> tuple[Ints, Floats, Ints]:
-        """Those that a tree brings."""
+        """Return the columns of a tree's note; empty ones if it has none."""
         return (
             (tree.notes.asked, tree.notes.share, tree.notes.found)
             if isinstance(tree.notes, cls)
@@ -483,7 +484,10 @@ class _Note:
 def _guesses(
     tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned, read: bool = True
 ) -> _Guesses:
-    """Candidates after nodes that the drafter has read, or not, and their values."""
+    """Return candidates after nodes, and their values.
+
+    `read` is whether the drafter has read the nodes.
+    """
     count, sources = len(frontier), candidates.sources
     known = 0.0 if candidates.logs is None else np.nan  # which is computed
     entropy = np.full(count, known if read else UNREAD)
@@ -508,7 +512,7 @@ def _guesses(
 def _found(
     tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned
 ) -> "tuple[_Guesses, Floats]":
-    """Candidates after nodes that the drafter has not read, and the worth [F] of all after each."""
+    """Return candidates after nodes that the drafter has not read, and their total worth [F]."""
     guesses = _guesses(tree, frontier, candidates, memory, read=False)
     return guesses, np.exp(guesses.score).sum(axis=1)
 
@@ -516,7 +520,9 @@ def _found(
 def _all_below(
     search: Search | None, tree: Tree, frontier: Ints, k: int, deepest: Ints, memory: Learned
 ) -> Tree | None:
-    """Return the tree with all that is found below nodes where no model is asked, of all layers.
+    """Return the tree with all retrieval hits below nodes, of all layers at once.
+
+    It is None where they are searched layer by layer.
 
     Return None where it is found by layers.
     """

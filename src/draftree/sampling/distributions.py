@@ -22,7 +22,7 @@ from draftree.tree import Ints
 
 
 def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
-    """[V] logits of one place after processors, see `stages`."""
+    """Return the logits [V] of one place after processors, see `stages`."""
     *_, last = stages(logits, processors, ids)
     return last
 
@@ -65,35 +65,32 @@ def guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]
 
 @final
 class Distributions:
-    """The target's distribution p after each node of a tree, computed on demand and once.
+    """Compute the target's distribution p after each node of a tree, on demand and once.
 
-    A processor that keeps count of its calls is called as plain decoding would call it: once for
-    every token, in their order.
-
-    Where processors leave nothing to choose, p is the target's own as if there were none, and
-    `vouch` raises: an acceptor may look beyond the end of a text, where plain decoding asks nobody.
+    A processor that counts its calls is called as plain decoding would call it: once for every
+    token, in their order. Where processors leave nothing to choose, p is the target's own as if
+    there were no processors, and `vouch` raises. An acceptor may look beyond the end of a text,
+    where plain decoding computes nothing.
 
     Args:
         logits: [N, V] the target's raw logits.
-        processors: of a node: what turns raw logits into its request's, given its whole text; none
-            by default.
-        text: of a node: the token ids of its sequence up to and including it, asked only where
+        processors: maps a node to the processors of its request, which are given its whole text;
+            none by default.
+        text: maps a node to the token ids of its sequence up to and including it; called only where
             there are processors.
-        greedy: of a node: whether its temperature is 0, so that p is certain of the likeliest
-            token.
-        told: [N] what `likeliest` makes of the logits, and the target's own token after each node,
-            drawn by the noise that is to be drawn with, or −1 where that has to be asked; where the
-            host has been told.
-        noise: of some nodes [M]: the noise [M, V] that the target's tokens after them are drawn
-            with, on the logits' device. Where it is given, the host is told of all that can be
-            drawn there at once, and waits for that alone.
+        greedy: maps a node to whether its temperature is 0, so that p is 1 at the likeliest token.
+        told: [N] the results of `likeliest`, and the target's own token after each node, drawn by
+            the noise, or −1 where it has to be computed; given where the host has them already.
+        noise: maps nodes [M] to the noise [M, V] that the target's tokens after them are drawn
+            with, on the logits' device. Where it is given, all tokens are drawn there at once, and
+            the host waits for these alone.
         at: [N] where each node's logits are, if they are in another order; not with noise.
         likeliest: whether the target's token after each node is the likeliest one, as all texts are
             greedy and no processor changes logits.
 
     Attributes:
         known: [N] the target's token after each node, where all are the likeliest ones; None where
-            they are to be asked for.
+            they have to be computed one by one.
 
     Raises:
         NotANumber: the logits hold NaN, or no finite number at some node.
@@ -130,11 +127,11 @@ class Distributions:
         self._refused: dict[int, NotANumber] = {}
 
     def raw(self, node: int) -> Tensor:
-        """[V] the target's logits as they are."""
+        """Return the target's logits [V] as they are."""
         return self._logits[node if self._at is None else int(self._at[node])]
 
     def processed(self, node: int) -> Tensor:
-        """[V] logits after the request's processors."""
+        """Return the logits [V] after the request's processors."""
         return self.scores(node)[1]
 
     def scores(self, node: int) -> tuple[Tensor, Tensor]:
@@ -253,7 +250,7 @@ class Distributions:
         return told[:n], drawn.tolist()
 
     def __call__(self, node: int) -> Tensor:
-        """[V] p(· | path of the node), float64 on the host."""
+        """Return p(· | path of the node) [V], float64 on the host."""
         if node not in self._p:
             self._p[node] = self._compute(node)
         return self._p[node]
@@ -271,7 +268,7 @@ class Distributions:
 
 
 def absent(log_q: Tensor) -> Tensor:
-    """[F, V] log q with −∞ in place of NaN: what is no number is not there."""
+    """Return log q [F, V] with −∞ in place of NaN, so that such tokens count as missing."""
     return log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
@@ -287,7 +284,7 @@ def likeliest(logits: Tensor) -> Tensor:
 
 
 def _likeliest(logits: Tensor, at: Ints | None) -> list[int]:
-    """[N] what `likeliest` makes of logits, in the order `at`, for the host."""
+    """Return the result of `likeliest` [N] on the host, in the order `at`."""
     found = _all_likeliest(logits)
     return found if at is None else [found[i] for i in at.tolist()]
 

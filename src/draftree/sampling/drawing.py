@@ -148,7 +148,7 @@ def drawn(
 
 
 def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
-    """K candidates of q, drawn as they are to be."""
+    """Return K candidates of q, drawn in the requested way."""
     before = None
     if drawing.kind is Draw.COUPLED and drawing.noise is not None:
         before, log_probs = log_probs, coupled(log_probs, drawing, rows, depths)
@@ -160,7 +160,7 @@ def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Int
 
 
 def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Tensor:
-    """[F, V] log q of what the target will choose, given the noise it will choose with.
+    """Return log q [F, V] of the target's choice, given the noise that it will be drawn with.
 
     The target takes argmax(log p + g), and g is known before p is. Where the logits differ by
     Gumbel errors of scale `SPREAD`, log p and log q differ by errors of SPREAD / T, and the
@@ -204,11 +204,11 @@ def _sampled(
 def allowed(
     candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int, device: torch.device
 ) -> Candidates:
-    """Candidates of a search without those that the processors of a request forbid.
+    """Return the candidates of a search, without those that a request's processors forbid.
 
     Args:
         candidates: [F, K], without a whole q.
-        shaped: what the processors make of logits [F, V].
+        shaped: applies the processors to logits [F, V].
         vocab: V.
         device: the target's, where the processors expect to be called.
     """
@@ -218,17 +218,17 @@ def allowed(
 
 
 def on_host(values: Tensor) -> bool:
-    """Return True for values that lie where they are chosen among."""
+    """Return whether values can be read on the host without a copy."""
     return values.is_cpu and values.dtype in (torch.float32, torch.float64)
 
 
 def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
     """Return the k largest of each row [F, V] in descending order, the lower index first in ties.
 
-    `torch.topk` leaves the order of equal values open, so some more values are asked for: if the
-    k-th is larger than the last of them, everything that equals it is there, and a sort on the host
-    settles ties. Values and indices come there in one transfer, and only a longer tie takes
-    another. On the host one look at each value is enough.
+    `torch.topk` does not define the order of equal values, so some more values are requested. If
+    the k-th is larger than the last of them, all its equals are among them, and a sort on the host
+    settles ties. Values and indices are copied in one transfer, and only a longer tie takes
+    another. Values on the host are read once.
     """
     if on_host(values):
         return likeliest(values.contiguous().numpy(), k)
@@ -249,7 +249,10 @@ def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
 
 
 def _on_host(values: Tensor, indices: Tensor) -> tuple[Floats, Ints]:
-    """Values and indices in one transfer; float64 holds whole numbers below 2⁵³ exactly."""
+    """Return values and indices on the host, copied in one transfer.
+
+    float64 holds whole numbers below 2⁵³ exactly.
+    """
     if not has_float64(values.device):
         return values.cpu().double().numpy(), indices.cpu().numpy()
     both = torch.stack((values.double(), indices.double())).cpu().numpy()

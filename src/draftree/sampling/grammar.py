@@ -78,13 +78,13 @@ class Grammar(Knobs):
     def json_schema(
         cls, schema: str | Mapping[str, Any], spaces: Spaces = "line", canonical: bool = True
     ) -> Self:
-        """JSON that a schema allows, properties in the schema's order.
+        """Return the constraint of JSON that a schema allows, with properties in its order.
 
         Args:
-            schema: JSON text or the object it stands for; what llguidance does not know
-                (`uniqueItems`, `not`) is refused.
-            spaces: `line` for one behind each comma and colon, as Python's `json.dumps` has it and
-                models know it best; `none`; `any` for any white space wherever JSON allows it, in
+            schema: JSON text or the object; keywords that llguidance does not know (`uniqueItems`,
+                `not`) are refused.
+            spaces: `line` for one space after each comma and colon, as Python's `json.dumps` writes
+                and models know best; `none`; `any` for any white space wherever JSON allows it, in
                 which a weak model may lose itself.
             canonical: see the class.
         """
@@ -126,7 +126,7 @@ class Grammar(Knobs):
 
     @classmethod
     def lark(cls, text: str, canonical: bool = True) -> Self:
-        """Text that a context-free grammar derives from its rule `start`.
+        """Return the constraint of text that a context-free grammar derives from its rule `start`.
 
         Args:
             text: llguidance's dialect of Lark; special tokens are named as `<|name|>`.
@@ -136,12 +136,12 @@ class Grammar(Knobs):
 
     @property
     def named(self) -> str:
-        """Its name in error messages."""
+        """Return its name in error messages."""
         return f"{self.kind} {shown(self.given)}"
 
     @property
     def compiled(self) -> str:
-        """The source that the matcher is given."""
+        """Return the source that the matcher is given."""
         return (
             self.source if self.canonical else f'%llguidance {{"no_forcing": true}}\n{self.source}'
         )
@@ -149,12 +149,14 @@ class Grammar(Knobs):
 
 @final
 class Vocabulary:
-    """The bytes of each token, laid out for the matcher; takes up to a second for a large tokenizer.
+    """Hold the bytes of each token, in the form that the matcher reads.
+
+    It takes up to a second to make for a large tokenizer.
 
     Args:
         tokens: llguidance's own table.
-        vocab: V, the model's; of what the tokenizer has beyond it, or it beyond the tokenizer,
-            nothing is ever allowed.
+        vocab: V, of the model; tokens that only the tokenizer or only the model has are never
+            allowed.
         eos: ids that end a text. They are allowed exactly where the text matches, whatever their
             bytes are.
     """
@@ -207,9 +209,9 @@ class _Node:
     """The tokens allowed after one text.
 
     Attributes:
-        bits: the allowed tokens, packed; none behind an EOS, and where the text begins no match.
+        bits: the allowed tokens, packed; none after an EOS, and where the text begins no match.
         only: the one allowed token, if it is one.
-        error: why nothing can be said: no token of the vocabulary goes on, or the parser gave up.
+        error: why there is no answer: no token of the vocabulary fits, or the parser gave up.
     """
 
     bits: NDArray[np.uint8] | None = None
@@ -247,7 +249,7 @@ class Constrained(LogitsProcessor):
             raise UserError(f"{grammar.named} cannot be used: at the beginning, {error}")
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Scores [1, V] with −∞ at what the grammar does not allow after ids [1, n].
+        """Return scores [1, V] with −∞ at tokens that the grammar forbids after ids [1, n].
 
         Raises:
             UserError: the shapes are not these; the vocabulary lacks the bytes that would have to
@@ -268,7 +270,7 @@ class Constrained(LogitsProcessor):
         return scores.masked_fill(~torch.from_numpy(mask).to(scores.device), -torch.inf)
 
     def allowed(self, ids: Sequence[int]) -> Bools:
-        """[V] the tokens that may come after a text.
+        """Return [V] True at the tokens that may come after a text.
 
         Args:
             ids: the text from its first id on, as the processor sees it.
@@ -345,7 +347,7 @@ def _common(a: list[int], b: list[int]) -> int:
 
 
 def _keys(value: Any) -> Iterator[Any]:
-    """All keys of an object and of those in it."""
+    """Yield all keys of an object and of the objects in it."""
     if isinstance(value, dict):
         yield from value
     for inner in (

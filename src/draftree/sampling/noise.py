@@ -44,7 +44,7 @@ class Chance(ABC):
 
     @abstractmethod
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
-        """Return True with probability p; `index` tells apart several draws for one place."""
+        """Return True with probability p; `index` distinguishes several draws for one place."""
 
 
 @final
@@ -77,7 +77,7 @@ class Keyed(Chance):
         self._calls = np.zeros(len(requests), np.int64) if calls is None else calls
 
     def gumbel(self, row: int, depth: int, n: int, kind: int = 0) -> Floats:
-        """Return the noise [n] of a place; `kind` tells apart its uses.
+        """Return the noise [n] of a place; `kind` distinguishes its uses.
 
         Kind 0 is the target's own choice of a token.
         """

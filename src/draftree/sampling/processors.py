@@ -97,11 +97,11 @@ TENSORS: frozenset[type] = frozenset(
 
 @final
 class ForcedBeginning(LogitsProcessor):
-    """Lets the response begin with given tokens alone; what comes behind them is free.
+    """Force the response to begin with given tokens; the tokens after them are free.
 
     Args:
         tokens: the ids it begins with.
-        start: how many ids stand in front of the response, padding and prompt.
+        start: number of ids before the response: padding and prompt.
     """
 
     def __init__(self, tokens: Sequence[int], start: int) -> None:

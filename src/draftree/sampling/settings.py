@@ -51,12 +51,12 @@ class Sampling(Choice):
 
     @property
     def greedy(self) -> bool:
-        """True where the likeliest token is always taken."""
+        """Return whether the likeliest token is always taken."""
         return self.temperature == 0
 
     @property
     def knobs(self) -> Self:
-        """The same without what differs from call to call."""
+        """Return the same settings without those that differ from call to call."""
         return replace(self, seed=0, warpers=None)
 
     @cached_property

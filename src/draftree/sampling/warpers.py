@@ -93,7 +93,10 @@ class TopP(TopPLogitsWarper):
         return unlikely
 
     def _of_one(self, scores: Floats) -> Bools:
-        """[V] the same for a row on the host, where what is surely left out need not be sorted."""
+        """Return [V] which tokens of a row are removed, on the host.
+
+        Tokens that are surely removed need not be sorted.
+        """
         best, out = scores.max(), np.zeros(len(scores), np.bool_)
         if not np.isfinite(best):
             return out

@@ -128,7 +128,7 @@ _MARK = "__draftree__"
 
 @contextmanager
 def answering(functions: Known) -> Iterator[Known]:
-    """Inside, in this thread and task, these answer."""
+    """Let these functions replace transformers' inside the context, in this thread and task."""
     token = _ASKED.set(functions)
     try:
         yield functions
@@ -163,7 +163,7 @@ class Answers:
         activation: str | None = None,
         **_: Any,
     ) -> Tensor:
-        """Causal convolution of [R, d, K + M] what the layer's state and scratch slots hold.
+        """Compute a causal convolution of [R, d, K + M] columns of the state and the scratch slots.
 
         Returns:
             [R, d, n] for the pass's tokens.
@@ -185,10 +185,10 @@ class Answers:
         use_qk_l2norm_in_kernel: bool = False,
         **_: Any,
     ) -> tuple[Tensor, Stash | Final]:
-        """Gated delta rule of [R, n, H, …].
+        """Compute the gated delta rule of inputs [R, n, H, …].
 
         Returns:
-            Outputs, and what becomes of the state.
+            Outputs, and the change of the state.
         """
         state = self._pass.state
         if self._paths.whole:
@@ -225,10 +225,10 @@ class Answers:
         dt_limit: tuple[float, float] = (0.0, float("inf")),
         **_: Any,
     ) -> tuple[Tensor, Stash | Final]:
-        """Mamba-2 of x [R, n, H, P], dt [R, n, H], A [H], and B and C [R, n, groups, N].
+        """Compute Mamba-2 of x [R, n, H, P], dt [R, n, H], A [H], B and C [R, n, groups, N].
 
         Returns:
-            Outputs [R, n, H, P], and what becomes of the state.
+            Outputs [R, n, H, P], and the change of the state.
         """
         dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
         dt = softplus(dt) if dt_softplus else dt
@@ -269,10 +269,10 @@ class Answers:
         delta_softplus: bool = False,
         **how: Any,
     ) -> tuple[Tensor, Stash | Final]:
-        """Mamba-1 of x, dt and z [R, d, n], A [d, N], and B and C [R, N, n].
+        """Compute Mamba-1 of x, dt and z [R, d, n], A [d, N], and B and C [R, N, n].
 
         Returns:
-            Outputs [R, d, n], and what becomes of the state.
+            Outputs [R, d, n], and the change of the state.
         """
         dt = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
         dt = softplus(dt) if delta_softplus else dt
@@ -298,7 +298,7 @@ class Answers:
         return (out if z is None else out * silu(z)).to(x.dtype), made
 
     def _without_padding(self, values: Tensor) -> Tensor:
-        """[R, n, …] with zeros behind each row's tokens: neither decays nor writes."""
+        """Return values [R, n, …] with zeros in the padding, so that it adds nothing to a state."""
         if not self._paths.ragged:
             return values
         return values.masked_fill(

@@ -21,16 +21,17 @@ from draftree.tree import Bools, Ints
 
 @dataclass(frozen=True)
 class Paths:
-    """What a state layer has to know of a feed.
+    """Describe the tree paths of a forward batch for recurrent layers.
 
     Attributes:
-        seen: [R, n, M] whether a slot lies on a token's path, itself included.
-        parents: [R, M] the parent's slot of each slot's token; −1 behind the committed text.
+        seen: [R, n, M] whether a slot is on a token's path, which includes the token itself.
+        parents: [R, M] the parent's slot of each slot's token; −1 directly after the committed
+            text.
         columns: [R, n] the slot of each token.
-        widths: [R] tokens of each row; what lies behind them is padding, which has no ancestors and
-            no descendants.
+        widths: [R] tokens of each row; the rest is padding, which has no ancestors and no
+            descendants.
         committed: [R] tokens in the state.
-        whole: whether the feed is plain text that is kept whole or not at all.
+        whole: whether the batch is plain text that is committed as a whole or not at all.
         device: of the tensors.
     """
 
@@ -88,34 +89,34 @@ class Paths:
 
     @property
     def later(self) -> bool:
-        """True where earlier passes of this step left tokens in scratch slots."""
+        """Return whether earlier passes of this step left tokens in scratch slots."""
         return bool(self.columns[:, 0].any())
 
     @property
     def slots(self) -> int:
-        """M."""
+        """Return M, the number of scratch slots of a row."""
         return int(self.seen.shape[2])
 
     @cached_property
     def mask(self) -> Tensor:
-        """`seen` on the device."""
+        """Return `seen` on the device."""
         return torch.from_numpy(self.seen).to(self.device)
 
     @cached_property
     def at(self) -> Tensor:
-        """`columns` on the device."""
+        """Return `columns` on the device."""
         return torch.from_numpy(self.columns).to(self.device)
 
     @cached_property
     def padding(self) -> Tensor:
-        """[R, n] true behind each row's tokens, on the device."""
+        """Return [R, n] True after each row's tokens, on the device."""
         return torch.from_numpy(np.arange(self.seen.shape[1]) >= self.widths[:, None]).to(
             self.device
         )
 
     @property
     def ragged(self) -> bool:
-        """True where there is padding."""
+        """Return whether there is padding."""
         return bool((self.widths < self.seen.shape[1]).any())
 
     @cached_property
@@ -155,7 +156,7 @@ class Paths:
 
     @cached_property
     def _windows(self) -> dict[int, Tensor]:
-        """Those that layers asked for."""
+        """Return the cache of `windows`, by K."""
         return {}
 
     def place(self, old: Tensor | None, new: Tensor) -> Tensor:

@@ -40,7 +40,7 @@ class Kept:
 
 
 class _Ours:
-    """Stands for a state that one of our functions was asked for."""
+    """Mark a recurrent state that one of draftree's functions was called for."""
 
     def __init__(self, last: Tensor) -> None:
         self.shape, self.dtype = tuple(last.shape[1:]), wide(last.dtype)
@@ -138,11 +138,11 @@ class Recorder(Passing):
         return str(types[layer]) if layer < len(types) else "of no named type"
 
     def kept(self) -> Kept:
-        """Return what was seen.
+        """Return the shapes that were recorded.
 
         Raises:
-            UserError: a layer keeps nothing that it should, or its convolution goes another way
-                than ours.
+            UserError: a layer stores nothing where it should, or its convolution bypasses
+                draftree's function.
         """
         layers, stateful = (
             range(int(self._config.num_hidden_layers)),

@@ -24,29 +24,32 @@ Parts = Mapping[str, Tensor]
 
 @dataclass(frozen=True)
 class Stash:
-    """What tokens in scratch slots would do to a state: enough to fold any path of them.
+    """Hold what tokens in scratch slots add to a state: enough to apply any path of them.
 
     Attributes:
-        fold: makes of a state, in its place, the one behind a path, of the path's parts.
-        parts: by name.
+        fold: updates a state, in place, by the parts of a path.
+        parts: the tensors of the slots, by name.
     """
 
     fold: Callable[[Tensor, Parts], None]
     parts: Parts
 
     def to(self, *_: object) -> "Stash":
-        """Itself: some models cast what they hand to their cache."""
+        """Return the stash itself, as some models cast what they hand to their cache."""
         return self
 
     def move(self, state: Tensor, row: int, path: Tensor) -> None:
-        """Move the state of a row, in its place, behind a path of slots [p]."""
+        """Apply a path of slots [p] to the state of a row, in place."""
         self.fold(
             state, {name: part[row].index_select(-2, path) for name, part in self.parts.items()}
         )
 
 
 def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
-    """D [R, H, n, M, c] of G [R, H, n, c] of the tokens and [R, H, M, c] of the slots."""
+    """Return the decays D [R, H, n, M, c] between slots and tokens.
+
+    They are computed from G of the tokens [R, H, n, c] and G of the slots [R, H, M, c].
+    """
     between = along[:, :, :, None] - slots[:, :, None]
     return between.masked_fill(
         ~paths.mask[:, None, :, :, None], -torch.inf
@@ -54,7 +57,7 @@ def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
 
 
 def _along(paths: Paths, own: Tensor) -> Tensor:
-    """G [R, H, n, c] of what each slot's token adds, [R, H, M, c]."""
+    """Return G [R, H, n, c], the sum of [R, H, M, c] over the slots on each token's path."""
     return torch.einsum("rij,rhjc->rhic", paths.mask.to(own.dtype), own)
 
 
@@ -115,7 +118,10 @@ def delta_tree(
 
 
 def delta_fold(state: Tensor, parts: Parts) -> None:
-    """S = e^G S₀ + Σ e^(G − Gⱼ) kⱼ uⱼᵀ over a path that ends with G; the state [H, k, v]."""
+    """Update the state [H, k, v] in place by a path that ends with G.
+
+    S = e^G S₀ + Σ e^(G − Gⱼ) kⱼ uⱼᵀ.
+    """
     k, u, along = parts["k"], parts["u"], parts["G"]
     last = along[:, -1:]
     state.mul_(last.exp().mT).baddbmm_((k * (last - along).exp()).mT, u)
@@ -154,7 +160,10 @@ def ssd_tree(
 
 
 def ssd_fold(state: Tensor, parts: Parts) -> None:
-    """S = e^G S₀ + Σ e^(G − Gⱼ) xⱼ Bⱼᵀ over a path that ends with G; the state [H, P, N]."""
+    """Update the state [H, P, N] in place by a path that ends with G.
+
+    S = e^G S₀ + Σ e^(G − Gⱼ) xⱼ Bⱼᵀ.
+    """
     x, b, along = parts["x"], parts["B"], parts["G"]
     last = along[:, -1:]
     state.mul_(last.exp()).baddbmm_((x * (last - along).exp()).mT, b)
@@ -211,7 +220,10 @@ def s6_tree(
 
 
 def s6_fold(state: Tensor, parts: Parts, a: Tensor) -> None:
-    """S = e^(A ΣΔ) S₀ + Σ e^(A (ΣΔ − Σ Δ up to j)) xⱼ Bⱼᵀ over a path; the state [d, N]."""
+    """Update the state [d, N] in place by a path.
+
+    S = e^(A ΣΔ) S₀ + Σ e^(A (ΣΔ − Σ Δ up to j)) xⱼ Bⱼᵀ.
+    """
     x, b, until = parts["x"][0], parts["B"][0], parts["Δ"][0].cumsum(0)
     left = ((until[-1:] - until)[:, :, None] * a).exp()
     state.mul_((until[-1, :, None] * a).exp()).add_((left * x[:, :, None] * b[:, None]).sum(0))
@@ -225,7 +237,7 @@ def convolved(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None
 
     Args:
         paths: of the pass.
-        columns: [R, d, K + M] K committed ones, and those of the slots; each column lies together
+        columns: [R, d, K + M] K committed ones, and those of the slots; each column is contiguous
             in memory.
         weight: [d, K].
         bias: [d].

@@ -47,18 +47,18 @@ class StateShape:
 
 @dataclass(frozen=True)
 class Final:
-    """The states [R, …] behind a feed that is kept whole."""
+    """Hold the states [R, …] after a forward batch that is committed as a whole."""
 
     last: Tensor
 
     def to(self, *_: object) -> "Final":
-        """Itself: some models cast what they hand to their cache."""
+        """Return the object itself, as some models cast what they hand to their cache."""
         return self
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """A row's bases behind its first `length` tokens."""
+    """Hold a row's bases after its first `length` tokens."""
 
     length: int
     bases: tuple[Tensor, ...]
@@ -66,12 +66,12 @@ class Snapshot:
 
 @dataclass
 class Scratch:
-    """What the passes of a step left behind the committed tokens.
+    """Hold what the passes of a step stored after the committed tokens.
 
     Attributes:
         paths: of the latest pass.
-        columns: by state, what its convolution read [R, M, C].
-        made: by state, the stash of the tokens, or the states behind them.
+        columns: by state, the inputs of its convolution [R, M, C].
+        made: by state, the stash of the tokens, or the states after them.
     """
 
     paths: Paths
@@ -135,7 +135,7 @@ class States:
 
     @property
     def bytes_of_slot(self) -> int:
-        """The size of what a token of the latest pass, over a tree, left in its slot."""
+        """Return the bytes that a token of the latest tree pass stored in its slot."""
         if self._scratch is None:
             return 0
         stashes = [made for made in self._scratch.made.values() if isinstance(made, Stash)]
@@ -146,7 +146,7 @@ class States:
         return sum(t.nbytes for t in parts) // (self.rows * self._scratch.paths.slots)
 
     def begin(self, feed: ForwardBatch, committed: Ints) -> "Pass":
-        """Return the pass over a feed, behind [R] committed tokens."""
+        """Return the pass over a forward batch after [R] committed tokens."""
         before = self._scratch
         later = bool((feed.starts > committed).any())
         paths = Paths.of(feed, committed, before.paths if later and before else None, self.device)
@@ -230,12 +230,12 @@ class States:
 
 
 class Pass:
-    """One forward pass, as its state layers see it.
+    """Give recurrent layers access to their states during one forward pass.
 
     Args:
         states: of the rows.
-        scratch: what it fills.
-        before: what earlier passes of the step left.
+        scratch: what the pass fills.
+        before: what earlier passes of the step stored.
 
     Attributes:
         paths: of its tokens.
@@ -264,15 +264,15 @@ class Pass:
 
     @property
     def state(self) -> Tensor:
-        """[R, …] the committed state of the layer that entered last."""
+        """Return the committed state [R, …] of the layer that entered last."""
         return self._states.bases[self._key]
 
     @property
     def stashed(self) -> Mapping[str, Tensor]:
-        """What earlier passes of the step stashed for it."""
+        """Return what earlier passes of the step stashed for that layer, by name."""
         made = None if self._before is None else self._before.made[self._key]
         return made.parts if isinstance(made, Stash) else {}
 
     def leave(self, key: Key, made: Stash | Final) -> None:
-        """Store what a layer would do to its state."""
+        """Store the change of a layer's state that the pass would make."""
         self._scratch.made[key] = made
