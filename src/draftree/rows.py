@@ -437,7 +437,7 @@ class Rows:
         Args:
             row: which.
             tokens: accepted ones and the bonus.
-            full: whether the context has no room behind them.
+            full: whether the context has no room after them.
         """
         request, written = self.requests[row], self.written[row]
         before = [*request.before, *request.prompt, *written] if request.criteria else []

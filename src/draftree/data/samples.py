@@ -59,7 +59,7 @@ def chat_samples(
     Args:
         tokenizer: the target's.
         chat: its messages.
-        cut: numbers of the responses that were broken off: what the template puts behind them is
+        cut: numbers of the responses that were broken off: what the template puts after them is
             not learnt, but where it has a mask of its own.
 
     Raises:

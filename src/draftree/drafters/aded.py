@@ -125,7 +125,7 @@ class ADEDState:
 
     Attributes:
         memory: increments of earlier texts of the session; the same for all rows.
-        rows: of each row its text with the root behind it, and its own increments.
+        rows: of each row its text with the root after it, and its own increments.
         shared: tokens of each row's text that the next one begins with, of a truncated state; none
             of any other.
     """
@@ -187,7 +187,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         return self._stepped(row)
 
     def _stepped(self, row: Adapted) -> Adapted:
-        """Return the text after the n-grams of its last tokens have counted once more (Algorithm 2)."""
+        """Return the text once the n-grams of its last tokens have counted again (Algorithm 2)."""
         if not self.knobs.adapt:
             return row
         return row.incremented(len(row.tokens) - self.knobs.window, self.grams.n)

@@ -154,7 +154,7 @@ class Confidence(nn.Module):
 
 @final
 class DSparkNet(ParallelNet):
-    """The layers with the two heads behind them; tensors are named as in DeepSpec's checkpoints."""
+    """The layers with the two heads after them; tensors are named as in DeepSpec's checkpoints."""
 
     def __init__(self, layout: Layout, target: Target, own: dict[str, Tensor]) -> None:
         super().__init__(layout, target, own)

@@ -3,7 +3,7 @@
 One layer of the target's architecture reads the target's own hidden states as a soft prompt: the
 target encodes the committed text, EDD decodes on from there. In decoding, the soft prompt's keys
 and values are computed once for each committed token and cached; root and nodes are fed as tokens
-behind them, and their own keys and values live for one step. h_i and t_i both sit at position i
+after them, and their own keys and values live for one step. h_i and t_i both sit at position i
 (our choice: the paper is silent).
 
 Shapes: R rows, T tokens, B batch, D hidden size, V vocabulary, H key-value heads.

@@ -2,7 +2,7 @@
 
 Each draft layer has a cross-attention between its self-attention and its MLP. Its queries see the
 keys and values that a layer of the target has cached for committed tokens; the token at position N
-and all that is drafted behind it see those of positions 0 … N − 1. Weights lie on disk in the
+and all that is drafted after it see those of positions 0 … N − 1. Weights lie on disk in the
 layout of the official code.
 
 Shapes: R rows, B batch, T tokens, n tokens a row in one pass, S target slots, D hidden size, V
@@ -490,7 +490,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
 def _waiting(
     cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]
 ) -> Glimpsing:
-    """Return the state in which tokens wait behind those in the cache."""
+    """Return the state in which tokens wait after those in the cache."""
     return Glimpsing(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
 
 

@@ -66,7 +66,7 @@ class Hydra(TrainableMethod):
 
     Attributes:
         heads: how deep a tree can be.
-        layers: residual blocks of a head; those behind the first share their weights, as in the
+        layers: residual blocks of a head; those after the first share their weights, as in the
             official code.
         arch: with a prefix layer (`prefix-mlp`) or without (`mlp`).
         loss: `kl` against the target's distribution (the official soft cross-entropy, less a
@@ -267,7 +267,7 @@ class Prefixed:
         cache: the prefix layer's, of committed tokens; without such a layer empty.
         hidden: the target's hidden states of all committed tokens, as keys of one head; without
             such a layer empty.
-        read: [R] how many of them the layer has read, in this step into scratch slots behind the
+        read: [R] how many of them the layer has read, in this step into scratch slots after the
             cache's own.
         prefix: [R, D] what the heads read at the last of those.
     """

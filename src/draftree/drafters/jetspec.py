@@ -34,7 +34,7 @@ class JetSpec(ParallelMethod):
 
     Attributes:
         conditioned: what comes after a node depends on its path, not on its depth alone; every
-            layer takes a pass of its nodes. Weights trained with it learn behind the text's tokens
+            layer takes a pass of its nodes. Weights trained with it learn after the text's tokens
             in place of masks. Ours: the paper has masks alone.
     """
 

@@ -27,7 +27,7 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Bools, Candidates, Ints, Tree, Verdict
 
 Gram = tuple[int, ...]
-"""The N − 1 tokens of an n-gram behind its first one, or a beginning of them."""
+"""The N − 1 tokens of an n-gram after its first one, or a beginning of them."""
 Pool = Mapping[int, tuple[Gram, ...]]
 """By the first token of an n-gram, what may follow it; the most recently met last."""
 Nexts = tuple[Sequence[int], Sequence[float]]
@@ -38,7 +38,7 @@ MOST = 4096
 Window = tuple[Ints, ...]
 """Levels 0, 1, … of guessed tokens.
 
-Column j of level l is a guess at the token l + j places behind the root. Level 0 begins with column
+Column j of level l is a guess at the token l + j places after the root. Level 0 begins with column
 1, its column 0 being the root; the others begin with column 0.
 """
 
@@ -62,7 +62,7 @@ class Lookahead(Method):
             goes first.
         seed_prompt: whether the n-grams of the text, prompt and output, are put in the pool with
             those of the window.
-        chain: whether drafts go on behind the N − 1 tokens of a guess with the guesses for its last
+        chain: whether drafts go on after the N − 1 tokens of a guess with the guesses for its last
             token.
     """
 
@@ -274,7 +274,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
 
         Args:
             row: the text so far.
-            new: what comes behind it.
+            new: what comes after it.
             known: how many of all these tokens' beginning are in the pool.
         """
         n, whole = self.knobs.ngram, np.concatenate((row.text, np.array(new, np.int64)))

@@ -127,7 +127,7 @@ class Medusa(TrainableMethod):
 class MedusaNet(HeadsNet, nn.ModuleList):
     """Fresh float32 heads; parameters are named as in the official file.
 
-    Blocks begin as the identity plus SiLU of a random bias, the linear layers behind them as the
+    Blocks begin as the identity plus SiLU of a random bias, the linear layers after them as the
     target's LM head.
     """
 

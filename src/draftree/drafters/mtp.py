@@ -1,7 +1,7 @@
 """A multi-token-prediction layer of the target's own kind (C2T, appendix F; DeepSeek-V3, section 2.2).
 
 h'_t = M [RMSNorm(Emb(x_{t+1})); RMSNorm(h_t)], then a decoder layer, a norm of its own, and the
-target's LM head. Checkpoints of DeepSeek-V3's kind carry such a layer behind the target's last one,
+target's LM head. Checkpoints of DeepSeek-V3's kind carry such a layer after the target's last one,
 those of Qwen3-Next's and Qwen3.5's beside the target. Where there are several, the next one reads
 what the one before made of the pair before, and predicts one token further.
 
@@ -38,7 +38,7 @@ from draftree.models.target import LAST, Needs, Target
 from draftree.tree import Drafted, Ints
 
 PROJECTION = re.compile(r"(?P<begin>.*\.layers\.\d+\.)eh_proj\.weight$")
-"""The tensor by which a layer behind the target's last one is known; DeepSeek-V3's and GLM-4's."""
+"""The tensor by which a layer after the target's last one is known; DeepSeek-V3's and GLM-4's."""
 CHAINED = re.compile(r"(?P<begin>(?:model\.)?mtp\.)layers\.\d+\.input_proj\.weight$")
 """Likewise of Inkling's."""
 Where = Literal["normed", "raw"]
@@ -161,7 +161,7 @@ class MTP(TrainableMethod):
 
 
 def prefix(target: Target, level: int = 0) -> str:
-    """Return the beginning of the names of the tensors of a layer behind the target's last."""
+    """Return the beginning of the names of the tensors of a layer after the target's last."""
     return f"model.layers.{int(target.decoder.config.num_hidden_layers) + level}."
 
 
@@ -283,10 +283,10 @@ class MTPNet(PairNet):
             one.
         draft_vocab: V′; 0 for all tokens.
         names: of each layer's parts, those that they are published under; by default one layer
-            behind the target's last. Parts of one name are one.
+            after the target's last. Parts of one name are one.
 
     Raises:
-        UserError: there is not one norm behind the architecture's layers, or there are weights
+        UserError: there is not one norm after the architecture's layers, or there are weights
             beside them.
     """
 

@@ -58,7 +58,7 @@ class PEAGLE(TrainableMethod):
     Attributes:
         layers: of the drafter; the first is EAGLE-3's.
         drafts: K, tokens of a pass.
-        mask: the token in the slots behind the root; by default that which training never meets, or
+        mask: the token in the slots after the root; by default that which training never meets, or
             most seldom.
         keep: r, the share of the chains of one depth that are learnt at the next.
         least: the least share that is learnt at any depth.
@@ -224,7 +224,7 @@ class PEAGLENet(FusingNet):
 
 @final
 class PEAGLEDrafter(PairReader):
-    """Drafts the root's pair and the slots behind it in one pass; of these nothing is kept."""
+    """Drafts the root's pair and the slots after it in one pass; of these nothing is kept."""
 
     knobs: PEAGLE
     model: PEAGLENet
@@ -296,7 +296,7 @@ class PEAGLEDrafter(PairReader):
         return found if which is None else found.shared(which), state
 
     def _slots(self, state: Pairs, tree: Tree) -> Pairs:
-        """Read each row's pairs, the root's last, and the slots behind it."""
+        """Read each row's pairs, the root's last, and the slots after it."""
         cache, roots, more = state.decoding.cache, np.arange(tree.roots), self.ahead - 1
         tokens, fed = [np.zeros(0, np.int64)] * cache.rows, list(state.decoding.fed)
         state.features.reserve(int(state.features.lengths.max()) + more)
@@ -309,7 +309,7 @@ class PEAGLEDrafter(PairReader):
             begin = int(state.features.lengths[row])
             known[row, 0, begin : begin + more] = (
                 self.model.unknown()
-            )  # behind what is kept, as scratch
+            )  # after what is kept, as scratch
         outputs = self._read(state, tokens, tree.row[roots], self.ahead)
         return Pairs(
             replace(state.decoding, fed=tuple(fed)), state.features, roots, outputs.flatten(0, 1)

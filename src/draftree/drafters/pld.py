@@ -16,7 +16,7 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
 
 NONE = -1
-"""Stands behind the end of a continuation that is shorter than others."""
+"""Follows the end of a continuation that is shorter than others."""
 
 
 @final
@@ -25,7 +25,7 @@ class PLD(Method):
     """Prompt lookup decoding.
 
     Differs from the run of Spec-Bench (earliest match, 10 tokens) where a match has fewer than
-    `length` tokens behind it: they are drafted, and not none; and where there is no match nothing
+    `length` tokens after it: they are drafted, and not none; and where there is no match nothing
     is drafted, and not a made-up token.
 
     Attributes:

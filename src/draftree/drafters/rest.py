@@ -33,7 +33,7 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
-"""The files of a datastore: uint32 tokens, a separator behind each document, and their suffix
+"""The files of a datastore: uint32 tokens, a separator after each document, and their suffix
 array."""
 NOBODY = np.zeros(0, np.int64)
 EMPTY = PrefixTree(NOBODY, np.zeros(0), NOBODY, NOBODY)
@@ -52,7 +52,7 @@ class REST(Stored):
         datastore: its folder, or a file of REST's official code (.idx).
         longest: suffix of the text that is looked for; shorter ones are tried after it.
         shortest: of them; what is not found is not drafted.
-        continuation: how many tokens behind a match are counted.
+        continuation: how many tokens after a match are counted.
         nodes: of the trie of continuations; the most frequent are kept.
         matches: at most that are counted, evenly spread over all.
     """
@@ -335,7 +335,7 @@ def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
 
 
 def _part(whole: Any, at: int, path: Path) -> tuple[Any, int]:
-    """Return the bytes behind their number, and where the next part begins."""
+    """Return the bytes after their number, and where the next part begins."""
     begin = at + 4
     end = begin + (
         int.from_bytes(whole[at:begin].tobytes(), "little") if begin <= len(whole) else len(whole)

@@ -19,7 +19,7 @@ from draftree.tree import MAX_NODES, Below, Candidates, Ints, Tree, Verdict
 
 Grown = tuple[int, Shorts, Draft]
 DEEP = 64
-"""Tokens of a path for which there is room behind a text at first."""
+"""Tokens of a path for which there is room after a text at first."""
 
 
 @final
@@ -69,7 +69,7 @@ class SuffixState:
         texts: each row's committed text.
         begun: [R] where the output begins in it.
         memory: outputs of earlier calls.
-        drafts: by row, the root that the draft behind the text was grown for, the text with it and
+        drafts: by row, the root that the draft after the text was grown for, the text with it and
             room for a path, and the draft; they follow from the rest, and spare the layers of a
             step from growing them again.
     """

@@ -149,7 +149,7 @@ def tree_length(
 ) -> float | None:
     """Return the acceptance length of a policy's trees, as `evaluation/trees.py` has it.
 
-    Return None if nothing is learnt behind a prompt.
+    Return None if nothing is learnt after a prompt.
 
     Args:
         teacher: holds the samples.
@@ -175,7 +175,7 @@ def tree_length(
 
 
 def _first(sample: Sample) -> Text | None:
-    """Return what is learnt of a sample first, behind what comes before it.
+    """Return what is learnt of a sample first, after what comes before it.
 
     Return None of fewer than 2 tokens.
     """

@@ -89,7 +89,7 @@ class Processes:
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Make an error inside in one process an error in all of them, behind it.
+        """Make an error inside in one process an error in all of them, after it.
 
         Raises:
             DraftreeError: this process's own error, or that of the first one that has one.

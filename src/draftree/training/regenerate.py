@@ -1,7 +1,7 @@
 """Sequence-level distillation: the target's own answers in the place of those in the data (Kim and Rush 2016, section 3.2).
 
 A drafter is judged by what the target writes, so it learns most from text the target wrote. Of a
-chat every response is written anew, one after the other, each behind those written before it. A
+chat every response is written anew, one after the other, each after those written before it. A
 plain text is cut into windows, of which the first quarter is the prompt of what the target writes
 on. Decoding is greedy, or a share of the answers is sampled.
 """
@@ -52,7 +52,7 @@ class Regeneration:
     Attributes:
         tokens: the longest answer.
         batch: how many are written at a time.
-        max_tokens: what is behind so many tokens of a chat is not learnt, and not written; texts
+        max_tokens: what is after so many tokens of a chat is not learnt, and not written; texts
             are cut into such windows.
         temperature: at which answers are sampled; 0 for greedy ones.
         sampled: the share of prompts whose answers are sampled, if the temperature is above 0.
@@ -249,7 +249,7 @@ def _write(
     for count, (i, row) in enumerate(answered(target, {i: asked[i] for i in mine}, how, author), 1):
         append(
             parts / f"{processes.rank}.jsonl", "\n" + json.dumps({"number": i, "row": row})
-        )  # behind a broken line
+        )  # after a broken line
         tell(count, "answering", len(mine))
 
 

@@ -86,7 +86,7 @@ class Opening:
 
         Raises:
             UserError: there is no chat template, or it puts nothing before a user's message or
-                behind it.
+                after it.
         """
         if not tokenizer.chat_template:
             raise UserError(
@@ -219,7 +219,7 @@ def _filled(
             )
             for count, each in enumerate(author.write(waiting), 1):
                 line = {"number": each.asked.number, "text": each.text, "ended": each.ended}
-                append(mine, "\n" + json.dumps(line))  # behind a line that was broken off
+                append(mine, "\n" + json.dumps(line))  # after a line that was broken off
                 tell(count, "making up questions", len(missing))
         with processes.agreed():
             done = _done(home)

@@ -51,7 +51,7 @@ class Knobs:
         entropy_top: M, how many of the likeliest tokens an entropy is taken over (table 6).
         depth: layers of the trees (11 in appendix B.1).
         width: candidates of a node and nodes expanded in a layer (10 in appendix B.1).
-        tokens: the longest text behind a prompt.
+        tokens: the longest text after a prompt.
         trees: so many trees are grown (8,880 in appendix B.1), if the texts have as many steps; 0
             for as many as they have.
         positives: trees are grown beyond that until so many of their nodes are accepted (the
@@ -110,7 +110,7 @@ class Nodes:
     Attributes:
         joint: [n] P, the product of q along the path.
         entropy: [n] H in nats.
-        depth: [n] d, 1 behind the root.
+        depth: [n] d, 1 after the root.
         accepted: [n] the label.
         tree: [n] a tree's number.
     """
@@ -166,7 +166,7 @@ def labels(tree: Tree, text: Sequence[int]) -> Bools:
 
     Args:
         tree: of one row.
-        text: what the target wrote behind its root; nodes beyond its end are not accepted.
+        text: what the target wrote after its root; nodes beyond its end are not accepted.
     """
     right: Bools = tree.depth == 0
     for depth, token in enumerate(text[: int(tree.depth.max())], 1):
@@ -201,7 +201,7 @@ class Recorder(Policy):
         assert tree.roots == 1
         after = np.zeros(
             (len(self._tops), 1 + self._complete)
-        )  # the entropy of the distribution behind each node
+        )  # the entropy of the distribution after each node
 
         def listened(tree: Tree, frontier: Ints, k: int) -> Candidates:
             found = expand(tree, frontier, k)
@@ -243,7 +243,7 @@ NONE = Nodes(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, np.bool_), np.ze
 
 @dataclass(frozen=True)
 class Collected:
-    """The entries of each text in a folder, so that an interrupted run goes on behind the last one.
+    """The entries of each text in a folder, so that an interrupted run goes on after the last one.
 
     Attributes:
         folder: of them.

@@ -1,6 +1,6 @@
 """Training of C2T's classifier on the trees that a drafter grows while the target writes (C2T, appendix B).
 
-The target writes greedily behind every prompt; before each of its steps EAGLE-2's complete tree is
+The target writes greedily after every prompt; before each of its steps EAGLE-2's complete tree is
 drafted, of which only the best nodes are verified. Of every node the joint probability, the entropy
 of the distribution it was drawn from and the depth are kept, and the label is whether the whole
 path to it is what the target went on to write.

@@ -7,7 +7,7 @@ expected to give τ = 1 + Σ of these products tokens a step (Medusa, section 2.
 3.1, whose a does not depend on depth).
 
 a is taken where decoding with the very tree would have its roots. Over all tokens of a text alike
-it is too high: a step passes over easy tokens many at a time and stops behind the hard ones, so
+it is too high: a step passes over easy tokens many at a time and stops after the hard ones, so
 that hard places are roots more often.
 
 Shapes: M roots, D depths, K ranks, R texts, N nodes at most.

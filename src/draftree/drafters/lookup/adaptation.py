@@ -223,7 +223,7 @@ def successors(
         by: how n-grams are weighted.
 
     Returns:
-        [F, K] tokens and log q, the likeliest first, of equals the lower id; −∞ behind the last.
+        [F, K] tokens and log q, the likeliest first, of equals the lower id; −∞ after the last.
     """
     found_tokens, log_q = (
         np.zeros((len(frontier), k), np.int64),

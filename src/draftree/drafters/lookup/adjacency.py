@@ -25,7 +25,7 @@ class Lines:
 
     Attributes:
         tokens: [M] the token of each line.
-        successors: [M, K] its successors, the likeliest first; `NONE` behind the last.
+        successors: [M, K] its successors, the likeliest first; `NONE` after the last.
         confirmed: [M] how often in a row the first successor was the same as the line before had
             it, at most `SUREST`.
         earlier: [M] the line that the token had before; `NONE` for its first.
@@ -55,7 +55,7 @@ class Lines:
     def append(
         self, tokens: Ints | Shorts, successors: Ints | Shorts, confirmed: Ints | Shorts
     ) -> None:
-        """Write lines [N] behind the last; all tokens must differ."""
+        """Write lines [N] after the last; all tokens must differ."""
         at = slice(self.used, self.used + len(tokens))
         self.tokens[at], self.successors[at], self.confirmed[at] = tokens, successors, confirmed
         self.earlier[at] = self.newest[tokens]

@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
 
 def joined(runs: Iterable[Counts]) -> Counts:
-    """Run one behind the other, in no order."""
+    """Run one after the other, in no order."""
     return Counts(*(np.concatenate(column) for column in zip(*runs, strict=True)))
 
 
@@ -309,7 +309,7 @@ class TableWriter:
         }
 
     def write(self, rows: TablePart) -> None:
-        """Add a range behind those before."""
+        """Add a range after those before."""
         bits = np.uint64((self.plan.n - 2) * self.plan.width)
         self.distinct += rows.distinct
         self.first[1:] += np.bincount(

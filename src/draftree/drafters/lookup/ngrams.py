@@ -3,7 +3,7 @@
 A context is the n − 1 tokens before a token. As a number it is their ids side by side, `width` bits
 each, the first the highest. On disk contexts are sorted and grouped by their first token, so that
 only the rest of each is stored; ids are stored in 16 bits and, where the vocabulary needs more, a
-further plane of 8 or 16. Successors lie behind one another in the order of their contexts, the
+further plane of 8 or 16. Successors lie one after the other in the order of their contexts, the
 likeliest first, and of each context only how many there are is stored, with a running sum every 64
 contexts.
 

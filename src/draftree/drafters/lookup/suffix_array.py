@@ -1,6 +1,6 @@
 """Suffix arrays over tokens: built, searched for what stood before, and what followed there counted into a trie.
 
-A corpus is one array of tokens, with a separator behind each document. The separator is larger than
+A corpus is one array of tokens, with a separator after each document. The separator is larger than
 any token, so that of all the places where something stands, those at the end of a document come
 last and are cut off with one comparison.
 
@@ -19,7 +19,7 @@ from draftree.native import Array, native, native_as
 from draftree.tree import Floats, Ints
 
 SEPARATOR = 2**32 - 1
-"""Stands behind every document."""
+"""Follows every document."""
 END = -1
 """Behind the end of its document in a continuation; a root of a trie has it for a token."""
 UNKNOWN = -1
@@ -98,7 +98,7 @@ def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
     Of those that begin with it do, if `whole`, all that go on.
     """
     for j in range(len(query)):
-        if not 0 <= place + j < len(tokens):  # behind the end, or in a broken file
+        if not 0 <= place + j < len(tokens):  # after the end, or in a broken file
             return True
         token = np.int64(tokens[place + j])
         if token != query[j]:
@@ -110,7 +110,7 @@ def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
 def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
     """Return the first suffix that does not come before a query.
 
-    If `whole`, the first behind those that begin with it and go on.
+    If `whole`, the first after those that begin with it and go on.
     """
     low, high = 0, len(suffixes)
     while low < high:
@@ -126,7 +126,7 @@ def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
 def search(
     tokens: Array, suffixes: Array, context: Ints, longest: int, shortest: int
 ) -> tuple[int, int, int]:
-    """Find the longest end of a context that stands in the corpus with something behind it.
+    """Find the longest end of a context that stands in the corpus with something after it.
 
     Where an end stands, shorter ones stand too, so that its length is found by halving.
 
@@ -220,7 +220,7 @@ def grow(rows: Ints, nodes: int) -> PrefixTree:
     are kept, then those with the lower token.
 
     Args:
-        rows: [M, L] sorted continuations, −1 behind the end of one.
+        rows: [M, L] sorted continuations, −1 after the end of one.
         nodes: how many there may be at most beside the root.
     """
     return PrefixTree(*_grown(rows, nodes))

@@ -77,10 +77,10 @@ def children(
     root's draft was proposed by another drafter; a draft of its own begins there.
 
     Args:
-        text: up to the root, which is token `end` − 1; behind it there is room for the deepest
+        text: up to the root, which is token `end` − 1; after it there is room for the deepest
             path.
         end: the number of tokens up to the root.
-        drafted: the draft behind the root.
+        drafted: the draft after the root.
         parents: [N] of the tree.
         tokens: [N] of the tree.
         frontier: [F] nodes.
@@ -131,7 +131,7 @@ def descendants(
         memory: likewise.
         limits: likewise.
         deepest: the depth that a node may have.
-        first: the number of the first candidate, once all are behind the tree in the order in which
+        first: the number of the first candidate, once all are after the tree in the order in which
             they stand here.
 
     Returns:

@@ -3,7 +3,7 @@
 Nothing is stored of a suffix tree but what the next draft reads. The occurrences of the last p
 tokens are the leaves below that pattern's node; with the places of the longest match at hand, those
 of all shorter ones are found on the way, and the node's children are counted by splitting its
-places by the token behind them. The text itself therefore needs no index: it is scanned once for
+places by the token after them. The text itself therefore needs no index: it is scanned once for
 its last token, which at 10,000 tokens takes less time than one call from Python. Earlier outputs
 are kept in blocks, each with its places sorted by the text before them read backwards (the leaves
 of a suffix tree of the reversed text), so that the occurrences of all suffixes of a text stand
@@ -30,7 +30,7 @@ Draft = tuple[Shorts, Floats]
 """
 
 END = -1
-"""Stands behind every document of the memory."""
+"""Follows every document of the memory."""
 BLOCKS = 8
 """The memory is forgotten by blocks of at most this part of its size."""
 
@@ -57,7 +57,7 @@ class Outputs(NamedTuple):
     """Earlier outputs, oldest first.
 
     Attributes:
-        tokens: [N] of all documents, `END` behind each.
+        tokens: [N] of all documents, `END` after each.
         order: [P] places of tokens that another follows, in each block sorted by the text before
             them read backwards.
         blocks: [B + 1] where each block begins in `tokens`.

@@ -15,7 +15,7 @@ NO_TEXT = np.zeros(0, np.int64)
 
 
 def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:
-    """Return the texts with root and accepted tokens behind them."""
+    """Return the texts with root and accepted tokens after them."""
     longer = list(texts)
     for root in range(tree.roots):
         row = int(tree.row[root])

@@ -283,7 +283,7 @@ class ParallelDrafter(Trainable[Blocks]):
     def _along_paths(
         self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> Candidates:
-        """Return a node's candidates come from a mask behind it that reads its path."""
+        """Return a node's candidates come from a mask after it that reads its path."""
         logits = self._like.new_zeros(len(frontier), self._width)
         near = np.flatnonzero(tree.depth[frontier] < self.drafts)
         if len(near):
@@ -351,7 +351,10 @@ class ParallelDrafter(Trainable[Blocks]):
         """Draft logits [M, V′] after nodes, of the blocks' outputs [R, n, D]."""
 
     def confidence(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Floats | None:
-        """Return the probability [M] that a child of each node is accepted; None without such a head."""
+        """Return the probability [M] that a child of each node is accepted.
+
+        Return None without a head that estimates it.
+        """
         return None
 
     @abstractmethod

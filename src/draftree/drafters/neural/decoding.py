@@ -40,8 +40,8 @@ class Decoding:
 
     Attributes:
         cache: its keys and values; the tensors are shared between the states of one text.
-        pending: for each row, committed tokens behind the cached ones, not fed yet.
-        fed: for each row, the nodes fed in this step, in the order of their scratch slots (behind
+        pending: for each row, committed tokens after the cached ones, not fed yet.
+        fed: for each row, the nodes fed in this step, in the order of their scratch slots (after
             the pending ones).
         unread: what the target made of committed tokens, of a drafter that caches something of
             that, not read yet.

@@ -182,7 +182,7 @@ class HeadsDrafter(Trainable[State]):
         vocab = self._target.decoder.vocab if drafted is None else len(drafted.ids)
         logits = self._like.new_zeros(*batch.tokens.shape, vocab)
         for depth, read in enumerate(self.readers(batch)[:block]):
-            begun = start[(at - start == depth) & (start > 0)]  # decoding begins behind a prompt
+            begun = start[(at - start == depth) & (start > 0)]  # decoding begins after a prompt
             logits[:, begun + depth] = read((slice(None), begun - 1)).to(logits.dtype)
         return whole(logits, drafted)
 

@@ -136,7 +136,7 @@ class PairReader(Trainable[Pairs]):
         )
 
     def _read(self, state: Pairs, tokens: Sequence[Ints], rows: Ints, ends: int = 1) -> Tensor:
-        """Feed pairs behind the cached ones, into scratch slots.
+        """Feed pairs after the cached ones, into scratch slots.
 
         Args:
             state: rows of tokens have nothing fed in this step.
@@ -350,7 +350,10 @@ class PairDrafter(PairReader):
         )
 
     def _logits(self, out: Tensor, depths: Ints) -> Tensor:
-        """Return the logits [F, V′] of nodes' outputs [F, K D], each from the level of its depth."""
+        """Return the logits [F, V′] of nodes' outputs [F, K D].
+
+        The level of a node's depth gives its logits.
+        """
         if self.model.levels == 1:
             return self.model.logits(out)
         levels = np.minimum(depths, self.model.levels - 1)

@@ -122,7 +122,10 @@ class ParallelNet(nn.Module):
         return logits
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [R, n, D] of tokens, without later steps of the target's embedding."""
+        """Return the embeddings [R, n, D] of tokens.
+
+        What some targets compute after their embedding is left out.
+        """
         outer: Any = self._target.decoder.model
         table = outer.get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
         return nn.functional.embedding(tokens, table.weight).to(self.norm.weight.dtype)

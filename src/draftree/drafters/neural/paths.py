@@ -1,7 +1,7 @@
 """What the slots of a block hold: masks behind a root, or the tokens of a path with a mask behind each.
 
 Where slots see those before them alone, masks further on change nothing. So one pass reads a whole
-tree: its tokens once, and behind every node that is expanded a mask, which sees the node's path.
+tree: its tokens once, and after every node that is expanded a mask, which sees the node's path.
 
 Shapes: R rows, n slots of a pass, g slots of a root, F frontier nodes, D hidden size, S slots of
 the cache.
@@ -21,10 +21,10 @@ from draftree.tree import Ints, Tree
 
 @dataclass(frozen=True)
 class Group:
-    """The slots behind one root; the last of them draft.
+    """The slots after one root; the last of them draft.
 
     Attributes:
-        offsets: [g] places behind the root.
+        offsets: [g] places after the root.
         given: [g] whether a slot holds the text's token there, and not a mask.
         sees: [g, g] whether a slot may see another; layers may see less.
     """

@@ -122,7 +122,7 @@ class TargetHead(nn.Module):
     Args:
         target: whose it is.
         size: V′; 0 for the whole vocabulary.
-        raw: whether what the target does behind its head is left to the network that this is part
+        raw: whether what the target does after its head is left to the network that this is part
             of.
 
     Attributes:
