@@ -156,8 +156,8 @@ def pair(
 
     Ratios are of wall time and of processor time.
 
-    Plain decoding and the drafters take turns, token by token, so that whatever else the machine
-    does meets all alike.
+    Plain decoding and the drafters take turns, token by token, so that other work on the machine
+    affects all alike.
     """
     draw = np.random.default_rng(number)
     asked = [

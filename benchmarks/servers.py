@@ -216,7 +216,7 @@ def loaded(server: Server, asked: argparse.Namespace, folder: Path, count: int) 
 def figures(requests: Sequence[dict[str, Any]], tokenizer: Any) -> dict[str, float]:
     """Return medians over the answered requests, and the tokens per second of all of them.
 
-    Tokens are counted in the texts, as some servers report none.
+    Tokens are counted in the texts, because some servers do not report their number.
     """
     first, between, tokens, starts, ends = [], [], 0, [], []
     for request in requests:

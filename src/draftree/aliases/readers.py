@@ -16,14 +16,14 @@ REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length
 
 @dataclass(frozen=True)
 class Usage:
-    """The numbers of tokens of a text, as OpenAI's API has them."""
+    """Store the numbers of tokens of a text, as in OpenAI's API."""
 
     prompt_tokens: int
     completion_tokens: int
 
     @property
     def total_tokens(self) -> int:
-        """The tokens of the prompt and of the text."""
+        """Return the number of tokens of prompt and text together."""
         return self.prompt_tokens + self.completion_tokens
 
     def __getitem__(self, name: str) -> Any:
@@ -54,7 +54,7 @@ class Resource:
 
     @property
     def completions(self) -> "Resource":
-        """The same: OpenAI's client has the call of chats here."""
+        """Return itself, because OpenAI's client has the call of chats here."""
         return self
 
 

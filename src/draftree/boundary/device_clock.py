@@ -7,10 +7,10 @@ import torch
 
 
 class DeviceClock(Protocol):
-    """Marks moments in a device's work."""
+    """Mark points in a device's work."""
 
     def mark(self) -> Any:
-        """Return a mark of the moment at which the device has done what it was asked for so far."""
+        """Return a mark that the device reaches after all work requested so far."""
 
     def seconds(self, first: Any, last: Any) -> float:
         """Return the seconds between two marks.
@@ -21,7 +21,7 @@ class DeviceClock(Protocol):
 
 @final
 class HostClock:
-    """The clock of work that is done when a call returns."""
+    """Time work that is complete when a call returns."""
 
     def mark(self) -> float:
         """Return the time now, in seconds."""
@@ -34,10 +34,10 @@ class HostClock:
 
 @final
 class EventClock:
-    """The clock of a GPU's present stream, by CUDA events."""
+    """Time the current stream of a GPU by CUDA events."""
 
     def mark(self) -> Any:
-        """Return an event that the device passes when it has done what was asked before."""
+        """Return an event that the device reaches after all work requested so far."""
         cuda: Any = torch.cuda
         event = cuda.Event(enable_timing=True)
         event.record()

@@ -24,13 +24,13 @@ from draftree.errors import DraftreeError, UnknownName, UserError, first_line, s
 
 @contextmanager
 def understood(told: str) -> Iterator[None]:
-    """Turn any failure inside into one line.
+    """Turn any failure inside into a message of one line.
 
     Args:
-        told: how the line begins; what went wrong comes behind a colon.
+        told: start of the line; the cause follows after a colon.
 
     Raises:
-        UserError: something went wrong that was not told in a line yet.
+        UserError: an error occurred that is not a message of one line yet.
     """
     try:
         yield
@@ -52,7 +52,7 @@ def _reason(error: BaseException) -> str:
 
 
 def tensor_names(path: Path) -> set[str]:
-    """Return the names in a file of safetensors, none of the tensors loaded.
+    """Return the names of the tensors in a safetensors file, without loading them.
 
     Raises:
         UserError: it cannot be read.
@@ -62,7 +62,7 @@ def tensor_names(path: Path) -> set[str]:
 
 
 def tensor_shapes(path: Path) -> dict[str, list[int]]:
-    """Return the shapes in a file of safetensors by name, none of the tensors loaded.
+    """Return the shapes of the tensors in a safetensors file by name, without loading them.
 
     Raises:
         UserError: it cannot be read.
@@ -75,8 +75,8 @@ def read_json(path: Path, what: str) -> Any:
     """Return the value in a JSON file.
 
     Args:
-        path: of the file.
-        what: the file should be, for the error.
+        path: path of the file.
+        what: what the file should be, for the error.
 
     Raises:
         UserError: it cannot be read, or is not JSON.
@@ -106,11 +106,11 @@ REQUIRED: Any = object()
 @final
 @dataclass(frozen=True)
 class Entries:
-    """The entries of a JSON object, each read with the type it must have.
+    """Read the entries of a JSON object, each checked against its type.
 
     Attributes:
-        values: what the object holds.
-        where: it stands: a file, or in words what of it.
+        values: the entries.
+        where: origin of the object for errors: a file, or a description of a part of it.
     """
 
     values: Mapping[str, Any]
@@ -120,13 +120,13 @@ class Entries:
         """Return an entry's value.
 
         Args:
-            name: of the entry.
-            hint: what it must be, as `checked` takes it.
-            default: where there is no such entry.
-            least: of a number, and of the numbers in a list or an object.
+            name: name of the entry.
+            hint: its type, as for `checked`.
+            default: value if the entry is missing.
+            least: lower bound of a number, or of the numbers in a list or an object.
 
         Raises:
-            UserError: it is missing without a default, or something else.
+            UserError: the entry is missing and has no default, or has another type.
         """
         place = f"'{self.where}'" if isinstance(self.where, Path) else self.where
         where = f"{place}: {name}"
@@ -141,15 +141,15 @@ def checked(value: Any, hint: Any, where: str, least: float | None = None) -> An
     """Return a value of a file or a spec, checked against a type hint.
 
     Args:
-        value: what was got.
+        value: the value.
         hint: bool, int, float, str, dict, list, None, a `Literal`, or a union, list or dict of
-            these; as a dataclass's field has it. A number is finite, and a whole number may stand
-            for one that need not be whole.
-        where: it stands, for the error.
-        least: of a number.
+            these, as in a dataclass's field. A number must be finite, and a whole number is allowed
+            for a float.
+        where: origin of the value, for the error.
+        least: lower bound of a number.
 
     Raises:
-        UserError: it is something else.
+        UserError: the value has another type.
     """
     words, fine = _rule(hint, least)
     if not fine(value):
@@ -185,7 +185,7 @@ def on_disk(path: Path) -> Iterator[None]:
 
 
 def _refusal(folder: Path) -> OSError | None:
-    """Return the error of a disk that takes nothing more; None of one that does."""
+    """Return the error of a disk that accepts no more data; None if it does."""
     try:
         with TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 20))
@@ -195,7 +195,7 @@ def _refusal(folder: Path) -> OSError | None:
 
 
 def existing(path: Path) -> Path:
-    """Return a path, or the nearest folder above it that is there."""
+    """Return a path, or the nearest existing folder above it."""
     return next(p for p in (path, *path.absolute().parents) if p.exists())
 
 
@@ -261,13 +261,13 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def filled(folder: Path, last: str) -> Iterator[Path]:
-    """Open a place to write files that come into `folder` once all are whole.
+    """Open a place to write files that are moved into `folder` once all are complete.
 
-    The one that shows that they are there comes last.
+    The file that marks them as complete is moved last.
 
     Args:
-        folder: may hold others.
-        last: the name of that file.
+        folder: target folder; it may hold other files.
+        last: name of the file that is moved last.
 
     Raises:
         OSError: the disk is full, or cannot be written to.
@@ -286,10 +286,10 @@ def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
 
     Args:
         out: the folder.
-        overwrite: whether it takes the place of a folder that is there.
+        overwrite: whether it replaces an existing folder.
 
     Raises:
-        UserError: another process writes the same one.
+        UserError: another process writes the same folder.
         OSError: the disk is full, or cannot be written to.
     """
     home = out.absolute()
@@ -310,7 +310,7 @@ def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _restore(aside: Path, home: Path) -> None:
-    """Put a folder that was to be replaced back, or remove it where the new one is in its place."""
+    """Restore a folder that was to be replaced, or remove it if the new one is in place."""
     if aside.exists():
         if home.exists():
             _remove(aside)
@@ -319,13 +319,13 @@ def _restore(aside: Path, home: Path) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write a text file, whole or not at all."""
+    """Write a text file atomically."""
     with whole(path) as partial:
         partial.write_text(text, "utf-8")
 
 
 def append(path: Path, text: str) -> None:
-    """Add lines to a text file; the last of them is broken off where that fails."""
+    """Add lines to a text file; if that fails, the last one may be incomplete."""
     with on_disk(path), path.open("a", encoding="utf-8") as file:
         file.write(text)
 
@@ -336,15 +336,15 @@ def _lock(path: Path) -> Path:
 
 @contextmanager
 def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[None]:
-    """Locks an output against other processes that write the same; the lock dies with its process.
+    """Lock an output against other processes that write the same.
 
-    What a killed process left half written is removed. Nothing of the lock stays behind. The thread
-    that holds it may ask again.
+    The lock ends with its process. Incomplete output of a killed process is removed. No trace of the
+    lock remains. The thread that holds the lock may request it again.
 
     Args:
         out: a file, or a folder.
-        lock: the file that is locked: `inside` a folder; beside `out` by default.
-        wait: until no other process holds it, instead of an error.
+        lock: file that is locked: `inside` a folder; next to `out` by default.
+        wait: wait until no other process holds it, instead of an error.
 
     Raises:
         UserError: another process holds it.
@@ -380,14 +380,14 @@ def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
-    """Remove folders, the innermost first, up to one that holds something."""
+    """Remove empty folders, the innermost first, up to one that is not empty."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
 
 
 def inside(folder: Path) -> Path:
-    """Return the file to lock in a folder that is written bit by bit."""
+    """Return the file to lock in a folder that is written file by file."""
     return folder / ".lock"
 
 
@@ -397,16 +397,16 @@ def cache_folder() -> Path:
 
 
 def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) -> None:
-    """Refuses, before the work, an output that could not be written after it.
+    """Refuse an output that could not be written, before the work for it starts.
 
     Args:
-        path: of the output.
-        folder: whether it is one.
-        endings: of a file's name, if not all are allowed.
+        path: path of the output.
+        folder: whether it is a folder.
+        endings: allowed endings of a file's name, if not all are.
 
     Raises:
-        UserError: it is of the other kind, its name ends otherwise, its place cannot be written to,
-            or there is no folder for a file with one of some endings.
+        UserError: it is of the other kind, its name has another ending, its place cannot be written
+            to, or there is no folder for a file with one of some endings.
     """
     if endings and path.suffix.lower() not in endings:
         raise UnknownName(f"ending of '{path}',", path.suffix, endings)

@@ -14,10 +14,10 @@ closed."""
 
 
 class Interrupted(KeyboardInterrupt):
-    """A signal has asked for the end.
+    """Signal that the program was asked to end.
 
     Attributes:
-        status: the exit status that shells give a program ended by it.
+        status: exit status that shells give a program that the signal ended.
     """
 
     def __init__(self, number: int) -> None:

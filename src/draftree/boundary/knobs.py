@@ -20,14 +20,14 @@ Rule = tuple[str, Callable[[Any], bool]]
 
 
 def whole(value: Any, least: float = 0, most: float = inf) -> bool:
-    """Return True for a whole number in a range; true and false are none."""
+    """Return whether a value is a whole number in a range; True and False are not."""
     return (
         isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
     )
 
 
 def real(value: Any) -> bool:
-    """Return True for a finite number; true and false are none."""
+    """Return whether a value is a finite number; True and False are not."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     with suppress(OverflowError):  # a whole number beyond all floats
@@ -36,19 +36,19 @@ def real(value: Any) -> bool:
 
 
 def unicode(value: Any) -> bool:
-    """Return True for a text that can be encoded: half a surrogate pair cannot."""
+    """Return whether a text can be encoded; half of a surrogate pair cannot."""
     with suppress(UnicodeEncodeError):
         return isinstance(value, str) and bool(value.encode() or True)
     return False
 
 
 def text(value: Any) -> bool:
-    """Return True for a text of at least one character."""
+    """Return whether a value is a text of at least one character."""
     return unicode(value) and bool(value)
 
 
 def several(values: Any, fine: Callable[[Any], bool]) -> bool:
-    """Return True for a list of what is fine; a text, or bytes, is no list."""
+    """Return whether a value is a list of valid items; a text, or bytes, is no list."""
     return (
         isinstance(values, Sequence)
         and not isinstance(values, str | bytes | bytearray)
@@ -57,13 +57,13 @@ def several(values: Any, fine: Callable[[Any], bool]) -> bool:
 
 
 def optional(fine: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return the test that lets None pass, too."""
+    """Return a test that also accepts None."""
     return lambda value: value is None or fine(value)
 
 
 @dataclass(frozen=True)
 class Range:
-    """The bounds of a number: `least` and `most` may be reached, `above` and `below` may not."""
+    """Store bounds of a number, inclusive `least` and `most`, exclusive `above` and `below`."""
 
     least: float = -inf
     most: float = inf
@@ -71,11 +71,11 @@ class Range:
     below: float = inf
 
     def holds(self, number: Any) -> bool:
-        """Return True for a number in it."""
+        """Return whether a number is within the bounds."""
         return bool(self.least <= number <= self.most and self.above < number < self.below)
 
     def told(self, number: str) -> str:
-        """Return the numbers in it, in words."""
+        """Return the allowed numbers in words."""
         low, high = max(self.least, self.above), min(self.most, self.below)
         if high < inf and number == WHOLE:
             return f"{number} in {low} … {high}"
@@ -104,13 +104,13 @@ def knob(
     """Return a field of a dataclass, with the range of its number.
 
     Args:
-        default: its value where none is given.
-        least: bounds that a number may reach.
-        most: likewise.
-        above: bounds that it may not reach.
-        below: likewise.
-        rule: the values allowed where type and bounds do not say it.
-        more: whatever else is to be known of the field, by name: it is the field's metadata.
+        default: its default value.
+        least: inclusive lower bound.
+        most: inclusive upper bound.
+        above: exclusive lower bound.
+        below: exclusive upper bound.
+        rule: the allowed values, where type and bounds are not enough.
+        more: other metadata of the field, by name.
     """
     return field(
         default=default, metadata={"range": Range(least, most, above, below), "rule": rule, **more}
@@ -158,7 +158,7 @@ def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
 
 @cache
 def rules(of: type) -> tuple[tuple[str, Rule], ...]:
-    """Return the fields of a dataclass that have a rule, each with it."""
+    """Return the fields of a dataclass that have a rule, with these rules."""
     hints, data = get_type_hints(of), {f.name: f.metadata for f in fields(of) if f.init}
     found = {
         name: more.get("rule") or rule_of(hints[name], more.get("range", Range()))
@@ -193,7 +193,7 @@ def check(of: Any, place: str = "") -> None:
 
 
 class Knobs:
-    """Base of dataclasses that check their values."""
+    """Check the values of a dataclass that derives from it."""
 
     def __post_init__(self) -> None:
         """Refuse values that are not allowed."""
@@ -207,10 +207,10 @@ PRESET = "preset"
 
 
 class Part:
-    """Base of dataclasses that check their values and name themselves in the message.
+    """Check the values of a dataclass that derives from it, and name the part in the message.
 
     Attributes:
-        presets: by name, knobs that depart together from the published method; `name:preset=fast`
+        presets: by name, options that together depart from the published method; `name:preset=fast`
             sets them.
         spec_name: its name in specs, where that is not the class's in lower case.
     """
@@ -231,16 +231,15 @@ class Part:
 
 
 def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
-    """Return the values that key=value texts set, each by its field's type.
+    """Return the values that key=value texts set, each with its field's type.
 
-    The dataclass itself refuses those it does not allow.
-
-    A preset sets the knobs that no other text sets, wherever it stands.
+    The dataclass itself refuses values that it does not allow. A preset sets the options that no
+    other text sets, wherever it stands.
 
     Args:
         items: the texts.
         of: the dataclass.
-        what: it is of, for the message.
+        what: what the texts belong to, for the message.
 
     Raises:
         UserError: a text is not key=value, or there is no such key or preset.

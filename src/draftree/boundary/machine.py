@@ -93,7 +93,7 @@ def interleaved(
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Wall seconds of a work, with the device idle before and after."""
+    """Return wall seconds of a work, with the device idle before and after."""
     accelerator: Any = torch.accelerator
     wait = partial(accelerator.synchronize, device) if device.type != "cpu" else lambda: None
     wait()
@@ -117,7 +117,7 @@ def has_float64(device: torch.device) -> bool:
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """Return the figures of the machine that a pass's speed depends on."""
+    """Return the properties of the machine that affect the speed of a pass."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     figures = {
         "device": chip,

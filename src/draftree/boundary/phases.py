@@ -14,18 +14,18 @@ _RECORD: ContextVar["Record | None"] = ContextVar("draftree.phases", default=Non
 
 @final
 class Record:
-    """Adds up the seconds of phases.
+    """Sum the seconds of phases.
 
     Args:
-        seconds: by phase, what is added to. A phase inside others is named with them:
-            `grow/draft/model`.
+        seconds: sums by phase, changed in place. The name of a nested phase includes the outer
+            ones: `grow/draft/model`.
     """
 
     def __init__(self, seconds: MutableMapping[str, float]) -> None:
         self._seconds, self._open, self._since = seconds, list[str](), time.perf_counter()
 
     def turn(self) -> None:
-        """Give the time that has passed to the phase that is open, if one is."""
+        """Add the time that has passed to the open phase, if there is one."""
         now = time.perf_counter()
         if self._open:
             name = self._open[-1]
@@ -33,19 +33,19 @@ class Record:
         self._since = now
 
     def begin(self, name: str) -> None:
-        """Begins a phase inside the one that is open."""
+        """Begin a phase inside the one that is open."""
         self.turn()
         self._open.append(f"{self._open[-1]}/{name}" if self._open else name)
 
     def end(self) -> None:
-        """End the phase that was begun last."""
+        """End the phase that began last."""
         self.turn()
         self._open.pop()
 
 
 @contextmanager
 def recorded(seconds: MutableMapping[str, float]) -> Iterator[None]:
-    """Inside, the seconds of phases are added to those given, by name."""
+    """Add the seconds of phases inside to those given, by name."""
     token = _RECORD.set(Record(seconds))
     try:
         yield

@@ -25,23 +25,23 @@ class Tell(Protocol):
     """Define the callback for progress: amount done, a remark, and the total once it is known."""
 
     def __call__(self, done: int, remark: str = "", of: int | None = None) -> None:
-        """Take how much is done, a remark, and of how much."""
+        """Report the amount done, a remark, and the total."""
         ...
 
 
 def silent(done: int, remark: str = "", of: int | None = None) -> None:
-    """Ignores all progress."""
+    """Ignore all progress."""
 
 
 @contextmanager
 def announced(what: str, own_bar: bool = False) -> Iterator[None]:
-    """Say what is being waited for once it has taken two seconds.
+    """Report work that takes longer than two seconds.
 
-    One line is logged. On a terminal a spinner turns until the work is done. Nothing is said inside
-    other work that is announced, nor where the command line shows progress of its own.
+    One line is logged. On a terminal a spinner turns until the work is done. Nothing is reported
+    inside other work that is announced, nor where the command line shows progress of its own.
 
     Args:
-        what: is being done, as "loading the target".
+        what: the work, as "loading the target".
         own_bar: whether the work shows a progress bar itself, so that no spinner is needed.
     """
     if getattr(_shown, "already", False):

@@ -104,9 +104,7 @@ def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str,
 
     Cells whose trees do not depend on costs run on the first machine alone.
 
-    Cells whose trees do not hang on costs are run on the first alone.
-
-    Without any machine it is the one at hand, by no name.
+    Without any machine, yield it once with this machine's costs and an empty name.
     """
     from draftree.cli import terminal
     from draftree.evaluation.bench import priced

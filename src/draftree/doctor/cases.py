@@ -15,15 +15,15 @@ CHAINS, TREES = "chain", "vct:width=2,depth=2"
 
 @dataclass(frozen=True)
 class Case:
-    """One pairing to examine: a rule with a policy at a temperature.
+    """Describe one case to examine: an acceptor with a policy at a temperature.
 
     Attributes:
-        acceptor: its spec.
-        policy: its spec.
+        acceptor: the acceptor's spec.
+        policy: the policy's spec.
         temperature: 0 for greedy decoding.
         rule: the acceptor.
         grown: the policy.
-        instead: why the policy is not one of those that were asked for.
+        instead: why the policy is none of the requested ones.
     """
 
     acceptor: str
@@ -40,24 +40,24 @@ class Case:
 
     @property
     def keeps_text(self) -> bool:
-        """True where its texts must be plain decoding's; else their distribution must be."""
+        """Return whether its texts must equal plain decoding's; else their distribution must."""
         return self.rule.keeps_text or self.temperature == 0
 
 
 def cases(
     policies: Sequence[str], acceptors: Sequence[str], temperatures: Sequence[float]
 ) -> list[Case]:
-    """Every rule with every policy at every temperature that go together.
+    """Return every valid combination of acceptor, policy and temperature.
 
-    A rule that none of the policies leaves exact gets one of its own.
+    An acceptor that is exact with none of the policies gets a policy with which it is.
 
     Args:
         policies: specs.
-        acceptors: specs; where there are none, all that are exact.
+        acceptors: specs; if there are none, all exact acceptors.
         temperatures: 0 for greedy decoding.
 
     Raises:
-        UserError: something does not exist, or serves none of the temperatures.
+        UserError: a part does not exist, or an acceptor serves none of the temperatures.
     """
     grown = {p: build("policy", p) for p in policies}
     kinds: dict[str, type[Acceptor]] = parts("acceptor")

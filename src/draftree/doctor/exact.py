@@ -22,15 +22,15 @@ LONGEST = 0.2
 
 @dataclass(frozen=True)
 class Layer:
-    """A kind of layer.
+    """Describe a kind of layer.
 
     Attributes:
         name: its class, the entries of a row, and the shapes of its weights.
-        count: how many of them a pass goes through.
-        stable: the widths of a pass at which a row keeps its bits, in words.
-        done: what is done about the others.
-        seconds: of all of them in a step over one token, as they are.
-        more: seconds that what is done adds.
+        count: number of such layers in a pass.
+        stable: widths of a pass at which a row is bitwise reproducible, in words.
+        done: how other widths are handled.
+        seconds: seconds of all of them in a step over one token, unchanged.
+        more: additional seconds of that handling.
     """
 
     name: str
@@ -43,7 +43,7 @@ class Layer:
 
 @dataclass(frozen=True)
 class Price:
-    """How much longer a pass takes where bits are kept, as a share of the model's own."""
+    """Store how much longer a bitwise reproducible pass takes, as a share of the model's own."""
 
     context: int
     width: int
@@ -52,13 +52,13 @@ class Price:
 
 @dataclass(frozen=True)
 class ExactReport:
-    """What was found out about a target.
+    """Store the result for a target.
 
     Attributes:
-        layers: kind by kind.
-        parting: where the bits of a text depend on how it is cut after all.
-        prices: of passes; none where bits cannot be kept.
-        default: what is promised where nothing is asked for and the weights are of half precision.
+        layers: findings by kind of layer.
+        parting: where a text's bits still depend on how it is divided into passes.
+        prices: of passes; empty where they cannot be bitwise reproducible.
+        default: guarantee for weights in half precision where none is requested.
     """
 
     layers: Sequence[Layer]
@@ -73,11 +73,11 @@ class ExactReport:
 
 @torch.inference_mode()
 def examine(target: Target, tell: Tell = silent) -> ExactReport:
-    """Find out what keeps a token's bits in a target.
+    """Examine whether a target's logits are bitwise reproducible, layer by layer.
 
     Args:
         target: loaded with its own attention.
-        tell: told what is being done.
+        tell: called with the current work.
     """
     decoder = target.decoder
     tell(0, "trying its layers at many widths")
@@ -104,7 +104,7 @@ def examine(target: Target, tell: Tell = silent) -> ExactReport:
 
 
 def layer(name: str, kind: Kind, device: torch.device) -> Layer:
-    """One kind of layer, timed."""
+    """Return the timed findings on one kind of layer."""
     words = described(kind.widths)
     if not kind.args:
         return Layer(name, kind.count, *words, None, None)

@@ -26,13 +26,13 @@ CHAINS = (1, 3, 5)
 
 @dataclass(frozen=True)
 class Shape:
-    """A tree, and the acceptance length from which on it is faster than plain decoding.
+    """Store a tree, and the acceptance length above which it is faster than plain decoding.
 
     Attributes:
-        name: of the tree.
-        nodes: that are verified, the root among them.
-        seconds: of a step: its draft steps and its pass.
-        even: the acceptance length at which it is as fast as plain decoding.
+        name: name of the tree.
+        nodes: nodes that are verified, including the root.
+        seconds: seconds of a step: its draft steps and its pass.
+        even: acceptance length at which it is as fast as plain decoding.
     """
 
     name: str
@@ -43,23 +43,23 @@ class Shape:
 
 @dataclass(frozen=True)
 class Expected:
-    """The figures of a device, and of a pairing on it.
+    """Store the figures of a device, and of a drafter and policy on it.
 
     Attributes:
         device: its name.
-        memory: bytes of it that are free, and all; None where it is the host's.
-        bandwidth: bytes that it reads in a second.
-        rate: multiplications with an addition in a second, in the target's dtype.
+        memory: free bytes and all bytes of its memory; None where it is the host's.
+        bandwidth: bytes that it reads per second.
+        rate: multiply-add operations per second, in the target's dtype.
         overhead: seconds of a small operation.
-        dtype: of the target.
-        bytes: of the weights that a pass over one token reads.
+        dtype: dtype of the target.
+        bytes: bytes of the weights that a pass over one token reads.
         floor: seconds in which they are read.
-        ridge: tokens at which computing takes as long as reading.
+        ridge: number of tokens at which computing takes as long as reading.
         recorded: whether passes over trees are CUDA graphs.
         native: whether they run native kernels.
-        timings: of running steps, by which the passes below are corrected; 0 where they are
+        timings: number of timed steps by which the passes below are corrected; 0 where they are
             estimates.
-        passes: seconds by the number of tokens.
+        passes: seconds by number of tokens.
         draft: seconds of a draft step over one token.
         shapes: chains, and the tree of the policy.
         lengths: acceptance lengths for which a speed-up is shown.

@@ -19,16 +19,16 @@ from draftree.training.export import FORMATS, formats_of
 
 @dataclass(frozen=True)
 class ExportReport:
-    """What was found in an exported folder.
+    """Store the result for an exported folder.
 
     Attributes:
-        folder: that was examined.
+        folder: the folder.
         drafter: the method.
-        format: of its layout.
-        tensors: how many it has.
-        verifier: the target that its config names; none where the layout has no place for it.
-        faults: what keeps an engine from using it, a line each.
-        remarks: what a user should know, a line each.
+        format: format of its layout.
+        tensors: number of tensors.
+        verifier: the target that its config names; None where the layout has no place for it.
+        faults: reasons why an engine cannot use it, one per line.
+        remarks: what a user should know, one per line.
     """
 
     folder: str
@@ -99,7 +99,7 @@ def layout(config: dict[str, Any]) -> str:
 
 
 def _odd(tensors: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Tensors that no engine can compute with."""
+    """Yield the tensors that no engine can compute with, and why."""
     for name, tensor in sorted(tensors.items()):
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             yield name, "values that are not finite"

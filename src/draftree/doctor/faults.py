@@ -44,13 +44,13 @@ NEGLIGIBLE = 1e-4
 
 @dataclass(frozen=True)
 class Alternative:
-    """A drafter driven with one thing changed.
+    """Describe a drafter with one change.
 
     Attributes:
-        cause: what is wrong if it helps.
-        change: what was changed, in words.
-        source: what drives the drafter instead of the recording or target.
-        made: inside, the drafter is changed.
+        cause: the fault, if the change helps.
+        change: the change in words.
+        source: what the drafter reads instead of the recording or target.
+        made: context in which the drafter is changed.
     """
 
     cause: str
@@ -61,15 +61,15 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Better:
-    """The gain of an alternative.
+    """Store the gain of an alternative.
 
     Attributes:
         cause: the fault.
         change: what was changed.
         overlap: before and after.
         agreement: before and after.
-        z: the gain of overlap in standard errors.
-        z_surprise: that of cross-entropy.
+        z: gain of overlap in standard errors.
+        z_surprise: gain of cross-entropy in standard errors.
     """
 
     cause: str
@@ -81,12 +81,12 @@ class Better:
 
     @property
     def gain(self) -> float:
-        """The rise of overlap."""
+        """Return the rise of overlap."""
         return self.overlap[1] - self.overlap[0]
 
     @property
     def sure(self) -> bool:
-        """True where it cannot be chance."""
+        """Return whether the gain is too large for chance."""
         less, more = sorted((self.z, self.z_surprise))
         return (
             more >= CERTAIN
@@ -97,7 +97,7 @@ class Better:
 
     @property
     def evidence(self) -> str:
-        """The gain in words."""
+        """Return the gain in words."""
         return (
             f"with {self.change}, overlap goes from {self.overlap[0]:.3f} to {self.overlap[1]:.3f} and agreement from "
             f"{self.agreement[0]:.2f} to {self.agreement[1]:.2f} (overlap rises by {self.z:.1f} standard errors, cross-entropy "
@@ -108,7 +108,7 @@ class Better:
 def compared(
     alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Text], base: Places
 ) -> Better:
-    """Drives the drafter with one thing changed, over the places of `base`."""
+    """Run the drafter with one change, at the positions of `base`."""
     with alternative.made():
         found = drive(alternative.source, drafter, texts)
     z, z_surprise = _z(found.overlap - base.overlap, base), _z(base.surprise - found.surprise, base)
@@ -152,7 +152,7 @@ def best(
 def alternatives(
     target: Target, drafter: Drafter[Any], texts: Sequence[Text], chart: "Map | None"
 ) -> list[Alternative]:
-    """Everything that can be tried on a drafter; `chart` is its vocabulary map as it was loaded."""
+    """Return all changes to try on a drafter; `chart` is its vocabulary map as it was loaded."""
     needs, count = drafter.needs, int(target.decoder.config.num_hidden_layers)
     layers = tuple(target.decoder.hidden_index(layer) for layer in needs.hidden)
     around = [i for layer in layers for i in (layer - 1, layer, layer + 1) if 0 <= i <= count]
@@ -190,7 +190,7 @@ def _tokens(record: Recording, layers: tuple[int, ...]) -> Iterator[Alternative]
 
 @dataclass(frozen=True)
 class Lifted:
-    """A target whose cache shows other layers' keys and values."""
+    """Stand in for a target, with other layers' keys and values in the cache."""
 
     target: Target
     by: int
@@ -247,7 +247,7 @@ def _beside(holder: object, where: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def frequencies(module: nn.Module) -> Tensor:
-    """[k] rotary frequencies of such a module."""
+    """Return [k] the rotary frequencies of such a module."""
     found = module._buffers["inv_freq"]
     assert found is not None
     return found
@@ -260,9 +260,10 @@ def theta(frequencies: Tensor) -> float:
 
 
 def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[Alternative]:
-    """Yield the target's frequencies, and those of the base that configs have where they name none.
+    """Yield changes of the rotary frequencies, for all modules together and for each.
 
-    Of all modules, and of each.
+    Tried are the target's frequencies, and those of the usual base of configs that name none.
+
     """
     theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
     own = rotaries(drafter.model, drafter)
@@ -326,7 +327,7 @@ class Map:
 
     @property
     def drafted(self) -> Tensor:
-        """[V′] the target's ids."""
+        """Return [V′] the target's ids that can be drafted."""
         return ids_of(self.d2t)
 
     @property
@@ -337,7 +338,7 @@ class Map:
 
     @property
     def complaints(self) -> list[str]:
-        """Its faults as it stands, in words."""
+        """Return the faults of the map, in words."""
         ids, vocab, found = self.drafted, len(self.t2d), []
         if outside := int(((ids < 0) | (ids >= vocab)).sum()):
             found.append(
@@ -361,12 +362,13 @@ class Map:
 
 
 def vocabulary_map(model: nn.Module, vocab: int) -> Map | None:
-    """Return the vocabulary map of a model, if it has one that rows of its own can differ from.
+    """Return the vocabulary map of a model, if its LM head has rows of its own.
 
-    Where the head is the target's own, the map says which of its rows are computed, too.
+    Where the head is the target's, the map itself determines the computed rows, so that both
+    cannot differ.
 
     Args:
-        model: a drafter's.
+        model: model of a drafter.
         vocab: V, the size of the target's vocabulary.
     """
     for module in model.modules():

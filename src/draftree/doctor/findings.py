@@ -15,7 +15,7 @@ HALF = 0.1
 
 @dataclass(frozen=True)
 class Finding:
-    """One figure: its name, value and verdict, and what it means in words."""
+    """Store one figure: its name, value and verdict, and what it means in words."""
 
     name: str
     value: float | str | None
@@ -24,6 +24,6 @@ class Finding:
 
 
 def finite(report: Any) -> dict[str, Any]:
-    """Return a dataclass as JSON has it; a figure that is no finite number is null."""
+    """Return a dataclass for JSON; figures that are not finite become null."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(report)), parse_constant=lambda _: None)
     return found

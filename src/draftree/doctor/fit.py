@@ -63,7 +63,7 @@ TOKENIZER = "another tokenizer"
 
 @dataclass(frozen=True)
 class Suspect:
-    """A likely fault and its evidence."""
+    """Store a likely fault and its evidence."""
 
     cause: str
     evidence: str
@@ -71,17 +71,17 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Depth:
-    """The figures at one depth.
+    """Store the figures at one depth.
 
     Attributes:
-        depth: 1 is what follows the root.
-        places: how many were looked at.
-        drafted: share of places where anything was drafted.
+        depth: 1 is the token after the root.
+        places: number of positions.
+        drafted: share of positions where anything was drafted.
         agreement: share of drafts that are the target's choice.
-        overlap: E[Σ min(p, q)] over drafts, the target's p at temperature 1.
+        overlap: E[Σ min(p, q)] over drafts, with the target's p at temperature 1.
         confidence: mean q of the likeliest draft.
-        calibration: expected calibration error of it.
-        accepted: how often a greedy chain's draft is accepted here, where all before it were.
+        calibration: expected calibration error of q.
+        accepted: how often a greedy chain's draft is accepted after an accepted path.
     """
 
     depth: int
@@ -96,17 +96,17 @@ class Depth:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an examination of a drafter.
+    """Store the result of an examination of a drafter.
 
     Attributes:
-        target: its name.
-        drafter: its description.
-        texts: how many it was measured on.
-        tokens: how many of them.
+        target: the target's name.
+        drafter: the drafter's description.
+        texts: number of texts.
+        tokens: number of their tokens.
         findings: the figures.
-        depths: by depth.
-        layers: how much each of the target's layers attends; none where that cannot be measured.
-        suspects: what is likely wrong, the surest first; none for a healthy drafter.
+        depths: figures by depth.
+        layers: attention of the target's layers; empty where it cannot be measured.
+        suspects: likely faults, the surest first; empty for a healthy drafter.
     """
 
     target: str
@@ -120,7 +120,7 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """True where nothing is suspected and no figure is bad; it may still be slow."""
+        """Return whether no fault is suspected and no figure is bad; it may still be slow."""
         return not self.bad
 
     @property
@@ -131,7 +131,7 @@ class Report:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """All of it; a figure that is no finite number is null."""
+        """Return the report for JSON; figures that are not finite become null."""
         return finite(self) | {"healthy": self.healthy, "verdict": "bad" if self.bad else "ok"}
 
 
@@ -143,16 +143,16 @@ def examine(
     tell: Tell = silent,
     again: Callable[[], Costs] | None = None,
 ) -> Report:
-    """Measures a drafter on texts, and looks for what may be wrong with it.
+    """Measure a drafter on texts, and search for faults.
 
     Args:
-        target: the model it drafts for.
-        drafter: opened for that target.
+        target: the target.
+        drafter: drafter opened for that target.
         texts: see `driven.answers` and `driven.read`.
-        costs: of the pairing, for the speed-up; without them none is predicted.
-        tell: told what is done next.
-        again: measures the costs anew, where the speed-up is poor: another program may have slowed
-            the first measurement.
+        costs: costs for the predicted speed-up; without them none is predicted.
+        tell: called with the next work.
+        again: measures the costs again where the speed-up is poor, because another program may have
+            slowed the first measurement.
     """
     chart = (
         vocabulary_map(drafter.model, target.decoder.vocab)
@@ -203,7 +203,7 @@ def _driven(
     chart: Map | None,
     tell: Tell,
 ) -> tuple[list[Finding], tuple[Depth, ...], list[Suspect]]:
-    """Drives the drafter along the texts, and again with one thing changed at a time."""
+    """Run the drafter along the texts, and again with one change at a time."""
     tell(0, "driving the drafter along the texts", STAGES)
     places = drive(target, drafter, texts)
     depths = tuple(_at_depth(places, d) for d in range(1, DEPTHS + 1))
@@ -296,7 +296,7 @@ def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
 
 
 def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
-    """Faults of weights and vocabulary map, whatever the text."""
+    """Yield faults of weights and vocabulary map, which do not depend on the text."""
     if isinstance(drafter, Trainable):
         odd = [
             name
@@ -350,9 +350,9 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
 
 
 def _graded(name: str, value: float, marks: tuple[float, float], text: str) -> Finding:
-    """Return a finding by two marks: ok from the first on, bad beyond the second.
+    """Return a finding, ok up to the first limit and bad beyond the second.
 
-    The first is the larger where more is better.
+    The first limit is the larger one where more is better.
     """
     better = np.sign(marks[0] - marks[1])
     verdict: Said = (
@@ -426,7 +426,7 @@ def _predicted(
 
 
 def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) -> Finding:
-    """Training forward beside decoding, on the beginnings of two texts."""
+    """Compare the training forward with decoding, on the beginnings of two texts."""
     longest = sorted(texts, key=lambda t: -len(t.tokens))[:2]
     count = min(COMPARED, *(len(t.tokens) for t in longest))
     tokens = np.stack([t.tokens[:count] for t in longest])
@@ -444,9 +444,10 @@ def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) ->
 
 
 def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
-    """Return True for a drafter with weights that hardly ever says what the target says.
+    """Return whether a drafter with weights hardly ever agrees with the target.
 
-    One that looks up text may find nothing.
+    A drafter that looks up text is left out, because it may find nothing.
+
     """
     weights = isinstance(drafter, Trainable) or drafter.language_model is not None
     return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED

@@ -20,7 +20,10 @@ from draftree.tree import Ints
 
 
 def batch_of(target: Target, drafter: Drafter[Any], tokens: Ints, seed: int = 0) -> Batch:
-    """Texts [B, T], all but their first token learnt, and what the target says of them."""
+    """Return a training batch of texts [B, T] with the target's outputs.
+
+    All tokens but the first are learnt.
+    """
     samples = [Sample(row, np.arange(len(row)) > 0) for row in tokens]
     return Teacher(target, drafter.needs, samples, seed).batch(range(len(samples)), 0)
 
@@ -47,7 +50,7 @@ def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, pha
 def both(
     target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int
 ) -> tuple[Tensor, Tensor]:
-    """[B, T', V] log-probabilities of the training forward, and of decoding."""
+    """Return [B, T', V] log-probabilities of the training forward, and of decoding."""
     with torch.no_grad():
         logits = drafter.forward(batch_of(target, drafter, tokens), block, phase)
     steps = decoded(target, drafter, tokens, block, phase)

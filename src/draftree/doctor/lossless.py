@@ -61,13 +61,13 @@ Drawn = list[tuple[int, ...]]
 
 @dataclass(frozen=True)
 class Extent(Knobs):
-    """The extent of an examination.
+    """Set the extent of an examination.
 
     Attributes:
         max_new_tokens: of each text.
-        seeds: how many are compared at each temperature above 0.
-        trials: how often plain decoding and each rule draw, behind all roots together.
-        roots: how many there are, each in another text.
+        seeds: number of seeds compared at each temperature above 0.
+        trials: number of draws with plain decoding and with each acceptor, over all roots.
+        roots: number of roots, each in another text.
         seed: the first of the seeds.
 
     Raises:
@@ -111,16 +111,16 @@ def examine(
     costs: Costs | CostTable = UNIT,
     tell: Tell = silent,
 ) -> Report:
-    """Compare what is written with what the target writes by itself.
+    """Compare the output with that of the target itself.
 
     Args:
-        target: the model whose output is promised.
-        drafter: opened for that target.
+        target: the target.
+        drafter: drafter opened for that target.
         prompts: token ids.
         chosen: see `cases`.
-        extent: how much is tried.
+        extent: extent of the examination.
         costs: for policies that read them.
-        tell: is told how far it is.
+        tell: called with the progress.
 
     Raises:
         UserError: a prompt cannot be served.
@@ -139,7 +139,7 @@ def examine(
 
 @dataclass
 class _Work:
-    """An examination under way."""
+    """Hold the state of an examination."""
 
     target: Target
     pairs: list[tuple[Case, Engine]]
@@ -154,7 +154,7 @@ class _Work:
 
     @property
     def drawn(self) -> list[tuple[Case, Engine]]:
-        """The cases that are tested by frequencies."""
+        """Return the cases that are tested by frequencies."""
         return [(c, e) for c, e in self.pairs if not c.keeps_text]
 
     def followed(self, temperature: float) -> list[tuple[Case, Engine]]:
@@ -190,7 +190,7 @@ class _Work:
         self.done += 1
 
     def compare(self, text: int, prompt: list[int]) -> None:
-        """All cases on one prompt."""
+        """Compare all cases on one prompt."""
         request = Request(
             prompt, self.extent.max_new_tokens, self.target.eos, text, keep_scores=True
         )
@@ -211,7 +211,7 @@ class _Work:
     def note(
         self, name: str, request: Request, sampling: Sampling, base: Heard, ours: Heard
     ) -> None:
-        """Write down how a text stands beside plain decoding's."""
+        """Record the comparison of a text with plain decoding's."""
         before = self.compared.get(name, Compared(name, 0, 0, (), 0.0))
         at, parted = common(base.tokens, ours.tokens), before.parted
         if base.tokens != ours.tokens:
@@ -230,7 +230,7 @@ class _Work:
         )
 
     def draw(self) -> None:
-        """All frequency tests."""
+        """Run all frequency tests."""
         if self.drawn and not self.roots:
             raise UserError(
                 "every text ends with its first token, so nothing can be drawn behind one; give other prompts"
@@ -252,7 +252,7 @@ class _Work:
                     self.tests += [self.tested(case, plain, ours, look) for look in (1, LOOK)]
 
     def numbers(self, root: int, roots: int) -> list[range]:
-        """Return the numbers of the trials behind one of the roots, batch by batch."""
+        """Return the numbers of the trials after one of the roots, batch by batch."""
         first, end = (self.extent.trials * i // roots for i in (root, root + 1))
         rows = math.ceil(
             (end - first) / math.ceil((end - first) / ROWS)
@@ -260,7 +260,7 @@ class _Work:
         return [range(n, min(n + rows, end)) for n in range(first, end, rows)]
 
     def batches(self, root: int, what: str) -> Iterator[range]:
-        """Yield the same, telling how far it is."""
+        """Yield these numbers and report the progress."""
         for numbers in self.numbers(root, len(self.roots)):
             self.advance(f"{what}: {numbers[0]:,} of {self.extent.trials:,} trials")
             yield numbers
@@ -268,7 +268,7 @@ class _Work:
     def tested(
         self, case: Case, plain: Sequence[Drawn], ours: Sequence[Drawn], look: int
     ) -> Frequencies:
-        """Two samples side by side, each of what was drawn behind every root."""
+        """Compare two samples, each of what was drawn after every root."""
         counted = [
             Counter((i, *s[:look]) for i, drawn in enumerate(sample) for s in drawn)
             for sample in (ours, plain)
@@ -285,7 +285,7 @@ class _Work:
 
     @property
     def level(self) -> float:
-        """The p-value below which a test fails."""
+        """Return the p-value below which a test fails."""
         return LEVEL / max(2 * sum(not c.rule.lossy for c, _ in self.drawn), 1)
 
     def report(self, drafter: str, texts: int) -> Report:

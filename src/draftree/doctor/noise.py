@@ -68,13 +68,13 @@ class Noise:
 
 @dataclass(frozen=True)
 class Root:
-    """A place behind which tokens are drawn.
+    """Describe a position after which tokens are drawn.
 
     Attributes:
-        text: the number of its prompt.
-        before: token ids, the prompt's first.
+        text: number of its prompt.
+        before: token ids before it, those of the prompt first.
         token: the root.
-        distance: of the next token's entropy from `OPEN`.
+        distance: distance of the next token's entropy from `OPEN`.
     """
 
     text: int
@@ -84,7 +84,7 @@ class Root:
 
 
 class Heard:
-    """Keeps what one text's run emits: its tokens, and the logits that each was chosen by."""
+    """Collect the tokens of one text's run, with the logits from which each was chosen."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -97,7 +97,7 @@ class Heard:
             self.scores += event.scores
 
     def raw(self, count: int) -> Tensor:
-        """[count, V] the target's own logits before the first tokens."""
+        """Return [count, V] the target's own logits before the first tokens."""
         return torch.stack([s.raw for s in self.scores[:count]])
 
 

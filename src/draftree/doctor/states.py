@@ -11,9 +11,10 @@ from draftree.tree import Tree
 
 
 def state_findings(target: Target) -> Iterator[Finding]:
-    """Yield the bytes of a sequence's states and of a node's stash, of a pass over one.
+    """Yield the bytes of a sequence's recurrent states, of a node's stash, and of a pass over one.
 
-    Return none where there are no states.
+    Nothing is yielded where the target has no such states.
+
     """
     cache = target.new_cache(1, 8)
     if cache.states is None:

@@ -18,13 +18,12 @@ outcomes are put together."""
 
 
 class ChiSquare(NamedTuple):
-    """The outcome of a test.
+    """Store the outcome of a χ² test.
 
     Attributes:
-        statistic: χ²; ∞ where something came that cannot come.
-        dof: degrees of freedom, one less than there are bins.
-        p_value: the probability of at least so large a statistic where the frequencies are as they
-            should be.
+        statistic: χ²; ∞ where an impossible outcome occurred.
+        dof: degrees of freedom, the number of bins minus one.
+        p_value: probability of at least so large a statistic if the frequencies are right.
     """
 
     statistic: float
@@ -33,11 +32,11 @@ class ChiSquare(NamedTuple):
 
 
 def two_sample(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
-    """Pearson's test that two samples were drawn from one distribution, whatever it is.
+    """Run Pearson's test that two samples come from the same distribution.
 
     Args:
-        counts_a: [V] how often each outcome came in one sample.
-        counts_b: [V] how often in the other.
+        counts_a: [V] frequency of each outcome in one sample.
+        counts_b: [V] frequency in the other.
     """
     a, b = np.asarray(counts_a, np.float64), np.asarray(counts_b, np.float64)
     share = a.sum() / (a.sum() + b.sum())
@@ -105,7 +104,7 @@ def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> flo
 
 
 def _scipy() -> Any:
-    """Return the package, with the parts used here.
+    """Return the package scipy, with the parts used here.
 
     Raises:
         UserError: it is not installed.

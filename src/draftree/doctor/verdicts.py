@@ -13,16 +13,16 @@ from draftree.doctor.noise import Noise
 
 @dataclass(frozen=True)
 class Parted:
-    """The first difference of a text from plain decoding's.
+    """Store the first difference of a text from plain decoding's.
 
     Attributes:
-        text: the number of its prompt.
-        seed: of the run.
-        token: the first that differs, counted from 0.
-        plain: the token that plain decoding chose there; None where it had ended.
-        ours: the token that came instead.
-        margin: by how much plain decoding preferred its own, in logits: ∞ where it could never have
-            chosen ours.
+        text: number of its prompt.
+        seed: seed of the run.
+        token: index of the first token that differs, from 0.
+        plain: plain decoding's token there; None where its text had ended.
+        ours: the other token.
+        margin: difference of plain decoding's logits for both; ∞ where it could never have chosen
+            the other.
     """
 
     text: int
@@ -35,15 +35,15 @@ class Parted:
 
 @dataclass(frozen=True)
 class Compared:
-    """One case beside plain decoding.
+    """Store the comparison of one case with plain decoding.
 
     Attributes:
         case: its name.
-        texts: how many were compared.
-        tokens: how many tokens plain decoding wrote.
+        texts: number of texts.
+        tokens: number of tokens of plain decoding.
         parted: the texts that differ.
-        shift: how much a verification's logits differ from plain decoding's behind the same text,
-            at most; see `shifts`.
+        shift: largest difference of a verification's logits from plain decoding's after the same
+            text; see `shifts`.
     """
 
     case: str
@@ -55,20 +55,20 @@ class Compared:
 
 @dataclass(frozen=True)
 class Frequencies:
-    """One test of whether tokens come as often as plain sampling has them come.
+    """Store one test of whether tokens are as frequent as with plain sampling.
 
     Attributes:
         case: its name.
-        look: how many tokens behind a root were counted together.
-        trials: in each of the two samples, behind all roots.
+        look: number of tokens after a root that were counted together.
+        trials: number of trials in each of the two samples, over all roots.
         statistic: χ².
         dof: its degrees of freedom.
-        p_value: how probable so large a one is where nothing is wrong.
-        distance: total variation between the two samples.
-        chance: what it is expected to be where nothing is wrong.
-        detectable: the total variation that would have been found, with probability `SURE`,
-            whatever its shape; None where the tokens are too certain to tell anything.
-        exact: whether the rule promises to pass.
+        p_value: probability of at least so large a statistic if nothing is wrong.
+        distance: total variation distance between the two samples.
+        chance: its expectation if nothing is wrong.
+        detectable: total variation distance of any shape that would have been detected with
+            probability `SURE`; None where the tokens are too certain for a test.
+        exact: whether the acceptor guarantees to pass.
     """
 
     case: str
@@ -85,20 +85,20 @@ class Frequencies:
 
 @dataclass(frozen=True)
 class Report:
-    """The result of an examination of the output.
+    """Store the result of an examination of the output.
 
     Attributes:
-        target: its name.
-        drafter: what it is.
-        texts: how many prompts there were.
-        noise: between passes of different width.
-        allowed: the largest difference of logits that it explains.
-        level: below it a p-value is too small, so that all tests together fail by chance with
-            probability `LEVEL`.
-        findings: a verdict on each case, after those on plain decoding and its noise.
+        target: the target's name.
+        drafter: the drafter's description.
+        texts: number of prompts.
+        noise: differences between passes of different width.
+        allowed: largest difference of logits that noise explains.
+        level: p-values below it are too small; all tests together fail by chance with probability
+            `LEVEL`.
+        findings: verdict on each case, after those on plain decoding and its noise.
         compared: all comparisons.
         frequencies: all tests.
-        lossy: the cases that promise nothing.
+        lossy: cases without a guarantee.
     """
 
     target: str
@@ -124,12 +124,12 @@ class Report:
 
     @property
     def parted(self) -> tuple[tuple[str, Parted], ...]:
-        """Every text that differs, with its case."""
+        """Return every text that differs, with its case."""
         return tuple((c.case, p) for c in self.compared for p in c.parted)
 
     @property
     def summary(self) -> str:
-        """The verdict in a line."""
+        """Return the verdict in one line."""
         said = [f"{name} is lossy by design" for name in self.lossy]
         if not self.lossless:
             nobody = [] if self.promised else ["nothing that was asked for promises it"]
@@ -145,12 +145,12 @@ class Report:
         return "; ".join([f"lossless: {', '.join(told)}", *said])
 
     def as_json(self) -> dict[str, Any]:
-        """All of it; a figure that is no finite number is null."""
+        """Return the report for JSON; figures that are not finite become null."""
         return finite(self) | {"lossless": self.lossless, "summary": self.summary}
 
 
 def plain(dtype: torch.dtype, found: Noise) -> Finding:
-    """Plain decoding beside the stock model."""
+    """Compare plain decoding with the stock model."""
     limit = APART.get(dtype, HALF)
     text = f"its probabilities and those of one pass of the stock model over the text differ by at most {found.p:.1g}"
     verdict: Said = "ok" if found.p <= limit else "bad" if dtype in APART else "warn"
@@ -220,7 +220,7 @@ def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: N
 
 
 def _lossy(case: Case, tests: Sequence[Frequencies]) -> Finding:
-    """Return the verdict on a rule that promises nothing."""
+    """Return the verdict on an acceptor without a guarantee."""
     far = max(tests, key=lambda t: t.distance - t.chance)
     verb = "is" if far.look == 1 else "are"
     told = f"lossy by design: the next {_tokens(far.look)} {verb} {far.distance:.2f} (total variation) from plain sampling's"

@@ -96,8 +96,6 @@ def warm(engine: Engine, request: Request, baseline: bool) -> None:
     What drafter, policy and caches keep of the warm-up is dropped, so that the timed run does not
     find its own text.
 
-    What drafter, policy and caches keep of the warm-up is dropped: what is timed shall not find its
-    own beginning.
     """
     if engine.policy.reads_costs:  # under cheap drafts whatever may be asked for runs once
         replace(engine, costs=CHEAP, learned={}).write([short(request)], reuse=False)

@@ -310,8 +310,6 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _R
     The draft step is the one after the root's children. It is that of the root for a drafter that
     proposes several depths in one step.
 
-    The step is one below the root's children, or that of the root for a drafter that tells several
-    layers in it.
     """
     widest = max(max(p.shape) for p in target.decoder.layers[0].parameters())
     first, step, commit, later = (_Reading(widest) for _ in range(4))

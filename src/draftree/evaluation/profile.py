@@ -134,7 +134,6 @@ def profiled(target: Target, stats: Stats) -> list[Part]:
 
     The bound follows from the limits of this machine, which are measured here.
 
-    The floor follows from the ceilings of this machine, which are measured.
     """
     work = stats.work
     tokens, context = (

@@ -97,7 +97,6 @@ def rows(
 
     It has a drafter's own figures and counted work where they are known.
 
-    With a drafter's own figures and counted work where they are known.
     """
     by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
     plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
@@ -143,10 +142,6 @@ def row(
     the cost model, which neither fluctuations of the machine nor Python influence. The draft share
     is the drafter's part of the counted seconds.
 
-    Counts are of one repeat, seconds the mean of all; the speed-up is the ratio of tokens per
-    second over all prompts, the counted one that of tokens per second by the cost model, which
-    neither the machine's moods nor Python take part in. The draft share is the drafter's part of
-    the counted seconds.
     """
     stats, base = total([w.stats for w in written]), total([w.stats for w in plain])
     different = sum(a.tokens != b.tokens for a, b in zip(written, plain, strict=True))

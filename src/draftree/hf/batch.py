@@ -59,13 +59,13 @@ STATELESS: frozenset[type] = ALONE | {
 
 @dataclass(frozen=True)
 class PaddedPrompt:
-    """A row of a batch.
+    """Store the prompt of a sequence in a padded batch.
 
     Attributes:
-        padding: the ids in front of its text.
-        text: what the model reads.
-        hidden: the whole row, where ids inside it are hidden from the model; processors and
-            criteria are shown them all.
+        padding: ids before its text.
+        text: ids that the model reads.
+        hidden: all ids of the sequence, where the mask hides ids inside it from the model;
+            processors and criteria get all of them.
     """
 
     padding: list[int]
@@ -76,18 +76,19 @@ class PaddedPrompt:
 def prompts(
     input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False
 ) -> list[PaddedPrompt]:
-    """Return the text of each row that the model is to read.
+    """Return the ids of each sequence that the model is to read.
 
-    An id that the mask hides is seen by nobody and counts in no position: the text is the others'.
+    An id that the mask hides is not attended to and has no position, so the text consists of the
+    other ids.
 
     Args:
         input_ids: [B, n].
         model_kwargs: with a mask and positions, both [B, n], or without.
-        windowed: whether the model's windows count places, hidden ones with the others.
+        windowed: whether the model's attention windows also count hidden ids.
 
     Raises:
-        UserError: a mask hides a row's last id, or one inside a row from a model with windows; or
-            positions are not counted from 0 without what it hides.
+        UserError: a mask hides a sequence's last id, or an id inside one from a model with windows;
+            or positions do not count the visible ids from 0.
     """
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask != 0
@@ -133,7 +134,7 @@ def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> Padde
 
 @dataclass
 class RowOutput:
-    """A row's new tokens and scores, and why it ended."""
+    """Store a sequence's new tokens and scores, and why it ended."""
 
     tokens: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
@@ -148,14 +149,14 @@ class RowOutput:
 
 @dataclass
 class Call:
-    """A call of `generate`, as transformers has prepared it.
+    """Store a call of `generate` as transformers has prepared it.
 
     Attributes:
         input_ids: [B, n].
-        prompts: of each row.
+        prompts: prompt of each sequence.
         config: options.
-        processors: one list for all rows.
-        criteria: one list for all rows.
+        processors: one list for all sequences.
+        criteria: one list for all sequences.
     """
 
     input_ids: Tensor
@@ -186,7 +187,7 @@ class Call:
 
     @property
     def keeps_scores(self) -> bool:
-        """True where the output holds scores or logits."""
+        """Return whether the output holds scores or logits."""
         config = self.config
         return bool(
             config.return_dict_in_generate and (config.output_scores or config.output_logits)
@@ -199,11 +200,11 @@ class Call:
 
     @property
     def _stopping(self) -> list[Any]:
-        """The criteria that have to be asked."""
+        """Return the criteria that have to be called."""
         return [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
 
     def requests(self, sampling: Sampling) -> list[Request]:
-        """Return a request for each row; its number in the batch decides its noise."""
+        """Return a request for each sequence; its number in the batch determines its noise."""
         longest = min(
             (c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31
         )
@@ -263,7 +264,7 @@ class Call:
         return GenerateDecoderOnlyOutput(**output)
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
-        """Return the rows' scores by place: T tensors [B, V]."""
+        """Return the scores of all sequences by position: T tensors [B, V]."""
         nothing = torch.zeros_like(kept[0][0])
         columns = (
             torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps)
@@ -274,7 +275,7 @@ class Call:
 def write(
     engine: Writer, call: Call, sampling: Sampling, streamer: BaseStreamer | None, reuse: bool
 ) -> tuple[list[RowOutput], Stats]:
-    """Write all rows of a call, as long as transformers would.
+    """Generate all sequences of a call, as long as transformers would.
 
     Raises:
         UserError: a request cannot be served.
@@ -332,12 +333,12 @@ class Finite(LogitsProcessor):
 
 
 class OneRow(Around):
-    """A processor of a batch, for one of its rows.
+    """Apply a processor of a batch to one of its sequences.
 
     Args:
-        processor: may tell rows apart by their numbers.
-        row: which one this is for.
-        rows: B; the processor is shown so many, all alike.
+        processor: may distinguish sequences by their numbers.
+        row: number of the sequence.
+        rows: B; the processor gets that many identical sequences.
     """
 
     def __init__(self, processor: LogitsProcessor, row: int, rows: int) -> None:
@@ -369,12 +370,12 @@ class Whole(Around):
 
 
 def in_full(prompt: PaddedPrompt, part: Any) -> Any:
-    """Return a processor or criterion that is shown its row as transformers shows it."""
+    """Return a processor or criterion that gets its sequence as transformers would pass it."""
     return part if prompt.hidden is None else Whole(part, prompt)
 
 
 def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
-    """Return a processor of a batch as one row's own."""
+    """Return a processor of a batch as one sequence's own."""
     if type(processor) is stock.InfNanRemoveLogitsProcessor:  # float64 stays float64 here
         return Finite()
     if rows == 1:
@@ -413,7 +414,7 @@ def own_copy(part: Any, row: int) -> Any:
 
 
 class Record(LogitsProcessor):
-    """Keeps the processed scores of each place, for criteria; the last of a row's processors."""
+    """Keep the processed scores of each position for criteria, as the last processor."""
 
     def __init__(self) -> None:
         self._scores: dict[int, Tensor] = {}
@@ -424,20 +425,20 @@ class Record(LogitsProcessor):
         return scores
 
     def until(self, length: int, rows: int) -> tuple[Tensor, ...]:
-        """Scores [B, V] of every token so far of a text with so many."""
+        """Return the scores [B, V] of all tokens so far of a text with `length` tokens."""
         return tuple(
             self._scores[n].float().repeat(rows, 1) for n in sorted(self._scores) if n < length
         )
 
 
 class RowCriterion:
-    """A stopping criterion of a batch, for one of its rows.
+    """Apply a stopping criterion of a batch to one of its sequences.
 
     Args:
         criterion: transformers' or the user's.
-        row: which one this is for.
-        rows: B; the criterion is shown so many, all alike.
-        record: the row's scores, where criteria are told them.
+        row: number of the sequence.
+        rows: B; the criterion gets that many identical sequences.
+        record: the sequence's scores, where criteria get them.
     """
 
     def __init__(self, criterion: Any, row: int, rows: int, record: Record | None) -> None:

@@ -143,12 +143,11 @@ class Hook:
         seed: int | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Write what transformers' own loop would write, in fewer passes.
+        """Generate what transformers' own loop would generate, in fewer passes.
 
-        transformers hands over what its user gave for those of our parameters that its own loop
-        does not have: `stop_strings` and `token_healing` come here instead of into the generation
-        config, where they would ask for a tokenizer that transformers drops, and `seed` becomes one
-        more argument of `generate`.
+        transformers passes user arguments that are parameters here but not of its own loop. So
+        `stop_strings` and `token_healing` come here instead of into the generation config, where they
+        would need a tokenizer that transformers drops. `seed` becomes another argument of `generate`.
         """
         refuse_options({"token_healing": token_healing})
         refuse(model, generation_config, logits_processor, model_kwargs)
@@ -281,7 +280,7 @@ def is_text(inputs: Any) -> bool:
 
 
 def taken_text(options: dict[str, Any]) -> Any:
-    """Return the prompt that stands among options under any of its names, and take it out.
+    """Return the prompt among options under any of its names, and remove it from them.
 
     Return None where it is ids.
     """
@@ -328,7 +327,7 @@ def check_ids(inputs: Any) -> None:
     """Refuse prompts that are no tensor of ids [B, n].
 
     Raises:
-        UserError: it says how to make one of what is given.
+        UserError: they are not; the message says how to make a tensor of them.
     """
     if isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in IDS:
         return
@@ -385,7 +384,7 @@ def without_stop_strings(
 
 
 def check_types(costs: Any, tokenizer: Any) -> None:
-    """Raise a `UserError` for costs or a tokenizer that are none."""
+    """Raise a `UserError` for costs or a tokenizer of another type."""
     if not isinstance(costs, Costs | CostTable | None):
         raise UserError(
             f"costs is {shown(costs)}, allowed is Costs, a CostTable (CostTable.load reads a file), or None"
@@ -398,7 +397,7 @@ def check_types(costs: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def inference(model: PreTrainedModel) -> Iterator[None]:
-    """Put the model into evaluation mode for a while: with dropout, no two passes would agree."""
+    """Put the model into evaluation mode inside; with dropout, no two passes would agree."""
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -415,7 +414,7 @@ def refuse(
     processors: Sequence[LogitsProcessor],
     model_kwargs: Mapping[str, Any],
 ) -> None:
-    """Raise a `UserError` for what cannot be honoured."""
+    """Raise a `UserError` for arguments that cannot be honoured."""
     if model.config.is_encoder_decoder:
         raise UserError(
             f"{type(model).__name__} is an encoder-decoder model, allowed are decoder-only ones"

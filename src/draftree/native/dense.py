@@ -100,7 +100,7 @@ if core is not None:
 
 
 class Arena:
-    """Memory of packed weights, in few large pieces, so that huge pages fit into them."""
+    """Hold packed weights in few large pieces of memory, so that huge pages fit into them."""
 
     PIECE = 64 << 20
     """Bytes of a piece; the system provides a part of it when that is first written to."""

@@ -33,10 +33,10 @@ NOBODY = "everyone"
 
 
 class Keys:
-    """The API keys of a server; of each only a hash is kept.
+    """Hold the API keys of a server, only as hashes.
 
     Args:
-        keys: none where nobody is asked for one.
+        keys: empty if no key is required.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -47,9 +47,9 @@ class Keys:
         return hashlib.sha256(self._salt + key.encode(errors="surrogateescape")).digest()
 
     def owner(self, authorization: str | None) -> str:
-        """Return a name for the owner of a key; what drafters remember is kept apart by it.
+        """Return a name for the owner of a key, which separates the memories of drafters.
 
-        All keys are compared, each in constant time, so that the time says nothing of them.
+        All keys are compared, each in constant time, so that the time reveals nothing about them.
 
         Raises:
             ApiError: no key was sent, or a wrong one.
@@ -77,11 +77,11 @@ def owner_of(request: Request) -> str:
 
 
 class Guard:
-    """Refuses what may not pass, before any of it is parsed, and adds the headers of every answer.
+    """Refuse forbidden requests before they are parsed, and add headers to every answer.
 
     Args:
-        app: what is guarded.
-        options: of the server.
+        app: the application.
+        options: options of the server.
     """
 
     def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
@@ -149,19 +149,19 @@ class Guard:
 
 
 class Body:
-    """The body of a request, which must not be too large and must come in time.
+    """Read the body of a request with limits of size and time.
 
     Args:
         receive: of the request.
-        most: bytes at most.
-        seconds: in which the whole body must have come.
+        most: largest number of bytes.
+        seconds: time in which the whole body must arrive.
     """
 
     def __init__(self, receive: Receive, most: int, seconds: float) -> None:
         self.receive, self._most, self._seconds = receive, most, seconds
 
     async def read(self) -> Receive:
-        """Read the body; return what gives it to the application.
+        """Read the body; return a function that passes it to the application.
 
         Raises:
             ApiError: it is too large, or did not come in time.

@@ -27,13 +27,13 @@ def new_id(kind: str) -> str:
 
 
 class Answer:
-    """The answer to a request, while it is written.
+    """Build the answer to a request while it is generated.
 
     Args:
-        state: of the server.
+        state: state of the server.
         body: the request.
         prepared: its texts.
-        job: writes them.
+        job: generates them.
     """
 
     kind = "chatcmpl"
@@ -48,11 +48,11 @@ class Answer:
 
     @property
     def texts(self) -> list[AnswerText]:
-        """The texts, as far as they are written."""
+        """Return the texts, as far as they are generated."""
         return self.prepared.texts
 
     def take(self, update: TextUpdate) -> Delta:
-        """Note what a text has gained, and return it."""
+        """Record what is added to a text, and return it."""
         if self.first is None:
             self.first = time.monotonic() - self.start
         text = self.texts[update.index]
@@ -94,11 +94,11 @@ class Answer:
 
     @property
     def told(self) -> Told | None:
-        """What the answer says about drafting."""
+        """Return what the answer reports about drafting."""
         return self.body.metrics
 
     def head(self, kind: str) -> dict[str, Any]:
-        """Return what every answer and every piece of one begins with."""
+        """Return the fields at the start of every answer and every piece of one."""
         return {
             "id": self.id,
             "object": kind,
@@ -120,7 +120,7 @@ class Answer:
         }
 
     def metrics(self) -> dict[str, Any]:
-        """Return the figures of drafting, as far as they are asked for: a summary by default."""
+        """Return the requested figures of drafting, a summary by default."""
         if self.told == "none":
             return {}
         figures = merged(self.job.figures)
@@ -131,7 +131,7 @@ class Answer:
         }
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the pieces before any text is written: the role of each message."""
+        """Return the pieces before any text: the role of each message."""
         delta = {"role": "assistant", "content": ""}
         return [
             self.head(self.piece)
@@ -181,13 +181,13 @@ class Answer:
 
 
 class CompletionAnswer(Answer):
-    """The answer of `/v1/completions`."""
+    """Build the answer of `/v1/completions`."""
 
     kind = "cmpl"
     whole = piece = "text_completion"
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the prompts, where they are to be echoed."""
+        """Return the prompts, if they are to be echoed."""
         return [
             self.head(self.piece)
             | {
@@ -201,7 +201,7 @@ class CompletionAnswer(Answer):
 
     @property
     def _prompts(self) -> list[str]:
-        """The prompt before each text, empty where it is not echoed."""
+        """Return the prompt before each text, empty where it is not echoed."""
         prompts = self.prepared.echoed or [""]
         each = len(self.texts) // len(prompts)
         return [prompt for prompt in prompts for _ in range(each)]

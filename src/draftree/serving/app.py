@@ -222,7 +222,7 @@ async def disconnected(request: Request) -> None:
 
 
 def log(answer: Answer, request: Request) -> None:
-    """Note a request: never its text, unless that was asked for."""
+    """Log a request, and its text only if that is enabled."""
     speculative = answer.job.work.speculative
     how = "without drafts" if speculative.plain else f"{speculative.drafter}, {speculative.policy}"
     number = request.state.request_id
@@ -234,7 +234,7 @@ def log(answer: Answer, request: Request) -> None:
 
 
 def add_models(app: FastAPI, state: ServerState) -> None:
-    """Add the routes that say which model there is, and what its tokens are."""
+    """Add the routes about the model and its tokens."""
 
     def model() -> dict[str, Any]:
         return {
@@ -299,7 +299,7 @@ def add_operation(app: FastAPI, state: ServerState) -> None:
 
     @app.get("/health", response_model=dict[str, str])
     async def health() -> dict[str, str]:
-        """Say that the server runs."""
+        """Report that the server runs."""
         return {"status": "ok"}
 
     @app.get("/ready", response_model=dict[str, str], responses={503: DOCUMENTED[503]})
@@ -326,7 +326,7 @@ def add_operation(app: FastAPI, state: ServerState) -> None:
 
 
 def add_playground(app: FastAPI, state: ServerState) -> None:
-    """Add the page at `/`, and what it asks for."""
+    """Add the page at `/`, and the files that it loads."""
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
@@ -356,7 +356,7 @@ def playground_config(state: ServerState) -> dict[str, Any]:
 
 
 async def drained(state: ServerState, seconds: float) -> bool:
-    """Wait until all texts have ended, so many seconds at most; return whether they have."""
+    """Wait at most `seconds` until all texts have ended; return whether they have."""
     state.worker.drain()
     end = time.monotonic() + seconds
     while state.worker.busy and time.monotonic() < end:

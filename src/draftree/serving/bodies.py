@@ -22,11 +22,11 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """Options of a streamed answer.
+    """Define the options of a streamed answer.
 
     Attributes:
-        include_usage: whether the last piece tells the numbers of tokens.
-        continuous_usage_stats: whether every piece does, as vLLM has it.
+        include_usage: whether the last piece has the numbers of tokens.
+        continuous_usage_stats: whether every piece has them, as in vLLM.
         include_obfuscation: accepted, and without effect.
     """
 
@@ -36,7 +36,7 @@ class StreamOptions(Body):
 
 
 class Speculation(Body):
-    """How one request is drafted, among what the operator of the server allows.
+    """Define how one request is drafted, within what the operator of the server allows.
 
     Attributes:
         drafter: a spec; the server's own by default.

@@ -24,14 +24,14 @@ TYPES = {
 
 
 class ApiError(Exception):
-    """An answer that is an error.
+    """Represent an answer that is an error.
 
     Args:
-        status: of the HTTP answer.
+        status: status of the HTTP answer.
         message: what was got and what is allowed.
-        param: the field of the request that it concerns.
-        code: a name that programs can compare.
-        headers: of the answer.
+        param: the field of the request that is wrong.
+        code: a name for programs.
+        headers: headers of the answer.
     """
 
     def __init__(
@@ -53,7 +53,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """The error as OpenAI's API writes it."""
+        """Return the error as in OpenAI's API."""
         kind = TYPES.get(self.status, "invalid_request_error")
         return {
             "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
@@ -61,7 +61,7 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        """The error as an HTTP answer."""
+        """Return the error as an HTTP answer."""
         return JSONResponse(self.body, self.status, dict(self.headers or {}))
 
 

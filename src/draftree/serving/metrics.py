@@ -13,7 +13,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 
 @dataclass
 class RequestFigures:
-    """The figures of one request, of all its texts."""
+    """Store the figures of one request, over all its texts."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -21,7 +21,7 @@ class RequestFigures:
     steps: list[Step] = field(default_factory=list)
 
     def as_json(self, detailed: bool = False) -> dict[str, Any]:
-        """Return `speculative_decoding` of an answer, by vLLM's names.
+        """Return `speculative_decoding` of an answer, with vLLM's names.
 
         `acceptance_histogram[j]` is the number of steps that accepted j drafted tokens;
         `num_spec_tokens` is the depth of the deepest tree. `detailed` adds the figures of each
@@ -46,7 +46,7 @@ class RequestFigures:
 
 
 class Metrics:
-    """The counters of a server."""
+    """Hold the counters of a server."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -121,7 +121,8 @@ class Metrics:
     def count_tokens(self, seconds: float, tokens: int, first: bool) -> None:
         """Count new tokens of a text.
 
-        Observe the seconds since its request, or since its last tokens.
+        Observe the seconds since its request, or since its previous tokens.
+
         """
         self.new_tokens.inc(tokens)
         if first:

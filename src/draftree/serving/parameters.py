@@ -29,9 +29,9 @@ def sampling_options(body: Sampled, limits: Limits, max_tokens: int, has_room: i
 
     Args:
         body: the request.
-        limits: of the server.
-        max_tokens: the number of tokens that may be written, as asked.
-        has_room: the number of tokens that the target's context has left after the prompt.
+        limits: limits of the server.
+        max_tokens: requested number of new tokens.
+        has_room: number of tokens left in the target's context after the prompt.
 
     Raises:
         ApiError: a value is above its limit.

@@ -8,7 +8,7 @@ OPEN, CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class Split:
-    """A piece of text, divided into reasoning and answer."""
+    """Store a piece of text, divided into reasoning and answer."""
 
     reasoning: str = ""
     answer: str = ""
@@ -16,11 +16,11 @@ class Split:
 
 @final
 class ReasoningSplitter:
-    """Divides a text, piece by piece, into reasoning and answer.
+    """Divide a text, piece by piece, into reasoning and answer.
 
     Args:
-        inside: whether the prompt has opened the reasoning already.
-        enabled: whether there are marks at all; without, all text is the answer.
+        inside: whether the prompt has already opened the reasoning.
+        enabled: whether there are marks at all; without them, all text is the answer.
     """
 
     def __init__(self, inside: bool, enabled: bool = True) -> None:
@@ -28,14 +28,14 @@ class ReasoningSplitter:
         self._begun, self._trims = inside, False
 
     def add(self, piece: str) -> Split:
-        """Return what is certain of the text with a further piece."""
+        """Return the text that becomes final with another piece."""
         if not self._enabled:
             return Split(answer=piece)
         self._held += piece
         return self._divide(last=False)
 
     def rest(self) -> Split:
-        """Return what was held back, when no further piece comes."""
+        """Return the text that was held back, when no more pieces follow."""
         return self._divide(last=True)
 
     def _divide(self, last: bool) -> Split:

@@ -59,14 +59,14 @@ def response_format(form: TextFormat) -> dict[str, Any]:
 
 
 class ResponsesAnswer(Answer):
-    """The answer of `/v1/responses`: one message, or tool calls.
+    """Build the answer of `/v1/responses`: one message, or tool calls.
 
     Args:
-        state: of the server.
+        state: state of the server.
         asked: the request.
-        body: the same as the body of a chat.
+        body: the request as the body of a chat.
         prepared: its text.
-        job: writes it.
+        job: generates it.
     """
 
     kind = "resp"
@@ -88,7 +88,7 @@ class ResponsesAnswer(Answer):
 
     @property
     def status(self) -> str:
-        """The status of the finished response."""
+        """Return the status of the finished response."""
         return "incomplete" if self.texts[0].finish_reason == "length" else "completed"
 
     async def stream(self) -> AsyncGenerator[str, None]:
@@ -167,7 +167,7 @@ class ResponsesAnswer(Answer):
         ]
 
     def response(self, status: str) -> dict[str, Any]:
-        """Return the response, as far as it is written."""
+        """Return the response, as far as it is generated."""
         text, done = self.texts[0], status in ("completed", "incomplete")
         output: list[dict[str, Any]] = []
         if done:

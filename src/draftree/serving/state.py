@@ -32,14 +32,14 @@ PLAIN = ("pld", "pct:max_depth=0")
 
 @dataclass
 class Prepared:
-    """A request that can be handed to the worker.
+    """Hold a request that can be passed to the worker.
 
     Attributes:
-        work: what is asked.
+        work: the request for the worker.
         texts: one for each text of the answer.
-        prompt_tokens: of all prompts.
-        prompts: how many there are.
-        echoed: the text of each, for `echo`.
+        prompt_tokens: number of tokens of all prompts.
+        prompts: number of prompts.
+        echoed: text of each prompt, for `echo`.
     """
 
     work: Work
@@ -50,14 +50,14 @@ class Prepared:
 
 
 class ServerState:
-    """What all requests share.
+    """Hold what all requests share.
 
     Args:
-        engine: the server's own engine; requests that are drafted otherwise get further ones over
-            its target.
-        drafter: the spec that its drafter was made from.
-        policy: the spec that its policy was made from.
-        options: of the server.
+        engine: the server's own engine; requests with other speculative options get other engines
+            for its target.
+        drafter: spec of its drafter.
+        policy: spec of its policy.
+        options: options of the server.
     """
 
     def __init__(self, engine: Engine, drafter: str, policy: str, options: ServeOptions) -> None:
@@ -69,27 +69,27 @@ class ServerState:
 
     @property
     def target(self) -> Target:
-        """The model that all requests are answered by."""
+        """Return the model that answers all requests."""
         return self.engine.target
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's tokenizer."""
+        """Return the target's tokenizer."""
         return self.engine.tokenizer
 
     @cached_property
     def spellings(self) -> Spellings:
-        """The texts of tokens."""
+        """Return the texts of tokens."""
         return Spellings(self.tokenizer)
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """The specs of drafters that a request may name, the server's own first."""
+        """Return the specs of drafters that a request may name, the server's own first."""
         return tuple(dict.fromkeys((self.drafter, *self.options.allowed_drafters)))
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """The specs of policies that a request may name, the server's own first."""
+        """Return the specs of policies that a request may name, the server's own first."""
         return tuple(dict.fromkeys((self.policy, *self.options.allowed_policies)))
 
     def check_model(self, name: str | None) -> None:
@@ -99,7 +99,7 @@ class ServerState:
             raise ApiError(404, told, "model", "model_not_found")
 
     def warm_up(self) -> None:
-        """Write a few tokens, so that the first request does not wait for what is done once."""
+        """Generate a few tokens, so that the first request does not wait for the set-up."""
         self.engine.complete("1 2 3 4 1 2 3 4 1 2 3", max_new_tokens=4)
         self.engine.forget()
         self.warm = True

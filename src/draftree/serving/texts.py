@@ -34,7 +34,7 @@ class Delta:
 @final
 @dataclass
 class AnswerText:
-    """One text of an answer.
+    """Build one text of an answer.
 
     Args:
         splitter: divides reasoning from the answer.
@@ -42,12 +42,12 @@ class AnswerText:
         forced: reads the call that the text has to be; None where words are allowed.
 
     Attributes:
-        content: the words so far, as far as they are certain.
+        content: the final words so far.
         reasoning: the reasoning so far.
-        calls: the tool calls, when the text has ended; a forced one may have been cut.
-        logprobs: of all tokens so far, where they are asked for.
-        finish_reason: why the text ended; None while it is written.
-        figures: of its drafting.
+        calls: the tool calls, once the text has ended; a forced one may be cut.
+        logprobs: of all tokens so far, if requested.
+        finish_reason: why the text ended; None while it is generated.
+        figures: figures of its drafting.
     """
 
     splitter: ReasoningSplitter
@@ -62,7 +62,7 @@ class AnswerText:
     _held: str = ""
 
     def add(self, tokens: Sequence[Token]) -> Delta:
-        """Return what the text gains by new tokens; with the last of them it ends."""
+        """Return what new tokens add to the text, which ends with the last of them."""
         pieces = [self.splitter.add(token.text) for token in tokens]
         ending = tokens[-1].ending if tokens else None
         if ending is not None:
@@ -84,7 +84,7 @@ class AnswerText:
         return Delta(reasoning, words, gained, logprobs)
 
     def _told(self, words: str, ended: bool) -> tuple[tuple[CallPiece, ...], str]:
-        """Return the calls and the words that are certain.
+        """Return the calls and the words that are final.
 
         Words that may be a call are held back until the text ends.
         """

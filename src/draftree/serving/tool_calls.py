@@ -25,7 +25,7 @@ OPENINGS = ("<tool_call>", "<|python_tag|>", "```json", "```\n{", "{", "[")
 
 @dataclass(frozen=True)
 class Call:
-    """A function that the model wants called, with its arguments as JSON text."""
+    """Store a function that the model calls, with its arguments as JSON text."""
 
     name: str
     arguments: str
@@ -50,12 +50,12 @@ def call_schema(tools: Sequence[FunctionTool]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CallPiece:
-    """A piece of a call that is written.
+    """Store a piece of a call that is being generated.
 
     Attributes:
-        index: which call of the text.
+        index: number of the call in the text.
         name: the function, in the first piece of a call; None in the others.
-        arguments: what its JSON text gains.
+        arguments: JSON text that is added to the arguments.
     """
 
     index: int
@@ -84,7 +84,7 @@ class ForcedCall:
         )
 
     def add(self, text: str) -> tuple[CallPiece, ...]:
-        """Return what the call gains by further text: one piece or none."""
+        """Return what further text adds to the call: one piece or none."""
         if self.name is not None:
             piece = self._arguments(text)
             return (CallPiece(0, None, piece),) if piece else ()

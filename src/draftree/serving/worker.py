@@ -36,10 +36,10 @@ MANY = 16
 
 @dataclass(frozen=True)
 class Speculative:
-    """How texts are drafted, and whose they are: texts that agree in this share an engine.
+    """Define how texts are drafted, and whose they are; texts that agree in this share an engine.
 
     Attributes:
-        owner: whose key it is; memories of drafters and cached prefixes are kept apart by it.
+        owner: owner of the key; memories of drafters and cached prefixes are separate for each.
         drafter: a spec.
         policy: a spec.
         plain: whether nothing is drafted.
@@ -53,13 +53,13 @@ class Speculative:
 
 @dataclass(frozen=True)
 class Work:
-    """What one request asks for.
+    """Describe the work of one request.
 
     Attributes:
         requests: one for each text.
         stops: the stop texts.
         speculative: how the texts are drafted.
-        trees: whether the tree of each step is told.
+        trees: whether updates include the tree of each step.
     """
 
     requests: Sequence[Request]
@@ -70,12 +70,12 @@ class Work:
 
 @dataclass(frozen=True)
 class TextUpdate:
-    """What one of a request's texts has gained in a step.
+    """Store what a step adds to one of a request's texts.
 
     Attributes:
-        index: which text.
+        index: number of the text.
         tokens: the new tokens, with their text.
-        tree: the step's tree, drawn, where it is asked for.
+        tree: the step's tree, drawn, if requested.
     """
 
     index: int
@@ -85,10 +85,10 @@ class TextUpdate:
 
 @final
 class Job:
-    """One running request: the worker's thread posts its updates, and the server's loop reads them.
+    """Represent a running request; the worker's thread posts updates for the server's loop.
 
     Args:
-        work: what is asked for.
+        work: the work of the request.
         cancel: ends the job.
     """
 
@@ -125,7 +125,7 @@ class Job:
 
 @dataclass
 class Text:
-    """One text that an engine writes."""
+    """Hold one text that an engine generates."""
 
     job: Job
     index: int
@@ -136,7 +136,7 @@ class Text:
 
 @dataclass
 class Lane:
-    """An engine and the texts that it writes, by the engine's handles."""
+    """Hold an engine and the texts that it generates, by the engine's handles."""
 
     engine: Engine
     texts: dict[Any, Text] = field(default_factory=dict)
@@ -144,13 +144,13 @@ class Lane:
 
 @final
 class Worker:
-    """Owns the engines.
+    """Run the engines in a thread of its own.
 
     Args:
         target: the model that all engines share.
-        engine_for: makes the engine for texts that are drafted in one way.
-        metrics: told of every step.
-        most_waiting: the number of texts that may wait; further requests are refused.
+        engine_for: makes the engine for texts with the same speculative options.
+        metrics: counts every step.
+        most_waiting: largest number of texts that may wait; further requests are refused.
     """
 
     def __init__(
@@ -174,27 +174,27 @@ class Worker:
 
     @property
     def alive(self) -> bool:
-        """True while the thread runs."""
+        """Return whether the thread runs."""
         return self._thread.is_alive()
 
     @property
     def lanes(self) -> tuple[Speculative, ...]:
-        """The kinds of texts that have engines, the one that was used last at the end."""
+        """Return the speculative options that have engines, the most recently used last."""
         return tuple(self._lanes)
 
     @property
     def draining(self) -> bool:
-        """True when no further request is taken."""
+        """Return whether no further request is accepted."""
         return self._draining
 
     @property
     def busy(self) -> bool:
-        """True while any text is written or waits."""
+        """Return whether any text is being generated or waits."""
         with self._wake:
             return bool(self._commands) or any(lane.texts for lane in self._lanes.values())
 
     def submit(self, work: Work) -> Job:
-        """Take a request; its texts begin when there is a place.
+        """Accept a request; its texts start when there is a free slot.
 
         Raises:
             ApiError: too many wait, or the server is about to end.
@@ -217,19 +217,19 @@ class Worker:
         return job
 
     def cancel(self, job: Job) -> None:
-        """End a request; its places are free after the step at hand."""
+        """End a request; its slots are free after the current step."""
         with self._wake:
             self._commands.append(("cancel", job))
             self._wake.notify()
 
     def drain(self) -> None:
-        """Take no further request; those that run go on."""
+        """Accept no further request; running ones continue."""
         with self._wake:
             self._draining = True
             self._wake.notify()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End the thread after the step at hand; requests that run get an error."""
+        """End the thread after the current step; running requests get an error."""
         with self._wake:
             self._draining = self._stopped = True
             self._wake.notify()

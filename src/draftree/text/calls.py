@@ -40,7 +40,7 @@ def takes_prompt(method: Call) -> Call:
 
 
 class ChatMethod:
-    """The method `chat`, which also has the calls of OpenAI's client.
+    """Provide the method `chat`, which also has the calls of OpenAI's client.
 
     An example is `engine.chat.completions.create(messages=…)`.
     """
@@ -63,9 +63,9 @@ def of_template(
     """Return the system message and the values of the chat template; remove both from the options.
 
     Args:
-        system: the message that is given by this name.
-        options: the others, in which other tools' names may stand.
-        names: of options that are values of the template.
+        system: the message given under this name.
+        options: the other options, possibly under other tools' names.
+        names: names of options that are values of the template.
 
     Raises:
         UserError: the system message is given twice.
@@ -93,7 +93,7 @@ ECHO, STOP = ("echo", "return_full_text", "include_prompt"), ("include_stop_str_
 
 
 def asks_for(options: dict[str, Any], names: Sequence[str]) -> bool:
-    """Return whether an option of these names is true, and take it out where it is."""
+    """Return whether an option of these names is true, and remove it if so."""
     found = {name: options.pop(name) for name in names if options.get(name) is True}
     return bool(found)
 
@@ -106,18 +106,18 @@ def of_this_model(engine: Any, options: dict[str, Any]) -> dict[str, Any]:
 
 
 def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> tuple[Any]:
-    """Return the prompt of a call, and take it out of the options where it stands there.
+    """Return the prompt of a call, and remove it from the options if it is there.
 
-    An object of options after the prompt, as vLLM's calls have it, becomes options by their names;
-    those that are named count.
+    An object of options after the prompt, as in vLLM's calls, becomes options by name. Options given
+    by name take precedence.
 
     Args:
-        method: the name of what is called, for messages.
-        given: the arguments without a name.
-        options: those with a name.
+        method: name of the called method, for messages.
+        given: positional arguments.
+        options: keyword arguments.
 
     Raises:
-        UserError: there is no prompt, or something after it.
+        UserError: there is no prompt, or other arguments follow it.
     """
     named = [name for name in options if accepted(PROMPT, name, ["prompt"]) == "prompt"]
     how = f"{method}(prompt, max_new_tokens=100, …): one prompt, and options by their names"

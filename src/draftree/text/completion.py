@@ -44,15 +44,15 @@ def figures(stats: Stats) -> str:
 
 @dataclass(frozen=True)
 class Token(HintingText):
-    """A token of a stream.
+    """Store a token of a stream.
 
     Attributes:
-        id: the token.
-        text: what the response's text gains now that it has come: nothing while a character is
-            incomplete or a stop text may have begun, and then more than the token's own.
-        origin: how it came: from the prefill, drafted and accepted, the only one that a grammar
-            allowed (`forced`), or chosen by the target.
-        logprob: how likely it was, where that was asked for.
+        id: the token id.
+        text: text that is added to the response with this token: empty while a character is
+            incomplete or a stop text may have begun, and afterwards more than the token's own.
+        origin: from the prefill, drafted and accepted, the only one that a grammar allowed
+            (`forced`), or chosen by the target.
+        logprob: its log-probabilities, if requested.
         ending: why the text ends with it, if it does.
     """
 
@@ -71,21 +71,21 @@ class Token(HintingText):
 
 @dataclass(frozen=True, repr=False)
 class Completion(HintingText):
-    """A finished text.
+    """Store a finished text.
 
     It prints as that text. A notebook shows it coloured by origin, with its speed.
 
     Attributes:
         text: the response, without special tokens and without the stop text that ended it.
-        tokens: all ids that were written, an EOS and those of a stop text among them.
-        origins: how each of them came.
-        logprobs: how likely each was, where that was asked for.
+        tokens: all generated ids, including an EOS and those of a stop text.
+        origins: origin of each token.
+        logprobs: log-probabilities of each token, if requested.
         ending: why it ended; a `max_time` counts as `stop`.
         stop: the stop text that ended it.
-        stats: the run's figures, of all texts that were written together.
-        pieces: what each token added to the text.
+        stats: figures of the run, over all texts generated together.
+        pieces: text that each token added.
         prompt_ids: the ids of the prompt.
-        prompt: its text; that of a chat is as the template renders it.
+        prompt: text of the prompt; for a chat, as rendered by the template.
     """
 
     kind_of_name: ClassVar[str] = RESULT
@@ -160,15 +160,15 @@ def whole_text(written: Any, echo: bool, stop: bool) -> Any:
 
 @final
 class Reading:
-    """Turns the steps of a call for one row into tokens with their text.
+    """Turn the steps of a call for one sequence into tokens with their text.
 
     Args:
-        tokenizer: the target's; without one tokens have no text.
+        tokenizer: the target's; without one, tokens have no text.
         stops: what ends the response.
-        prompt: the ids that it follows.
+        prompt: ids before the response.
 
     Attributes:
-        tokens: those so far.
+        tokens: tokens so far.
     """
 
     def __init__(
@@ -221,13 +221,13 @@ class Reading:
 
 @final
 class Writing:
-    """One text, or a batch of them, in the middle of being written.
+    """Generate one text, or a batch of them, step by step.
 
     Args:
-        engine: writes it.
+        engine: generates the text.
         prompt: what to continue or to answer, or a list of such.
-        options: what is asked.
-        alone: whether there must be one text only.
+        options: options of the completion.
+        alone: whether only one text is allowed.
 
     Raises:
         UserError: the request cannot be served.
@@ -270,7 +270,7 @@ class Writing:
         return [token for event in events for token in self._readings[event.row]([event])]
 
     def tokens(self) -> Iterator[Token]:
-        """All tokens; whoever closes it early ends the writing."""
+        """Yield all tokens; closing the iterator early ends the generation."""
         with closing(self):
             while (new := self.step()) is not None:
                 yield from new
@@ -310,7 +310,7 @@ class Writing:
         return of_prompts if self._batch else of_prompts[0]
 
     def close(self) -> None:
-        """End the writing; the caches keep the text for a later call that begins with it."""
+        """End the generation; the caches keep the text for a later call that begins with it."""
         self._steps.close()
 
 

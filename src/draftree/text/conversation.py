@@ -45,7 +45,7 @@ class Conversation(Hinting):
 
     @takes_prompt
     def say(self, text: str, **options: Any) -> Completion:
-        """Says something as the user, and returns the answer; both are kept in `messages`.
+        """Send a message of the user and return the answer; both are kept in `messages`.
 
         Raises:
             UserError: it is no text, an option does not exist or is out of its range, or the chat
@@ -75,7 +75,7 @@ class Conversation(Hinting):
 
     @takes_prompt
     async def asay(self, text: str, **options: Any) -> Completion:
-        """`say` for asyncio; a turn that is cancelled is forgotten."""
+        """Send a message like `say`, for asyncio; a turn that is cancelled is forgotten."""
         answer: Completion = await complete(
             self.engine, self._asked(text), Options.of(self.options, options), alone=True
         )

@@ -36,41 +36,42 @@ Forced = Callable[[Sequence[int]], int | None]
 
 @dataclass(frozen=True)
 class Options(Parameters):
-    """The options of a completion; what is not named is as plain greedy decoding has it.
+    """Hold the options of a completion; the defaults are those of plain greedy decoding.
 
     Attributes:
-        max_new_tokens: how many tokens may be written.
+        max_new_tokens: largest number of new tokens.
         temperature: 0 for greedy decoding, else a divisor of the logits.
-        top_k: how many of the likeliest tokens are kept; 0 keeps all.
+        top_k: number of likeliest tokens that are kept; 0 keeps all.
         top_p: the least mass of likeliest tokens that is kept; 1 keeps all.
         min_p: the least probability kept, relative to the likeliest token's; 0 keeps all.
         typical_p: the least mass of the most typical tokens that is kept; 1 keeps all.
-        seed: of everything that is drawn.
-        repetition_penalty: divides the logits above 0 of tokens that stand in prompt or response,
-            and multiplies those below; 1 leaves them.
-        frequency_penalty: is taken from a token's logit for every time it stands in the response.
-        presence_penalty: is taken from the logit of every token that stands in the response.
-        no_repeat_ngram_size: no n-gram of tokens stands twice in prompt and response; 0 allows it.
-        logit_bias: is added to the logits of tokens, each named by its id or by a text that is one
+        seed: seed of all random draws.
+        repetition_penalty: divides positive logits of tokens that occur in prompt or response, and
+            multiplies negative ones; 1 leaves them unchanged.
+        frequency_penalty: subtracted from a token's logit for each time it occurs in the response.
+        presence_penalty: subtracted from the logit of each token that occurs in the response.
+        no_repeat_ngram_size: size of n-grams of tokens that must not occur twice in prompt and
+            response; 0 allows all.
+        logit_bias: added to the logits of tokens, each named by its id or by a text that is one
             token. A text of digits is an id, as in OpenAI's API.
-        suppress: ids that are never written.
-        bad_words: texts that are never written, in the tokens that the tokenizer writes them with,
-            at the beginning and behind a space.
-        min_new_tokens: how many tokens are written before one may end the text.
-        stop: texts that end the response where they first stand in it, across tokens, and are no
+        suppress: ids that are never generated.
+        bad_words: texts that are never generated, as the tokenizer encodes them at the start of a
+            text and after a space.
+        min_new_tokens: number of tokens that are generated before one may end the text.
+        stop: texts that end the response at their first occurrence, across tokens, and are not
             part of its text. One that is a special token is found by its id.
-        json_schema: what JSON the response must be, as text or as the object it stands for.
-        regex: what the whole response must match.
-        grammar: the same for any other grammar.
-        beginning: what the response begins with, as text or as ids.
-        max_time: seconds after which nothing more is written, counted from the request.
-        logprobs: how many of the likeliest tokens' log-probabilities are told beside each token's
-            own; None tells none.
-        ignore_eos: whether EOS ends nothing.
-        stop_ids: ids that end the response, as EOS does; `ignore_eos` does not concern them.
-        n: how many texts are written for each prompt. The first is the text of `n=1`; with a
-            temperature above 0 the others are further samples of the same seed.
-        max_length: how many tokens prompt and response may have together, instead of
+        json_schema: JSON schema of the response, as text or as an object.
+        regex: expression that the whole response must match.
+        grammar: any other grammar for the whole response.
+        beginning: start of the response, as text or as ids.
+        max_time: seconds from the request after which the generation stops.
+        logprobs: number of likeliest tokens whose log-probabilities are returned in addition to
+            each token's own; None returns none.
+        ignore_eos: whether EOS does not end the text.
+        stop_ids: ids that end the response like EOS; `ignore_eos` does not affect them.
+        n: number of texts for each prompt. The first is the text of `n=1`; with a temperature
+            above 0 the others are further samples of the same seed.
+        max_length: largest number of tokens of prompt and response together, instead of
             `max_new_tokens`.
 
     Raises:
@@ -124,7 +125,7 @@ class Options(Parameters):
 
     @property
     def sampling(self) -> Sampling:
-        """The settings by which tokens are chosen."""
+        """Return the settings by which tokens are chosen."""
         return Sampling(**{f.name: getattr(self, f.name) for f in fields(Choice)})
 
     @property
@@ -135,7 +136,7 @@ class Options(Parameters):
 
     @cached_property
     def constraint(self) -> Grammar | None:
-        """The grammar that the response must follow, whichever way it was given."""
+        """Return the grammar that the response must follow, in whichever form it was given."""
         if self.json_schema is not None:
             return Grammar.json_schema(self.json_schema)
         return self.grammar if self.regex is None else Grammar.regex(self.regex)
@@ -145,16 +146,15 @@ class Options(Parameters):
         return Stops.of(tokenizer, _texts(self.stop))
 
     def request(self, target: Target, prompt: Sequence[int], number: int = 0) -> Request:
-        """Return the request for a prompt; the time of `max_time` begins with it.
+        """Return the request for a prompt; the time of `max_time` starts with it.
 
         Args:
-            target: that will write.
-            prompt: its ids.
-            number: decides the noise, together with the seed.
+            target: the target.
+            prompt: ids of the prompt.
+            number: determines the noise, together with the seed.
 
         Raises:
-            UserError: a token does not exist, or the target has no tokenizer where a text must be
-                read.
+            UserError: a token does not exist, or the target has no tokenizer where a text must be read.
         """
         steps = tuple(self._processors(target, len(prompt)))
         rules: list[Forced] = [
@@ -174,7 +174,7 @@ class Options(Parameters):
         )
 
     def _most(self, prompt: int) -> int:
-        """Return the most tokens that are written after a prompt of so many."""
+        """Return the largest number of new tokens after a prompt of `prompt` tokens."""
         if self.max_length is None:
             return self.max_new_tokens
         if self.max_length <= prompt:
@@ -239,12 +239,12 @@ class Options(Parameters):
 
 
 def _first(rules: Sequence[Forced]) -> Forced:
-    """Return the rules as one: the token of the first of them that forces any."""
+    """Combine rules into one that returns the first token that any of them forces."""
     return lambda ids: next((token for rule in rules if (token := rule(ids)) is not None), None)
 
 
 def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Several texts, one text by itself, or none where that is empty, as a tuple."""
+    """Return texts as a tuple: several, one text by itself, or none where that is empty."""
     return ((given,) if given else ()) if isinstance(given, str) else tuple(given)
 
 
@@ -272,7 +272,7 @@ def _known(option: str, token: int, vocab: int) -> int:
 
 
 def _spellings(target: Target, words: Sequence[str]) -> list[list[int]]:
-    """Each word as the tokenizer writes it at the beginning of a text and behind a space."""
+    """Return the ids of each word at the start of a text and after a space."""
     spellings = [_ids(target, spelled) for word in words for spelled in (word, f" {word}")]
     vocab = target.decoder.vocab  # a tokenizer may have more tokens, which are never written
     return [

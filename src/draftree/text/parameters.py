@@ -58,7 +58,7 @@ LOGPROBS_HELP = "With --json: log-probabilities of each token and of the N likel
 
 @dataclass(frozen=True)
 class Length(Knobs):
-    """The bound of a text's length; a class of its own because it comes before all other fields."""
+    """Bound a text's length, in a class of its own because its field precedes all others."""
 
     max_new_tokens: int = knob(128, least=1, short="-n", help="The most tokens to write.")
 

@@ -62,12 +62,12 @@ class Decoded:
 
 @dataclass(frozen=True)
 class Stops:
-    """Texts that end a response where they stand in it; they are no part of it.
+    """Hold texts that end a response and are not part of it.
 
     Attributes:
-        texts: looked for in the response's text, across tokens.
-        ids: special tokens given as texts; they have none in the response, so their ids are looked
-            for.
+        texts: searched in the response's text, across tokens.
+        ids: special tokens given as texts; they have no text in the response, so their ids are
+            searched.
     """
 
     texts: tuple[str, ...] = ()
@@ -75,7 +75,7 @@ class Stops:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, given: Sequence[str]) -> Self:
-        """Sorts out which of the given texts are special tokens of a tokenizer."""
+        """Divide the given texts into ordinary ones and special tokens of a tokenizer."""
         if not given:
             return cls()
         special = {str(t): i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
@@ -111,14 +111,14 @@ class Stops:
 
 @final
 class Pieces:
-    """A response's text in pieces, each as soon as no later token can change or cut it away.
+    """Return a response's text in pieces, as soon as no later token can change or cut them.
 
     Args:
         tokenizer: the target's.
         stops: what ends the response.
 
     Attributes:
-        stop: the stop text that has come, if one has.
+        stop: the stop text that has occurred, if any.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
@@ -127,13 +127,14 @@ class Pieces:
 
     @property
     def ids(self) -> list[int]:
-        """The tokens so far."""
+        """Return the tokens so far."""
         return self._decoded.ids
 
     def add(self, token: int) -> str:
-        """Return the text that is certain with a further token.
+        """Return the text that becomes final with another token.
 
-        Return none where it is part of a character, or may begin a stop text.
+        It is empty if the token is part of a character, or may begin a stop text.
+
         """
         self._decoded.add(token)
         sure = self._decoded.text[: self._decoded.sure]

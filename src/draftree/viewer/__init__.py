@@ -13,11 +13,11 @@ FORMATS = {".html": page.render, ".svg": svg.render}
 
 
 def save_picture(path: Path, steps: Sequence[Step], about: Mapping[str, str]) -> None:
-    """Write the steps' trees in the format that the file's suffix names.
+    """Write the steps' trees in the format of the file's suffix.
 
     Args:
-        path: whose suffix is one of `FORMATS`.
-        steps: the prefill first.
-        about: what wrote them, by name, for the head; `prompt` among them.
+        path: path with one of the suffixes in `FORMATS`.
+        steps: the steps, the prefill first.
+        about: target, drafter and so on by name, for the head; includes `prompt`.
     """
     write_text(path, FORMATS[path.suffix.lower()](steps, about))

@@ -17,7 +17,7 @@ LONGEST = 18
 
 @dataclass(frozen=True)
 class Box:
-    """An item's place in pixels, the text in it, and its q in percent."""
+    """Store an item's place in pixels, its text, and its q in percent."""
 
     x: float
     y: float
@@ -28,7 +28,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Layout:
-    """A tree's boxes in the items' order, and the size of the whole in pixels."""
+    """Store a tree's boxes in the items' order, and the size of the picture in pixels."""
 
     boxes: tuple[Box, ...]
     width: float
@@ -36,7 +36,7 @@ class Layout:
 
 
 def layout(step: Step) -> Layout:
-    """Lays a step's items out; no two boxes overlap."""
+    """Lay out a step's items so that no two boxes overlap."""
     items = step.items
     row = rows(items)
     labels = [SIGNS[i.kind] + short(i.text, LONGEST) for i in items]

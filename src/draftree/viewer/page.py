@@ -34,18 +34,18 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
 
 
 def file(name: str) -> str:
-    """Return the text of a file beside this one."""
+    """Return the text of a file next to this one."""
     return (HOME / name).read_text(encoding="utf-8")
 
 
 def in_script(found: Any) -> str:
-    """JSON that can stand in a page: nothing in it ends the script, and all of it is ASCII."""
+    """Return JSON that can be embedded in a page: ASCII, and without an end of the script."""
     text = json.dumps(found, allow_nan=False, separators=(",", ":"))
     return "".join(f"\\u{ord(c):04x}" if c in "<>&" else c for c in text)
 
 
 def spans(step: Step) -> str:
-    """Return the text that a step wrote, each token marked by how it came."""
+    """Return the text of a step, each token marked by its origin."""
     return "".join(
         f'<span class="{origin}" data-step="{step.number}">{escape(flowing(piece))}</span>'
         for piece, origin in zip(step.pieces, step.origins, strict=True)

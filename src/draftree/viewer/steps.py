@@ -19,21 +19,20 @@ SIGNS: dict[Kind, str] = {"root": "", "accepted": "✓ ", "rejected": "", "bonus
 
 @dataclass(frozen=True)
 class Node:
-    """A token of a drawn tree.
+    """Store a token of a drawn tree.
 
     Attributes:
-        token: its id.
-        text: for a person to read, on one line.
-        parent: the parent's place among the step's nodes, −1 for the root.
+        token: token id.
+        text: readable text on one line.
+        parent: index of the parent among the step's nodes, −1 for the root.
         depth: distance from the root.
         q: the drafter's probability of it after its path, 1 for the root.
-        value: what the policy ranked it by, as a probability; for most, the product of q along the
-            path.
-        entropy: of the distribution it was drawn from, in nats, None where the policy did not ask
-            for it.
-        rank: its place among its siblings in draw order, from 1; 0 of what was not drafted: the
-            root and the bonus token.
-        accepted: whether the target accepted it; the root was written before.
+        value: the policy's rank value as a probability; for most, the product of q along the path.
+        entropy: entropy in nats of the distribution it was drawn from; None where the policy did not
+            request it.
+        rank: place among its siblings in draw order, from 1; 0 for the root and the bonus token,
+            which were not drafted.
+        accepted: whether the target accepted it; the root was generated before.
     """
 
     token: int
@@ -56,17 +55,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Step:
-    """One verification, or the prefill.
+    """Store one verification, or the prefill.
 
     Attributes:
         number: 0 for the prefill.
-        tokens: what was written, after every cut.
-        origins: how each of them came.
-        pieces: what each adds to the text; one that ends within a character adds nothing until that
-            is whole.
+        tokens: the new tokens, after every cut.
+        origins: origin of each of them.
+        pieces: text that each adds; a token that ends within a character adds nothing until the
+            character is complete.
         nodes: the verified tree, the root first, parents before children.
-        bonus: the id and the text of the token that the target chose, None where the text ends
-            before it.
+        bonus: id and text of the token that the target chose; None where the text ends before it.
     """
 
     number: int
@@ -78,17 +76,17 @@ class Step:
 
     @property
     def accepted(self) -> int:
-        """The number of drafted nodes that were accepted, before any cut."""
+        """Return the number of accepted draft nodes, before any cut."""
         return sum(n.accepted for n in self.nodes)
 
     @property
     def depth(self) -> int:
-        """Of the tree."""
+        """Return the depth of the tree."""
         return max(n.depth for n in self.nodes)
 
     @property
     def head(self) -> str:
-        """The step's figures in a line."""
+        """Return the step's figures in one line."""
         if self.number == 0:
             return "the prompt's forward · 1 token"
         cut = (
@@ -117,7 +115,7 @@ class Step:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Plain values by name, for other programs."""
+        """Return plain values by name, for other programs."""
         bonus = (
             None if self.bonus is None else dict(zip(("token", "text"), self.bonus, strict=True))
         )
@@ -132,14 +130,14 @@ class Step:
 
 
 class Watch:
-    """Listens to a text being written, and notes its steps.
+    """Record the steps of a text while it is generated.
 
     Args:
         tokenizer: the target's.
-        draw: told each step at once.
+        draw: called with each step at once.
 
     Attributes:
-        steps: those of row 0 so far, the prefill first.
+        steps: steps of the first sequence so far, the prefill first.
     """
 
     def __init__(
@@ -152,12 +150,12 @@ class Watch:
         )  # characters are spread over tokens
 
     def __call__(self, events: list[Emitted]) -> None:
-        """Note what a step wrote in the first row."""
+        """Record a step of the first sequence."""
         for event in (e for e in events if e.row == 0):
             self.note(event)
 
     def note(self, event: Emitted) -> Step:
-        """Note a step of the text, whichever row it is written in, and return it."""
+        """Record a step of the text, whichever sequence it is, and return it."""
         self.steps.append(self._step(event))
         if self._draw is not None:
             self._draw(self.steps[-1])
@@ -201,7 +199,7 @@ class Watch:
 
 
 def children(items: Sequence[Node]) -> list[list[int]]:
-    """For each node the places of its children, in draw order."""
+    """Return the indices of each node's children, in draw order."""
     found: list[list[int]] = [[] for _ in items]
     for i, item in enumerate(items):
         if item.parent >= 0:
@@ -210,7 +208,7 @@ def children(items: Sequence[Node]) -> list[list[int]]:
 
 
 def totals(steps: Sequence[Step]) -> str:
-    """τ, nodes and depth a step, and how many steps and tokens."""
+    """Return τ, nodes and depth per step, and the numbers of steps and tokens."""
     verified = [s for s in steps if s.number]
     written = sum(len(s.tokens) for s in steps)
     tokens = f"{written} token{'s' * (written > 1)}"
@@ -224,5 +222,5 @@ def totals(steps: Sequence[Step]) -> str:
 
 
 def made_by(about: Mapping[str, str]) -> str:
-    """Everything but the prompt, in a line."""
+    """Return everything but the prompt in one line."""
     return " · ".join(f"{name} {what}" for name, what in about.items() if name != "prompt")

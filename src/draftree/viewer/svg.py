@@ -47,7 +47,7 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
 
 
 def fitting(steps: Sequence[Step]) -> list[Step]:
-    """Return the first steps that a picture of sane size holds; at least one, if there is any."""
+    """Return the first steps that fit a picture of sensible size; at least one, if there is any."""
     tall = accumulate(CAPTION + layout(s).height + BETWEEN for s in steps)
     return [
         s
@@ -57,7 +57,7 @@ def fitting(steps: Sequence[Step]) -> list[Step]:
 
 
 def head(steps: Sequence[Step], drawn: Sequence[Step], about: Mapping[str, str], cells: int) -> str:
-    """Return the prompt, what wrote the text, its figures, and what the signs mean."""
+    """Return the prompt, the target and drafter, the figures, and a legend."""
     count = sum(s.number > 0 for s in steps)
     cut = f" · the first {len(drawn)} of {count} steps are drawn" if len(drawn) < count else ""
     lines = [
@@ -81,7 +81,7 @@ def text_of(text: str) -> str:
 
 
 def figure(step: Step, y: float) -> str:
-    """One step: its line and its tree."""
+    """Draw one step: its line and its tree."""
     items, boxes = step.items, layout(step).boxes
     edges = [
         edge(i, boxes[i.parent], b) for i, b in zip(items, boxes, strict=True) if i.parent >= 0
@@ -106,7 +106,7 @@ def edge(item: Node, parent: Box, box: Box) -> str:
 
 
 def node(item: Node, box: Box) -> str:
-    """Return a box with its text, its q and a tooltip; the higher its value, the fuller it is."""
+    """Return a box with its text, its q and a tooltip, filled more for a higher value."""
     opacity = (
         0.5 * math.sqrt(item.value) if item.rank else 0.0
     )  # the root, because most values are small
@@ -121,7 +121,7 @@ def node(item: Node, box: Box) -> str:
 
 
 def tip(n: Node) -> str:
-    """Everything about a node."""
+    """Return the tooltip of a node with all its figures."""
     if not n.rank:
         return f"{n.text}: {'chosen by the target' if n.kind == 'bonus' else 'written before'}"
     entropy = "" if n.entropy is None else f", entropy {n.entropy:.2f} nats"

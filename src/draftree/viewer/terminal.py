@@ -24,7 +24,7 @@ FIGURES = 16
 
 
 def draw(console: Console, step: Step) -> None:
-    """Print a step's head and its tree, within the console's width, and a line behind it."""
+    """Print a step's head and its tree within the console's width, and an empty line."""
     if step.number == 0:
         console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     console.print(Text(step.head, style="bold"), soft_wrap=True)

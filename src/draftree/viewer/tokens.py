@@ -20,7 +20,7 @@ LETTERS: dict[str, int] = {letter: byte for byte, letter in bytes_to_unicode().i
 
 
 class Spellings:
-    """The bytes and the text of each token.
+    """Return the bytes and the text of each token.
 
     Args:
         tokenizer: the target's.
@@ -32,7 +32,7 @@ class Spellings:
 
     @cached_property
     def special(self) -> frozenset[int]:
-        """Ids that are no part of the text."""
+        """Return the ids of special tokens, which are not part of the text."""
         return frozenset(self._tokenizer.all_special_ids)
 
     def data(self, token: int) -> bytes:
@@ -42,7 +42,7 @@ class Spellings:
         return self._known[token]
 
     def text(self, token: int) -> str:
-        """Return the token on one line, with nothing in it that cannot be seen."""
+        """Return the token on one line, without invisible characters."""
         return visible(self.data(token)) or f"#{token}"
 
     def _data(self, token: int) -> bytes:
@@ -77,14 +77,14 @@ def visible(data: bytes) -> str:
 
 
 def flowing(text: str) -> str:
-    """Text as it runs on, with line ends marked, and control characters escaped."""
+    """Return text with line ends marked, and control characters escaped."""
     return "".join(
         c if c in " \t" else "⏎\n" if c == "\n" else SIGNS.get(c, escaped(c)) for c in text
     )
 
 
 def escaped(character: str) -> str:
-    """Return the character, or how Python writes it where it cannot be seen."""
+    """Return the character, or its Python escape if it is invisible."""
     return ascii(character)[1:-1] if unicodedata.category(character) in HIDDEN else character
 
 
