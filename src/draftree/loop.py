@@ -37,8 +37,8 @@ class Parts:
         drafter: proposes tokens.
         policy: grows them into trees.
         acceptor: keeps what the target itself would have produced.
-        costs: seconds of a draft step and of a target pass on this machine; told the timings of
-            each step.
+        costs: seconds of a draft step and of a target pass on this machine; it learns from the
+            timings of each step.
     """
 
     target: Target
@@ -81,10 +81,10 @@ def admit(
     Other slots are left as they are.
 
     Args:
-        parts: what writes.
-        rows: of which as many are free as there are requests.
-        requests: each is written as it would be alone.
-        state: after the last step; at first that of an earlier text, or nothing.
+        parts: the target with its drafter, policy and acceptor.
+        rows: the batch; it has a free slot for each request.
+        requests: the requests; each text is the same as it would be alone.
+        state: the state after the last step; at first that of an earlier text, or none.
     """
     begun, events, taps = prefill(parts.target, parts.acceptor, parts.drafter.needs, rows, requests)
     return events, start(parts, rows, begun, taps, state)
@@ -108,7 +108,7 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
 def step_and_read(
     parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk]
 ) -> tuple[list[Emitted], State, Read | None]:
-    """Do what `step` does, and read chunks of the prompts of seated rows in the target's pass."""
+    """Run a step as `step` does, and read chunks of seated prompts in the target's pass."""
     target, drafter, policy, acceptor = parts.target, parts.drafter, parts.policy, parts.acceptor
     prices, start = parts.costs.at(rows.context, rows.live.size), time.perf_counter()
     beside = sum(len(chunk.tokens) for chunk in chunks)
@@ -147,7 +147,7 @@ def step_and_read(
 
 
 def read(parts: Parts, rows: Rows, chunks: Sequence[Chunk]) -> Read:
-    """Read chunks of the prompts of seated rows, while no row writes."""
+    """Read chunks of the prompts of seated slots, while no sequence is generated."""
     found = parts.target.read(rows.cache, parts.drafter.needs, chunks)
     for chunk in chunks:
         rows.follow(chunk.sequence)
@@ -161,11 +161,11 @@ def begin(
 
     Args:
         parts: what writes.
-        rows: the prompts are in seated ones.
-        begun: [B] these, in rising order.
-        logits: [B, V] after each prompt.
-        taps: of all their tokens, row by row.
-        state: after the last step.
+        rows: the batch; the prompts are in seated slots.
+        begun: [B] these slots, in rising order.
+        logits: [B, V] the target's logits after each prompt.
+        taps: the hidden states of all tokens of the prompts, slot by slot.
+        state: the state after the last step.
     """
     rows.begin(begun, own_noise=not parts.acceptor.keeps_text)
     events = _first_tokens(parts.target, parts.acceptor, rows, begun, Verified(logits, taps))

@@ -39,23 +39,24 @@ class Rows:
     Requests come and go between two steps.
 
     Args:
-        cache: the target's, with a row for each of these; what it holds of a row must be a proper
-            beginning of the prompt that is admitted there.
-        source: of the rows, what the target's tokens are drawn from instead of their keyed noise; a
-            test enumerates it.
-        calls: how many calls of the same seeds went before, see `Keyed`.
-        stats: where figures of all rows together are written.
+        cache: the target's KV cache, with a slot for each sequence. What it holds in a slot must be
+            a proper prefix of the prompt that is admitted there.
+        source: returns the randomness of the target's tokens for this batch, instead of the keyed
+            noise; a test enumerates it.
+        calls: the number of earlier calls with the same seeds, see `Keyed`.
+        stats: collects the figures of all sequences.
 
     Attributes:
-        requests: [R] what is written; where nothing is, `IDLE`.
-        committed: [R] tokens in the target's cache.
-        last: [R] each row's root, the newest token chosen.
-        written: [R] output.
-        live: the rows that still write, in order.
-        seated: the rows whose prompts are read, and of which the drafter knows nothing yet.
-        undrafted: the rows that are written without drafts, as the drafter raised an exception.
-        growth: the depth that a tree may have at most, so that a step does not exceed a bound of
-            the cache; None for no bound.
+        requests: [R] the request in each slot; `IDLE` in a free one.
+        committed: [R] the tokens in the target's cache.
+        last: [R] the root of each sequence, its newest token.
+        written: [R] the output of each sequence.
+        live: the slots that are still generating, in order.
+        seated: the slots whose prompts are being read; the drafter knows nothing of them yet.
+        undrafted: the slots that are generated without drafts because the drafter raised an
+            exception.
+        growth: the maximum depth of a tree, so that a step does not exceed a bound of the cache;
+            None for no bound.
     """
 
     def __init__(
@@ -376,7 +377,7 @@ class Rows:
             target: decides where a row's context ends.
             tree: the verified tree.
             p: what was accepted by.
-            verdict: what of it was accepted.
+            verdict: the accept result.
             probes: rows that rode along, counted with the nodes.
             step: whether this was a verification, and not the prefill.
         """

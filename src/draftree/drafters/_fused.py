@@ -25,23 +25,24 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Below, Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)
-"""The worth of a find beside a guide, before any was judged: log-odds of its acceptance as weights
-of `Find.x`. A find multiplies the odds that the guide gives the token, as independent evidence
-does; modestly, by 2.7 for one of q = ½."""
+"""Initial weights of `Find.x` for the log-odds of acceptance of a retrieval hit, with a guide.
+
+A hit multiplies the odds that the guide gives the token, as independent evidence does; modestly, by
+2.7 for one of q = ½."""
 ALONE = (0.0, 1.0, 0.0, 2.0)
-"""And without a guide: at first, the part's own q is the estimate."""
+"""The same without a guide: at first, the part's own q is the estimate."""
 PRIOR = 4.0
 """The number of examples of unit curvature that these count for."""
 RECENT, NEUTRAL = 0.2, 0.5
-"""The share of the last find in what is remembered of a row's last ones, and what is remembered of
-none."""
+"""Weight of the last retrieval hit in the moving mean of a sequence, and the mean before any hit."""
 CERTAIN = 1e-4
-"""No probability that is learnt from is taken to be closer to 0 or 1."""
+"""Probabilities are clipped to this distance from 0 and 1 before the weights learn from them."""
 UNGUIDED = np.zeros((0, 0))
-"""Stands for what a guide says where there is none."""
+"""Replaces the guide's log q where there is no guide."""
 MOST, LEAST = 1 - 1e-3, 1e-300
-"""All finds after a node are worth this much together at most, so that something is left for the
-guide's tokens; and one at least."""
+"""The largest sum of the values of all hits after a node, and the least value of one.
+
+The bound leaves some probability for the guide's tokens."""
 
 
 @final
@@ -64,12 +65,14 @@ class Fused(Method):
 
 @dataclass(frozen=True)
 class Trust:
-    """Estimates of how often one part's finds are accepted in one row, given that their parent was.
+    """Estimates of how often one part's candidates are accepted in a sequence.
+
+    They are conditional on the acceptance of the parent.
 
     Attributes:
-        beside: where there was a guide.
-        alone: where there was none.
-        recent: how often the last finds in this row's text held the right token.
+        beside: the estimate where there was a guide.
+        alone: the estimate where there was none.
+        recent: how often the last candidates in this sequence held the right token.
     """
 
     beside: Logistic = field(default_factory=lambda: Logistic.around(*BESIDE, prior=PRIOR))
@@ -349,7 +352,7 @@ class FusedDrafter(Drafter[Fusing]):
 
 
 def own(part: Drafter[Any], taps: Taps) -> Taps:
-    """Return the taps that a part asked for; one that asked for nothing looks at none of them."""
+    """Return the hidden states that a part needs; one that needs none may get all of them."""
     wanted = part.needs.hidden
     if not wanted or len(wanted) == len(taps.hidden):
         return taps
@@ -366,7 +369,7 @@ def _find(
         found: its candidates.
         guide: the guide's.
         numbers: [F] of the frontier's nodes.
-        trust: [F] what is known of the part in each node's row.
+        trust: [F] the trust in the part for each node's sequence.
     """
     log_q = UNGUIDED if guide is None else guide.log_of(found.tokens)
     recent = np.array([t.recent for t in trust])
@@ -391,10 +394,9 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
 
     Candidates of equal q keep the order of the parts, and then of their ranks.
 
-    A token proposed by several parts becomes one candidate. Where it was found, it gets the largest
-    of the finds' values: parts that search the same text bring the same evidence, and are no
-    independent causes, as a noisy-or would have them. What the guide says of it is no second
-    opinion either, but among what the value was estimated from.
+    A token proposed by several parts becomes one candidate. If retrieval found it, it gets the
+    largest of the values: parts that search the same text have the same evidence, so a noisy-or
+    would count it twice. The guide's q is not added either, because the value was estimated from it.
 
     Args:
         guide: the guide's candidates.

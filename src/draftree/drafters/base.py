@@ -60,7 +60,7 @@ class Drafter(ABC, Generic[State]):
 
     Attributes:
         knobs: of its method, if it has any.
-        ahead: how many layers of a tree one pass tells; of most drafters the next one alone. See
+        ahead: how many layers of a tree one pass gives; with most drafters only the next one. See
             `passes`.
         expands_paths: nodes can be expanded together with nodes above them, in one pass, and not
             layer by layer alone.
@@ -293,7 +293,7 @@ class Method(Part, ABC):
 
 @dataclass(frozen=True)
 class Batch:
-    """Text to train on, with what the frozen target says of it.
+    """Text to train on, with the outputs of the frozen target.
 
     Attributes:
         tokens: [B, T] ids, padded at the end.

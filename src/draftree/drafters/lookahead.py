@@ -29,9 +29,9 @@ from draftree.tree import Bools, Candidates, Ints, Tree, Verdict
 Gram = tuple[int, ...]
 """The N − 1 tokens of an n-gram after its first one, or a beginning of them."""
 Pool = Mapping[int, tuple[Gram, ...]]
-"""By the first token of an n-gram, what may follow it; the most recently met last."""
+"""By the first token of an n-gram, what may follow it; the most recent one is last."""
 Nexts = tuple[Sequence[int], Sequence[float]]
-"""The tokens met next at some place, and the share of each; the largest first."""
+"""The tokens that came next at some position, and the share of each; the largest first."""
 NOTHING: Nexts = ((), ())
 MOST = 4096
 """Tokens of a window, all of which are fed in every step."""
@@ -97,10 +97,10 @@ class Guesses:
     Attributes:
         text: the committed tokens.
         pool: n-grams met in the window and, with `seed_prompt`, in the text and its root.
-        window: without levels where the text was cut and not yet gone on from.
-        tried: [N − 1] at how many places the pool had guesses, by how many tokens of them had come
-            before.
-        right: [N − 1] at how many of these the next token was among them.
+        window: the window; it has no levels after the text was cut, until the text goes on.
+        tried: [N − 1] at how many positions the pool had guesses, by the number of their tokens
+            that had come before.
+        right: [N − 1] at how many of these positions the next token was among the guesses.
     """
 
     text: Ints
@@ -113,7 +113,7 @@ class Guesses:
 @final
 @dataclass(frozen=True)
 class Lookaheads:
-    """The state: all rows, and which of them still write, as far as is known."""
+    """The state: all sequences, and which of them are still generated, as far as is known."""
 
     rows: tuple[Guesses, ...]
     live: Ints

@@ -286,8 +286,8 @@ class MTPNet(PairNet):
             after the target's last. Parts of one name are one.
 
     Raises:
-        UserError: there is not one norm after the architecture's layers, or there are weights
-            beside them.
+        UserError: there is not exactly one norm after the architecture's layers, or there are
+            other weights.
     """
 
     def __init__(

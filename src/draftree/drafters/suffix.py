@@ -66,12 +66,12 @@ class SuffixState:
     """The texts that the drafter has read.
 
     Attributes:
-        texts: each row's committed text.
+        texts: the committed text of each sequence.
         begun: [R] where the output begins in it.
         memory: outputs of earlier calls.
-        drafts: by row, the root that the draft after the text was grown for, the text with it and
-            room for a path, and the draft; they follow from the rest, and spare the layers of a
-            step from growing them again.
+        drafts: by slot, the root of the draft that was grown after the text, the text with this
+            root and room for a path, and the draft. They are a cache, so that the layers of one
+            step do not grow a draft again.
     """
 
     texts: Texts

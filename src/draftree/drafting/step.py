@@ -42,22 +42,22 @@ class Drafting(Search):
 
     It keeps the drafter's state, and skips nodes whose next token is forced.
 
-    Where the drafter raises an exception, the sequences that it is raised for are written without
-    drafts to their end, and those beside them as if nothing had happened: the step's drafting
-    begins anew without the former.
+    Where the drafter raises an exception, the sequences that it is raised for are generated without
+    drafts to their end. The other sequences are not affected: the step's drafting begins anew
+    without the failed ones.
 
     Attributes:
-        drafter: that is driven.
+        drafter: the drafter.
         state: its state.
-        rows: that are drafted for.
+        rows: the batch of sequences that are drafted for.
         vocab: V.
-        drawing: how it is to draw.
-        capture: runs what is recorded beside the passes of models.
-        frontiers: how many nodes each draft step was fed; what an earlier pass of the step has told
-            is no further one.
-        passed: nodes after which only one token can come, so that the drafter was not asked.
-        finds: how often it was asked for what takes no pass.
-        layers: its passes, where a tree has grown on the device.
+        drawing: how draft tokens are sampled.
+        capture: runs recorded passes other than those of models.
+        frontiers: the number of nodes fed in each draft step; a layer that an earlier pass of the
+            step already computed is not counted.
+        passed: nodes after which only one token can come, so that the drafter was not called.
+        finds: the number of retrievals, which take no forward pass.
+        layers: the drafter's passes, where a tree has grown on the device.
         steps: the timings of the draft steps.
         drafted: when all draft steps were done, by the host's clock; None where the host was there.
         find_seconds: of all retrievals.
@@ -200,7 +200,7 @@ class Drafting(Search):
         Args:
             target: the model.
             grown: the tree.
-            probes: rows that ride along.
+            probes: extra tokens that the target reads in the same pass.
             chunks: parts of prompts that the pass reads, too.
         """
         if isinstance(grown, Tree):

@@ -95,10 +95,10 @@ class Checkpoint:
     For a new drafter it holds the initial config.
 
     Attributes:
-        config: its `config.json`.
-        folder: where it lies.
+        config: the content of its `config.json`.
+        folder: the folder of its files.
         file: the name of its weights' file.
-        tensors: in the dtypes they were stored in; none before they are loaded, nor for a drafter
+        tensors: its tensors in their stored dtypes; none before they are loaded, nor for a drafter
             that was never stored.
         name: gives the name on disk of a tensor of the drafter's network; its own by default.
     """
@@ -187,10 +187,9 @@ class Checkpoint:
         """Return the checkpoint with its tensors; pickled files are read as weights only.
 
         Args:
-            files: names of weights' files, the first found is read; an index of shards beside it is
-                followed.
-            wanted: says of a name whether it is read; a whole target's checkpoint may hold a
-                drafter's among its own.
+            files: names of weights' files; the first one found is read, or the shards of its index.
+            wanted: returns whether a tensor of a name is read; the checkpoint of a whole target may
+                hold the tensors of a drafter, too.
 
         Raises:
             UserError: there is none, or it cannot be read.
@@ -317,8 +316,8 @@ def tensor_names(folder: Path, names: Collection[str]) -> frozenset[str]:
     """Return the names of a folder's tensors, none of them loaded unless the file is a pickled one.
 
     Args:
-        folder: where the files lie.
-        names: of weights' files that are looked for; an index of shards beside one is followed.
+        folder: the folder of the files.
+        names: names of weights' files; an index of shards is followed.
 
     Raises:
         UserError: a file cannot be read.
@@ -335,7 +334,7 @@ def tensor_names(folder: Path, names: Collection[str]) -> frozenset[str]:
 
 
 def _shards(index: Path) -> dict[str, str]:
-    """Return the file each tensor lies in."""
+    """Return the file of each tensor."""
     found: dict[str, str] = Entries(read_object(index, "an index of shards"), index).get(
         "weight_map", dict[str, str]
     )

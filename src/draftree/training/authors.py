@@ -24,13 +24,13 @@ class Asked:
     """A prompt that waits for its text.
 
     Attributes:
-        number: which of all; with the sampling's seed it decides what is drawn.
+        number: the number of the prompt; with the sampling's seed it determines the random numbers.
         content: a chat to be answered, or text to be continued.
-        ids: the same as token ids.
-        most: the most tokens that may come.
-        sampling: how they are chosen.
-        stops: texts and special tokens that end the text, beside the target's own ends; they are no
-            part of it.
+        ids: the content as token ids.
+        most: the maximum number of tokens of the text.
+        sampling: how tokens are chosen.
+        stops: texts and special tokens that end the text, in addition to the target's end tokens;
+            they are not part of the text.
     """
 
     number: int

@@ -102,10 +102,10 @@ def regenerate(
 ) -> Path:
     """Write data whose answers are the target's; go on where an interrupted run stopped.
 
-    Every process of a run calls it, and writes a part; the main one puts the parts together. An
-    answer is the one that the target gives to its prompt alone, but for tokens that are as good as
-    equally likely: logits are rounded otherwise beside other rows, and which these are differs
-    between runs, in one that was interrupted too.
+    Every process of a run calls it, and writes a part. The main process joins the parts. An answer
+    is the one that the target gives to its prompt alone, except for tokens that are almost equally
+    likely. The rounding of logits depends on the other sequences in the batch, and these differ
+    between runs, and after an interruption.
 
     Args:
         target: answers.

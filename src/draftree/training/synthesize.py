@@ -127,16 +127,16 @@ def synthesize(
     `questions.json`.
 
     Args:
-        target: makes them up.
-        how: it does.
+        target: makes up the questions.
+        how: the options.
         out: the folder of the files that are written.
         processes: of the run.
         tell: told how many this process has written.
-        author: of the questions; by default the target itself.
+        author: generates the questions; by default the target itself.
         beside: data whose questions are not wanted again.
-        excluded: prompts that must not come.
-        skipped: counts rows beside that cannot be read, and leaves them out; without it the first
-            one is an error.
+        excluded: prompts that must not be among the questions.
+        skipped: counts rows of `beside` that cannot be read, and leaves them out; without it the
+            first one is an error.
 
     Returns:
         The path of the rows `{"messages"}`, each a question with an empty response, which

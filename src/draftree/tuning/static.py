@@ -46,12 +46,12 @@ BATCH = 16
 WINDOW = 512
 """Tokens of a plain text, of which the first quarter is the prompt."""
 MISSED, UNKNOWN = -1, -2
-"""In place of a rank: the target's token was not among the candidates; what it is cannot be told
-from the text."""
+"""In place of a rank: the target's token was not among the candidates; it cannot be determined from
+the text."""
 SHOWN = 6
 """Ranks of which a table shows the acceptance."""
 SIZES = (8, 16, 32, 63, 128)
-"""Nodes for which the best tree's expected acceptance is told beside that of the chosen tree."""
+"""Numbers of nodes for which the result lists the expected acceptance of the best tree, too."""
 
 
 @dataclass(frozen=True)

@@ -218,7 +218,7 @@ def successors(
         text: increments of this one.
         frontier: [F] nodes.
         tokens: [N] of the tree.
-        parents: [N] likewise.
+        parents: [N] of the tree.
         k: likeliest successors wanted.
         by: how n-grams are weighted.
 

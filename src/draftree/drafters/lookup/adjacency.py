@@ -98,7 +98,7 @@ class Adjacency:
 
         Args:
             tokens: [F] ids.
-            behind: a table that is asked for tokens without a line here; both have the same K.
+            behind: a second table for tokens that have no line here; both have the same K.
         """
         if not self.size and behind is not None:
             return behind.look_up(tokens)
@@ -122,7 +122,7 @@ class Adjacency:
         Args:
             tokens: [N] ids; of equal ones the last counts.
             successors: [N, K].
-            behind: a table with the lines of tokens that have none here.
+            behind: a second table for tokens that have no line here.
         """
         last = len(tokens) - 1 - np.unique(tokens[::-1], return_index=True)[1]
         tokens, successors = tokens[last], successors[last]

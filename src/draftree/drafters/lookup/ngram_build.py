@@ -31,7 +31,7 @@ from draftree.tree import Ints
 PIECE = 1 << 22
 """N-grams that are sorted at a time; a build takes some 700 MB with two threads."""
 EVERY = 1024
-"""Of a sorted run, every so-manieth context is looked at to cut runs into ranges of equal size."""
+"""Every n-th context of a sorted run is sampled to cut runs into ranges of equal size."""
 
 
 class Counts(NamedTuple):
@@ -43,7 +43,7 @@ class Counts(NamedTuple):
 
 
 def joined(runs: Iterable[Counts]) -> Counts:
-    """Run one after the other, in no order."""
+    """Return the runs concatenated, not sorted."""
     return Counts(*(np.concatenate(column) for column in zip(*runs, strict=True)))
 
 

@@ -36,13 +36,13 @@ def reached(
 
     Args:
         text: see `children`.
-        end: likewise.
-        drafted: likewise.
-        parents: [N] likewise.
-        tokens: [N] likewise.
+        end: see `children`.
+        drafted: see `children`.
+        parents: [N] see `children`.
+        tokens: [N] see `children`.
         below: the node.
         memory: see `children`.
-        limits: likewise.
+        limits: see `children`.
     """
     depth, node = 0, below
     while parents[node] >= 0:
@@ -122,14 +122,14 @@ def descendants(
 
     Args:
         text: see `children`.
-        end: likewise.
-        drafted: likewise.
-        parents: [N] likewise.
-        tokens: [N] likewise.
-        frontier: [F] likewise.
-        k: likewise.
-        memory: likewise.
-        limits: likewise.
+        end: see `children`.
+        drafted: see `children`.
+        parents: [N] see `children`.
+        tokens: [N] see `children`.
+        frontier: [F] see `children`.
+        k: see `children`.
+        memory: see `children`.
+        limits: see `children`.
         deepest: the depth that a node may have.
         first: the number of the first candidate, once all are after the tree in the order in which
             they stand here.

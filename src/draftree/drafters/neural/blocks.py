@@ -283,7 +283,7 @@ class ParallelDrafter(Trainable[Blocks]):
     def _along_paths(
         self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> Candidates:
-        """Return a node's candidates come from a mask after it that reads its path."""
+        """Return the candidates of each node, from a mask after it that reads its path."""
         logits = self._like.new_zeros(len(frontier), self._width)
         near = np.flatnonzero(tree.depth[frontier] < self.drafts)
         if len(near):

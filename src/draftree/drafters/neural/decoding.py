@@ -27,7 +27,7 @@ from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
 
 NOTHING = np.zeros(0, np.int64)
 SPARE = 256
-"""Slots a new cache has beside the prompt's, so that it seldom grows."""
+"""Slots that a new cache has in addition to the prompt's, so that it seldom grows."""
 
 Pick = Callable[[Tensor, Given], Tensor]
 """pick(results of all tokens of a pass [R, n, …], what the pass was given) → those of the
@@ -264,14 +264,14 @@ class CachingLayers(Layers):
         given: Given,
         pick: Pick,
     ) -> Nodes:
-        """Return the forest with the children that are chosen in one pass.
+        """Return the draft trees with the children that are chosen in one pass.
 
         Args:
-            feed: the tokens.
-            nodes: the forest.
-            choose: chooses; it is handed `ids` if these are given.
-            given: what the pass reads beside the tokens, by name.
-            pick: the results of the frontier's nodes, of those of all tokens.
+            feed: the forward batch.
+            nodes: the draft trees.
+            choose: chooses the children; it gets `ids` if these are given.
+            given: other inputs of the pass, by name.
+            pick: selects the results of the frontier's nodes from those of all tokens.
         """
 
     def read(self, fed: Sequence[Ints]) -> Decoding:

@@ -15,20 +15,20 @@ from draftree.models.unseen import Choose, Layers, Nodes
 from draftree.tree import Drafted, Ints
 
 Read = Callable[[int, Given, Nodes, Tensor], Tensor]
-"""read(depth, what it was given, forest, frontier [R, F] of that depth) → logits [R, F, V′] after
-the frontier."""
+"""read(depth, inputs, draft trees, frontier [R, F] of that depth) → logits [R, F, V′] after the
+frontier."""
 
 
 @final
 class HeadLayers(Layers):
-    """Heads that are asked in turn, each for a layer.
+    """Layers of a draft tree that come from heads, one head for each layer.
 
     Args:
-        read: asks a head.
-        heads: how many there are.
-        capture: runs what is recorded.
-        weights: those that heads read.
-        given: what they read beside the forest, by name; the first has R rows.
+        read: computes the logits of a head.
+        heads: the number of heads.
+        capture: runs recorded passes.
+        weights: the weights that the heads read.
+        given: other inputs than the draft trees, by name; the first has R rows.
         drafted: the tokens that can be drafted; all by default.
         state: of the drafter.
         each_node: see `Layers`.

@@ -154,9 +154,9 @@ class Chains:
         """Return a chain for each row.
 
         Args:
-            rows: the requests that have got a token in the last step of vLLM.
-            steady: whether no other request had a part in that step, so that its time tells what
-                verification costs.
+            rows: the requests that got a token in the last step of vLLM.
+            steady: whether no other request took part in that step, so that its time is the cost of
+                verification.
         """
         began = time.perf_counter()
         slots = self.slots.match(rows)
