@@ -12,10 +12,12 @@ from draftree.kernels.learning import newton
 from draftree.tree import Bools, Floats
 
 FORGETTING = 0.001
-"""The share of what is known that a step forgets, so that a text of another kind is learnt."""
+"""Share of the knowledge that a step forgets, so that a text of another kind is learnt."""
 CURVATURE = 0.05
-"""An example weighs at least this much: the curvature a(1 − a) of one that was taken for certain is
-near 0, and a step divided by it would throw the weights far off when it turns out otherwise."""
+"""The least weight of an example. The curvature a(1 − a) of an example that was predicted with
+certainty is near 0, and dividing a step by it would move the weights far off when the prediction is
+wrong.
+"""
 
 
 @dataclass(frozen=True)

@@ -21,14 +21,15 @@ from draftree.models.quantized import count_parameters, packed_bits, packed_weig
 from draftree.models.target import Target
 
 OPERATIONS = 40
-"""Small operations of a layer that is computed by torch."""
+"""Small operations of a layer that torch computes."""
 RECORDED_OPERATIONS = 10
-"""Those that take as long where they are replayed from a CUDA graph, as the host starts none of
-them."""
+"""Number of such operations that take as long as a layer replayed from a CUDA graph, in which the
+host launches none.
+"""
 FUSED_OPERATIONS = 2
-"""Those of a layer that is computed by one call."""
+"""Small operations of a layer that is computed by one call."""
 LOOK_UP = Size(seconds=3e-5)
-"""Of a draft step, a commit or a retrieval that needs no network."""
+"""The size of a draft step, a commit or a retrieval that needs no network."""
 _LEARNERS: dict[str, Learner] = {}
 
 

@@ -19,12 +19,15 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FED, FED_WIDE = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
-"""Tokens of a row at which a target pass is timed; the second ones on accelerators alone, where the
-cost bends late."""
+"""Tokens of a row at which a target pass is timed. The second tuple is for accelerators, whose cost
+curve bends at more tokens.
+"""
 DRAFTED = (1, 2, 4, 8, 16, 32)
 """Frontier nodes of a row at which a draft step is timed."""
 TOGETHER = 1024
-"""Tokens of all rows in a timed pass at most, the narrowest aside; beyond them costs are linear."""
+"""The most tokens of all rows in a timed pass, except the narrowest passes; beyond them costs are
+linear.
+"""
 CONTEXTS = (128, 1024)
 """Committed tokens of a row at which both are timed, as far as the target's context allows."""
 CANDIDATES = 5
@@ -32,7 +35,7 @@ CANDIDATES = 5
 COMMITTED = 3
 """Tokens of each row in a timed commit: a root and two accepted nodes."""
 LONGEST = 4.0
-"""Seconds in which draft steps and passes are timed, all of them together."""
+"""Seconds in which all draft steps and passes are timed."""
 
 
 def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> CostTable:
@@ -127,7 +130,7 @@ def _settings(target: Target, drafter: Drafter[Any], rows: int, tell: Tell) -> "
 
 @dataclass(frozen=True)
 class _Setting:
-    """Rows of one length that target and drafter have read."""
+    """Hold rows of one length that target and drafter have read."""
 
     target: Target
     drafter: Drafter[Any]

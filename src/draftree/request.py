@@ -23,10 +23,13 @@ from draftree.stats import Step
 from draftree.tree import Ints, Tree
 
 Origin = Literal["prefill", "drafted", "forced", "bonus"]
-"""How a token came: from the prefill, drafted and accepted, the only one that was allowed, or
-chosen by the target."""
+"""The origin of a token: the prefill, a draft that was accepted, the only token allowed, or the
+target's choice.
+"""
 Ending = Literal["length", "eos", "stop", "context"]
-"""Why a text ended: its limit, an EOS token, one of its criteria, or the target's context."""
+"""The reason why a text ended: its limit, an EOS token, a stopping criterion, or the target's
+context.
+"""
 Criterion = Callable[[Tensor, Any], Any]
 """criterion(ids [1, n], scores) → whether a text ends here, a bool or a tensor [1]; transformers'
 StoppingCriteria are such."""
@@ -35,7 +38,7 @@ CALLABLES: Rule = "a tuple of what can be called", lambda v: several(v, callable
 
 @dataclass(frozen=True)
 class Request(Knobs):
-    """One text to be continued; ids may come in any row: a list, an array, a tensor.
+    """Describe one text to be continued; ids may be a list, an array or a tensor.
 
     Attributes:
         prompt: token ids, at least one and at most the target's context.

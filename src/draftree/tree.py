@@ -162,7 +162,7 @@ class Candidates:
         def spread(column: Any) -> Any:
             if isinstance(
                 column, Tensor
-            ):  # one list for all costs no memory, and that is how layered policies ask
+            ):  # one list for all costs no memory, and layered policies request it so
                 return (
                     column.expand(len(which), -1)
                     if len(column) == 1
@@ -218,11 +218,11 @@ class Below:
 
 @dataclass(frozen=True)
 class Tree:
-    """A forest of drafted tokens, one tree for each live row, topologically ordered and immutable.
+    """Hold draft trees, one for each live row, topologically ordered and immutable.
 
-    The first nodes are the roots (one for each row that still writes); `parents[i] < i` everywhere
-    else. While drafting, a tree is only appended to, so that node numbers stay valid; `select`
-    alone renumbers, and `number` remembers what the nodes were called before.
+    The first nodes are the roots (one for each row that is still generated); `parents[i] < i`
+    everywhere else. While drafting, nodes are only appended to a tree, so that node numbers stay
+    valid. Only `select` renumbers, and `number` keeps the earlier numbers.
 
     Attributes:
         tokens: [N] token ids.
@@ -344,7 +344,7 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Bools:
-        """[N, N] True where node j is node i or lies on the path from the root to it."""
+        """Return [N, N] True where node j is node i or one of its ancestors."""
         return paths(self.parents)
 
     def children(self, node: int) -> Ints:

@@ -44,7 +44,7 @@ class Block(Acceptor):
         row, chain = int(tree.row[root]), [root]
         while (children := tree.children(chain[-1])).size:
             chain.append(int(children[0]))
-        # Every beginning is asked by itself whether it is kept, and the longest that says yes is.
+        # Each prefix of the chain is tested separately, and the longest that passes is kept.
         weight, length, of_kept = 1.0, 0, 1.0
         for i, node in enumerate(chain[1:], start=1):
             here, token = p(chain[i - 1]), int(tree.tokens[node])

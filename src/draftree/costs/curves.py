@@ -136,17 +136,17 @@ class Costs(Part):
 
     @cached_property
     def draft_curve(self) -> Curve:
-        """sₐ at the measured widths; linear between them."""
+        """Return sₐ at the measured widths; linear between them."""
         return _sorted(self.draft)
 
     @cached_property
     def target_curve(self) -> Curve:
-        """sₜ, likewise."""
+        """Return sₜ at the measured widths; linear between them."""
         return _sorted(self.target)
 
 
 class CostSource(Protocol):
-    """Gives the costs of a step: fixed costs, a table, or costs learnt from steps that run."""
+    """Provide the costs of a step: fixed costs, a table, or costs learnt from steps that run."""
 
     def at(self, context: int, rows: int) -> Costs:
         """Return the costs of a step.
@@ -196,7 +196,7 @@ class CostTable:
         They are those of the nearest measured number of sequences, linear between measured
         contexts. Outside the measured contexts they are those of the nearest one.
         """
-        if (context, rows) not in self._found:  # asked at every step, so remembered
+        if (context, rows) not in self._found:  # needed at every step, so cached
             self._found[context, rows] = self._between(context, rows)
         return self._found[context, rows]
 

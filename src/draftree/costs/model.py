@@ -81,12 +81,13 @@ DRIFT, FORGET = 0.02, 1e-5
 """Standard deviation by which the level drifts per timing, and the share of the prior that comes
 back with each."""
 OUTLIER = 3.0
-"""A timing further away than so many standard deviations is an outlier."""
+"""A timing that deviates by more than this many standard deviations is an outlier."""
 CONFIRMED = 3
-"""Outliers in a row, in the same direction, that count as a change and not as outliers."""
+"""Number of outliers in a row, in one direction, that count as a change."""
 FASTEST, LARGEST, ROUNDING = 1e30, 100.0, 1e-6
-"""Of a file: bounds of what a machine does in a second, and of an entry of θ and its covariance;
-what rounding takes from the least eigenvalue of that."""
+"""Bounds for values of a file: the largest rate of a machine per second, the largest entry of θ and
+of its covariance, and the rounding error of the covariance's least eigenvalue.
+"""
 RELOADED = 0.1
 """Standard deviation added to the level when a model is read from disk: another process may run
 under another load."""
@@ -110,7 +111,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Speed:
-    """What a machine does in a second.
+    """Describe what a machine does in a second.
 
     Attributes:
         bandwidth: bytes read from memory.
@@ -140,7 +141,7 @@ class Speed:
 
 @dataclass(frozen=True)
 class Size:
-    """What one pass of a network reads and computes.
+    """Describe what one pass of a network reads and computes.
 
     Attributes:
         weights: multiplications with an addition, per token, outside attention.
@@ -201,13 +202,13 @@ class Size:
 
 @dataclass(frozen=True)
 class Correction:
-    """What was learnt about the logarithm of the seconds: a Gaussian over θ.
+    """Correct the logarithm of the estimated seconds by a Gaussian over θ.
 
     Attributes:
         mean: [G].
         covariance: [G, G].
-        timings: how many it has learnt from.
-        outliers: how many of the last timings were outliers, negative if they were too fast.
+        timings: number of timings that it has learnt from.
+        outliers: number of the last timings that were outliers, negative if they were too fast.
     """
 
     mean: Floats

@@ -52,32 +52,33 @@ WIDTHS = (
 )
 """Tokens of each sequence at which curves have a point."""
 SAMPLED = (128, 1024)
-"""Contexts at which a table is written down for counting."""
+"""Contexts at which a table of costs is made."""
 EVERY = 60.0
 """Seconds between two writes."""
 CONTEXT_STEP = 64
-"""Contexts are rounded to multiples of so many tokens, so that curves need not be computed for
-every step."""
+"""Contexts are rounded to multiples of this, so that curves need not be computed for every step."""
 SETTLED, SELDOM = 200, 4
-"""Timings from which on one step in so many is learnt from, unless it was unexpected."""
+"""After `SETTLED` timings only one step in `SELDOM` is learnt from, unless it was unexpected."""
 FRESH, REFRESHED = 32, 8
-"""Curves are computed anew after each of so many first timings of a model, and then after one
-timing in so many: it takes half a millisecond, and a timing moves them by little then."""
+"""Curves are computed anew after each of the first `FRESH` timings of a model, and then after one
+timing in `REFRESHED`: it takes half a millisecond, and a timing then changes them by little.
+"""
 UNEXPECTED = 0.2
-"""Difference of the logarithm of a step's seconds from the expected ones from which on it is always
-learnt from."""
+"""Deviation of the logarithm of a step's seconds from which on the step is always learnt from."""
 SHARE, CREDIT, MOST = 0.01, 2.0, 8.0
 """Share of the time that exploring may lose, and passes over a token that it may lose at first and
-at most at a time."""
+at most at a time.
+"""
 EXPLORED = 4
-"""One step in so many explores at most, so that the others tell the rate without exploring."""
+"""At most one step in this many explores, so that the others give the rate without exploring."""
 OPTIMISM, UNCERTAIN = 1.0, 0.25
-"""Standard deviations by which exploring steps take passes to be faster, and the deviation from
-which on exploring pays."""
+"""Standard deviations by which exploring steps assume passes to be faster, and the deviation from
+which on exploring pays.
+"""
 FORGOTTEN = 1 / 64
 """Share of a step in the running rate of tokens per second."""
 STALE = 32
-"""Steps without a draft step after which what is known of draft steps may no longer hold."""
+"""Steps without a draft step after which the costs of draft steps may be outdated."""
 
 
 @final

@@ -23,7 +23,7 @@ from draftree.errors import UserError
 
 @dataclass(frozen=True)
 class Works:
-    """The works by which a kind of device is timed.
+    """Describe the operations by which a kind of device is timed.
 
     Attributes:
         read: bytes that are read to time the memory: more than caches hold.
@@ -39,15 +39,17 @@ class Works:
 
 HOST = Works(64 << 20, (64, 256, 1024), Speed(bandwidth=10e9, rate=50e9, overhead=5e-6))
 ACCELERATOR = Works(512 << 20, (256, 1024, 4096), Speed(bandwidth=500e9, rate=20e12, overhead=8e-6))
-"""Of a GPU: works that take far longer than their launch does."""
+"""The probe of a GPU: operations that take far longer than their launch."""
 ENOUGH = 0.004
-"""Seconds of one product from which on no larger one is tried."""
+"""Seconds of one product after which no larger one is tried."""
 ROUNDS, LONGEST = 3, 0.04
-"""After a first time, in which libraries are set up, a work is timed so often, or for so many
-seconds; the fastest counts."""
+"""After a first run, in which libraries are set up, an operation is timed `ROUNDS` times, or for
+`LONGEST` seconds; the fastest run counts.
+"""
 PLAUSIBLE = 1 / 50
-"""Share of the assumed speed from which on a probe is kept on disk: one that was slower ran beside
-other work."""
+"""Share of the assumed speed from which on a probe is saved; a slower one ran at the same time as
+other work.
+"""
 
 
 def works(device: torch.device) -> Works:

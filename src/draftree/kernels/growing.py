@@ -15,7 +15,7 @@ Curve = tuple[Array, Array]
 Scan = tuple[Array, int, float, float]
 Promise = tuple[Array, Array, float, float]
 MANY = 4
-"""Times as many scores as are wanted, from which on the others are not put in order."""
+"""If there are more than this many times the requested scores, the others are not sorted."""
 
 
 @native

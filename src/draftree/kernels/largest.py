@@ -8,7 +8,9 @@ import numpy as np
 from draftree.native import Array, native
 
 SIZE, INFINITE = np.int16(0x7FFF), 0x7F80
-"""The bits of a number without its sign; and those of infinity, which no finite number reaches."""
+"""The bits of a number without its sign, and the bits of infinity, which are above those of any
+finite number.
+"""
 
 
 @native

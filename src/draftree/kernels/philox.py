@@ -20,7 +20,7 @@ WORD = 0xFFFFFFFF
 """The bits of a word."""
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 KEY_STEPS = 0x9E3779B9, 0xBB67AE85
-"""What is added to the key after each round."""
+"""Constants that are added to the key after each round."""
 ROUNDS = 10
 
 ONE = 0x3FF0000000000000

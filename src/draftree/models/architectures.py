@@ -22,24 +22,26 @@ from draftree.models.recurrent.dispatch import NAMES
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 STATEFUL = ("linear_attention", "conv", "mamba", "hybrid", "recurrent")
-"""Types of layers that fold the text into a state; `hybrid` ones have keys and values besides."""
+"""Types of layers with a recurrent state; `hybrid` ones also have keys and values."""
 STATELESS = ("moe", "mlp")
-"""Types of layers that keep nothing of the text."""
+"""Types of layers that store nothing of the text."""
 OLDEST = (5, 23)
-"""The first transformers whose state layers call the functions of `recurrent/dispatch.py` by the
-arguments it knows."""
+"""The oldest transformers whose recurrent layers call the functions of `recurrent/dispatch.py` with
+the arguments that it knows.
+"""
 OWN: Mapping[str, str] = {
     "minimax": "its lightning attention is computed inside the layer, with a cache of its own kind",
     "recurrent_gemma": "its states lie in its modules, outside any cache",
     "rwkv": "its states are lists of its own, outside any cache",
     "xlstm": "its states are an object of its own, which takes several tokens at a time only at the beginning",
 }
-"""Models whose states cannot be reached, and why."""
+"""Models whose recurrent states cannot be reached, and why."""
 BY_SLOT = ("gpt_neo",)
-"""Models whose windows are cut out by cache slot, inside the layer."""
+"""Models that cut windows by cache slot, inside the layer."""
 CACHES = ("cache", "past_key_values", "cache_params")
-"""What a forward calls its cache: transformers from 5.24 on, transformers before, and before where
-states are all there is."""
+"""Names of a forward's cache argument: from transformers 5.24 on, before it, and before it for
+models with recurrent states alone.
+"""
 
 
 def cache_argument(takes: Container[str]) -> str | None:

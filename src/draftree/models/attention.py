@@ -20,9 +20,9 @@ from draftree.models.decoder import Decoder
 from draftree.tree import Ints
 
 AUTO: Literal["auto"] = "auto"
-"""The knob of a drafter that leaves to this measurement which layer it reads."""
+"""The option of a drafter that lets this measurement choose the layer it reads."""
 DEAD = 0.1
-"""Below this share of the residual stream attention adds next to nothing."""
+"""Attention that adds less than this share of the residual stream adds next to nothing."""
 TEXTS, TOKENS = 8, 512
 """The number of texts that are read, and of tokens of each."""
 

@@ -269,7 +269,7 @@ class SlotCache:
             for t in itertools.chain.from_iterable(self._groups):
                 t[:, 0, :, first : first + len(old)] = t[:, 0].index_select(2, at.to(t.device))
             return
-        apart = old != new  # the root, and often nodes after it, lie in their places
+        apart = old != new  # the root, and often nodes after it, are already in their places
         rows, old, new = rows[apart], old[apart], new[apart]
         each, source, to = (to_device(i, self.device) for i in (rows, old, new))
         for t in itertools.chain.from_iterable(self._groups):
@@ -405,7 +405,7 @@ class Within:
 
 
 class Writer(Cache):
-    """A `SlotCache` as one forward pass of a transformers model uses it.
+    """Give one forward pass of a transformers model access to a `SlotCache`.
 
     It writes the tokens of the pass and returns them with everything before them.
 

@@ -53,7 +53,7 @@ class Passing(Cache):
 
 
 class Catcher(Passing):
-    """Keys and values [R, H, n, width] that one pass over whole texts would store, by layer.
+    """Catch the keys and values [R, H, n, width] that one pass over whole texts stores, by layer.
 
     Args:
         layers: those that are kept; all by default.
@@ -74,7 +74,7 @@ class Catcher(Passing):
 
 
 class _Cut(Catcher):
-    """Ends the pass at its first write."""
+    """End the pass at its first write."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -84,7 +84,7 @@ class _Cut(Catcher):
 
 
 class _Enough(Exception):
-    """A pass has given what was wanted of it."""
+    """Signal that a pass has computed what was needed."""
 
 
 def first_stored(run: Callable[[Cache], Any]) -> tuple[Tensor, Tensor]:

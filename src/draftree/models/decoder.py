@@ -42,7 +42,7 @@ HEAD_FACTORS = ("logit_scale", "lm_head_multiplier", "logits_scaling")
 
 
 class Decoder:
-    """A model, what trees need to know about it, and the runner of its passes.
+    """Hold a model, what trees need to know about it, and the runner of its passes.
 
     Args:
         model: a causal language model of transformers 5.

@@ -24,8 +24,9 @@ from draftree.native import dense
 from draftree.native.dense import address
 
 FEW = 2_000_000
-"""Operations below which one thread is as fast as several: 64 for each slot of a group, some 10 for
-each that a query sees."""
+"""Number of operations below which one thread is as fast as several. A slot of a group takes 64,
+and each slot that a query sees about 10.
+"""
 
 
 def exact_attention(

@@ -31,12 +31,13 @@ from draftree.models.widths import Widths
 HALF = (torch.bfloat16, torch.float16)
 """Precisions in which two tokens are often as good as equally likely."""
 CONTEXT, CHEAP, LONGEST = 256, 0.02, 2.0
-"""Tokens behind which the price of a step is measured, the price up to which bits are kept unasked,
-and the seconds it is measured for."""
+"""Context length at which the price of a step is measured, the largest price at which bits are kept
+by default, and the seconds of the measurement.
+"""
 TOLD = 1.0
-"""Percent of a step from which a choice is told."""
+"""Percent of a step from which on a choice is logged."""
 LAYOUT = "2"
-"""Of the files; another one where what is found out, or what it costs, changes."""
+"""Version of the files; it changes when the findings or their costs change."""
 LOG = logging.getLogger("draftree")
 Word = Literal["bits", "ties"] | None
 
@@ -52,7 +53,7 @@ def bfloat16_is_fast() -> bool:
 
 @dataclass(frozen=True)
 class Findings:
-    """What was found out about a kind of model on a machine.
+    """Hold what was measured about a kind of model on a machine.
 
     Attributes:
         kinds: by kind of layer, the widths at which its rows keep their bits; None where there are

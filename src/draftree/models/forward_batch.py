@@ -17,7 +17,7 @@ from draftree.tree import Bools, Ints
 
 @dataclass(frozen=True)
 class Chunk:
-    """A part of a prompt that is read in a pass beside the nodes of other sequences.
+    """Hold a part of a prompt that is read in a pass with the nodes of other sequences.
 
     Attributes:
         sequence: its place in the batch.
@@ -203,9 +203,10 @@ class ForwardBatch:
 
 
 Laid = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Ids [R, n]; the positions of scratch slots [R, m], the last n being the tokens' own; whether
-token i sees scratch slot j, [R, n, m]; the first of these slots [R, 1]: those before it are seen by
-all."""
+"""Ids [R, n]; positions [R, m] of scratch slots, of which the last n are the tokens' own; whether
+token i sees scratch slot j, [R, n, m]; and the first scratch slot [R, 1]. All tokens see the slots
+before it.
+"""
 
 
 @dataclass(frozen=True)

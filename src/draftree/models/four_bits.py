@@ -20,12 +20,12 @@ GROUP = 32
 ROWS = 16
 """E has to be a multiple of it."""
 LARGEST = 15
-"""The largest number of four bits; a group's middle is that of 8."""
+"""The largest number of four bits; the number 8 stands for a group's middle."""
 
 
 @final
 class FourBits(nn.Module):
-    """Stands for a linear layer, its weights rounded to four bits.
+    """Replace a linear layer by one whose weights are rounded to four bits.
 
     Args:
         linear: [E, D] on a CPU, in bfloat16.

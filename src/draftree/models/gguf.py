@@ -28,7 +28,8 @@ from draftree.models.loading_bar import no_loading_bar
 
 LOG = logging.getLogger("draftree")
 MAGIC, LAYOUT = b"GGUF", 1
-"""The first bytes of such a file; the number of the way it is kept here, part of the folder's name.
+"""The first bytes of a GGUF file, and the version of the converted folder, which is part of its
+name.
 """
 NEEDED = ("gguf", "accelerate")
 """The packages that transformers reads such a file with."""
@@ -42,12 +43,11 @@ COUNTS = (
     ".block_count", ".embedding_length", ".feed_forward_length", ".head_count", ".head_count_kv", ".key_length",
     ".value_length", ".vocab_size", ".expert_count", ".expert_feed_forward_length", ".dimension_count",
 )  # fmt: skip
-"""The ends of the names of entries that say how large a tensor is, or how many there are."""
+"""Endings of entries that give the size or the number of tensors."""
 LISTED = 10_000
-"""Parts that are looked for at most; a name may say any number."""
+"""The most parts that are looked for, as a name may contain any number."""
 SPARE = 1 << 12
-"""Numbers that a model may have beyond those of a file's tensors: buffers, and what is not stored.
-"""
+"""Numbers that a model may have beyond those of a file's tensors, such as buffers."""
 
 
 def dequantised(path: Path) -> Path:

@@ -30,7 +30,7 @@ TEXT, ARRAY, DIMENSIONS = 8, 9, 4
 
 @dataclass(frozen=True)
 class Header:
-    """What a file says of itself.
+    """Hold the entries of a file's header.
 
     Attributes:
         entries: numbers and texts by name, and of lists their lengths.
@@ -42,7 +42,7 @@ class Header:
 
 
 class Reader:
-    """Goes through values one after the other, none beyond the end of the file.
+    """Read values one after the other, none beyond the end of the file.
 
     Args:
         data: the file's bytes.

@@ -18,7 +18,7 @@ TRIED = 3
 
 @final
 class GraphRunner(ModelRunner):
-    """Records another runner's passes; prompts are run as they are.
+    """Record another runner's passes; prompts are run without recording.
 
     Args:
         inner: the runner.

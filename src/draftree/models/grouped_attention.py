@@ -21,8 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from draftree.models.sources import GROUPED
 
 WIDEST = 256
-"""Queries up to which they are put together; a prompt's mask would be larger than keys and values
-are."""
+"""The most queries that are grouped; a prompt's mask would be larger than keys and values."""
 
 
 def grouped_attention(

@@ -43,7 +43,7 @@ UNNORMED = 2**16
 
 @final
 class HFRunner(ModelRunner):
-    """Runs a model of transformers as it is.
+    """Run a model of transformers as it is.
 
     Args:
         model: a causal language model.
@@ -336,7 +336,7 @@ class HFRunner(ModelRunner):
 
 
 class _Masks(dict[str, Tensor]):
-    """Masks by type of layer; layers of other types have a state and get no mask."""
+    """Hold masks by type of layer; layers of other types are recurrent and get no mask."""
 
     def __missing__(self, key: str) -> None:
         return None

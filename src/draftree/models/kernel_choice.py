@@ -18,7 +18,7 @@ from draftree.native import variant
 GENERIC = "generic"
 """The variant of the native kernels that may be slower than torch's."""
 LARGE = 32_000_000
-"""Weights of a model from which on it runs on native kernels unasked: to pack them takes seconds.
+"""Number of weights from which on a model runs on native kernels by default: packing takes seconds.
 """
 
 

@@ -29,19 +29,20 @@ from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.models.sources import Kernels
 
 TRIED = (1, 8)
-"""Tokens of a pass over which kernels are timed: plain decoding's, and a tree's."""
+"""Tokens per pass at which kernels are timed: those of plain decoding and of a tree."""
 SMALL, SOME = 1 << 16, 8
-"""Entries of a weight below which nothing is won, and layers of a shape that are timed: more than a
-cache holds."""
+"""Number of entries below which a weight is not packed, and number of layers of a shape that are
+timed, which is more than a processor's cache holds.
+"""
 PAGEOUT = 21
-"""Linux's MADV_PAGEOUT: what lies in a file is dropped, nothing is lost."""
+"""Linux's MADV_PAGEOUT: pages of a mapped file are dropped, and nothing is lost."""
 LONGEST = 0.15
 """Seconds in which the kernels of a shape are timed."""
 
 
 @final
 class Packed:
-    """Multiplies by a weight that is laid out in blocks for oneDNN.
+    """Multiply by a weight that is packed in blocks for oneDNN.
 
     Args:
         weight: [E, D], which stays what it is.
@@ -62,7 +63,7 @@ class Packed:
 
 @final
 class KernelLinear(nn.Linear):
-    """A linear layer on a CPU by another kernel than torch's own.
+    """Compute a linear layer on a CPU by another kernel than torch's own.
 
     A copy is a layer of torch again, as its weights may become others.
 

@@ -35,7 +35,7 @@ from draftree.native.dense import DTYPES
 
 
 class _Replacement(nn.Module):
-    """Has the parts of a module that it replaces; a copy of it is a copy of that.
+    """Replace a module whose parts it keeps; a copy of it is a copy of that module.
 
     Args:
         replaced: the module.
@@ -66,7 +66,7 @@ class _Replacement(nn.Module):
 
 @final
 class KernelRMSNorm(_Replacement):
-    """A norm over the last of […, D]."""
+    """Normalise over the last dimension of […, D]."""
 
     def __init__(self, replaced: nn.Module) -> None:
         super().__init__(replaced)
@@ -84,7 +84,7 @@ class KernelRMSNorm(_Replacement):
 
 @final
 class KernelMLP(_Replacement):
-    """A gated feed-forward layer."""
+    """Compute a gated feed-forward layer."""
 
     def forward(self, rows: Tensor) -> Tensor:
         """Return [..., D] of rows [..., D]."""
@@ -96,7 +96,7 @@ class KernelMLP(_Replacement):
 
 @final
 class KernelLayer(_Replacement):
-    """A decoder layer of a drafter by native kernels, in one call or two.
+    """Compute a decoder layer of a drafter by native kernels, in one call or two.
 
     Args:
         replaced: the layer.
@@ -168,7 +168,7 @@ def run_native(
 def _plain(*tensors: Tensor) -> bool:
     """Return whether a kernel may read tensors' memory, and no gradient is wanted."""
     dtype, grad = tensors[0].dtype, torch.is_grad_enabled()
-    for t in tensors:  # asked a hundred times a pass
+    for t in tensors:  # called a hundred times in a pass
         wanted = grad and t.requires_grad
         if t.dtype is not dtype or not t.is_cpu or wanted or not t.is_contiguous():
             return False

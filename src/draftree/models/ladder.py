@@ -8,7 +8,7 @@ SLOTS = 256
 
 @dataclass(frozen=True)
 class Ladder:
-    """The sizes of passes.
+    """Choose the sizes of passes.
 
     Attributes:
         few: whether a pass is padded to the next power of two of tokens, and sees all slots of its

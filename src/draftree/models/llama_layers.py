@@ -33,13 +33,15 @@ from draftree.models.sources import GROUPED
 TRIED = 5
 """Tokens of the passes that are compared with the model's own."""
 CLOSE, SUMS = 4.0, 64.0
-"""How far a layer's output may be from the model's own, as a share of what it adds: in units of its
-precision, and, as sums of thousands are taken in another order, of float32's."""
+"""How far a layer's output may be from the model's own, as a share of what the layer adds. `CLOSE`
+is in units of the layer's precision, `SUMS` in those of float32, as sums of thousands of terms are
+taken in another order.
+"""
 
 
 @final
 class LlamaLayers:
-    """The pass of a model whose layers are all of the Llama kind.
+    """Run the pass of a model whose layers are all Llama-like.
 
     Args:
         model: a causal language model; see `of`.
@@ -144,7 +146,7 @@ class LlamaLayers:
 
 @final
 class _Layer:
-    """One layer.
+    """Hold one layer with what its pass needs.
 
     Args:
         module: transformers' own layer.
@@ -251,7 +253,7 @@ class _Seen:
 
 
 class _Nothing(Cache):
-    """A cache of a pass that stands alone."""
+    """Provide the cache of a pass that stores nothing."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])

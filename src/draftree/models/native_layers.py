@@ -28,16 +28,18 @@ from draftree.native.dense import address
 from draftree.tree import Ints
 
 FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
-"""Of a layer: up to what it stores, and from its attention on."""
+"""Parts of a layer: up to the keys and values that it stores, and from its attention on."""
 UNIT = 32
 """The outputs of the gate and of the up projection alternate in units of it."""
 CLOSE, SUMS = 4.0, 64.0
-"""How far a layer's output may be from the model's own, as a share of its size: in units of its
-precision, and, as sums of thousands are taken in another order, of float32's."""
+"""How far a layer's output may be from the model's own, as a share of its size. `CLOSE` is in units
+of the layer's precision, `SUMS` in those of float32, as sums of thousands of terms are taken in
+another order.
+"""
 
 
 class PreparedLayer(nn.Module, ABC):
-    """A layer of a drafter that prepares its input in its own way, and goes on as a Llama's does.
+    """Describe a drafter's layer that prepares its own input and continues as a Llama layer.
 
     Attributes:
         self_attn: its attention, which may read wider rows than it makes.
@@ -54,7 +56,7 @@ class PreparedLayer(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class Sizes:
-    """What layers must have in common to be computed in one call.
+    """Hold what layers must have in common to be computed in one call.
 
     Attributes:
         width: D.
@@ -89,7 +91,7 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Angles:
-    """Cosines and sines [P, D] of positions, and [N] which of them are each token's."""
+    """Hold cosines and sines [P, D] of positions, and the index [N] of each token's."""
 
     cosines: Tensor
     sines: Tensor
@@ -107,7 +109,7 @@ class Angles:
 
 @dataclass(frozen=True)
 class Head:
-    """The last norm of a pass, and its LM head if that is a native one.
+    """Hold the last norm of a pass, and its LM head if that is native.
 
     Attributes:
         norm: as the kernels read it.
@@ -124,7 +126,7 @@ class Head:
 
 @final
 class NativeLayer:
-    """One layer by native kernels.
+    """Compute one layer by native kernels.
 
     Args:
         module: a layer that `fits`; its weights are not expected to change.

@@ -27,7 +27,7 @@ def can_pack(weight: Tensor, bias: Tensor | None) -> bool:
 
 @final
 class NativeLinear:
-    """Multiplies by a packed weight.
+    """Multiply by a packed weight with native kernels.
 
     Args:
         weight: [E, K], which stays what it is.

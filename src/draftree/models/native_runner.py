@@ -45,7 +45,7 @@ APART = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.02}
 
 @final
 class NativeRunner(ModelRunner):
-    """Runs a model whose layers are all of one kind that the kernels know.
+    """Run a model whose layers are all of one kind that the kernels support.
 
     Args:
         hf: the same model's other runner.

@@ -21,10 +21,11 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "mxfp8": ("accelerate",),
     "torchao": ("torchao",),
 }
-"""The packages that transformers needs for weights of a method; of others transformers names its
-own."""
+"""Packages that transformers needs for weights of a method; for other methods transformers names
+them itself.
+"""
 ON_CUDA: Mapping[str, tuple[str, ...]] = {"fp8": ("kernels",), "mxfp8": ("kernels",)}
-"""Those that it needs besides on a CUDA device."""
+"""Packages that it also needs on a CUDA device."""
 
 
 def stored_quantization(config: PreTrainedConfig) -> dict[str, Any]:

@@ -6,12 +6,12 @@ import torch
 from torch import Tensor, nn
 
 POSITIONS = 1024
-"""So many are computed to begin with."""
+"""Number of positions that are computed at first."""
 
 
 @final
 class RopeCache:
-    """Cosines and sines of positions.
+    """Cache cosines and sines of positions.
 
     Args:
         module: computes them from frequencies `inv_freq`, which do not depend on a text's length.

@@ -17,7 +17,7 @@ from draftree.tree import Ints
 
 @dataclass(frozen=True)
 class Outputs:
-    """What is wanted of a forward pass over N tokens.
+    """Describe which results of a forward pass over N tokens are requested.
 
     Attributes:
         layers: entries of transformers' `hidden_states`, negative ones counted from the end.
@@ -43,7 +43,7 @@ class ModelOutput:
 
 
 class ModelRunner(ABC):
-    """Runs the forward passes of one model.
+    """Run the forward passes of one model.
 
     Attributes:
         packs: whether a pass computes no padding, so that a long chunk of one sequence costs the

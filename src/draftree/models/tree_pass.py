@@ -15,9 +15,10 @@ from draftree.models.forward_batch import DeviceFeed, ForwardBatch
 from draftree.models.recurrent.states import Pass
 
 Network = Callable[[Given, Writer], Made]
-"""network(inputs, cache) → results. Inputs are by name `tokens` and `positions` [R, n], `full` [R,
-1, n, S] and, where layers have a window, `sliding`: additive masks; and whatever else the pass was
-given."""
+"""network(inputs, cache) → results. Inputs are `tokens` and `positions` [R, n], the additive masks
+`full` [R, 1, n, S] and, where layers have a window, `sliding`, and all other inputs of the pass, by
+name.
+"""
 
 
 def run_pass(

@@ -288,7 +288,7 @@ def verified(
         best = nodes.best(n, grown.rank(nodes))
         places = (nodes.start + nodes.depth.gather(1, best)).clamp(
             max=last
-        )  # padding may lie anywhere
+        )  # padding may be anywhere
         return nodes.tokens.gather(1, best), places, nodes.lines(best, best), nodes.start
 
     def made(results: Made, given: Given) -> Made:

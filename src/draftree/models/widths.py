@@ -24,10 +24,11 @@ from draftree.boundary.files import Entries
 from draftree.errors import UserError
 
 Made = Tensor | tuple[Tensor, ...]
-"""What a layer makes of rows: as many rows, or several kinds of them, as a router's scores and
-choices."""
+"""The output of a layer: as many rows, or several tensors of them, such as a router's scores and
+choices.
+"""
 Rows = Callable[[Tensor], Any]
-"""An operation from rows to what it makes of them."""
+"""An operation on rows."""
 STEPS = (1, 2, 4, 8, 16, 32)
 """Widths and multiples that passes may be padded to."""
 BLOCKS = (8, 16, 32)
@@ -36,16 +37,18 @@ NARROW = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64)
 WIDE = (96, 128, 256)
 """Widths that are tried; blocks are of the last narrow one where a wide one differs."""
 ENOUGH = 1024
-"""Entries of a row that are looked at: in bfloat16, sums in another order are rounded otherwise
-once in some thousands."""
+"""Entries of a row that are compared: in bfloat16, sums in another order differ once in some
+thousands of entries.
+"""
 LANES, SHARE = 64, 32_768
-"""Entries that go through a processor's widest loop together, and those up to which one thread does
-all of them."""
+"""Number of entries that a processor's widest loop computes together, and the largest number that
+one thread computes alone.
+"""
 
 
 @dataclass(frozen=True)
 class Widths:
-    """The widths at which an operation's rows have one set of bits.
+    """Describe the widths at which each row of an operation has the same bits.
 
     Attributes:
         least: narrower passes are padded to it.

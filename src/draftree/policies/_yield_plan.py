@@ -27,7 +27,7 @@ TABLES = LEFT + 1
 
 @dataclass(frozen=True)
 class Prices:
-    """What a step costs, and what was learnt of acceptance.
+    """Hold the costs of a step, and what was learnt of acceptance.
 
     Attributes:
         numbers: [14] the weights of acceptance and of reach, recent success, nodes accepted for
@@ -46,7 +46,7 @@ class Prices:
 @final
 @dataclass(frozen=True)
 class YieldPlan(Plan):
-    """A tree whose nodes are worth their time.
+    """Plan a tree whose nodes are worth their time.
 
     Attributes:
         ahead: further nodes over which the price of one is averaged.
@@ -148,7 +148,7 @@ class YieldPlan(Plan):
         rank = found.indices.argsort().view_as(net)
         spent = draft.take(best) * (
             best > 0
-        )  # an index without dimensions would be asked of the device
+        )  # an index without dimensions would be read from the device
         known = torch.cat((known[:LEFT], known[LEFT : LEFT + 1] - spent, known[LEFT + 1 :]))
         rank, within = rank.sort(dim=1)
         return order.gather(1, within), rank < best, known

@@ -27,7 +27,7 @@ from draftree.tree import Candidates, Ints, Tree
 @final
 @dataclass(frozen=True)
 class Survivors(Plan):
-    """Of each row's tree the paths to its last layer."""
+    """Plan trees of which only the paths to each row's last layer are verified."""
 
     @override
     def rank(self, nodes: Nodes) -> Tensor:

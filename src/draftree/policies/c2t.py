@@ -174,22 +174,23 @@ class C2T(Layered):
     """Classifier-based tree (algorithm 1).
 
     Attributes:
-        beta: a candidate of a smaller confidence is left out (0.2 to 0.9 in the paper, mostly 0.5).
-            A confidence is no probability of acceptance: the classifier learnt from three rejected
-            nodes for each accepted one, where whole trees have about 190 (the demo's), so 0.5 says
-            1.6 %. The paper does not tell its ratio: the same β is another.
-        width: the likeliest candidates after each node that the classifier sees (the first TopK of
-            section 4.2.2; 15).
-        layer_top: at most so many nodes of a layer stay, the most confident (the second TopK; 15);
-            none for all.
+        beta: the least confidence of a candidate that is kept (0.2 to 0.9 in the paper, mostly
+            0.5). A confidence is no probability of acceptance: the classifier learnt from three
+            rejected nodes for each accepted one, where whole trees have about 190 (the demo's), so
+            0.5 means 1.6 %. The paper does not give its ratio; with another one, the same β means
+            another probability.
+        width: the number of likeliest candidates after each node that the classifier sees (the
+            first TopK of section 4.2.2; 15).
+        layer_top: the most nodes of a layer that are kept, the most confident first (the second
+            TopK; 15); none for all.
         depth: layers (10 in the paper).
         classifier: its folder, as `draftree train c2t` writes it, or the name of a target for which
             one is shipped; the demo's by default.
-        chain: only the likeliest candidate is looked at, and drafting ends at the first that is
-            left out (section 5.5).
-        raw: which features are those of q itself where it is conditioned on the target's noise
-            (`match` above temperature 0): P, H, both (P+H), or none. Candidates are chosen by the
-            conditioned q, whatever the classifier reads.
+        chain: whether only the likeliest candidate is considered, and drafting ends at the first
+            that is not kept (section 5.5).
+        raw: the features that are computed from q itself where it is conditioned on the target's
+            noise (`match` above temperature 0): P, H, both (P+H), or none. Candidates are chosen by
+            the conditioned q, whatever the classifier reads.
     """
 
     beta: float = knob(0.5, least=0, most=1)
@@ -203,7 +204,7 @@ class C2T(Layered):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.net  # a folder that is wrong is told at once
+        _ = self.net  # a wrong folder is reported at once
 
     @cached_property
     def net(self) -> Classifier:

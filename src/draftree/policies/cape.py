@@ -22,7 +22,7 @@ from draftree.tree import Bools, Candidates, Floats, Ints, Tree
 PAPER = "7/0.3/5/0.6/3/0.8/1"
 """S(p) of section 4.2: 7 for p in (0, 0.3], 5 in (0.3, 0.6], 3 in (0.6, 0.8], 1 in (0.8, 1]."""
 OFFICIAL = np.array([7, 7, 7, 5, 5, 5, 3, 3, 1, 1, 1, 1])
-"""S(p) by ⌊10 p⌋ in the official code, which counts the chain's token with it."""
+"""S(p) by ⌊10 p⌋ in the official code, which also counts the chain's token."""
 
 
 @final
@@ -31,15 +31,15 @@ class CAPE(Layered):
     """Confidence-aware proposal expansion.
 
     Attributes:
-        length: of the chain. The paper verifies 32 tokens at most (section 5.1), which are 4 steps
-            of up to 8, as in the official code; its γ = 5 is of GLIDE by itself.
-        max_nodes: drafted nodes to verify. Of a longer chain the chain is kept before all
-            alternatives, as what lies below a token left out is lost, and they by value, of equals
-            those drafted first; the paper needs no such rule.
-        bins: how many alternatives a confidence gives: the paper's; those of the official code,
-            which differ only at the edges p = 0.3, 0.6, 0.8, where it takes the smaller number; or
-            any, as sizes with the edges between them, an edge belonging to the size before it. The
-            paper's are 7/0.3/5/0.6/3/0.8/1.
+        length: tokens of the chain. The paper verifies 32 tokens at most (section 5.1), which are 4
+            steps of up to 8, as in the official code; its γ = 5 is that of GLIDE alone.
+        max_nodes: the most drafted nodes to verify. If there are more, the chain is kept before all
+            alternatives, because everything below a removed token is lost. Alternatives are kept by
+            value, of equals those drafted first. The paper needs no such rule.
+        bins: the number of alternatives by confidence: `paper`; `official`, which differs only at
+            the edges p = 0.3, 0.6, 0.8, where it takes the smaller number; or sizes with the edges
+            between them, where an edge belongs to the size before it. The paper's are
+            7/0.3/5/0.6/3/0.8/1.
         sets: the same number of alternatives whatever the confidence; 4 is the paper's ablation
             (section 5.4).
 
@@ -61,7 +61,7 @@ class CAPE(Layered):
             raise UserError(
                 f"cape: sets is {self.sets} and bins is '{self.bins}', allowed is one of them"
             )
-        _ = self._bins  # a mistake is told at once
+        _ = self._bins  # a mistake is reported at once
 
     @cached_property
     def _bins(self) -> tuple[Floats, Ints]:
@@ -79,7 +79,7 @@ class CAPE(Layered):
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         log_q = (
             candidates.log_q
-        )  # whoever drafts: its order is draw order, which need not be by likelihood
+        )  # whatever the drafter: its order is draw order, which need not be by likelihood
         rank = np.argsort(np.argsort(-log_q, axis=1, kind="stable"), axis=1)
         return append(
             tree, frontier, candidates, rank < self.children(np.exp(log_q.max(axis=1)))[:, None]

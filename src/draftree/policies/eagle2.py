@@ -19,7 +19,7 @@ from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Room, Tree
 
 NODES = ((10e9, 60), (30e9, 50), (inf, 48))
-"""Below how many parameters of the target how many nodes are verified (appendix A)."""
+"""Pairs of a bound for the target's parameters and the nodes to verify below it (appendix A)."""
 
 
 @final

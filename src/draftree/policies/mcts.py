@@ -153,7 +153,7 @@ def search(
 
 
 BREADTH = 1024
-"""Nodes of a row and layer that are asked about at most; the paper's setting has 144."""
+"""The most nodes of a row that are expanded in a layer; the paper's setting has 144."""
 
 
 @final
@@ -161,10 +161,10 @@ BREADTH = 1024
 class MCTS(Policy):
     """The search of ADED (Algorithm 1, eq. 16-17; official code: Adaptix), for any drafter.
 
-    First the drafter is asked, layer by layer, for all sentences of `length` tokens, the root among
-    them: with 12 candidates after each node three calls of 1, 12 and 144 nodes. The search itself
-    then asks nobody. Of the nodes it came to, the most visited are kept, and each is continued by
-    its likeliest next token.
+    First the drafter proposes all sentences of `length` tokens, root included, layer by layer: with
+    12 candidates after each node these are three calls of 1, 12 and 144 nodes. The search itself
+    then needs no model. Of the nodes it reached, the most visited are kept, and each is continued
+    by its likeliest next token.
 
     Where the paper and the official code differ, the paper is the default:
 
@@ -188,18 +188,18 @@ class MCTS(Policy):
         iterations: of the search (150 in the paper).
         c1: exploration (eq. 16; 32 in the paper, 2.414 in its Figures 4a and 5).
         c2: how many visits it takes for exploration to grow (eq. 16; 8 in the paper).
-        length: tokens of a sentence, the root among them; with the token behind it a node lies at
-            most this deep.
-        continuations: nodes kept (24 in the paper).
+        length: tokens of a sentence, root included; it is also the largest depth of a node, as one
+            more token follows each sentence.
+        continuations: number of nodes kept (24 in the paper).
         width: candidates after each node (12 in the paper).
         reward: of a sentence: `paper`, 1 + Σ q of its tokens; `official`, 1 + Σ q of the token
             before coming once more; `likelihood`, Σ log q, which is eq. 8 with the sign of a
             log-likelihood.
         unvisited: `zero`, Q = 0 (eq. 17); `first`, before all others (official code).
-        search: `mcts`, or `greedy`, the nodes of the largest path probability without any search.
-            The paper does not say what its "greedy search" is; its τ of 1.49 beside 2.42 is that of
-            one greedy sentence, the policy `chain:length=4`.
-        nodes: drafted nodes of a row at most.
+        search: `mcts`, or `greedy`, which takes the nodes of the largest path probability without
+            any search. The paper does not define its "greedy search"; its τ of 1.49, where the
+            search has 2.42, is that of one greedy sentence, the policy `chain:length=4`.
+        nodes: the most drafted nodes of a row.
     """
 
     iterations: int = knob(150, least=1)
@@ -230,7 +230,7 @@ class MCTS(Policy):
         number = size - 1 + np.cumsum(wanted[size:])[kept[kept >= size] - size]
         if (
             frontier := room.expandable(tree, number)
-        ).size:  # the likeliest token behind sentences of full length
+        ).size:  # the likeliest token after sentences of full length
             tree = append(tree, frontier, expand(tree, frontier, 1))
         return fit(
             tree.select(np.append(wanted[:size], np.ones(len(tree) - size, np.bool_))),
@@ -318,7 +318,7 @@ class Local:
             return self.tree.log_q, 0.0
         if (
             reward == "official"
-        ):  # the row of each pair of tokens is asked for the pair's second token, not for the next
+        ):  # the code looks up the pair's second token in the pair's own row, not the next token
             tokens, parents = self.tree.tokens, self.tree.parents
             repeated = np.zeros(
                 len(self.prior)

@@ -25,11 +25,11 @@ from draftree.tree import Candidates, Floats, Ints, Tree
 @final
 @dataclass(frozen=True)
 class Pruned(Plan):
-    """Nodes of some value, drafted below where theirs is large enough.
+    """Plan trees of nodes that have enough value, and expand those that have enough more.
 
     Attributes:
-        least: [3] logarithms: what a node has to be worth, what its own log q has to be, and what a
-            parent has to be worth.
+        least: [3] logarithms: the least value of a node, the least log q of a node, and the least
+            value of a parent.
     """
 
     least: Floats = field(default_factory=lambda: np.full(3, -np.inf), compare=False)

@@ -27,7 +27,7 @@ from draftree.policies.base import Expand, Policy, append
 from draftree.tree import Floats, Ints, Room, Tree
 
 RANKS = 1024
-"""Candidates of a node that a path can name."""
+"""Number of candidates of a node that a path can name."""
 SHIPPED = Path(__file__).with_name("trees.json")
 """The trees of the official codes, by name."""
 
@@ -35,7 +35,7 @@ SHIPPED = Path(__file__).with_name("trees.json")
 @final
 @dataclass(frozen=True)
 class Paths(Plan):
-    """Paths that are given by ranks.
+    """Plan trees whose paths are given by ranks.
 
     Attributes:
         name: of the tree.
@@ -89,11 +89,11 @@ class Static(Policy):
     """The same tree in every step, less what the drafter has no candidate for.
 
     Its shape does not depend on what was drawn; it is not layered, because a node's rank decides
-    what lies below it, and a tree does not tell ranks where an earlier candidate is missing.
+    what is below it, and a tree does not store ranks where an earlier candidate is missing.
 
     Attributes:
-        paths: a shipped tree, or a JSON file with a list of paths, each a list of ranks, alone or
-            as `paths` of an object, which is what `draftree train static` writes.
+        paths: a shipped tree, or a JSON file with a list of paths, each a list of ranks. The list
+            is the whole file or its entry `paths`, as `draftree train static` writes it.
     """
 
     paths: str = "eagle1/mc_sim_7b_63"
@@ -101,7 +101,7 @@ class Static(Policy):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        _ = self.children  # a mistake in a file is told at once
+        _ = self.children  # a mistake in a file is reported at once
 
     @property
     def prunes_on_draws(self) -> bool:

@@ -29,44 +29,48 @@ from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 MEMORY = 1 / 128
 """The share of a step in the running sums of the rate."""
 BEGINNING = 8.0
-"""The passes that the rate of plain decoding counts for, before anything was measured."""
+"""Number of passes that plain decoding's rate counts for before anything was measured."""
 RECENT = 0.1
-"""The share of the last step in the running mean of recent success."""
+"""Weight of the last step in the running mean of recent success."""
 LIKELY = 0.6
-"""The expected success of the first steps: the share of accepted nodes behind which some draft is
-accepted."""
+"""The expected success of the first steps: the share of accepted nodes after which some draft is
+accepted.
+"""
 WIDEST = 32
-"""Nodes of a row that are expanded in one layer at most."""
+"""The most nodes of a row that are expanded in one layer."""
 FREE = 4
-"""Times as many candidates are looked at where one pass tells many layers, so that more of them
-cost no pass."""
+"""Factor of the candidates per node where one pass predicts many layers, as more of them then cost
+no pass.
+"""
 AHEAD = 64
-"""Further nodes over which the price of one is averaged at most."""
+"""The most further nodes over which the price of one is averaged."""
 CREDIT, SAVINGS = 3.0, 12.0
-"""The regret budget in passes: of one sequence at the beginning, and at most, however much drafting
-has brought. A batch of R begins with 1/√R of it: a pass teaches R times as much, and its sequences
-end after as few passes as one alone."""
+"""The regret budget in passes, for one sequence: at the beginning, and at most, however much
+drafting has gained. A batch of R begins with 1/√R of it, because a pass teaches R times as much,
+and its sequences end after as few passes as one alone.
+"""
 UNREAD = -1.0
-"""Stands for the entropy of a q that nobody computed."""
+"""Stands for the entropy of a q that was not computed."""
 CERTAIN = 1e-4
 """No draft probability is taken to be closer to 1, or to 0."""
 FOLLOWS, BESIDE = 2.0, -2.5
-"""How the log-odds that a model's own draft is accepted go with its recent success and with the
-share that was found, before anything was judged: half as much as if the estimate were the recent
-success itself, and about as what is not found does."""
+"""Prior weights of recent success and of the share that was found, in the log-odds that a model's
+own draft is accepted. The first is half as large as if the estimate were the recent success itself;
+the second follows roughly what is not found.
+"""
 NONE = np.zeros((0, 0), np.int64)
-"""The sources of candidates that all have one."""
+"""The sources of candidates that all have the same source."""
 NOTHING = np.zeros(0, np.int64), np.zeros(0), NONE
-"""The notes on a tree for which no model was asked where something was found."""
+"""The note of a tree in which no model expanded a node after which something was found."""
 BELIEVED = Logistic.around(0, 1, 1, 0, 0, prior=10.0)
-"""The acceptance of drafts of which nothing is known: q itself."""
+"""The acceptance of drafts before anything is learnt: q itself."""
 ADDED = Logistic.around(np.log(LIKELY / (1 - LIKELY)), 0, 0, FOLLOWS, BESIDE, prior=3.0)
-"""What a model adds to what was found, of which nothing is known."""
+"""The acceptance of a model's own drafts before anything is learnt."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """The run so far: tokens and time, the calibration of acceptances, and the regret budget.
+    """Hold tokens and time of the run so far, the calibration of acceptance, and the regret budget.
 
     Attributes:
         gained: passes that plain decoding would have needed for the tokens written, recent ones
@@ -176,7 +180,7 @@ class Yield(Policy):
                 chosen, spent = budget.worth_expanding(
                     tree, able, had, memory, least, fed, ahead, waiting
                 )
-            else:  # told by a pass of this step: nothing is worth more than its parent, so the rest need not be looked at
+            else:  # predicted by a pass of this step: no node is worth more than its parent, so the rest is skipped
                 chosen = able[
                     np.exp(tree.score[able]) > min(least, worst)
                 ]  # a child may take the worst one's place
@@ -394,7 +398,7 @@ class _Budget:
 
 @dataclass(frozen=True)
 class _Guesses:
-    """Candidates after a frontier, and what they are worth.
+    """Hold candidates after a frontier, and their values.
 
     Attributes:
         candidates: [F, K].
@@ -493,7 +497,7 @@ def _guesses(
     entropy = np.full(count, known if read else UNREAD)
     if (
         read and candidates.confidence is not None
-    ):  # a head that was trained to tell acceptance says more, in its place
+    ):  # a head that was trained to predict acceptance is more informative
         entropy = -np.log(np.maximum(candidates.confidence, CERTAIN))
     weights = memory.calibration(candidates.source).weights[None]
     if sources is None:

@@ -20,7 +20,7 @@ from draftree.sampling.warpers import warped
 from draftree.tree import Bools, Candidates, Drafted, Draw, Floats, Ints
 
 BEYOND = 8
-"""Values that a top-k asks for beyond k; half-precision logits often tie."""
+"""Values that a top-k requests beyond k; half-precision logits often tie."""
 SPREAD = 1.0
 """The assumed distance of the drafter's logits from the target's: the scale of a Gumbel error.
 

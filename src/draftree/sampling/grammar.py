@@ -30,7 +30,7 @@ from draftree.errors import UnknownName, UserError, shown
 from draftree.tree import Bools
 
 REMEMBERED = 512
-"""Texts whose mask one request keeps: the nodes of a large tree; V / 8 bytes each."""
+"""Number of texts whose mask one request caches: the nodes of a large tree, V / 8 bytes each."""
 NO_TOKEN = "no token of the vocabulary writes what would have to come"
 Spaces = Literal["line", "none", "any"]
 SEPARATORS: dict[Spaces, dict[str, Any]] = {
@@ -221,7 +221,7 @@ class _Node:
 
 @final
 class Constrained(LogitsProcessor):
-    """Allows one request's text only what its grammar does.
+    """Restrict one request's text to what its grammar allows.
 
     After a text that can be completed, the tokens allowed are those that leave some completion
     possible, and the EOS ids exactly where the text matches. Behind an EOS, and after a text

@@ -40,7 +40,7 @@ def named(processor: LogitsProcessor) -> str:
 
 
 class _Penalty(LogitsProcessor):
-    """Takes from logits by how often tokens stand in the response.
+    """Subtract from logits by how often tokens occur in the response.
 
     Args:
         penalty: below 0 it favours what was written.

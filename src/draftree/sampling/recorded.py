@@ -19,7 +19,7 @@ from draftree.sampling.warpers import warped
 @final
 @dataclass(frozen=True)
 class Recorded:
-    """How tokens are chosen in all rows; two that are equal do the same.
+    """Describe how tokens are chosen in all rows; equal objects choose in the same way.
 
     Attributes:
         setting: temperature and cuts, without a seed.

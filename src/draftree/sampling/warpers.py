@@ -37,7 +37,7 @@ NEGLIGIBLE = -40.0
 
 @final
 class Temperature(TemperatureLogitsWarper):
-    """Divides scores by a temperature."""
+    """Divide scores by a temperature."""
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -139,7 +139,7 @@ STEADY: dict[type, Callable[[Any], LogitsProcessor]] = {
         MinP(step.min_p, step.filter_value) if step.min_p and step.min_tokens_to_keep == 1 else step
     ),
 }
-"""What replaces warpers of transformers."""
+"""Replacements of transformers' warpers."""
 WARPERS: frozenset[type] = frozenset((Temperature, TopKLogitsWarper, TopP, MinP))
 """Warpers that serve any number of texts at once, and never wait for the device."""
 
@@ -159,7 +159,7 @@ def warped(logits: Tensor, steps: Sequence[LogitsProcessor]) -> Tensor:
     scores = logits if logits.dtype is torch.float64 else logits.float()
     nobody = torch.zeros(
         (len(logits), 0), dtype=torch.int64, device=logits.device
-    )  # no warper asks for the text
+    )  # no warper reads the text
     for step in steps:
         scores = step(nobody, scores)
     return scores

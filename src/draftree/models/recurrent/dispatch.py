@@ -61,7 +61,7 @@ NAMES: Mapping[str, str] = {
     "mamba2_chunk_scan": "ssd",
     "mamba_selective_scan": "s6",
 }
-"""Of modeling modules' functions, and the one of `Functions` that answers for each."""
+"""Functions of modeling modules, and the method of `Functions` that replaces each."""
 _ASKED: ContextVar[Functions | None] = ContextVar("draftree pass", default=None)
 
 

@@ -24,7 +24,7 @@ from draftree.models.recurrent.states import Key, StateShape
 
 @dataclass(frozen=True)
 class Kept:
-    """What a model's layers keep.
+    """Describe what a model's layers store.
 
     Attributes:
         shapes: of each layer's keys and values; of width 0 where it has none.

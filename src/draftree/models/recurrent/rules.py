@@ -19,7 +19,7 @@ from torch import Tensor
 from draftree.models.recurrent.paths import Paths
 
 Parts = Mapping[str, Tensor]
-"""What a rule stashes, each [R, H, M, …] by name; of one row and path [H, p, …]."""
+"""Tensors that a rule stashes, each [R, H, M, …] by name; of one row and path [H, p, …]."""
 
 
 @dataclass(frozen=True)
@@ -77,7 +77,7 @@ def delta_tree(
     Kimi's rule, 2510.26692.
 
     uᵢ = βᵢ (vᵢ − (e^Gᵢ kᵢ)·S₀ − Σ Dᵢⱼ (kᵢ·kⱼ) uⱼ) over j in a(i) but i, a triangular system as
-    parents lie before their children; oᵢ = (e^Gᵢ qᵢ)·S₀ + Σ Dᵢⱼ (qᵢ·kⱼ) uⱼ over a(i).
+    parents come before their children; oᵢ = (e^Gᵢ qᵢ)·S₀ + Σ Dᵢⱼ (qᵢ·kⱼ) uⱼ over a(i).
 
     Args:
         paths: of the pass.
@@ -245,9 +245,7 @@ def convolved(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None
     Returns:
         [R, d, n].
     """
-    by_slot = columns.mT.flatten(
-        0, 1
-    )  # in the order in which they lie, so that each is copied at once
+    by_slot = columns.mT.flatten(0, 1)  # in memory order, so that each is copied at once
     summed = torch.promote_types(weight.dtype, torch.float32)
     begin = weight.new_zeros(len(weight)) if bias is None else bias
     out = begin.to(summed).repeat(paths.columns.size, 1)

@@ -22,7 +22,7 @@ from draftree.models.recurrent.rules import Stash
 from draftree.tree import Ints
 
 Key = tuple[int, int]
-"""A layer, and which of its states."""
+"""A layer, and the number of its state."""
 SNAPSHOTS, BYTES = 6, 2**30
 """The most snapshots of a row, and the most bytes that those of all rows take; the oldest go first.
 """
@@ -30,7 +30,7 @@ SNAPSHOTS, BYTES = 6, 2**30
 
 @dataclass(frozen=True)
 class StateShape:
-    """The form of one state of a layer.
+    """Describe the shape of one recurrent state of a layer.
 
     Attributes:
         channels: C.
@@ -80,7 +80,7 @@ class Scratch:
 
 
 class States:
-    """The states of R rows.
+    """Hold the recurrent states of R rows.
 
     Args:
         shapes: by state.
