@@ -202,7 +202,7 @@ def plain(
 
 
 def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
-    """Write one token without drafts for every row that still writes; at least one must."""
+    """Generate one token without drafts for every running sequence; at least one must run."""
     start = time.perf_counter()
     target.read_anew(rows.cache, rows.committed, rows.live)
     tree = Tree.planted(rows.live, rows.last[rows.live])
@@ -219,7 +219,7 @@ def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
 def prefill(
     target: Target, acceptor: Acceptor, needs: Needs, rows: Rows, requests: Sequence[Request]
 ) -> tuple[Ints, list[Emitted], Taps]:
-    """Read prompts and choose the token after each; return the rows and their hidden states.
+    """Read prompts and choose the token after each; return the slots and the hidden states.
 
     The last token of each is treated as a tree without drafts.
     """

@@ -30,7 +30,7 @@ from draftree.stats import Stats, Step, Work
 from draftree.tree import MAX_NODES, Draw, Ints, Room, Tree, Verdict
 
 IDLE = Request([0])
-"""Stands in a row that is free."""
+"""The request of a free slot."""
 
 
 class Rows:
@@ -93,10 +93,10 @@ class Rows:
         )
 
     def admit(self, requests: Sequence[Request], own_noise: bool = False) -> Ints:
-        """Give each request a free row; the next step writes it along with the others.
+        """Give each request a free slot; the next step generates it with the others.
 
         Args:
-            requests: no more than rows are free.
+            requests: at most as many as slots are free.
             own_noise: whether draws must differ from those of requests of the same seed and number
                 that were admitted before.
 
@@ -123,7 +123,7 @@ class Rows:
         self.follow(row)
 
     def follow(self, row: int) -> None:
-        """Note how much of its prompt the cache holds of a row that is seated."""
+        """Record how much of its prompt the cache holds for a seated slot."""
         self.committed[row] = np.array(
             self.requests[row].prompt[: self.cache.lengths[row]], np.int64
         )
@@ -270,7 +270,7 @@ class Rows:
         return found
 
     def guided(self, tree: Tree, frontier: Ints) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that applies the rows' guides to draft logits [F, V] after a frontier.
+        """Return a function that applies guides to draft logits [F, V] after a frontier.
 
         Return None where there are none.
         """
@@ -374,11 +374,11 @@ class Rows:
         """Write down what was accepted, cut exactly where plain decoding stops.
 
         Args:
-            target: decides where a row's context ends.
+            target: determines where a sequence's context ends.
             tree: the verified tree.
             p: what was accepted by.
             verdict: the accept result.
-            probes: rows that rode along, counted with the nodes.
+            probes: extra tokens in the same pass, counted with the nodes.
             step: whether this was a verification, and not the prefill.
         """
         events, done = [], set[int]()
@@ -503,7 +503,7 @@ class Writer(Protocol):
     def begin(
         self, requests: Sequence[Request], sampling: Sampling | None = ..., reuse: bool = ...
     ) -> tuple[Rows, Iterator[list[Emitted]]]:
-        """Return the rows that will be written, and the steps, see `Engine.begin`."""
+        """Return the batch that will be generated, and the steps, see `Engine.begin`."""
         ...
 
     def timed(

@@ -36,14 +36,14 @@ ROLE_NAMES = ("role", "from", "speaker", "author", "sender")
 CONTENT_NAMES = ("content", "value", "text", "message", "body")
 """Names of a message's text."""
 SYSTEM_NAMES = ("system", "system_prompt", "system_message")
-"""Names of a system prompt beside the list."""
+"""Names of a system prompt next to the list."""
 CALLS = ("tool_calls", "function_call")
 """Names of a message's calls, beside which it may have no text; templates know them by these."""
 QUESTIONS = ("instruction", "question", "query", "prompt", "problem")
 ANSWERS = ("output", "answer", "response", "completion", "solution", "chosen")
 """Names of a question and of its answer in rows that hold one of each."""
 CONTEXT = "input"
-"""The name of what Alpaca's rows have beside the instruction."""
+"""The name of Alpaca's second field, next to the instruction."""
 ROLES = {
     "human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "assistant": "assistant",
     "chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "model": "assistant", "bot": "assistant",

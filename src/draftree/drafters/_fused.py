@@ -34,7 +34,7 @@ ALONE = (0.0, 1.0, 0.0, 2.0)
 PRIOR = 4.0
 """The number of examples of unit curvature that these count for."""
 RECENT, NEUTRAL = 0.2, 0.5
-"""Weight of the last retrieval hit in the moving mean of a sequence, and the mean before any hit."""
+"""Weight of the last hit in the moving mean of a sequence, and the mean before any hit."""
 CERTAIN = 1e-4
 """Probabilities are clipped to this distance from 0 and 1 before the weights learn from them."""
 UNGUIDED = np.zeros((0, 0))
@@ -112,7 +112,7 @@ class Fusing:
 
     Attributes:
         parts: [P] their own states.
-        trust: [R][P] what each row has learnt; what `carry` leaves has one row, which stands for
+        trust: [R][P] the trust of each slot; what `carry` returns has one slot, which stands for
             all.
         finds: of this step.
         searched: of the frontier that was searched last, where each node stands in it, by its
@@ -396,7 +396,8 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
 
     A token proposed by several parts becomes one candidate. If retrieval found it, it gets the
     largest of the values: parts that search the same text have the same evidence, so a noisy-or
-    would count it twice. The guide's q is not added either, because the value was estimated from it.
+    would count it twice. The guide's q is not added either, because the value was estimated from
+    it.
 
     Args:
         guide: the guide's candidates.
@@ -428,7 +429,7 @@ def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidate
 
 
 def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Trust:
-    """Return the trust in a part after a step of its row.
+    """Return the trust in a part after a step of its sequence.
 
     Args:
         trust: what was known.

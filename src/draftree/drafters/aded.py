@@ -121,12 +121,12 @@ class ADED(Stored):
 
 @dataclass(frozen=True)
 class ADEDState:
-    """The state of all rows.
+    """The state of all sequences.
 
     Attributes:
-        memory: increments of earlier texts of the session; the same for all rows.
-        rows: of each row its text with the root after it, and its own increments.
-        shared: tokens of each row's text that the next one begins with, of a truncated state; none
+        memory: increments of earlier texts of the session, shared by all sequences.
+        rows: the text of each sequence with its root, and its own increments.
+        shared: tokens of each slot's text that the next one begins with, of a truncated state; none
             of any other.
     """
 
@@ -244,7 +244,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         )
 
     def _remembered(self, state: ADEDState, rows: Ints) -> Increments:
-        """Return the increments of earlier texts with those of some rows."""
+        """Return the increments of earlier texts with those of some sequences."""
         return state.memory.plus(
             [state.rows[row] for row in rows], self.grams.n, self._by.width, self._most
         )

@@ -66,7 +66,7 @@ class Drafter(ABC, Generic[State]):
             layer by layer alone.
         remembers: `carry` leaves something, so that what is drafted may depend on earlier calls.
         searches: it finds candidates in text, without a pass of a model.
-        sends_probes: `probes` asks for rows of a verification.
+        sends_probes: `probes` returns extra tokens for a verification.
     """
 
     knobs: "Method | None" = None
@@ -218,7 +218,7 @@ class Drafter(ABC, Generic[State]):
         """
 
     def select(self, state: State, rows: Ints, cache: SlotCache) -> State | None:
-        """Return the state of other rows, between two steps.
+        """Return the state with sequences in other slots, between two steps.
 
         Return None where that cannot be done, as by default.
 
@@ -226,8 +226,8 @@ class Drafter(ABC, Generic[State]):
 
         Args:
             state: after the last step.
-            rows: [R'] the old row of each new one; −1 for a row that is free.
-            cache: the target's, which holds the new rows.
+            rows: [R'] the old slot of each new one; −1 for a free slot.
+            cache: the target's KV cache with the new slots.
         """
         return None
 
@@ -246,7 +246,7 @@ class Drafter(ABC, Generic[State]):
 
 
 def every(rows: Ints | None, count: int) -> Ints:
-    """Return the rows that are named, or all R of them."""
+    """Return the slots that are given, or all R of them."""
     return np.arange(count) if rows is None else rows
 
 

@@ -246,7 +246,7 @@ class Glimpsing:
     Attributes:
         own: its own cache, and the tokens that wait to be read.
         target: the target's cache.
-        limits: for each row and token that waits, how many of the target's tokens it sees.
+        limits: for each slot and waiting token, how many of the target's tokens it sees.
     """
 
     own: Decoding

@@ -92,7 +92,7 @@ class Lookahead(Method):
 @final
 @dataclass(frozen=True)
 class Guesses:
-    """The state of one row.
+    """The state of one sequence.
 
     Attributes:
         text: the committed tokens.

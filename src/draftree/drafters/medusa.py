@@ -151,7 +151,7 @@ class Heads:
     """Medusa's state.
 
     Attributes:
-        hidden: [R, D] the target's at each row's last committed token, the one before its root.
+        hidden: [R, D] the target's hidden state at each last committed token, before the root.
         logits: of the first heads, [R, V′] each; they are computed when a depth is first asked for,
             once a step.
     """
@@ -162,7 +162,7 @@ class Heads:
 
 @final
 class MedusaDrafter(HeadsDrafter[Heads]):
-    """Drafts all depths from one hidden state a row."""
+    """Drafts all depths from one hidden state per sequence."""
 
     knobs: Medusa
     model: MedusaNet
@@ -181,7 +181,7 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         return Heads(newest(taps.rows, hidden, before))
 
     def passes(self, state: Heads, tree: Tree, frontier: Ints) -> int:
-        """Return a head is asked once a step, for its depth of every row."""
+        """Return the candidates; a head runs once a step, for its depth of every sequence."""
         depth = int(tree.depth[frontier].max(initial=0))
         return tree.roots if len(state.logits) <= depth < len(self.model) else 0
 

@@ -296,7 +296,7 @@ class PEAGLEDrafter(PairReader):
         return found if which is None else found.shared(which), state
 
     def _slots(self, state: Pairs, tree: Tree) -> Pairs:
-        """Read each row's pairs, the root's last, and the slots after it."""
+        """Read each sequence's pairs, the root's last, and the slots after it."""
         cache, roots, more = state.decoding.cache, np.arange(tree.roots), self.ahead - 1
         tokens, fed = [np.zeros(0, np.int64)] * cache.rows, list(state.decoding.fed)
         state.features.reserve(int(state.features.lengths.max()) + more)

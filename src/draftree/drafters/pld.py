@@ -54,7 +54,7 @@ class PLD(Method):
 
 @final
 class PLDDrafter(Drafter[Texts]):
-    """Drafts what followed earlier occurrences; its state is each row's committed text."""
+    """Drafts what followed earlier occurrences; its state is each sequence's committed text."""
 
     knobs: PLD
     searches = True

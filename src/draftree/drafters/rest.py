@@ -121,8 +121,8 @@ class Retrieval:
     """The state: texts, and the tries that a step has found so far.
 
     Attributes:
-        texts: each row's committed tokens.
-        trie: of what followed the root's context of each row, and those of nodes that stand in none
+        texts: each sequence's committed tokens.
+        trie: of what followed each root's context, and those of nodes that stand in none
             of them.
         at: of the first nodes of the step's tree, their nodes in the trie; −1 where a node stands
             in none.

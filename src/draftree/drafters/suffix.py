@@ -80,7 +80,7 @@ class SuffixState:
     drafts: tuple[tuple[int, Grown], ...] = ()
 
     def with_drafts(self, drafts: dict[int, Grown]) -> "SuffixState":
-        """Return the same with drafts by row."""
+        """Return the same state with drafts by slot."""
         return SuffixState(self.texts, self.begun, self.memory, tuple(drafts.items()))
 
 
@@ -215,7 +215,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         )
 
     def _remembered(self, state: SuffixState, rows: Ints) -> Outputs:
-        """Return the memory with what some rows have written since they were started."""
+        """Return the memory with what some sequences have generated since their start."""
         if not self.knobs.session:
             return state.memory
         outputs = [state.texts[row][state.begun[row] :] for row in rows]

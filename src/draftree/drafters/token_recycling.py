@@ -74,11 +74,11 @@ class Recycled:
     """The state.
 
     Attributes:
-        memory: lines of earlier texts; the same for all rows.
+        memory: lines of earlier texts, shared by all sequences.
         known: [2, S, K] of these texts: how often a rank was there to be judged, and how often it
             was right.
-        tables: [R] lines of each row's own text.
-        judged: [R] as `known`, of each row's own text.
+        tables: [R] lines of each sequence's own text.
+        judged: [R] as `known`, of each sequence's own text.
     """
 
     memory: Adjacency
@@ -133,7 +133,7 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         return replace(state, tables=tuple(tables), judged=tuple(judged))
 
     def _read(self, text: Ints, memory: Adjacency) -> Adjacency:
-        """Return a row's table after its prompt and root."""
+        """Return a sequence's table after its prompt and root."""
         if not self.knobs.prompt:
             return self._empty
         tokens, followed = pairs_of(text, self._width)
@@ -222,7 +222,7 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         )
 
     def _remembered(self, state: Recycled, rows: Ints) -> tuple[Adjacency, Floats]:
-        """Return the memory with what some rows have learnt since they were started."""
+        """Return the memory with what some sequences have learnt since their start."""
         memory, known = state.memory, state.known
         if self.knobs.session:
             for row in rows.tolist():

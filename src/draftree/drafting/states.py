@@ -52,7 +52,7 @@ def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: In
 
 
 def released(drafter: Drafter[Any], rows: Rows, state: Any, row: int) -> Any:
-    """Return a drafter's state once a row is free.
+    """Return a drafter's state once a slot is free.
 
     Return none where it raises an exception, and nothing is drafted then.
     """
@@ -66,7 +66,7 @@ def released(drafter: Drafter[Any], rows: Rows, state: Any, row: int) -> Any:
 
 
 def selected(drafter: Drafter[Any], rows: Rows, state: Any, chosen: Ints, cache: SlotCache) -> Any:
-    """Return a drafter's state of other rows; none where it cannot say it."""
+    """Return a drafter's state with sequences in other slots; None where it cannot move them."""
     try:
         return drafter.select(state, chosen, cache)
     except Exception as error:

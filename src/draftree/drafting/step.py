@@ -325,7 +325,7 @@ class Drafting(Search):
         return drawing if nodes is frontier else self._drawing(tree, nodes)
 
     def _allowed(self, candidates: Candidates, drawing: Drawing) -> Candidates:
-        # Whoever has a whole q has sent its logits through them; what others found beside it has
+        # A whole q comes from logits that went through the processors; other candidates have
         # not been.
         if drawing.shaped is None or (candidates.logs is not None and candidates.sources is None):
             return candidates
@@ -333,7 +333,7 @@ class Drafting(Search):
 
     @in_phase("draft")
     def commit(self, tree: Tree, verdict: Verdict, verified: Verified) -> None:
-        """Let the drafter know what was accepted of the sequences that it drafts for."""
+        """Give the drafter the accept result of the sequences that it drafts for."""
         rows = [row for row in tree.row[: tree.roots].tolist() if row not in self.rows.undrafted]
         if not rows:
             return
@@ -356,7 +356,7 @@ class Drafting(Search):
 
     @in_phase("draft")
     def probes(self) -> Probes | None:
-        """Return the rows that ride along in the verification, if there are any."""
+        """Return the drafter's extra tokens for the verification pass, if there are any."""
         rows = self.rows.live.tolist()
         if self.rows.undrafted.issuperset(rows):
             return None
@@ -378,8 +378,8 @@ class Drafting(Search):
         """Return the timings of the step, once it is over.
 
         Args:
-            work: what it asked of the models.
-            verdict: what was accepted.
+            work: the work of the models in the step.
+            verdict: the accept result.
             target: seconds of the target's pass and of the acceptance.
             commit: seconds of the drafter's commit.
             seconds: of the whole step.

@@ -188,7 +188,7 @@ SPECULATORS = Table(
     EAGLE_ENTRIES | {"transformer_layer_config", "mask_token_id", "ptd_token_id", "pard_token", "draftree"},
     OTHERS, NETWORKS, strict=True,
 )  # fmt: skip
-"""What the layout of speculators has beside its layer's config."""
+"""Entries of the layout of speculators other than its layer's config."""
 GLIDE = Table(
     LLAMA.used | {"block_size", "large_hidden_size", "large_num_attention_heads", "large_head_dim"},
     LLAMA.harmless, {**LLAMA.refused, "use_remap": (None, False)}, LLAMA.defaults,
@@ -212,7 +212,7 @@ BLOCKS = Table(
 SPECULATED_BLOCKS = Table(
     BLOCK_ENTRIES | {"transformer_layer_config", "draftree"}, OTHERS, NETWORKS
 )
-"""The same in the layout of speculators, beside the layers' config."""
+"""The same in the layout of speculators, next to the layers' config."""
 MEDUSA = Table(
     {"medusa_num_heads", "medusa_num_layers", "num_heads", "num_hidden_layers", "hidden_size", "vocab_size",
      "truncated_vocab_size", "original_lm_head", "medusa_fc_bias", "draftree"},

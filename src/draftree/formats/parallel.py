@@ -36,7 +36,7 @@ SECOND = ("attention_conv", "candidate_selector.")
 Markov = Literal["vanilla", "gated", "rnn"]
 SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 LONGEST = 32768
-"""A Qwen3's context where its config says nothing."""
+"""A Qwen3's context length where its config does not have it."""
 FIRST_SLIDING = 28
 """Likewise, the first layer that slides (`max_window_layers`)."""
 LAST_VERSION = "0.5.0"
@@ -59,7 +59,7 @@ class Sight:
 
 @dataclass(frozen=True)
 class Layout:
-    """What a published config says, whatever the layout.
+    """The content of a published config, in any layout.
 
     Attributes:
         values: the config of the layers, flat.
@@ -109,7 +109,7 @@ def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
 
 
 def loaded(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
-    """Return a checkpoint with its tensors, named as it names them, and what its config says.
+    """Return a checkpoint with its tensors, under its own names, and the layout of its config.
 
     Raises:
         UserError: it is DFlash 2; or an entry is missing or is not what it can be.
@@ -268,7 +268,7 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
     """Return the config in the layout of speculators.
 
     Args:
-        layout: what the checkpoint's own says.
+        layout: the layout of the checkpoint's config.
         kind: `dflash` or `dspark`; a JetSpec is a `dflash` there.
         verifier: `name_or_path` and `architectures` of the target.
 

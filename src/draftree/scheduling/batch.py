@@ -14,7 +14,7 @@ from draftree.scheduling.host import Host
 from draftree.scheduling.options import SchedulerOptions
 
 PATIENCE = 4
-"""Steps with free rows and nothing that waits after which the batch becomes smaller."""
+"""The batch becomes smaller after this many steps with free slots and no waiting request."""
 
 
 @final
@@ -24,15 +24,15 @@ class Batch:
     Args:
         host: the engine.
         options: the limits of the scheduler.
-        preempt: takes a running request out, so that it is read again; called where rows cannot be
+        preempt: takes a running request out, so that it is read again; called where slots cannot be
             moved.
 
     Attributes:
-        opened: the parts and the rows that run; None while nothing does.
+        opened: the parts and the batch that run; None while nothing does.
         state: of drafter and policy after the last step.
-        running: requests that are written, by row.
+        running: the running requests, by slot.
         reading: requests whose prompts are read.
-        movable: whether the drafter can move sequences to other rows, as far as is known.
+        movable: whether the drafter can move sequences to other slots, as far as is known.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class Batch:
         return self.opened
 
     def seat(self) -> tuple[Parts, Rows]:
-        """Give each prompt that is read a row of the batch; return parts and rows.
+        """Give each prompt that is read a slot of the batch; return parts and batch.
 
         What is known of its beginning is copied there. Slots for all of it are reserved at once, as
         growing copies them all.

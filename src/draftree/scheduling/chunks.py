@@ -51,8 +51,8 @@ class ChunkSizes:
         Args:
             tokens: of the chunk.
             seconds: of the pass.
-            beside: whether the pass was that of a decoding step, too. What it took more than others
-                is the chunk's, and a tenth of it in any case.
+            beside: whether the pass also was a decoding step. Its extra time compared with others
+                is that of the chunk, and at least a tenth of all its time.
         """
         if beside and self._decoding:
             seconds = max(seconds - statistics.median(self._decoding), LEAST_SHARE * seconds)
@@ -60,7 +60,7 @@ class ChunkSizes:
         self._tokens, self._seconds = kept * self._tokens + tokens, kept * self._seconds + seconds
 
     def budget(self, running: bool, beside: bool = False) -> int:
-        """Return how many prompt tokens the step at hand may read.
+        """Return how many prompt tokens this step may read.
 
         Args:
             running: whether it decodes sequences, too.

@@ -16,7 +16,7 @@ FEW = 16
 """Tokens of a prompt, read in several chunks, that are left for the step in which it joins the
 batch."""
 Status = Literal["waiting", "reading", "running", "finished", "cancelled", "failed"]
-"""Where a request stands; `reading` says that a part of its prompt has been read."""
+"""The status of a request; `reading` means that a part of its prompt has been read."""
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class RequestStats:
 
     Attributes:
         prompt_tokens: tokens of the prompt.
-        tokens: tokens written.
+        tokens: tokens generated.
         steps: verifications that it took part in; the token after the prompt takes none.
         drafted: drafted nodes that the target verified.
         accepted: those of them that were accepted.
@@ -58,10 +58,10 @@ class PartialPrompt:
     """What has been read of a prompt.
 
     Attributes:
-        cache: of one sequence, that holds it; None where a row of the batch does.
-        taps: what the drafter needs to know of it.
-        read: how many tokens that is.
-        row: of the batch, where it is read; −1 for none.
+        cache: a cache of one sequence with the tokens read; None where the batch holds them.
+        taps: the hidden states that the drafter needs.
+        read: the number of tokens read.
+        row: the slot of the batch in which it is read; −1 for none.
     """
 
     cache: SlotCache | None = None
@@ -142,7 +142,7 @@ class Entry:
         self.forget_prompt()
 
     def wait_again(self) -> None:
-        """Note that its row was taken away; what was written becomes part of the prompt."""
+        """Note that its slot was taken away; its output becomes part of the prompt."""
         new, first = self.written, self.submitted
         self.request = replace(
             first, prompt=(*first.prompt, *new), max_new_tokens=first.max_new_tokens - len(new)

@@ -103,7 +103,7 @@ class PrefixStore:
             prompt: its tokens.
             cache: holds their keys and values.
             row: of the cache.
-            taps: of the row's tokens, all of them; those of other rows are passed over.
+            taps: the hidden states of all its tokens; those of other slots are ignored.
         """
         parent, now = None, next(self._clock)
         mine = np.flatnonzero(taps.rows == row)

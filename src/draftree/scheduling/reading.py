@@ -45,7 +45,7 @@ class PromptReader:
 
     Attributes:
         sizes: of chunks.
-        shared: the number of passes that read chunks beside running sequences.
+        shared: the number of passes that read chunks together with running sequences.
     """
 
     def __init__(
@@ -96,7 +96,7 @@ class PromptReader:
             )
 
     def _chunks(self) -> list[Chunk]:
-        """Return what the step at hand reads of seated prompts, by rising row."""
+        """Return the chunks of seated prompts that this step reads, by rising slot."""
         batch = self._batch
         left = {entry.id: len(entry.request.prompt) - entry.read for entry in batch.reading}
         share = shares(left, self.sizes.budget(bool(batch.running), beside=True))

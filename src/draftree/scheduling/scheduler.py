@@ -69,7 +69,7 @@ class Scheduler:
 
     @property
     def batch(self) -> tuple[Parts, Rows] | None:
-        """Return the parts and the rows that run; None while nothing does."""
+        """Return the parts and the batch that run; None while nothing does."""
         return self._batch.opened
 
     @property

@@ -165,7 +165,7 @@ def labels(tree: Tree, text: Sequence[int]) -> Bools:
     """Return whether a node's whole path is what was generated, [N].
 
     Args:
-        tree: of one row.
+        tree: the tree of one sequence.
         text: what the target wrote after its root; nodes beyond its end are not accepted.
     """
     right: Bools = tree.depth == 0

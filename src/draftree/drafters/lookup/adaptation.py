@@ -68,7 +68,7 @@ class Increments(NamedTuple):
 
 
 class Adapted(NamedTuple):
-    """A row's text with the increments of its n-grams, and an index of their contexts.
+    """A sequence's text with the increments of its n-grams, and an index of their contexts.
 
     Attributes:
         tokens: [T] the text, the root at its end.
@@ -156,7 +156,7 @@ def _earlier(
 
 
 def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -> int:
-    """Add the increments of the row's own text."""
+    """Add the increments of the sequence's own text."""
     n = len(context) + 1
     at = text.heads[bucket(context, n - 1, n, len(text.heads))]
     while at >= 0:
@@ -206,7 +206,7 @@ def successors(
     k: int,
     by: Weighting,
 ) -> tuple[Ints, Floats]:
-    """Return the likeliest tokens after nodes of one row.
+    """Return the likeliest tokens after nodes of one sequence.
 
     The weight of an n-gram is its share in the table (0 if it is not there) plus its increments, at
     most `cap` if it has any; q is its weight divided by those of all, what the table has pruned

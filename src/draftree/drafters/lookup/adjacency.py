@@ -16,7 +16,7 @@ NONE = -1
 ROOM = 256
 """Lines for which there is room at first."""
 SUREST = 3
-"""A first successor that was confirmed so many times in a row, or more often, counts as sure."""
+"""A first successor that was confirmed this many times in succession counts as sure."""
 
 
 @dataclass
@@ -94,7 +94,7 @@ class Adjacency:
     def look_up(
         self, tokens: Ints | Shorts, behind: "Adjacency | None" = None
     ) -> tuple[Shorts, Shorts]:
-        """Return successors [F, K] of tokens, and how often in a row the first was confirmed [F].
+        """Return successors [F, K] of tokens, and how often in succession the first was confirmed.
 
         Args:
             tokens: [F] ids.

@@ -152,7 +152,7 @@ def table_of(arrays: dict[str, Array]) -> Table:
 
 
 def kinds(n: int, vocab: int, most: int) -> dict[str, str]:
-    """Return the type of each array: none is larger than the ids and the longest row ask for."""
+    """Return the dtype of each array, the smallest for the ids and the longest list."""
 
     def high(bits: int) -> str:
         return "<u1" if bits <= 24 else "<u2" if bits <= 32 else "<u4" if bits <= 48 else "<u8"

@@ -275,7 +275,7 @@ def context_of(text: Ints, tokens: Ints, parents: Ints, node: int, longest: int)
     They are those of its path, and of the text before its root.
 
     Args:
-        text: committed tokens of its row.
+        text: the committed tokens of its sequence.
         tokens: [E] of the tree.
         parents: [E] of the tree.
         node: the last token is its own.

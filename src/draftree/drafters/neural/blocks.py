@@ -109,7 +109,7 @@ def opened(
     method: str,
     make: Callable[[Layout, Target, dict[str, Tensor]], Net],
 ) -> tuple[Checkpoint, Layout, Net]:
-    """Return a checkpoint with its tensors, what its config says, and the network filled with them.
+    """Return a checkpoint with its tensors, its layout, and the network filled with them.
 
     Raises:
         UserError: it is broken, or does not fit the target.

@@ -40,8 +40,8 @@ class Decoding:
 
     Attributes:
         cache: its keys and values; the tensors are shared between the states of one text.
-        pending: for each row, committed tokens after the cached ones, not fed yet.
-        fed: for each row, the nodes fed in this step, in the order of their scratch slots (after
+        pending: for each slot, committed tokens after the cached ones, not fed yet.
+        fed: for each slot, the nodes fed in this step, in the order of their scratch slots (after
             the pending ones).
         unread: what the target made of committed tokens, of a drafter that caches something of
             that, not read yet.
@@ -63,9 +63,9 @@ class Layout:
     """The places of a frontier's nodes in one pass.
 
     Attributes:
-        feed: of each row its pending tokens, if this is the step's first pass, and its nodes of the
+        feed: each sequence's pending tokens, in the step's first pass, and its nodes of the
             frontier.
-        rows: [F] the row of each frontier node.
+        rows: [F] the slot of each frontier node.
         columns: [F] its column there.
         fed: the nodes fed in this step once the pass is done.
     """
@@ -158,7 +158,7 @@ def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
 
 
 def selected(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
-    """Return the state of other rows between two steps, see `Drafter.select`."""
+    """Return the state with sequences in other slots, see `Drafter.select`."""
     empty, pending = (
         Decoding.empty(state.cache.taken(rows, SPARE)),
         picked(state.pending, rows, NOTHING),
@@ -189,7 +189,7 @@ class CachingLayers(Layers):
     Args:
         state: of the drafter, with nothing put off.
         roots: of the step.
-        depth: [R] how deep each row's tree may be; a row where that is nothing is not drafted for.
+        depth: [R] the depth that each sequence's tree may have; 0 for one without drafts.
         drafted: the tokens that can be drafted; all by default.
         reads: [V] what the network reads for each token; itself by default.
         context: positions that it knows; by default it knows all.

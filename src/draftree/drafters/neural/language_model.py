@@ -336,7 +336,7 @@ class LanguageModelDrafter(CachingDrafter):
         state: Decoding | None = None,
         rows: Ints | None = None,
     ) -> Decoding:
-        """Return the state once the rows that begin were read, as far as they are not cached."""
+        """Return the state once the prompts that begin are read, as far as they are not cached."""
         state = state or Decoding.empty(
             self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE)
         )

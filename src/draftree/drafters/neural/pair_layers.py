@@ -56,7 +56,7 @@ class PairLayers(CachingLayers):
         state_of: the drafter's state with a decoding state.
         decoding: with nothing put off.
         roots: of the step.
-        depth: [R] how deep each row's tree may be.
+        depth: [R] the depth that each sequence's tree may have.
     """
 
     def __init__(

@@ -67,7 +67,7 @@ class Pairs:
             row. The root's pair is a true one too.
         features: what each level reads of the target or of the level before, slot t for pair t, as
             keys of one head.
-        nodes: [M] this step's nodes of all rows, as they were fed.
+        nodes: [M] this step's nodes of all sequences, as they were fed.
         outputs: [M, K D] the levels' outputs after each.
         unread: what the target made of committed tokens, whose features are not there yet.
     """
@@ -89,7 +89,7 @@ class Pairs:
 
 
 class PairReader(Trainable[Pairs]):
-    """Reads true pairs with a network, as far as a row is drafted for."""
+    """Reads true pairs with a network, as far as a sequence is drafted for."""
 
     model: PairNet
 
@@ -140,7 +140,7 @@ class PairReader(Trainable[Pairs]):
 
         Args:
             state: rows of tokens have nothing fed in this step.
-            tokens: x_{t+1} of each row's pairs, none in rows that are left as they are.
+            tokens: x_{t+1} of each sequence's pairs; none for sequences that do not change.
             rows: [F] whose outputs are wanted.
             ends: how many of the last ones.
 

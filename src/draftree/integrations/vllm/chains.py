@@ -151,7 +151,7 @@ class Chains:
         self._last: Step | None = None
 
     def step(self, rows: Sequence[Row], steady: bool = True) -> list[list[int]]:
-        """Return a chain for each row.
+        """Return a chain for each request.
 
         Args:
             rows: the requests that got a token in the last step of vLLM.
@@ -236,7 +236,7 @@ class Chains:
         self._state = self.drafter.truncate(self._state, lengths, np.array(gone, np.int64))
 
     def _begin(self, rows: Sequence[Row], slots: Sequence[int | None]) -> list[int]:
-        """Start the requests that are new, and return the slot of each row."""
+        """Start the requests that are new, and return the slot of each."""
         live = [slot for slot in slots if slot is not None]
         placed = (
             self._resized(slots, len(rows))

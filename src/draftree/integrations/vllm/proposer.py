@@ -79,12 +79,12 @@ class Proposer:
         token_ids_cpu: Any,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Return a chain for each row of vLLM's batch.
+        """Return a chain for each request of vLLM's batch.
 
         Args:
             sampled_token_ids: [R] what each row has got in the last step; nothing while its prompt
                 is being read.
-            num_tokens_no_spec: [R] how many tokens each row has.
+            num_tokens_no_spec: [R] the number of tokens of each request.
             token_ids_cpu: [R, tokens] these tokens.
             slot_mappings: not used.
         """

@@ -49,7 +49,7 @@ class Slots:
         return [slot for slot, text in enumerate(self.texts) if text is not None]
 
     def match(self, rows: Sequence[Row]) -> list[int | None]:
-        """Return the slot of each row's request.
+        """Return the slot of each request.
 
         Return None for one that was not in the batch at the last call.
         """
