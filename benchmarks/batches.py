@@ -43,7 +43,7 @@ Curve = Callable[[float], float]
 
 @dataclass(frozen=True)
 class Machine:
-    """Seconds of a pass of the target and of a draft step, by tokens of all sequences."""
+    """Return the seconds of target passes and draft steps, by tokens of all sequences."""
 
     target: Curve
     draft: Curve

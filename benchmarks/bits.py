@@ -43,12 +43,12 @@ def ours(engine: Engine, requests: list[Request]) -> list[list[int]]:
 
 
 def one_by_one(way: Way, requests: list[Request]) -> list[list[int]]:
-    """The tokens that a way for single requests writes."""
+    """Return the tokens that a way for single requests generates."""
     return [way(request)[0] for request in requests]
 
 
 def padded(target: Target, requests: list[Request]) -> list[list[int]]:
-    """The tokens that transformers' `generate` writes for a batch that is padded to the left."""
+    """Return what transformers' `generate` generates for a batch padded on the left."""
     prompts = [torch.tensor(request.prompt) for request in requests]
     ids, seen = (
         pad_sequence(some, batch_first=True, padding_side="left")
@@ -66,7 +66,7 @@ def padded(target: Target, requests: list[Request]) -> list[list[int]]:
 def ways(
     target: Target, temperature: float, assistant: str | None, pairs: list[str], rows: int
 ) -> dict[str, Batch]:
-    """Every way by its name."""
+    """Return every way by its name."""
     alone = {} if temperature else speculative(target, assistant)
     found: dict[str, Batch] = {name: partial(one_by_one, way) for name, way in alone.items()}
     if rows > 1 and not temperature:
@@ -107,7 +107,7 @@ def compared(
 
 
 def main() -> None:
-    """Writes and compares, prints and saves."""
+    """Generate and compare texts, then print and save the result."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--target", default="smollm2")
     parser.add_argument("--suite", required=True)

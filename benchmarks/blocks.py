@@ -25,7 +25,7 @@ BUDGETS = (8, 16, 32, 64, 128)
 
 
 def replayed(out: Path, given: list[str]) -> int:
-    """Runs `draftree replay` of yield and all budgets; returns its exit status."""
+    """Run `draftree replay` of `yield` and all budgets; return its exit status."""
     policies = ["yield", *(f"ddtree:nodes={n}" for n in BUDGETS)]
     asked = [word for policy in policies for word in ("--policy", policy)]
     return subprocess.run(

@@ -68,7 +68,7 @@ def choices(draws: np.random.Generator, tree: Tree, vocab: int) -> list[int]:
 
 
 class Clock:
-    """Collects the processor time of parts of a step."""
+    """Collect the processor time of parts of a step."""
 
     def __init__(self) -> None:
         self.seconds: dict[str, list[float]] = {}
@@ -89,7 +89,7 @@ def step(
     draws: np.random.Generator,
     logits: torch.Tensor,
 ) -> None:
-    """Run the parts of one step over a drafted forest."""
+    """Run the parts of one step over a draft tree for each sequence."""
     policy, memory, needs = Yield(), Yield().start(), Needs()
     budget = _Budget.of(COSTS, tree.roots, memory)
     tree = clock.time("selection", lambda: budget.selected(tree, False))

@@ -65,7 +65,7 @@ has alike γ)."""
 
 
 def settings() -> Iterator[dict[str, Any]]:
-    """What is set in each training beside `USUAL`, all three features first."""
+    """Yield the options of each training in addition to `USUAL`, all three features first."""
     yield from ({"features": features} for features in FEATURES)
     yield from ({"log_joint": "false"}, {"log_joint": "false", "steps": Knobs.steps})
     yield from ({"hidden": hidden} for hidden in HIDDEN)
@@ -77,7 +77,7 @@ def told(setting: Mapping[str, Any]) -> str:
 
 
 def grow(args: argparse.Namespace) -> None:
-    """Grows the trees once, with the entropies of every M."""
+    """Grow the trees once, with the entropies of every M."""
     target, knobs = Target.load("demo"), Knobs(trees=args.trees)
     drafter = build("drafter", args.drafter).open(target)
     requests, _ = _trees.prompts(target, args.data, knobs)
@@ -103,7 +103,7 @@ def grow(args: argparse.Namespace) -> None:
 
 
 def trained(setting: Mapping[str, Any], args: argparse.Namespace) -> dict[str, Any]:
-    """What one training came to, as it noted it, and its folder.
+    """Return the recorded result of one training, and its folder.
 
     Raises:
         UserError: it was not trained to the end.
@@ -132,10 +132,10 @@ def trained(setting: Mapping[str, Any], args: argparse.Namespace) -> dict[str, A
 
 
 def checked(folder: Path) -> dict[str, Any]:
-    """A training's note.
+    """Return the record of a training.
 
     Raises:
-        UserError: there is none, or it does not say that the classifier was trained to the end.
+        UserError: there is none, or it does not state that the classifier was trained to the end.
     """
     note = read_object(folder / PLAN, "the note of a training")
     if note.get("to_the_end") is not True:
@@ -172,10 +172,10 @@ def bench(pairs: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
 def rows(
     notes: Mapping[str, dict[str, Any]], benched: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """A row for each classifier and one for EAGLE-2.
+    """Return a row for each classifier and one for EAGLE-2.
 
     Args:
-        notes: of the trainings, by what was set, the paper's setting first.
+        notes: records of the trainings, by their setting, the paper's setting first.
         benched: the rows of the bench.
     """
     of = lambda start: [r for r in benched if r["policy"] and r["policy"].startswith(start)]
@@ -199,7 +199,7 @@ def rows(
 
 
 def asked(what: str, needs_data: bool, limit: int) -> argparse.ArgumentParser:
-    """The options of this script and of `c2t_tables.py`."""
+    """Return the options of this script and of `c2t_tables.py`."""
     parser = argparse.ArgumentParser(description=what)
     parser.add_argument(
         "--data",
@@ -218,7 +218,7 @@ def asked(what: str, needs_data: bool, limit: int) -> argparse.ArgumentParser:
 
 
 def main() -> int:
-    """Trains, decodes and tells."""
+    """Train, decode and print the results."""
     parser = asked((__doc__ or "").splitlines()[0], needs_data=True, limit=12)
     parser.add_argument("--drafter", default="eagle")
     parser.add_argument("--trees", type=int, default=Knobs.trees)

@@ -30,13 +30,13 @@ from equal_tau import Share
 
 
 class Line(NamedTuple):
-    """A line of a table.
+    """Describe a line of a table.
 
     Attributes:
         drafter: its spec.
         policy: its spec; TUNED is the shipped classifier fine-tuned for the drafter.
-        paper: what the paper's line says, if it has one: τ with the target's own token, γ.
-        beside: how the specs of the policy begin whose curve gives the nodes at equal τ.
+        paper: figures of the paper's line, if it has one: τ including the bonus token, and γ.
+        beside: start of the specs of the policy whose curve gives the nodes at equal τ.
     """
 
     drafter: str
@@ -121,7 +121,7 @@ FINE = {"trees": 888, "positives": 3108}
 
 
 def tuned(drafter: str, args: argparse.Namespace) -> Path:
-    """The shipped classifier fine-tuned on a drafter's trees.
+    """Return the shipped classifier fine-tuned on a drafter's trees.
 
     Raises:
         UserError: there are no prompts, or it was not trained to the end.
@@ -149,7 +149,7 @@ def tuned(drafter: str, args: argparse.Namespace) -> Path:
 
 
 def rows(lines: Sequence[Line], benched: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """A row for each line, from the bench's rows in the same order."""
+    """Return a row for each line, from the bench's rows in the same order."""
     for line, row in zip(lines, benched, strict=True):
         curve = [r for other, r in zip(lines, benched, strict=True)
                  if line.beside and other.drafter == line.drafter and other.policy.startswith(line.beside)]  # fmt: skip
@@ -163,7 +163,7 @@ def rows(lines: Sequence[Line], benched: Sequence[dict[str, Any]]) -> Iterator[d
 
 
 def main() -> int:
-    """Decodes and tells."""
+    """Decode and print the results."""
     parser = asked((__doc__ or "").splitlines()[0], needs_data=False, limit=20)
     parser.add_argument("table", choices=TABLES)
     args = parser.parse_args()

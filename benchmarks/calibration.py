@@ -44,13 +44,13 @@ TEMPERATURES = np.geomspace(0.2, 5.0, 81)
 
 @dataclass(frozen=True)
 class Seen:
-    """Candidates along one text.
+    """Store candidates along one text.
 
     Attributes:
-        q: [M] of the likeliest, at places that a chain comes to.
+        q: [M] q of the likeliest candidate, at positions that a chain reaches.
         right: [M] whether it was the text's token.
-        every_q: [N] of all candidates.
-        every_right: [N] likewise.
+        every_q: [N] q of all candidates.
+        every_right: [N] whether each was the text's token.
     """
 
     q: Floats
@@ -60,7 +60,7 @@ class Seen:
 
 
 def seen(target: Target, drafter: Any, text: Text) -> Seen:
-    """Drive a drafter along a text in blocks."""
+    """Run a drafter along a text in blocks."""
     source = Recording.of(target, [text], drafter.needs.hidden)
     reached, every = list[tuple[float, bool]](), list[tuple[Floats, Floats]]()
     for block in replay(source, drafter, [text], RANKS, DEPTHS):
@@ -99,7 +99,7 @@ def odds(q: Floats) -> Floats:
 
 
 def temperature(several: Sequence[Seen]) -> tuple[Map, float]:
-    """Fit the constant by which log-odds are multiplied, by the likelihood of all candidates."""
+    """Fit the factor of the log-odds by the likelihood of all candidates."""
     at, right = (
         odds(np.concatenate([s.every_q for s in several])),
         np.concatenate([s.every_right for s in several]),
@@ -123,7 +123,7 @@ def isotonic(several: Sequence[Seen]) -> Map:
 
 
 class Mapped(PCT):
-    """PCT by mapped q."""
+    """Grow trees like PCT, with mapped q."""
 
     by: ClassVar[Map]
 

@@ -34,13 +34,13 @@ BEFORE = 25
 
 
 def sources() -> list[Path]:
-    """The library's own modules, without its tests."""
+    """Return the library's own modules, without its tests."""
     found = LIBRARY.rglob("*.py")
     return sorted(p for p in found if not LEFT_OUT & set(p.relative_to(LIBRARY).parts))
 
 
 def heads(path: Path) -> Iterator[str]:
-    """For each long function of a file: the lines before its body, its docstring among them."""
+    """Return the lines before the body of each long function of a file, with its docstring."""
     text = path.read_text(encoding="utf-8", errors="strict")
     lines = text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):

@@ -90,7 +90,7 @@ class Heard(Drafter[Any]):
 def measured(
     target: Target, drafter: str, temperature: float, requests: Sequence[Any]
 ) -> dict[str, Any]:
-    """The figures of one drafter at one temperature."""
+    """Return the figures of one drafter at one temperature."""
     found: dict[str, Any] = {"drafter": drafter, "temperature": temperature}
     for coupled in (False, True):
         heard = Heard(build("drafter", drafter).open(target))
@@ -107,7 +107,7 @@ def measured(
 
 
 def main() -> None:
-    """Measures, prints and saves."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("suite")
     parser.add_argument("--limit", type=int, default=8)

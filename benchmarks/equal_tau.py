@@ -27,7 +27,7 @@ DRAWS = 2000
 
 
 def figures(row: Row, prompts: np.ndarray) -> tuple[float, float]:
-    """τ and nodes a step over some prompts."""
+    """Return τ and nodes per step over some prompts."""
     each = row["per_prompt"]
     steps, accepted, nodes = (
         np.array(each[k], np.float64)[prompts].sum() for k in ("steps", "accepted", "nodes")
@@ -36,7 +36,7 @@ def figures(row: Row, prompts: np.ndarray) -> tuple[float, float]:
 
 
 def share(row: Row, curve: Sequence[Row], prompts: np.ndarray) -> float:
-    """The row's nodes by those that the curve needs for its τ; NaN beyond its ends."""
+    """Return the row's nodes over those that the curve needs for its τ; NaN beyond its ends."""
     tau, nodes = figures(row, prompts)
     points = sorted(figures(r, prompts) for r in curve)
     if not points:
@@ -47,13 +47,13 @@ def share(row: Row, curve: Sequence[Row], prompts: np.ndarray) -> float:
 
 @dataclass(frozen=True)
 class Share:
-    """A row's nodes by those that a curve needs for its τ; NaN where the curve does not reach.
+    """Store a row's nodes over those that a curve needs for its τ; NaN beyond the curve's ends.
 
     Attributes:
         whole: over all prompts.
-        low: the 95 % interval's end.
-        high: the other.
-        reached: the share of bootstrap draws within the curve.
+        low: lower end of the 95 % interval.
+        high: upper end of the interval.
+        reached: share of bootstrap draws within the curve.
     """
 
     whole: float
@@ -63,7 +63,7 @@ class Share:
 
     @classmethod
     def of(cls, row: Row, curve: Sequence[Row], drawn: np.random.Generator) -> "Share":
-        """That of a row."""
+        """Return the share of a row."""
         n = len(row["per_prompt"]["steps"])
         spread = [share(row, curve, drawn.integers(0, n, n)) for _ in range(DRAWS)]
         reached = 1 - float(np.isnan(spread).mean())  # near the curve's ends some draws leave it
@@ -72,7 +72,7 @@ class Share:
 
     @property
     def inverse(self) -> "Share":
-        """The nodes the curve needs, by the row's."""
+        """Return the nodes that the curve needs over the row's nodes."""
         return Share(1 / self.whole, 1 / self.high, 1 / self.low, self.reached)
 
     def __str__(self) -> str:
@@ -85,7 +85,7 @@ class Share:
 def lines(
     rows: Sequence[Row], mine: Callable[[str], bool], theirs: Callable[[str], bool], seed: int
 ) -> list[dict[str, str]]:
-    """A line for each setting of the policy, by drafter."""
+    """Return a line for each setting of the policy, by drafter."""
     found = []
     drawn = np.random.default_rng(seed)
     for row in (r for r in rows if r["policy"] and mine(r["policy"])):
@@ -100,7 +100,7 @@ def lines(
 
 
 def main() -> int:
-    """Prints the comparison."""
+    """Print the comparison."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("result", type=Path)
     parser.add_argument("--policy", required=True, help="how its specs begin")

@@ -35,7 +35,7 @@ THINGS = ("apples", "books", "dollars", "miles", "cards", "eggs", "hours", "boxe
 
 
 def questions() -> list[str]:
-    """Prompts of one kind, all different."""
+    """Return prompts of one kind, all different."""
     return [
         f"<|bos|>{who} has {7 + 3 * i} {what} and gets {5 + 2 * j} more every day for {2 + i} days. How many {what} now?\n"
         for i, who in enumerate(SUBJECTS)

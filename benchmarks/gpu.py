@@ -88,7 +88,7 @@ NAMES = {
 
 
 def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> Decoder:
-    """A Llama of random weights, of all its layers or a few."""
+    """Return a Llama of random weights, with all its layers or a few."""
     count, hidden, wide, heads, groups, vocab = sizes
     config = LlamaConfig(
         vocab_size=vocab, hidden_size=hidden, intermediate_size=wide, num_hidden_layers=layers or count,
@@ -110,7 +110,7 @@ def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> 
 
 
 def passes(decoder: Decoder, widths: tuple[int, ...], context: int) -> dict[int, float]:
-    """Seconds of a pass over n tokens behind so many."""
+    """Return the seconds of a pass over n tokens after a context, by n."""
     cache = decoder.new_cache(1, context + max(widths))
     cache.lengths[:] = context  # of zeros: what lies there takes as long as any text
 
@@ -329,7 +329,7 @@ def cell(
 
 
 def assisted(made: Any, draft: Any, request: Request, device: torch.device) -> dict[str, float]:
-    """Transformers' assisted generation of one text."""
+    """Run transformers' assisted generation of one text."""
     passes, ids = list[int](), torch.tensor([request.prompt], device=device)
     settings = {"num_assistant_tokens": DRAFTED, "num_assistant_tokens_schedule": "constant"}
     for key, value in (settings | {"assistant_confidence_threshold": 0.0}).items():
@@ -382,7 +382,7 @@ def table(done: Mapping[str, Any], shapes: Mapping[str, Sizes], about: Mapping[s
 
 
 def _figures(cells: Mapping[str, Any], batch: int, floor: float) -> tuple[str, ...]:
-    """The figures of a row: of assisted generation a dash where there is none."""
+    """Return the figures of a row, with a dash where assisted generation has none."""
     speed = {mode: cell.get("per_second") for mode, cell in cells.items()}
 
     def ratio(mode: str, other: str) -> str:
@@ -398,7 +398,7 @@ def _figures(cells: Mapping[str, Any], batch: int, floor: float) -> tuple[str, .
 
 
 def multiplied(sizes: Sizes) -> int:
-    """The weights that a pass multiplies by, all of which it reads."""
+    """Return the number of weights that a pass multiplies by, all of which it reads."""
     layers, hidden, wide, heads, groups, vocab = sizes
     return (
         layers * (2 * hidden * hidden * (heads + groups) // heads + 3 * hidden * wide)
@@ -407,7 +407,7 @@ def multiplied(sizes: Sizes) -> int:
 
 
 def demo(device: torch.device, tokens: int) -> dict[str, Any]:
-    """Tokens a second of the demo, plain and drafted, and whether both texts are the same."""
+    """Return tokens per second of the demo, plain and drafted, and whether both texts agree."""
     engine = load("demo", device=device)
     ids = engine.tokenizer(PROMPT)["input_ids"]
     requests = [Request(ids, tokens, engine.target.eos)]
@@ -429,7 +429,7 @@ def demo(device: torch.device, tokens: int) -> dict[str, Any]:
 
 
 def parts(device: torch.device, small: bool) -> dict[str, Callable[[], Any]]:
-    """Every part by its name, the short ones first."""
+    """Return every part by its name, the short ones first."""
     shapes, widths, contexts = (SMALL, (1, 4), (16, 64)) if small else (SHAPES, WIDTHS, CONTEXTS)
     found: dict[str, Callable[[], Any]] = {
         "ceilings": partial(ceilings, 256 if small else 8192, device)
@@ -448,7 +448,7 @@ def parts(device: torch.device, small: bool) -> dict[str, Callable[[], Any]]:
 
 
 def main() -> None:
-    """Measures what the journal lacks, and writes the machine files."""
+    """Measure what the journal lacks, and write the machine files."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--out", type=Path, required=True, help="a folder")
     parser.add_argument("--device", default="cuda")

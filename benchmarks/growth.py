@@ -52,12 +52,12 @@ BOUNDED = 64
 
 
 def verdict(took: float, allowed: float) -> str:
-    """Whether a bound is met."""
+    """Return whether a bound is met."""
     return f"{'met' if took <= allowed else 'missed'}, allowed are {allowed:.0f}"
 
 
 class Ready:
-    """A drafter whose answers lie ready; counts its calls and the time it takes."""
+    """Return prepared candidates as a drafter; count its calls and its seconds."""
 
     def __init__(self, seed: int, rows: int = 512, vocab: int = 4096) -> None:
         logits = torch.from_numpy(
@@ -81,7 +81,7 @@ class Ready:
 
 
 def grown(policy: Policy, costs: Costs, expand: Ready) -> tuple[float, int, int]:
-    """Seconds of the policy, layers and nodes of one tree."""
+    """Return the policy's seconds, and the depths and nodes of one tree."""
     expand.layers, expand.seconds, root = (
         0,
         0.0,
@@ -99,11 +99,11 @@ def once(policy: Policy, costs: Costs, seed: int) -> tuple[float, int, int, floa
 
 
 class Asked(Drafter[None]):
-    """A part of a fusion, whose answers lie ready.
+    """Represent a part of a fusion with prepared candidates.
 
     Args:
-        ready: the answers.
-        finds: whether they are those of a search.
+        ready: the candidates.
+        finds: whether they are those of a retrieval.
     """
 
     def __init__(self, ready: Ready, finds: bool) -> None:

@@ -65,7 +65,7 @@ DRAFTERS = ("pld", "suffix")
 
 
 def built(name: str, vocab: int, dtype: torch.dtype) -> Target:
-    """A random model of a shape."""
+    """Return a random model of a shape."""
     kind, values = MODELS[name]
     torch.manual_seed(0)
     ends = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
@@ -76,7 +76,7 @@ def built(name: str, vocab: int, dtype: torch.dtype) -> Target:
 
 
 def star(width: int) -> Tree:
-    """A root and its children."""
+    """Return a root and its children."""
     tree, children = Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64)), np.arange(width - 1)
     if width == 1:
         return tree
@@ -93,7 +93,7 @@ def star(width: int) -> Tree:
 def by_width(
     target: Target, context: int, seconds: float, rows_too: bool
 ) -> list[dict[str, float | None]]:
-    """Milliseconds of a pass by width, of transformers' own pass, and of path rows."""
+    """Return the milliseconds of tree passes, transformers' own pass, and path rows by width."""
     prompt = np.arange(context) % 1000
     cache, other, oracle = (
         target.new_cache(1, context + 65),
@@ -117,7 +117,7 @@ def by_width(
 
 
 def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float]]:
-    """The share of a pass and its commit that goes into the tree form, medians by width."""
+    """Return the share of a pass and its commit spent on the tree form, medians by width."""
     spent, plain = [0.0], {name: vars(Answers)[name] for name in ("conv", "delta", "ssd", "s6")}
 
     def timed(work: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -193,7 +193,7 @@ def pair(
 def decoding(
     target: Target, new: int, temperature: float, done: list[Any], pairs: int
 ) -> Iterator[list[Any]]:
-    """The pairs of texts done so far, those of an earlier run first, after each further one."""
+    """Yield the pairs of texts done so far after each one, with those of an earlier run first."""
     short = [Request(list(range(3, 67)), 4)]
     for name in DRAFTERS:  # measured, and compiled where that is the first run after the installation, before the first text
         load(target, name, "yield").write(short)
@@ -205,7 +205,7 @@ def decoding(
 
 
 def summary(done: list[Any]) -> dict[str, dict[str, Any]]:
-    """Medians over the pairs, and each pair's figures, by drafter."""
+    """Return medians over the pairs, and each pair's figures, by drafter."""
     by = {
         name: {key: [each[name][key] for each in done] for key in done[0][name]}
         for name in DRAFTERS
@@ -236,7 +236,7 @@ def main(
     threads: Annotated[int, typer.Option(help="Of torch.")] = 1,
     path_rows: Annotated[bool, typer.Option(help="Whether path rows are timed, too.")] = True,
 ) -> None:
-    """Times a model of a real shape with random weights."""
+    """Time a model of a real shape with random weights."""
     torch.set_num_threads(threads)
     target = built(model, vocab, getattr(torch, dtype))
     told: dict[str, Any] = {

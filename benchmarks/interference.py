@@ -50,11 +50,11 @@ SHORTEST = 0.05
 
 
 class Client:
-    """Asks the server.
+    """Send requests to the server.
 
     Args:
         http: the connection.
-        seed: of the prompts.
+        seed: seed of the prompts.
     """
 
     def __init__(self, http: httpx.AsyncClient, seed: int) -> None:

@@ -24,7 +24,7 @@ from draftree.evaluation.report import read
 
 
 def lines(result: dict[str, Any], of: str, name: str, by: str) -> list[dict[str, str]]:
-    """The comparisons as text."""
+    """Return the comparisons as text."""
     beside = "drafter" if of == "policy" else "policy"
     return [
         {

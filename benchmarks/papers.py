@@ -37,12 +37,12 @@ TOY = "demo target, math questions"
 
 @dataclass(frozen=True)
 class Item:
-    """A table or figure.
+    """Describe a table or figure.
 
     Attributes:
-        paper: it stands in.
-        place: its number.
-        what: it shows.
+        paper: the paper.
+        place: number of the table or figure.
+        what: what it shows.
         run: the command where it is none of this script's; `draftree …` or `python …`.
         pictures: whether `draftree analyse` draws it.
         reason: why there is nothing to run.
@@ -57,7 +57,7 @@ class Item:
 
     @property
     def command(self) -> str:
-        """What a user types."""
+        """Return the command that a user types."""
         if self.run or self.reason:
             return self.run
         short = next(name for name, paper in SHORT.items() if paper == self.paper)
@@ -170,14 +170,14 @@ SMOLLM2: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
 
 @dataclass(frozen=True)
 class AtEqualTau:
-    """Where a saved result says how many nodes a setting takes at the τ of another.
+    """Locate in a saved result how many nodes a setting takes at the τ of another.
 
     Attributes:
-        result: its name.
-        rows: what names the rows, by column; the claim has one verdict for all of them.
-        inverse: whether they are the other's rows: what they take is divided by what the claim's
-            own setting takes.
-        keeps: whether the claim says "no more", instead of "fewer".
+        result: name of the result.
+        rows: values that select the rows, by column; the claim has one verdict for all of them.
+        inverse: whether they are the other's rows; then their nodes are divided by those of the
+            claim's own setting.
+        keeps: whether the claim states "no more", instead of "fewer".
     """
 
     result: str
@@ -265,7 +265,7 @@ def verdicts(target: str) -> list[dict[str, Any]]:
 
 @dataclass(frozen=True)
 class Pair:
-    """The two rows of a claim in a saved result."""
+    """Hold the two rows of a claim in a saved result."""
 
     claim: Claim
     mine: ResultRow
@@ -274,7 +274,7 @@ class Pair:
 
     @property
     def key(self) -> tuple[str, str, str, float]:
-        """What tells one comparison from another."""
+        """Return what distinguishes one comparison from another."""
         return self.source, self.claim.mine, self.claim.other, self.claim.temperature
 
 
@@ -318,7 +318,7 @@ def entry(
 
 
 def key(claim: Claim) -> dict[str, str]:
-    """Return what names a claim."""
+    """Return the fields that identify a claim."""
     return {"paper": claim.paper, "table": claim.table, "claim": claim.claim}
 
 
@@ -493,7 +493,7 @@ def surfaces(target: str) -> dict[tuple[float, float, int], float]:
 def run(
     paper: str, table: str, target: str, suites: Sequence[str], out: Path, more: Sequence[str]
 ) -> int:
-    """Run a table or figure, and print its claims beside ours."""
+    """Run a table or figure, and print its claims next to our figures."""
     items = [i for i in ITEMS if i.paper == paper and i.place.lower() == table.lower()]
     if not items:
         print(

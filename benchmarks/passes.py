@@ -55,12 +55,12 @@ PRINTED = re.compile(r"^(?P<name>\S*) *n= *(?P<tokens>\d+) .*?(?P<ms>[\d.]+) ms"
 
 @dataclass(frozen=True)
 class Way:
-    """How passes are computed.
+    """Describe how passes are computed.
 
     Attributes:
-        options: of `Target.load`.
-        variant: of the native kernels; empty for the fastest.
-        checkout: the folder of another commit, with an environment of its own; None for this one.
+        options: options of `Target.load`.
+        variant: variant of the native kernels; empty for the fastest.
+        checkout: folder of another commit with its own environment; None for this one.
     """
 
     options: dict[str, Any] = field(default_factory=dict)
@@ -69,7 +69,7 @@ class Way:
 
     @property
     def python(self) -> str:
-        """The interpreter that runs it."""
+        """Return the interpreter that runs it."""
         return (
             sys.executable
             if self.checkout is None
@@ -175,7 +175,7 @@ def answer(reply: dict[str, Any]) -> None:
 
 
 class Worker:
-    """A process that times passes in one way."""
+    """Run a process that times passes in one way."""
 
     def __init__(self, way: Way, target: str, dtype: str | None) -> None:
         options = {

@@ -50,7 +50,7 @@ PLAIN = "plain decoding"
 
 
 def theirs(target: Target, request: Request, **how: Any) -> tuple[list[int], int]:
-    """What transformers' `generate` writes, and its passes, prompts among them."""
+    """Return what transformers' `generate` writes, and its passes, those of the prompt included."""
     calls = list[int]()
     counted = target.decoder.model.register_forward_pre_hook(lambda *_: calls.append(1))
     ids, model = torch.tensor([request.prompt], device=target.decoder.device), target.decoder.model
@@ -63,22 +63,22 @@ def theirs(target: Target, request: Request, **how: Any) -> tuple[list[int], int
 
 
 def ours(engine: Engine, request: Request) -> tuple[list[int], int]:
-    """What draftree writes."""
+    """Return the tokens that draftree generates, and its passes."""
     return told(engine.write([request]))
 
 
 def told(written: Generation) -> tuple[list[int], int]:
-    """The tokens of a text, and the passes over trees and prompt."""
+    """Return the tokens of a text, and the passes over trees and prompt."""
     return written.tokens[0], len(written.stats.work) + 1
 
 
 def elsewhere(way: Callable[[Request], list[int]], request: Request) -> tuple[list[int], int]:
-    """What another engine writes."""
+    """Return the tokens that another engine generates."""
     return way(request), 0
 
 
 def speculative(target: Target, assistant: str | None) -> dict[str, Way]:
-    """transformers' own speculative ways by name; an assistant is a folder."""
+    """Return transformers' own speculative ways by name; an assistant is a folder."""
     found: dict[str, Way] = {
         "transformers: prompt lookup": partial(theirs, target, prompt_lookup_num_tokens=10)
     }
@@ -91,7 +91,7 @@ def speculative(target: Target, assistant: str | None) -> dict[str, Way]:
 
 
 def own(target: Target, pairs: list[str], name: str) -> dict[str, Way]:
-    """draftree's ways with a target."""
+    """Return draftree's ways with a target."""
     parts = {pair: pair.partition(" ")[::2] for pair in pairs}
     return {
         f"{name}: {pair}": partial(ours, load(target, drafter, policy or "chain"))
@@ -100,12 +100,12 @@ def own(target: Target, pairs: list[str], name: str) -> dict[str, Way]:
 
 
 def steps(target: Target, request: Request) -> tuple[list[int], int]:
-    """What plain decoding writes."""
+    """Return the tokens of plain decoding, and its passes."""
     return told(plain(target, [request]))
 
 
 def compiled(name: str, dtype: torch.dtype) -> dict[str, Way]:
-    """transformers' `generate` with a static cache, its model's forward compiled by torch."""
+    """Return transformers' `generate` with a static cache and a compiled forward."""
     target = Target.load(name, dtype, kernels="stock", exactness="ties")
     target.decoder.model.forward = torch.compile(target.decoder.model.forward)  # type: ignore[method-assign]
     return {
@@ -158,10 +158,10 @@ def summed_up(
     passes: dict[str, Column],
     same: dict[str, int],
 ) -> list[dict[str, Any]]:
-    """A row for every way, of what it took for each prompt.
+    """Return a row for every way from its figures for each prompt.
 
-    Seconds a token are over plain decoding's, each beside it: Holm's p-values count all of these
-    comparisons.
+    Seconds per token are over plain decoding's of the same prompt. Holm's p-values count all of
+    these comparisons.
     """
     count = len(seconds[PLAIN])
     drawn, others = samples(count, 0, MANY), [name for name in seconds if name != PLAIN]
@@ -182,7 +182,7 @@ def summed_up(
 
 
 def chart(rows: list[dict[str, Any]], path: Path) -> None:
-    """Draws tokens a second as bars."""
+    """Draw tokens per second as bars."""
     from matplotlib import pyplot
 
     figure, axes = pyplot.subplots(figsize=(8, 0.42 * len(rows) + 1))

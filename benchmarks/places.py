@@ -41,11 +41,11 @@ COPIED = ("first token right: of the prompt", "first token right: others")
 def by_place(
     steps: Sequence[Step], text: Sequence[int], prompt: Sequence[int], stretch: int, stretches: int
 ) -> Floats:
-    """[2, S] sums over one text's steps: what a column counts, and below it of how many steps.
+    """Return [2, S] sums over one text's steps: a count for each column, and the number of steps.
 
-    It counts the tokens brought (accepted + 1) by the stretch that a step begins in, and in the
-    last two columns how often something was accepted, by whether the token to be written next
-    stands in the prompt.
+    The columns are stretches of the text. They count the new tokens (accepted + 1) of the steps
+    that begin there. The last two columns count how often a token was accepted, by whether the next
+    token occurs in the prompt.
     """
     found, written, known = (
         np.zeros((2, stretches + 2)),
@@ -84,7 +84,7 @@ def told(value: Floats, sampled: Floats, stretch: int) -> dict[str, str]:
 
 
 def texts(engine: Engine, requests: Sequence[Request], folder: Path | None) -> Iterator[Generation]:
-    """The texts of all requests, written anew or replayed."""
+    """Return the texts of all requests, generated anew or replayed."""
     known = (
         None if folder is None else Recordings.open(folder, engine.target, [engine.drafter.needs])
     )
@@ -96,7 +96,7 @@ def texts(engine: Engine, requests: Sequence[Request], folder: Path | None) -> I
 
 
 def main() -> None:
-    """Writes the texts, prints and saves."""
+    """Generate the texts, then print and save the figures."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("suite")
     parser.add_argument("--target", default="demo")

@@ -89,7 +89,7 @@ def folder_bytes(folder: Path) -> int:
 
 
 def built(kind: str, source: Path, out: Path) -> dict[str, Any]:
-    """Builds one datastore; what it took, and what its own note says."""
+    """Build one datastore; return its cost, and the contents of its own record."""
     shutil.rmtree(out, ignore_errors=True)
     begun = time.perf_counter()
     command = [
@@ -117,7 +117,7 @@ def built(kind: str, source: Path, out: Path) -> dict[str, Any]:
 
 
 def build(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Every kind for every size."""
+    """Build every kind for every size."""
     rows = []
     tokenizer = load("demo", drafter="pld", policy="trie").tokenizer
     for megabytes in args.megabytes or [10, 100]:
@@ -150,7 +150,7 @@ def step_seconds(engine: Engine, request: Request) -> list[float]:
 
 
 def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """A row for each pair of drafter and policy: seconds of its steps."""
+    """Return the seconds of steps as a row for each pair of drafter and policy."""
     for drafter, policy in args.pair or PAIRS:
         engine = load("demo", drafter=drafter, policy=policy)
         costs = settled_costs(engine.target, engine.drafter)
@@ -165,7 +165,7 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
 
 
 def shown(row: dict[str, Any]) -> dict[str, str]:
-    """A row as text."""
+    """Return a row as text."""
     milli = lambda s: f"{1e3 * s:.2f}"
     if "kind" in row:
         return {"kind": row["kind"], "source MB": f"{row['source_bytes'] / 1e6:.0f}", "build s": f"{row['build_seconds']:.1f}",

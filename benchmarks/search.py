@@ -48,7 +48,7 @@ EXPLORATION = (0.3, 2.414, 8.0, 32.0, 128.0)
 
 
 def documents(tokenizer: Tokenizer, megabytes: float, skip: int) -> Iterator[Ints]:
-    """Source files of the environment, all but every `skip`-th, until there are so many bytes."""
+    """Yield the environment's source files up to a size, all but every `skip`-th."""
     left = megabytes * 1e6
     for number, file in enumerate(sources()):
         if left <= 0:
@@ -61,7 +61,7 @@ def documents(tokenizer: Tokenizer, megabytes: float, skip: int) -> Iterator[Int
 
 @cache
 def sources() -> list[Path]:
-    """Python files in a random order, so that every part of them is like the whole."""
+    """Return Python files in a random order, so that each part resembles the whole."""
     paths = sysconfig.get_paths()
     found = sorted(
         {file for name in ("stdlib", "purelib") for file in Path(paths[name]).rglob("*.py")}
@@ -70,7 +70,7 @@ def sources() -> list[Path]:
 
 
 class Timed:
-    """A drafter as a policy asks it; adds up its time."""
+    """Provide a drafter to a policy, and sum its time."""
 
     def __init__(self, drafter: ADEDDrafter, state: ADEDState) -> None:
         self.drafter, self.state, self.seconds = drafter, state, 0.0
@@ -181,7 +181,7 @@ def followed(
 
 
 def stored(tokenizer: Tokenizer, megabytes: float, folder: Path) -> dict[str, Any]:
-    """Builds a store; its figures, and how long it took to build and to open."""
+    """Build a store; return its figures, and the seconds to build and to open it."""
     folder.mkdir()
     texts = list(documents(tokenizer, megabytes, 10))
     start = time.perf_counter()

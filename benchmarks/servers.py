@@ -45,12 +45,12 @@ FIGURES = {
 
 @dataclass(frozen=True)
 class Server:
-    """A server that is measured.
+    """Describe a server that is measured.
 
     Attributes:
-        name: in the table.
-        command: starts it.
-        model: the name that requests give.
+        name: its name in the table.
+        command: command that starts it.
+        model: name of the model in requests.
         settings: environment variables that it needs.
     """
 
@@ -166,7 +166,7 @@ def answers(server: Server) -> bool:
 def load(
     server: Server, asked: argparse.Namespace, folder: Path, found: dict[int, dict[str, float]]
 ) -> None:
-    """Note guidellm's figures by the number of clients, each as soon as it is there."""
+    """Record guidellm's figures by number of clients, each as soon as it is known."""
     for place, count in enumerate(asked.streams):
         # Prompts that were answered before would tell a drafter that remembers texts what comes.
         own = asked.rows[place * asked.requests : (place + 1) * asked.requests]

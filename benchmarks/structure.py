@@ -53,7 +53,7 @@ Graph = dict[str, set[str]]
 
 
 def imports(source: Path = SOURCE) -> Graph:
-    """The modules of a package and which of its own modules each imports."""
+    """Return the modules of a package with the modules of the same package that each imports."""
     files = {
         ".".join(p.relative_to(source.parent).with_suffix("").parts): p
         for p in sorted(source.rglob("*.py"))
@@ -78,12 +78,12 @@ def _imported(tree: ast.AST, modules: Set[str]) -> Iterator[str]:
 
 
 def part(module: str) -> str:
-    """The part that a module belongs to."""
+    """Return the part that a module belongs to."""
     return module.split(".")[1] if "." in module else module
 
 
 def parts(modules: Graph) -> Graph:
-    """What each part imports of others."""
+    """Return what each part imports of others."""
     found: Graph = {part(module): set() for module in modules}
     for module, those in modules.items():
         found[part(module)] |= {part(other) for other in those} - {part(module)}
@@ -91,7 +91,7 @@ def parts(modules: Graph) -> Graph:
 
 
 def level(name: str) -> int:
-    """A part's height above the ground; −1 of one that stands in no level."""
+    """Return a part's height above the ground; −1 for a part without a level."""
     return next(
         (len(LEVELS) - 1 - i for i, names in enumerate(LEVELS.values()) if name in names), -1
     )
@@ -139,7 +139,7 @@ marker path { fill: var(--line); stroke: none; }
 
 
 def shortest(graph: Graph) -> Graph:
-    """The arrows that no others imply: to lower parts that cannot be reached through another."""
+    """Return the arrows to lower parts that cannot be reached through another part."""
     reached: dict[str, set[str]] = {}
     for name in graphlib.TopologicalSorter(graph).static_order():
         reached[name] = graph[name].union(*(reached[other] for other in graph[name]))
@@ -150,7 +150,7 @@ def shortest(graph: Graph) -> Graph:
 
 
 def drawn(modules: Graph) -> str:
-    """The picture as SVG: levels as floors, parts as boxes, and the arrows that no others imply."""
+    """Return the picture as SVG: levels as floors, parts as boxes, and the shortest arrows."""
     every = parts(modules)
     arrows = [(a, b) for a, those in sorted(shortest(every).items()) for b in sorted(those)]
     floors: list[list[str]] = [
@@ -195,7 +195,7 @@ def drawn(modules: Graph) -> str:
 
 
 def _half(name: str) -> float:
-    """Half the width of a box, or of a lane."""
+    """Return half the width of a box, or of a lane."""
     return LANE / 2 if " " in name else 4.6 * len(name) + 12
 
 
@@ -247,7 +247,7 @@ def _arrow(points: list[tuple[float, float]]) -> str:
 
 
 def main() -> int:
-    """Draws or checks; returns the exit status."""
+    """Draw or check; return the exit status."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument(
         "--check", action="store_true", help="write nothing, tell whether the picture is up to date"

@@ -53,7 +53,7 @@ VARIANTS = {
 def request(
     target: Target, content: Any, number: int, temperature: float, guided: bool, free: bool
 ) -> Request:
-    """A fresh request: a grammar keeps the masks of the text it is asked about."""
+    """Return a new request, because a grammar caches the masks of the text it is used for."""
     options = Options(
         max_new_tokens=160, temperature=temperature, grammar=Grammar.json_schema(SCHEMA)
     )
@@ -64,7 +64,7 @@ def request(
 
 
 def main() -> None:
-    """Measures, prints and saves."""
+    """Measure, print and save."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("suite")
     parser.add_argument("--target", default="demo")

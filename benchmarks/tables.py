@@ -358,7 +358,7 @@ def plain(
 
 
 def lines(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table in Markdown."""
+    """Return a table in Markdown."""
     return "\n".join(
         "| " + " | ".join(line) + " |" for line in (heads, ["---"] * len(heads), *rows)
     )

@@ -338,8 +338,8 @@ def _lock(path: Path) -> Path:
 def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[None]:
     """Lock an output against other processes that write the same.
 
-    The lock ends with its process. Incomplete output of a killed process is removed. No trace of the
-    lock remains. The thread that holds the lock may request it again.
+    The lock ends with its process. Incomplete output of a killed process is removed. No trace of
+    the lock remains. The thread that holds the lock may request it again.
 
     Args:
         out: a file, or a folder.

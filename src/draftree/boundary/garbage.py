@@ -23,7 +23,6 @@ def seldom() -> Iterator[None]:
     if it had survived three collections, so only a full collection looks at it again. (Freezing all
     objects and unfreezing them moves them there. Where other code has frozen objects, this is left
     out, because it would unfreeze them, too.)
-
     """
     with _LOCK:
         _ENTERED.append(_ENTERED[0] if _ENTERED else gc.get_threshold())

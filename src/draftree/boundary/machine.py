@@ -143,7 +143,6 @@ def bound_memory() -> None:
     Call it before a model is loaded. Environment variables that set the same bounds take
     precedence.
 
-
     - oneDNN and its wrapper in torch (ideep) keep about half a megabyte for each shape of each
       linear layer that they have computed, by default 1,024 times. They read their bounds when the
       first of these layers runs.

@@ -11,7 +11,7 @@ from draftree.cli.options import AsJson, LoadingOptions, Seed, TargetName, asks_
 
 @dataclass(frozen=True)
 class AdviseOptions:
-    """The options of `draftree advise`."""
+    """Hold the options of `draftree advise`."""
 
     target: TargetName = "demo"
     data: str = knob("demo", help="Prompts like yours: a file, or a shipped suite.")

@@ -17,7 +17,7 @@ ENDINGS = ("png", "svg")
 
 @dataclass(frozen=True)
 class AnalyseOptions:
-    """The options of `draftree analyse`."""
+    """Hold the options of `draftree analyse`."""
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None

@@ -93,7 +93,7 @@ class CellsOptions:
 
 @dataclass(frozen=True)
 class BenchOptions(CellsOptions):
-    """The options of `draftree bench`."""
+    """Hold the options of `draftree bench`."""
 
     repeats: int = knob(1, min=1, help="How often each text is written; times are averaged.")
     arrivals: float | None = knob(
@@ -181,10 +181,8 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
 def refuse_with_serving(ctx: typer.Context) -> None:
     """Refuse options that cannot be combined with `--arrivals` and `--batch`, or both of these.
 
-    Raises:     UserError: such an option was given, or both were.
-
     Raises:
-        UserError: one of it was asked for, or both.
+        UserError: such an option was given, or both were.
     """
     how = "arrivals" if given(ctx, "arrivals") else "batch"
     with_batch = ("batch",) if how == "arrivals" else ("max_sequences",)

@@ -41,7 +41,7 @@ MORE = "Ctrl-C stops an answer; a line that ends with \\ goes on in the next one
 
 @dataclass(frozen=True)
 class ChatCommand:
-    """The options of `draftree chat`."""
+    """Hold the options of `draftree chat`."""
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None

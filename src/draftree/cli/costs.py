@@ -13,7 +13,7 @@ from draftree.cli.options import AsJson, DrafterSpec, Force, LoadingOptions, Tar
 
 @dataclass(frozen=True)
 class CostsOptions:
-    """The options of `draftree costs`."""
+    """Hold the options of `draftree costs`."""
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None

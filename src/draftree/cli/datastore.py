@@ -16,7 +16,7 @@ from draftree.cli.outputs import check_output, default_name
 
 @dataclass(frozen=True)
 class BuildOptions:
-    """The options of `draftree datastore build`."""
+    """Hold the options of `draftree datastore build`."""
 
     kind: str = knob(metavar="DRAFTER", help="The drafter that will search it: rest or aded.")
     data: list[Path] = knob(

@@ -21,7 +21,7 @@ from draftree.errors import UserError
 
 @dataclass(frozen=True)
 class DoctorOptions:
-    """The options of `draftree doctor`."""
+    """Hold the options of `draftree doctor`."""
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None

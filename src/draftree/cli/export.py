@@ -20,7 +20,7 @@ FORMATS = ("speculators", "eagle", "vllm-eagle", "vllm-medusa")
 
 @dataclass(frozen=True)
 class ExportOptions:
-    """The options of `draftree export`."""
+    """Hold the options of `draftree export`."""
 
     name: Annotated[
         str,

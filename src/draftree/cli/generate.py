@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GenerateOptions:
-    """The options of `draftree generate`."""
+    """Hold the options of `draftree generate`."""
 
     words: Annotated[
         list[str] | None,

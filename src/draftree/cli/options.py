@@ -71,11 +71,12 @@ Seed = Annotated[int, typer.Option(min=0, help="Seed of all random choices.")]
 def asks_for(command: Callable[[typer.Context, T], None]) -> Callable[..., None]:
     """Make a typer command of a function that takes a context and a dataclass `asked`.
 
-    Each field of the dataclass becomes an option. A field is annotated as for typer, or its metadata
-    (see `knob`) hold the option's `help`, `metavar` and `min`, and its `flag`, `kind` and `panel`
-    where they are not `--` with the field's name, the field's type, and the general one. A field
-    annotated with a dataclass stands for all of that dataclass's options, and holds their values by
-    name. A command with a `target` and no argument of its own also takes the model as first argument.
+    Each field of the dataclass becomes an option. A field is annotated as for typer, or its
+    metadata (see `knob`) hold the option's `help`, `metavar` and `min`, and its `flag`, `kind` and
+    `panel` where they are not `--` with the field's name, the field's type, and the general one. A
+    field annotated with a dataclass stands for all of that dataclass's options, and holds their
+    values by name. A command with a `target` and no argument of its own also takes the model as
+    first argument.
     """
     of = get_type_hints(command)["asked"]
 

@@ -15,7 +15,7 @@ from draftree.errors import UserError
 
 @dataclass(frozen=True)
 class RecountOptions:
-    """The options of `draftree recount`."""
+    """Hold the options of `draftree recount`."""
 
     result: Annotated[Path, typer.Argument(help="A result of bench or replay.")]
     costs: list[Path] = knob(

@@ -27,7 +27,7 @@ RULES = ("greedy", "match")
 
 @dataclass(frozen=True)
 class ReplayOptions(CellsOptions):
-    """The options of `draftree replay`."""
+    """Hold the options of `draftree replay`."""
 
     recording: Path = knob(
         Path("recording"),

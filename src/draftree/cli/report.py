@@ -19,7 +19,7 @@ TEMPLATE = Path(__file__).parent / "report.html"
 
 @dataclass(frozen=True)
 class ReportOptions:
-    """The options of `draftree report`."""
+    """Hold the options of `draftree report`."""
 
     result: Annotated[Path, typer.Argument(help="A result of bench, replay or recount.")]
     out: Path = knob(Path("report.html"), written=(".html",), short="-o", help="The page.")

@@ -185,8 +185,8 @@ def _other(ctx: Any, arg: str, after: str | None, typed: set[str]) -> tuple[list
     """Translate an option of another tool.
 
     Returns:
-        The arguments that it stands for, the number of arguments after it that were its value, and a
-        note.
+        The arguments that it stands for, the number of arguments after it that were its value, and
+        a note.
 
     Raises:
         UserError: it has no equivalent.

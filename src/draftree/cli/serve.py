@@ -26,7 +26,7 @@ POLICIES = ("yield", "pct", "eagle2", "opttree", "chain")
 
 @dataclass(frozen=True)
 class ServeCommand:
-    """The options of `draftree serve`."""
+    """Hold the options of `draftree serve`."""
 
     target: TargetName = "demo"
     host: str = knob(

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TablesOptions(ReplayOptions):
-    """The options of `draftree tables`: those of `replay`, but that the recipes say what is run."""
+    """Hold the options of `draftree tables`: those of `replay`, with pairs from the recipes."""
 
     out: Path = knob(
         Path("tables.json"),

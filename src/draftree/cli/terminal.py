@@ -100,7 +100,7 @@ def show_tokens(console: Console, tokens: Iterable[Token]) -> None:
 
 
 def table(title: str, rows: Sequence[Mapping[str, str]]) -> Table:
-    """Rows of text under their keys; figures stand right."""
+    """Return a table of rows of text with their keys as headings; figures are right-aligned."""
     made = Table(title=escape(title), title_justify="left", header_style="bold")
     for i, name in enumerate(rows[0]):
         figures = i > 0 and all(FIGURE.fullmatch(r[name]) for r in rows)
@@ -128,7 +128,7 @@ def narrowed(
 
 
 def heading(name: str) -> str:
-    """Return a column's head broken into short lines: a rate's unit stands on a line of its own."""
+    """Return a column's heading broken into short lines, with a rate's unit on its own line."""
     return name.replace("/", "\n/").replace(" [", "\n[").replace(" output", "\noutput")
 
 
@@ -138,10 +138,10 @@ terminal."""
 
 
 class Clock:
-    """The time, and calls at intervals; tests have their own."""
+    """Return the time, and make calls at intervals; tests use their own clock."""
 
     def now(self) -> float:
-        """Seconds."""
+        """Return the time in seconds."""
         return time.monotonic()
 
     @contextmanager
@@ -401,7 +401,7 @@ def _curves(title: str, entries: Sequence[Costs]) -> Table:
 
 
 def knobs_text(knobs: Mapping[str, Any]) -> str:
-    """Knobs and their defaults as a spec writes them."""
+    """Return options and their defaults as they are written in a spec."""
     return ",".join(f"{k}={v if v != '' else chr(39) * 2}" for k, v in knobs.items())
 
 

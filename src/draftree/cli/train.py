@@ -38,7 +38,7 @@ DATA, STEPS, SAVING = (
 
 @dataclass(frozen=True)
 class TrainOptions:
-    """The options of `draftree train`."""
+    """Hold the options of `draftree train`."""
 
     name: Annotated[
         str,

@@ -16,7 +16,7 @@ from draftree.errors import UserError
 
 @dataclass(frozen=True)
 class TuneOptions:
-    """The options of `draftree tune`."""
+    """Hold the options of `draftree tune`."""
 
     policy: str = knob("pct", help="The policy; options given in it (name:key=value) stay fixed.")
     drafter: str | None = knob(None, help="The drafter; by default the one of generate.")

@@ -263,7 +263,6 @@ def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[
     """Yield changes of the rotary frequencies, for all modules together and for each.
 
     Tried are the target's frequencies, and those of the usual base of configs that name none.
-
     """
     theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
     own = rotaries(drafter.model, drafter)

@@ -447,7 +447,6 @@ def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
     """Return whether a drafter with weights hardly ever agrees with the target.
 
     A drafter that looks up text is left out, because it may find nothing.
-
     """
     weights = isinstance(drafter, Trainable) or drafter.language_model is not None
     return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED
@@ -461,7 +460,6 @@ def _attention(
     A dead layer hardly attends to anything. Keys and values are those of a layer, a hidden state is
     the output of one. The last hidden state, which the target's own head reads, is not counted,
     because it is more than the work of its layer.
-
     """
     try:
         layers = attending(target.decoder, [t.tokens for t in texts])

@@ -33,8 +33,8 @@ def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, pha
     """Return draft log-probabilities [B, T', V] along texts [B, T].
 
     Each block's first token is a root, the others are drafted. T' counts from the first root on.
-    Every draft is accepted, so each block is one step. The first block that is decoded needs a prompt
-    before it, so it is the first one that does not start at the beginning of the text.
+    Every draft is accepted, so each block is one step. The first block that is decoded needs a
+    prompt before it, so it is the first one that does not start at the beginning of the text.
     """
     first = int(min(s for s in block_starts(tokens.shape[1], block, phase) if s > 0))
     texts = [

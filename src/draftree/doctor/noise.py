@@ -205,7 +205,6 @@ def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
 
     Where the rope changes with the length of the text, a pass over all of it differs from plain
     decoding by design. Then only the part before the change is compared.
-
     """
     count, boundary = len(base.tokens), target.decoder.rope_boundary
     if boundary is not None and (boundary[0] == "dynamic" or len(prompt) <= boundary[1]):

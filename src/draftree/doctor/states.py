@@ -14,7 +14,6 @@ def state_findings(target: Target) -> Iterator[Finding]:
     """Yield the bytes of a sequence's recurrent states, of a node's stash, and of a pass over one.
 
     Nothing is yielded where the target has no such states.
-
     """
     cache = target.new_cache(1, 8)
     if cache.states is None:

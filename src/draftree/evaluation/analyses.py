@@ -79,7 +79,6 @@ class Looked:
 
         Bins are intervals of the confidence. Only positions count that a chain of likeliest
         candidates reaches, up to its first rejection (EDD, section 3.2 and Figure 3b).
-
         """
         bins = np.minimum((self.confidence * BINS).astype(np.int64), BINS - 1)
         found = []

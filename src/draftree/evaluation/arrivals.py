@@ -133,8 +133,8 @@ def measured_in_batches(
     """Return the figures of each engine when requests are submitted in batches of `size`.
 
     Each batch runs to its end. Engines take turns after every batch, so other work on the machine
-    affects all of them alike. Requests that do not fill a batch are left out. Each engine first runs
-    a warm-up batch that is not timed.
+    affects all of them alike. Requests that do not fill a batch are left out. Each engine first
+    runs a warm-up batch that is not timed.
 
     Args:
         engines: the engines that are compared.

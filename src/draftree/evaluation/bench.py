@@ -149,7 +149,6 @@ class Bench:
         The overlap is measured along texts sampled at temperature 1. It is the α of Leviathan et
         al., the share that rejection sampling accepts at temperature 1. The reach is measured along
         the plain texts of the first temperature.
-
         """
         engine = next(e for (d, _), e in self.engines.items() if d == drafter)
         reach: list[Ints] = [np.zeros(0, np.int64)] * len(done)
@@ -261,7 +260,6 @@ def priced(
 
     Learnt costs are read after all drafters have been measured, so that one cost curve of the
     target holds for all of them.
-
     """
     known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
     learnt = {d: e for (d, _), e in engines.items() if e.costs is None}

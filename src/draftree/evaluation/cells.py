@@ -26,7 +26,7 @@ from draftree.tree import Ints
 
 @dataclass(frozen=True)
 class Cell:
-    """One combination to measure.
+    """Describe one combination to measure.
 
     Plain decoding has neither drafter nor policy. Without an acceptor the default one is used.
     """

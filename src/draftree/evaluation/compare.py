@@ -38,7 +38,6 @@ class Difference:
     The margin is the difference of plain decoding's two best logits at that token. In half
     precision a pass over many tokens rounds differently from a pass over one. A margin above that
     noise is a bug.
-
     """
 
     token: int
@@ -95,7 +94,6 @@ def warm(engine: Engine, request: Request, baseline: bool) -> None:
 
     What drafter, policy and caches keep of the warm-up is dropped, so that the timed run does not
     find its own text.
-
     """
     if engine.policy.reads_costs:  # under cheap drafts whatever may be asked for runs once
         replace(engine, costs=CHEAP, learned={}).write([short(request)], reuse=False)
@@ -109,7 +107,6 @@ def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
 
     After it run plain decoding twice and the engine once more; seconds are means of the two runs.
     With this order, a machine that slowly becomes faster or slower favours neither.
-
     """
     plain = [engine.plain([request]) for _ in range(2)]
     again = replace(

@@ -148,7 +148,8 @@ def replay(
 ) -> Iterator[Block]:
     """Decode along given texts as if they were accepted, and yield each block.
 
-    The steps are those of decoding: prefill and start, then expand, verify and commit for each block.
+    The steps are those of decoding: prefill and start, then expand, verify and commit for each
+    block.
 
     Args:
         target: verifies every block, as in decoding.

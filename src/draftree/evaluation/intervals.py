@@ -220,7 +220,6 @@ def beside_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list
 
     Rows without the figure `by` are left out. By counted seconds, the baseline is what plain
     decoding costs on the cost curve of the row's drafter.
-
     """
     pairs = []
     for row in (r for r in result["rows"] if r["policy"] is not None):

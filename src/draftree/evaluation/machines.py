@@ -309,7 +309,6 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _R
 
     The draft step is the one after the root's children. It is that of the root for a drafter that
     proposes several depths in one step.
-
     """
     widest = max(max(p.shape) for p in target.decoder.layers[0].parameters())
     first, step, commit, later = (_Reading(widest) for _ in range(4))

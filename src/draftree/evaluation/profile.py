@@ -59,7 +59,6 @@ class Ceilings:
         It is the time to read all data once, or to do all operations, whichever is longer. Weights
         are read once per pass; of the embedding only the tokens' rows are read. Keys and values of
         the context are read once, too.
-
         """
         model: Any = decoder.model
         own = {id(p): p for p in model.parameters()}
@@ -133,7 +132,6 @@ def profiled(target: Target, stats: Stats) -> list[Part]:
     """Return the parts of a step with a lower bound for the target's pass.
 
     The bound follows from the limits of this machine, which are measured here.
-
     """
     work = stats.work
     tokens, context = (

@@ -30,13 +30,14 @@ class Text:
 class Recording:
     """Replay a target's recorded hidden states, keys and values along texts.
 
-    It verifies nothing. It returns what a pass over the texts has computed. Drafters that use probes
-    need the target itself.
+    It verifies nothing. It returns what a pass over the texts has computed. Drafters that use
+    probes need the target itself.
 
     Attributes:
         target: the target that was recorded.
         texts: [R] the recorded texts.
-        hidden: for each recorded entry 0 … L of `hidden_states`, [T, D] of all tokens, text by text.
+        hidden: for each recorded entry 0 … L of `hidden_states`, [T, D] of all tokens, text by
+            text.
         cache: the texts' keys and values; all replays share it.
         given: {entry: entry that is returned in its place}.
         later: offset in tokens of the state that is returned for a token, never beyond those that

@@ -49,7 +49,8 @@ class Replayed(Target):
         Args:
             target: the target that generated it.
             text: prompt and answer.
-            layers: entries of `hidden_states` that drafters will read; negative ones count from the end.
+            layers: entries of `hidden_states` that drafters will read; negative ones count from the
+                end.
         """
         return cls(Recording.of(target, [text], layers))
 

@@ -33,7 +33,6 @@ class Totals:
     """Store sums for each prompt [P]: accepted and drafted nodes, steps, new tokens, and seconds.
 
     Counted seconds are those of the cost model, 0 where none is known.
-
     """
 
     accepted: Ints
@@ -96,7 +95,6 @@ def rows(
     """Return a row for each cell, in the given order.
 
     It has a drafter's own figures and counted work where they are known.
-
     """
     by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
     plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
@@ -116,10 +114,10 @@ def rows(
 def expected_speedup(r: ResultRow) -> float | None:
     """Return E(Spd.) of GLIDE, (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)), for chains; None for trees.
 
-    The source is section 5.1 of GLIDE, after Leviathan et al. a is the overlap, so the figure is what
-    speculative sampling at temperature 1 would gain. c is sₐ/sₜ for one token each. γ is the mean
-    length of the chain over all steps. A policy that ends a chain where the drafter is unsure drafts
-    tokens that are accepted more often than a predicts, and gains more.
+    The source is section 5.1 of GLIDE, after Leviathan et al. a is the overlap, so the figure is
+    what speculative sampling at temperature 1 would gain. c is sₐ/sₜ for one token each. γ is the
+    mean length of the chain over all steps. A policy that ends a chain where the drafter is unsure
+    drafts tokens that are accepted more often than a predicts, and gains more.
     """
     a, c, chain = r.get("overlap"), r.get("cost_ratio"), r["nodes_per_step"]
     if a is None or c is None or not chain or chain != r["depth_per_step"]:
@@ -141,7 +139,6 @@ def row(
     tokens per second over all prompts. The counted speed-up is the ratio of tokens per second by
     the cost model, which neither fluctuations of the machine nor Python influence. The draft share
     is the drafter's part of the counted seconds.
-
     """
     stats, base = total([w.stats for w in written]), total([w.stats for w in plain])
     different = sum(a.tokens != b.tokens for a, b in zip(written, plain, strict=True))

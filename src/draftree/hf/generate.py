@@ -146,8 +146,9 @@ class Hook:
         """Generate what transformers' own loop would generate, in fewer passes.
 
         transformers passes user arguments that are parameters here but not of its own loop. So
-        `stop_strings` and `token_healing` come here instead of into the generation config, where they
-        would need a tokenizer that transformers drops. `seed` becomes another argument of `generate`.
+        `stop_strings` and `token_healing` come here instead of into the generation config, where
+        they would need a tokenizer that transformers drops. `seed` becomes another argument of
+        `generate`.
         """
         refuse_options({"token_healing": token_healing})
         refuse(model, generation_config, logits_processor, model_kwargs)

@@ -22,7 +22,7 @@ class Body(BaseModel):
 
 
 class StreamOptions(Body):
-    """Define the options of a streamed answer.
+    """Options of a streamed answer.
 
     Attributes:
         include_usage: whether the last piece has the numbers of tokens.
@@ -36,7 +36,7 @@ class StreamOptions(Body):
 
 
 class Speculation(Body):
-    """Define how one request is drafted, within what the operator of the server allows.
+    """Drafting options of one request, within what the operator of the server allows.
 
     Attributes:
         drafter: a spec; the server's own by default.

@@ -122,7 +122,6 @@ class Metrics:
         """Count new tokens of a text.
 
         Observe the seconds since its request, or since its previous tokens.
-
         """
         self.new_tokens.inc(tokens)
         if first:

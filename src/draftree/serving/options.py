@@ -19,7 +19,7 @@ SHORTEST_KEY = 8
 
 @dataclass(frozen=True)
 class Limits(Knobs):
-    """What one request may ask for; larger ones are refused with a clear message.
+    """Limit what one request may ask for; larger values are refused with a clear message.
 
     Attributes:
         body_bytes: the size of a request's body.
@@ -50,7 +50,7 @@ class Limits(Knobs):
 
 @dataclass(frozen=True)
 class ServeOptions(Knobs):
-    """The options of a server.
+    """Hold the options of a server.
 
     Attributes:
         host: the address that it listens at.
@@ -96,7 +96,7 @@ class ServeOptions(Knobs):
 
     @property
     def is_local(self) -> bool:
-        """True where only this machine can reach the server."""
+        """Return whether only this machine can reach the server."""
         if self.host in LOCAL_NAMES:
             return True
         try:

@@ -108,8 +108,8 @@ def of_this_model(engine: Any, options: dict[str, Any]) -> dict[str, Any]:
 def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> tuple[Any]:
     """Return the prompt of a call, and remove it from the options if it is there.
 
-    An object of options after the prompt, as in vLLM's calls, becomes options by name. Options given
-    by name take precedence.
+    An object of options after the prompt, as in vLLM's calls, becomes options by name. Options
+    given by name take precedence.
 
     Args:
         method: name of the called method, for messages.

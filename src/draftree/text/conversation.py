@@ -20,8 +20,8 @@ from draftree.text.options import Options
 class Conversation(Hinting):
     """Hold a conversation with the target.
 
-    The chat template renders the whole conversation anew for every turn. The part that is already in
-    the caches is not computed again.
+    The chat template renders the whole conversation anew for every turn. The part that is already
+    in the caches is not computed again.
 
     Attributes:
         engine: generates the answers.

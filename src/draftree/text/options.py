@@ -154,7 +154,8 @@ class Options(Parameters):
             number: determines the noise, together with the seed.
 
         Raises:
-            UserError: a token does not exist, or the target has no tokenizer where a text must be read.
+            UserError: a token does not exist, or the target has no tokenizer where a text must be
+                read.
         """
         steps = tuple(self._processors(target, len(prompt)))
         rules: list[Forced] = [

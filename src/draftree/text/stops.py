@@ -19,7 +19,8 @@ class Decoded:
     """Decode tokens one by one to the same text as all of them decoded together.
 
     What a token adds to a text depends on those before it (a word's space, a character's first
-    bytes), so the last few are decoded again with it. text-generation-inference and vLLM do the same.
+    bytes), so the last few are decoded again with it. text-generation-inference and vLLM do the
+    same.
 
     Args:
         tokenizer: the target's.
@@ -134,7 +135,6 @@ class Pieces:
         """Return the text that becomes final with another token.
 
         It is empty if the token is part of a character, or may begin a stop text.
-
         """
         self._decoded.add(token)
         sure = self._decoded.text[: self._decoded.sure]
@@ -160,8 +160,8 @@ class Pieces:
 class StopTexts:
     """Stop once a stop text is in the response, without counting the end of the prompt.
 
-    transformers' `StopStringCriteria` also counts a stop text that began in the prompt, and prepares
-    a table over the whole vocabulary for every new set of texts. Otherwise the two agree.
+    transformers' `StopStringCriteria` also counts a stop text that began in the prompt, and
+    prepares a table over the whole vocabulary for every new set of texts. Otherwise the two agree.
 
     Args:
         tokenizer: the target's.

@@ -28,8 +28,8 @@ class Node:
         depth: distance from the root.
         q: the drafter's probability of it after its path, 1 for the root.
         value: the policy's rank value as a probability; for most, the product of q along the path.
-        entropy: entropy in nats of the distribution it was drawn from; None where the policy did not
-            request it.
+        entropy: entropy in nats of the distribution it was drawn from; None where the policy did
+            not request it.
         rank: place among its siblings in draw order, from 1; 0 for the root and the bonus token,
             which were not drafted.
         accepted: whether the target accepted it; the root was generated before.
