@@ -78,7 +78,7 @@ def target_size(decoder: Decoder) -> Size:
 
 
 def _operations(decoder: Decoder) -> int:
-    """Return the small operations of a layer of a decoder."""
+    """Return the number of small operations of a decoder's layer."""
     if decoder.native_kinds:
         return FUSED_OPERATIONS
     return RECORDED_OPERATIONS if decoder.capture.ladder.few else OPERATIONS
@@ -159,7 +159,7 @@ def _network_size(
 
 
 def _multiplied(network: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters of a network, each once, but for those that are only looked up."""
+    """Yield the parameters of a network once each, without those that are only looked up."""
     seen = set[int]()
     for module in network.modules():
         if not isinstance(module, nn.Embedding):

@@ -31,7 +31,7 @@ def cut(text: str, most: int = LONGEST) -> str:
 
 
 def shown(value: Any, most: int = SHOWN) -> str:
-    """Return a faulty value as a message repeats it."""
+    """Return a faulty value in the form that messages show."""
     try:
         text = repr(value)
     except (

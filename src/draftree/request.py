@@ -98,7 +98,7 @@ class Request(Knobs):
 
 
 def all_greedy(requests: Sequence[Request]) -> bool:
-    """Return True where none of the requests draws its tokens."""
+    """Return whether none of the requests draws its tokens."""
     return all(request.sampling.greedy for request in requests)
 
 

@@ -157,9 +157,9 @@ class Learner:
             self._stamp = self.path.stat().st_mtime_ns
 
     def _read(self) -> tuple[int, tuple[Speed, dict[str, Correction]] | None]:
-        """Return when the file was written, and its speed and corrections.
+        """Return when the file was written, its speed and its corrections.
 
-        Return none where it cannot be read.
+        They are None where it cannot be read.
         """
         if self.path is None or not self.path.is_file():
             return 0, None
@@ -300,7 +300,7 @@ class OnlineCosts:
         self._allowed = min(self._allowed + (SHARE * step.seconds - lost) / self._token, MOST)
 
     def _uncertain(self, context: int, rows: int) -> bool:
-        """Whether passes over up to 32 tokens of each sequence are uncertain."""
+        """Return whether passes over up to 32 tokens of each sequence are uncertain."""
         at = tuple(Place(n * rows, context, rows) for n in (2, 4, 8, 16, 32))
         return bool(self.target.models["target"].correction.deviation(at).max() > UNCERTAIN)
 

@@ -53,7 +53,7 @@ other work.
 
 
 def works(device: torch.device) -> Works:
-    """Return the works by which a device is timed."""
+    """Return the operations by which a device is timed."""
     return HOST if device.type == "cpu" else ACCELERATOR
 
 

@@ -24,9 +24,8 @@ def kept(
 ) -> tuple[Array, Array, bool]:
     """Return the columns of the nodes to keep, and whether none of them lost its parent.
 
-    The columns are whole numbers [7, M] and others [3, M].
-
-    They stand in the order of `growing.appended`. Roots have to be kept.
+    The columns are integers [7, M] and others [3, M], in the order of `growing.appended`. Roots
+    have to be kept.
 
     Args:
         tokens: [N] ids.

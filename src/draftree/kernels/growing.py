@@ -58,8 +58,8 @@ def values(
 ) -> tuple[Array, Array]:
     """Return the log value [F, K] of candidates, and the entropy [F] of the q that they come from.
 
-    A node's conditional acceptance is σ(w · x), x being 1, log q, −log(1 − q), entropy and depth;
-    those of siblings add up to 1 at most, as at most one of them is accepted.
+    A node's conditional acceptance is σ(w · x). The features x are 1, log q, −log(1 − q), entropy
+    and depth. The values of siblings add up to 1 at most, as at most one of them is accepted.
 
     Args:
         log_q: [F, K] −∞ where there is no candidate.
@@ -330,10 +330,9 @@ def lessons(
 ) -> tuple[Array, Array, Array]:
     """Return what an accept result shows about drafts after accepted nodes.
 
-    That is which nodes they are [M], their features [M, 5], and whether they were right [M].
-
-    Of an accepted node the children that were verified are learnt from; where none was, all that
-    were drafted are. Features are 1, log q, −log(1 − q), entropy and depth.
+    The results are nodes [M], their features [M, 5], and whether they were right [M]. The children
+    of an accepted node that were verified are examples; if none was verified, all that were drafted
+    are. Features are 1, log q, −log(1 − q), entropy and depth.
 
     Args:
         parents: [N] of the verified tree, −1 for its roots, which are its first nodes.

@@ -15,12 +15,12 @@ from draftree.native import Array, native
 def unfed(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
     """Return the nodes of a frontier's paths that were not fed [M], ascending.
 
-    The second result says of each of the tree's nodes when it was fed, or −1 [N].
+    The second result [N] is each node's place in the order of feeding, or −1.
 
     Args:
         parents: [N] −1 for roots.
         frontier: [F].
-        fed: [B] in the order in which they were.
+        fed: [B] nodes in the order in which they were fed.
     """
     places, wanted, count = np.full(len(parents), -1), np.zeros(len(parents), np.bool_), 0
     for i, node in enumerate(fed):

@@ -19,16 +19,16 @@ def newton(
     forgetting: float,
     least: float,
 ) -> tuple[Array, Array]:
-    """Return the weights [X] and what is known of them [X, X] after a Newton step on examples.
+    """Return the weights [X] and the information matrix [X, X] after a Newton step on examples.
 
     Args:
         weights: [X] before.
         information: [X, X] before, the curvature of all that was learnt.
-        prior: what it falls back to, on the diagonal.
+        prior: the diagonal entry that the information decays to.
         x: [M, X] the examples.
-        true: [M] whether each was.
-        forgetting: the share of what is known that is forgotten.
-        least: what an example weighs at least.
+        true: [M] whether each example is true.
+        forgetting: the share of the information that is forgotten.
+        least: the least weight of an example.
     """
     width = len(weights)
     known, step = (1 - forgetting) * information, np.zeros(width)

@@ -45,7 +45,7 @@ models with recurrent states alone.
 
 
 def cache_argument(takes: Container[str]) -> str | None:
-    """Return the one of a forward's arguments that is its cache; None where it takes none."""
+    """Return the name of a forward's cache argument, or None if it takes no cache."""
     return next((name for name in CACHES if name in takes), None)
 
 
@@ -134,7 +134,7 @@ def _has(kind: type[PreTrainedConfig], name: str) -> bool:
 def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
     """Return whether a model of such a config has layers with a recurrent state.
 
-    Config and class are all that is looked at.
+    Only the config and the class are inspected.
     """
     types = getattr(config, "layer_types", None)
     return (

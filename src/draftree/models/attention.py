@@ -149,7 +149,7 @@ class _Watch:
 
 
 def _precise(values: Tensor) -> Tensor:
-    """Return the same numbers in float64, or in float32 where the device has no more."""
+    """Return the same numbers in float64, or in float32 on devices without float64."""
     return values.double() if has_float64(values.device) else values.float()
 
 

@@ -474,9 +474,9 @@ class Writer(Cache):
         return self._start
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None: the model then calls `update_conv_state` and never writes to a state itself.
+        """Return None, so that the model calls `update_conv_state` for a single token too.
 
-        Otherwise it would do so for a single token.
+        Otherwise it would write to a state itself.
         """
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
@@ -500,7 +500,7 @@ class Writer(Cache):
     def update_recurrent_state(
         self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> Any:
-        """Store the update of a layer's state that one of our dispatched functions returned."""
+        """Store the update of a layer's state that one of draftree's functions returned."""
         assert self._pass is not None
         assert isinstance(recurrent_states, Stash | Final)
         self._pass.leave((layer_idx, state_idx), recurrent_states)

@@ -176,10 +176,10 @@ class Graphs(Capture):
 
 
 def unrecorded(given: Given, body: Pass) -> Made:
-    """Run a pass whose sizes may never come again.
+    """Run a pass whose size may not occur again.
 
-    On a GPU, attention leaves cuDNN out: it plans each new size for some 50 ms (an H100, torch
-    2.11), which is several passes.
+    On a GPU, attention does not use cuDNN then: cuDNN plans each new size for some 50 ms (an H100,
+    torch 2.11), which is several passes.
     """
     if all(t.device.type != "cuda" for t in given.values()):
         return body(given)

@@ -166,6 +166,6 @@ def _in_float64(
 
 
 def register() -> None:
-    """Make this attention known to transformers, so that any model takes it by its name."""
+    """Register this attention in transformers, so that any model takes it by its name."""
     AttentionInterface.register(EXACT, exact_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(EXACT, eager_mask)

@@ -45,7 +45,7 @@ Word = Literal["bits", "ties"] | None
 def bfloat16_is_fast() -> bool:
     """Return whether the processor has instructions that multiply bfloat16.
 
-    With them a pass over a few tokens costs little more than one over one.
+    With them, a pass over a few tokens costs little more than a pass over one.
     """
     able = torch.cpu.get_capabilities()
     return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
@@ -85,7 +85,7 @@ class Findings:
 
 
 def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Findings]:
-    """Find out about a model, or read what was found before on this machine.
+    """Measure a model's bits, or read what was found earlier on this machine.
 
     Args:
         decoder: the model.

@@ -17,12 +17,12 @@ from draftree.models.widths import Rows, numbers
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Return True of experts as transformers keeps them: all weights of a kind in one tensor."""
+    """Return whether a module holds experts as transformers does: one tensor per kind of weight."""
     return "is_transposed" in vars(module)  # its decorator of such classes sets it
 
 
 def expert(module: Any, number: int) -> Rows:
-    """Return what one of the experts makes of rows [n, D]."""
+    """Return the output of one expert for rows [n, D]."""
 
     def weighed(rows: Tensor, name: str) -> Tensor:
         weight = getattr(module, name)[number]

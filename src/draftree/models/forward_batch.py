@@ -105,7 +105,10 @@ class ForwardBatch:
 
     @classmethod
     def chains(cls, ids: Sequence[Ints], starts: Ints, device: torch.device) -> Self:
-        """Return the batch of plain text after committed tokens; all of it is committed, or none."""
+        """Return the batch of plain text after committed tokens.
+
+        Either all of its tokens are committed later, or none.
+        """
         positions = [s + np.arange(len(t)) for s, t in zip(starts.tolist(), ids, strict=True)]
         visible = [np.tri(len(t), dtype=np.bool_) for t in ids]
         batch = cls.packed(ids, positions, starts, visible, positions, device)
@@ -302,7 +305,7 @@ def _bits(dtype: torch.dtype) -> tuple[torch.dtype, int]:
 
 
 def hide_far(masks: Sequence[Tensor], batch: ForwardBatch, committed: Ints, window: int) -> None:
-    """Hide in written masks [n, S] of sequences what is `window` or more positions back."""
+    """Hide positions that are `window` or more back in written masks [n, S] of sequences."""
     for r, (mask, scratch) in enumerate(zip(masks, batch.scratch_positions, strict=True)):
         length, positions = int(committed[r]), batch.positions[batch.of(r)]
         if not len(positions):

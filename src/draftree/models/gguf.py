@@ -51,7 +51,7 @@ SPARE = 1 << 12
 
 
 def dequantised(path: Path) -> Path:
-    """Return the folder of a GGUF file's weights, dequantised, with its tokenizer and chat template.
+    """Return the folder of a GGUF file's dequantised weights, tokenizer and chat template.
 
     It is made once, in `targets` of the cache folder, and named by a hash of the file's content. A
     second process that wants the same one waits for the first.
@@ -216,7 +216,7 @@ def _number(header: Header, name: str) -> int | None:
 def _check_header(
     path: Path, header: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
 ) -> None:
-    """Refuse a header whose numbers are not those of the tensors, before anything is built by it.
+    """Refuse a header whose numbers differ from those of the tensors, before a model is built.
 
     Raises:
         UserError: it names the entry.

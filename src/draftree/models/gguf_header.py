@@ -52,7 +52,7 @@ class Reader:
         self._data, self._at = data, 4
 
     def skip(self, count: int) -> int:
-        """Return the place of the next bytes, and go on after them.
+        """Return the offset of the next bytes, and move past them.
 
         Raises:
             ValueError: the file ends before.

@@ -41,7 +41,7 @@ class GraphRunner(ModelRunner):
 
 @torch.inference_mode()
 def records_rightly(runner: HFRunner, capture: Capture, cache: SlotCache) -> bool:
-    """Return whether recorded passes give what the same passes give as they are.
+    """Return whether recorded passes have the same results as the same passes run eagerly.
 
     A pass is recorded, and repeated with other tokens.
 

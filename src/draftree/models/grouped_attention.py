@@ -90,6 +90,6 @@ def use_grouped_attention(model: PreTrainedModel) -> None:
 
 
 def register_grouped() -> None:
-    """Make this attention known to transformers, so that any model takes it by its name."""
+    """Register this attention in transformers, so that any model takes it by its name."""
     AttentionInterface.register(GROUPED, grouped_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(GROUPED, sdpa_mask)

@@ -107,9 +107,9 @@ class HFRunner(ModelRunner):
         return Weights(self.model)
 
     def few_operations(self) -> LlamaLayers | None:
-        """Return the pass in few operations, or None if there is none.
+        """Return a pass in few operations, or None if there is none.
 
-        It is looked for again after a module was replaced.
+        It is built again after a module was replaced.
         """
         wanted = self.device.type == "cuda" if self._wanted is None else self._wanted
         if not wanted or torch.is_grad_enabled():
@@ -155,7 +155,7 @@ class HFRunner(ModelRunner):
         return {str(cache_argument(self._takes)): cache, "use_cache": True}
 
     def by_type(self, full: Tensor, sliding: Tensor | None = None) -> Tensor | Mapping[str, Tensor]:
-        """Return the mask as the model takes it: one, or one for each type of layer it mixes."""
+        """Return the mask in the form that the model takes: one, or one for each type of layer."""
         windowed = full if sliding is None else sliding
         if len(set(self.layer_types)) > 1 or set(self.layer_types) - {FULL, SLIDING}:
             return _Masks({FULL: full, "attention": full, SLIDING: windowed})
@@ -210,7 +210,7 @@ class HFRunner(ModelRunner):
         then: Then = Then(),
         capture: Capture = Eager(),
     ) -> Made:
-        """Return logits and hidden states of a padded pass, or what is made of them.
+        """Return logits and hidden states of a padded pass, or the outputs of `then`.
 
         Args:
             cache: of this model.

@@ -152,7 +152,7 @@ def let_go(weight: Tensor) -> None:
 
 
 def packable(weight: Tensor, bias: Tensor | None) -> bool:
-    """Return True for weights that oneDNN multiplies on this machine."""
+    """Return whether oneDNN can multiply by a weight on this machine."""
     given = (weight,) if bias is None else (weight, bias)
     if not all(
         t.device.type == "cpu" and type(t.data) is Tensor and not t.is_inference() for t in given
@@ -179,7 +179,7 @@ def packed_shapes(model: nn.Module) -> list[str]:
 
 
 def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return what multiplies by some rows of a linear layer, by the layer's own kernel."""
+    """Return a function that multiplies by some rows of a linear layer, with its own kernel."""
     if not isinstance(head, KernelLinear):
         return lambda states: linear(states, weight, bias)
     by = type(head.kernel)(weight, bias)

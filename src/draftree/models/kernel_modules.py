@@ -119,7 +119,7 @@ class KernelLayer(_Replacement):
 
 
 def usable(native: NativeLayer, mask: Tensor | None, *given: Tensor) -> bool:
-    """Return whether a pass is one of those that the kernels run."""
+    """Return whether the kernels can run a pass."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         return False
     if mask is not None and mask.shape[1] != 1:
@@ -176,7 +176,7 @@ def _plain(*tensors: Tensor) -> bool:
 
 
 def _kernel_for(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
-    """Return what makes the replacement of a module that looks like one of those known here."""
+    """Return the constructor of a replacement for a module that looks like a supported one."""
     found = vars(module).get("variance_epsilon", vars(module).get("eps"))
     weights = {name for name, _ in module.named_parameters()}
     normed = type(module).__name__.endswith("RMSNorm") and weights == {"weight"}
@@ -200,7 +200,7 @@ def _agrees(module: Any, ours: nn.Module, dtype: torch.dtype) -> bool:
 def replace_modules(
     model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()
 ) -> None:
-    """Replace norms and gated layers of a model on a CPU by kernels that give what they give.
+    """Replace norms and gated layers of a model on a CPU by equivalent kernels.
 
     Args:
         model: that draftree loaded, in a dtype of the kernels; others are left as they are.
@@ -227,7 +227,7 @@ def replace_modules(
 def _children(
     model: nn.Module, but: Container[nn.Module] = ()
 ) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yield the parts of a model with those they are parts of, but for the parts of some."""
+    """Yield the submodules of a model with their parents, except below some modules."""
     for parent in list(model.modules()):
         if parent not in but:
             for name, child in list(parent.named_children()):
@@ -249,7 +249,7 @@ def layer_kinds(network: nn.Module) -> list[str]:
 
 
 def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> None:
-    """Let a drafter's network be computed by kernels, as its target is.
+    """Replace the layers of a drafter's network by kernels, as its target's are.
 
     Args:
         network: of a drafter that was loaded; its weights are not expected to change.

@@ -120,7 +120,7 @@ class LlamaLayers:
         return logits, {entry: caught[entry] for entry in wanted}
 
     def _agrees(self) -> bool:
-        """Return whether each kind of layer, and a whole pass, give what the model's own give."""
+        """Return whether each kind of layer, and a whole pass, agree with the model's own."""
         kinds = {repr(layer.module): layer for layer in self._layers}
         device = self._stack.norm.weight.device
         if not all(layer.agrees(self._stack.rotary_emb, device) for layer in kinds.values()):
@@ -168,7 +168,7 @@ class _Layer:
         self.each = self._heads // self._groups
 
     def add_to(self, x: Tensor, turned: tuple[Tensor, Tensor], seen: "_Seen", cache: Cache) -> None:
-        """Add to hidden states [R, n, D] what the layer gives for them.
+        """Add the layer's output for hidden states [R, n, D] to them.
 
         Args:
             x: is written to.
@@ -213,7 +213,7 @@ class _Layer:
         return others.reshape(rows, n, -1)
 
     def agrees(self, rotary: Any, device: torch.device) -> bool:
-        """Return whether this gives what the module gives, but for rounding, for random states."""
+        """Return whether the output for random states equals the module's up to rounding."""
         weight, draw = self.module.post_attention_layernorm.weight, torch.Generator().manual_seed(0)
         dtype = weight.dtype
         x = torch.empty(2, TRIED, len(weight)).normal_(generator=draw).to(device, dtype)
@@ -331,5 +331,5 @@ def _rotates(attention: Any) -> bool:
 
 
 def _is_hooked(modules: Iterable[nn.Module]) -> bool:
-    """Return whether a module's calls are changed from outside, as accelerate and users do."""
+    """Return whether a module's forward was changed from outside, as accelerate and users do."""
     return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)

@@ -17,7 +17,7 @@ STACK = {"embed_tokens", "layers", "norm", "rotary_emb"}
 
 
 def child_names(module: nn.Module) -> set[str]:
-    """Return the names of a module's parts but for dropout, which does nothing in decoding."""
+    """Return the names of a module's parts without dropout, which does nothing in decoding."""
     return {name for name, part in module.named_children() if not isinstance(part, nn.Dropout)}
 
 
@@ -44,5 +44,5 @@ def linears(layer: Any) -> list[Any] | None:
 
 
 def epsilon(norm: Any) -> float:
-    """Return what a norm adds to a mean square."""
+    """Return the ε that a norm adds to a mean square."""
     return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))

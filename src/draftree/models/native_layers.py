@@ -82,7 +82,7 @@ class Sizes:
 
     @property
     def shape(self) -> Any:
-        """The same as the kernels read it."""
+        """Return the sizes in the form that the kernels read."""
         code = dense.code_of(self.dtype)
         return dense.core.Shape(
             self.deep, self.inner, self.groups, self.heads, self.width, code, self.scale
@@ -99,7 +99,7 @@ class Angles:
 
     @classmethod
     def in_order(cls, turned: tuple[Tensor, Tensor], rows: int, n: int) -> "Angles":
-        """Return those that are given for each token, [R or 1, n, D]."""
+        """Return the angles that are given for each token, [R or 1, n, D]."""
         positions = np.arange(len(turned[0]) * n, dtype=np.int64)
         cosines, sines = (t.contiguous() for t in turned)
         if len(cosines) != rows:
@@ -172,7 +172,7 @@ class NativeLayer:
         return sum(t.nbytes for t in self._held[1:] if t is not None)
 
     def release(self) -> None:
-        """Give back the memory of the weights that were packed, if they are in a file."""
+        """Release the memory of the weights that were packed, if they are mapped from a file."""
         for part in self._held[0].modules():
             if isinstance(part, FourBits):
                 part.release()
@@ -269,7 +269,7 @@ def run_layers(
 
 
 def norm_record(norm: Any) -> Any:
-    """Return a norm as the kernels read it; None stands for none."""
+    """Return a norm in the form that the kernels read, or None for no norm."""
     if norm is None:
         return dense.core.Norm()
     return dense.core.Norm(address(norm.weight), epsilon(norm))

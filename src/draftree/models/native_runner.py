@@ -96,7 +96,7 @@ class NativeRunner(ModelRunner):
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Return whether a pass gives what the model's own gives, but for rounding."""
+        """Return whether a pass agrees with the model's own up to rounding."""
         vocab = int(self._head.weight.shape[0])
         ids = np.arange(TRIAL) % vocab
         entries = (0, len(self._layers))
@@ -196,7 +196,7 @@ class NativeRunner(ModelRunner):
         return Angles(cosines, sines, np.arange(len(batch.positions)))
 
     def stored(self, x: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return keys and values [R, G, n, width] that the first layer makes.
+        """Return the first layer's keys and values [R, G, n, width].
 
         Args:
             x: [R, n, D] its inputs.
@@ -211,7 +211,7 @@ class NativeRunner(ModelRunner):
 
 
 def _table(batch: ForwardBatch) -> Ints | None:
-    """Return where the sequences of a batch are, for the kernels; None for a single one."""
+    """Return the layout of a batch's sequences for the kernels; None for a single sequence."""
     if len(batch.counts) == 1:
         return None
     table = np.zeros((len(batch.counts) + 1, 5), np.int64)

@@ -77,16 +77,14 @@ def packed_bits(config: PreTrainedConfig) -> int:
 
 
 def count_parameters(model: PreTrainedModel) -> int:
-    """Return how many weights a model has, those that share an integer counted each."""
+    """Return the number of a model's weights; those packed in one integer are all counted."""
     plain = sum(p.numel() * (2 if p.dtype is torch.uint8 else 1) for p in model.parameters())
     bits = packed_bits(model.config)
     return plain + sum(packed.nbytes * 8 // bits for packed in packed_weights(model))
 
 
 def shared_rounding(config: PreTrainedConfig) -> str | None:
-    """Return why all tokens of a pass decide how each one is rounded.
-
-    Return None where each is rounded alone.
+    """Return why each token's rounding depends on the other tokens of a pass; else None.
 
     A token's logits would then depend on the tree that it is verified in.
     """

@@ -17,7 +17,7 @@ OLD_FORWARD = "_old_forward"
 
 
 def share_weights(model: Model) -> Model:
-    """Return a model with the parts of another one, its weights and a config of its own."""
+    """Return a model that shares another one's modules and weights, with a config of its own."""
     return cast(Model, _copied(model, {}, {}))
 
 

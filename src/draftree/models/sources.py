@@ -163,7 +163,7 @@ PLACES: Rule = (
 
 
 def _placed(places: Any) -> Any:
-    """Return a device map, read where it is JSON."""
+    """Return a device map, parsed if it is JSON."""
     if not isinstance(places, str) or not places.startswith("{"):
         return places
     with suppress(ValueError):

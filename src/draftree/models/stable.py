@@ -110,7 +110,7 @@ class Stable:
         own.model.set_attn_implementation(EXACT)
 
     def use(self, decoder: Decoder) -> None:
-        """Let the passes of a decoder be those that keep bits."""
+        """Make a decoder's passes batch invariant."""
         if isinstance(self.runner, HFRunner):
             decoder.use_runner(self.runner)
 
@@ -149,19 +149,19 @@ class Stable:
 
     @property
     def widths(self) -> dict[str, Widths | None]:
-        """By kind of layer, the widths at which it is computed."""
+        """Return the widths at which each kind of layer is computed, by its name."""
         return {name: kind.widths for name, kind in self.kinds.items()}
 
 
 def _change(module: nn.Module, to: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a module of our own another forward; return it."""
+    """Give a module of draftree's copy another forward; return it."""
     module.forward = MethodType(to, module)
     return module.forward
 
 
 @torch.inference_mode()
 def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
-    """Return the experts of a pass, and the layers that have no parts and make rows of rows."""
+    """Return the experts of a pass, and its layers without submodules that map rows to rows."""
     found: dict[nn.Module, Seen] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
@@ -195,7 +195,7 @@ def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
 
 
 def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
-    """Return the forward of a layer at widths that keep bits, as a function of the layer.
+    """Return the forward of a layer at stable widths, as a function of the layer.
 
     `own` is the layer's, if not its class's.
     """
@@ -227,9 +227,9 @@ def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tupl
 
 @torch.inference_mode()
 def parting(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
-    """Return the place where a text's bits first depend on how it is cut: a layer, or the head.
+    """Return the first place where a text's bits depend on how it is cut: a layer, or the head.
 
-    Return None where they do not.
+    It is None if they do not depend on it.
     """
     count = min(sum(CUTS), decoder.context)
     ids = np.random.default_rng(1).integers(0, decoder.vocab, count)

@@ -477,7 +477,7 @@ class Target:
         return Verified(stacked, Taps(hidden, rows, positions, tokens, cache))
 
     def read_anew(self, cache: SlotCache, texts: Sequence[Ints], rows: Ints) -> None:
-        """Prefill texts again that are about to pass the length where `longrope` changes.
+        """Prefill texts again that are about to exceed the length at which `longrope` changes.
 
         Their keys were rotated by the frequencies of short texts. Transformers' `generate` computes
         such a text again, too.
@@ -498,17 +498,18 @@ class Target:
 
     @property
     def reads_beside(self) -> bool:
-        """Whether one pass can read chunks of prompts and verify the trees of other sequences.
+        """Return whether one pass can read chunks of prompts and verify trees of other sequences.
 
-        A state follows whole texts, recorded passes come in few sizes, and where rotary frequencies
-        change with the length, a prompt is read with those of the whole.
+        It cannot for models with recurrent states, which follow whole texts, nor for recorded
+        passes, which come in few sizes. Nor can it where rotary frequencies change with the length:
+        a prompt is then read with those of its whole length.
         """
         recorded = self.decoder.capture.ladder.few
         return not (recorded or self.decoder.kept.states) and self.reuses_prefixes
 
     @property
     def packs(self) -> bool:
-        """Whether its passes compute no padding."""
+        """Return whether its passes compute no padding."""
         return self.decoder.runner.packs
 
     @torch.inference_mode()

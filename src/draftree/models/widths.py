@@ -81,11 +81,11 @@ class Widths:
         return -(-max(n, self.least) // self.multiple) * self.multiple
 
     def kept(self, n: int) -> bool:
-        """Return True where a pass of width n is computed as it is."""
+        """Return whether a pass of width n is computed without padding or cutting."""
         return self.padded(n) == n and (self.most is None or n <= self.most)
 
     def apply(self, operation: Rows, rows: Tensor) -> Any:
-        """Return what an operation makes of rows [n, D], at these widths."""
+        """Return the result of an operation on rows [n, D], computed at these widths."""
         if self.most is not None and len(rows) > self.most:
             return _joined([self.apply(operation, part) for part in rows.split(self.most)])
         more = self.padded(len(rows)) - len(rows)

@@ -57,7 +57,7 @@ def _select(
     c2: float,
     each_first: bool,
 ) -> int:
-    """Return the child to go down to: of equals the first."""
+    """Return the child to descend to, the first of equals."""
     siblings = 0
     for child in range(start, end):
         siblings += visits[child]

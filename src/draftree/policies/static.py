@@ -178,7 +178,7 @@ def _table(name: str) -> Ints:
 
 
 def _load(name: str) -> set[tuple[int, ...]]:
-    """Return the paths of a shipped tree or of a file, the root's empty one among them.
+    """Return the paths of a shipped tree or of a file, with the empty path of the root.
 
     Raises:
         UnknownName: there is no such tree or file.

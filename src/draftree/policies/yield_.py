@@ -411,7 +411,7 @@ class _Guesses:
     entropy: Floats
 
     def grown(self, tree: Tree, frontier: Ints, keep: Bools | None = None) -> Tree:
-        """Return the tree with all of them, or those to keep [F, K].
+        """Return the tree with all candidates, or those to keep [F, K].
 
         Those not worth their verification are dropped at the end, when the whole tree is known.
         """

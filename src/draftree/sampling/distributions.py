@@ -160,7 +160,7 @@ class Distributions:
         return self._scores[node]
 
     def vouch(self, nodes: Ints) -> None:
-        """Raise where nothing could be chosen after one of the nodes that a text goes through.
+        """Raise an error if no token could be chosen after one of the nodes of a text's path.
 
         Raises:
             NotANumber: a processor forbids every token there, or makes infinities of the logits (a

@@ -78,7 +78,7 @@ class Drawing:
         return torch.log_softmax(logits, dim=-1)
 
     def temperature(self, row: int) -> float:
-        """Return a row's, 0 for greedy decoding."""
+        """Return a row's temperature, which is 0 for greedy decoding."""
         return self.settings[row].temperature if self.settings else 0.0
 
 

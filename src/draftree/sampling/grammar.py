@@ -315,7 +315,10 @@ class Constrained(LogitsProcessor):
         return _Node(np.packbits(mask), only)
 
     def _failed(self) -> _Node:
-        """Return an error is for ever, so a fresh matcher takes over."""
+        """Return a node with the matcher's error, and replace the matcher by a fresh one.
+
+        An error of a matcher is permanent.
+        """
         error = _one_line(self._matcher.get_error())
         self._matcher, self._at = self._fresh.deep_copy(), []
         return _Node(error=NO_TOKEN if error.startswith("NoExtension") else error)

@@ -33,7 +33,7 @@ class Around(LogitsProcessor):
 
 
 def named(processor: LogitsProcessor) -> str:
-    """Return the name of a processor's class, as whoever gave it knows it."""
+    """Return the name of a processor's class, as its user knows it."""
     while isinstance(processor, Around):
         processor = processor.inner
     return type(processor).__name__

@@ -137,7 +137,7 @@ def answering(functions: Known) -> Iterator[Known]:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of states: float32 or better, as transformers has them."""
+    """Return the dtype of recurrent states: float32 or better, as in transformers."""
     return torch.promote_types(dtype, torch.float32)
 
 

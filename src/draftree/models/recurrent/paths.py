@@ -47,7 +47,7 @@ class Paths:
     def of(
         cls, feed: ForwardBatch, committed: Ints, earlier: Self | None, device: torch.device
     ) -> Self:
-        """Return the paths of a feed.
+        """Return the paths of a forward batch.
 
         Args:
             feed: the tokens.
@@ -77,7 +77,7 @@ class Paths:
         return found
 
     def _are_paths(self) -> bool:
-        """Return True where each token sees what its parent sees, and itself."""
+        """Return whether each token sees exactly what its parent sees, and itself."""
         above = np.take_along_axis(self.parents, self.columns, 1)
         at = above - self.columns[:, :1]  # the parent's place in this pass
         inside = at >= 0

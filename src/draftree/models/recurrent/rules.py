@@ -179,12 +179,12 @@ def s6_tree(
     c: Tensor,
     state: Tensor,
 ) -> tuple[Tensor, Stash]:
-    """Run the selective scan, Mamba-1 (Gu and Dao, 2312.00752, algorithm 2).
+    """Run the selective scan of Mamba-1 (Gu and Dao, 2312.00752, algorithm 2).
 
-    The decay is another one for each channel and entry of the state, so D would have n² d N
-    entries: tokens go level by level instead, each from its parent's state, S = e^(Δ A) S′ + Δ x Bᵀ
-    and y = S C. States live for the pass alone; a later pass of the step makes those of earlier
-    slots again.
+    The decay differs for each channel and entry of the state, so D would have n² d N entries.
+    Tokens are computed level by level instead, each from its parent's state: S = e^(Δ A) S′ + Δ x
+    Bᵀ and y = S C. States are kept for one pass only; a later pass of the step computes those of
+    earlier slots again.
 
     Args:
         paths: of the pass.

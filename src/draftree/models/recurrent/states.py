@@ -216,7 +216,7 @@ class States:
         return part
 
     def put(self, rows: Ints, part: Self) -> None:
-        """Put those of other rows in the place of some."""
+        """Replace the states of some rows by those of other rows."""
         self._copy(part, rows, np.arange(len(rows)))
 
     @torch.inference_mode()
