@@ -64,7 +64,7 @@ class Machine:
 
 
 def measured(tokens: Sequence[int], milliseconds: Sequence[float]) -> Curve:
-    """Return a curve through measured points; its last slope goes on."""
+    """Return a curve through measured points, extrapolated with its last slope."""
     slope = (milliseconds[-1] - milliseconds[-2]) / (tokens[-1] - tokens[-2])
     return lambda n: (
         1e-3 * (float(np.interp(n, tokens, milliseconds)) + max(n - tokens[-1], 0) * slope)

@@ -112,7 +112,7 @@ def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> 
 def passes(decoder: Decoder, widths: tuple[int, ...], context: int) -> dict[int, float]:
     """Return the seconds of a pass over n tokens after a context, by n."""
     cache = decoder.new_cache(1, context + max(widths))
-    cache.lengths[:] = context  # of zeros: what lies there takes as long as any text
+    cache.lengths[:] = context  # the cache holds zeros, which take as long as any text
 
     def once(n: int) -> None:
         places = context + np.arange(n)

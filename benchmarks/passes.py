@@ -171,7 +171,7 @@ def answer(reply: dict[str, Any]) -> None:
     print("@" + json.dumps(reply), flush=True)
 
 
-# The process that asks.
+# The process that sends requests.
 
 
 class Worker:

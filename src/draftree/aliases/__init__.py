@@ -199,7 +199,7 @@ def nearest(kind: str, got: str, known: Iterable[str]) -> str | None:
 
     Return None where nothing is near.
 
-    The beginning of a single name stands for it.
+    The beginning of a name counts if it belongs to only one.
 
     One letter may be wrong, missing, doubled or swapped with its neighbour; two in names of at
     least `LONG` letters.

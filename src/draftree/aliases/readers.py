@@ -66,7 +66,7 @@ def by_reader(*groups: tuple[str | Reader, str]) -> dict[str, Reader]:
             by spaces.
 
     Raises:
-        ValueError: a word is read in two ways.
+        ValueError: a word has two readers.
     """
     pairs = [
         (word, attrgetter(how) if isinstance(how, str) else how)

@@ -255,7 +255,7 @@ def _form(name: str, value: Any) -> dict[str, Any] | None:
         )
     if (
         name == "response_format" and kind == "json_object"
-    ):  # llama-cpp-python gives a schema beside it
+    ):  # llama-cpp-python gives a schema next to it
         return {"json_schema": _OBJECT if schema is None else schema}
     if name == "response_format" and kind == "json_schema" and isinstance(schema, Mapping):
         return {"json_schema": schema.get("schema", schema)}

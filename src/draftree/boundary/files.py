@@ -43,12 +43,10 @@ def understood(told: str) -> Iterator[None]:
 def _reason(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deep"
-    if (
-        isinstance(error, OSError) and error.strerror
-    ):  # without the number, and the name that stands before
+    if isinstance(error, OSError) and error.strerror:  # without the number, and the name before it
         return error.strerror
     first = f"no {error}" if isinstance(error, KeyError) else first_line(error)
-    return str(error) if first.endswith(":") else first  # what comes behind is on the next line
+    return str(error) if first.endswith(":") else first  # the rest is on the next line
 
 
 def tensor_names(path: Path) -> set[str]:
@@ -374,7 +372,7 @@ def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[
         if held.lock_counter == 1:
             lock.unlink(
                 missing_ok=True
-            )  # while it is held: who has opened it meanwhile finds it gone, and asks again
+            )  # while it is locked: a process that has opened it finds it gone, and retries
         held.release()
         _remove_empty(made)
 
@@ -416,7 +414,7 @@ def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) ->
         )
     if (
         endings and not path.parent.exists()
-    ):  # a picture goes beside what is there: its folder may be a misspelling
+    ):  # a picture needs an existing folder: another name may be a misspelling
         raise UserError(f"'{path}' cannot be written: there is no folder '{path.parent}'")
     home = existing(path if folder else path.parent)
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):

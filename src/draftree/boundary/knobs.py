@@ -222,7 +222,7 @@ class Part:
         """Refuse values that are not allowed."""
         check(
             self, f"{self.spec_name or type(self).__name__.lower()}: "
-        )  # a part may have a knob `kind`
+        )  # a part may have an option `kind`
 
     @classmethod
     def kind(cls) -> str:
@@ -249,7 +249,7 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
     known = [
         *([PRESET] if presets else []),
         *(f.name for f in fields(of) if f.compare),
-    ]  # what is not compared is no knob
+    ]  # a field that is not compared is no option
     for item in items:
         key, equals, value = item.partition("=")
         if not equals:

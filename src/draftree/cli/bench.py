@@ -255,7 +255,7 @@ class Prepared:
         drafters: specs of the drafters, in order.
         cells: combinations to measure.
         suite: suite of the prompts.
-        fixed: given costs by drafter.
+        fixed: costs from the command line, by drafter.
         pairs: specs of drafter, policy and acceptor.
         skipped: number of prompts that are too long, by category.
     """

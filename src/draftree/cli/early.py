@@ -123,10 +123,10 @@ def check_items(items: Sequence[str], name: str) -> None:
 
 
 def check_searched(policy: str, knobs: Sequence[str]) -> None:
-    """Refuse knobs to search that a policy does not have.
+    """Refuse options to search that a policy does not have.
 
     Raises:
-        UnknownName: there is no such knob.
+        UnknownName: there is no such option.
     """
     known, whole = _knobs("policy", policy) if policy in _files("policy") else ({}, False)
     for name in knobs:

@@ -175,7 +175,7 @@ def write(
     if coloured:
         terminal.show_tokens(
             console, reading.tokens if draw else ()
-        )  # the text comes behind trees that are drawn
+        )  # the text comes after the trees that were drawn
         console.print()
     elif not asked.as_json:
         print("" if plain_stream else written.text, flush=True)

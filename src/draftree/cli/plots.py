@@ -64,7 +64,7 @@ def profile(bars: Mapping[str, Mapping[str, float]], title: str) -> "Figure":
 
     Args:
         bars: milliseconds of each part, by way to decode.
-        title: of the chart.
+        title: title of the chart.
     """
     from matplotlib import colormaps
     from matplotlib.figure import Figure

@@ -78,7 +78,7 @@ def rewritten(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
     """Return arguments under draftree's names, each with the one that was typed for it.
 
     Raises:
-        UserError: it is about all options that do not exist.
+        UserError: options do not exist; the message names all of them.
     """
     found, errors, notes = list[tuple[str, str]](), list[UserError](), list[str]()
     own = ctx.command.options[0]
@@ -131,7 +131,7 @@ def _word(name: str) -> str:
 
 
 def _is_value(ctx: Any, before: str) -> bool:
-    """Return whether what stands after an argument is the value of an option of draftree."""
+    """Return whether the text after an argument is the value of an option of draftree."""
     name = accepted_flag(ctx, before) if before.startswith("-") and "=" not in before else None
     taken = ctx.command.options[0].get(name) if name else None
     return taken is not None and not taken.is_flag

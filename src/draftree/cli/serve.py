@@ -148,7 +148,7 @@ def run_replicas(asked: ServeCommand, options: ServeOptions) -> None:
 
     drafter = inputs.drafter(asked.drafter, asked.target)
     with listen(options.host, options.port):
-        pass  # a port that is taken is told in our words
+        pass  # a port that is taken gets our own message
     ray.run(
         ray.Replicas(
             asked.target,

@@ -265,7 +265,7 @@ def show_summary(console: Console, result: Comparison, coloured: bool, keeps_tex
     """Print the figures of one text, under it.
 
     Args:
-        console: to print on.
+        console: the output.
         result: the text's figures.
         coloured: whether the text was, so that a legend is needed.
         keeps_text: whether the acceptor promises plain decoding's own text.

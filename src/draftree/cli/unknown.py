@@ -87,7 +87,7 @@ def unknown_option(ctx: Any, name: str, word: str, value: str | None = None) -> 
 
 
 def named_options(hint: str) -> set[str]:
-    """Return the options that a hint tells the user to give to the command it is shown by."""
+    """Return the options in a hint that belong to the command that shows it."""
     return set(NAMED_OPTION.findall(OF_A_PROGRAM.sub("", hint)))
 
 

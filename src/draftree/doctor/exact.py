@@ -57,7 +57,7 @@ class ExactReport:
     Attributes:
         layers: findings by kind of layer.
         parting: where a text's bits still depend on how it is divided into passes.
-        prices: of passes; empty where they cannot be bitwise reproducible.
+        prices: additional cost of passes; empty where they cannot be bitwise reproducible.
         default: guarantee for weights in half precision where none is requested.
     """
 

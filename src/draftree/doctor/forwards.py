@@ -39,7 +39,7 @@ def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, pha
     first = int(min(s for s in block_starts(tokens.shape[1], block, phase) if s > 0))
     texts = [
         Text(np.append(row, 0), first) for row in tokens
-    ]  # what stands behind the last token is not asked for
+    ]  # nothing after the last token is used
     blocks = replay(target, drafter, texts, 1, block)
     return torch.stack(
         [cast(Tensor, candidates.log_probs) for step in blocks for _, candidates in step.asked],

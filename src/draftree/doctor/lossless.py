@@ -64,7 +64,7 @@ class Extent(Knobs):
     """Set the extent of an examination.
 
     Attributes:
-        max_new_tokens: of each text.
+        max_new_tokens: limit of each text.
         seeds: number of seeds compared at each temperature above 0.
         trials: number of draws with plain decoding and with each acceptor, over all roots.
         roots: number of roots, each in another text.
@@ -129,7 +129,7 @@ def examine(
         target, [(c, Engine(target, drafter, c.grown, c.rule, costs)) for c in chosen], extent, tell
     )
     if work.drawn:
-        critical(1, LEVEL)  # a package that is missing is told before the texts are written
+        critical(1, LEVEL)  # report a missing package before texts are generated
     work.total = work.size(len(prompts))
     for number, prompt in enumerate(prompts):
         work.compare(number, list(prompt))
@@ -221,9 +221,7 @@ class _Work:
             )
             token = [h.tokens[at] if at < len(h.tokens) else None for h in (base, ours)]
             parted += (Parted(request.number, sampling.seed, at, token[0], token[1], margin),)
-        alike = min(
-            at + 1, len(base.tokens), len(ours.tokens)
-        )  # logits that stand behind the same text
+        alike = min(at + 1, len(base.tokens), len(ours.tokens))  # logits after the same text
         shift = max(before.shift, shifts(base.raw(alike), ours.raw(alike)))
         self.compared[name] = Compared(
             name, before.texts + 1, before.tokens + len(base.tokens), parted, shift

@@ -187,7 +187,7 @@ def texts(found: Compared, allowed: float) -> Finding:
 
 
 def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: Noise) -> Finding:
-    """Return a verdict on a rule that is tested by frequencies."""
+    """Return a verdict on an acceptor that is tested by frequencies."""
     if case.rule.lossy:
         return _lossy(case, tests)
     worst = min(tests, key=lambda t: t.p_value)

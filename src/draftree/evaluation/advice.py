@@ -36,7 +36,7 @@ class Verdict:
 
     Attributes:
         chosen: the pairing with the most counted tokens a second on the first half.
-        counted: by pairing, the row of figures of the first half.
+        counted: row of figures of the first half, by pairing.
         judged: the row of the chosen pairing on the other half, by the clock.
     """
 

@@ -53,9 +53,9 @@ def serve(
 
     Args:
         engine: without unfinished requests.
-        requests: in the order of their arrival.
+        requests: requests in the order of their arrival.
         times: [N] when each arrives, in seconds from the start.
-        advance: given the number of requests that have ended.
+        advance: called with the number of requests that have ended.
 
     Returns:
         What each request got, and the seconds of the whole run.

@@ -91,7 +91,7 @@ def paired(
     An explicit pair holds its specs separated by spaces.
 
     Raises:
-        UserError: a pair is not the specs of a drafter and a policy, and perhaps of an acceptor.
+        UserError: a pair is not a drafter's and a policy's spec, optionally with an acceptor's.
     """
     rules: Sequence[str | None] = acceptors or (None,)
     found = [(d, p, a) for d in drafters for p in policies for a in rules]
@@ -133,8 +133,8 @@ def assemble(
     Args:
         load: the target.
         pairs: specs of a drafter and a policy.
-        costs: for all drafters or by drafter, instead of measuring.
-        acceptor: a spec; chosen by the temperature where it is not given.
+        costs: fixed costs for all drafters or by drafter, instead of measured ones.
+        acceptor: a spec; by default it depends on the temperature.
     """
     known = costs if isinstance(costs, Mapping) else dict.fromkeys((d for d, *_ in pairs), costs)
     methods = {d: build("drafter", d) for d, *_ in pairs}

@@ -95,7 +95,7 @@ def warm(engine: Engine, request: Request, baseline: bool) -> None:
     What drafter, policy and caches keep of the warm-up is dropped, so that the timed run does not
     find its own text.
     """
-    if engine.policy.reads_costs:  # under cheap drafts whatever may be asked for runs once
+    if engine.policy.reads_costs:  # with cheap drafts, every size that may be used runs once
         replace(engine, costs=CHEAP, learned={}).write([short(request)], reuse=False)
     replace(engine, learned={}).write([short(request)], reuse=False)
     if baseline:

@@ -194,7 +194,7 @@ def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Com
     The first row of each pair has the given name.
 
     Args:
-        result: a saved one.
+        result: a saved result.
         of: `policy` or `drafter`.
         name: the spec of one of them.
         by: as for `paired`.

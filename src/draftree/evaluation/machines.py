@@ -223,7 +223,7 @@ class Machine:
             return replace(entry, draft=self.roofline.steps(work), commit=commit, catch_up=catch_up)
         passes = (
             1.0 if work.layers or work.heads else 0.0
-        )  # the assumed draft step stands for any network
+        )  # the assumed draft step represents any network
         steps = {f: max(passes * entry.draft_seconds(f) + work.seconds(f), LEAST) for f in DRAFTED}
         return replace(entry, draft=steps)
 

@@ -68,7 +68,7 @@ class Recordings:
         """Return the recordings in a folder, which is made if it is not there.
 
         Raises:
-            UserError: it holds another target's, or something else.
+            UserError: it holds recordings of another target, or other files.
         """
         _check(folder, target)
         index = target.decoder.hidden_index
@@ -197,7 +197,7 @@ def _written(line: str, vocab: int) -> dict[str, list[int]]:
     """Return the key and the tokens of a line.
 
     Raises:
-        UserError: it was broken off, or holds tokens that the target does not have.
+        UserError: it is incomplete, or holds tokens that the target does not have.
     """
     with understood("the line is not a key and its tokens"):
         key, tokens = json.loads(line)

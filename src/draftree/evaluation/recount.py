@@ -205,9 +205,7 @@ def _row(
 ) -> ResultRow:
     base, base_works = plain
     costs = tables.get(row["drafter"])
-    if (
-        costs is None
-    ):  # the baseline, which is counted by the costs of each drafter it stands beside
+    if costs is None:  # the baseline, counted by the costs of each drafter it is compared with
         return unclocked(row)
     mine = Totals.read(row, [counted(costs, work)[0] for work in works])
     theirs = Totals.read(base, [counted_plain(costs, work) for work in base_works])

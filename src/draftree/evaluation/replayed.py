@@ -34,7 +34,7 @@ class Replayed(Target):
     The text is reproduced greedily or, with the seed that it was sampled with, by `match`.
 
     Args:
-        recording: of the one text.
+        recording: recording of the text.
     """
 
     def __init__(self, recording: Recording) -> None:

@@ -68,7 +68,7 @@ def finished(
     if simulated or work.recordings is not None:
         rows = list(
             map(report.unclocked, rows)
-        )  # what is clocked here does not stand beside what is not
+        )  # figures by this machine's clock are not compared with simulated ones
     reads = {d: asdict(drafting(work.target, e.drafter)) for (d, _), e in work.engines.items()}
     told = {
         **about,

@@ -93,8 +93,8 @@ def joined(several: Sequence[str], whole: bool = False, wording: Wording = "plai
 
     Args:
         several: names as `load` takes them, at least one.
-        whole: as of `load`.
-        wording: as of `load`.
+        whole: as for `load`.
+        wording: as for `load`.
 
     Raises:
         UserError: one cannot be read, or one is named twice.
@@ -122,7 +122,7 @@ def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
     For a benchmark's file, the name of its format stands before a colon.
 
     Args:
-        name: of the suite or the file.
+        name: name of the suite or the file.
         whole: take a text file as one prompt; by default each line of a file `.txt` is a question.
         wording: of a benchmark's questions: `official` is that of the papers' own evaluations,
             where it is another.
@@ -226,7 +226,7 @@ def content(row: dict[str, Any], where: str) -> Content:
         return str(row["text"])
     while (
         chat and chat[-1]["role"] == "assistant"
-    ):  # a chat to learn from ends with the answer; here it is asked for
+    ):  # a training chat ends with the answer; here the target generates it
         chat = chat[:-1]
     if not chat:
         raise UserError(f"{where}: the chat holds no question")

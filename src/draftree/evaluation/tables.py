@@ -190,7 +190,7 @@ def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[d
     Temperature and acceptor are shown where there are several, or where an acceptor was named.
 
     Args:
-        rows: of a result.
+        rows: rows of a result.
         bounds: its oracles' rows; they come last.
     """
     hidden = set[str]()

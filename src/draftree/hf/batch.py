@@ -296,7 +296,7 @@ def write(
     pads = any(getattr(c, "eos_token_id", None) is not None for c in call.criteria)
     if (
         short and not pads
-    ):  # transformers fills rows that have ended; without EOS criteria they go on until all have
+    ):  # transformers pads ended sequences; without EOS criteria they continue until all have
         rest = [requests[r] for r in short]
         longer = [
             replace(
@@ -388,7 +388,7 @@ def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
         return mine
     if (
         type(processor) is stock.PrefixConstrainedLogitsProcessor
-    ):  # the user's function need not know other texts in its row
+    ):  # the user's function need not know other texts of its sequence
         ask = processor._prefix_allowed_tokens_fn
         return stock.PrefixConstrainedLogitsProcessor(lambda _, ids: ask(row, ids), 1)
     return processor if type(processor) in ALONE else OneRow(own_copy(processor, row), row, rows)

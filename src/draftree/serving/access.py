@@ -152,7 +152,7 @@ class Body:
     """Read the body of a request with limits of size and time.
 
     Args:
-        receive: of the request.
+        receive: the ASGI callable of the request.
         most: largest number of bytes.
         seconds: time in which the whole body must arrive.
     """
@@ -164,7 +164,7 @@ class Body:
         """Read the body; return a function that passes it to the application.
 
         Raises:
-            ApiError: it is too large, or did not come in time.
+            ApiError: it is too large, or did not arrive in time.
         """
         parts: list[bytes] = []
         size, end = 0, time.monotonic() + self._seconds

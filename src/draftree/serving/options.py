@@ -60,11 +60,11 @@ class ServeOptions(Knobs):
         open_to_network: whether an address that is not this machine's own may be used without API
             keys.
         model_name: the name that clients use for the model.
-        allowed_drafters: specs that a request may name, beside the server's own drafter.
-        allowed_policies: specs that a request may name, beside the server's own policy.
+        allowed_drafters: specs that a request may name in addition to the server's own drafter.
+        allowed_policies: specs that a request may name in addition to the server's own policy.
         batching: the limits of each running batch.
-        log_prompts: whether prompts and answers stand in the log.
-        limits: of each request.
+        log_prompts: whether prompts and answers are logged.
+        limits: limits of each request.
 
     Raises:
         UserError: a value is out of its range, or the server would be open to a network without an

@@ -138,7 +138,7 @@ def legacy_logprobs(
     Args:
         spellings: the texts of tokens.
         logprobs: of consecutive tokens.
-        offset: where in the text the first of them stands.
+        offset: index of the first of them in the text.
     """
     texts = [spellings.data(one.token).decode(errors="replace") for one in logprobs]
     offsets = [offset]

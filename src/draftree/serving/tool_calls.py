@@ -68,7 +68,7 @@ class ForcedCall:
     """Read a call as a grammar writes it by `call_schema`: `{"name": …, "arguments": {…}}`.
 
     Attributes:
-        name: of the function; None while it is not known.
+        name: name of the function; None while it is not known.
         arguments: their JSON text so far.
     """
 
@@ -147,7 +147,7 @@ def read_calls(text: str, tools: Sequence[FunctionTool]) -> list[Call]:
 
 
 def read_call(value: Any, known: set[str]) -> Call | None:
-    """Return the call that a JSON value stands for; None where it is none of a known function."""
+    """Return the call in a JSON value; None where it does not call a known function."""
     if not isinstance(value, dict) or value.get("name") not in known:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))

@@ -287,7 +287,7 @@ class Worker:
         except DraftreeError as error:
             self._drop(job)
             job.post(ApiError(400, cut(str(error))))
-        except Exception as error:  # whatever fails, the server goes on
+        except Exception as error:  # the server continues after any failure
             LOG.exception("a request could not be started")
             self._drop(job)
             job.post(ApiError(500, f"the server failed: {type(error).__name__}"))
@@ -320,7 +320,7 @@ class Worker:
             self._metrics.finished.labels("abort").inc()
 
     def _step(self, key: Speculative, lane: Lane) -> None:
-        """Advance all texts of an engine by one step, and hand out what they have gained."""
+        """Advance all texts of an engine by one step, and post their updates."""
         try:
             events = lane.engine.step()
         except Exception as error:  # an engine that has failed is not used again; the others go on
@@ -349,7 +349,7 @@ class Worker:
                 self._metrics.finished.labels(event.emitted.ending).inc()
 
     def _tell(self, text: Text, emitted: Emitted, tokens: list[Token]) -> None:
-        """Count and hand out what a text has gained."""
+        """Count and post what is added to a text."""
         now, figures = time.monotonic(), text.job.figures[text.index]
         first, text.started = not text.started, True
         self._metrics.count_tokens(now - text.since, len(tokens), first)

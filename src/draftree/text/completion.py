@@ -281,7 +281,7 @@ class Writing:
         A streamer of transformers is given the prompt, each token and the end.
 
         Raises:
-            UserError: it is no streamer.
+            UserError: the argument is not a streamer.
         """
         if streamer is None:
             while self.step() is not None:
@@ -352,5 +352,5 @@ async def in_thread(work: Callable[[], T]) -> T:
             ):  # cancelled again, it is as good as cancelled once
                 await asyncio.wait([task])
         if not task.cancelled():
-            task.exception()  # nobody asks for it any more
+            task.exception()  # marks the exception as retrieved
         raise

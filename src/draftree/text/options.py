@@ -103,7 +103,7 @@ class Options(Parameters):
             raise UserError(
                 f"ignore_eos is given with {given[0]}, but EOS is what ends a constrained response"
             )
-        self.constraint  # noqa: B018 - made once, and a mistake in it is told now
+        self.constraint  # noqa: B018 - made once, so that a mistake in it is reported now
 
     @classmethod
     def of(cls, base: Self | None, given: Mapping[str, Any]) -> Self:
@@ -114,7 +114,7 @@ class Options(Parameters):
 
         Raises:
             UnknownName: there is no such option.
-            UserError: an option is given by two names.
+            UserError: an option is given under two names.
         """
         defaults = {f.name: f.default for f in fields(cls)}
         asked = translated(OPTION, rewritten(given), defaults)

@@ -91,8 +91,8 @@ class Stops:
         So the result does not depend on how many characters the last token has.
 
         Args:
-            text: that is searched.
-            start: where to begin.
+            text: the text to search.
+            start: index of the first character to search.
         """
         ends = [(at + len(s), at, s) for s in self.texts if (at := text.find(s, start)) >= 0]
         return min(ends)[1:] if ends else None

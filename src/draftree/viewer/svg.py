@@ -88,7 +88,7 @@ def figure(step: Step, y: float) -> str:
     ]
     edges.sort(
         key=lambda drawn: 'class="rejected"' not in drawn
-    )  # they share pieces: the accepted path lies on top
+    )  # edges share pieces: the accepted path is drawn on top
     nodes = [node(i, b) for i, b in zip(items, boxes, strict=True)]
     caption = f'<text class="title" x="0" y="12">{escape(step.head)}</text>'
     inner = "\n".join([f'<g transform="translate(0 {CAPTION:g})">', *edges, *nodes, "</g>"])
