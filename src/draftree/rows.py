@@ -117,7 +117,7 @@ class Rows:
         return rows
 
     def seat(self, row: int, request: Request) -> None:
-        """Give a request a free row, in which its prompt is read; `begin` lets it be written."""
+        """Give a request a free slot, in which its prompt is read; `begin` starts its output."""
         self.requests[row], self.written[row] = request, []
         self.seated.add(row)
         self.follow(row)

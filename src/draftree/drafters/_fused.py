@@ -51,7 +51,7 @@ class Fused(Method):
     """Drafters whose candidates go into one tree; in a spec they stand with `+` between them.
 
     Attributes:
-        parts: their knobs; of equal candidates the earlier part's come first.
+        parts: their options; of equal candidates the earlier part's come first.
     """
 
     parts: tuple[Method, ...]

@@ -1,10 +1,10 @@
 """The contract of a drafter: what proposes tokens.
 
-A method's file holds its knobs, a frozen dataclass derived from `Method`, and the `Drafter` they
-open. State is passed and returned, never stored on the drafter, so one drafter serves many
+A method's file holds its options, a frozen dataclass derived from `Method`, and the `Drafter` that
+they open. State is passed and returned, never stored on the drafter, so one drafter serves many
 sequences.
 
-Shapes: R rows, N nodes, F frontier nodes, K candidates, T tokens, D hidden size, V vocabulary, B
+Shapes: R slots, N nodes, F frontier nodes, K candidates, T tokens, D hidden size, V vocabulary, B
 batch.
 """
 
@@ -59,14 +59,14 @@ class Drafter(ABC, Generic[State]):
     """Proposes tokens after the nodes of a tree.
 
     Attributes:
-        knobs: of its method, if it has any.
+        knobs: the options of its method, if it has any.
         ahead: how many layers of a tree one pass gives; with most drafters only the next one. See
             `passes`.
-        expands_paths: nodes can be expanded together with nodes above them, in one pass, and not
-            layer by layer alone.
-        remembers: `carry` leaves something, so that what is drafted may depend on earlier calls.
-        searches: it finds candidates in text, without a pass of a model.
-        sends_probes: `probes` returns extra tokens for a verification.
+        expands_paths: whether nodes can be expanded in one pass together with nodes above them, and
+            not only layer by layer.
+        remembers: whether `carry` returns a state, so that drafts may depend on earlier calls.
+        searches: whether it finds candidates in text, without a forward pass.
+        sends_probes: whether `probes` returns extra tokens for a verification.
     """
 
     knobs: "Method | None" = None
@@ -98,7 +98,7 @@ class Drafter(ABC, Generic[State]):
         """Return the drafter's spec, without options that have their defaults."""
         described = self.described
         knobs: Any = self.knobs
-        if knobs is not None:  # in short: without the knobs that have their defaults
+        if knobs is not None:  # in short: without the options that have their defaults
             whole = repr(replace(knobs, checkpoint="") if "checkpoint" in vars(knobs) else knobs)
             described = described.replace(whole, set_knobs(knobs))
         return f"<drafter {described}>"
@@ -122,9 +122,10 @@ class Drafter(ABC, Generic[State]):
         Args:
             prompts: [R] committed token ids of each sequence; none for a free slot.
             roots: [R] the root of each.
-            taps: of the prompt tokens the target was fed: all, or those after a reused prefix.
-            state: after the last step, where the sequences that begin are truncated to that prefix;
-                or what `carry` returned.
+            taps: hidden states of the prompt tokens that the target was fed: all tokens, or those
+                after a reused prefix.
+            state: the state after the last step, in which the sequences that begin are truncated to
+                that prefix; or what `carry` returned.
             rows: [B] the sequences that begin; all by default.
         """
 
@@ -179,8 +180,8 @@ class Drafter(ABC, Generic[State]):
         Return None if the drafter does not support that.
 
         Args:
-            state: before the step.
-            roots: bare roots.
+            state: the state before the step.
+            roots: trees that consist of a root only.
             depth: [R] the largest depth of each sequence's tree; −1 for sequences without a root.
         """
         return None
@@ -190,11 +191,11 @@ class Drafter(ABC, Generic[State]):
         """Return the state after a verification.
 
         Args:
-            state: before the step's draft was verified.
+            state: the state before the step's draft was verified.
             tree: the verified tree.
             verdict: the accept result.
-            taps: of root and accepted nodes, sequence by sequence, after the target's cache was
-                compacted; `taps.top` is of all nodes.
+            taps: hidden states of root and accepted nodes, sequence by sequence, after the target's
+                cache was compacted; `taps.top` covers all nodes.
         """
 
     def caught_up(self, state: State) -> State:
@@ -202,8 +203,8 @@ class Drafter(ABC, Generic[State]):
 
         `expand` does it first. By default nothing is postponed. The network's pass over committed
         tokens waits until something is drafted, because one pass over the tokens of several steps
-        takes no longer than one over those of one. So a step without a draft costs nothing, nor
-        does a prompt.
+        takes no longer than a pass over the tokens of one step. So a step without a draft costs
+        nothing, and neither does a prompt.
         """
         return state
 
@@ -212,7 +213,7 @@ class Drafter(ABC, Generic[State]):
         """Return the state from when sequences had `lengths[r]` tokens; `start` goes on from it.
 
         Args:
-            state: after the last step.
+            state: the state after the last step.
             lengths: [R] number of tokens of each sequence.
             rows: [B] the sequences to cut; all by default. The others are left unchanged.
         """
@@ -220,12 +221,11 @@ class Drafter(ABC, Generic[State]):
     def select(self, state: State, rows: Ints, cache: SlotCache) -> State | None:
         """Return the state with sequences in other slots, between two steps.
 
-        Return None where that cannot be done, as by default.
-
-        The texts are then read anew where a batch grows or shrinks.
+        Return None where that cannot be done, as by default. The texts are then read anew where a
+        batch grows or shrinks.
 
         Args:
-            state: after the last step.
+            state: the state after the last step.
             rows: [R'] the old slot of each new one; −1 for a free slot.
             cache: the target's KV cache with the new slots.
         """
@@ -297,19 +297,20 @@ class Batch:
 
     Attributes:
         tokens: [B, T] ids, padded at the end.
-        learn: [B, T] whether the token is one to be predicted (a response token, not padding, not
-            the first).
-        hidden: for each layer needed, [B, T, D].
-        kv: for each layer needed, the keys and values the target caches, [B, H, T, width] each.
-        target: the target's logits [M, V] after the tokens marked in a mask [B, T]; only those are
-            computed, and of ids [V′] that are named besides only theirs, [M, V′].
-        generators: one for each sample, for whatever the objective draws; it follows from the seed,
-            the step and the sample alone, so that a batch may be cut among processes.
+        learn: [B, T] whether the token is to be predicted (a response token, not padding, not the
+            first).
+        hidden: the hidden states of each layer needed, [B, T, D].
+        kv: the keys and values that the target caches, for each layer needed, [B, H, T, width]
+            each.
+        target: returns the target's logits [M, V] after the tokens marked in a mask [B, T]; with
+            ids [V′] it returns only their logits, [M, V′].
+        generators: a generator for each sample, for random numbers of the objective. It depends on
+            seed, step and sample only, so that a batch may be divided among processes.
         count: learnt tokens that the loss is divided by: those of the whole global batch, for each
             process. A process's own sum over this count, averaged over processes, is the mean over
             all tokens.
-        shared: a generator for what is drawn once for a whole step; it follows from the seed and
-            the step alone, so that all the parts a batch is cut into draw the same.
+        shared: a generator for random numbers of a whole step. It depends on seed and step only, so
+            that all parts of a batch draw the same numbers.
     """
 
     tokens: Tensor
@@ -334,10 +335,10 @@ class Trainable(Drafter[State]):
     """A drafter with weights.
 
     Args:
-        knobs: of its method.
-        model: its weights.
-        target: it drafts for.
-        stored: the checkpoint they come from; of a new drafter what its own will begin with.
+        knobs: the options of its method.
+        model: its network.
+        target: the target that it drafts for.
+        stored: the checkpoint of its weights; for a new drafter, the initial content of its own.
     """
 
     knobs: "TrainableMethod"
@@ -392,11 +393,12 @@ class Trainable(Drafter[State]):
         This happens before training. By default there are no such options.
 
         Args:
-            texts: those it will learn from, token ids of each; the same ones give the same numbers.
+            texts: token ids of the texts that it will learn from; the same texts give the same
+                numbers.
 
         Returns:
-            The knobs that were settled; `knobs` stay as they were asked for, a checkpoint names the
-            numbers.
+            The options that were chosen, with their values. `knobs` do not change; a checkpoint
+            stores the values.
         """
         return {}
 
@@ -513,10 +515,10 @@ class Stage(Recipe):
     """A stage of training with the numbers of the method's paper or of its official code.
 
     Attributes:
-        name: of the stage, by which it is chosen.
+        name: the name by which the stage is chosen.
         data: what it learns from.
-        loss: the objective by default, in words.
-        source: where the numbers stand.
+        loss: the default objective, in words.
+        source: the source of the numbers.
         ours: names of the numbers that the source leaves open.
     """
 
@@ -535,13 +537,13 @@ class TrainableMethod(Method):
 
     Attributes:
         stages: how it is trained; each stage goes on from the weights of the one before.
-        files: the names its weights' files have, ours first.
+        files: the possible names of its weights' files, draftree's own first.
         formats: the layouts of other programs in which `draftree export` writes it.
-        chosen: names of the knobs that say how weights are driven, so that every checkpoint takes
-            any value of them.
+        chosen: names of the options that a checkpoint does not fix: they control how the weights
+            are used.
         checkpoint: its folder; the shipped one by default, for the demo target.
-        dtype: what it drafts in; the target's by default.
-        named: the knobs that were set by name, be it to their defaults; no knob itself.
+        dtype: the dtype in which it drafts; the target's by default.
+        named: the options that were set by name, even to their defaults; not an option itself.
     """
 
     stages: ClassVar[tuple[Stage, ...]]
@@ -573,10 +575,10 @@ class TrainableMethod(Method):
 
     @final
     def open(self, target: Target) -> "Trainable[Any]":
-        """Return the drafter of the checkpoint; none of the knobs that were set is passed over.
+        """Return the drafter of the checkpoint, with all options that were set.
 
         Raises:
-            UserError: the checkpoint is missing, does not fit the target, or fixes a knob to
+            UserError: the checkpoint is missing, does not fit the target, or fixes an option to
                 another value.
         """
         drafter, defaults = self.restored(target), {f.name: f.default for f in fields(self)}
@@ -633,11 +635,12 @@ class TrainableMethod(Method):
         It has these options where neither its weights nor a published config fix others.
 
         Args:
-            stored: with its config; its tensors are yet to be loaded.
-            target: it drafts for, to whose device and dtype the network is brought afterwards.
+            stored: the checkpoint with its config; its tensors are not loaded yet.
+            target: the target that it drafts for; the network is moved to its device and dtype
+                later.
 
         Raises:
-            UserError: it is broken or does not fit the target.
+            UserError: the checkpoint is broken or does not fit the target.
         """
 
     @abstractmethod

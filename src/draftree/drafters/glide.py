@@ -183,7 +183,7 @@ class GLIDE(TrainableMethod):
         return model
 
     def _of(self, stored: Checkpoint) -> Self:
-        """Return the knobs with those that a published config fixes."""
+        """Return the options with those that a published config fixes."""
         if stored.about:
             return self
         said = Entries(stored.config, stored.folder / CONFIG)
@@ -323,7 +323,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return {"kv_layer": layer}
 
     def _settle(self, knobs: GLIDE) -> None:
-        """Read the layers that these knobs name, the drafter's own with `auto` put in numbers."""
+        """Read the layers that these options name; `auto` is already replaced by numbers."""
         views = [view for view in knobs.views(self._target) if view is not None]
         self._settled, self._layers = knobs, tuple(view.layer for view in views)
         for layer, view in zip(

@@ -127,7 +127,7 @@ class Hydra(TrainableMethod):
 
 
 def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
-    """Return the knobs that the tensors of a file imply.
+    """Return the options that the tensors of a file imply.
 
     Raises:
         UserError: it holds no heads.

@@ -129,13 +129,13 @@ class Checkpoint:
         return said
 
     def knobs(self, hints: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the knobs that it fixes; none for a published one.
+        """Return the options that it fixes; none for a published one.
 
         Args:
             hints: the types of all that a method has.
 
         Raises:
-            UserError: a knob is of another type.
+            UserError: an option has another type.
         """
         said = Entries(self.about, f"'{self.folder / CONFIG}': {ABOUT}")
         return {name: said.get(name, hint) for name, hint in hints.items() if name in said.values}

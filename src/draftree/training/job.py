@@ -42,12 +42,12 @@ class Job(ABC):
         """Return the job that options ask for; what is not among them is as its paper has it.
 
         Args:
-            spec: of what is trained or tuned, its knobs among it.
+            spec: the spec of what is trained or tuned, with its options.
             knobs: further ones, as key=value.
             options: some of `options`, and their values.
 
         Raises:
-            UserError: a knob or value is not allowed.
+            UserError: an option or value is not allowed.
         """
 
     @abstractmethod

@@ -101,12 +101,12 @@ def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[An
     """Return a drafter to be trained from another checkpoint's weights on.
 
     Args:
-        method: its knobs that were set; the others are the checkpoint's.
+        method: the options that were set; the others are the checkpoint's.
         folder: the checkpoint's.
         target: frozen.
 
     Raises:
-        UserError: the checkpoint is of another method, or its weights do not fit knobs or target.
+        UserError: the checkpoint is of another method, or its weights do not fit options or target.
     """
     opened = replace(method, checkpoint=str(folder)).restored(target)
     opened.model.float()

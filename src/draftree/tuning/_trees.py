@@ -41,7 +41,7 @@ ABOUT = "about.json"
 
 @dataclass(frozen=True)
 class Knobs:
-    """The knobs of trees and net.
+    """The options of trees and net.
 
     Attributes:
         features: P+H+d, P+H, P+d, H+d or P: joint probability, entropy, depth (table 1).

@@ -56,7 +56,7 @@ SIZES = (8, 16, 32, 63, 128)
 
 @dataclass(frozen=True)
 class Settings:
-    """The knobs of `train static`.
+    """The options of `train static`.
 
     Attributes:
         search: how the tree is found; both are optimal under the product model.

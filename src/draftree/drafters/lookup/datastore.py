@@ -28,7 +28,7 @@ Documents = Iterable[Ints]
 
 @dataclass(frozen=True)
 class Stored(Method):
-    """The knobs of a method with a datastore.
+    """The options of a method with a datastore.
 
     Attributes:
         datastore: its folder, built by `draftree datastore build`.

@@ -37,7 +37,7 @@ Net = TypeVar("Net", bound="ParallelNet")
 
 @dataclass(frozen=True)
 class ParallelMethod(TrainableMethod):
-    """The knobs that drafters of blocks share.
+    """The options that block drafters share.
 
     Attributes:
         layers: of the drafter (5 in the papers, 8 for a target of 30B).
@@ -96,7 +96,7 @@ class ParallelMethod(TrainableMethod):
         )
 
     def known(self, layout: Layout) -> Self:
-        """Return these knobs, where a checkpoint fixes them."""
+        """Return these options, with those that a checkpoint fixes."""
         return replace(
             self, layers=len(layout.sights), block=layout.block, features=len(layout.reads), mask=layout.mask,
             draft_vocab=layout.draft_vocab,

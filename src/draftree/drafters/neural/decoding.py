@@ -43,8 +43,8 @@ class Decoding:
         pending: for each slot, committed tokens after the cached ones, not fed yet.
         fed: for each slot, the nodes fed in this step, in the order of their scratch slots (after
             the pending ones).
-        unread: what the target made of committed tokens, of a drafter that caches something of
-            that, not read yet.
+        unread: hidden states of committed tokens that were not read yet, for a drafter that caches
+            something computed from them.
     """
 
     cache: SlotCache

@@ -1,17 +1,17 @@
 """Drafters that go on from the target's features: EAGLE, EAGLE-3, MTP.
 
-They read pairs (f_t, x_{t+1}) at position t: what the target made of token t, and the token that
-follows it. The output of pair t stands for the target's feature of x_{t+1}, and is fed back as a
-feature where the true one is not known yet. After N committed tokens there are N pairs, the last
-one with the root; what was drafted never enters their cache. True pairs are fed when a row is
-drafted for: a step that drafts nothing costs no pass.
+They read pairs (f_t, x_{t+1}) at position t: the target's feature (hidden state) of token t, and
+the token that follows it. The output of pair t approximates the target's feature of x_{t+1}. It is
+fed back as a feature where the true one is not known yet. After N committed tokens there are N
+pairs, the last one with the root. Drafted pairs never enter the cache of true pairs. True pairs are
+fed when a sequence is drafted for, so a step that drafts nothing costs no pass.
 
-A network may have levels (DeepSeek-V3, section 2.2): level k reads, in the place of f_t, what level
-k − 1 gave for the pair before, so that it predicts one token further. Node by node level min(depth,
-last) is asked; the last is fed its own outputs where the draft goes on. Each level has keys and
-values of its own, and level k has none for the first k pairs of a text.
+A network may have levels (DeepSeek-V3, section 2.2): level k reads, instead of f_t, the output of
+level k − 1 for the pair before, so that it predicts one token further. A node is computed by level
+min(depth, last). The last level is fed its own outputs where the draft goes on. Each level has keys
+and values of its own, and level k has none for the first k pairs of a text.
 
-Shapes: R rows, n tokens a row, N committed tokens or nodes, F frontier nodes, M nodes fed, B batch,
+Shapes: R slots, n tokens a slot, N committed tokens or nodes, F frontier nodes, M nodes fed, B batch,
 T tokens, D hidden size, K levels, V vocabulary, S slots.
 """
 
@@ -53,8 +53,10 @@ from draftree.sampling.drawing import Drawing, drawn
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 FEW = 8
-"""Pairs of a row that a draft step takes along at most; where more wait they are read before it,
-and no logits made of them."""
+"""The most pairs of a sequence that a draft step reads along with its root.
+
+If more pairs wait, they are read before the step, without logits.
+"""
 
 
 @dataclass(frozen=True)
@@ -62,14 +64,14 @@ class Pairs:
     """A pair drafter's state.
 
     Attributes:
-        decoding: the cache of true pairs. Pending are the tokens x_{t+1} of those not fed yet, in
-            the end all but the root's; fed are this step's nodes, the root before all others of its
-            row. The root's pair is a true one too.
-        features: what each level reads of the target or of the level before, slot t for pair t, as
-            keys of one head.
+        decoding: the cache of true pairs. `pending` holds the tokens x_{t+1} of the pairs not fed
+            yet, except the root's. `fed` holds this step's nodes, the root of a sequence first. The
+            root's pair is a true one, too.
+        features: the features that each level reads, from the target or from the level before. They
+            are stored as keys of one head, in slot t for pair t.
         nodes: [M] this step's nodes of all sequences, as they were fed.
         outputs: [M, K D] the levels' outputs after each.
-        unread: what the target made of committed tokens, whose features are not there yet.
+        unread: hidden states of committed tokens that are not in `features` yet.
     """
 
     decoding: Decoding
