@@ -35,7 +35,7 @@ from draftree.request import Request
 from draftree.tree import Floats
 
 Map = Callable[[Floats], Floats]
-"""From q to the acceptance that it stands for."""
+"""A map from q to the probability of acceptance."""
 LEAST = 1e-6
 """q below which, and beyond 1 minus which, log-odds do not go."""
 TEMPERATURES = np.geomspace(0.2, 5.0, 81)

@@ -28,7 +28,7 @@ LEFT_OUT = {
     "ensurepip",
 }
 LINES = 12
-"""The shortest function that is asked for."""
+"""Lines of the shortest function that is used."""
 BEFORE = 25
 """Lines before the function's body that make a prompt, at most."""
 

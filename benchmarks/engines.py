@@ -32,7 +32,7 @@ PRELOADED = {
     "libiomp5.so": "pip install intel-openmp",
     "libtcmalloc_minimal.so.4": "apt-get install libtcmalloc-minimal4",
 }
-"""Libraries that vLLM asks to be preloaded on a CPU, and where they come from."""
+"""Libraries that vLLM needs preloaded on a CPU, and where they come from."""
 PLACES = ("/usr/lib/*", "/usr/lib64", "/usr/local/lib")
 
 

@@ -56,7 +56,7 @@ from draftree.testing.fakes import Recorder
 Sizes = tuple[int, int, int, int, int, int]
 """Layers, hidden size, feed-forward size, H, G, V."""
 LONGEST = 2.0
-"""Seconds in which the passes behind one context are timed."""
+"""Seconds in which the passes after one context are timed."""
 SHAPES: Mapping[str, Sizes] = {
     "smollm2": (30, 576, 1536, 9, 3, 49_152),
     "1b": (16, 2048, 8192, 32, 8, 128_256),

@@ -224,7 +224,7 @@ NAMES = {
     "rest": "rest:datastore=rest-math",
     "c2t": "c2t:classifier=demo",
 }
-"""What stands for the claims' names in the run of all claims on the demo target."""
+"""Specs for the claims' names in the run of all claims on the demo target."""
 FILES = {
     "demo": ("papers_demo", "papers_demo_t1", "draft_models", "policies_again_eagle"),
     "smollm2": ("papers_smollm2", "evidence"),

@@ -63,8 +63,8 @@ after = resident()
 import json
 print(json.dumps({"open_seconds": opened, **{k: (after[k] - before[k]) * 1024 for k in ("RssAnon", "RssFile")}}))
 """
-"""Opens a datastore in a process of its own, drafts from it along 40 texts, and tells what it added
-to the process."""
+"""Opens a datastore in a process of its own, drafts from it along 40 texts, and reports the memory
+that it added to the process."""
 
 
 def corpus(folder: Path, size: int) -> int:

@@ -40,8 +40,8 @@ COSTS = Costs({1: 1.0}, {1: 1.0})
 WRITTEN = 3
 """Tokens of a step: two accepted and the bonus."""
 CHATS, CHAT_TOKENS = 770_000, 1_300
-"""The corpus to extrapolate to: as many chats of so many tokens (UltraChat's conversations are some
-thousand words long)."""
+"""The corpus to extrapolate to: number of chats, and tokens of each (UltraChat's conversations are
+some thousand words long)."""
 FIELDS = ["search", "draft", "commit", "expand", "nodes"]
 EXPLORATION = (0.3, 2.414, 8.0, 32.0, 128.0)
 """c1: the paper's is 32, and 2.414 in two of its figures."""

@@ -198,8 +198,7 @@ SPEEDS = (
         "draftree: default/bfloat16",
     ),
 )
-"""The rows of the README's table: prompts, machine, result, and the ways that are compared in it.
-"""
+"""The rows of the README's table: prompts, machine, result, and the compared ways."""
 
 
 def speed(results: Path) -> str:

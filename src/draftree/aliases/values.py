@@ -36,7 +36,7 @@ _OBJECT = {"type": "object"}
 
 
 CHAIN = "chain:length={}"
-"""The policy that drafts so many tokens in a row, as other tools do."""
+"""The policy that drafts a chain of this many tokens, as other tools do."""
 _LENGTHS = (
     "num_speculative_tokens",  # vLLM
     "num_assistant_tokens",  # transformers

@@ -201,9 +201,9 @@ class Knobs:
 
 
 Presets = Mapping[str, Mapping[str, Any]]
-"""By the name of a preset the knobs that it sets."""
+"""Options that each preset sets, by its name."""
 PRESET = "preset"
-"""The key of a spec that sets several knobs at once."""
+"""Key of a spec that sets several options at once."""
 
 
 class Part:

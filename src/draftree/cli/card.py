@@ -12,7 +12,7 @@ from draftree.cli.outputs import check_output
 from draftree.errors import UserError
 
 NEEDED, KINDS = ("config.json", "model.safetensors"), (".json", ".safetensors", ".md", ".jinja")
-"""Files that a drafter's folder holds, and the endings of those that are uploaded."""
+"""Files of a drafter's folder, and the endings of those that are uploaded."""
 Folder = Annotated[Path, typer.Argument(help="A trained drafter's folder.")]
 
 

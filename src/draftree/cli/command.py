@@ -28,7 +28,7 @@ LAST_PANELS = ("Loading the model",)
 FIRST, LAST = "target", ("force", "as_json", "help")
 """Options at the beginning and at the end of their part of a help."""
 SUPERFLUOUS = re.compile(r"Got unexpected extra arguments?(?:\(s\))? \((.*)\)")
-"""What typer says of arguments that a command does not take."""
+"""Pattern of typer's message about arguments that a command does not take."""
 
 
 class Command(TyperCommand):

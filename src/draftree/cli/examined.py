@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from draftree.models.attention import Attending
 
 SHORT = {"confidence": "mean q", "calibration": "ECE"}
-"""Heads of the doctor's columns, so that they stand side by side in 80 columns; ECE is the expected
+"""Headings of the doctor's columns, short enough to fit in 80 columns; ECE is the expected
 calibration error."""
 DEPTH_LEGEND = (
     "agreement: how often the likeliest draft is the target's choice",

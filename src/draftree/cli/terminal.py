@@ -37,7 +37,7 @@ from draftree.request import Origin
 from draftree.text.completion import Token
 
 FEW = 0.1
-"""Drafted nodes a step, below which a summary says that there was almost nothing."""
+"""Number of draft nodes per step below which a summary says that there was almost nothing."""
 STYLES: dict[Origin, str] = {
     "drafted": "green",
     "forced": "yellow",
@@ -339,7 +339,7 @@ def verdict(result: Comparison, keeps_text: bool) -> str:
 
 
 BESIDE = 2
-"""Contexts whose costs stand side by side in 80 columns."""
+"""Number of contexts whose costs fit next to each other in 80 columns."""
 
 
 def show_costs(console: Console, title: str, measured: CostTable, kept: Path | None = None) -> None:

@@ -218,7 +218,7 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
 
 
 UNFINISHED = ("training.pt", "trees")
-"""What is in the folder of a run that goes on where it was interrupted."""
+"""Files in the folder of an interrupted run that can be resumed."""
 
 
 def make_way(out: Path, force: bool, folder: bool) -> None:

@@ -15,7 +15,7 @@ from draftree.models.target import Target
 from draftree.models.widths import Widths
 
 WIDTHS, CONTEXTS = (1, 16), (256, 2048, 8000)
-"""Tokens of a pass whose price is told, and those before it."""
+"""Tokens of a pass whose cost is reported, and tokens of the context before it."""
 LONGEST = 0.2
 """Seconds in which a kind of layer is timed."""
 

@@ -31,15 +31,14 @@ ROPE, VOCABULARY = "wrong rope", "wrong vocabulary map"
 OLD_THETA = 10_000.0
 """The rotary base of configs that name none; drafters were trained with it by mistake."""
 CERTAIN, BESIDE = 3.0, 1.0
-"""Overlap must rise and cross-entropy fall, one by so many standard errors and the other by so
-many, to count as better."""
+"""Standard errors by which the overlap must rise and the cross-entropy fall, one by the first
+number and the other by the second, to count as better."""
 GAIN = 0.005
 """The least rise of overlap that counts."""
 UNTRAINED = 0.1
-"""Agreement below which a drafter knows nothing of the target; one that is put right knows
-something."""
+"""Agreement below which a drafter counts as untrained; after a fault is corrected it is higher."""
 NEGLIGIBLE = 1e-4
-"""A difference of two gains that lets the change tried first stand."""
+"""Difference of two gains below which the change that was tried first is kept."""
 
 
 @dataclass(frozen=True)

@@ -52,11 +52,11 @@ from draftree.sampling.settings import Sampling
 LEVEL = 1e-3
 """The probability that a frequency test fails by chance, all tests of a report together."""
 SURE = 0.99
-"""The probability with which an error of the size that is told is found."""
+"""Probability with which an error of the reported size is detected."""
 ROWS = 40
 """Trials that are made in one batch."""
 Drawn = list[tuple[int, ...]]
-"""The first tokens of each trial behind a root."""
+"""The first tokens of each trial after a root."""
 
 
 @dataclass(frozen=True)

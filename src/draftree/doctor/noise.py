@@ -29,7 +29,7 @@ FACTOR = 4
 LIKELIEST = 64
 """Of a place's tokens: those whose logits are compared."""
 LOOK = 2
-"""Tokens behind a root that are counted together."""
+"""Number of tokens after a root that are counted together."""
 ROOM = 8
 """Depth beyond those tokens that trees may have, as they have in the middle of a text."""
 OPEN = 1.5

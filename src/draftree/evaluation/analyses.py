@@ -210,8 +210,8 @@ GROUPS: Mapping[str, Group] = {
     "closed": lambda at: (at.entropy < CLOSED, at.rank == 0),
     "closed-said": lambda at: (at.entropy < CLOSED, at.confidence),
 }
-"""Groups of candidates that claims of papers compare: the places where they stand, and whether each
-was right, or how likely that was by q."""
+"""Groups of candidates that claims of papers compare: which positions belong to each, and whether
+the candidate was right, or how likely that was by q."""
 
 
 def grouped(looked: Sequence[Looked], drafter: str) -> list[ResultRow]:

@@ -11,7 +11,7 @@ from draftree.evaluation.tables import claims, shown
 
 CARD = "README.md"
 LEARNT = ("epochs", "batch_size", "lr", "schedule", "max_tokens", "data", "seed")
-"""What a card says of the training."""
+"""Fields of the training that a card shows."""
 COLUMNS = (
     "policy",
     "T",

@@ -17,10 +17,10 @@ WORDS: Mapping[By, str] = {
     "steps": "passes", "nodes": "nodes", "counted_seconds": "counted seconds", "places": "places a right one",
 }  # fmt: skip
 PLAIN = "plain"
-"""Stands for plain decoding beside a pairing, counted on the costs of the pairing's drafter."""
+"""Names plain decoding as the other side of a pairing, counted at the costs of the pairing's
+drafter."""
 KEPT = 0.05
-"""By so much more a figure that is said to be kept may be: the whole interval of the ratio must lie
-below."""
+"""Margin for a figure that is said to be kept: the whole interval of the ratio must be below it."""
 
 
 @dataclass(frozen=True)

@@ -16,11 +16,10 @@ from draftree.sampling.distributions import processed
 from draftree.stats import Stats
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
-"""Tokens of the warm-up: read of the first prompt, and written behind it, before anything is timed.
-"""
+"""Tokens of the warm-up: prompt tokens that are read, and tokens generated after them."""
 
 CHEAP = Costs({1: 1e-3}, {1: 1.0})
-"""Costs at which every drafter is asked for all it knows."""
+"""Costs at which every drafter is asked for as many candidates as it has."""
 
 
 def short(request: Request) -> Request:

@@ -10,8 +10,8 @@ from draftree.models.target import Target
 from draftree.request import Request
 
 TIMED = 12
-"""Passes over 128 tokens of a row that reading the contexts and one round of passes and draft steps
-amount to."""
+"""Estimated time of reading the contexts and one round of passes and draft steps, in passes over
+128 tokens of a sequence."""
 BACKWARD = 3.0
 """A training step of a drafter over its forward pass: the backward pass takes twice as long as
 that."""

@@ -13,7 +13,7 @@ from draftree.errors import UserError
 
 Row = Mapping[str, Any]
 Wording = Literal["plain", "official"]
-"""How a benchmark's questions are asked: as here, or as in the evaluations of EAGLE-2 and GLIDE."""
+"""Wording of a benchmark's questions: ours, or that of the evaluations of EAGLE-2 and GLIDE."""
 MT_BENCH = [
     "writing",
     "roleplay",
@@ -26,7 +26,7 @@ MT_BENCH = [
 ]
 SPEC_BENCH = ["translation", "summarization", "qa", "math_reasoning", "rag"]
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-"""What stands in SPEED-Bench for texts of others, until its own script has fetched them."""
+"""Placeholder in SPEED-Bench for third-party texts, until its own script has fetched them."""
 
 
 @dataclass(frozen=True)
@@ -100,7 +100,7 @@ SPIDER = (
     "Could you translate the following question into SQL. "
     "Please only generate SQL, don't include explanation in the answer."
 )
-"""What stands before a question of Spider in GLIDE's evaluation."""
+"""Text before a question of Spider in GLIDE's evaluation."""
 _ALPACA = {"instruction": str, "input": str, "output": str}
 _QUESTIONS = {"question_id": int, "category": str, "turns": list}
 FORMATS: Mapping[str, Format] = {

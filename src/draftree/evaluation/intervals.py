@@ -14,7 +14,7 @@ from draftree.errors import UnknownName, UserError
 from draftree.tree import Floats, Ints
 
 SAMPLES = 2000
-"""B, bootstrap samples behind an interval."""
+"""B, number of bootstrap samples of an interval."""
 MANY = 10_000
 """B where things are compared: a p-value is at least 2/B, and Holm's method multiplies it by the
 number of comparisons."""

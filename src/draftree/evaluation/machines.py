@@ -35,7 +35,7 @@ FOLDER = Path(__file__).parents[1] / "machines"
 CONTEXTS = (0, 8192)
 """Committed tokens at which a derived file has costs; they are linear between."""
 READ = 8
-"""Tokens of the prompt behind which a drafter's pass is looked at."""
+"""Tokens of the prompt after which a drafter's pass is examined."""
 LEAST = 1e-9
 """Seconds of what costs nothing: a cost is above 0."""
 
@@ -277,8 +277,8 @@ def _sizes(target: Target) -> tuple[int, int]:
 
 
 MULTIPLIED = ("linear", "_linear_pointwise", "addmm")
-"""The names of what multiplies rows by a weight: torch's own, oneDNN's, and that of GPT-2's layers.
-"""
+"""Names of the functions that multiply rows by a weight: torch's own, oneDNN's, and that of GPT-2's
+layers."""
 
 
 class _Reading(TorchFunctionMode):

@@ -23,8 +23,7 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "committing": ("commit",),
     "text": ("text",),
 }
-"""What the phases of the loop are called, and which of them stand together; what is left is
-`other`."""
+"""Names of the loop's phases, and which of them are summed; the rest is `other`."""
 READ, RATE = 1 << 26, 1024
 """Numbers that are read to measure the memory's speed, and the size of the matrices that measure
 the arithmetic's."""

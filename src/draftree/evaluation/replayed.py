@@ -23,8 +23,7 @@ from draftree.models.target import Needs, Probes, Target, Verified
 from draftree.tree import Ints, Tree, Verdict
 
 CERTAIN = 1e4
-"""The logit of the text's next token beside others of 0, more than any noise or penalty makes up
-for."""
+"""Logit of the text's next token, where all others are 0; it exceeds any noise or penalty."""
 
 
 @final

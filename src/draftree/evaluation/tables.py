@@ -121,7 +121,7 @@ FIRST = (
 )
 """The columns that a narrow terminal shows."""
 HEADS = {"τ [95 %]": "tokens/pass (τ)", "nodes/step": "drafted/pass", "T": "temperature"}
-"""Heads that a screen or a page has in place of those of the documentation's tables."""
+"""Headings on a screen or page in place of those in the documentation's tables."""
 LEGEND = {
     "tokens/s": "new tokens per second, the prompt's pass included",
     "speed-up [95 %]": "plain decoding's seconds over these by the clock, measured in turns; in brackets the 95 % interval",
@@ -165,7 +165,7 @@ def legend(names: Collection[str]) -> list[str]:
 
 
 ORACLE = "oracle (bound)"
-"""What stands for a policy in the row of the oracle, which knows the text."""
+"""Text in the policy column for the oracle, which knows the text."""
 
 
 def oracle_cells(bound: ResultRow) -> dict[str, str]:

@@ -30,7 +30,7 @@ SPREAD, LEAST_SPREAD = 4, 8
 """Whole numbers are tried up to 4 times their default and 8 at least, others from a 16th of theirs
 to 16 times it."""
 Space = dict[str, tuple[str, Any, Any]]
-"""By knob, `whole`, `share` or `choice`, and the bounds, or the values and None."""
+"""By option: `whole`, `share` or `choice`, then the bounds, or the values and None."""
 
 
 def space(policy: Policy, named: Sequence[str] = ()) -> Space:

@@ -42,19 +42,19 @@ PURE: frozenset[type] = frozenset(
      stock.ForcedBOSTokenLogitsProcessor, stock.ForcedEOSTokenLogitsProcessor, stock.MinLengthLogitsProcessor,
      stock.MinNewTokensLengthLogitsProcessor, stock.ExponentialDecayLengthPenalty)
 )  # fmt: skip
-"""Processors that are cheap functions of one row's text and scores: they are applied to drafts, too
-(`Request.guides`)."""
+"""Processors that are cheap functions of one sequence's text and scores, so that they are applied
+to drafts, too (`Request.guides`)."""
 ALONE: frozenset[type] = WARPERS | PURE | {
     stock.InfNanRemoveLogitsProcessor, stock.LogitNormalization, stock.WatermarkLogitsProcessor, MaxTimeCriteria,
     StopStringCriteria
 }  # fmt: skip
-"""Processors and criteria that treat a row the same whatever its number and however many there are.
-"""
+"""Processors and criteria that treat a sequence the same whatever its number and the size of the
+batch."""
 STATELESS: frozenset[type] = ALONE | {
     stock.PrefixConstrainedLogitsProcessor, stock.EncoderNoRepeatNGramLogitsProcessor,
     stock.EncoderRepetitionPenaltyLogitsProcessor
 }  # fmt: skip
-"""Processors and criteria that remember nothing from call to call, so that rows can share them."""
+"""Processors and criteria without state between calls, so that sequences can share them."""
 
 
 @dataclass(frozen=True)

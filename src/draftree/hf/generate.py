@@ -70,8 +70,8 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
         "false; passes over trees have other states than plain decoding's",
     ),
 }
-"""Options of a generation config that are not honoured: values beside None that ask for nothing,
-and what to do instead."""
+"""Options of a generation config that are not honoured: values in addition to None that have no
+effect, and what to do instead."""
 NOT_HERE: Mapping[str, str] = {
     "assistant_model": "none; the engine has its drafter: draftree.load(model, drafter=assistant) drafts with a model",
     "assistant_tokenizer": "none; drafters share the target's tokenizer",

@@ -15,7 +15,8 @@ from draftree.serving.errors import ApiError, nothing_at
 from draftree.serving.options import LOCAL_NAMES, ServeOptions
 
 OPEN_PATHS = frozenset(("/", "/health", "/ready", "/version", "/favicon.ico"))
-"""What is served without an API key: the page, which asks for one, and what load balancers read."""
+"""Paths that are served without an API key: the page, which requests one, and what load balancers
+read."""
 OPEN_PREFIX = "/playground/"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "

@@ -14,7 +14,7 @@ from draftree.viewer.tokens import Spellings
 
 Kind = Literal["root", "accepted", "rejected", "bonus"]
 SIGNS: dict[Kind, str] = {"root": "", "accepted": "✓ ", "rejected": "", "bonus": "⇒ "}
-"""Stand before a token, so that colours alone do not tell its kind."""
+"""Signs before a token, so that its kind is visible without colours."""
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,7 @@ ARROW, BRANCH, LAST, THROUGH, BELOW = " ▸ ", "├ ", "└ ", "│ ", "  "
 LONGEST = 24
 """Cells of a token at most; fewer in a terminal of less than 80 columns."""
 FIGURES = 16
-"""Cells that a sign, figures and an arrow need beside a token."""
+"""Cells that a sign, figures and an arrow need in addition to a token."""
 
 
 def draw(console: Console, step: Step) -> None:

@@ -10,13 +10,13 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 HIDDEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"}
-"""Unicode categories that a screen shows as nothing, or that move what stands around them."""
+"""Unicode categories that a screen does not show, or that move the characters around them."""
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 """A byte where a tokenizer has no token for a character, as SentencePiece writes it."""
 
 
 LETTERS: dict[str, int] = {letter: byte for byte, letter in bytes_to_unicode().items()}
-"""The bytes that the letters of byte-level tokenizers (GPT-2) stand for."""
+"""The bytes that the letters of byte-level tokenizers (GPT-2) represent."""
 
 
 class Spellings:
