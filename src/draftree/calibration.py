@@ -27,7 +27,7 @@ class Logistic:
     Attributes:
         weights: [X].
         information: [X, X] the curvature of all that was learnt, the prior's included.
-        prior: how many examples of unit curvature the first weights count for.
+        prior: number of examples of unit curvature that the first weights count for.
     """
 
     weights: Floats

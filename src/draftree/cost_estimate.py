@@ -88,7 +88,7 @@ def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
     """Return what a draft step reads and computes.
 
     Args:
-        drafter: whose step it is; a fusion's parts are counted one after the other.
+        drafter: the drafter; the parts of a fusion are counted one after the other.
         decoder: of the target, whose head a drafter without one of its own uses.
     """
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)

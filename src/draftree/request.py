@@ -47,10 +47,11 @@ class Request(Knobs):
         number: the request's number; with a seed it decides the noise, so equal numbers get equal
             draws.
         sampling: how its tokens are chosen; greedily by default.
-        processors: its own logits processors, applied before the sampling's, in greedy decoding
-            too.
-        guides: those of them that are applied to drafts too, so that no draft is wasted on what
-            they forbid: they must be functions of the text alone. Output does not depend on them.
+        processors: its own logits processors, applied before those of the sampling, in greedy
+            decoding too.
+        guides: those of the processors that are applied to drafts too, so that no draft is wasted
+            on what they forbid. They must be functions of the text alone. Output does not depend on
+            them.
         stateless: further processors that are functions of the text alone; all others may count
             their calls, and rules that look ahead refuse them.
         forced: returns the one token that can come after a text, if there is only one; it is

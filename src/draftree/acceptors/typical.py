@@ -33,7 +33,7 @@ class Typical(Acceptor):
 
     Attributes:
         epsilon: the probability that is always enough.
-        delta: what the entropy's bound is multiplied by.
+        delta: the factor of the entropy's bound.
     """
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset()

@@ -97,9 +97,9 @@ class Place(NamedTuple):
     """The place of a pass in the model.
 
     Attributes:
-        tokens: of all sequences together.
+        tokens: number of tokens of all sequences together.
         context: tokens in the KV cache of the longest sequence.
-        sequences: how many there are.
+        sequences: number of sequences.
         first: whether it is the first draft step of a tree.
     """
 
@@ -146,9 +146,9 @@ class Size:
     Attributes:
         weights: multiplications with an addition, per token, outside attention.
         bytes: of weights that every pass reads.
-        expert_bytes: of the weights of all experts, of which a pass reads those its tokens are
+        expert_bytes: of the weights of all experts; a pass reads the experts that its tokens are
             routed to.
-        experts: how many experts a layer has.
+        experts: number of experts of a layer.
         routed: experts per token.
         kv_bytes: of the KV cache, per token of context.
         attention: multiplications with an addition, per token and token of context.
@@ -318,7 +318,7 @@ class CostModel:
     Attributes:
         size: of the pass.
         speed: of the machine.
-        correction: what timings have taught.
+        correction: what was learnt from timings.
     """
 
     size: Size
@@ -347,7 +347,7 @@ class CostModel:
         Args:
             tokens: [W] of all sequences together.
             context: tokens in the KV cache of the longest sequence.
-            sequences: how many there are.
+            sequences: number of sequences.
             first: whether they are first draft steps.
             optimism: standard deviations by which passes are taken to be faster than expected.
         """

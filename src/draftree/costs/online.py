@@ -88,7 +88,7 @@ class Learner:
     Args:
         path: where corrections are kept; None to keep them in this process alone.
         about: the key of the file: hardware, model and versions.
-        sizes: of each kind of pass.
+        sizes: the size of each kind of pass.
         speed: returns the speed of the machine; called where no file holds it.
     """
 

@@ -164,7 +164,7 @@ def leading(rows: Array, score: Array, k: int) -> Array:
     Args:
         rows: [N] whole numbers, close to each other.
         score: [N].
-        k: how many.
+        k: the number of scores of each row.
     """
     if len(score) <= MANY * k:
         order, place = ranked(rows, score)
@@ -198,7 +198,7 @@ def leading_of_layer(row: Array, frontier: Array, score: Array, k: int) -> Array
         row: [N] of the tree's nodes.
         frontier: [F] those that the scores come after.
         score: [F, K].
-        k: how many.
+        k: the number of scores of each row.
     """
     keep = np.zeros(score.size, np.bool_)
     keep[leading(np.repeat(row[frontier], score.shape[1]), score.ravel(), k)] = True

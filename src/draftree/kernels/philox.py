@@ -66,7 +66,7 @@ def gumbel(place: Array, count: int) -> Array:
     Args:
         place: [5] uint32: two words of the key and three of the counter, whose first counts pairs
             of tokens.
-        count: of tokens.
+        count: number of tokens.
     """
     first, second, *others = place.tolist()
     counter = np.arange((count + 1) // 2, dtype=np.uint64)
@@ -81,7 +81,7 @@ def gumbel_on_device(places: Tensor, count: int) -> Tensor:
 
     Args:
         places: […, 5] int64, see `gumbel`.
-        count: of tokens.
+        count: number of tokens.
     """
     first, second, *others = (word[..., None] for word in places.unbind(-1))
     counter = torch.arange((count + 1) // 2, device=places.device).expand(*places.shape[:-1], -1)

@@ -55,11 +55,11 @@ def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | N
     The weights are not read, so they need not be loaded before this check.
 
     Args:
-        config: the model's.
+        config: of the model.
         kind: its class, None where transformers knows no causal language model for the config.
 
     Raises:
-        UserError: it names the architecture and the reason.
+        UserError: with the architecture and the reason.
     """
     if reason := _unfit(config, config.get_text_config(decoder=True), kind):
         name = type(config).__name__ if kind is None else kind.__name__
@@ -178,7 +178,7 @@ def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
             refused.
 
     Raises:
-        UserError: it names the entry.
+        UserError: with the name of the entry.
     """
     text, where = config.get_text_config(decoder=True), folder / "config.json"
     files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin")]
@@ -224,7 +224,7 @@ def check_shapes(config: PreTrainedConfig, folder: Path) -> None:
             weights are pickled.
 
     Raises:
-        UserError: it names the entry, where one has the size, and a tensor.
+        UserError: with the entry that has the size, if there is one, and a tensor.
     """
     files = [folder / "model.safetensors"]
     files = files if files[0].is_file() else sorted(folder.glob("model-*-of-*.safetensors"))

@@ -34,8 +34,8 @@ class Attending:
     Attributes:
         output: norm of what attention adds to the residual stream over the norm of that stream
             before it.
-        entropy: of its weights over log n, n being how many keys are seen; 1 looks everywhere
-            alike, 0 at one key alone.
+        entropy: the entropy of its weights divided by log n, where n is the number of visible keys;
+            1 for uniform weights, 0 for a single key.
     """
 
     output: float
@@ -54,7 +54,8 @@ def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
     It is measured on a few of the texts, which are chosen at even intervals.
 
     Args:
-        decoder: of any architecture whose layers have one attention and a feed-forward part.
+        decoder: a model of any architecture whose layers have one attention and a feed-forward
+            part.
         texts: token ids; what is longer than `TOKENS` is cut.
 
     Raises:

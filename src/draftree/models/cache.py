@@ -372,7 +372,7 @@ class SlotCache:
 
     @property
     def reusable(self) -> Ints:
-        """[R] number of tokens whose entries a prompt with the same beginning can reuse."""
+        """Return [R] how many tokens' entries a prompt with the same beginning can reuse."""
         clamped = self.states is not None and self.states.clamped
         return (
             np.minimum(self.lengths, self.states.read)
@@ -392,7 +392,7 @@ class Within:
         slots: number of slots that are seen.
         more: number of following layers stored at a constant stride.
         of_keys: stride from this layer's keys to the next layer's, in elements.
-        of_values: the same for values.
+        of_values: as above, for values.
     """
 
     keys: Tensor

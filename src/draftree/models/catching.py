@@ -56,7 +56,7 @@ class Catcher(Passing):
     """Catch the keys and values [R, H, n, width] that one pass over whole texts stores, by layer.
 
     Args:
-        layers: those that are kept; all by default.
+        layers: the layers that are caught; all by default.
     """
 
     def __init__(self, layers: Container[int] | None = None) -> None:

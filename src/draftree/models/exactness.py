@@ -56,7 +56,7 @@ class Findings:
     """Hold what was measured about a kind of model on a machine.
 
     Attributes:
-        kinds: by kind of layer, the widths at which its rows keep their bits; None where there are
+        kinds: by kind of layer, the widths at which each row keeps its bits; None where there are
             none.
         parting: where the bits of a text depend on how it is cut after all; None where they do not.
         price: how much longer a step over one token takes, as a share of the model's own; None

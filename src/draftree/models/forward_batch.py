@@ -277,7 +277,7 @@ def write_mask(mask: Tensor, batch: ForwardBatch, committed: Ints) -> Tensor:
 
     Args:
         mask: [R, 1, n, S] to be written, where it is; S at least as far as the batch's last token.
-        batch: of n tokens a sequence.
+        batch: the batch, of n tokens a sequence.
         committed: [R] tokens before it that all see.
     """
     mask.fill_(torch.finfo(mask.dtype).min)

@@ -57,8 +57,8 @@ def dequantised(path: Path) -> Path:
     second process that wants the same one waits for the first.
 
     Args:
-        path: of the file, or of any part of one that was split. Weights of 16 or 32 bits keep their
-            dtype, quantised ones become float16 (decision 11).
+        path: the file, or any part of a split one. Weights of 16 or 32 bits keep their dtype,
+            quantised ones become float16 (decision 11).
 
     Raises:
         UserError: it cannot be read, its header does not fit its tensors, a part is missing, it is
@@ -138,7 +138,7 @@ def _check(path: Path, parts: Sequence[Path]) -> None:
     """Refuse files whose headers are broken, or do not fit one another or the tensors.
 
     Raises:
-        UserError: it names the file and the entry.
+        UserError: with the file and the entry.
     """
     headers = list[Header]()
     for part in parts:
@@ -181,7 +181,7 @@ def _check_parts(parts: Sequence[Path], headers: Sequence[Header]) -> None:
     """Refuse parts that are not all parts of one file.
 
     Raises:
-        UserError: it names the part.
+        UserError: with the part.
     """
     names, total = set[str](), _number(headers[0], "split.tensors.count")
     for number, (part, header) in enumerate(zip(parts, headers, strict=True)):
@@ -219,7 +219,7 @@ def _check_header(
     """Refuse a header whose numbers differ from those of the tensors, before a model is built.
 
     Raises:
-        UserError: it names the entry.
+        UserError: with the entry.
     """
     arch = header.get("general.architecture")
     if not isinstance(arch, str):
@@ -261,7 +261,7 @@ def _check_size(
     """Refuse a header that describes a larger model than the tensors are.
 
     Raises:
-        UserError: it names both numbers.
+        UserError: with both numbers.
     """
     stored = sum(int(tensor.n_elements) for tensor in tensors.values())
     if "output.weight" not in tensors and "token_embd.weight" in tensors:

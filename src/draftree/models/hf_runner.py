@@ -46,7 +46,8 @@ class HFRunner(ModelRunner):
     """Run a model of transformers as it is.
 
     Args:
-        model: a causal language model.
+        model: the given model, or a model over its weights whose recurrent layers support tree
+            passes.
         few_operations: whether passes of Llama-like models run in few operations, see
             `LlamaLayers`; by default on a GPU.
 
@@ -167,7 +168,7 @@ class HFRunner(ModelRunner):
         return self.by_type(cache.mask(batch), sliding)
 
     def causal(self, ids: Tensor, cache: Cache | None = None) -> dict[str, Any]:
-        """Return arguments for whole texts [B, T]: positions, mask, and a cache for what they store."""
+        """Return arguments for whole texts [B, T]: positions, mask, and a cache if one is given."""
         sequences, count = ids.shape
         at = torch.arange(count, device=ids.device)
         lowest = torch.finfo(self.model.dtype).min

@@ -93,7 +93,7 @@ def located(name: str, revision: str | None = None, file: str = "config.json") -
     Args:
         name: a path or a hub id.
         revision: a branch, a tag or a commit.
-        file: what a copy in the cache has.
+        file: a file that a copy in the cache must have.
 
     Raises:
         FileNotFoundError: there is no such path, or the hub cannot be reached and its cache holds

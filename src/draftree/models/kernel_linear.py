@@ -68,8 +68,8 @@ class KernelLinear(nn.Linear):
     A copy is a layer of torch again, as its weights may become others.
 
     Args:
-        linear: whose weight and bias it has; they are not expected to change.
-        kind: of the kernel.
+        linear: the layer whose weight and bias it takes; they are not expected to change.
+        kind: the class of the kernel.
 
     Attributes:
         kernel: multiplies.

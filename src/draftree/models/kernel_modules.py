@@ -252,8 +252,8 @@ def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> Non
     """Replace the layers of a drafter's network by kernels, as its target's are.
 
     Args:
-        network: of a drafter that was loaded; its weights are not expected to change.
-        kernels: as the target was loaded with.
+        network: the network of a loaded drafter; its weights are not expected to change.
+        kernels: the option with which the target was loaded.
         layers: whether its layers are native ones where they can be.
     """
     inside = set[nn.Module]()

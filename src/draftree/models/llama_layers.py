@@ -97,8 +97,8 @@ class LlamaLayers:
             masks: [R, 1, n, S] added to the scores, by the type of attention.
             cache: stores keys and values, and returns all that the tokens see.
             keep: as transformers' `logits_to_keep`: 0 for all columns, or a tensor of columns.
-            entries: which hidden states are wanted: of layer i the input, i + 1 from the last layer
-                on the norm's output, and i + 2 what that reads.
+            entries: the requested hidden states. Entry i is the input of layer i; i + 1 of the last
+                layer is the norm's output, and i + 2 is the norm's input.
 
         Returns:
             [R, n or fewer, V] logits, and hidden states [R, n, D] by entry.

@@ -33,7 +33,7 @@ def linears(layer: Any) -> list[Any] | None:
     """Return the linear layers of a layer of the Llama kind; None for another one.
 
     Args:
-        layer: whose attention and feed-forward layer are `self_attn` and `mlp`.
+        layer: a module whose attention and feed-forward layer are `self_attn` and `mlp`.
     """
     attention, mlp = layer.self_attn, layer.mlp
     inner = child_names(attention) - {"q_norm", "k_norm"}

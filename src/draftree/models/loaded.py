@@ -105,12 +105,12 @@ def _check_ranks(config: Any, folder: Path) -> None:
     The check runs before memory is allocated for the weights.
 
     Args:
-        config: peft's.
-        folder: the adapter's; of one that is not there, as a hub id's, and of pickled weights
-            nothing is known.
+        config: the adapter's config, of peft.
+        folder: the adapter's folder; nothing is checked where it does not exist, as for a hub id,
+            or where weights are pickled.
 
     Raises:
-        UserError: it names the rank and a tensor.
+        UserError: with the rank and a tensor.
     """
     file, kind = (
         folder / "adapter_model.safetensors",

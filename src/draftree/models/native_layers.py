@@ -45,7 +45,7 @@ class PreparedLayer(nn.Module, ABC):
         self_attn: its attention, which may read wider rows than it makes.
         mlp: its feed-forward layer.
         post_attention_layernorm: the norm before that.
-        native: the same by native kernels, where they are used.
+        native: the same layer by native kernels, where they are used.
     """
 
     self_attn: nn.Module
@@ -132,8 +132,8 @@ class NativeLayer:
         module: a layer that `fits`; its weights are not expected to change.
 
     Attributes:
-        sizes: of it.
-        record: what the kernels read of it.
+        sizes: the sizes of the layer.
+        record: the layer in the form that the kernels read.
     """
 
     def __init__(self, module: Any) -> None:
@@ -185,7 +185,8 @@ class NativeLayer:
         Args:
             join: joins tensors along a dimension.
             linears: the layers.
-            pieces: how many layers each of them stands for; those of a fused one are views.
+            pieces: the number of layers that each of them stands for; those of a fused one are
+                views.
         """
         first = linears[0]
 
@@ -222,7 +223,7 @@ def run_layers(
     """Run layers of the same sizes, one after the other, in one call.
 
     Args:
-        layers: at least one.
+        layers: one layer at least.
         x: [R, n, H] what the first one's output is added to.
         angles: of the tokens.
         within: the first layer's keys and values; those of the others follow.
@@ -353,7 +354,7 @@ def finish_layer(
     """Return [R, n, H] after a layer whose input is ready, by its modules.
 
     Args:
-        layer: of a drafter.
+        layer: a layer of a drafter.
         ready: [R, n, …] what its attention reads.
         before: [R, n, H] what that is added to.
         turned: [R, n, D] cosines and sines of the positions.

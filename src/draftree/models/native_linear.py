@@ -34,7 +34,7 @@ class NativeLinear:
         bias: [E], if there is one.
 
     Attributes:
-        record: what the kernels read.
+        record: the weight in the form that the kernels read.
         wide: E.
     """
 

@@ -48,9 +48,9 @@ class NativeRunner(ModelRunner):
     """Run a model whose layers are all of one kind that the kernels support.
 
     Args:
-        hf: the same model's other runner.
+        hf: the runner of the same model by transformers.
         layers: of the model.
-        after_head: what the model does with the output of its head.
+        after_head: the function that the model applies to the output of its head.
     """
 
     packs = True

@@ -47,7 +47,7 @@ def refuse_missing_packages(name: str, config: PreTrainedConfig, place: torch.de
         place: where the weights go.
 
     Raises:
-        UserError: it names the method and what to install.
+        UserError: with the method and what to install.
     """
     said = stored_quantization(config)
     if not said:

@@ -237,18 +237,18 @@ class Loading(Source):
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
         quantize: int8 for weights that torchao rounds to 8 bits as they are loaded; int4 for 4 bits
             in groups of 32, on a CPU and in bfloat16 (`four_bits.py`).
-        exactness: `bits` where a token's logits shall have the same bits alone, in a tree and in a
-            batch, in any precision: with the attention `draftree`, and layers brought to it
-            (`stable.py`). `ties` leaves attention and layers as they are: where two tokens are as
-            good as equally likely, a tree may be answered otherwise than a step. By default `bits`
-            in half precision where a step takes at most 2 % longer by it (`exactness.py`), else
-            `ties`.
-        kernels: by which linear layers are computed on a CPU (`kernel_linear.py`); by default
-            torch's or oneDNN's, whichever is faster for each shape.
-        compile: whether layers are computed by native kernels, the drafter's likewise: on a CPU in
-            any width (`native_runner.py`), by default where the target is large, they can be and it
-            is faster; on a GPU passes in few widths, recorded (`capture.py`), by default where a
-            recorded pass gives what the same pass gives as it is.
+        exactness: `bits` if a token's logits have the same bits alone, in a tree and in a batch, in
+            any precision. This takes the attention `draftree` and batch-invariant layers
+            (`stable.py`). `ties` leaves attention and layers as they are: where two tokens are
+            almost equally likely, a tree may give another token than a single step. By default
+            `bits` in half precision where a step takes at most 2 % longer with it (`exactness.py`),
+            else `ties`.
+        kernels: the kernels of linear layers on a CPU (`kernel_linear.py`); by default torch's or
+            oneDNN's, whichever is faster for each shape.
+        compile: whether native kernels compute the layers, those of the drafter too. On a CPU they
+            run passes of any width (`native_runner.py`), by default where the target is large and
+            they support it and are faster. On a GPU passes have few widths and are recorded
+            (`capture.py`), by default where a recorded pass has the results of an eager one.
     """
 
     device: Any = knob(

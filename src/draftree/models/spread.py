@@ -40,7 +40,7 @@ def check_weights(model: nn.Module, loading: Loading) -> None:
     """Refuse a model without weights, and options that need all of them on one device.
 
     Raises:
-        UserError: it names the model or the option.
+        UserError: with the model or the option.
     """
     if any(p.is_meta for p in model.parameters()) and not _is_offloaded(model):
         raise UserError(

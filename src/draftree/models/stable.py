@@ -43,8 +43,8 @@ class Seen:
     Attributes:
         args: its arguments, cut to one row.
         entries: D of its rows.
-        to: E of what it makes of them, where it goes through their entries one by one, as
-            activations and routers; else 0.
+        to: E of its output, where it computes entries one by one, as activations and routers do;
+            else 0.
     """
 
     args: tuple[Tensor, ...]
@@ -61,8 +61,8 @@ class Kind:
             weights is unknown.
         own: the forward of one such layer.
         ours: the batch-invariant forward; the same as `own` where nothing has to be changed.
-        args: of both.
-        count: how many such layers there are.
+        args: the arguments of both.
+        count: the number of such layers.
     """
 
     widths: Widths | None
@@ -84,7 +84,7 @@ class Stable:
         known: what was found before, by kind of layer.
 
     Attributes:
-        kinds: of layers, by name; those without stable widths stay as they are.
+        kinds: the kinds of layers, by name; those without stable widths are not changed.
         runner: of batch-invariant passes.
     """
 

@@ -75,7 +75,7 @@ class Needs:
     Attributes:
         hidden: entries of transformers' `hidden_states`, negative ones counted from the end.
         kv: layers whose keys and values are read from the target's cache.
-        top: how many of the likeliest tokens after every verified node are read; 0 for none.
+        top: number of the likeliest tokens after every verified node that are read; 0 for none.
     """
 
     hidden: tuple[int, ...] = ()

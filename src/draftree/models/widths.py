@@ -65,7 +65,7 @@ class Widths:
         """Return the widths that `asdict` wrote.
 
         Raises:
-            UserError: one of them is none that is tried.
+            UserError: a value is none of those that are tried.
         """
         entries = Entries(stored, "widths")
         least, multiple = (entries.get(name, int, 1, least=1) for name in ("least", "multiple"))
@@ -128,11 +128,12 @@ def widths(
     Return None where there are none.
 
     Args:
-        operation: of rows [n, D], row by row.
+        operation: a function of rows [n, D], row by row.
         entries: D.
         dtype: of the rows.
         device: of the rows.
-        at_best: what is known of them before.
+        at_best: constraints that are known before: the multiple of all widths and the largest
+            width.
     """
     draw, last = np.random.default_rng(0), max(NARROW)
     made = operation(torch.zeros(1, entries, dtype=dtype, device=device))

@@ -89,10 +89,10 @@ class Plan:
     Attributes:
         depth: layers.
         candidates: K, after each node of the frontier.
-        layer: nodes of a layer, the best of its candidates by score; all by default.
-        frontier: those of a layer's nodes that are drafted below, the best first; all by default.
-        confidence: whether these are the best by their own log q, and not by score.
-        nodes: drafted nodes of a row in the end, the best of all by rank; all by default.
+        layer: number of nodes of a layer, the best of its candidates by score; all by default.
+        frontier: number of a layer's nodes that are expanded, the best first; all by default.
+        confidence: whether the nodes to expand are the best by their own log q, and not by score.
+        nodes: number of drafted nodes of a row to verify, the best of all by rank; all by default.
         first: the rows that are drafted for; all by default.
     """
 

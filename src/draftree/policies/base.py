@@ -265,7 +265,7 @@ def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
     Args:
         tree: the nodes drafted so far.
         nodes: the nodes to choose from.
-        k: how many to choose.
+        k: the number of nodes of each sequence.
         by: [N] the ranking; the score by default.
     """
     nodes = np.sort(nodes)
@@ -281,7 +281,7 @@ def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
         tree: the nodes drafted so far.
         frontier: [F] the candidates' parents.
         score: [F, K] the ranking; −∞ for missing candidates.
-        k: how many to choose.
+        k: the number of candidates of each sequence.
     """
     return leading_of_layer(tree.row, frontier, np.ascontiguousarray(score), k)
 
@@ -299,7 +299,7 @@ def fit(tree: Tree, nodes: int, by: Floats | None = None) -> Tree:
 
     Args:
         tree: the drafted nodes.
-        nodes: how many of each sequence stay at most.
+        nodes: the largest number of drafted nodes of each sequence.
         by: [N] the ranking instead of the score; no node's value exceeds its parent's.
     """
     if tree.drafted <= nodes or np.bincount(tree.row[tree.roots :]).max() <= nodes:

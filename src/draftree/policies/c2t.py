@@ -162,7 +162,7 @@ def check_features(features: str) -> None:
     """Refuse a set of features that is none of the paper's.
 
     Raises:
-        UnknownName: it names them.
+        UnknownName: with the allowed sets.
     """
     if features not in FEATURES:
         raise UnknownName("features", features, FEATURES)

@@ -124,7 +124,7 @@ def _parsed(bins: str) -> tuple[Floats, Ints]:
     """Return the edges [B − 1] and the sizes [B] of bins written as size/edge/size/…/size.
 
     Raises:
-        UserError: they are not.
+        UserError: the bins are not written so.
     """
     parts = bins.split("/")
     try:

@@ -20,7 +20,7 @@ class Chain(Layered):
     that where there is no room for all the first ones stay.
 
     Attributes:
-        length: how many.
+        length: number of tokens.
     """
 
     candidates: ClassVar[int] = 1

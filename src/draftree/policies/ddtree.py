@@ -27,7 +27,7 @@ class DDTree(Policy):
     Of equally likely ones the shallower stays, then the one whose parent was drafted first.
 
     Attributes:
-        nodes: to verify, the root not counted (16 to 1,024 in the paper).
+        nodes: number of nodes to verify, without the root (16 to 1,024 in the paper).
         depth: deepest layer; the drafter's block ends it, too.
     """
 
@@ -49,10 +49,10 @@ def among_best(tree: Tree, frontier: Ints, score: Floats, nodes: int) -> Bools:
     """Return [F, K] True at a layer's candidates that are among the best nodes of their row so far.
 
     Args:
-        tree: what was drafted so far.
+        tree: the tree drafted so far.
         frontier: [F] the candidates' parents.
         score: [F, K] what to rank by.
-        nodes: how many of each row.
+        nodes: the number of nodes of each row.
     """
     drafted = tree.score[tree.roots :]
     rows = np.concatenate((tree.row[tree.roots :], np.repeat(tree.row[frontier], score.shape[1])))

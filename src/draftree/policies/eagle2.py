@@ -31,22 +31,22 @@ class EAGLE2(Policy):
     drafted what there is room to verify.
 
     Attributes:
-        nodes: to verify, the root not counted (the official code's `total_token` counts it); by
-            default by the target's parameters, as in the paper: 60 below 10 billion, 50 below 30,
-            and 48 (its targets have 7, 13 and 70).
+        nodes: number of nodes to verify, without the root (the official code's `total_token` counts
+            it). The default depends on the target's parameters, as in the paper: 60 below 10
+            billion, 50 below 30, and 48 (its targets have 7, 13 and 70).
         depth: layers (6 in the paper; the official code's `depth` does not count the first).
         width: nodes expanded in a layer, and candidates after each (10 in the paper).
         expand_by: whether a layer's nodes are chosen for expansion by value, or by their own
             confidence alone, the paper's ablation "w/o value" (section 5.2.1, Table 3).
-        rank_by: what the last ranking goes by. The paper's "w/o value" says no more than "not using
-            value and directly using confidence", which may mean the expansion alone, or this too. A
-            node then counts for no more than the least sure node of its path, as none can be
-            verified without its parent; the paper does not say what it does there.
-        rerank: whether all candidates are ranked at the end; without ("w/o reranking"), what is
-            verified is what was chosen for expansion in each layer, the last layer's included, the
-            best `nodes` of it by `rank_by`: "we do not use the tokens selected during the expansion
-            phase as the draft directly" (section 4.2) says what it would be. "W/o both" is without
-            it, with `expand_by` and `rank_by` confidence.
+        rank_by: the value of the last ranking. The paper's "w/o value" is described only as "not
+            using value and directly using confidence", which may mean the expansion alone, or this
+            too. A node then counts for no more than the least sure node of its path, as none can be
+            verified without its parent; the paper does not define this case.
+        rerank: whether all candidates are ranked at the end. Without it ("w/o reranking"), the
+            nodes chosen for expansion in each layer, the last layer included, are verified, the
+            best `nodes` of them by `rank_by`. This follows from "we do not use the tokens selected
+            during the expansion phase as the draft directly" (section 4.2). "W/o both" is `rerank`
+            off, with `expand_by` and `rank_by` confidence.
     """
 
     nodes: int | None = knob(None, least=1)

@@ -115,7 +115,7 @@ def search(
         prior: [M] q(node | its parent's path).
         gain: [M] added to the reward of a sentence that goes through the node.
         offset: the reward that every sentence begins with.
-        iterations: of each row.
+        iterations: number of iterations for each row.
         c1: of eq. 16.
         c2: of eq. 16.
         each_first: whether a child that was never visited is taken before all others.
@@ -185,15 +185,15 @@ class MCTS(Policy):
       which is one more.
 
     Attributes:
-        iterations: of the search (150 in the paper).
+        iterations: number of iterations of the search (150 in the paper).
         c1: exploration (eq. 16; 32 in the paper, 2.414 in its Figures 4a and 5).
-        c2: how many visits it takes for exploration to grow (eq. 16; 8 in the paper).
+        c2: number of visits after which exploration grows (eq. 16; 8 in the paper).
         length: tokens of a sentence, root included; it is also the largest depth of a node, as one
             more token follows each sentence.
         continuations: number of nodes kept (24 in the paper).
         width: candidates after each node (12 in the paper).
-        reward: of a sentence: `paper`, 1 + Σ q of its tokens; `official`, 1 + Σ q of the token
-            before coming once more; `likelihood`, Σ log q, which is eq. 8 with the sign of a
+        reward: the reward of a sentence: `paper`, 1 + Σ q of its tokens; `official`, 1 + Σ q of the
+            token before coming once more; `likelihood`, Σ log q, which is eq. 8 with the sign of a
             log-likelihood.
         unvisited: `zero`, Q = 0 (eq. 17); `first`, before all others (official code).
         search: `mcts`, or `greedy`, which takes the nodes of the largest path probability without

@@ -30,8 +30,8 @@ class OPTTree(Policy):
     expanded: no other can have descendants among the best.
 
     Attributes:
-        nodes: to verify, the root not counted; and candidates after each node (50 in the official
-            code).
+        nodes: number of nodes to verify, without the root, and of candidates after each node (50 in
+            the official code).
         threshold: another layer is drafted only if the last one added more than this to Σ value;
             what a draft step costs in target passes, sₐ/sₜ as measured on this machine, by default
             (0.5 in the official code).

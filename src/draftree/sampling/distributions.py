@@ -36,7 +36,7 @@ def stages(
 
     Args:
         logits: [V] raw ones; float64 stays float64.
-        processors: in their order.
+        processors: the processors, in their order.
         ids: the whole text before the place.
     """
     exact = logits.dtype is torch.float64

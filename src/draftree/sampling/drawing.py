@@ -34,11 +34,11 @@ class Drawing:
     """The parameters by which a drafter draws its candidates.
 
     Attributes:
-        kind: of draw.
+        kind: the kind of draw.
         settings: [R] each row's; q goes through the same warpers as p, and in greedy decoding
             through none. Empty for rows that all are greedy.
-        noise: for all but `point` draws.
-        shaped: what the requests' own processors make of logits [F, V] after the frontier at hand.
+        noise: the noise of all draws but `point` ones.
+        shaped: applies the requests' own processors to logits [F, V] after the current frontier.
     """
 
     kind: Draw = Draw.POINT
@@ -117,7 +117,7 @@ def drawn(
 
     Args:
         logits: [F, V] after each frontier node, or [F, V′] for a draft vocabulary.
-        k: how many; fewer where the vocabulary is smaller.
+        k: number of candidates; fewer where the vocabulary is smaller.
         drawing: top-k for `point` draws (the lower id wins a tie) and for coupled ones, else
             samples of q.
         rows: [F] each frontier node's sequence.

@@ -53,7 +53,7 @@ class Grammar(Knobs):
 
     Attributes:
         kind: `JSON schema`, `regex` or `lark`.
-        given: what it was made from.
+        given: the source that it was made from.
         source: the grammar in llguidance's dialect of Lark.
         canonical: whether forced spans are written in the tokenizer's own tokens.
 
@@ -229,9 +229,9 @@ class Constrained(LogitsProcessor):
     nothing, while a call leaves the EOS ids, for that p is defined there as well.
 
     Args:
-        grammar: what the response must be.
+        grammar: the grammar of the response.
         vocabulary: the tokens.
-        start: how many ids stand in front of the response, padding and prompt.
+        start: number of ids before the response: padding and prompt.
 
     Raises:
         UserError: no text of the grammar can be begun with these tokens, or it names tokens that do

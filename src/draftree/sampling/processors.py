@@ -44,8 +44,7 @@ class _Penalty(LogitsProcessor):
 
     Args:
         penalty: below 0 it favours what was written.
-        start: how many ids stand in front of the response, padding and prompt; they are not
-            counted.
+        start: number of ids before the response: padding and prompt; they are not counted.
     """
 
     def __init__(self, penalty: float, start: int) -> None:

@@ -26,12 +26,12 @@ class Sampling(Choice):
 
     Attributes:
         temperature: 0 for greedy decoding, else a divisor of the logits.
-        top_k: how many of the likeliest tokens are kept; 0 keeps all.
+        top_k: number of the likeliest tokens that are kept; 0 keeps all.
         top_p: the least mass of likeliest tokens that is kept; 1 keeps all.
         min_p: the least probability kept, relative to the likeliest token; 0 keeps all.
         typical_p: the least mass of the most typical tokens that is kept; 1 keeps all.
         seed: seed of the keyed noise, 0 … 2⁶⁴ − 1.
-        warpers: what makes p of the logits, instead of what the knobs above stand for.
+        warpers: processors that turn logits into p, instead of the options above.
 
     Raises:
         UserError: a value is out of its range.

@@ -52,8 +52,7 @@ class Paths:
         Args:
             feed: the tokens.
             committed: [R] tokens in the states.
-            earlier: those of the pass before, which the scratch slots below this feed's tokens are
-                of.
+            earlier: the paths of the pass before, to which the earlier scratch slots belong.
             device: of the tensors.
         """
         rows, n = len(feed.counts), feed.width

@@ -27,7 +27,7 @@ class Kept:
     """Describe what a model's layers store.
 
     Attributes:
-        shapes: of each layer's keys and values; of width 0 where it has none.
+        shapes: the shape of each layer's keys and values; of width 0 where it has none.
         states: the layers' states.
         clamped: whether a step through a prompt is bounded in a way that decoding is not.
         rules: the functions by which states come about.

@@ -81,7 +81,7 @@ def delta_tree(
 
     Args:
         paths: of the pass.
-        before: what earlier passes of this step stashed; nothing in the first.
+        before: the stash of earlier passes of this step; empty in the first.
         q: [R, H, n, k] scaled queries.
         k: [R, H, n, k] keys.
         v: [R, H, n, v] values.
@@ -138,7 +138,7 @@ def ssd_tree(
 
     Args:
         paths: of the pass.
-        before: what earlier passes of this step stashed; nothing in the first.
+        before: the stash of earlier passes of this step; empty in the first.
         x: [R, H, n, P] inputs times their step Δ.
         g: [R, H, n, 1] Δ A.
         b: [R, H, n, N] B.
@@ -188,7 +188,7 @@ def s6_tree(
 
     Args:
         paths: of the pass.
-        before: what earlier passes of this step stashed; nothing in the first.
+        before: the stash of earlier passes of this step; empty in the first.
         x: [R, 1, n, d] inputs.
         step: [R, 1, n, d] Δ.
         a: [d, N] A.

@@ -85,7 +85,7 @@ class States:
     Args:
         shapes: by state.
         rows: R.
-        dtype: of what convolutions read.
+        dtype: of the inputs of convolutions.
         device: of the tensors.
         clamped: whether the model steps otherwise through a prompt than in decoding.
 
