@@ -1,9 +1,9 @@
 """The loop: draft → grow → verify → accept → commit, and the plain baseline it is compared with.
 
-Rows come and go between two steps: `admit` lets requests in, `step` goes on with those that write,
-`release` frees one.
+Sequences come and go between two steps: `admit` starts requests, `step` continues the running ones,
+and `release` frees a slot.
 
-Shapes: R rows, B rows that begin, N nodes.
+Shapes: R slots, B slots that begin, N nodes.
 """
 
 import time

@@ -1,6 +1,6 @@
 """The rows of a batch: which request each one writes, what is committed, how much may still come, where it stops.
 
-Shapes: R rows, N nodes, V vocabulary.
+Shapes: R slots, N nodes, V vocabulary.
 """
 
 import warnings
@@ -297,8 +297,7 @@ class Rows:
         Args:
             tree: that was verified.
             verified: the target's pass over it.
-            drawn: whether the target's own token, by its noise, is what will be asked for after
-                each node.
+            drawn: whether the token after each node is sampled from the target with keyed noise.
         """
 
         def processors(node: int) -> Sequence[LogitsProcessor]:
@@ -308,7 +307,7 @@ class Rows:
             ):
                 return (
                     request.sampling.processors
-                )  # plain decoding asks no others what follows an EOS, and that is cut off
+                )  # plain decoding chooses no token after an EOS, and what follows it is cut off
             return (*request.processors, *request.sampling.processors)
 
         greedy = lambda node: self.requests[int(tree.row[node])].sampling.greedy
@@ -452,7 +451,7 @@ class Rows:
                 text = shown[:, : len(before) + i + 1]
                 said = [
                     bool(criterion(text, None)) for criterion in request.criteria
-                ]  # all are asked, as transformers does
+                ]  # all are called, as transformers does
                 if any(said):
                     return i + 1, "stop"
             if len(written) + i + 1 >= request.max_new_tokens:
@@ -462,7 +461,7 @@ class Rows:
     def work(
         self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None, finds: int = 0
     ) -> Work:
-        """Write down what a step asked of the models, before it is emitted."""
+        """Record the work of the models in a step, before its tokens are emitted."""
         fed = len(tree) + (0 if probes is None else len(probes.row))
         self.stats.work.append(Work(tuple(frontiers), fed, tree.roots, self.context, finds))
         return self.stats.work[-1]

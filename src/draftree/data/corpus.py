@@ -84,7 +84,7 @@ class Documents:
     Attributes:
         files: of the corpus.
         tokenizer: the target's.
-        tell: told how many bytes of the files are done.
+        tell: receives the number of bytes read.
         skipped: counts rows that cannot be read, which are left out; without it the first one is an
             error.
         documents: with at least one token.

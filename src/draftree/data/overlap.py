@@ -12,7 +12,7 @@ WORDS = 13
 
 
 def normalised(text: str) -> str:
-    """Return the words of a text in lower case, without what stands between them."""
+    """Return the words of a text in lower case, without punctuation between them."""
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
@@ -87,7 +87,7 @@ class Excluded:
         return count
 
     def keeps(self, row: Row, where: str) -> bool:
-        """Return True for a row of data that asks none of the prompts."""
+        """Return True for a row of data that contains none of the prompts."""
         return not self.runs or not any(map(self.holds, asked(row, where)))
 
 

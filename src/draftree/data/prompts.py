@@ -170,7 +170,7 @@ def question(text: str) -> Messages:
 
 LOG = logging.getLogger(__name__)
 WARNED: "WeakSet[PreTrainedTokenizerBase]" = WeakSet()
-"""Tokenizers without a chat template that were told of."""
+"""Tokenizers without a chat template of which the user has been warned."""
 
 
 def warn_of_bare_chats(tokenizer: PreTrainedTokenizerBase) -> None:

@@ -72,7 +72,7 @@ class Skipped:
             self.first.append(str(error))
 
     def __str__(self) -> str:
-        """Return a line that says how many rows are left out, and the first reasons."""
+        """Return a line with the number of rows that are left out, and the first reasons."""
         more = f"; and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
         return f"{self.count:,} rows cannot be read and are left out: {'; '.join(self.first)}{more}"
 
@@ -105,7 +105,7 @@ def named(where: str) -> Iterator[None]:
 
 
 def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]]:
-    """Yield the rows of a file or of all files of a folder, each with where it stands.
+    """Yield the rows of a file or of all files of a folder, each with its location.
 
     In a folder, only `.jsonl` and `.parquet` files hold rows, the others are texts; hidden, empty
     and binary ones are left out.

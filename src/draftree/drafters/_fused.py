@@ -48,7 +48,7 @@ The bound leaves some probability for the guide's tokens."""
 @final
 @dataclass(frozen=True)
 class Fused(Method):
-    """Drafters whose candidates go into one tree; in a spec they stand with `+` between them.
+    """Drafters whose candidates go into one tree; a spec joins them with `+`.
 
     Attributes:
         parts: their options; of equal candidates the earlier part's come first.
@@ -132,7 +132,7 @@ class Fusing:
 
 @final
 class FusedDrafter(Drafter[Fusing]):
-    """Drafters that are asked for the same nodes, and their candidates merged.
+    """Drafters that expand the same nodes; their candidates are merged.
 
     Raises:
         UserError: more than one of them sends probes along with a verification.
@@ -187,7 +187,7 @@ class FusedDrafter(Drafter[Fusing]):
         fresh = (tuple(replace(trust, recent=NEUTRAL) for trust in known),) * len(prompts)
         if state is None or len(state.trust) != len(
             prompts
-        ):  # what `carry` leaves has one row, which stands for all
+        ):  # what `carry` returns has one slot, which represents all
             return Fusing(tuple(inner), fresh)
         return Fusing(tuple(inner), put(state.trust, rows, fresh))
 

@@ -74,7 +74,7 @@ class JetSpec(ParallelMethod):
 
 @final
 class JetSpecDrafter(ParallelDrafter):
-    """Drafts every slot for itself, of what stands before it."""
+    """Drafts every slot on its own, from the slots before it."""
 
     knobs: JetSpec
     kind: ClassVar[Kind] = "jetspec"

@@ -59,7 +59,7 @@ def language_model(small: Target, target: Target) -> "LMDrafter":
 
 
 def _same_tokens(small: Target, target: Target) -> bool:
-    """Return whether every id stands for the same token in both models.
+    """Return whether every id means the same token in both models.
 
     Models of one size of vocabulary may number it differently. Without tokenizers nothing but the
     size is known.

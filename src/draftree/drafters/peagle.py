@@ -370,7 +370,7 @@ class PEAGLEDrafter(PairReader):
         true = torch.arange(count - 1, device=chains.device).expand(len(chains), -1)
         learn = torch.cat(
             (batch.learn[:, 2:], torch.zeros_like(batch.learn[:, :1])), 1
-        )  # pair t says token t + 2
+        )  # pair t predicts token t + 2
         places = torch.cat((true + 1, chains + depths + 1), 1).clamp(
             max=count - 1
         )  # whose next token is said

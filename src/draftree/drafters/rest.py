@@ -322,7 +322,7 @@ def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
                 "are neither 2 + 4 nor 4 + 4 for each token"
             )
         corpus = Corpus(tokens.view("<u2" if width == 2 else "<i4"), suffixes.view("<i4"))
-        last = int(corpus.suffixes[-1])  # where the largest token stands
+        last = int(corpus.suffixes[-1])  # position of the largest token
         if not 0 <= last < len(corpus.tokens):
             raise UserError(
                 f"'{path}' is not a datastore of REST's code: suffix {last} of {len(corpus.tokens)} tokens"

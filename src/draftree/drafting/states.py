@@ -19,7 +19,7 @@ class DrafterFault(Exception):
 
     Attributes:
         rows: the sequences that it was raised for; none where it was not raised again.
-        error: what it raised.
+        error: the exception that it raised.
     """
 
     def __init__(self, rows: list[int], error: Exception) -> None:

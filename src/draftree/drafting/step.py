@@ -33,7 +33,7 @@ from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict, of_rows
 
 T = TypeVar("T")
 RECENT, LATEST = 8, 2
-"""Steps that say how large the next tree may be, and how deep."""
+"""Recent steps that bound the size of the next tree, and its depth."""
 
 
 @dataclass
@@ -83,7 +83,7 @@ class Drafting(Search):
         self._marks, self._recordings = list[Any](), self.capture.recordings
 
     def _mark(self) -> None:
-        """Mark when the device will have done what it was asked for so far."""
+        """Record an event after the work that the device has been given so far."""
         self._marks.append(self._clock.mark())
 
     def grow(
@@ -91,7 +91,7 @@ class Drafting(Search):
     ) -> Tree | Unseen:
         """Return the tree that a policy drafts.
 
-        Where it can grow without the host, it is one that the host has yet to be told of.
+        Where it can grow without the host, the host has not seen it yet.
         """
         before, again = self.state, False
         while not self.rows.undrafted.issuperset(roots.row.tolist()):

@@ -66,7 +66,7 @@ class Layout:
         block: slots in a pass, the root's among them.
         mask: the token in all other slots.
         reads: entries of the target's `hidden_states` that are fused, in their order.
-        shifted: whether the root's slot drafts the token after the root; else it says nothing.
+        shifted: whether the root's slot drafts the token after the root; else it drafts none.
         sights: of each layer.
         draft_vocab: V′; 0 for the whole vocabulary.
         markov: DSpark's Markov head and its rank; none has rank 0.
@@ -169,9 +169,7 @@ def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
     outer = Entries(config, where)
     speculated, nested = KIND in config, outer.get(NESTED, dict[str, Any], {})
     values = outer.get(LAYER, dict[str, Any]) if speculated else dict(config)
-    said = Entries(
-        config | nested, where
-    )  # either of block size and mask token may stand in either place
+    said = Entries(config | nested, where)  # block size and mask token may be in either place
     block, mask = said.get("block_size", int, least=1), said.get("mask_token_id", int, least=0)
     if block > MAX_NODES:  # its masks grow with the square of it
         raise UserError(

@@ -121,7 +121,7 @@ class Batch:
         chosen = np.array(old + [-1] * (count - len(old)), np.int64)
         if (
             not self.running
-        ):  # the drafter knows of no sequence, and begins anew with what it has learnt
+        ):  # the drafter has no sequences, and begins anew with what it has learnt
             self._host.remember(self.state)
             parts, self.state = self._host.scheduled_parts()
         moved = (

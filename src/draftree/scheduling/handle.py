@@ -88,7 +88,7 @@ class Entry:
         submitted: the request.
         reading: turns its tokens into text.
         request: what is left of it: after a preemption its prompt ends with what was written.
-        status: where it stands.
+        status: the status of the request.
         cancelled: whether it is to be cancelled.
         suspect: whether a step with it has failed, so that it has to run alone.
         row: its place in the batch; −1 where it has none.
@@ -154,7 +154,7 @@ class Entry:
         """Return the tokens of a step, and note them and what the step has cost."""
         if event.step is not None:
             self.steps.append(event.step)
-        elif self.written:  # read again: the drafter had no say, as at any bonus token
+        elif self.written:  # read again: the drafter took no part, as at any bonus token
             event = replace(event, origins=["bonus"])
         self.mark("first")
         self.written += event.tokens

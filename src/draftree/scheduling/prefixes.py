@@ -123,7 +123,7 @@ class PrefixStore:
             parent = block
 
     def shrink(self, tokens: int) -> None:
-        """Drop blocks until at most so many tokens are held."""
+        """Drop blocks until at most this many tokens are held."""
         while self.tokens > tokens:
             leaves = (block for block in self._blocks.values() if not block.children)
             oldest = min(leaves, key=lambda block: block.used)

@@ -40,7 +40,7 @@ class PromptReader:
         batch: that they are read for.
         options: the limits of the scheduler.
         prefixes: keeps what was read.
-        act: told which requests take part.
+        act: receives the requests that take part.
         take: given new tokens.
 
     Attributes:
@@ -167,7 +167,7 @@ class PromptReader:
                 self._read_apart(entry, min(share[entry.id], left[entry.id] - 1))
 
     def _read_apart(self, entry: Entry, count: int) -> None:
-        """Read so many tokens of a prompt, its last one not among them, into a cache of its own."""
+        """Read a number of tokens of a prompt, except its last one, into a cache of its own."""
         self._act([entry])
         entry.mark("begun")
         (parts, _), prompt = self._batch.open(1), entry.prompt

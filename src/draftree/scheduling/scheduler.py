@@ -212,7 +212,7 @@ class Scheduler:
             entry.suspect = False
 
     def _bound_growth(self) -> None:
-        """Keep the trees of a step as small as the bound of the cache asks for."""
+        """Keep the trees of a step as small as the bound of the cache requires."""
         if self._recomputes and self.batch is not None and self._batch.running:
             free = self._bound - self.cache_tokens
             self.batch[1].growth = max(free // len(self._batch.running) - 1, 0)

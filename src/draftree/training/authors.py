@@ -89,7 +89,7 @@ class Author(ABC):
         return 0
 
     def seconds(self, texts: int, tokens: int) -> float | None:
-        """Return how long texts of so many tokens take at most; None where that is not known."""
+        """Return the most seconds that texts of these tokens take; None where it is not known."""
         return None
 
     @abstractmethod

@@ -39,7 +39,7 @@ def build(
     overwrite: bool = False,
     skipped: Skipped | None = None,
 ) -> dict[str, Any]:
-    """Build a datastore from a corpus and return its note; nothing is at `out` before all is there.
+    """Build a datastore from a corpus and return its note; `out` appears once it is complete.
 
     Args:
         kind: the drafter that will search it.
@@ -47,14 +47,14 @@ def build(
         data: files and folders of the corpus.
         out: the new folder.
         settings: how it is built, by name.
-        tell: told how many megabytes are read.
+        tell: receives the number of megabytes read.
         source: how the target's tokenizer is found.
         overwrite: whether the new folder replaces what is in `out`.
         skipped: counts rows that cannot be read, which are left out; without it the first one is an
             error.
 
     Raises:
-        UserError: something that was asked for does not exist or does not fit, `out` has something
+        UserError: a requested input does not exist or does not fit, `out` has something
             in it, or another process builds it.
     """
     known, settings = kinds(), dict(settings or {})

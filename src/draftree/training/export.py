@@ -47,12 +47,12 @@ from draftree.registry import method_of, names, part, parts
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 """Config and tensors."""
 MAP = "head.d2t"
-"""The draft vocabulary of an `eagle`, of which no other program knows: there its head is the
-target's, whole."""
+"""The draft vocabulary of an `eagle`. Other programs have no such entry: there the head is that of
+the target, with the whole vocabulary."""
 SOLVED = 1e-6
-"""The relative error with which a bias may come back from an embedding that has it in it."""
+"""The maximum relative error of a bias that is stored in the embedding."""
 LAYERS = 32
-"""Of the target that stands in for one that is not named."""
+"""The number of layers of the placeholder target that is used where none is named."""
 
 
 @dataclass(frozen=True)
@@ -114,7 +114,7 @@ OWN: Mapping[str, dict[str, Any]] = {
     "vdm": {"shared": False, "draft_vocab": 0},
     "glide": {"init": "target", "draft_vocab": 0},
 }
-"""The methods that may have an embedding and an LM head of their own, and the knobs that say so."""
+"""The methods that may have their own embedding and LM head, and the options for that."""
 
 
 def formats_of(method: str) -> tuple[str, ...]:

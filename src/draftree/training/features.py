@@ -135,7 +135,7 @@ class Shards:
 
         Args:
             processes: of the run.
-            tell: told how many files of how many this process has done.
+            tell: receives the number of files that this process has written, and of all its files.
 
         Raises:
             UserError: the disk is too small, or not all processes see the same folder.
@@ -217,7 +217,7 @@ class Shards:
         return pad_sequence(parts, batch_first=True).to(self.target.decoder.device)
 
     def _get(self, name: str, sample: int, key: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor of a sample; −1 in its shape stands for the sample's length."""
+        """Return a tensor of a sample; −1 in its shape means the sample's length."""
         path = self._file(name, sample // SHARD)
         with understood(
             f"'{path}' does not hold these samples' features (without it they are computed anew)"

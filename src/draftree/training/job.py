@@ -11,7 +11,7 @@ from draftree.boundary.progress import Tell, silent
 from draftree.models.target import Target
 
 LOG = logging.getLogger("draftree")
-"""Is told what is worth a line while a job runs."""
+"""Receives messages about the progress of a job."""
 
 
 @dataclass(frozen=True)
@@ -60,11 +60,11 @@ class Job(ABC):
             target: the frozen model, or its name.
             data: files, or folders of them.
             out: the file or folder that is written.
-            tell: told how far it is.
+            tell: receives messages about the progress.
             how: a target that is named is loaded, the attributes of `Loading`.
 
         Raises:
-            UserError: something that was asked for does not exist, does not fit or is too little.
+            UserError: a requested input does not exist, does not fit or is too small.
             KeyboardInterrupt: the run was interrupted.
         """
 

@@ -45,7 +45,7 @@ class Processes:
         It is the one asked for, but each of several processes has a device of its own.
 
         Raises:
-            UserError: among several processes, a certain device was asked for.
+            UserError: a device was requested for several processes.
         """
         if self.world == 1:
             return asked or ("cpu" if _cpu_only() else None)
@@ -125,7 +125,7 @@ class Processes:
         """Refuse to go on if a value differs between the processes.
 
         Raises:
-            UserError: it says what differs.
+            UserError: the value differs; the message names it.
         """
         if len(set(self.gathered(value))) > 1:
             raise UserError(

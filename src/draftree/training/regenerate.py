@@ -113,7 +113,7 @@ def regenerate(
         out: the folder of the file that is written.
         how: answers are written.
         processes: of the run.
-        tell: told how many answers this process has written.
+        tell: receives the number of answers that this process has written.
         author: of the answers; by default the target itself.
         excluded: prompts that are left out.
         skipped: counts rows that cannot be read, and leaves them out; without it the first one is
@@ -268,7 +268,7 @@ def answered(
 ) -> Iterator[tuple[int, Row]]:
     """Yield the rows of numbered prompts, each as soon as it is finished.
 
-    An empty one where nothing was asked that can be answered.
+    A row is empty where the prompt has no question that can be answered.
 
     Args:
         target: whose tokenizer and context are meant.

@@ -315,7 +315,7 @@ class Training(Job):
 
 
 def within_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
-    """Return a plan for a target with so many positions, which no sample is longer than.
+    """Return a plan for a target's number of positions, which no sample exceeds.
 
     A run begun before keeps its length.
     """

@@ -29,7 +29,7 @@ AGAIN = frozenset({408, 425, 429})
 
 @dataclass(frozen=True)
 class Server:
-    """A server, and the way it is asked.
+    """A server, and the options of requests to it.
 
     Attributes:
         url: of the API; without a path it is that of vLLM and SGLang, /v1.
@@ -115,10 +115,10 @@ class Remote(Author):
         )
 
     async def _ask(self, client: httpx2.AsyncClient, asked: Asked) -> Written:
-        """Return a prompt's text, asked for until the server gives one.
+        """Return a prompt's text; the request is repeated until the server answers.
 
         Raises:
-            UserError: it refuses the request, or gives none however often it is asked.
+            UserError: the server refuses the request, or all attempts fail.
         """
         path, body = self._request(asked)
         for attempt in count(1):

@@ -180,7 +180,7 @@ def resume(
             raise ValueError(f"step is {found['step']!r}, allowed is a whole number in 0 … {steps}")
         seconds = found.get(
             "seconds", 0.0
-        )  # runs begun before the time was bounded say nothing of it
+        )  # runs of earlier versions have no entry for the time bound
         if type(seconds) is not float or not 0 <= seconds < math.inf:
             raise ValueError(f"seconds is {seconds!r}, allowed is a number of at least 0")
         shapes = [

@@ -82,7 +82,7 @@ class Opening:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> Self:
-        """Find them by rendering a chat with a mark in the place of the message.
+        """Find them by rendering a chat with a mark instead of the message.
 
         Raises:
             UserError: there is no chat template, or it puts nothing before a user's message or
@@ -131,7 +131,7 @@ def synthesize(
         how: the options.
         out: the folder of the files that are written.
         processes: of the run.
-        tell: told how many this process has written.
+        tell: receives the number of questions that this process has written.
         author: generates the questions; by default the target itself.
         beside: data whose questions are not wanted again.
         excluded: prompts that must not be among the questions.

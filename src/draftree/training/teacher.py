@@ -1,6 +1,6 @@
 """Batches of texts with the frozen target's internals and logits, which a drafter learns from.
 
-Shapes: B batch, T tokens, M positions asked for, D hidden size, V vocabulary, H key-value heads.
+Shapes: B batch, T tokens, M requested positions, D hidden size, V vocabulary, H key-value heads.
 """
 
 from collections.abc import Sequence

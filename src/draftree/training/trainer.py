@@ -165,7 +165,7 @@ def train(
         samples: all data; the held-out part is taken from it.
         plan: must be the interrupted run's where `out` holds one.
         out: also holds the state to resume from until the run has ended.
-        listen: told every step.
+        listen: receives the progress after every step.
         about: what else is written down of the run, and must be the same when it goes on.
         track: the name of an experiment tracker that accelerate knows; none by default.
 
@@ -220,7 +220,7 @@ class Run:
         held: of those that are measured on.
         first: how many steps are done.
         steps: how many there will be.
-        said: what the run was asked for.
+        said: the options of the run.
         policy: whose trees' acceptance is measured.
         costs: of this pairing, for a policy that reads them.
         clock: of the run.
@@ -410,7 +410,7 @@ class Run:
                 self.drafter.save(self.out / f"step-{step}")
 
     def finish(self) -> None:
-        """Write the checkpoint in the place of the state."""
+        """Replace the training state by the checkpoint."""
         self.drafter.model.eval()
         with self.processes.agreed():
             if self.processes.main:

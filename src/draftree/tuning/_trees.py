@@ -328,7 +328,7 @@ def collect(
         requests: one for each text.
         knobs: of the trees.
         kept: where they are kept.
-        tell: told how many texts are done, and how many trees there are.
+        tell: receives the number of finished texts and of trees.
     """
     found: list[Nodes] = []
     trees = positives = 0

@@ -39,7 +39,7 @@ from draftree.tuning.base import Tuning
 ROUND = 100
 """Steps between two measurements."""
 PATIENCE, RISE = 20, 5e-4
-"""Held-out AUC has stopped rising where so many rounds together brought no more."""
+"""Held-out AUC has stopped rising if this many rounds together brought no improvement."""
 WORSE = 2e-3
 """Rounds whose AUC is lower than the best by more are not picked: their net tells less."""
 NEAR = 0.01
@@ -180,7 +180,7 @@ def learn(
         knobs: features, size, M, negatives, steps.
         plan: of learning.
         start: the classifier that it begins with; random weights by default.
-        tell: told of each round.
+        tell: receives a line for each round.
 
     Raises:
         UserError: no node was accepted, or training diverged.

@@ -180,7 +180,7 @@ def drive(
 
     Args:
         target: verifies every chain, as in decoding.
-        drafter: is asked for `width` candidates after every token of it.
+        drafter: proposes `width` candidates after every token of it.
         texts: all in one batch.
         depth: D.
         width: K.
@@ -345,7 +345,7 @@ class Search(Tuning):
     """Finds the best tree of fixed shape for a drafter, and writes it as `static:paths=FILE` reads it.
 
     Attributes:
-        drafter: the spec of the one the tree is for.
+        drafter: the spec of the drafter that the tree is for.
         settings: of the search.
         costs: that trees are compared by; measured by default.
     """

@@ -1,6 +1,6 @@
 """A table from tokens to their likeliest successors, filled while a text is written (Token Recycling's adjacency matrix).
 
-Shapes: V vocabulary, K successors, N tokens with a line each, M stored lines, F tokens asked for.
+Shapes: V vocabulary, K successors, N tokens with a line each, M stored lines, F tokens looked up.
 """
 
 from dataclasses import dataclass

@@ -53,7 +53,7 @@ class Stored(Method):
             vocab: number of token ids.
             folder: where they are written.
             settings: how, by name, as text (`--set` on the command line).
-            tell: told what it is doing.
+            tell: receives messages about the progress.
 
         Returns:
             Figures for the note beside the files: counts and bytes, by name.
@@ -112,7 +112,7 @@ def fits_vocabulary(where: Path, vocab: int, target: Target) -> None:
     """Refuse tokens that the target cannot be fed.
 
     Raises:
-        UserError: it says how many ids there are.
+        UserError: a token is too large; the message gives the number of ids.
     """
     if vocab > target.decoder.vocab:
         raise UserError(

@@ -109,7 +109,7 @@ def build(
         documents: token ids of one after another; no n-gram runs from one into the next.
         plan: how.
         folder: where.
-        tell: told what it is doing.
+        tell: receives messages about the progress.
 
     Returns:
         Figures of what was counted and written.
@@ -205,7 +205,7 @@ class Threads:
         pool: of threads; numpy sorts without holding the interpreter.
         plan: how.
         scratch: where runs lie.
-        tell: told of progress.
+        tell: receives messages about the progress.
     """
 
     pool: ThreadPoolExecutor

@@ -26,7 +26,7 @@ HEADER = "ngrams.json"
 BLOCK = 64
 """Contexts between two running sums."""
 FULL = 65535
-"""The number that stands for a share of 1."""
+"""The integer that represents a share of 1."""
 
 
 def width_of(vocab: int) -> int:
@@ -66,7 +66,7 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Grams:
-    """A table and what it holds.
+    """A table and its contents.
 
     Attributes:
         table: the arrays.

@@ -23,7 +23,7 @@ SEPARATOR = 2**32 - 1
 END = -1
 """Behind the end of its document in a continuation; a root of a trie has it for a token."""
 UNKNOWN = -1
-"""The place in a trie of a tree's node that stands in none."""
+"""The trie index of a tree's node that is in no trie."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class PrefixTree(NamedTuple):
 
     The children of a node are stored side by side, the most frequent first.
 
-    Several tries may stand in one, each with a root of its own.
+    One object may hold several tries, each with its own root.
 
     Attributes:
         tokens: [N] of each node; −1 for a root.
@@ -126,9 +126,9 @@ def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
 def search(
     tokens: Array, suffixes: Array, context: Ints, longest: int, shortest: int
 ) -> tuple[int, int, int]:
-    """Find the longest end of a context that stands in the corpus with something after it.
+    """Find the longest suffix of a context that occurs in the corpus with a token after it.
 
-    Where an end stands, shorter ones stand too, so that its length is found by halving.
+    Where a suffix occurs, shorter ones occur too, so that its length is found by bisection.
 
     Args:
         tokens: [T] of the corpus.

@@ -202,7 +202,7 @@ def compare(
 
 
 def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurrences:
-    """Return the places where the end of a text stands in the memory.
+    """Return the positions at which the end of a text occurs in the memory.
 
     They are the longest matches; of equally long ones, those of later blocks come first.
     """

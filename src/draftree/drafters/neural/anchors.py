@@ -89,7 +89,7 @@ def marginal_loss(
     places: Anchored,
     drafted: Drafted | None,
 ) -> Tensor:
-    """Return the weighted loss of slots that each say a token whatever the others are.
+    """Return the weighted loss of slots that each predict a token independently of the others.
 
     Args:
         kind: `ce` against the text, of a draft vocabulary those tokens that are in it; or `kl`,

@@ -33,7 +33,7 @@ class ResBlock(nn.Module):
 
     Args:
         width: D, of the output.
-        conditions: how many vectors [D] stand beside x in the input.
+        conditions: the number of vectors [D] in the input in addition to x.
     """
 
     def __init__(self, width: int, conditions: int = 0) -> None:

@@ -146,7 +146,7 @@ def check_attends(method: str, decoder: Decoder) -> None:
 def has_own(stored: Checkpoint) -> bool:
     """Return True where a checkpoint brings an embedding and a head of its own.
 
-    Those written before any were shared say nothing.
+    Checkpoints written before tensors were shared have no such entry.
     """
     return not stored.about.get("shared", False)
 
@@ -162,7 +162,7 @@ def load_model(
         stored: the checkpoint.
         method: for errors.
         target: lends its embedding and head where the checkpoint has none.
-        draft_vocab: V′, as the checkpoint says.
+        draft_vocab: V′, as given in the checkpoint.
 
     Raises:
         UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size
@@ -204,7 +204,7 @@ def save_model(
     Args:
         folder: is made.
         model: without the target's embedding and head, or a whole one.
-        stored: what it was read from.
+        stored: the checkpoint that it was read from.
         about: the further entries.
     """
     if head_of(model) is not None:

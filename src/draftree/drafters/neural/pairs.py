@@ -426,7 +426,7 @@ class PairDrafter(PairReader):
         rows, count = batch.tokens.shape
         cuts = sorted(
             {max(int(s), 1) for s in block_starts(count, block, phase)}
-        )  # no pair stands before the first token
+        )  # there is no pair before the first token
         ends = [*cuts[1:], count]
         last, at, features = self.model.levels - 1, torch.arange(1, count), self._features(batch)
         fed, made = features[:, :-1], []

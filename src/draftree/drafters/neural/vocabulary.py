@@ -22,7 +22,7 @@ from draftree.models.target import Target
 from draftree.tree import Drafted, Ints
 
 KNOWN = "draftree_drafted"
-"""An attribute of a map: its version, and the draft vocabulary that it stands for."""
+"""An attribute of a map: its version, and the draft vocabulary that it represents."""
 
 
 def frequent(counts: Ints, size: int) -> Ints:
@@ -56,7 +56,7 @@ def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
     state, known = (
         None if d2t.is_inference() else d2t._version,
         vars(d2t).get(KNOWN),
-    )  # asked in every pass
+    )  # needed in every pass
     if known is None or state is None or known[0] != state:
         known = state, Drafted(ids_of(d2t), target.decoder.vocab)
         setattr(d2t, KNOWN, known)
@@ -97,7 +97,7 @@ def check_map(d2t: Tensor | None, target: Target, folder: Path) -> None:
 
 @final
 class TargetEmbedding(nn.Module):
-    """The target's embedding in the place of a network's own; it has no weights itself.
+    """The target's embedding, used as a network's own; it has no weights itself.
 
     Args:
         target: whose it is.
