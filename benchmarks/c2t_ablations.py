@@ -172,7 +172,7 @@ def bench(pairs: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
 def rows(
     notes: Mapping[str, dict[str, Any]], benched: Sequence[dict[str, Any]]
 ) -> Iterator[dict[str, Any]]:
-    """Return a row for each classifier and one for EAGLE-2.
+    """Yield a row for each classifier and one for EAGLE-2.
 
     Args:
         notes: records of the trainings, by their setting, the paper's setting first.

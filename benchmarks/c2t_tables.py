@@ -149,7 +149,7 @@ def tuned(drafter: str, args: argparse.Namespace) -> Path:
 
 
 def rows(lines: Sequence[Line], benched: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
-    """Return a row for each line, from the bench's rows in the same order."""
+    """Yield a row for each line, from the bench's rows in the same order."""
     for line, row in zip(lines, benched, strict=True):
         curve = [r for other, r in zip(lines, benched, strict=True)
                  if line.beside and other.drafter == line.drafter and other.policy.startswith(line.beside)]  # fmt: skip

@@ -40,7 +40,7 @@ def sources() -> list[Path]:
 
 
 def heads(path: Path) -> Iterator[str]:
-    """Return the lines before the body of each long function of a file, with its docstring."""
+    """Yield the lines before the body of each long function of a file, with its docstring."""
     text = path.read_text(encoding="utf-8", errors="strict")
     lines = text.splitlines(keepends=True)
     for node in ast.walk(ast.parse(text)):

@@ -84,7 +84,7 @@ def told(value: Floats, sampled: Floats, stretch: int) -> dict[str, str]:
 
 
 def texts(engine: Engine, requests: Sequence[Request], folder: Path | None) -> Iterator[Generation]:
-    """Return the texts of all requests, generated anew or replayed."""
+    """Yield the texts of all requests, generated anew or replayed."""
     known = (
         None if folder is None else Recordings.open(folder, engine.target, [engine.drafter.needs])
     )

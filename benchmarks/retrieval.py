@@ -150,7 +150,7 @@ def step_seconds(engine: Engine, request: Request) -> list[float]:
 
 
 def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Return the seconds of steps as a row for each pair of drafter and policy."""
+    """Yield the seconds of steps as a row for each pair of drafter and policy."""
     for drafter, policy in args.pair or PAIRS:
         engine = load("demo", drafter=drafter, policy=policy)
         costs = settled_costs(engine.target, engine.drafter)

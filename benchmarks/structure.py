@@ -150,7 +150,7 @@ def shortest(graph: Graph) -> Graph:
 
 
 def drawn(modules: Graph) -> str:
-    """Return the picture as SVG: levels as floors, parts as boxes, and the shortest arrows."""
+    """Return the picture as SVG: levels as floors, parts as boxes, and arrows by `shortest`."""
     every = parts(modules)
     arrows = [(a, b) for a, those in sorted(shortest(every).items()) for b in sorted(those)]
     floors: list[list[str]] = [

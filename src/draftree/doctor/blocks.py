@@ -29,7 +29,7 @@ ALIKE = 1e-5
 def block_alternatives(
     target: Target, drafter: Drafter[Any], source: Source
 ) -> Iterator[Alternative]:
-    """Return alternatives with another mask token and with the other way to read slots."""
+    """Yield alternatives with another mask token and with the other way to read slots."""
     if not isinstance(drafter, ParallelDrafter):
         return
     layout, vocab = drafter.model.layout, target.decoder.vocab
@@ -49,14 +49,14 @@ def block_alternatives(
 
 
 def _special(target: Target) -> list[int]:
-    """Return ids of special tokens in a config, which are often mistaken for masks."""
+    """Return ids of special tokens in a config, which are often used as mask tokens."""
     names = ("pad_token_id", "bos_token_id", "unk_token_id", "mask_token_id")
     found = (getattr(target.decoder.config, name, None) for name in names)
     return [token for token in found if isinstance(token, int)]
 
 
 def _with(drafter: ParallelDrafter, **changed: Any) -> Callable[[], AbstractContextManager[None]]:
-    """Yield a context in which a drafter's layout is another one."""
+    """Return a context manager that changes a drafter's layout inside."""
 
     @contextmanager
     def made() -> Iterator[None]:

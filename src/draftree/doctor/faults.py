@@ -295,7 +295,7 @@ def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[
 
 
 def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractContextManager[None]]:
-    """Yield a context in which a buffer of some modules has other values."""
+    """Return a context manager that replaces a buffer of some modules inside."""
 
     @contextmanager
     def changed() -> Iterator[None]:
