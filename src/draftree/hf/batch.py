@@ -195,7 +195,7 @@ class Call:
 
     @property
     def _tells_criteria(self) -> bool:
-        """Return whether criteria get the scores of all steps, which transformers passes if kept."""
+        """Return whether criteria get the scores of all steps, as transformers passes them."""
         return bool(self.keeps_scores and self.config.output_scores and self._stopping)
 
     @property
