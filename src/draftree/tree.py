@@ -2,8 +2,8 @@
 
 Shapes: R rows (sequences), N nodes of all rows, F frontier nodes, K candidates, V vocabulary, E
 rows of full draft distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes,
-and policies decide in Python which of them to expand. Those of a shape that is known beforehand may
-grow on a GPU, and are told to the host later (`policies/_unseen.py`).
+and policies decide in Python which of them to expand. Trees whose shape is known beforehand may
+grow on a GPU, and are copied to the host later (`policies/_unseen.py`).
 """
 
 from collections.abc import Callable

@@ -1,8 +1,8 @@
 """Block verification: a drawn chain is accepted as a whole (Sun et al. 2024, "Block verification", Algorithm 2).
 
-Token by token, a draft is lost for good with the first one that is rejected. Here the chance that a
-beginning of the chain is kept depends on all its tokens together: the acceptance length is never
-shorter in expectation, and the best possible (Theorem 2 there).
+When drafts are judged token by token, everything after the first rejected one is lost. Here the
+probability that a prefix of the chain is kept depends on all its tokens together: the expected
+acceptance length is never shorter, and the best possible (Theorem 2 there).
 """
 
 from dataclasses import dataclass

@@ -1,8 +1,8 @@
 """Traversal verification: a drawn tree is judged from its leaves to its root (Weng et al. 2025, arXiv 2505.12398).
 
-From the root down, a draft is lost with its parent. Here a path is judged as a whole, the deepest
-first; what is refused leaves its mass to its siblings and its parent, so that a beginning of the
-path may still be kept. On a chain it is block verification.
+When a tree is judged from the root down, a draft is lost with its parent. Here a path is judged as
+a whole, the deepest first. A refused path leaves its mass to its siblings and its parent, so that a
+prefix of the path may still be kept. On a chain it is block verification.
 """
 
 from dataclasses import dataclass

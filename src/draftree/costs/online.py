@@ -1,8 +1,8 @@
 """Costs that are learnt from the steps that run, shared by the engines of a process and kept on disk.
 
-Nobody waits for a measurement: the first steps use the estimate of `model`, and each step that runs
-corrects it. Corrections are written once a minute and when the process ends. Several processes may
-use one file: who writes fuses what it knows with what stands there.
+No user waits for a measurement: the first steps use the estimate of `model`, and each step that
+runs corrects it. Corrections are written once a minute and when the process ends. Several processes
+may use one file: a writer fuses its corrections with those in the file.
 """
 
 import atexit

@@ -1,9 +1,9 @@
 """A logarithm and an exponential of float64 with the same bits on every device.
 
-Those of libraries and devices differ in the last place. These consist of sums, products and
-quotients and of operations on integers, each by itself. IEEE 754 fixes the result of each, and
-nothing fuses what are separate operations of NumPy or kernels of PyTorch; twins in C++ are compiled
-without fusing.
+The functions of libraries and devices differ in the last place. These consist of sums, products and
+quotients and of operations on integers, each a separate operation. IEEE 754 fixes the result of
+each, and separate operations of NumPy or kernels of PyTorch are never fused; the versions in C++
+are compiled without fusing.
 
 Both take NumPy arrays and PyTorch tensors.
 """

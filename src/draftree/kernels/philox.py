@@ -1,7 +1,8 @@
 """Counter-based random numbers and their Gumbel noise, with the same bits on every device.
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") needs products of
-32 bits alone, so that 64-bit integers of any library compute it. The logarithm is our own.
+32 bits alone, so that the 64-bit integers of any library can compute it. The logarithm is that of
+`elementary.py`.
 
 `philox` and `gumbel_of` take NumPy arrays and PyTorch tensors.
 """

@@ -2,7 +2,7 @@
 
 Shapes: R sequences, H key-value heads, S slots, L layers. Slots [0, length) of a sequence are
 committed. Later slots are scratch memory of the current step; the mask hides them from every later
-step. Layers with a recurrent state meet the same contract by other means (`recurrent/`).
+step. Layers with a recurrent state keep the same contract in another way (`recurrent/`).
 """
 
 import copy

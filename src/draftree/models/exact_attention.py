@@ -1,10 +1,10 @@
 """Attention that gives a query the same bits alone and in company, by the name `draftree` in transformers.
 
-The output of a query depends on the query, and on the keys and values that it sees in their order.
-It does not depend on the width of the pass, on the slots that keys lie in or on hidden ones between
-them, on other rows, padding, or the cut of a prompt. On a CPU, by native kernels, that holds by
-construction (`native/`). Elsewhere sums are taken in float64 and rounded once: there another order
-gives another rounding with a probability of some 10⁻¹³ an element in bfloat16.
+The output of a query depends on the query, and on the visible keys and values in their order. It
+does not depend on the width of the pass, on the slots of the keys, on hidden slots between them, on
+other rows, padding, or the cut of a prompt. On a CPU, native kernels guarantee this by construction
+(`native/`). Elsewhere sums are computed in float64 and rounded once; another order then gives
+another rounding with a probability of about 10⁻¹³ an element in bfloat16.
 
 Shapes: B rows, H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a
 value.

@@ -1,6 +1,6 @@
 """Whether a token's logits shall have the same bits in any company: asked for, or decided by what it costs on this machine.
 
-What is found out about a kind of model is kept in the cache folder, by machine, dtype and shapes.
+The findings about a kind of model are saved in the cache folder, by machine, dtype and shapes.
 """
 
 import hashlib

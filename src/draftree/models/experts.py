@@ -1,6 +1,6 @@
 """Experts one by one: what each makes of the tokens that were sent to it, in a way that leaves their widths to the caller.
 
-transformers' own ways give a token other bits where another number of tokens goes to the same
+With transformers' own implementations, a token's bits depend on how many tokens go to the same
 expert.
 
 Shapes: n tokens, k experts chosen by each, D entries of a token.

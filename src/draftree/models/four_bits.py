@@ -1,8 +1,8 @@
 """Linear layers that hold four bits a weight, in groups with a step and a middle of their own: a third of bfloat16's bytes.
 
-Over a few tokens a pass takes the time in which its weights are read. Torch multiplies by them as
-they lie. Weights of a file that held four bits of the same kind, GGUF's Q4_1, come out as they went
-in, up to bfloat16: its groups are these.
+A pass over a few tokens takes the time in which its weights are read. Torch's kernel multiplies by
+the packed weights directly. Weights of a file that held four bits of the same kind, GGUF's Q4_1,
+are reproduced exactly, up to bfloat16: the groups are the same.
 
 Shapes: D and E entries of a row before and after, G groups of a row.
 """

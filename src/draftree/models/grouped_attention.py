@@ -1,9 +1,9 @@
 """Attention in which the heads that share keys and values are rows of one product, by the name `grouped` in transformers.
 
-transformers' own `sdpa` copies keys and values for each such head wherever a mask is given, as for
-the tokens of a tree: for the heads of Llama 3 it writes and reads four times what the cache holds.
-Here the queries of a group stand one after the other, and only their mask, which is small for
-trees, is repeated. It is torch's scaled dot product in either case.
+transformers' own `sdpa` copies keys and values for each such head whenever a mask is given, as for
+the tokens of a tree: for the heads of Llama 3 it writes and reads four times the size of the cache.
+Here the queries of a group are put one after the other, and only their mask, which is small for
+trees, is repeated. Both use torch's scaled dot product.
 
 Shapes: B rows, H query heads, G key-value heads, n queries, S slots, D and W entries of a key and a
 value.

@@ -1,9 +1,9 @@
 """Linear layers on a CPU by another kernel than torch's own: oneDNN's over weights laid out for it beforehand, or ours.
 
-Torch's own reads a weight as it lies, which over a few tokens uses some half of the memory's speed,
-and in float32 a pass over eight tokens takes up to twice as long as one over a token. Laid out in
-blocks, the same multiplication takes about as long for eight as for one. Which is faster depends on
-the processor and the shape, so both are timed here, and the answer is kept.
+Torch's own kernel reads a weight in its stored layout. For a few tokens this uses about half of the
+memory's speed, and in float32 a pass over eight tokens takes up to twice as long as one over one
+token. With a weight packed in blocks, eight tokens take about as long as one. Which kernel is
+faster depends on the processor and the shape, so both are timed here, and the result is saved.
 
 Shapes: n tokens of a pass, D and E entries of a row before and after.
 """

@@ -1,9 +1,9 @@
 """Modules of draftree in the place of a loaded model's own: norms, gates and layers in one call each.
 
-Torch takes six to twelve small operations for a norm or a gate. After a matrix product, when the
-caches hold weights, each costs several times what it costs alone. The modules here are put into
-models and drafters that draftree loaded, where a trial finds them equal to those they replace. A
-model that was handed in keeps its own.
+Torch runs six to twelve small operations for a norm or a gate. After a matrix product, when the
+caches hold weights, each costs several times what it costs alone. These modules replace those of
+models and drafters that draftree loaded, where a trial finds them equal. A model that the user
+passes in keeps its own.
 
 Shapes: R sequences, n tokens, D entries.
 """

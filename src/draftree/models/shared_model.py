@@ -1,7 +1,7 @@
 """A second model over the same weights, whose modules are draftree's own to change.
 
-Where a pass needs modules that compute otherwise, they are changed in such a copy. The model that
-was loaded or handed in stays as it was, and no weight is held twice.
+If a pass needs modules that compute in another way, they are changed in such a copy. The original
+model stays as it was, and no weight is stored twice.
 """
 
 import copy

@@ -1,7 +1,8 @@
 """Models that accelerate has spread over devices, or whose weights it keeps in host memory or on disk until a layer runs.
 
-Its hooks move what a layer is given to where the layer computes. draftree keeps the keys and values
-of each layer there, and brings all else to the device that tokens are given to.
+accelerate's hooks move the inputs of a layer to the device where the layer computes. draftree
+stores the keys and values of each layer there, and brings all else to the device of the input
+tokens.
 """
 
 from typing import Any

@@ -1,9 +1,9 @@
 """Operations that give a row the same bits in a pass of any width: a kernel's habits are found out here, and evened out.
 
-Each kind of layer is tried out, and computed at the widths that keep its bits (`widths.py`). With
-attention that does not depend on company either (`exact_attention.py`) a model then gives a token
-the same logits, bit for bit, in a prompt, in a step of its own and in a tree; `parting` looks
-whether it does.
+For each kind of layer, the widths are searched at which a row has the same bits in every pass, and
+passes are padded or cut to them (`widths.py`). With batch-invariant attention
+(`exact_attention.py`), a model then gives a token bitwise the same logits in a prompt, in a step of
+its own and in a tree. `parting` checks this.
 
 Shapes: R rows of a batch, n tokens or rows of a pass, D and E entries of a row before and after.
 """

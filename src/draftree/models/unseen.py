@@ -1,8 +1,8 @@
 """Trees that lie on the device alone: verified before the host has seen them, and told to it in one transfer.
 
 Shapes: R rows, N nodes a row so far (the root is the first), M nodes fed to the drafter, F nodes of
-a frontier, n nodes to be verified, V vocabulary. A node that does not exist, as its row has no room
-or nothing was found there, is padding.
+a frontier, n nodes to be verified, V vocabulary. A node that does not exist, because its row has no
+budget or nothing was found there, is padding.
 """
 
 from abc import ABC, abstractmethod

@@ -1,9 +1,9 @@
 """Widths at which an operation gives a row the same bits in any company: tried out, and kept to by padding and cutting.
 
-Kernels are chosen by the width of a pass, and another kernel sums in another order. And where a
-function is taken of entry after entry, the last ones of a tensor, or of a thread's share, go
-through other code than the rest unless they fill the processor's lanes: that shows in few entries,
-so there widths are chosen such that it cannot happen.
+A library chooses its kernels by the width of a pass, and another kernel sums in another order. In
+elementwise functions, the last entries of a tensor or of a thread's share are computed by other
+code than the rest, unless they fill the processor's lanes. That shows in few entries, so for these
+functions widths are chosen such that it cannot happen.
 
 Shapes: n rows of a pass, D and E entries of a row before and after.
 """

@@ -1,7 +1,7 @@
 """Grows trees on the device that drafts, so that the host waits for no layer of them.
 
-A plan says how, with tensors that stay where they are; the tree is reported afterwards, in one
-piece.
+A plan describes how, with tensors that stay on the device. The tree is copied to the host
+afterwards, in one transfer.
 
 Shapes: R rows, N nodes a row so far (the root is the first), F nodes of the frontier, K candidates,
 M nodes of a layer, V vocabulary. A node that does not exist, as its row has no room or nothing was

@@ -1,8 +1,8 @@
 """The trees of `yield` grown on the device: the sums of `kernels/growing.py`, over tensors.
 
-How many layers are drafted, of how many nodes, and how many are verified is bounded before the
-step, by recent ones. Within these bounds the device stops where a layer does not pay: all that
-comes then is padding.
+The numbers of layers, of expanded nodes and of verified nodes are bounded before the step, by those
+of recent steps. Within these bounds the device stops where a layer does not pay; everything after
+that is padding.
 
 Shapes: R rows, N nodes a row so far, F frontier nodes, K candidates, M nodes of a layer.
 """

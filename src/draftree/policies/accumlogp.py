@@ -1,9 +1,9 @@
 """The tree of JetSpec: the likeliest node is expanded next, with all its children, until the tree is full (arXiv 2606.18394).
 
-Siblings cost their place in the tree whether they are good or not, so it is not the tree of the
-likeliest prefixes, which `ddtree` is. Which nodes are expanded follows from scores alone, as no
-child is likelier than its parent, and so they are asked for layer by layer: a drafter of blocks is
-asked for one pass, and another for as many as there are layers.
+Siblings take their place in the tree whether they are good or not, so it is not the tree of the
+likeliest prefixes, which is `ddtree`. Which nodes are expanded follows from scores alone, as no
+child is likelier than its parent. So candidates are requested layer by layer: a block drafter needs
+one pass, and another drafter one pass for each layer.
 """
 
 from dataclasses import dataclass

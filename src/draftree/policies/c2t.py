@@ -1,7 +1,7 @@
 """C2T's classifier: a net of two layers on a node's joint probability, entropy and depth, and the folder it lies in.
 
-It is computed on the host, where trees are: a net of 200 weights is done before a framework's call
-has begun.
+The net is computed on the host, where trees are stored: 200 weights take less time than the
+call of a framework.
 
 Shapes: X features, D hidden units.
 """

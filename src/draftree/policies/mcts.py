@@ -1,7 +1,7 @@
 """Monte-Carlo tree search over a local model of the drafter, over arrays (ADED, Algorithm 1, eq. 16-17).
 
-The local model is a forest: node i has the children first[i] … last[i] − 1. Everything is decided
-by the arrays, so each row is searched as if alone.
+In the local model, node i has the children first[i] … last[i] − 1. All decisions follow from the
+arrays, so each row is searched as if alone.
 
 Shapes: R rows, M nodes of the local model, W nodes asked about.
 """

@@ -1,8 +1,8 @@
 """The tree of TALON: each layer takes what is nearly as likely as its best, until the nodes are spent (arXiv 2601.07353).
 
-A sure drafter's tree becomes deep and narrow, an unsure one's shallow and wide. The first layer is
-always as wide, since a small drafter that is sure of a wrong token would else leave nothing beside
-it (section 5.2.2).
+The tree of a confident drafter becomes deep and narrow, that of an unsure one shallow and wide. The
+first layer always has the same width, because a small drafter that is confident of a wrong token
+would otherwise leave no alternative (section 5.2.2).
 """
 
 from dataclasses import dataclass

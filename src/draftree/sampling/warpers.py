@@ -1,8 +1,8 @@
 """Warpers with the same results on every device: those of transformers, without what depends on it.
 
-On a GPU, PyTorch multiplies by the reciprocal where it divides by a number, and it adds up a
-softmax or a cumulative sum in an order that differs from device to device, and for sums from run to
-run. Here quotients are of tensors, and probabilities are added up as whole numbers.
+On a GPU, PyTorch divides by a number by multiplying with its reciprocal. It sums a softmax or a
+cumulative sum in an order that differs between devices, and for sums between runs. Here quotients
+are of tensors, and probabilities are added up as integers.
 
 Shapes: R texts, V vocabulary. Warpers are called with ids that they do not look at and scores
 [R, V], or […, V].

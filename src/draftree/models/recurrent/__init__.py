@@ -1,17 +1,17 @@
 """Layers that keep a recurrent state (SSM, linear attention) instead of keys and values, in trees.
 
-Attention layers keep an entry for each token, so a tree's branches lie beside each other. A
-recurrent state holds one text. The files here keep the same contract as the cache of keys and
-values: `States` has what is committed, a pass leaves what each path would add to it, and a commit
-adds the accepted path.
+Attention layers store an entry for each token, so the branches of a tree are stored next to each
+other. A recurrent state holds one text. The files here keep the same contract as the cache of keys
+and values: `States` holds what is committed, a pass stores what each path would add to it, and a
+commit adds the accepted path.
 
 | file | content |
 |---|---|
 | `states.py` | the interface: `States` (begin, keep, mark, back) of a cache, `Pass` of a forward pass |
 | `paths.py` | `Paths`: the ancestors of each token of a pass |
 | `rules.py` | the recurrences along a tree: gated delta rule, Mamba-2, Mamba-1, convolution |
-| `dispatch.py` | transformers' functions of such layers, asked along a tree in our passes alone |
-| `recorder.py` | which states a model keeps, found by a pass over one token |
+| `dispatch.py` | transformers' functions of such layers, replaced in passes of draftree over trees |
+| `recorder.py` | the states that a model keeps, found by a pass over one token |
 
 Outside the package, `SlotCache` uses `States` and its `Pass`, and `HFRunner` uses `dispatching`,
 `answering` and `Recorder`, whichever family the model is of.

@@ -1,10 +1,10 @@
 """The functions of transformers' state layers, as a tree needs them, asked in our passes alone.
 
-Every modeling file calls the functions of its state layers by names of its module. In a copy of the
-model over the same weights a dispatcher stands in their place: in a pass of ours, which a context
-variable holds, the function goes along the paths of a tree; otherwise transformers' own runs. So
-nothing of transformers or of the model is changed. `causal_conv1d`, `fla` and `mamba_ssm`, where
-they are installed, are behind the same names, and read prompts.
+Every modeling file calls the functions of its recurrent layers by names of its module. In a copy of
+the model over the same weights, a dispatcher replaces them. In a pass of draftree, which a context
+variable holds, it computes along the paths of a tree; otherwise it calls transformers' own
+function. So nothing of transformers or of the model is changed. `causal_conv1d`, `fla` and
+`mamba_ssm`, where they are installed, have the same names, and read prompts.
 
 Shapes: R rows, n tokens, H heads, k and v widths of a key and a value, d channels, N entries of a
 Mamba state for each.

@@ -1,7 +1,8 @@
 """The path of each token of a forward pass, for layers that fold a text into a state.
 
-What is committed lies in the state; behind it, a token's path goes through scratch slots alone,
-from its first ancestor to itself. Slots are topological: a token's parent lies before it.
+The state holds everything that is committed. After it, a token's path goes through scratch slots
+alone, from its first ancestor to the token itself. Slots are topological: a token's parent comes
+before it.
 
 Shapes: R rows, n tokens a row in this pass, M scratch slots up to its last token, K columns of a
 convolution.

@@ -1,8 +1,8 @@
 """What each layer of a model keeps of a text, learnt from a pass over one token.
 
-A layer may hand keys and values to its cache, or a state, or both. How a state comes about has to
-have gone through a function that we answer for; what hides it, as a kernel for the whole layer
-does, is refused.
+A layer may hand keys and values to its cache, or a state, or both. A state must be computed by a
+function that draftree replaces; a layer that hides it, such as one with a kernel for the whole
+layer, is refused.
 """
 
 from collections.abc import Callable

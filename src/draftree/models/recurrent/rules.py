@@ -1,9 +1,9 @@
 """The rules by which layers fold a text into a state, for all tokens of a tree at once, and the fold of one path.
 
-A token's own quantities, and what its ancestors left in the stash, are enough: the state itself is
-read once and is not copied for each token. In all equations a(i) are the ancestors of token i,
-itself included, S₀ is the committed state, Gᵢ = Σ g_j over a(i) the logarithm of the decay along
-the path, and Dᵢⱼ = exp(Gᵢ − Gⱼ) for j in a(i), else 0.
+A token's own quantities, and those that its ancestors left in the stash, are enough: the state
+itself is read once and is not copied for each token. In all equations a(i) are the ancestors of
+token i, itself included, S₀ is the committed state, Gᵢ = Σ g_j over a(i) the logarithm of the decay
+along the path, and Dᵢⱼ = exp(Gᵢ − Gⱼ) for j in a(i), else 0.
 
 Shapes: R rows, H heads, n tokens of the pass, M slots of the stash, p tokens of a path; k, v and N
 widths of a key, a value and a Mamba state, P the width of a Mamba head, d channels, c widths of a

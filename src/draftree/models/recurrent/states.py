@@ -1,8 +1,8 @@
 """What layers that fold the text into a state keep of each row: a base, a stash for scratch slots, and snapshots.
 
-What is committed is a base of fixed size: the last K columns that a convolution read, and the
-state. Scratch is a stash with an entry for each slot, as keys and values have one; committing slots
-folds their entries into the base. A base cannot be cut, so going back goes to a snapshot.
+The committed part is a base of fixed size: the last K columns that a convolution read, and the
+state. The scratch part is a stash with an entry for each slot, as keys and values have; committing
+slots applies their entries to the base. A base cannot be cut, so truncation returns to a snapshot.
 
 Shapes: R rows, n tokens of a pass, C channels of a convolution, K its width, M scratch slots, H
 heads.
