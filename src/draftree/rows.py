@@ -295,7 +295,7 @@ class Rows:
         """Return p after every node of a verified tree.
 
         Args:
-            tree: that was verified.
+            tree: the verified tree.
             verified: the target's pass over it.
             drawn: whether the token after each node is sampled from the target with keyed noise.
         """

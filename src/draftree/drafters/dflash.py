@@ -1,10 +1,10 @@
 """DFlash: the root and mask tokens in, a block of drafts out, in one pass over the target's hidden states (arXiv 2602.06036).
 
 Its slots see each other in both directions, so that the number of masks changes what is drafted: it
-is always fed the block it was trained with. A slot says which token comes there whatever the drafts
-before it are.
+is always fed the block size it was trained with. A slot predicts its token independently of the
+drafts before it.
 
-Shapes: R rows, n slots of a block, M nodes or blocks, D hidden size, V′ (draft) vocabulary.
+Shapes: R slots, n slots of a block, M nodes or blocks, D hidden size, V′ (draft) vocabulary.
 """
 
 from collections.abc import Set

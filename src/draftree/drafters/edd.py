@@ -3,10 +3,10 @@
 One layer of the target's architecture reads the target's own hidden states as a soft prompt: the
 target encodes the committed text, EDD decodes on from there. In decoding, the soft prompt's keys
 and values are computed once for each committed token and cached; root and nodes are fed as tokens
-after them, and their own keys and values live for one step. h_i and t_i both sit at position i
-(our choice: the paper is silent).
+after them, and their own keys and values are kept for one step. h_i and t_i both have position i.
+The paper does not specify this.
 
-Shapes: R rows, T tokens, B batch, D hidden size, V vocabulary, H key-value heads.
+Shapes: R slots, T tokens, B batch, D hidden size, V vocabulary, H key-value heads.
 """
 
 from collections.abc import Mapping, Sequence

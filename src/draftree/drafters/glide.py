@@ -2,10 +2,10 @@
 
 Each draft layer has a cross-attention between its self-attention and its MLP. Its queries see the
 keys and values that a layer of the target has cached for committed tokens; the token at position N
-and all that is drafted after it see those of positions 0 … N − 1. Weights lie on disk in the
-layout of the official code.
+and all that is drafted after it see those of positions 0 … N − 1. Weights are stored in the layout
+of the official code.
 
-Shapes: R rows, B batch, T tokens, n tokens a row in one pass, S target slots, D hidden size, V
+Shapes: R slots, B batch, T tokens, n tokens a slot in one pass, S target slots, D hidden size, V
 vocabulary, H key-value heads of the target.
 """
 

@@ -5,7 +5,7 @@ committed text, and the embeddings of the root and of the node's path: unlike Me
 have different continuations. The prefix layer is a whole Llama layer over the target's hidden
 states (Hydra++); without it the hidden state itself is read.
 
-Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V
+Shapes: R slots, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V
 vocabulary, S slots.
 """
 

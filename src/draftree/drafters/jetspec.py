@@ -4,7 +4,7 @@ It drafts as published: one pass with masks gives each depth's list, which all n
 share, and trees are made of these. If asked it reads the tokens of each path, too, as slots that
 see those before them alone can: a pass for every layer.
 
-Shapes: R rows, n slots of a block, M nodes or blocks, D hidden size, V′ (draft) vocabulary.
+Shapes: R slots, n slots of a block, M nodes or blocks, D hidden size, V′ (draft) vocabulary.
 """
 
 from collections.abc import Set

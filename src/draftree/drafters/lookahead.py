@@ -1,10 +1,10 @@
 """Lookahead decoding: n-grams that the target itself makes up beside the text, by Jacobi iteration (Fu et al. 2024).
 
-A window of guessed tokens rides along in every verification. What the target says after each of
-them fills, diagonal by diagonal, n-grams, which are drafted when their first token comes up.
+A window of guessed tokens is part of every verification pass. The target's choices after them fill
+n-grams, diagonal by diagonal. An n-gram is drafted when its first token is generated.
 
-Shapes: R rows, N tokens of an n-gram, W columns of the window, P probe rows, V vocabulary, F
-frontier nodes, K candidates.
+Shapes: R slots, N tokens of an n-gram, W columns of the window, P probes, V vocabulary, F frontier
+nodes, K candidates.
 """
 
 from collections.abc import Iterable, Mapping, Sequence

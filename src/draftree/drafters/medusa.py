@@ -4,7 +4,7 @@ Head i, counted from 0, predicts token t + 2 + i from the hidden state at positi
 has predicted t + 1, the root. What follows the root's children does not depend on which of them it
 was: all nodes of a depth share one list.
 
-Shapes: R rows, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V′ (draft)
+Shapes: R slots, F frontier nodes, B batch, T tokens, M learnt positions, D hidden size, V′ (draft)
 vocabulary, K heads.
 """
 

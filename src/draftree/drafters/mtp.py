@@ -1,11 +1,11 @@
 """A multi-token-prediction layer of the target's own kind (C2T, appendix F; DeepSeek-V3, section 2.2).
 
 h'_t = M [RMSNorm(Emb(x_{t+1})); RMSNorm(h_t)], then a decoder layer, a norm of its own, and the
-target's LM head. Checkpoints of DeepSeek-V3's kind carry such a layer after the target's last one,
-those of Qwen3-Next's and Qwen3.5's beside the target. Where there are several, the next one reads
-what the one before made of the pair before, and predicts one token further.
+target's LM head. Checkpoints like DeepSeek-V3's store such a layer after the target's last one;
+those of Qwen3-Next and Qwen3.5 store it separately. Where there are several layers, each reads the
+output of the layer before for the pair before, and predicts one token further.
 
-Shapes: R rows, n tokens a row, M learnt positions, D hidden size, V vocabulary, L layers of the
+Shapes: R slots, n tokens a slot, M learnt positions, D hidden size, V vocabulary, L layers of the
 target.
 """
 

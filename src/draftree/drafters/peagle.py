@@ -1,8 +1,8 @@
 """P-EAGLE: EAGLE-3's draft model made to give several tokens in one pass (arXiv 2602.01469).
 
-Behind the pair of the root stand K − 1 slots of a mask token, with learnt numbers in the place of
-the target's features. A slot sees what stands before it, so that it says what comes so much further
-on, whatever the drafts before it are.
+The pair of the root is followed by K − 1 slots of a mask token, which have a learnt vector instead
+of the target's features. A slot sees only what is before it. It predicts the token at its own
+distance from the root, independently of the drafts before it.
 
 Shapes: R rows, n pairs a row, M outputs, F frontier nodes, B batch, T tokens, A chains, S pairs and
 slots of a text, D hidden size, V′ (draft) vocabulary, L layers of the target.

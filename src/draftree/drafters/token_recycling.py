@@ -3,7 +3,7 @@
 The target's likeliest next tokens after every verified node, the rejected ones too, go into a table
 from a token to its successors. Drafts are read from it layer by layer.
 
-Shapes: R rows, F frontier nodes, K successors, S degrees of sureness.
+Shapes: R slots, F frontier nodes, K successors, S degrees of sureness.
 """
 
 from collections.abc import Sequence

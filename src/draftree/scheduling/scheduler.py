@@ -3,9 +3,9 @@
 A step decodes all running sequences, frees the slots of those that have ended, and gives free slots
 to waiting requests, first come first served. Prompts are read in chunks, so that running sequences
 are not held up, and in the same pass where the target can do that (`reading`). Where the bound of
-the KV cache is reached, the youngest sequence makes room: it waits again, and what it has written
-becomes part of its prompt. As every token follows from the text before it (and, sampled, from the
-noise of its position), the text goes on as it would have done.
+the KV cache is reached, the youngest sequence is preempted: it waits again, and its output becomes
+part of its prompt. Every token depends only on the text before it (and, if sampled, on the noise of
+its position). So the text continues as it would have done.
 """
 
 import time

@@ -11,7 +11,7 @@ from draftree.boundary.progress import Tell, silent
 from draftree.models.target import Target
 
 LOG = logging.getLogger("draftree")
-"""Receives messages about the progress of a job."""
+"""The logger of messages about the progress of a job."""
 
 
 @dataclass(frozen=True)

@@ -1,9 +1,9 @@
 """Sequence-level distillation: the target's own answers in the place of those in the data (Kim and Rush 2016, section 3.2).
 
-A drafter is judged by what the target writes, so it learns most from text the target wrote. Of a
-chat every response is written anew, one after the other, each after those written before it. A
-plain text is cut into windows, of which the first quarter is the prompt of what the target writes
-on. Decoding is greedy, or a share of the answers is sampled.
+A drafter has to predict the target's output, so it learns most from text that the target generated.
+In a chat every response is generated anew, in order, each with the new responses before it as its
+context. A plain text is cut into windows. The first quarter of a window is the prompt, which the
+target continues. Decoding is greedy, or a share of the answers is sampled.
 """
 
 import hashlib

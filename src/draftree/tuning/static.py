@@ -6,9 +6,9 @@ it were candidates too, a node is accepted with the product of a along its path,
 expected to give τ = 1 + Σ of these products tokens a step (Medusa, section 2.3.3; Sequoia, section
 3.1, whose a does not depend on depth).
 
-a is taken where decoding with the very tree would have its roots. Over all tokens of a text alike
-it is too high: a step passes over easy tokens many at a time and stops after the hard ones, so
-that hard places are roots more often.
+a is measured at the roots that decoding with the tree itself would have. Measured over all tokens
+of a text it is too high: a step accepts many easy tokens at once and stops after the hard ones, so
+that hard positions are roots more often.
 
 Shapes: M roots, D depths, K ranks, R texts, N nodes at most.
 """

@@ -3,9 +3,8 @@
 A context is the n − 1 tokens before a token. As a number it is their ids side by side, `width` bits
 each, the first the highest. On disk contexts are sorted and grouped by their first token, so that
 only the rest of each is stored; ids are stored in 16 bits and, where the vocabulary needs more, a
-further plane of 8 or 16. Successors lie one after the other in the order of their contexts, the
-likeliest first, and of each context only how many there are is stored, with a running sum every 64
-contexts.
+further plane of 8 or 16. Successors are stored in the order of their contexts, the likeliest first.
+For each context only their number is stored, with a running sum every 64 contexts.
 
 Shapes: V vocabulary, C contexts, S successors, T tokens of a text, N nodes, F frontier nodes, K
 candidates.

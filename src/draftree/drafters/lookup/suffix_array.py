@@ -1,8 +1,8 @@
 """Suffix arrays over tokens: built, searched for what stood before, and what followed there counted into a trie.
 
 A corpus is one array of tokens, with a separator after each document. The separator is larger than
-any token, so that of all the places where something stands, those at the end of a document come
-last and are cut off with one comparison.
+any token. So the occurrences of a pattern at the end of a document come last, and are cut off with
+one comparison.
 
 Shapes: T tokens of the corpus, C of them in a context, M matches, L tokens of a continuation, N
 nodes of a trie, E of a tree.
@@ -166,17 +166,17 @@ def continuations(
 ) -> Ints:
     """Return what follows some positions, in order, as [M, L]; −1 after the end of a document.
 
-    Of more than `most` places, so many evenly spread ones are taken: the first ones, which REST
-    takes, would all go on with the smallest tokens.
+    If there are more than `most` positions, `most` evenly spread ones are taken. The first ones,
+    which REST takes, would all go on with the smallest tokens.
 
     Args:
         tokens: [T] of the corpus.
         suffixes: its suffix array.
-        low: the range of places.
-        high: its end.
-        skip: tokens that were matched.
+        low: the beginning of a range of the suffix array.
+        high: the end of the range.
+        skip: the number of tokens that were matched.
         length: L.
-        most: how many places are looked at.
+        most: the maximum number of positions.
     """
     count = min(high - low, most)
     rows = np.full((count, length), END, np.int64)

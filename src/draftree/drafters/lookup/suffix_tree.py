@@ -1,14 +1,13 @@
 """Frequencies of what followed a pattern, in the text being written and in earlier outputs, and the draft grown from them.
 
-Nothing is stored of a suffix tree but what the next draft reads. The occurrences of the last p
-tokens are the leaves below that pattern's node; with the places of the longest match at hand, those
-of all shorter ones are found on the way, and the node's children are counted by splitting its
-places by the token after them. The text itself therefore needs no index: it is scanned once for
-its last token, which at 10,000 tokens takes less time than one call from Python. Earlier outputs
-are kept in blocks, each with its places sorted by the text before them read backwards (the leaves
-of a suffix tree of the reversed text), so that the occurrences of all suffixes of a text stand
-around one place that bisection finds. A finished block is never written to, so an older state goes
-on seeing what it saw.
+Of a suffix tree only the parts that the next draft reads are computed. The occurrences of the last
+p tokens are the leaves below that pattern's node. The search for the longest match also finds the
+occurrences of all shorter patterns. The children of a node are counted by splitting its positions
+by the token after them. The text itself therefore needs no index: it is scanned once for its last
+token, which at 10,000 tokens takes less time than one call from Python. Earlier outputs are stored
+in blocks. Each block has its positions sorted by the text before them, read backwards (the leaves
+of a suffix tree of the reversed text). So the occurrences of all suffixes of a text are around one
+position, which bisection finds. A finished block is never changed, so an older state stays valid.
 
 Shapes: N tokens of memory, P places with a continuation, B blocks, M drafted tokens.
 """
@@ -24,7 +23,7 @@ from draftree.tree import MAX_NODES, Floats, Ints
 
 Shorts = NDArray[np.int32]
 Occurrences = tuple[Shorts, Shorts]
-"""Places where a match ends, and how many tokens match there; longest first."""
+"""Positions at which a match ends, and the number of tokens that match there; longest first."""
 Draft = tuple[Shorts, Floats]
 """[M, 2] tokens and their parents (−1 for the pattern itself), and [M] q of each given its parent.
 """

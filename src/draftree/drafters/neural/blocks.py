@@ -1,6 +1,6 @@
 """How drafters of blocks are driven and taught: one pass a step, of which every candidate of the step follows.
 
-Shapes: R rows, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M nodes or
+Shapes: R slots, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M nodes or
 blocks, D hidden size, V′ (draft) vocabulary.
 """
 

@@ -1,6 +1,6 @@
 """What a drafter that is a transformer has read of a step, and how the nodes of the next pass lie behind it.
 
-Shapes: R rows, F frontier nodes, V vocabulary.
+Shapes: R slots, F frontier nodes, V vocabulary.
 """
 
 from abc import abstractmethod

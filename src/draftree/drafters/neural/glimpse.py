@@ -1,6 +1,6 @@
 """The network of GLIDE: Llama layers that also attend to keys and values that layers of the target have cached.
 
-Shapes: B batch, n tokens a row in one pass, S target slots, D hidden size, V vocabulary, H
+Shapes: B batch, n tokens a slot in one pass, S target slots, D hidden size, V vocabulary, H
 key-value heads of the target.
 """
 

@@ -1,6 +1,6 @@
 """Passes of heads, one for each depth, over nodes that the host does not see; see `heads.py`.
 
-Shapes: R rows, F frontier nodes, V′ (draft) vocabulary.
+Shapes: R slots, F frontier nodes, V′ (draft) vocabulary.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,6 +1,6 @@
 """Drafters that are a row of heads, one for each depth, on the target's last hidden state: Medusa, Hydra.
 
-Shapes: R rows, F frontier nodes, K candidates, B batch, T tokens, M learnt positions, D hidden
+Shapes: R slots, F frontier nodes, K candidates, B batch, T tokens, M learnt positions, D hidden
 size, V vocabulary.
 """
 

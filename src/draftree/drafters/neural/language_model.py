@@ -1,6 +1,6 @@
 """Drafters that are transformers: a cache of committed tokens, and the nodes fed so far behind them.
 
-Shapes: R rows, n tokens a row, V vocabulary.
+Shapes: R slots, n tokens a slot, V vocabulary.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Pieces of the small networks that published drafters are, made of transformers' own Llama modules.
 
-Shapes: R rows, n tokens a row, S slots, D hidden size.
+Shapes: R slots, n tokens a slot, S slots, D hidden size.
 """
 
 import copy

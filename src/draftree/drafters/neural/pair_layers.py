@@ -1,6 +1,6 @@
 """Passes of a network over drafted pairs that the host does not see; see `pairs.py`.
 
-Shapes: R rows, n tokens a row, M nodes fed, F frontier nodes, D hidden size, V vocabulary.
+Shapes: R slots, n tokens a slot, M nodes fed, F frontier nodes, D hidden size, V vocabulary.
 """
 
 from collections.abc import Callable, Sequence

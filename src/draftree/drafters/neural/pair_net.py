@@ -1,6 +1,6 @@
 """The network of a drafter that goes on from the target's features; see `pairs.py`.
 
-Shapes: R rows, n tokens a row, D hidden size, V vocabulary, S slots.
+Shapes: R slots, n tokens a slot, D hidden size, V vocabulary, S slots.
 """
 
 from abc import ABC, abstractmethod

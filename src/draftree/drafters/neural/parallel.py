@@ -5,7 +5,7 @@ tokens come in as keys and values alone, which each layer computes of the target
 states, fused; these are cached, and of a block nothing is kept. All candidates of a step follow
 from that one pass, whatever tree is made of them.
 
-Shapes: R rows, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M blocks, L
+Shapes: R slots, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M blocks, L
 layers, D hidden size, V′ (draft) vocabulary, S slots of the cache.
 """
 

@@ -1,9 +1,9 @@
 """What the slots of a block hold: masks behind a root, or the tokens of a path with a mask behind each.
 
-Where slots see those before them alone, masks further on change nothing. So one pass reads a whole
-tree: its tokens once, and after every node that is expanded a mask, which sees the node's path.
+If slots see only the slots before them, later masks do not change their outputs. So one pass reads
+a whole tree: its tokens once, and after every expanded node a mask that sees the node's path.
 
-Shapes: R rows, n slots of a pass, g slots of a root, F frontier nodes, D hidden size, S slots of
+Shapes: R slots, n slots of a pass, g slots of a root, F frontier nodes, D hidden size, S slots of
 the cache.
 """
 

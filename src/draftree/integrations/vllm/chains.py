@@ -4,7 +4,7 @@ The drafter's state has a slot for each request, as in a batch of draftree's eng
 learns what became of the chains of the last one. Then it frees the slots of requests that are gone,
 starts those that are new, and drafts.
 
-Shapes: R rows of the batch, S slots, F frontier nodes, K candidates, N nodes.
+Shapes: R slots of the batch, S slots, F frontier nodes, K candidates, N nodes.
 """
 
 import time

@@ -1,6 +1,6 @@
 """Recognises requests by their texts: vLLM shows a proposer token ids and not which request they belong to.
 
-Shapes: R rows of the batch, S slots of the drafter's state.
+Shapes: R slots of the batch, S slots of the drafter's state.
 """
 
 from collections.abc import Sequence
