@@ -92,12 +92,12 @@ class Stats(Hinting):
 
     @property
     def acceptance_length(self) -> float:
-        """τ = Σ(accepted + 1) / steps, before any cut at the end; 1.00 is plain decoding."""
+        """Return τ = Σ(accepted + 1) / steps, before any cut at the end; 1.00 is plain decoding."""
         return _mean([s.accepted + 1 for s in self.steps], 1.0)
 
     @property
     def acceptance_lengths(self) -> dict[int, float]:
-        """τ of each sequence that was verified, by its number."""
+        """Return τ of each sequence that was verified, by its number."""
         numbers = sorted({step.sequence for step in self.steps})
         return {
             n: _mean([s.accepted + 1 for s in self.steps if s.sequence == n], 1.0) for n in numbers
@@ -105,18 +105,18 @@ class Stats(Hinting):
 
     @property
     def alpha(self) -> float | None:
-        """τ of the step / depth of its verified tree, over the steps that drafted; it can exceed 1.
+        """Return the mean of τ / depth over the steps that drafted; it can exceed 1.
 
-        EDD + PCT (section 4.1) divides "by the maximum depth of the candidate tree", which for its
-        own trees, of any depth, is nearest to this: 3.99 / 0.74 = 5.4 layers where `max_depth` is
-        10.
+        τ is that of the step, and depth that of its verified tree. EDD + PCT (section 4.1) divides
+        "by the maximum depth of the candidate tree", which for its own trees, of any depth, is
+        nearest to this: 3.99 / 0.74 = 5.4 layers where `max_depth` is 10.
         """
         rates = [(s.accepted + 1) / s.depth for s in self.steps if s.depth]
         return _mean(rates, 0.0) if rates else None
 
     @property
     def alpha_bound(self) -> float | None:
-        """τ / the deepest layer that the policy allows, None where it allows any.
+        """Return τ / the deepest layer that the policy allows, None where it allows any.
 
         This is α of EDD + PCT (section 4.1) where trees are all drafted to one depth: its Table 2
         has 3.99 / 6 = 0.67 for EAGLE-2, whatever of the six layers is left after reranking, and
@@ -126,7 +126,7 @@ class Stats(Hinting):
 
     @property
     def nodes_per_step(self) -> float:
-        """Mean γ: drafted nodes and probes sent to the target, the root not counted."""
+        """Return the mean γ: drafted nodes and probes sent to the target, the root not counted."""
         return _mean([s.nodes for s in self.steps], 0.0)
 
     @property

@@ -71,13 +71,13 @@ class Drafted:
 
     @cached_property
     def numbers(self) -> Ints:
-        """[V′] the ids on the host."""
+        """Return [V′] the ids on the host."""
         numbers: Ints = self.ids.cpu().numpy()
         return numbers
 
     @cached_property
     def places(self) -> Ints:
-        """[V] the column of each token; −1 where it cannot be drafted."""
+        """Return [V] the column of each token; −1 where it cannot be drafted."""
         found = np.full(self.vocab, -1)
         found[self.numbers] = np.arange(len(self.numbers))
         return found
@@ -125,7 +125,7 @@ class Candidates:
 
     @cached_property
     def log_probs(self) -> Tensor | None:
-        """[F, V] the whole log q, if there is one; −∞ for tokens that cannot be drafted."""
+        """Return [F, V] the whole log q, if there is one; −∞ for tokens that cannot be drafted."""
         return (
             self.logs
             if self.logs is None or self.drafted is None
@@ -149,7 +149,7 @@ class Candidates:
 
     @property
     def origin(self) -> Ints:
-        """[F, K] the drafter of each, see `Tree.source`."""
+        """Return [F, K] the drafter of each, see `Tree.source`."""
         return np.full(self.tokens.shape, self.source) if self.sources is None else self.sources
 
     def last(self, nodes: int) -> "Candidates":
@@ -274,12 +274,12 @@ class Tree:
 
     @cached_property
     def roots(self) -> int:
-        """The number of roots; they are nodes 0 … roots − 1."""
+        """Return the number of roots; they are nodes 0 … roots − 1."""
         return int(np.count_nonzero(self.parents < 0))
 
     @property
     def drafted(self) -> int:
-        """The number of nodes that are not roots (γ summed over rows)."""
+        """Return the number of nodes that are not roots (γ summed over rows)."""
         return len(self) - self.roots
 
     def append(
@@ -376,7 +376,7 @@ class Verdict:
 
     @cached_property
     def nodes(self) -> Ints:
-        """[A] the nodes that are committed: each root, and those accepted below it."""
+        """Return [A] the nodes that are committed: each root, and those accepted below it."""
         found = list[int]()
         for root, path in enumerate(self.paths):
             found.append(root)

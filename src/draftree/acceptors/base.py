@@ -42,9 +42,9 @@ class Acceptor(Part, ABC):
 
     @property
     def draw(self) -> Draw:
-        """The kind of draw it requests. Retrieval drafters give only `point` draws.
+        """Return the kind of draw that the rule requests.
 
-        These are exact with every rule.
+        Retrieval drafters give only `point` draws, which are exact with every rule.
         """
         return Draw.POINT
 

@@ -76,12 +76,15 @@ class Costs(Part):
 
     @cached_property
     def ratio(self) -> float:
-        """sₐ/sₜ for one token each, as in EDD + PCT, section 4.1 (1.1 ms / 29.8 ms for a 7B)."""
+        """Return sₐ/sₜ for one token each.
+
+        EDD + PCT, section 4.1, gives 1.1 ms / 29.8 ms for a 7B.
+        """
         return self.draft_seconds(1) / self.token
 
     @cached_property
     def token(self) -> float:
-        """sₜ(1), the seconds of plain decoding for one token of each sequence."""
+        """Return sₜ(1), the seconds of plain decoding for one token of each sequence."""
         return self.target_seconds(1)
 
     def draft_seconds(self, tokens: float) -> float:
@@ -187,7 +190,7 @@ class CostTable:
 
     @property
     def ratio(self) -> float:
-        """sₐ/sₜ for one token each, of the fewest rows and the shortest context."""
+        """Return sₐ/sₜ for one token each, of the fewest rows and the shortest context."""
         return min(self.entries, key=lambda e: (e.rows, e.context)).ratio
 
     def at(self, context: int, rows: int) -> Costs:
@@ -228,7 +231,7 @@ class CostTable:
 
     @cached_property
     def by_rows(self) -> dict[int, list[Costs]]:
-        """The entries by number of rows, shortest context first."""
+        """Return the entries by number of rows, shortest context first."""
         found: dict[int, list[Costs]] = {}
         for entry in sorted(self.entries, key=lambda e: (e.rows, e.context)):
             found.setdefault(entry.rows, []).append(entry)

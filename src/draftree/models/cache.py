@@ -116,7 +116,7 @@ class SlotCache:
 
     @property
     def capacity(self) -> int:
-        """Number of slots of each sequence."""
+        """Return the number of slots of each sequence."""
         return int(self._groups[0][0].shape[3]) if self._groups else 0
 
     @property
@@ -127,7 +127,7 @@ class SlotCache:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of recurrent states and their snapshots; 0 if no layer has a state."""
+        """Return the bytes of recurrent states and their snapshots; 0 if no layer has a state."""
         return 0 if self.states is None else self.states.bytes
 
     def reserve(self, slots: int) -> None:
@@ -438,7 +438,7 @@ class Writer(Cache):
 
     @property
     def slots(self) -> Tensor:
-        """[R, n] the slots of the tokens, for padded sizes or different lengths."""
+        """Return [R, n] the slots of the tokens, for padded sizes or different lengths."""
         if self._slots is None:  # who knows them otherwise is spared the copy
             self._slots = to_device(self._starts[:, None] + np.arange(self._n), self._cache.device)
         return self._slots

@@ -227,12 +227,12 @@ class Weights:
 
     @property
     def structure(self) -> Hashable:
-        """A key that changes when a module is replaced."""
+        """Return a key that changes when a module is replaced."""
         return tuple(map(id, itertools.chain.from_iterable(held.values() for held in self._parts)))
 
     @property
     def version(self) -> Hashable:
-        """A key that changes when a tensor or module is replaced, or a tensor is modified."""
+        """Return a key that changes when a tensor or module is replaced or a tensor is modified."""
         parts = self.structure
         tensors = [t for held in self._tensors for t in held.values() if t is not None]
         try:

@@ -70,7 +70,7 @@ class Decoder:
 
     @property
     def config(self) -> PreTrainedConfig:
-        """The config of the model's text part."""
+        """Return the config of the model's text part."""
         return self.hf.config
 
     def use_runner(self, runner: HFRunner) -> None:
@@ -103,23 +103,23 @@ class Decoder:
 
     @property
     def native_kinds(self) -> list[str]:
-        """The kinds of layers that native kernels run, for the record."""
+        """Return the kinds of layers that native kernels run, for the record."""
         return self.runner.kinds if isinstance(self.runner, NativeRunner) else []
 
     @cached_property
     def device(self) -> torch.device:
-        """The device of tokens and logits. It is cached, because it is read often."""
+        """Return the device of tokens and logits, which is cached because it is read often."""
         return input_device(self.model)
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """The dtype of its weights."""
+        """Return the dtype of its weights."""
         dtype: torch.dtype = self.model.dtype
         return dtype
 
     @property
     def vocab(self) -> int:
-        """V, the width of the logits."""
+        """Return V, the width of the logits."""
         weight = getattr(self._head, "weight", None)
         if weight is None or not weight.is_floating_point():  # quantised
             return int(self._head.out_features)
@@ -127,7 +127,7 @@ class Decoder:
 
     @property
     def head_weight(self) -> Tensor:
-        """The weight [V, D] of the LM head.
+        """Return the weight [V, D] of the LM head.
 
         Raises:
             UserError: it is quantised or offloaded, so that it cannot be read.
@@ -144,12 +144,12 @@ class Decoder:
 
     @property
     def hidden(self) -> int:
-        """D, the width of its hidden states."""
+        """Return D, the width of its hidden states."""
         return int(self.config.hidden_size)
 
     @cached_property
     def context(self) -> int:
-        """The number of positions that the model supports."""
+        """Return the number of positions that the model supports."""
         known = int(getattr(self.config, "max_position_embeddings", None) or 2**31)
         rope = self.hf.changing_rope
         if rope is None or rope["rope_type"] != "dynamic":
@@ -158,12 +158,12 @@ class Decoder:
 
     @property
     def stack(self) -> PreTrainedModel:
-        """The transformer without its LM head, and without the encoders of other media."""
+        """Return the transformer without its LM head, and without the encoders of other media."""
         return self.hf.stack
 
     @property
     def layers(self) -> nn.ModuleList:
-        """Its transformer layers."""
+        """Return its transformer layers."""
         return self.hf.layers
 
     @property
@@ -173,22 +173,22 @@ class Decoder:
 
     @property
     def kept(self) -> Kept:
-        """The shapes of what the layers store for a text: keys, values and recurrent states."""
+        """Return the shapes of what the layers store: keys, values and recurrent states."""
         return self.hf.kept
 
     @property
     def shapes(self) -> tuple[LayerShape, ...]:
-        """The shape of each layer's keys and values."""
+        """Return the shape of each layer's keys and values."""
         return self.kept.shapes
 
     @property
     def keyed_layers(self) -> tuple[int, ...]:
-        """The layers that store keys and values."""
+        """Return the layers that store keys and values."""
         return tuple(i for i, shape in enumerate(self.shapes) if shape.heads)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """The layers that store keys and values and have no recurrent state."""
+        """Return the layers that store keys and values and have no recurrent state."""
         states = {layer for layer, _ in self.kept.states}
         return tuple(i for i in self.keyed_layers if i not in states)
 
@@ -280,9 +280,9 @@ class Decoder:
 
     @cached_property
     def _behind_head(self) -> Callable[[Tensor], Tensor] | None:
-        """The function that the model applies to its head's output: identity, a cap or a scale.
+        """Return the function that the model applies to its head's output: none, a cap or a scale.
 
-        It is found by comparing the known ones on a probe. None if none of them matches.
+        The known functions are compared on a probe. The result is None if none of them matches.
         """
         cap = getattr(self.config, "final_logit_softcapping", None) or 1.0  # Gemma 2
         factors = [getattr(self.config, name, None) or 1.0 for name in HEAD_FACTORS]

@@ -142,22 +142,22 @@ class ForwardBatch:
 
     @property
     def width(self) -> int:
-        """n, the tokens of a sequence in a padded pass."""
+        """Return n, the tokens of a sequence in a padded pass."""
         return max(self.least, int(self.counts.max()))
 
     @property
     def ends(self) -> Ints:
-        """[R] the slot after each sequence's last token."""
+        """Return [R] the slot after each sequence's last token."""
         return self.starts + self.counts
 
     @cached_property
     def firsts(self) -> Ints:
-        """[R + 1] which token is each sequence's first; the last entry is N."""
+        """Return [R + 1] which token is each sequence's first; the last entry is N."""
         return np.concatenate((np.zeros(1, np.int64), self.counts.cumsum()))
 
     @cached_property
     def places(self) -> tuple[Ints, Ints]:
-        """[N] the sequence of each token, and its place there."""
+        """Return [N] the sequence of each token, and its place there."""
         sequences = np.repeat(np.arange(len(self.counts)), self.counts)
         return sequences, np.arange(len(sequences)) - self.firsts[sequences]
 
@@ -167,17 +167,17 @@ class ForwardBatch:
 
     @property
     def full(self) -> bool:
-        """Whether padding adds nothing."""
+        """Return whether padding adds nothing."""
         return len(self.positions) == len(self.counts) * self.width
 
     @cached_property
     def padded_tokens(self) -> Tensor:
-        """[R, n] ids."""
+        """Return [R, n] ids."""
         return self.pad(self.tokens)
 
     @cached_property
     def padded_positions(self) -> Ints:
-        """[R, n] position ids."""
+        """Return [R, n] position ids."""
         if self.full:
             return self.positions.reshape(len(self.counts), -1)
         padded = np.zeros((len(self.counts), self.width), np.int64)

@@ -69,19 +69,19 @@ class HFRunner(ModelRunner):
 
     @cached_property
     def device(self) -> torch.device:
-        """The device that tokens are given to, and logits come from."""
+        """Return the device that tokens are given to, and logits come from."""
         return input_device(self.model)
 
     @cached_property
     def stack(self) -> PreTrainedModel:
-        """The transformer without its LM head, and without the encoders of other media."""
+        """Return the transformer without its LM head, and without the encoders of other media."""
         base: Any = self.model.base_model
         inner: PreTrainedModel = base.get_decoder()  # the outer model may call its LM head that
         return inner
 
     @cached_property
     def layers(self) -> nn.ModuleList:
-        """Its transformer layers."""
+        """Return its transformer layers."""
         count = self.config.num_hidden_layers
         for module in self.stack.modules():
             if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -91,7 +91,7 @@ class HFRunner(ModelRunner):
 
     @cached_property
     def kept(self) -> Kept:
-        """What the layers store for a text, found by a pass over one token.
+        """Return the shapes of what the layers store for a text, found by a pass over one token.
 
         Raises:
             UserError: a layer stores something that draftree cannot reach.
@@ -129,7 +129,7 @@ class HFRunner(ModelRunner):
 
     @cached_property
     def changing_rope(self) -> dict[str, Any] | None:
-        """The parameters of rotary frequencies that depend on the length of the text."""
+        """Return the parameters of rotary frequencies that depend on the length of the text."""
         parameters = getattr(self.config, "rope_parameters", None) or {}
         kinds = (parameters, *(p for p in parameters.values() if isinstance(p, dict)))
         return next((p for p in kinds if p.get("rope_type") in LENGTH_DEPENDENT_ROPE), None)

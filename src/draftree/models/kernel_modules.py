@@ -50,7 +50,7 @@ class _Replacement(nn.Module):
 
     @property
     def replaced(self) -> Any:
-        """The module that this one stands for."""
+        """Return the module that this one stands for."""
         return self._replaced[0]
 
     def __getattr__(self, name: str) -> Any:

@@ -168,7 +168,7 @@ class NativeLayer:
 
     @property
     def bytes(self) -> int:
-        """The size of the packed weights."""
+        """Return the size of the packed weights."""
         return sum(t.nbytes for t in self._held[1:] if t is not None)
 
     def release(self) -> None:

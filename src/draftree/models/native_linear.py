@@ -50,5 +50,5 @@ class NativeLinear:
 
     @property
     def bytes(self) -> int:
-        """The size of the packed weight."""
+        """Return the size of the packed weight."""
         return self._packed.nbytes

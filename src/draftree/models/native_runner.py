@@ -112,12 +112,12 @@ class NativeRunner(ModelRunner):
 
     @property
     def kinds(self) -> list[str]:
-        """The kinds of layers that it runs, for the record."""
+        """Return the kinds of layers that it runs, for the record."""
         return sorted({type(module).__name__ for module in self._stack.layers})
 
     @property
     def bytes(self) -> int:
-        """The size of the packed weights."""
+        """Return the size of the packed weights."""
         head = self._native_head
         return sum(layer.bytes for layer in self._layers) + (0 if head is None else head.bytes)
 

@@ -210,7 +210,7 @@ class Verified:
 
     @cached_property
     def logits(self) -> Tensor:
-        """[N, V] logits after every node; a copy if the pass had another order."""
+        """Return [N, V] logits after every node; a copy if the pass had another order."""
         return (
             self.packed if self.at is None else self.packed[to_device(self.at, self.packed.device)]
         )
@@ -360,7 +360,7 @@ class Target:
 
     @cached_property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's tokenizer.
+        """Return the target's tokenizer.
 
         Raises:
             UserError: its folder has none that can be read.
@@ -369,7 +369,7 @@ class Target:
 
     @cached_property
     def tokenizer_or_none(self) -> PreTrainedTokenizerBase | None:
-        """The target's tokenizer, or None if it has none that can be read."""
+        """Return the target's tokenizer, or None if it has none that can be read."""
         try:
             return self.tokenizer
         except UserError:
@@ -377,7 +377,7 @@ class Target:
 
     @property
     def eos(self) -> frozenset[int]:
-        """The ids that end a text, from the model's generation config."""
+        """Return the ids that end a text, from the model's generation config."""
         generation = self.decoder.model.generation_config
         ids = None if generation is None else generation.eos_token_id
         return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
@@ -414,7 +414,7 @@ class Target:
 
     @property
     def reuses_prefixes(self) -> bool:
-        """True if keys computed for one text serve another text with the same beginning."""
+        """Return whether keys computed for one text serve another text with the same beginning."""
         return self.decoder.rope_boundary is None
 
     @torch.inference_mode()

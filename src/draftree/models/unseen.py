@@ -64,7 +64,7 @@ class Nodes:
 
     @property
     def given(self) -> dict[str, Tensor]:
-        """The tensors by name, as inputs of a pass."""
+        """Return the tensors by name, as inputs of a pass."""
         return {f"nodes {f.name}": getattr(self, f.name) for f in fields(self)}
 
     @classmethod
@@ -74,7 +74,7 @@ class Nodes:
 
     @property
     def made(self) -> Made:
-        """The tensors that change as the trees grow."""
+        """Return the tensors that change as the trees grow."""
         return tuple(getattr(self, f.name) for f in fields(self)[:-GIVEN])
 
     def after(self, made: Made) -> Self:
@@ -85,22 +85,22 @@ class Nodes:
 
     @property
     def room(self) -> Tensor:
-        """[R, 1] the largest depth of each sequence's tree; −1 for sequences without a root."""
+        """Return [R, 1] the largest depth of each sequence's tree; −1 for one without a root."""
         return self.bounds[:, :1]
 
     @property
     def begin(self) -> Tensor:
-        """[R, 1] slot of the root in the drafter's cache, which is also its position."""
+        """Return [R, 1] slot of the root in the drafter's cache, which is also its position."""
         return self.bounds[:, 1:2]
 
     @property
     def start(self) -> Tensor:
-        """[R, 1] slot of the root in the target's cache, which is also its position."""
+        """Return [R, 1] slot of the root in the target's cache, which is also its position."""
         return self.bounds[:, 2:]
 
     @property
     def depth(self) -> Tensor:
-        """[R, N] distance from the root."""
+        """Return [R, N] distance from the root."""
         return self.seen.sum(dim=2) - 1
 
     def lines(self, rows: Tensor, columns: Tensor) -> Tensor:

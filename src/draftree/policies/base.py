@@ -76,7 +76,7 @@ class Policy(Part, ABC):
 
     @property
     def prunes_on_draws(self) -> bool:
-        """True if a node's existence or survival depends on what was drawn.
+        """Return whether a node's existence or survival depends on what was drawn.
 
         That includes its own and its siblings' q. Such trees are exact only with candidates that
         are not draws of their own, or under `match`. Any other policy keeps siblings in draw order
@@ -86,12 +86,12 @@ class Policy(Part, ABC):
 
     @property
     def reads_costs(self) -> bool:
-        """True if the policy reads the cost model, which then has to be measured first."""
+        """Return whether the policy reads the cost model, which then has to be measured first."""
         return False
 
     @property
     def plan(self) -> Plan | None:
-        """The shape of its trees, if it is known before drafting; None by default."""
+        """Return the shape of its trees, if it is known before drafting; None by default."""
         return None
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
@@ -106,9 +106,9 @@ class Policy(Part, ABC):
 
     @cached_property
     def deepest(self) -> int | None:
-        """The deepest layer that the options allow: the value of the one declared `deepest`.
+        """Return the deepest layer that the options allow: the value of the one declared `deepest`.
 
-        None if only the drafter and the budget end a tree.
+        It is None if only the drafter and the budget end a tree.
         """
         knobs: tuple[Field[Any], ...] = fields(self) if is_dataclass(self) else ()
         return next((getattr(self, f.name) for f in knobs if f.metadata.get("deepest")), None)
@@ -160,7 +160,7 @@ class Layered(Policy):
     @property
     @abstractmethod
     def candidates(self) -> int:
-        """K, the number of candidates requested after each node."""
+        """Return K, the number of candidates requested after each node."""
 
     @abstractmethod
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:

@@ -208,7 +208,7 @@ class C2T(Layered):
 
     @cached_property
     def net(self) -> Classifier:
-        """The classifier."""
+        """Return the classifier."""
         name = self.classifier or DEMO
         if told := without_weights(name):
             raise UserError(told)

@@ -125,12 +125,12 @@ class States:
 
     @property
     def bytes_of_row(self) -> int:
-        """The size of a row's bases, and of a snapshot of them."""
+        """Return the size of a row's bases, and of a snapshot of them."""
         return sum(t.nbytes for t in self._all) // self.rows
 
     @property
     def bytes(self) -> int:
-        """The size of all bases and snapshots."""
+        """Return the size of all bases and snapshots."""
         return self.bytes_of_row * (self.rows + sum(map(len, self._snapshots)))
 
     @property
