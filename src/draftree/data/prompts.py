@@ -98,7 +98,7 @@ def is_chat(messages: Any) -> TypeGuard[Messages]:
 
 
 def _said(message: Any) -> bool:
-    """Return True for a message of a chat, for whatever template."""
+    """Return True for a message of a chat, for any template."""
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         return False
     content = message["content"]

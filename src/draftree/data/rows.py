@@ -38,7 +38,7 @@ CONTENT_NAMES = ("content", "value", "text", "message", "body")
 SYSTEM_NAMES = ("system", "system_prompt", "system_message")
 """Names of a system prompt next to the list."""
 CALLS = ("tool_calls", "function_call")
-"""Names of a message's calls, beside which it may have no text; templates know them by these."""
+"""Names of a message's calls in templates; a message with calls may have no text."""
 QUESTIONS = ("instruction", "question", "query", "prompt", "problem")
 ANSWERS = ("output", "answer", "response", "completion", "solution", "chosen")
 """Names of a question and of its answer in rows that hold one of each."""

@@ -204,7 +204,7 @@ class EAGLEDrafter(PairDrafter):
     def _noise(self, batch: Batch) -> Tensor:
         """Return uniform noise [B, T, D], as in the paper; it is weaker in long texts.
 
-        The official code scales by 512 / T whatever T is, and trains with texts of up to 2,048
+        The official code scales by 512 / T for any T, and trains with texts of up to 2,048
         tokens; on short texts that would be far more than the paper's U(−0.1, 0.1).
         """
         true, noise = batch.hidden[LAST], torch.zeros(batch.hidden[LAST].shape)

@@ -1,6 +1,6 @@
 """EAGLE-3's draft model: three of the target's layers fused, trained on what it will be fed (Li et al. 2025).
 
-Its decoder layer attends over the embedding of token t + 1 beside the fused features of token t;
+Its decoder layer attends over the embedding of token t + 1 and the fused features of token t;
 its output is fed back in their place. It has a head of its own over a draft vocabulary, the tokens
 most frequent in the training data.
 
@@ -232,7 +232,7 @@ class FusingNet(PairNet):
         norm: before the head.
         lm_head: of the tokens that can be drafted, a linear layer or a `CandidateHead`.
         d2t: what is added to 0 … V′ − 1 for the target's ids; none for the whole vocabulary.
-        t2d: [V] which of the target's tokens can be drafted, likewise.
+        t2d: [V] which of the target's tokens can be drafted; none for the whole vocabulary.
         reads: the entries of the target's `hidden_states` that are fused.
     """
 
@@ -387,7 +387,7 @@ class EAGLE3Net(FusingNet):
 
 @final
 class EAGLE3Drafter(PairDrafter):
-    """Drafts what its own layer makes of three of the target's."""
+    """Drafts with its own layer from the hidden states of three of the target's layers."""
 
     knobs: EAGLE3
     model: EAGLE3Net

@@ -50,7 +50,7 @@ from draftree.sampling.drawing import Drawing
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 WIDTH = 4096
-"""The draft model's hidden size in the paper, whatever the target (section 5.1)."""
+"""The draft model's hidden size in the paper, for every target (section 5.1)."""
 OFFICIAL = "smallLlamaForCausalLM"
 """The name of the model in a published checkpoint's config."""
 PREFIX = "small_model."
@@ -268,7 +268,7 @@ class Glimpsing:
             np.append(early, root)[np.clip(at - first, 0, len(early))]
             for early, root, first, at in rows
         ]
-        return np.stack(found)  # padding lies at position 0 and sees whatever
+        return np.stack(found)  # padding has position 0 and may see any token
 
 
 @final

@@ -350,7 +350,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         """
         assert self.model.prefix_embeding_layer is not None
         given, places = state.hidden.layer(0)[0][:, 0], starts[:, None] + np.arange(count)
-        slots = np.minimum(places, given.shape[1] - 1)  # padding may lie beyond the last
+        slots = np.minimum(places, given.shape[1] - 1)  # padding may be beyond the last
         at, known = (to_device(i, given.device) for i in (places, slots))
         states = given[torch.arange(len(given), device=given.device)[:, None], known]
         visible = torch.arange(int(places.max()) + 1, device=given.device) <= at[:, :, None]

@@ -177,7 +177,7 @@ def behind(begin: str) -> Mapping[str, str]:
 def beside(level: int = 0) -> Mapping[str, str]:
     """Return the names of the parts in Qwen3-Next, Qwen3.5 and Mellum.
 
-    Everything except the layers is stored once, whatever the depth.
+    Everything except the layers is stored once, for any number of layers.
     """
     return {"enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.", "eh_proj.": "mtp.fc.",
             "norm.": "mtp.norm.", "layer.": f"mtp.layers.{level}."}  # fmt: skip

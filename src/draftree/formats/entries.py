@@ -131,7 +131,7 @@ SWITCHES = (
     # Norms in other places
     "layernorms", "norm_before_fc", "fc_norm", "norm_output", "post_norm", "use_post_norm", "sandwich_norm",
     "use_sandwich_norm", "apply_residual_connection_post_layernorm", "norm_after_attention",
-    # Attention beside the feed-forward layer
+    # Attention parallel to the feed-forward layer
     "use_parallel_residual", "parallel_residual", "parallel_attn",
     # Attention sinks, scaled embeddings, other positions
     "attention_sink", "attention_sinks", "use_attention_sinks", "add_swa_attention_sink_bias",

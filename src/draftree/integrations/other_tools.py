@@ -86,7 +86,7 @@ def _engine_of(given: Sequence[Any], named: dict[str, Any]) -> tuple[Engine, lis
     The tokenizer is left out, because the engine has one.
 
     Raises:
-        UserError: there is no model, or nothing beside it.
+        UserError: there is no model, or no prompt.
     """
     first: Any
     first, *others = [named.pop("model"), *given] if "model" in named else [*(given or [None])]

@@ -21,7 +21,7 @@ Status = Literal["waiting", "reading", "running", "finished", "cancelled", "fail
 
 @dataclass(frozen=True)
 class RequestStats:
-    """The figures of one request, so far or in the end.
+    """The figures of one request, until now or until its end.
 
     Attributes:
         prompt_tokens: tokens of the prompt.

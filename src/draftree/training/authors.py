@@ -105,7 +105,7 @@ class Author(ABC):
 
 
 class Local(Author):
-    """The target at hand.
+    """The local target.
 
     Args:
         target: writes.

@@ -123,7 +123,7 @@ def synthesize(
 ) -> Path:
     """Write questions that the target makes up; go on where an interrupted run stopped.
 
-    Every process of a run calls it. What was dropped is told in a line, and by reason in
+    Every process of a run calls it. Dropped questions are reported in a line, and by reason in
     `questions.json`.
 
     Args:

@@ -104,7 +104,7 @@ class Forests:
         return cls(values, sizes)
 
     def tree(self, nodes: int) -> Paths:
-        """Return the best tree of at most so many nodes; what is never accepted is left out."""
+        """Return the best tree of at most this many nodes, all of which can be accepted."""
         return tuple(sorted(self._below((), nodes), key=lambda path: (len(path), path)))
 
     def _below(self, path: Ranks, nodes: int) -> Iterator[Ranks]:

@@ -252,7 +252,7 @@ def _pass(
     y: torch.Tensor,
     batches: Iterable[torch.Tensor],
 ) -> float:
-    """Return a step for each batch; returns the mean loss of their entries."""
+    """Run an optimiser step for each batch; return the mean loss of their entries."""
     total, entries = 0.0, 0
     for batch in batches:
         loss = nn.functional.binary_cross_entropy_with_logits(net(x[batch])[:, 0], y[batch])

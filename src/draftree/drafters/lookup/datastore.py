@@ -56,7 +56,7 @@ class Stored(Method):
             tell: receives messages about the progress.
 
         Returns:
-            Figures for the note beside the files: counts and bytes, by name.
+            Figures for the note stored with the files: counts and bytes, by name.
 
         Raises:
             UserError: a setting is not known, or the corpus is empty.

@@ -204,7 +204,7 @@ class Threads:
     Attributes:
         pool: of threads; numpy sorts without holding the interpreter.
         plan: how.
-        scratch: where runs lie.
+        scratch: the folder of the runs.
         tell: receives messages about the progress.
     """
 
@@ -256,7 +256,7 @@ class SortedRun(NamedTuple):
     def part(self, low: int, high: int | None) -> Counts:
         """Return the contexts of a range.
 
-        Only for so long is anything mapped, so that no more of it lies in memory.
+        Files are mapped only during the call, so that they do not stay in memory.
         """
         maps = [np.memmap(file, kind, "r") for file, kind in self.files]
         start = int(np.searchsorted(maps[0], np.uint64(low)))

@@ -204,7 +204,7 @@ def planes(low: Array, high: Array, at: int) -> Any:
 def stored_at(
     table: Table, context: Ints, width: int, top: int, tokens: Ints, weights: Floats
 ) -> int:
-    """Fill in the successors of a context in the table, the likeliest `top`; returns how many."""
+    """Write the `top` likeliest successors of a context in the table; return their number."""
     place = placed_at(table, context, width)
     if place < 0:
         return 0

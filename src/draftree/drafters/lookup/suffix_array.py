@@ -221,7 +221,7 @@ def grow(rows: Ints, nodes: int) -> PrefixTree:
 
     Args:
         rows: [M, L] sorted continuations, −1 after the end of one.
-        nodes: how many there may be at most beside the root.
+        nodes: the maximum number of nodes in addition to the root.
     """
     return PrefixTree(*_grown(rows, nodes))
 

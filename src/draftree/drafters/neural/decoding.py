@@ -231,7 +231,7 @@ class CachingLayers(Layers):
             nodes = Nodes.of(given)
             frontier = nodes.fed[:, -count:]
             ids, depth = nodes.tokens.gather(1, frontier), nodes.depth.gather(1, nodes.fed)
-            places = (nodes.begin + depth).clamp(max=last)  # padding may lie anywhere
+            places = (nodes.begin + depth).clamp(max=last)  # padding may be anywhere
             return (
                 ids if reads is None else reads[ids],
                 places,

@@ -24,7 +24,7 @@ from draftree.models.architectures import LENGTH_DEPENDENT_ROPE
 from draftree.models.target import Target
 
 OFFICIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
-"""The rotation of queries in the official code, whatever rotated the target's keys."""
+"""The rotation of queries in the official code, for any rotation of the target's keys."""
 
 
 @dataclass(frozen=True)

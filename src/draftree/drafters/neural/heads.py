@@ -27,7 +27,7 @@ from draftree.tree import Candidates, Drafted, Ints, Tree
 class ResBlock(nn.Module):
     """A residual block: x + SiLU(W x + b).
 
-    With conditions beside x, a linear map of all of them replaces the first x.
+    With further inputs (conditions), a linear map of all inputs replaces the first x.
 
     W begins as zero, so that only the bias is added at first, as in the official codes.
 

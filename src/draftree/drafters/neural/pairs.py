@@ -97,7 +97,7 @@ class PairReader(Trainable[Pairs]):
 
     @cached_property
     def _rotates_alike(self) -> bool:
-        """Return whether a token is rotated alike whatever the length of the text."""
+        """Return whether the rotation of a token is independent of the length of the text."""
         return all(part.fixed for part in self.model.modules() if isinstance(part, Rotary))
 
     def _empty(self, rows: int, slots: int) -> Pairs:
@@ -396,7 +396,7 @@ class PairDrafter(PairReader):
         layout = lay_out(state.decoding, tree, nodes, device)
         outputs, each = state.outputs.view(-1, self.model.width), []
         for level in range(levels):
-            if level < min(int(depths.min()), levels - 1):  # nothing as deep or deeper asks it
+            if level < min(int(depths.min()), levels - 1):  # no deeper node uses it
                 each.append(outputs.new_zeros(len(nodes), self.model.width))
                 continue
             read = places[tree.parents[nodes]] * levels + np.where(

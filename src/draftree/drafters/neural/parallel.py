@@ -3,7 +3,7 @@
 The root and a mask token in every other slot go through a few layers (of Qwen3's kind). Committed
 tokens come in as keys and values alone, which each layer computes of the target's own hidden
 states, fused; these are cached, and of a block nothing is kept. All candidates of a step follow
-from that one pass, whatever tree is made of them.
+from that one pass, for any tree of drafts.
 
 Shapes: R slots, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M blocks, L
 layers, D hidden size, V′ (draft) vocabulary, S slots of the cache.
