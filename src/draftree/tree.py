@@ -47,7 +47,10 @@ class Draw(Enum):
 
     @property
     def sampled(self) -> bool:
-        """True if candidates are draws of their own, which an acceptor compares with their q."""
+        """Return whether candidates are draws of their own.
+
+        An acceptor compares such candidates with their q.
+        """
         return self in (Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT)
 
 

@@ -185,7 +185,10 @@ class CostTable:
 
     @property
     def simulated(self) -> bool:
-        """True if the costs were published or derived elsewhere, so that results are simulated."""
+        """Return whether the costs were published or derived elsewhere.
+
+        Results that are computed from them are then simulated.
+        """
         return "kind" in self.about
 
     @property

@@ -168,7 +168,7 @@ class Decoder:
 
     @property
     def rope_boundary(self) -> tuple[str, int] | None:
-        """(kind, length) where rotary frequencies change with the length of the text, else None."""
+        """Return (kind, length) where rotary frequencies change with the length, else None."""
         return self.hf.rope_boundary
 
     @property

@@ -136,7 +136,7 @@ class HFRunner(ModelRunner):
 
     @cached_property
     def rope_boundary(self) -> tuple[str, int] | None:
-        """(kind, length) where rotary frequencies change with the length of the text, else None."""
+        """Return (kind, length) where rotary frequencies change with the length, else None."""
         rope = self.changing_rope
         if rope is None:
             return None
