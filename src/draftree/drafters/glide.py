@@ -231,9 +231,10 @@ class GLIDE(TrainableMethod):
         )
 
     def busiest(self, layers: Sequence[Attending]) -> int:
-        """Return the layer that `auto` means.
+        """Return the layer that `auto` means: the one whose attention adds most to its input.
 
-        Without the limit it would be the first one, which in many targets adds most of all.
+        It is looked for in the last third of the target's layers, as in many targets the first
+        layer adds most of all.
         """
         lowest = max(2 * len(layers) // 3, self.layers - 1)
         return max(range(lowest, len(layers)), key=lambda i: layers[i].output)

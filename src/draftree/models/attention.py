@@ -115,7 +115,7 @@ class _Watch:
     def measure(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any
     ) -> None:
-        """Keep the weights, as a forward hook of the layer."""
+        """Note the size of what attention adds and the entropy of its weights, as a forward hook."""
         weights: list[Tensor] = []
         with ExitStack() as stack:
             stack.callback(

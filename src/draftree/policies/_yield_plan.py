@@ -30,11 +30,11 @@ class Prices:
     """Hold the costs of a step, and what was learnt of acceptance.
 
     Attributes:
-        numbers: [14] the weights of acceptance and of reach, recent success, nodes accepted for
-            nothing, λ, and seconds left.
-        draft: [W] nodes of a row, and seconds of a draft step over them.
-        target: [W] tokens of a row, and seconds of a pass over them.
-        rows: that are drafted for.
+        numbers: [14] what `yield` has learnt, then λ (the batch's running rate in tokens per
+            second), then the seconds that the step has left.
+        draft: [W] nodes of a sequence, and seconds of a draft step over them.
+        target: [W] tokens of a sequence, and seconds of a pass over them.
+        rows: number of sequences that are drafted for.
     """
 
     numbers: Floats
