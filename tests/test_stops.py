@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, StopStringCriteria
@@ -44,6 +44,8 @@ def test_tokens_one_by_one_give_the_text_of_all(name: str, data: st.DataObject) 
 
 @given(text=st.text(min_size=1, max_size=20))
 def test_a_whole_text_is_sure_at_its_end(text: str) -> None:
+    # Decoding omits special tokens, which Hypothesis finds in the sources.
+    assume(not any(token in text for token in BYTES.get_added_vocab()))
     decoded = Decoded(BYTES)
     for token in encode(BYTES, text):
         decoded.add(token)
