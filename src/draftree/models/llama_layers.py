@@ -24,6 +24,7 @@ from draftree.models.llama_structure import (
     CHILDREN,
     STACK,
     child_names,
+    differs_by_rounding,
     epsilon,
     first_linears,
     linears,
@@ -32,11 +33,6 @@ from draftree.models.sources import GROUPED
 
 TRIED = 5
 """Tokens of the passes that are compared with the model's own."""
-CLOSE, SUMS = 4.0, 64.0
-"""How far a layer's output may be from the model's own, as a share of what the layer adds. `CLOSE`
-is in units of the layer's precision, `SUMS` in those of float32, as sums of thousands of terms are
-taken in another order.
-"""
 
 
 @final
@@ -234,10 +230,7 @@ class _Layer:
             _Seen(mask, self.each),
             _Nothing(),
         )
-        allowed = CLOSE * torch.finfo(dtype).eps + SUMS * torch.finfo(torch.float32).eps
-        return bool(
-            (found.float() - wanted.float()).norm() <= allowed * (wanted - x).float().norm()
-        )
+        return differs_by_rounding(found, wanted, x)
 
 
 @final

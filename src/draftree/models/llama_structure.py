@@ -2,7 +2,8 @@
 
 from typing import Any
 
-from torch import nn
+import torch
+from torch import Tensor, nn
 
 CHILDREN = {"self_attn", "mlp", "input_layernorm", "post_attention_layernorm"}
 """The parts of a layer."""
@@ -14,6 +15,10 @@ FUSED = {"gate_up_proj", "down_proj", "activation_fn"}
 """Those of one whose first two linear layers are fused."""
 STACK = {"embed_tokens", "layers", "norm", "rotary_emb"}
 """The parts of a transformer around its layers."""
+CLOSE, SUMS = 4.0, 64.0
+"""How far a layer's output may be from the model's own, as a share of what the layer adds. `CLOSE`
+is in units of the layer's precision, `SUMS` in those of float32, as sums of thousands of terms are
+taken in another order."""
 
 
 def child_names(module: nn.Module) -> set[str]:
@@ -46,3 +51,16 @@ def linears(layer: Any) -> list[Any] | None:
 def epsilon(norm: Any) -> float:
     """Return the ε that a norm adds to a mean square."""
     return float(vars(norm).get("variance_epsilon", vars(norm).get("eps", 0.0)))
+
+
+def differs_by_rounding(found: Tensor, wanted: Tensor, before: Tensor) -> bool:
+    """Return whether a layer's output differs from the model's own by rounding alone.
+
+    Args:
+        found: [R, n, H] the output.
+        wanted: [R, n, H] the model's own.
+        before: [R, n, H] the layer's input, in the layer's precision.
+    """
+    apart = (found.float() - wanted.float()).norm() / (wanted - before).float().norm()
+    allowed = CLOSE * torch.finfo(before.dtype).eps + SUMS * torch.finfo(torch.float32).eps
+    return bool(apart < allowed)

@@ -21,7 +21,14 @@ from draftree.models.cache import Within
 from draftree.models.exact_attention import additive
 from draftree.models.four_bits import FourBits
 from draftree.models.kernel_linear import let_go
-from draftree.models.llama_structure import CHILDREN, child_names, epsilon, first_linears, linears
+from draftree.models.llama_structure import (
+    CHILDREN,
+    child_names,
+    differs_by_rounding,
+    epsilon,
+    first_linears,
+    linears,
+)
 from draftree.models.native_linear import can_pack
 from draftree.native import dense
 from draftree.native.dense import address
@@ -31,11 +38,6 @@ FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
 """Parts of a layer: up to the keys and values that it stores, and from its attention on."""
 UNIT = 32
 """The outputs of the gate and of the up projection alternate in units of it."""
-CLOSE, SUMS = 4.0, 64.0
-"""How far a layer's output may be from the model's own, as a share of its size. `CLOSE` is in units
-of the layer's precision, `SUMS` in those of float32, as sums of thousands of terms are taken in
-another order.
-"""
 
 
 class PreparedLayer(nn.Module, ABC):
@@ -338,9 +340,7 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
     k, v = (x.new_empty(2, sizes.groups, n, sizes.width) for _ in range(2))
     given = Angles.in_order(turned, 2, n), Within(k, v, None, n), mask
     found = run_layers([ours], x, *given, read=ready if prepared else None)
-    apart = (found.float() - wanted.float()).norm() / (wanted - x).float().norm()
-    allowed = CLOSE * torch.finfo(dtype).eps + SUMS * torch.finfo(torch.float32).eps
-    return bool(apart < allowed)
+    return differs_by_rounding(found, wanted, x)
 
 
 def finish_layer(
