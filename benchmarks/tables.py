@@ -125,6 +125,7 @@ def papers(results: Path) -> str:
         for r in read_rows(results / "papers.json")
     }
     text = [GENERATED, PAGES.with_name("papers.md").read_text("utf-8").strip()]
+    text += ["## Nodes at equal τ", EQUAL_TAU, equal_tau(results)]
     for paper in dict.fromkeys(claim.paper for claim in CLAIMS):
         items = [i for i in ITEMS if i.paper == paper]
         commands = [
@@ -145,6 +146,38 @@ def papers(results: Path) -> str:
             lines(["claim", "table", "paper", "demo", "SmolLM2", "no verdict, because it"], rows)
         )
     return "\n\n".join(text) + "\n"
+
+
+EQUAL_TAU = """
+How many nodes a step each policy takes, divided by those that EAGLE-2 takes for the same τ, on the demo: below 1 it needs
+fewer. EAGLE-2 is as published (depth 6, width 10), or as deep and wide as C2T's paper has it (10 and 15). Forty questions of
+mathematics, or forty others. An interval stands for itself, without a correction. `benchmarks/equal_tau.py` takes any saved
+result; `benchmarks/results/equal_tau.json` has each curve of all of them, and names what it leaves out.
+""".strip()
+CURVES = {"eagle2:nodes=…": "depth 6", "eagle2:depth=10,nodes=…,width=15": "depth 10"}
+"""EAGLE-2's curves, by their specs in the saved comparison at equal τ."""
+KINDS = {
+    "curves_edd": "math",
+    "curves_eagle": "math",
+    "policies_other_edd": "others",
+    "policies_other_eagle": "others",
+}
+"""The results on the page, and their questions."""
+
+
+def equal_tau(results: Path) -> str:
+    """Return the table of nodes at equal τ beside EAGLE-2's."""
+    found: dict[tuple[str, ...], dict[str, str]] = {}
+    for row in read_rows(results / "equal_tau.json"):
+        if row["result"] in KINDS and row["beside"] in CURVES and row["reached"] > 0.9:
+            place = (row["drafter"], row["policy"], KINDS[row["result"]], f"{row['τ']:.2f}")
+            cells = found.setdefault((*place, f"{row['nodes/step']:.0f}"), {})
+            cells[CURVES[row["beside"]]] = "{:.2f} [{:.2f}, {:.2f}]".format(*row["share"])
+    heads = ["drafter", "policy", "questions", "τ", "nodes/step", *CURVES.values()]
+    return lines(
+        heads,
+        [[*key, *(cells.get(c, "") for c in CURVES.values())] for key, cells in found.items()],
+    )
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:

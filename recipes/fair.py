@@ -9,9 +9,11 @@ same answers, in the same passes, with the same optimiser and of the same two se
 have the target's own embedding and head, which are not trained, and one layer that begins at
 random; all but EAGLE, whose loss is part of it, learn KL(p‖q). `edd-ce` is EDD's ablation without
 that loss, and the two ending in `-theirs` learn from `--theirs`, text that the target did not
-write, on which cross-entropy is not distillation. Interrupted, the same command goes on. For
-SmolLM2: `--target smollm2 --passes 3`, with the answers that `smollm2_drafters.py` unpacks; some
-ten hours on two cores.
+write, on which cross-entropy is not distillation. Interrupted, the same command goes on; other
+options go to `draftree train`. For SmolLM2, with the answers that `smollm2_drafters.py` unpacks
+(three passes over all of them take some ten hours on two cores):
+
+    python recipes/fair.py --target smollm2 --data answers-3348.jsonl --draft-vocab 8192 --passes 3 --out fair --bf16
 """
 
 import argparse
@@ -19,7 +21,10 @@ import pathlib
 import subprocess
 import sys
 
-GLIDE = "glide:hidden=0,init=shared,loss=kl,kv_layer=auto"
+GLIDE = "glide:hidden=0,init=shared,loss=kl"
+KV_LAYER = {"demo": "auto"}
+"""The layer whose keys GLIDE reads is the paper's, the top one, but on the demo: its top layer hardly
+attends."""
 SPECS = {
     "edd": "edd:shared=true",
     "vdm": "vdm:shared=true",
@@ -49,13 +54,23 @@ def folder(out: pathlib.Path, name: str, seed: int) -> pathlib.Path:
     return out / f"{name}-s{seed}"
 
 
-def train(name: str, spec: str, data: pathlib.Path, args: argparse.Namespace, seed: int) -> None:
+def spec_of(name: str, args: argparse.Namespace) -> str:
+    """Return the spec of a drafter with the options of this target."""
+    spec = {**SPECS, **THEIRS}[name]
+    options = [f"draft_vocab={args.draft_vocab}"] if args.draft_vocab else []
+    if name.startswith("glide") and args.target in KV_LAYER:
+        options.append(f"kv_layer={KV_LAYER[args.target]}")
+    return ("," if ":" in spec else ":").join((spec, ",".join(options))) if options else spec
+
+
+def train(name: str, data: pathlib.Path, args: argparse.Namespace, seed: int) -> None:
     """Train one drafter, unless it is there."""
     out = folder(args.out, name, seed)
     if not (out / "config.json").is_file():
         features = args.out / f"features-{data.stem}"
         place = ["--target", args.target, "--data", data, "--features", features, "--out", out]
-        run("train", spec, *place, "--epochs", args.passes, "--seed", seed, *NUMBERS)
+        numbers = ["--epochs", args.passes, "--seed", seed, *NUMBERS, *args.more]
+        run("train", spec_of(name, args), *place, *numbers)
 
 
 def main() -> None:
@@ -65,16 +80,19 @@ def main() -> None:
     ap.add_argument("--theirs", type=pathlib.Path, help="the same questions with answers of others")
     ap.add_argument("--out", type=pathlib.Path, required=True)
     ap.add_argument("--passes", type=float, default=1)
+    ap.add_argument(
+        "--draft-vocab", type=int, default=0, help="how many tokens can be drafted; all by default"
+    )
     ap.add_argument("--only", action="append", help="of the drafters")
     ap.add_argument("--suite", help="questions to compare those that are there on")
     ap.add_argument("--limit", type=int, default=40)
     ap.add_argument("--bench", type=pathlib.Path, help="the result of the comparison")
-    args = ap.parse_args()
+    args, args.more = ap.parse_known_args()
     for seed in SEEDS:
         for specs, data in ((SPECS, args.data), (THEIRS, args.theirs)):
-            for name, spec in specs.items() if data else ():
+            for name in specs if data else ():
                 if not args.only or name in args.only:
-                    train(name, spec, data, args, seed)
+                    train(name, data, args, seed)
     if args.bench:
         names = [folder(args.out, name, seed) for seed in SEEDS for name in (*SPECS, *THEIRS)]
         pairs = [f"--pair={path} {CHAIN}" for path in names if (path / "config.json").is_file()]

@@ -945,3 +945,57 @@ def test_nodes_at_equal_tau_by_hand(recipe: Callable[[str], Any]) -> None:
     )
     assert str(found.inverse) == "1.33 [1.33, 1.33]"
     assert str(equal.Share.of(row(4, 15), curve, np.random.default_rng(0))) == "beyond the curve"
+
+
+def test_every_curve_of_a_result_at_equal_tau(
+    recipe: Callable[[str], Any], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    equal = recipe("equal_tau")
+    rng = np.random.default_rng(0)
+    steps = rng.integers(10, 30, 10)
+
+    def row(policy: str | None, accepted: int, nodes: int) -> dict[str, Any]:
+        each = {"steps": steps.tolist()}
+        each |= {"accepted": (accepted * steps).tolist(), "nodes": (nodes * steps).tolist()}
+        return {"drafter": "d", "policy": policy, "temperature": 0.0, "per_prompt": each}
+
+    rows = [row(None, 0, 0), row("e:nodes=10", 1, 10), row("e:nodes=40", 3, 40)]
+    rows += [row("e:nodes=9,depth=2", 1, 9), row("x:beta=0.5", 2, 15), row("chain", 4, 5)]
+    found = equal.every({"rows": rows}, "r")
+    assert [(f["policy"], f["beside"], f["share"]) for f in found] == [
+        ("x:beta=0.5", "e:nodes=…", [0.75, 0.75, 0.75])
+    ], "one setting of another depth is no point of the curve, and a chain of τ 5 is beyond it"
+    other = {**rows[4], "temperature": 1.0}
+    assert len(equal.every({"rows": [*rows, other]}, "r")) == 1, "a curve is of one temperature"
+    for wrong, why in (
+        ([{"drafter": "d"}], "no figures of each prompt"),
+        ([rows[1], rows[4]], "two settings"),
+        (
+            [{**rows[1], "per_prompt": {k: v[:7] for k, v in rows[1]["per_prompt"].items()}}],
+            "7 prompts",
+        ),
+    ):
+        with pytest.raises(UserError, match=why):
+            equal.every({"rows": wrong}, "r")
+    results = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+    some = [results / f"{name}.json" for name in ("paper_edd", "timed", "gpu_h100", "avx2")]
+    assert equal.all_of(some, tmp_path / "all.json") == 0
+    assert {r["result"] for r in json.loads((tmp_path / "all.json").read_text())["rows"]} == {
+        "paper_edd"
+    }
+    told = capsys.readouterr().err
+    assert all(name in told for name in ("timed", "gpu_h100", "avx2"))
+
+
+def test_the_saved_nodes_at_equal_tau_are_what_the_results_say(
+    recipe: Callable[[str], Any],
+) -> None:
+    equal = recipe("equal_tau")
+    results = Path(__file__).resolve().parents[1] / "benchmarks" / "results"
+    saved = json.loads((results / "equal_tau.json").read_text("utf-8"))
+    again = equal.every(equal.read(results / "paper_edd.json"), "paper_edd")
+    assert again == [r for r in saved["rows"] if r["result"] == "paper_edd"]
+    named = {r["result"] for r in saved["rows"]}
+    left_out = {name for names in saved["provenance"]["left out"].values() for name in names}
+    assert not named & left_out
+    assert named | left_out <= {path.stem for path in results.glob("*.json")}

@@ -21,9 +21,9 @@ class AnalyseOptions:
 
     target: TargetName = "demo"
     drafter: DrafterSpec = None
-    suite: str = knob(
-        "demo",
-        help="Prompts: a shipped suite, a file, or FORMAT:FILE of a benchmark (draftree list).",
+    suite: list[str] = knob(
+        (),
+        help="Prompts: a shipped suite (draftree list; by default demo), a file, or FORMAT:FILE; may be repeated.",
     )
     limit: int = knob(12, min=1, help="How many prompts, evenly spread.")
     max_new_tokens: int = knob(64, min=2, help="The most tokens to write for each prompt.")
@@ -52,7 +52,7 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
         )
         plots.check()
     suite, result = (
-        suites.load(asked.suite),
+        suites.joined(list(asked.suite) or ["demo"]),
         None if asked.result is None else report.read(asked.result),
     )
     spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)

@@ -21,9 +21,9 @@ class TuneOptions:
     policy: str = knob("pct", help="The policy; options given in it (name:key=value) stay fixed.")
     drafter: str | None = knob(None, help="The drafter; by default the one of generate.")
     target: TargetName = "demo"
-    suite: str = knob(
-        "demo",
-        help="Prompts: a shipped suite, a file, or FORMAT:FILE of a benchmark (draftree list).",
+    suite: list[str] = knob(
+        (),
+        help="Prompts: a shipped suite (draftree list; by default demo), a file, or FORMAT:FILE; may be repeated.",
     )
     knobs: list[str] = knob(
         (),
@@ -32,6 +32,7 @@ class TuneOptions:
     )
     trials: int = knob(40, min=1, help="Number of settings to try.")
     limit: int | None = knob(None, min=4, help="Only the first N prompts.")
+    per_category: int | None = knob(None, min=1, help="Only the first N prompts of each category.")
     max_new_tokens: int = knob(128, min=2, help="The most tokens to write for each prompt.")
     temperature: float = knob(0.0, least=0, help="0 for greedy decoding.")
     recording: Path | None = knob(
@@ -66,7 +67,8 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
     if find_spec("optuna") is None:
         raise UserError("searching needs the package 'optuna': pip install 'draftree[tune]'")
     space(build("policy", asked.policy), asked.knobs)
-    drafter, suite = inputs.drafter(asked.drafter, asked.target), suites.load(asked.suite)
+    drafter = inputs.drafter(asked.drafter, asked.target)
+    suite = suites.joined(list(asked.suite) or ["demo"])
     fixed = inputs.fixed_costs(asked.costs)
     machines = inputs.machines_of_each(
         [asked.machine] if asked.machine else [], [asked.costs] if asked.costs else [], [drafter]
@@ -84,7 +86,9 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
         )
     engine = engines[drafter, asked.policy]
     check_replayable(drafter, engine.drafter)
-    requests, _ = chosen(suite.prompts, engine, asked.max_new_tokens, asked.limit)
+    requests, _ = chosen(
+        suite.prompts, engine, asked.max_new_tokens, asked.limit, asked.per_category
+    )
     kept = asked.recording or Path(ctx.with_resource(TemporaryDirectory(prefix="draftree-")))
     recordings = Recordings.open(kept, engine.target, [engine.drafter.needs])
     work = Bench(
