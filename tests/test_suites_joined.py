@@ -109,7 +109,9 @@ def test_analyse_and_tune_take_several(
     one = file_of(tmp_path / "one.jsonl", {"question": "A"}, {"question": "B"}, {"question": "C"})
     two = file_of(tmp_path / "two.jsonl", {"question": "D"}, {"question": "E"}, {"question": "F"})
     suites = ("--suite", one, "--suite", two)
-    status, out, _ = draftree("analyse", "--drafter", "vdm", *suites, "--max-new-tokens", "6", "--json")
+    status, out, _ = draftree(
+        "analyse", "--drafter", "vdm", *suites, "--max-new-tokens", "6", "--json"
+    )
     said = json.loads(out)
     assert (status, said["suite"], said["texts"]) == (0, "one+two", 6)
     words = ("--drafter", "vdm", "--policy", "chain", "--trials", "1", "--per-category", "2")
