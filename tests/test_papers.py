@@ -4,6 +4,7 @@ import importlib.util
 import json
 import shlex
 import sys
+import tomllib
 from pathlib import Path
 from types import ModuleType
 
@@ -130,3 +131,22 @@ def test_a_table_is_run_by_one_command(
     assert papers.run(papers.EAGLE2, "3", "demo", [], tmp_path, more) == 0
     assert "too few prompts" in capsys.readouterr().out
     assert json.loads((tmp_path / "eagle-2-3.json").read_text())["claims"][0]["paper"] == "EAGLE-2"
+
+
+def test_counted_figures_of_several_drafters_share_a_target_curve() -> None:
+    """In every table of the benchmark pages that shows them beside each other."""
+    pages = tomllib.loads((ROOT / "benchmarks" / "pages.toml").read_text("utf-8"))["page"]
+    shown = [t for page in pages for section in page["section"] for t in section["table"]]
+    several = 0
+    for table in shown:
+        result = json.loads(
+            (ROOT / "benchmarks" / "results" / f"{table['result']}.json").read_text()
+        )
+        costs = (result.get("provenance") or {}).get("costs") or {}
+        if not any("counted" in column for column in table.get("columns", ())):
+            continue
+        curves = {json.dumps([e["target"] for e in c["entries"]]) for c in costs.values()}
+        simulated = "machine" in table["columns"]
+        assert len(curves) < 2 or simulated, f"{table['result']} has {len(curves)} target curves"
+        several += len(costs) > 1
+    assert several > 3

@@ -370,3 +370,50 @@ def test_no_document_shows_a_simulated_figure_without_the_word(tables: ModuleTyp
 def test_a_fake_target_has_its_own_share() -> None:
     target = tiny_target()
     assert machines.drafting(target, build("drafter", "pld").open(target)).layers == 0
+
+
+def test_one_curve_prices_the_target_alike_for_all_drafters(
+    saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The machine was twice as slow while one drafter was priced: its speed-ups stay, its seconds do not."""
+    result = report.read(saved)
+    doubled = json.loads(json.dumps(result["provenance"]["costs"]["edd"]))
+    for entry in doubled["entries"]:
+        for name in ("draft", "target"):
+            entry[name] = {width: 2 * s for width, s in entry[name].items()}
+        entry["commit"] *= 2
+    result["provenance"]["costs"]["suffix"] = doubled
+    (tmp_path / "r.json").write_text(json.dumps(result))
+    assert status("recount", tmp_path / "r.json", "--one-curve", "--out", tmp_path / "o.json") == 0
+    capsys.readouterr()
+    new = report.read(tmp_path / "o.json")
+    costs = new["provenance"]["costs"]
+    for old, edd, suffix in zip(
+        result["provenance"]["costs"]["edd"]["entries"],
+        *(costs[d]["entries"] for d in ("edd", "suffix")),
+        strict=True,
+    ):
+        assert edd["target"] == suffix["target"]
+        assert edd["target"] == {w: pytest.approx(1.5 * s) for w, s in old["target"].items()}
+        assert edd["draft"] == {w: pytest.approx(1.5 * s) for w, s in old["draft"].items()}
+        assert edd["draft"] == {w: pytest.approx(s) for w, s in suffix["draft"].items()}
+    rows = [
+        (was, now) for was, now in zip(result["rows"], new["rows"], strict=True) if was["policy"]
+    ]
+    for was, now in rows:
+        assert now["counted_speedup"] == pytest.approx(was["counted_speedup"])
+        assert now.get("own_costs", False) == (was["policy"] == "pct")
+        assert now["steps"] == was["steps"]
+    plain = {tuple(now["per_prompt"]["counted_plain"]) for _, now in rows}
+    assert len(plain) == 1, "plain decoding takes the same seconds beside each drafter"
+    assert new["provenance"]["measured_costs"] == result["provenance"]["costs"]
+
+
+def test_one_curve_is_refused_where_costs_do_not_fit_together(saved: Path) -> None:
+    result = report.read(saved)
+    with pytest.raises(UserError, match=r"different contexts or numbers of sequences: a: .*; b: "):
+        recount.one_curve({"a": COSTS, "b": OTHER})
+    assert recount.one_curve({"a": COSTS, "b": COSTS})["b"].entries == COSTS.entries
+    del result["provenance"]["costs"]["suffix"]
+    with pytest.raises(UserError, match="does not hold the costs"):
+        recount.on_one_curve(result)

@@ -22,6 +22,9 @@ class RecountOptions:
         (), help="A file of costs for all drafters, or one for each in the order of the result."
     )
     machine: Machines = knob(())
+    one_curve: bool = knob(
+        False, help="One curve of target costs for all drafters: the median of theirs."
+    )
     without: list[str] = knob((), help="A policy that is left out; may be repeated.")
     out: Path | None = knob(
         None,
@@ -41,14 +44,16 @@ def recount(ctx: typer.Context, asked: RecountOptions) -> None:
     from draftree.evaluation import report, tables
     from draftree.evaluation.machines import Machine
 
-    if bool(asked.costs) == bool(asked.machine):
-        raise UserError("recount needs --costs or --machine, and takes one of them")
+    if sum(map(bool, (asked.costs, asked.machine, asked.one_curve))) != 1:
+        raise UserError("recount needs --costs, --machine or --one-curve, and takes one of them")
     machines = [Machine.load(name) for name in dict.fromkeys(asked.machine)]
     result = report.read(asked.result)
     with report.consistent(asked.result):
         saved = counting.without(result, asked.without)
         if machines:
             result = counting.on_machines(saved, machines)
+        elif asked.one_curve:
+            result = counting.on_one_curve(saved)
         else:
             result = counting.recounted(
                 saved, inputs.costs_of_each(asked.costs, counting.drafters(saved))

@@ -5,10 +5,12 @@ another machine.
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any
 
-from draftree.costs.curves import CostTable, counted, counted_plain
+import numpy as np
+
+from draftree.costs.curves import Costs, CostTable, counted, counted_plain
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation import oracle, worklog
 from draftree.evaluation.intervals import ResultRow
@@ -49,6 +51,80 @@ def recounted(result: Mapping[str, Any], tables: Mapping[str, CostTable]) -> dic
     for row in result["rows"]:
         _check(row, result, tables)
     return _recounted(result, tables)
+
+
+def on_one_curve(result: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the result with one curve of target costs for all its drafters.
+
+    Its drafters were priced one after another, and what else ran made the same target dearer for
+    one than for another. The curve is the median of theirs at each width and context. What a
+    drafter takes is scaled with its target, so that sₐ/sₜ of one token stays as measured; policies
+    that read costs keep the trees that they have grown, and their rows have `own_costs`.
+
+    Raises:
+        UserError: as `recounted`; or the costs are of different contexts or numbers of sequences.
+    """
+    saved = result["provenance"].get("costs") or {}
+    if not set(drafters(result)) <= set(saved):
+        raise UserError("the result does not hold the costs of its drafters: measure it anew")
+    tables = one_curve({d: _table(saved[d]) for d in drafters(result)})
+    for row in result["rows"]:
+        _check(row, result, tables, grown=True)
+    new = _recounted(result, tables)
+    rows = [
+        row | ({"own_costs": True} if row["policy"] and reads_costs(row) else {})
+        for row in new["rows"]
+    ]
+    about = {"target_curve": "the median of its drafters' curves", "measured_costs": saved}
+    return {**new, "rows": rows, "provenance": new["provenance"] | about}
+
+
+def one_curve(tables: Mapping[str, CostTable]) -> dict[str, CostTable]:
+    """Return the costs of each drafter with the median of all target curves.
+
+    Curves that are equal count once. Draft steps and commits are scaled as the target's pass over
+    one token.
+
+    Raises:
+        UserError: the tables are of different contexts or numbers of sequences.
+    """
+    contexts = {d: _contexts(t) for d, t in tables.items()}
+    if len(set(contexts.values())) > 1:
+        told = "; ".join(f"{d}: {several}" for d, several in contexts.items())
+        raise UserError(f"costs of different contexts or numbers of sequences: {told}")
+    ordered = {d: sorted(t.entries, key=lambda e: (e.rows, e.context)) for d, t in tables.items()}
+    found: dict[str, list[Costs]] = {d: [] for d in tables}
+    for entries in zip(*ordered.values(), strict=True):
+        widths = sorted(set.intersection(*(set(e.target) for e in entries)))
+        curves = {tuple(e.target_seconds(w) for w in widths) for e in entries}
+        middle = np.median(np.array(sorted(curves)), axis=0)
+        curve = dict(zip(widths, map(float, middle), strict=True))
+        for drafter, entry in zip(ordered, entries, strict=True):
+            found[drafter].append(_scaled(entry, curve))
+    return {d: replace(tables[d], entries=tuple(entries)) for d, entries in found.items()}
+
+
+def _contexts(table: CostTable) -> tuple[tuple[int, int], ...]:
+    """Return the context and the number of sequences of each entry, in their order."""
+    return tuple(sorted((e.context, e.rows) for e in table.entries))
+
+
+def _scaled(entry: Costs, curve: Mapping[int, float]) -> Costs:
+    """Return an entry with another target curve, and all else scaled as a pass over one token."""
+    factor = Costs(entry.draft, curve).target_seconds(1) / entry.target_seconds(1)
+    draft = {width: seconds * factor for width, seconds in entry.draft.items()}
+    others = {name: getattr(entry, name) * factor for name in ("commit", "find", "catch_up")}
+    return replace(entry, draft=draft, target=dict(curve), **others)
+
+
+def _table(saved: Mapping[str, Any]) -> CostTable:
+    """Return the costs of a saved result."""
+    curves = ("draft", "target")
+    entries = [
+        Costs(**{**e, **{name: {int(w): s for w, s in e[name].items()} for name in curves}})
+        for e in saved["entries"]
+    ]
+    return CostTable(tuple(entries), saved.get("about") or {})
 
 
 def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[str, Any]:
@@ -131,7 +207,10 @@ def reads_costs(row: ResultRow) -> bool:
     return row["policy"] is not None and bool(build("policy", row["policy"]).reads_costs)
 
 
-def _check(row: ResultRow, result: Mapping[str, Any], tables: Mapping[str, CostTable]) -> None:
+def _check(
+    row: ResultRow, result: Mapping[str, Any], tables: Mapping[str, CostTable], grown: bool = False
+) -> None:
+    """Refuse a row that cannot be priced; `grown` is whether trees of other costs are taken."""
     drafter = row["drafter"]
     if "machine" in row:
         raise UserError(
@@ -148,7 +227,11 @@ def _check(row: ResultRow, result: Mapping[str, Any], tables: Mapping[str, CostT
             f"no costs are given for drafter '{drafter}', allowed is one file for all, or one for each"
         )
     used = (result["provenance"].get("costs") or {}).get(drafter)
-    if reads_costs(row) and (used is None or _entries(used) != _entries(asdict(tables[drafter]))):
+    if (
+        not grown
+        and reads_costs(row)
+        and (used is None or _entries(used) != _entries(asdict(tables[drafter])))
+    ):
         told = f"policy '{row['policy']}' reads costs and has grown its trees by others than these"
         raise UserError(
             f"{told}: run it with them (--costs or --machine of bench and replay), or leave it out with --without"
