@@ -151,7 +151,7 @@ def logits_of(target: Target, spec: str) -> torch.Tensor:
     found, _ = drafter.expand(
         state, Tree.planted(np.arange(2), np.array([61, 62])), np.arange(2), 4, Drawing()
     )
-    return found.logs
+    return found.drafted_log_probs
 
 
 def test_a_rank_beyond_the_head_is_refused(target: Target) -> None:

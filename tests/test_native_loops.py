@@ -16,6 +16,7 @@ from draftree.kernels import (
     largest,
     laying,
     learning,
+    log_probs,
     philox,
     verification,
 )
@@ -30,6 +31,7 @@ MODULES = (
     largest,
     laying,
     learning,
+    log_probs,
     philox,
     verification,
 )
@@ -341,6 +343,20 @@ def of_likeliest(r: Random) -> Arguments:
     )
 
 
+def of_top_log_probs(r: Random) -> Arguments:
+    """Return logits with ties, some rows with infinite ones or NaN; widths around a block's."""
+    width = int(r.choice([r.integers(1, 20), r.integers(100, 300), r.integers(1000, 1400)]))
+    logits = r.normal(0, r.choice([0.1, 3.0, 60.0]), (int(r.integers(0, 5)), width))
+    logits = logits.round(int(r.integers(-1, 6)))
+    logits[r.random(logits.shape) < 0.02 * r.integers(0, 49)] = -INF
+    if r.random() < 0.3 and logits.size:
+        logits[r.integers(len(logits)), r.integers(width)] = r.choice([INF, NAN, 3e38])
+    found = logits.astype(np.float32)
+    if r.random() < 0.5:
+        found = (found.view(np.int32) >> 16).astype(np.int16)
+    return found, int(r.choice([1, 3, 10, 100, 2000])), int(r.integers(1, 4))
+
+
 def of_confidences(r: Random) -> Arguments:
     x, d, m = int(r.integers(1, 5)), int(r.integers(1, 9)), int(r.integers(0, 70))
     return odd(r, x, m), r.normal(0, 1, (d, x)), r.normal(0, 1, d), r.normal(0, 1, d), 0.3
@@ -404,6 +420,7 @@ MAKERS: dict[str, Callable[[Random], Arguments]] = {
     "ranked": lambda r: of_leading(r)[:2],
     "selected": lambda r: (tree(r)["score"], curve(r), 2, 0.1, 2.0),
     "shallow": of_shallow,
+    "top_log_probs": of_top_log_probs,
     "unfed": of_unfed,
     "values": of_values,
     "worth_expanding": of_expanding,
@@ -448,7 +465,7 @@ def test_a_loop_has_the_bits_of_its_reference(name: str) -> None:
         check(name, seed)
 
 
-@pytest.mark.parametrize("name", ["confidences", "entropies", "gumbel", "largest"])
+@pytest.mark.parametrize("name", ["confidences", "entropies", "gumbel", "largest", "top_log_probs"])
 def test_vector_loops_have_the_same_bits_in_each_variant(variant: str, name: str) -> None:
     for seed in SEEDS:
         check(name, seed)

@@ -54,6 +54,11 @@ class Draw(Enum):
         return self in (Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT)
 
 
+def absent(log_q: Tensor) -> Tensor:
+    """Return log q [F, V] with −∞ in place of NaN, so that such tokens count as missing."""
+    return log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
+
+
 @dataclass(frozen=True)
 class Drafted:
     """A draft vocabulary within the target's.
@@ -103,7 +108,7 @@ class Candidates:
         tokens: [F, K] token ids; their order is draw order.
         log_q: [F, K] natural log of q(token | path); −∞ where there are fewer than K.
         logs: [F, V] the whole log q, or None for a drafter without one (retrieval); of a draft
-            vocabulary [F, V′].
+            vocabulary [F, V′]. With `log_sums`, logits of a model.
         draw: how the tokens were drawn.
         source: which drafter proposed them, see `Tree.source`.
         sources: [F, K] of each, where they are of several drafters, fused.
@@ -113,6 +118,8 @@ class Candidates:
             coupled draws.
         confidence: [F] how probably a child is accepted, by a head of the drafter's that says so.
         drafted: the draft vocabulary that `logs` are of.
+        log_sums: [F] float32 the log-sum-exp of logits, where `logs` are logits: most policies never
+            read the whole log q. NaN where logits are not finite.
     """
 
     tokens: Ints
@@ -125,22 +132,31 @@ class Candidates:
     unconditioned: Tensor | None = None
     confidence: Floats | None = None
     drafted: Drafted | None = None
+    log_sums: NDArray[np.float32] | None = None
 
     @cached_property
     def log_probs(self) -> Tensor | None:
         """Return [F, V] the whole log q, if there is one; −∞ for tokens that cannot be drafted."""
-        return (
-            self.logs
-            if self.logs is None or self.drafted is None
-            else self.drafted.whole(self.logs)
-        )
+        whole = self.drafted_log_probs
+        return whole if whole is None or self.drafted is None else self.drafted.whole(whole)
+
+    @cached_property
+    def drafted_log_probs(self) -> Tensor | None:
+        """Return [F, V′] log q of the tokens that can be drafted, if there is one."""
+        if self.logs is None or self.log_sums is None:
+            return self.logs
+        whole = self.logs.float() - torch.from_numpy(self.log_sums)[:, None]
+        return absent(whole) if np.isnan(self.log_sums).any() else whole
 
     def log_of(self, tokens: Ints) -> Floats:
         """Return log q [F, K] of given tokens after each node; needs a drafter with a whole q."""
         assert self.logs is not None
         at = tokens if self.drafted is None else self.drafted.places[tokens]
         index = torch.from_numpy(np.maximum(at, 0)).to(self.logs.device)
-        return np.where(at < 0, -np.inf, self.logs.gather(-1, index).cpu().double().numpy())
+        found = self.logs.gather(-1, index).cpu()
+        if self.log_sums is not None:
+            found = absent(found.float() - torch.from_numpy(self.log_sums)[:, None])
+        return np.where(at < 0, -np.inf, found.double().numpy())
 
     @property
     def raw(self) -> "Candidates":
@@ -189,9 +205,9 @@ class Candidates:
 
         It is 0 without a distribution (C2T, section 4.1, eq. 3).
         """
-        if self.logs is None:
+        likeliest = self.drafted_log_probs
+        if likeliest is None:
             return np.zeros(len(self.tokens))
-        likeliest = self.logs
         if likeliest.is_cpu:
             return entropies(likeliest.detach().float().contiguous().numpy(), top)
         if top < likeliest.shape[-1]:

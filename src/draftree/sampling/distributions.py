@@ -267,11 +267,6 @@ class Distributions:
         return torch.softmax(self.raw(node).cpu().double(), dim=-1)
 
 
-def absent(log_q: Tensor) -> Tensor:
-    """Return log q [F, V] with −∞ in place of NaN, so that such tokens count as missing."""
-    return log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
-
-
 def likeliest(logits: Tensor) -> Tensor:
     """Return the tokens […] of the largest of logits […, V], the first of equals.
 

@@ -13,11 +13,11 @@ from torch import Tensor
 
 from draftree.boundary.machine import has_float64, to_device
 from draftree.kernels.largest import likeliest
-from draftree.sampling.distributions import absent
+from draftree.kernels.log_probs import log_softmax, reads, top_of
 from draftree.sampling.noise import Keyed
 from draftree.sampling.settings import Sampling
 from draftree.sampling.warpers import warped
-from draftree.tree import Bools, Candidates, Drafted, Draw, Floats, Ints
+from draftree.tree import Bools, Candidates, Drafted, Draw, Floats, Ints, absent
 
 BEYOND = 8
 """Values that a top-k requests beyond k; half-precision logits often tie."""
@@ -75,7 +75,17 @@ class Drawing:
                     [each[row] == setting for row in rows.tolist()], device=logits.device
                 )
                 logits = torch.where(mine[:, None], without_nonsense(logits, setting), logits)
-        return torch.log_softmax(logits, dim=-1)
+        return log_softmax(logits)
+
+    def unchanged(self, rows: Ints) -> bool:
+        """Return whether q is the softmax of a drafter's logits as they are, in float32.
+
+        Args:
+            rows: [F] each frontier node's sequence.
+        """
+        if self.noise is not None or self.shaped is not None:
+            return False
+        return not any(self.settings[row].processors for row in rows.tolist() if self.settings)
 
     def temperature(self, row: int) -> float:
         """Return a row's temperature, which is 0 for greedy decoding."""
@@ -131,7 +141,12 @@ def drawn(
             found = drawn(logits, k, drawing, rows, depths)
             return replace(found, tokens=drafted.numbers[found.tokens], drafted=drafted)
         logits = drafted.whole(logits)
-    found = _chosen(drawing.log_q(logits, rows), min(k, logits.shape[-1]), drawing, rows, depths)
+    k = min(k, logits.shape[-1])
+    if reads(logits) and drawing.unchanged(rows):
+        tokens, log_q, log_sums = top_of(logits, k)
+        found = Candidates(tokens, log_q, logits, log_sums=log_sums)
+    else:
+        found = _chosen(drawing.log_q(logits, rows), k, drawing, rows, depths)
     nothing = np.isnan(found.log_q).any(
         axis=1, keepdims=True
     )  # seen on the host, where the candidates are in any case
@@ -141,7 +156,7 @@ def drawn(
         found,
         tokens=np.where(nothing, 0, found.tokens),
         log_q=np.where(nothing, -np.inf, found.log_q),
-        logs=None if found.logs is None else absent(found.logs),
+        logs=found.logs if found.logs is None or found.log_sums is not None else absent(found.logs),
         unconditioned=None if found.unconditioned is None else absent(found.unconditioned),
         finite=bool(finite(logits).all()),
     )
@@ -276,7 +291,8 @@ def beside(found: Candidates, forced: Ints) -> Candidates:
     """
     fixed = np.flatnonzero(forced >= 0)
     place = np.cumsum(forced < 0) - 1  # of each open node among those found
-    whole = replace(found, logs=found.log_probs, drafted=None).shared(np.maximum(place, 0))
+    whole = replace(found, logs=found.log_probs, drafted=None, log_sums=None)
+    whole = whole.shared(np.maximum(place, 0))
     tokens, log_q = whole.tokens.copy(), whole.log_q.copy()
     tokens[fixed], log_q[fixed] = 0, -np.inf
     tokens[fixed, 0], log_q[fixed, 0] = forced[fixed], 0.0

@@ -10,6 +10,7 @@ from typing import final
 import torch
 from torch import Tensor
 
+from draftree.kernels.log_probs import log_softmax
 from draftree.sampling.distributions import likeliest
 from draftree.sampling.drawing import SPREAD, without_nonsense
 from draftree.sampling.settings import GREEDY, Sampling
@@ -46,7 +47,7 @@ class Recorded:
         """
         if not self.coupled:
             logits = logits if logits.dtype is torch.float64 else logits.float()
-            return torch.log_softmax(without_nonsense(logits, self.setting), dim=-1), ids
+            return log_softmax(without_nonsense(logits, self.setting)), ids
         if ids is not None:  # noise and cuts are of all tokens
             whole = logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf)
             logits = whole.index_copy(-1, ids, logits)

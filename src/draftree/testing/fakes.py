@@ -25,10 +25,9 @@ from draftree.models.kernel_choice import choose_kernels
 from draftree.models.sources import Loading
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.models.unseen import Choose, Layers, Nodes
-from draftree.sampling.distributions import absent
 from draftree.sampling.drawing import Drawing, drawn
 from draftree.sampling.noise import Chance
-from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
+from draftree.tree import Candidates, Draw, Ints, Tree, Verdict, absent
 
 CPU = torch.device("cpu")
 

@@ -1,4 +1,5 @@
-// The likeliest tokens, their entropy, a classifier of nodes, and noise: see largest.py, entropies.py, classifying.py, philox.py.
+// The likeliest tokens, their entropy, a classifier of nodes, and noise: see largest.py, log_probs.py, entropies.py, classifying.py,
+// philox.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cstring>
@@ -7,6 +8,8 @@
 #include "numpy_arrays.h"
 #include "bind_kernels.h"
 #include "bind_loops.h"
+#include "kernels.h"
+#include "team.h"
 #include "vector_loops.h"
 
 namespace nb = nanobind;
@@ -97,6 +100,35 @@ std::tuple<Out<int64_t, 2>, Out<double, 2>> likeliest(const In<T, 2>& values, in
   return {places, found};
 }
 
+// Logits in bfloat16 are given as int16.
+template <class T>
+std::tuple<Out<int64_t, 2>, Out<double, 2>, Out<float>> top_log_probs(const In<T, 2>& logits, int64_t k, int threads) {
+  const int64_t rows = logits.size(0), width = logits.size(1);
+  k = std::min(k, width);
+  auto tokens = Out<int64_t, 2>::empty({rows, k});
+  auto log_q = Out<double, 2>::empty({rows, k});
+  auto log_sums = Out<float>::empty({rows});
+  struct Context {
+    const VectorLoops& loops;
+    const T* logits;
+    int64_t rows, width, k;
+    int64_t* tokens;
+    double* log_q;
+    float* log_sums;
+  } context{vector_loops(), logits.data(), rows, width, k, tokens.data(), log_q.data(), log_sums.data()};
+  nb::gil_scoped_release release;
+  run_team(
+      static_cast<int>(std::min<int64_t>(threads, rows)),
+      [](void* data, int thread, int count) {
+        const auto* c = static_cast<const Context*>(data);
+        const int64_t begin = c->rows * thread / count, end = c->rows * (thread + 1) / count;
+        c->loops.top_log_probs(c->logits + begin * c->width, sizeof(T) == 4 ? FLOAT32 : BFLOAT16, end - begin, c->width, c->k, c->tokens + begin * c->k,
+                               c->log_q + begin * c->k, c->log_sums + begin);
+      },
+      &context);
+  return {tokens, log_q, log_sums};
+}
+
 }  // namespace
 
 void bind_top_tokens(nb::module_& m) {
@@ -104,6 +136,8 @@ void bind_top_tokens(nb::module_& m) {
   m.def("largest", &largest);
   m.def("confidences", &confidences);
   m.def("gumbel", &gumbel);
+  m.def("top_log_probs", &top_log_probs<float>);
+  m.def("top_log_probs", &top_log_probs<int16_t>);
   m.def("likeliest", &likeliest<float>);
   m.def("likeliest", &likeliest<double>);
 }

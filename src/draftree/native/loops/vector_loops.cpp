@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <cstring>
+#include <limits>
 #include <vector>
 
 #if defined(__x86_64__) || defined(_M_X64)
@@ -204,6 +205,153 @@ void entropies(const float* log_q, int64_t distributions, int64_t tokens, int64_
   }
 }
 
+// Write the natural logarithms of positive normal numbers; elementary.py explains the series.
+template <int64_t COUNT>
+void logarithms(const double* x, double* out) {
+  constexpr uint64_t ROOT = 0x3FE6A09E667F3BCD, BIAS = uint64_t{1} << 63, WHOLE = 0x4330000000000000;
+  constexpr int TERMS = 9;
+  for (int64_t i = 0; i < COUNT; i++) {
+    const auto bits = bits_as<uint64_t>(x[i]);
+    const uint64_t power = (bits - ROOT + BIAS) >> 52;  // 2048 more than the exponent: no shift keeps a sign in AVX2
+    const double m = bits_as<double>(bits - ((power - 2048) << 52));
+    const double s = (m - 1.0) / (m + 1.0), z = s * s, twice = s + s;
+    double series = z * (1.0 / (2 * TERMS + 1));
+    for (int n = TERMS - 1; n > 0; n--) series = z * (series + 1.0 / (2 * n + 1));
+    out[i] = (bits_as<double>(power | WHOLE) - (4503599627370496.0 + 2048)) * 0.6931471805599453 + (twice + twice * series);
+  }
+}
+
+constexpr int64_t BLOCK = 8 * COLUMNS, VECTORS = BLOCK / LANES, GROUPS = 4;
+static_assert(VECTORS % GROUPS == 0, "each block has as many vectors in each group");
+
+template <class D>
+void load_block(const typename D::T* row, int64_t begin, int64_t width, V (&block)[VECTORS]) {
+  if (begin + BLOCK <= width) {
+    for (int64_t v = 0; v < VECTORS; v++) block[v] = D::get(row + begin + v * LANES);
+    return;
+  }
+  float held[BLOCK];
+  std::fill_n(held, BLOCK, -std::numeric_limits<float>::infinity());
+  typename D::T last[LANES] = {};
+  for (int64_t i = begin; i < width; i += LANES) {
+    const int64_t count = std::min<int64_t>(LANES, width - i);
+    std::memcpy(last, row + i, sizeof(typename D::T) * static_cast<size_t>(count));
+    float wide[LANES];
+    store(wide, D::get(last));
+    std::copy_n(wide, count, held + (i - begin));
+  }
+  for (int64_t v = 0; v < VECTORS; v++) block[v] = load(held + v * LANES);
+}
+
+// Return the sum of exp(logit - top) over a row. Each column of a block is summed in float32, blocks in float64.
+template <class D>
+double sum_of_exponentials(const typename D::T* row, int64_t width, float top) {
+  constexpr int64_t PARTS = COLUMNS / LANES;
+  Doubles sums[2 * PARTS] = {};
+  for (int64_t begin = 0; begin < width; begin += BLOCK) {
+    V block[VECTORS], columns[PARTS] = {};
+    load_block<D>(row, begin, width, block);
+    for (int64_t v = 0; v < VECTORS; v++) {
+      const V x = splat(top) - block[v];
+      columns[v % PARTS] += exponential(x < NEGLIGIBLE ? x : splat(NEGLIGIBLE));
+    }
+    for (int64_t part = 0; part < PARTS; part++) {
+      HalfV halves[2];
+      std::memcpy(halves, &columns[part], sizeof halves);
+      for (int64_t h = 0; h < 2; h++) sums[2 * part + h] += __builtin_convertvector(halves[h], Doubles);
+    }
+  }
+  double total = 0;
+  for (int64_t h = 0; h < 2 * PARTS; h++)
+    for (int lane = 0; lane < LANES / 2; lane++) total += sums[h][lane];
+  return total;
+}
+
+// The k largest numbers so far, in falling order; the first of equals comes first.
+struct Leading {
+  int64_t k, count;
+  int64_t* tokens;
+  double* values;
+
+  void offer(int64_t token, double value) {
+    if (count == k && !(value > values[k - 1])) return;
+    count = std::min(count + 1, k);
+    int64_t at = count - 1;
+    for (; at && value > values[at - 1]; at--) {
+      values[at] = values[at - 1];
+      tokens[at] = tokens[at - 1];
+    }
+    values[at] = value;
+    tokens[at] = token;
+  }
+};
+
+// Return a number that at least k of a row's logits reach: the k-th largest of the maxima of disjoint groups of them.
+float reached_by(int64_t k, const V (&groups)[GROUPS]) {
+  float maxima[GROUPS * LANES];
+  if (k > GROUPS * LANES) return -std::numeric_limits<float>::infinity();
+  for (int64_t g = 0; g < GROUPS; g++) store(maxima + g * LANES, groups[g]);
+  std::nth_element(maxima, maxima + (k - 1), maxima + GROUPS * LANES, [](float a, float b) { return a > b; });
+  return maxima[k - 1];
+}
+
+template <class D>
+void top_log_probs_of(const typename D::T* row, int64_t width, int64_t k, int64_t* tokens, double* log_q, float* log_sum) {
+  constexpr float INF = std::numeric_limits<float>::infinity();
+  thread_local std::vector<float> maxima;  // of each lane in each block
+  const int64_t blocks = (width + BLOCK - 1) / BLOCK;
+  if (static_cast<int64_t>(maxima.size()) < blocks * LANES) maxima.resize(blocks * LANES);
+  V groups[GROUPS];
+  I nothing = {};
+  std::fill_n(groups, GROUPS, splat(-INF));
+  for (int64_t b = 0; b < blocks; b++) {
+    V block[VECTORS], here[GROUPS];
+    load_block<D>(row, b * BLOCK, width, block);
+    for (int64_t g = 0; g < GROUPS; g++) here[g] = block[g];
+    for (int64_t v = 0; v < VECTORS; v++) nothing |= block[v] != block[v];
+    for (int64_t v = GROUPS; v < VECTORS; v++) here[v % GROUPS] = larger(here[v % GROUPS], block[v]);
+    for (int64_t g = 0; g < GROUPS; g++) groups[g] = larger(groups[g], here[g]);
+    store(maxima.data() + b * LANES, larger(larger(here[0], here[1]), larger(here[2], here[3])));
+  }
+  const float top = largest_of(larger(larger(groups[0], groups[1]), larger(groups[2], groups[3])));
+  if (any(nothing) || !(top > -INF && top < INF)) {
+    for (int64_t i = 0; i < k; i++) tokens[i] = i;
+    std::fill_n(log_q, k, std::numeric_limits<double>::quiet_NaN());
+    *log_sum = std::numeric_limits<float>::quiet_NaN();
+    return;
+  }
+  double logarithm = sum_of_exponentials<D>(row, width, top);
+  logarithms<1>(&logarithm, &logarithm);
+  const float sum = *log_sum = static_cast<float>(static_cast<double>(top) + logarithm);
+  const float least = reached_by(k, groups) - sum;
+  Leading leading{k, 0, tokens, log_q};
+  for (int64_t b = 0; b < blocks; b++) {
+    if (!any(load(maxima.data() + b * LANES) - splat(sum) >= splat(least))) continue;
+    V block[VECTORS];
+    load_block<D>(row, b * BLOCK, width, block);
+    for (int64_t v = 0; v < VECTORS; v++) {
+      const V values = block[v] - splat(sum);
+      if (!any(values >= splat(least))) continue;
+      const int64_t first = b * BLOCK + v * LANES;
+      float held[LANES];
+      store(held, values);
+      for (int64_t lane = 0; lane < std::min<int64_t>(LANES, width - first); lane++)
+        if (held[lane] >= least) leading.offer(first + lane, held[lane]);
+    }
+  }
+}
+
+void top_log_probs(const void* logits, int32_t type, int64_t rows, int64_t width, int64_t k, int64_t* tokens, double* log_q, float* log_sums) {
+  for (int64_t r = 0; r < rows; r++) {
+    int64_t* const places = tokens + r * k;
+    double* const values = log_q + r * k;
+    if (type == FLOAT32)
+      top_log_probs_of<Float32>(static_cast<const float*>(logits) + r * width, width, k, places, values, log_sums + r);
+    else
+      top_log_probs_of<BFloat16>(static_cast<const uint16_t*>(logits) + r * width, width, k, places, values, log_sums + r);
+  }
+}
+
 // Numbers of bfloat16 that are not negative are ordered as their bits, negative ones the other way round.
 void largest(const int16_t* bits, int64_t rows, int64_t width, int64_t* out) {
   constexpr int16_t SIZE = 0x7FFF, INFINITE_HALF = 0x7F80;
@@ -253,22 +401,6 @@ void confidences(const double* x, int64_t features, int64_t nodes, const double*
   }
 }
 
-// Write the natural logarithms of positive normal numbers; elementary.py explains the series.
-template <int64_t COUNT>
-void logarithms(const double* x, double* out) {
-  constexpr uint64_t ROOT = 0x3FE6A09E667F3BCD, BIAS = uint64_t{1} << 63, WHOLE = 0x4330000000000000;
-  constexpr int TERMS = 9;
-  for (int64_t i = 0; i < COUNT; i++) {
-    const auto bits = bits_as<uint64_t>(x[i]);
-    const uint64_t power = (bits - ROOT + BIAS) >> 52;  // 2048 more than the exponent: no shift keeps a sign in AVX2
-    const double m = bits_as<double>(bits - ((power - 2048) << 52));
-    const double s = (m - 1.0) / (m + 1.0), z = s * s, twice = s + s;
-    double series = z * (1.0 / (2 * TERMS + 1));
-    for (int n = TERMS - 1; n > 0; n--) series = z * (series + 1.0 / (2 * n + 1));
-    out[i] = (bits_as<double>(power | WHOLE) - (4503599627370496.0 + 2048)) * 0.6931471805599453 + (twice + twice * series);
-  }
-}
-
 void gumbel(const uint32_t* place, int64_t count, double* out) {
   constexpr int64_t PAIRS = 32;
   constexpr int ROUNDS = 10;
@@ -311,6 +443,6 @@ void gumbel(const uint32_t* place, int64_t count, double* out) {
 #define DRAFTREE_TEXT(name) DRAFTREE_TEXT_(name)
 
 extern const VectorLoops DRAFTREE_NAMED(DRAFTREE_VARIANT);
-const VectorLoops DRAFTREE_NAMED(DRAFTREE_VARIANT) = {DRAFTREE_TEXT(DRAFTREE_VARIANT), entropies, largest, confidences, gumbel};
+const VectorLoops DRAFTREE_NAMED(DRAFTREE_VARIANT) = {DRAFTREE_TEXT(DRAFTREE_VARIANT), entropies, largest, confidences, top_log_probs, gumbel};
 
 }  // namespace draftree

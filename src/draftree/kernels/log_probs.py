@@ -1,0 +1,79 @@
+"""The likeliest tokens of logits and their log q, without computing log q of all tokens.
+
+Shapes: F distributions, V tokens, K likeliest ones.
+"""
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.kernels.elementary import log
+from draftree.kernels.entropies import COLUMNS, NEGLIGIBLE, exponential
+from draftree.kernels.largest import likeliest
+from draftree.native import Array, core, native
+from draftree.native.dense import thread_count
+
+BLOCK = 8 * COLUMNS
+"""Numbers of a block. Each of its columns is summed in float32, and blocks are summed in float64."""
+
+
+@native
+def top_log_probs(logits: Array, k: int, threads: int) -> tuple[Array, Array, Array]:
+    """Return the k likeliest tokens [F, K], their log q [F, K], and the logits' log-sum-exp [F].
+
+    Log q is the logit minus the log-sum-exp, rounded to float32, and returned in float64. Of equal
+    log q the lower token comes first. A row whose largest logit is not finite, or that has a NaN,
+    has the tokens 0 … K − 1, and NaN everywhere else.
+
+    Args:
+        logits: [F, V] float32, or bfloat16 as int16.
+        k: the number of tokens; all of them where there are fewer.
+        threads: how many threads share the rows in C++; the results do not depend on it.
+    """
+    if logits.dtype == np.int16:
+        logits = (logits.astype(np.int32) << 16).view(np.float32)
+    rows, width = logits.shape
+    padded = np.full((rows, -(-width // BLOCK) * BLOCK), -np.inf, np.float32)
+    padded[:, :width] = logits
+    top = padded.max(axis=1, initial=-np.inf, keepdims=True)
+    known = np.isfinite(top)
+    distances = np.where(known, top, 0) - np.where(known, padded, 0)
+    weights = exponential(np.where(distances < NEGLIGIBLE, distances, NEGLIGIBLE))
+    count = padded.shape[1] // BLOCK
+    columns = weights.reshape(rows, count, BLOCK // COLUMNS, COLUMNS)
+    blocks = np.zeros((rows, count, COLUMNS), np.float32)
+    for i in range(BLOCK // COLUMNS):
+        blocks = blocks + columns[:, :, i]
+    sums = np.cumsum(blocks, axis=1, dtype=np.float64)[:, -1]
+    total = np.cumsum(sums, axis=1)[:, -1]
+    log_sums = (top[:, 0] + log(np.where(known[:, 0], total, 1.0))).astype(np.float32)
+    log_sums = np.where(known[:, 0], log_sums, np.float32(np.nan))
+    tokens, log_q = likeliest(np.ascontiguousarray(logits - log_sums[:, None]), k)
+    return tokens, log_q, log_sums
+
+
+AVAILABLE = core is not None and hasattr(core.loops, "top_log_probs")
+"""Whether the C++ function is there; without it, PyTorch is faster than the Python function."""
+
+
+def reads(logits: Tensor) -> bool:
+    """Return whether the C++ function reads logits; their dtype and device must allow it."""
+    return AVAILABLE and logits.is_cpu and logits.dtype in (torch.float32, torch.bfloat16)
+
+
+def top_of(logits: Tensor, k: int) -> tuple[Array, Array, Array]:
+    """Return the result of `top_log_probs` for logits [F, V] that it `reads`."""
+    logits = logits.detach().contiguous()
+    bits = logits.view(torch.int16) if logits.dtype is torch.bfloat16 else logits
+    return top_log_probs(bits.numpy(), k, thread_count())
+
+
+def log_softmax(logits: Tensor) -> Tensor:
+    """Return log q […, V] of logits […, V] in float32 or float64.
+
+    In float32 on a CPU it has the bits of `top_log_probs`, elsewhere those of PyTorch.
+    """
+    if not reads(logits) or not logits.numel():
+        return torch.log_softmax(logits, dim=-1)
+    sums = torch.from_numpy(top_of(logits.reshape(-1, logits.shape[-1]), 1)[2])
+    return logits - sums.view(*logits.shape[:-1], 1)
