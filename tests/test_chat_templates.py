@@ -11,7 +11,7 @@ from transformers import PreTrainedTokenizerBase
 from draftree.data.prompts import encode, question
 from draftree.engine import load
 from draftree.errors import UserError
-from draftree.models.sources import Loading
+from draftree.models.load_options import Loading
 from draftree.models.target import tokenizer_of
 from draftree.models.templates import names, read_template
 

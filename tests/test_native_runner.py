@@ -30,11 +30,11 @@ from draftree.models.four_bits import round_to_four_bits
 from draftree.models.hf_runner import UNNORMED
 from draftree.models.kernel_choice import choose_kernels
 from draftree.models.kernel_modules import accelerate, layer_kinds
+from draftree.models.load_options import Loading
 from draftree.models.native_layers import NativeLayer, agrees, fits
 from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.models.native_runner import NativeRunner
 from draftree.models.runner import ModelOutput, Outputs
-from draftree.models.sources import Loading
 from draftree.models.stable import parting
 from draftree.native import dense
 from draftree.registry import build

@@ -34,7 +34,8 @@ from draftree.formats.checkpoint import Checkpoint
 from draftree.models import gguf, sources
 from draftree.models.decoder import Decoder
 from draftree.models.four_bits import FourBits, round_to_four_bits, rounded
-from draftree.models.sources import FILE, HUB, Loading, known, location, shipped_folder
+from draftree.models.load_options import Loading
+from draftree.models.sources import FILE, HUB, known, location, shipped_folder
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import names

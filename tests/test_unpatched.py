@@ -16,7 +16,7 @@ from draftree import Request, Target
 from draftree.engine import Engine
 from draftree.models.decoder import Decoder
 from draftree.models.kernel_choice import choose_kernels
-from draftree.models.sources import Loading
+from draftree.models.load_options import Loading
 from draftree.registry import build
 from folders import target_folder
 from hybrids import FAMILIES, hybrid

@@ -41,16 +41,9 @@ from draftree.formats.published import best_for, published_for
 from draftree.hf.generate import Hook, check_types, generate, is_text, taken_text, takes_hook_calls
 from draftree.loop import Parts, State, decode
 from draftree.models.cache import SlotCache
+from draftree.models.load_options import Loading
 from draftree.models.quantized import count_parameters
-from draftree.models.sources import (
-    ALLOWED,
-    DEMO,
-    SMOLLM2,
-    Loading,
-    known,
-    known_as,
-    without_weights,
-)
+from draftree.models.sources import ALLOWED, DEMO, SMOLLM2, known, known_as, without_weights
 from draftree.models.target import Needs, Target, name_of, usable, warn_of_training
 from draftree.native import check_variable, report_absence
 from draftree.policies.base import Policy

@@ -45,7 +45,7 @@ def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
     """Build a datastore from a corpus, for the targets that have this one's tokenizer."""
     from draftree.cli import inputs, terminal
     from draftree.data.rows import Skipped
-    from draftree.models.sources import Source
+    from draftree.models.load_options import Source
     from draftree.training.datastore import build
     from draftree.training.job import LOG
 

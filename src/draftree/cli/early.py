@@ -20,7 +20,8 @@ from draftree.aliases import accepted
 from draftree.boundary.knobs import PRESET, knob, read, rule_of, rules
 from draftree.cli.outputs import check_output
 from draftree.errors import UnknownName, UserError, shown
-from draftree.models.sources import DEMO, SMOLLM2, Loading, Source
+from draftree.models.load_options import Loading, Source
+from draftree.models.sources import DEMO, SMOLLM2
 from draftree.text.parameters import Parameters
 
 ROOT = Path(__file__).parents[1]

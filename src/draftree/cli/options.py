@@ -13,7 +13,8 @@ import typer
 
 from draftree.cli.early import check
 from draftree.errors import UserError
-from draftree.models.sources import ALLOWED, Loading, Source
+from draftree.models.load_options import Loading, Source
+from draftree.models.sources import ALLOWED
 
 T = TypeVar("T")
 TYPED = "draftree.typed"

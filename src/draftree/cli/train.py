@@ -22,7 +22,7 @@ from draftree.cli.options import (
 )
 from draftree.cli.outputs import check_output, default_name, remove
 from draftree.errors import UnknownName, UserError
-from draftree.models.sources import Loading
+from draftree.models.load_options import Loading
 
 if TYPE_CHECKING:
     from draftree.training.job import Fitted, Job

@@ -34,7 +34,7 @@ from draftree.formats.checkpoint import (
 from draftree.models.cache import SlotCache
 from draftree.models.capture import Capture, Weights
 from draftree.models.kernel_modules import accelerate
-from draftree.models.sources import DTypeName
+from draftree.models.load_options import DTypeName
 from draftree.models.target import Needs, Probes, Taps, Target, named
 from draftree.models.unseen import Layers
 from draftree.sampling.drawing import Drawing

@@ -26,12 +26,12 @@ from draftree.models.grouped_attention import register_grouped
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kernel_linear import rows_of
 from draftree.models.ladder import Ladder
+from draftree.models.load_options import ATTENTION
 from draftree.models.loading_bar import no_loading_bar
 from draftree.models.native_runner import NativeRunner
 from draftree.models.recurrent.recorder import Kept
 from draftree.models.recurrent.states import States
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
-from draftree.models.sources import ATTENTION
 from draftree.models.spread import brought, input_device
 
 register()

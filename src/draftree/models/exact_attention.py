@@ -19,7 +19,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, eager_mask
 
 from draftree.boundary.machine import has_float64
 from draftree.errors import UserError
-from draftree.models.sources import EXACT
+from draftree.models.load_options import EXACT
 from draftree.native import dense
 from draftree.native.dense import address
 

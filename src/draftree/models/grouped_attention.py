@@ -18,7 +18,7 @@ from transformers import AttentionInterface, PreTrainedModel
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 
-from draftree.models.sources import GROUPED
+from draftree.models.load_options import GROUPED
 
 WIDEST = 256
 """The most queries that are grouped; a prompt's mask would be larger than keys and values."""

@@ -10,8 +10,8 @@ from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.kernel_linear import TRIED, quicker, use_kernels
 from draftree.models.kernel_modules import replace_modules
+from draftree.models.load_options import Loading
 from draftree.models.runner import ModelRunner
-from draftree.models.sources import Loading
 from draftree.models.spread import is_spread
 from draftree.native import variant
 

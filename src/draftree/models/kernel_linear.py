@@ -25,8 +25,8 @@ from torch.nn.functional import linear
 from draftree.boundary.files import Entries, read_object, write_text
 from draftree.boundary.machine import interleaved, kept, machine
 from draftree.errors import UserError
+from draftree.models.load_options import Kernels
 from draftree.models.native_linear import NativeLinear, can_pack
-from draftree.models.sources import Kernels
 
 TRIED = (1, 8)
 """Tokens per pass at which kernels are timed: those of plain decoding and of a tree."""

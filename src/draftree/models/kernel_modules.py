@@ -19,6 +19,7 @@ from transformers import Cache
 from draftree.models.cache import Within, Writer
 from draftree.models.kernel_linear import use_kernels
 from draftree.models.llama_structure import GATED, epsilon
+from draftree.models.load_options import Kernels
 from draftree.models.native_layers import (
     FIRST_PART,
     SECOND_PART,
@@ -29,7 +30,6 @@ from draftree.models.native_layers import (
     fits,
     run_layers,
 )
-from draftree.models.sources import Kernels
 from draftree.native import dense
 from draftree.native.dense import DTYPES
 

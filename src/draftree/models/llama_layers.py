@@ -29,7 +29,7 @@ from draftree.models.llama_structure import (
     first_linears,
     linears,
 )
-from draftree.models.sources import GROUPED
+from draftree.models.load_options import GROUPED
 
 TRIED = 5
 """Tokens of the passes that are compared with the model's own."""

@@ -11,8 +11,9 @@ from transformers import PreTrainedConfig
 from draftree.boundary.files import checked, tensor_shapes, understood
 from draftree.errors import UserError, shown
 from draftree.models.hub import located
+from draftree.models.load_options import Loading
 from draftree.models.quantized import refuse_missing_packages
-from draftree.models.sources import Loading, known_as
+from draftree.models.sources import known_as
 
 
 def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 
 from draftree.errors import UserError
-from draftree.models.sources import EXACT, Loading
+from draftree.models.load_options import EXACT, Loading
 
 
 def is_spread(model: nn.Module) -> bool:

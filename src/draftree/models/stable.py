@@ -24,10 +24,10 @@ from draftree.models.experts import are_experts, expert, routed
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
 from draftree.models.kernel_linear import KernelLinear
+from draftree.models.load_options import EXACT
 from draftree.models.native_linear import NativeLinear
 from draftree.models.runner import ModelRunner, Outputs
 from draftree.models.shared_model import share_weights
-from draftree.models.sources import EXACT
 from draftree.models.widths import Made, Rows, Widths, numbers, widths
 
 CUTS = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)

@@ -39,19 +39,10 @@ from draftree.models.four_bits import round_to_four_bits
 from draftree.models.grouped_attention import use_grouped_attention
 from draftree.models.hub import located
 from draftree.models.kernel_choice import choose_kernels
+from draftree.models.load_options import DTYPES, Loading, Source
 from draftree.models.loaded import merged, rounding
 from draftree.models.runner import ModelOutput, Outputs
-from draftree.models.sources import (
-    ALLOWED,
-    DTYPES,
-    SMOLLM2,
-    Loading,
-    Source,
-    hint,
-    known,
-    known_as,
-    location,
-)
+from draftree.models.sources import ALLOWED, SMOLLM2, hint, known, known_as, location
 from draftree.models.spread import check_weights
 from draftree.models.templates import names, read_template, with_default_system
 from draftree.tree import Bools, Ints, Tree, Verdict

@@ -22,7 +22,7 @@ from draftree.models.cache import SlotCache
 from draftree.models.capture import Capture, Eager, Made
 from draftree.models.decoder import Decoder
 from draftree.models.kernel_choice import choose_kernels
-from draftree.models.sources import Loading
+from draftree.models.load_options import Loading
 from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.models.unseen import Choose, Layers, Nodes
 from draftree.sampling.drawing import Drawing, drawn

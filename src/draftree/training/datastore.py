@@ -16,7 +16,7 @@ from draftree.drafters.lookup.datastore import Stored, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import command, commit
 from draftree.formats.checkpoint import ABOUT, CONFIG
-from draftree.models.sources import Source
+from draftree.models.load_options import Source
 from draftree.models.target import tokenizer_of
 from draftree.registry import parts
 

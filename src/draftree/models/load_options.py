@@ -1,0 +1,195 @@
+"""The options that a target is loaded with; free of torch, so that the command line has them at once."""
+
+import json
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, fields
+from typing import Any, Literal, Self, get_args
+
+from typing_extensions import override
+
+from draftree.aliases import LOADING
+from draftree.boundary.knobs import Knobs, Rule, knob, optional, translated
+from draftree.errors import UserError
+
+EXACT = "draftree"
+"""The attention of `exact_attention.py`."""
+GROUPED = "grouped"
+"""The attention of `grouped_attention.py`."""
+ATTENTION = ("sdpa", "eager", GROUPED, EXACT)
+"""The implementations of attention that take any mask, and so a tree's."""
+PANEL = "Loading the model"
+Kernels = Literal["stock", "packed", "native", "tiled"]
+"""Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over packed weights, or ours (`native_linear.py`).
+
+`tiled` is the earlier name of ours."""
+DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
+DTYPES: tuple[str, ...] = get_args(DTypeName)
+"""The dtypes that a target may be computed in."""
+DTYPE_HELP = f"{', '.join(DTYPES)}; by default the checkpoint's own, but float32 where a CPU is slow in half precision."
+MAP_HELP = "transformers' device_map: auto, or JSON by module."
+
+
+TAKES_TREES: Rule = (
+    f"{' or '.join(ATTENTION)}: others take no mask of a tree",
+    optional(lambda value: value in ATTENTION),
+)
+PLACES: Rule = (
+    "auto, a device, or an object with a device, cpu or disk for each module",
+    optional(
+        lambda value: (
+            bool(_values(value)) and all(type(v) in (int, str) and v != "" for v in _values(value))
+        )
+    ),
+)
+
+
+def _placed(places: Any) -> Any:
+    """Return a device map, parsed if it is JSON."""
+    if not isinstance(places, str) or not places.startswith("{"):
+        return places
+    with suppress(ValueError):
+        return json.loads(places)
+    return None
+
+
+def _values(places: Any) -> list[Any]:
+    """Return the places that a device map names; none where it is no device map."""
+    found = _placed(places)
+    if isinstance(found, Mapping):
+        return list(found.values())
+    return [found] if isinstance(found, str) and found else []
+
+
+@dataclass(frozen=True)
+class Source(Knobs):
+    """Hold the options by which a target's config and tokenizer are found.
+
+    Attributes:
+        revision: a branch, a tag or a commit on the hub.
+        trust_remote_code: whether code that comes with the model is run.
+        chat_template: a file with the template of chats, or the name of a shipped one, instead of
+            the tokenizer's.
+        system: a system message for chats that have none.
+    """
+
+    revision: str | None = knob(None, panel=PANEL, help="A branch, a tag or a commit on the hub.")
+    trust_remote_code: bool = knob(False, panel=PANEL, help="Run code that comes with the model.")
+    chat_template: str | None = knob(
+        None,
+        panel=PANEL,
+        metavar="FILE|NAME",
+        help="Chat template: a file, vicuna, llama-2, alpaca.",
+    )
+    system: str | None = knob(
+        None, panel=PANEL, metavar="TEXT", help="The system message of chats that have none."
+    )
+
+    @classmethod
+    def of(cls, given: Mapping[str, Any]) -> Self:
+        """Return the options that are given by name.
+
+        Raises:
+            UserError: there is no such option, or its value is not allowed.
+        """
+        names = [f.name for f in fields(cls)]
+        return cls(**translated(LOADING, given, names))
+
+    @property
+    def found_by(self) -> dict[str, Any]:
+        """Return its arguments of `from_pretrained`, the same for config, tokenizer and weights."""
+        return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
+
+
+@dataclass(frozen=True)
+class Loading(Source):
+    """Hold the options by which a target is loaded.
+
+    Attributes:
+        device: a torch device; by default a GPU where there is one.
+        dtype: of the weights, or its name; the checkpoint's own by default. On a CPU float32 for
+            half-precision ones; bfloat16 for checkpoints stored in it where the processor has
+            instructions for it, and then with `exactness` `bits`.
+        device_map: transformers' own way to say where the model goes, instead of `device`: to one
+            device or several; layers that do not fit go to the host's memory (`cpu`) or to `disk`,
+            from where they are read in each pass.
+        attn_implementation: how attention is computed: sdpa, eager, grouped
+            (`grouped_attention.py`, by default on a GPU for heads that share keys and values), or
+            draftree (`exact_attention.py`).
+        adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
+        quantize: int8 for weights that torchao rounds to 8 bits as they are loaded; int4 for 4 bits
+            in groups of 32, on a CPU and in bfloat16 (`four_bits.py`).
+        exactness: `bits` if a token's logits have the same bits alone, in a tree and in a batch, in
+            any precision. This takes the attention `draftree` and batch-invariant layers
+            (`stable.py`). `ties` leaves attention and layers as they are: where two tokens are
+            almost equally likely, a tree may give another token than a single step. By default
+            `bits` in half precision where a step takes at most 2 % longer with it (`exactness.py`),
+            else `ties`.
+        kernels: the kernels of linear layers on a CPU (`kernel_linear.py`); by default torch's or
+            oneDNN's, whichever is faster for each shape.
+        compile: whether native kernels compute the layers, those of the drafter too. On a CPU they
+            run passes of any width (`native_runner.py`), by default where the target is large and
+            they support it and are faster. On a GPU passes have few widths and are recorded
+            (`capture.py`), by default where a recorded pass has the results of an eager one.
+    """
+
+    device: Any = knob(
+        None, kind=str | None, panel=PANEL, help="A torch device; by default a GPU if there is one."
+    )
+    dtype: Any = knob(None, kind=DTypeName | None, metavar="TYPE", panel=PANEL, help=DTYPE_HELP)
+    device_map: Any = knob(None, rule=PLACES, kind=str | None, panel=PANEL, help=MAP_HELP)
+    attn_implementation: str | None = knob(
+        None,
+        rule=TAKES_TREES,
+        panel=PANEL,
+        help=f"How attention is computed: {', '.join(ATTENTION)}.",
+    )
+    adapter: str | None = knob(
+        None, panel=PANEL, help="Folder or hub id of a PEFT adapter, merged in."
+    )
+    quantize: Literal["int8", "int4"] | None = knob(
+        None, panel=PANEL, help="Round weights to 8 or 4 bits (int4: on a CPU)."
+    )
+    exactness: Literal["bits", "ties"] | None = knob(
+        None,
+        panel=PANEL,
+        help="bits: logits are bitwise those of plain decoding. ties: the text may differ at near ties.",
+    )
+    kernels: Kernels | None = knob(
+        None,
+        metavar="NAME",
+        panel=PANEL,
+        help="Linear layers on a CPU: stock (PyTorch), packed (oneDNN) or native; by default the fastest.",
+    )
+    compile: bool | None = knob(
+        None,
+        flag="--compile/--no-compile",
+        panel=PANEL,
+        help="Native kernels, on a GPU CUDA graphs; by default where they are faster.",
+    )
+
+    @override
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for one, other in (("device", "device_map"), ("adapter", "quantize")):
+            if getattr(self, one) is not None and getattr(self, other) is not None:
+                raise UserError(f"{one} and {other} are given, allowed is one of them")
+        if self.exactness == "bits" and self.attn_implementation not in (None, EXACT):
+            raise UserError(
+                f"exactness is 'bits' and attn_implementation '{self.attn_implementation}', allowed with it is {EXACT}"
+            )
+
+    @property
+    def weights_by(self) -> dict[str, Any]:
+        """Return its arguments of `from_pretrained` for weights, except their dtype."""
+        given = {
+            "device_map": _placed(self.device_map),
+            "attn_implementation": self.attn_implementation,
+        }
+        return self.found_by | {k: v for k, v in given.items() if v is not None}
+
+    @property
+    def said(self) -> dict[str, Any]:
+        """Return the options that were set, except device and dtype, for the record."""
+        told = asdict(self).items()
+        return {k: v for k, v in told if k not in ("device", "dtype") and v not in (None, False)}
