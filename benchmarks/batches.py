@@ -19,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
+from draftree.batch import Generation
 from draftree.costs.curves import Costs, CostTable, counted
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, plain
 from draftree.evaluation import suites
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.report import save
-from draftree.models.target import Target
+from draftree.evaluation.result_rows import save
 from draftree.registry import build
 from draftree.request import Request
-from draftree.rows import Generation
+from draftree.target.target import Target
 
 DRAFTERS = ("edd", "eagle3", "medusa", "suffix")
 POLICIES = ("chain", "eagle2", "pct", "adaptive", "yield")

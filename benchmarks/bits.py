@@ -22,14 +22,14 @@ import torch
 from torch.nn.utils.rnn import pad_sequence
 
 from draftree import Request, Sampling, Target
-from draftree.boundary.files import append, write_text
-from draftree.cli.inputs import quiet
+from draftree.cli.arguments import quiet
 from draftree.data.prompts import encode
 from draftree.engine import Engine, load, plain
 from draftree.evaluation import suites
-from draftree.evaluation.driven import spread
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.report import save
+from draftree.evaluation.result_rows import save
+from draftree.evaluation.teacher_forcing import spread
+from draftree.utils.files import append, write_text
 from peers import Way, speculative, theirs
 
 DRAFTERS, POLICIES = ("pld", "suffix", "edd"), ("chain", "eagle2", "yield")

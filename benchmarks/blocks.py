@@ -17,8 +17,8 @@ from pathlib import Path
 from rich.console import Console
 
 from draftree.cli.terminal import table
-from draftree.evaluation.machines import FOLDER
-from draftree.evaluation.report import read
+from draftree.evaluation.result_rows import read
+from draftree.evaluation.roofline import FOLDER
 from paired import lines
 
 BUDGETS = (8, 16, 32, 64, 128)

@@ -22,15 +22,15 @@ import numpy as np
 import torch
 
 from draftree.acceptors.greedy import Greedy
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.evaluation.provenance import command, provenance
+from draftree.metrics import Work
 from draftree.models.runner import ModelOutput
-from draftree.models.target import Needs, Target
 from draftree.policies.yield_ import Yield, _Budget
 from draftree.request import Request
-from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
-from draftree.stats import Work
+from draftree.target.target import Needs, Target
 from draftree.tree import Ints, Tree
 
 NODES, SHORTEST, LONGEST = 16, 100, 400

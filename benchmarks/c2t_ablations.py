@@ -21,21 +21,21 @@ from typing import Any
 import numpy as np
 from rich.console import Console
 
-from draftree.boundary.files import read_object
 from draftree.cli.terminal import table
 from draftree.errors import UserError
-from draftree.evaluation import report
+from draftree.evaluation import result_rows
 from draftree.evaluation.provenance import provenance
-from draftree.models.target import Target
 from draftree.policies.c2t import FEATURES
 from draftree.registry import build
+from draftree.target.target import Target
 from draftree.tree import ENTROPY_TOP
-from draftree.tuning import _trees
-from draftree.tuning._trees import Collected, Knobs
+from draftree.tuning import _tree_dataset
+from draftree.tuning._tree_dataset import Collected, Knobs
 from draftree.tuning.c2t import PLAN
+from draftree.utils.files import read_object
 from equal_tau import Share
 
-USUAL = {"log_joint": "true", "steps": _trees.STEPS}
+USUAL = {"log_joint": "true", "steps": _tree_dataset.STEPS}
 """Nets are compared that read log P: they decode like those that read P, and take a fifth of the
 steps."""
 HIDDEN = (2, 6, 12, 24, 36)
@@ -80,10 +80,10 @@ def grow(args: argparse.Namespace) -> None:
     """Grow the trees once, with the entropies of every M."""
     target, knobs = Target.load("demo"), Knobs(trees=args.trees)
     drafter = build("drafter", args.drafter).open(target)
-    requests, _ = _trees.prompts(target, args.data, knobs)
+    requests, _ = _tree_dataset.prompts(target, args.data, knobs)
     kept = []
     for top in ENTROPY_TOPS:
-        said = _trees.about(
+        said = _tree_dataset.about(
             target, drafter, args.drafter, requests, replace(knobs, entropy_top=top)
         )
         kept.append(Collected(args.work / f"trees-{top}", said))
@@ -94,7 +94,9 @@ def grow(args: argparse.Namespace) -> None:
             break
         if any(k[number] is None for k in kept):
             for k, nodes in zip(
-                kept, _trees.grown(target, drafter, request, knobs, ENTROPY_TOPS), strict=True
+                kept,
+                _tree_dataset.grown(target, drafter, request, knobs, ENTROPY_TOPS),
+                strict=True,
             ):
                 k[number] = nodes
         found = kept[0][number]
@@ -166,7 +168,7 @@ def bench(pairs: Sequence[str], args: argparse.Namespace) -> dict[str, Any]:
     out = args.work / f"bench-{hashlib.sha256(repr(command).encode()).hexdigest()[:12]}.json"
     if not out.is_file():
         draftree(*command, "--out", str(out))
-    return report.read(out)
+    return result_rows.read(out)
 
 
 def rows(
@@ -262,7 +264,7 @@ def main() -> int:
             "trees": args.trees,
             "bench": result["provenance"],
         }
-        report.save({"provenance": about, "rows": found, "bench": result["rows"]}, args.out)
+        result_rows.save({"provenance": about, "rows": found, "bench": result["rows"]}, args.out)
     return 0
 
 

@@ -21,9 +21,9 @@ from rich.console import Console
 from c2t_ablations import asked, bench, checked, draftree
 from draftree.cli.terminal import table
 from draftree.errors import UserError
-from draftree.evaluation import report
+from draftree.evaluation import result_rows
 from draftree.evaluation.provenance import provenance
-from draftree.models.target import Target
+from draftree.target.target import Target
 from draftree.tuning.c2t import PLAN
 from draftree.weights import demo_folder
 from equal_tau import Share
@@ -191,7 +191,7 @@ def main() -> int:
             "table": args.table,
             "bench": result["provenance"],
         }
-        report.save({"provenance": about, "rows": found, "bench": benched}, args.out)
+        result_rows.save({"provenance": about, "rows": found, "bench": benched}, args.out)
     return 0
 
 

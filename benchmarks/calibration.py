@@ -17,21 +17,21 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from draftree.cli.inputs import quiet
+from draftree.cli.arguments import quiet
 from draftree.costs.curves import Costs, monotone
 from draftree.data.prompts import encode
 from draftree.engine import Engine
-from draftree.evaluation import report, suites
-from draftree.evaluation.analyses import BINS, DEPTHS, RANKS
-from draftree.evaluation.driven import answered, fitting, replay
-from draftree.evaluation.intervals import paired, samples
+from draftree.evaluation import result_rows, suites
+from draftree.evaluation.bootstrap import paired, samples
+from draftree.evaluation.drafter_calibration import BINS, DEPTHS, RANKS
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.recording import Recording, Text
-from draftree.evaluation.replayed import Replayed
-from draftree.models.target import Target
+from draftree.evaluation.replay_target import Replayed
+from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.teacher_forcing import answered, fitting, replay
 from draftree.policies.pct import PCT
 from draftree.registry import build
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.tree import Floats
 
 Map = Callable[[Floats], Floats]
@@ -210,7 +210,7 @@ def main() -> None:
     for one in rows:
         print({k: v for k, v in one.items() if k != "per_prompt"})
     print(told)
-    report.save(
+    result_rows.save(
         {"provenance": provenance(target, 0) | about, "rows": rows, "calibration": told}, args.out
     )
 

@@ -20,17 +20,17 @@ import numpy as np
 import torch
 from torch import nn
 
-from draftree.cli.inputs import quiet
-from draftree.drafters.neural.vocabulary import TargetHead
+from draftree.cli.arguments import quiet
+from draftree.drafters.neural.draft_vocabulary import TargetHead
 from draftree.engine import Engine
-from draftree.evaluation import report, suites
-from draftree.evaluation.cells import chosen
+from draftree.evaluation import result_rows, suites
+from draftree.evaluation.grid import chosen
 from draftree.evaluation.provenance import provenance
-from draftree.models.kernel_modules import accelerate
-from draftree.models.target import Target
+from draftree.models.fused_modules import accelerate
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Request
+from draftree.target.target import Target
 
 RANKS, COUNTS = (32, 64, 128), (256, 1024)
 
@@ -151,7 +151,7 @@ def main() -> None:
         | told
         | {"threads": torch.get_num_threads(), "rows": rows}
     )
-    report.save(saved, args.out)
+    result_rows.save(saved, args.out)
 
 
 if __name__ == "__main__":

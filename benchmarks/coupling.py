@@ -18,19 +18,19 @@ import numpy as np
 import torch
 
 from draftree.acceptors.match import Match
-from draftree.cli.inputs import quiet
+from draftree.cli.arguments import quiet
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine
-from draftree.evaluation import report, suites
-from draftree.evaluation.cells import chosen
+from draftree.evaluation import result_rows, suites
+from draftree.evaluation.grid import chosen
 from draftree.evaluation.provenance import provenance
-from draftree.models.target import Needs, Probes, Taps, Target
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Emitted
-from draftree.sampling.drawing import SPREAD, Drawing
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import SPREAD, Drawing
+from draftree.sampling.params import Sampling
+from draftree.target.target import Needs, Probes, Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
 SPREADS = (0.3, 0.5, 0.7, 0.85, 1.0, 1.2, 1.5, 2.0)
@@ -123,7 +123,7 @@ def main() -> None:
         for temperature in (0.7, 1.0, 1.3):
             rows.append(measured(target, drafter, temperature, requests))
             print(rows[-1], flush=True)
-    report.save(
+    result_rows.save(
         {
             "provenance": provenance(target, 0)
             | {"suite": Path(args.suite).name, "limit": args.limit},

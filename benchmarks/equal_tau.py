@@ -27,8 +27,8 @@ from rich.console import Console
 
 from draftree.cli.terminal import table
 from draftree.errors import UnknownName, UserError
-from draftree.evaluation.intervals import ENOUGH
-from draftree.evaluation.report import read
+from draftree.evaluation.bootstrap import ENOUGH
+from draftree.evaluation.result_rows import read
 
 Row = dict[str, Any]
 DRAWS = 2000

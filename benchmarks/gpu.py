@@ -36,22 +36,22 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from draftree.boundary.files import append, write_text
-from draftree.boundary.machine import interleaved, machine, timed
 from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.eagle3 import EAGLE3, EAGLE3Drafter, EAGLE3Layer
 from draftree.engine import Engine, load
 from draftree.errors import UserError
-from draftree.models.capture import Eager, Graphs
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
+from draftree.models.graph_capture import Eager, Graphs
 from draftree.models.grouped_attention import grouped_attention, use_grouped_attention
-from draftree.models.target import Target, usable
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target, usable
 from draftree.testing.fakes import Recorder
+from draftree.utils.files import append, write_text
+from draftree.utils.hardware import interleaved, machine, timed
 
 Sizes = tuple[int, int, int, int, int, int]
 """Layers, hidden size, feed-forward size, H, G, V."""

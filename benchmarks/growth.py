@@ -23,14 +23,14 @@ import numpy as np
 import torch
 import typer
 
-from draftree.boundary.machine import machine
 from draftree.costs.curves import Costs
 from draftree.drafters._fused import FusedDrafter, Fusing, Trust
 from draftree.drafters.base import Drafter
 from draftree.policies.base import Policy, append
 from draftree.registry import build
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
 from draftree.tree import Candidates, Ints, Room, Tree
+from draftree.utils.hardware import machine
 
 POLICIES = {
     16: ["chain:length=16", "vct:width=2,depth=3", "beam:preset=fast,width=4,depth=4", "eagle2:nodes=16,depth=4,width=4",

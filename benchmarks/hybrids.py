@@ -27,18 +27,18 @@ import typer
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from draftree import loop
-from draftree.boundary.files import write_text
-from draftree.boundary.machine import interleaved
+from draftree.batch import Rows
 from draftree.engine import Engine, cache_of, load, usual
 from draftree.evaluation.provenance import provenance
 from draftree.models.decoder import Decoder
-from draftree.models.recurrent.dispatch import Answers
-from draftree.models.recurrent.states import States
-from draftree.models.target import Needs, Target
+from draftree.models.recurrent.ssm_functions import Answers
+from draftree.models.recurrent.state_cache import States
 from draftree.request import Request
-from draftree.rows import Rows
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Needs, Target
 from draftree.tree import Candidates, Tree, Verdict
+from draftree.utils.files import write_text
+from draftree.utils.hardware import interleaved
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
 from hybrids import OneByOne

@@ -24,7 +24,7 @@ from typing import Any
 import httpx
 import torch
 
-from draftree.boundary.machine import machine
+from draftree.utils.hardware import machine
 
 PORT = 8379
 WORDS = [

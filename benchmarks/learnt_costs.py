@@ -16,16 +16,16 @@ from dataclasses import replace
 import numpy as np
 
 import draftree
-from draftree.boundary.machine import machine
 from draftree.cost_estimate import draft_size, learnt_costs, target_size
 from draftree.costs.curves import CostTable
 from draftree.costs.online import Learner, OnlineCosts
 from draftree.costs.probe import machine_speed
 from draftree.engine import Engine
-from draftree.evaluation.cells import chosen
-from draftree.evaluation.intervals import ratio_bounds, samples
+from draftree.evaluation.bootstrap import ratio_bounds, samples
+from draftree.evaluation.grid import chosen
 from draftree.evaluation.suites import load
 from draftree.measure_costs import measure
+from draftree.utils.hardware import machine
 
 
 def cold(engine: Engine) -> Engine:

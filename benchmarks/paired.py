@@ -19,8 +19,8 @@ from rich.console import Console
 
 from draftree.cli.terminal import table
 from draftree.errors import UserError
-from draftree.evaluation.intervals import compared
-from draftree.evaluation.report import read
+from draftree.evaluation.bootstrap import compared
+from draftree.evaluation.result_rows import read
 
 
 def lines(result: dict[str, Any], of: str, name: str, by: str) -> list[dict[str, str]]:

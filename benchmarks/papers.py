@@ -22,12 +22,12 @@ from typing import Any
 
 from draftree.cli.app import main as draftree
 from draftree.costs.curves import Costs, CostTable, counted
-from draftree.evaluation import claims as judging
-from draftree.evaluation import worklog
-from draftree.evaluation.claims import Claim
-from draftree.evaluation.intervals import ENOUGH, ResultRow, holm, paired
-from draftree.evaluation.papers import ADED, C2T, CLAIMS, EAGLE2, EDD, GLIDE, selected
-from draftree.evaluation.report import read
+from draftree.evaluation import paper_claims as judging
+from draftree.evaluation import step_codec
+from draftree.evaluation.bootstrap import ENOUGH, ResultRow, holm, paired
+from draftree.evaluation.paper_claims import Claim
+from draftree.evaluation.paper_recipes import ADED, C2T, CLAIMS, EAGLE2, EDD, GLIDE, selected
+from draftree.evaluation.result_rows import read
 
 RESULTS = Path(__file__).with_name("results")
 OUT = RESULTS / "papers.json"
@@ -458,7 +458,7 @@ def spoken() -> list[dict[str, Any]]:
 
 def draft_row(row: ResultRow, costs: CostTable) -> ResultRow:
     """Return a row of the seconds of drafting (`steps`) per step of the loop (`tokens`)."""
-    seconds = [counted(costs, work)[1] for _, work in worklog.decode(row["work"], "row")]
+    seconds = [counted(costs, work)[1] for _, work in step_codec.decode(row["work"], "row")]
     return {"per_prompt": {"tokens": row["per_prompt"]["steps"], "steps": seconds}}
 
 

@@ -104,7 +104,7 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
     import numpy as np
     import torch
 
-    from draftree.models.target import Needs, Target
+    from draftree.target.target import Needs, Target
 
     target = Target.load(target_name, **options)
     decoder = target.decoder
@@ -137,8 +137,8 @@ def serve(target_name: str, options: dict[str, Any]) -> None:
         return lambda: target.prefill(decoder.new_cache(1, tokens + 8), [ids], Needs())
 
     def describe() -> dict[str, Any]:
-        from draftree.evaluation.profile import Ceilings
         from draftree.evaluation.provenance import provenance
+        from draftree.evaluation.step_profile import Ceilings
 
         ceilings = Ceilings.measured(decoder)
         floors = {n: 1000 * ceilings.floor(decoder, n, 256) for n in TOKENS}

@@ -33,13 +33,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from draftree import Request, Target
+from draftree.batch import Generation
 from draftree.data.prompts import encode
 from draftree.engine import Engine, load, plain
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.intervals import MANY, Ratio, holm, ratio, samples
+from draftree.evaluation.bootstrap import MANY, Ratio, holm, ratio, samples
 from draftree.evaluation.provenance import provenance
-from draftree.rows import Generation
 from engines import engines, versions, vllm
 
 Way = Callable[[Request], tuple[list[int], int]]

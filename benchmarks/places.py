@@ -20,19 +20,19 @@ from typing import Any
 
 import numpy as np
 
-from draftree.cli.inputs import quiet
+from draftree.batch import Generation
+from draftree.cli.arguments import quiet
 from draftree.engine import Engine
-from draftree.evaluation import report, suites, tables
-from draftree.evaluation.cells import chosen
-from draftree.evaluation.intervals import samples
+from draftree.evaluation import result_rows, suites, text_tables
+from draftree.evaluation.bootstrap import samples
+from draftree.evaluation.grid import chosen
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.recordings import Recordings
-from draftree.models.target import Target
+from draftree.evaluation.trace_store import Recordings
+from draftree.metrics import Step
 from draftree.registry import build
 from draftree.request import Request
-from draftree.rows import Generation
-from draftree.sampling.settings import Sampling
-from draftree.stats import Step
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.tree import Floats, Ints
 
 COPIED = ("first token right: of the prompt", "first token right: others")
@@ -76,7 +76,7 @@ def told(value: Floats, sampled: Floats, stretch: int) -> dict[str, str]:
     ends = np.nanquantile(sampled[:, there], (0.025, 0.975), axis=0)
     shown = iter(
         [
-            tables.interval(figure, bounds)
+            text_tables.interval(figure, bounds)
             for figure, bounds in zip(value[there], ends.T, strict=True)
         ]
     )
@@ -145,7 +145,7 @@ def main() -> None:
         "max_new_tokens": args.max_new_tokens,
     }
     each = {d: s.tolist() for d, s in sums.items()}
-    report.save(
+    result_rows.save(
         {"provenance": provenance(target, 0) | about, "rows": rows, "per_prompt": each}, args.out
     )
 

@@ -16,10 +16,10 @@ from typing import Any
 import torch
 
 from draftree import Request, Target
-from draftree.boundary.machine import machine
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.policies.chain import Chain
+from draftree.utils.hardware import machine
 
 
 def seconds(work: Callable[[], Any]) -> float:

@@ -22,7 +22,7 @@ import torch
 from draftree.evaluation.provenance import command, provenance
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.runner import ModelRunner
-from draftree.models.target import Needs, Target
+from draftree.target.target import Needs, Target
 
 SEQUENCES, SHORTEST, LONGEST = 8, 20, 600
 

@@ -28,7 +28,7 @@ from rich.console import Console
 from draftree import Engine, Request, Sampling, load
 from draftree.cli.terminal import table
 from draftree.evaluation import suites
-from draftree.evaluation.cells import chosen
+from draftree.evaluation.grid import chosen
 from draftree.evaluation.provenance import provenance
 from draftree.measure_costs import settled_costs
 

@@ -25,16 +25,16 @@ import torch
 import typer
 from tokenizers import Tokenizer
 
-from draftree.boundary.machine import machine
 from draftree.costs.curves import Costs
 from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
-from draftree.drafters.lookup.ngram_build import GramSettings, build
-from draftree.drafters.lookup.ngrams import Grams
+from draftree.drafters.retrieval.ngram_build import GramSettings, build
+from draftree.drafters.retrieval.ngram_table import Grams
 from draftree.engine import load
-from draftree.models.target import Needs, Taps
 from draftree.policies.mcts import MCTS, Local, search
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs, Taps
 from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+from draftree.utils.hardware import machine
 
 COSTS = Costs({1: 1.0}, {1: 1.0})
 WRITTEN = 3

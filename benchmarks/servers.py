@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from transformers import AutoTokenizer
 
-from draftree.boundary.machine import machine
+from draftree.utils.hardware import machine
 from engines import vllm_settings
 
 PORT = 8377

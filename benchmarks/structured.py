@@ -3,7 +3,7 @@
     python benchmarks/structured.py spec_bench.jsonl --limit 20 --out benchmarks/results/structured.json
 
 JSON of one schema is written for math questions by a target, greedily and at temperature 1, each
-text once; drafters and policies are replayed along it (`evaluation/replayed.py`), as the grammar
+text once; drafters and policies are replayed along it (`evaluation/replay_target.py`), as the grammar
 constrains p itself, whatever is drafted.
 """
 
@@ -15,19 +15,19 @@ from typing import Any
 import numpy as np
 
 from draftree.cli import terminal
-from draftree.cli.inputs import quiet
+from draftree.cli.arguments import quiet
 from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
 from draftree.engine import Engine, plain
-from draftree.evaluation import report, suites
+from draftree.evaluation import result_rows, suites
 from draftree.evaluation.provenance import provenance
-from draftree.evaluation.recording import Text
-from draftree.evaluation.replayed import Replayed
-from draftree.models.target import Target
+from draftree.evaluation.replay_target import Replayed
+from draftree.evaluation.target_trace import Text
+from draftree.metrics import Stats, total
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.grammar import Grammar
-from draftree.stats import Stats, total
+from draftree.target.target import Target
 from draftree.text.options import Options
 
 SCHEMA = {
@@ -113,7 +113,7 @@ def main() -> None:
                 "draft_steps_per_step": all_of_them.draft_steps_per_step,
             })  # fmt: skip
             print(rows[-1], flush=True)
-    report.save(
+    result_rows.save(
         {
             "provenance": provenance(target, 0)
             | {"suite": Path(args.suite).name, "limit": args.limit, "replayed": True},

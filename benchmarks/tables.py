@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 
 from draftree.errors import UnknownName, UserError
-from draftree.evaluation import machines
-from draftree.evaluation.papers import CLAIMS
-from draftree.evaluation.report import NGRAM, read
-from draftree.evaluation.tables import shown
+from draftree.evaluation import roofline
+from draftree.evaluation.paper_recipes import CLAIMS
+from draftree.evaluation.result_rows import NGRAM, read
+from draftree.evaluation.text_tables import shown
 from papers import CONFOUNDED, ITEMS, WITHOUT
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -353,7 +353,7 @@ def unlabelled(text: str, results: Path) -> list[str]:
     sections = re.split(r"\n(?=#+ )", text)
     named = [(s, name) for s in sections if not SIMULATED.search(s) for name in SAVED.findall(s)]
     found = [name for _, name in named if _simulated(results, name)]
-    names = [*machines.names(), *(n.partition("-")[0] for n in machines.names())]
+    names = [*roofline.names(), *(n.partition("-")[0] for n in roofline.names())]
     blocks = [
         b
         for b in re.split(r"\n\s*\n", text)

@@ -22,7 +22,7 @@ from typing import Any
 import typer
 
 from draftree.cli.app import app
-from draftree.cli.unknown import commands
+from draftree.cli.unknown_options import commands
 
 LIMIT = 1.5
 """Seconds."""

@@ -11,7 +11,7 @@ import argparse
 import pathlib
 
 from draftree import Target
-from draftree.training.processes import Processes
+from draftree.training.distributed import Processes
 from draftree.training.regenerate import Regeneration, regenerate
 
 

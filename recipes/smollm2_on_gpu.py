@@ -25,15 +25,15 @@ import numpy as np
 import torch
 from gpu_answers import Layers, Question, Writer
 
-from draftree.data.overlap import Excluded
+from draftree.data.decontamination import Excluded
 from draftree.data.samples import Sample
 from draftree.engine import target_of
-from draftree.models.target import LAST, Needs, Target
 from draftree.registry import build
+from draftree.target.target import LAST, Needs, Target
 from draftree.training import teacher, trainer
-from draftree.training.features import Features
-from draftree.training.measures import evaluate
-from draftree.training.processes import Processes
+from draftree.training.distributed import Processes
+from draftree.training.feature_cache import Features
+from draftree.training.held_out_metrics import evaluate
 from draftree.training.synthesize import Opening, judged
 from draftree.training.teacher import Teacher
 

@@ -32,7 +32,7 @@ from typing import Any
 
 import numpy as np
 
-from draftree.data.overlap import Excluded, normalised
+from draftree.data.decontamination import Excluded, normalised
 
 WORDS = pathlib.Path(__file__).with_name("smollm2_words.toml")
 PACKAGES = {

@@ -12,7 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
+from draftree.target.target import Target
 
 WINDOW = 5
 VOCAB = 71

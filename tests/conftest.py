@@ -50,8 +50,8 @@ def in_a_moment() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("draftree.measure_costs.LONGEST", 0.01)
         patch.setattr("draftree.measure_costs.CONTEXTS", (32,))
-        patch.setattr("draftree.models.kernel_linear.LONGEST", 0.01)
-        patch.setattr("draftree.boundary.machine.ROUNDS", (1, 2))
+        patch.setattr("draftree.models.packed_linear.LONGEST", 0.01)
+        patch.setattr("draftree.utils.hardware.ROUNDS", (1, 2))
         yield
 
 

@@ -7,8 +7,8 @@ import torch
 
 from architectures import VOCAB
 from draftree.drafters.base import Batch, Drafter
-from draftree.models.target import Target
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Target
 from draftree.tree import Tree
 from forests import texts, worst
 

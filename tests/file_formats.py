@@ -29,7 +29,7 @@ from transformers import AutoModelForCausalLM
 from architectures import VOCAB, target
 from byte_vocabulary import byte_vocabulary
 from draftree import cost_estimate
-from draftree.cli import inputs
+from draftree.cli import arguments
 from draftree.cli.app import main
 from draftree.costs import probe
 from draftree.costs.curves import Costs, CostTable
@@ -40,27 +40,28 @@ from draftree.data.prompts import encode, question
 from draftree.data.samples import Sample
 from draftree.drafters.aded import ADED
 from draftree.drafters.base import TrainableMethod
-from draftree.drafters.lookup.datastore import Stored
 from draftree.drafters.rest import REST, RESTDrafter, stored
+from draftree.drafters.retrieval.datastore import Stored
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.errors import LONGEST, DraftreeError, UserError
-from draftree.evaluation import journal, machines, suites
-from draftree.evaluation.recordings import Recordings
-from draftree.models import exactness, gguf, kernel_linear
-from draftree.models.target import Needs, Target
+from draftree.evaluation import resume, roofline, suites
+from draftree.evaluation.trace_store import Recordings
+from draftree.models import packed_linear
 from draftree.policies.c2t import Classifier
 from draftree.policies.chain import Chain
 from draftree.policies.static import Static
 from draftree.registry import build, names, part
 from draftree.request import Request
 from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
+from draftree.target import exactness, gguf
+from draftree.target.target import Needs, Target
 from draftree.testing.conformance import COSTS
-from draftree.text.parameters import Parameters
-from draftree.training.features import Shards
-from draftree.training.processes import Processes
+from draftree.text.option_fields import Parameters
+from draftree.training.distributed import Processes
+from draftree.training.feature_cache import Shards
 from draftree.training.trainer import Plan, train
-from draftree.tuning._trees import Collected, Nodes
+from draftree.tuning._tree_dataset import Collected, Nodes
 from folders import byte_tokenizer, target_folder
 from test_formats import LAYOUTS, there
 from test_formats_of_suites import ROWS
@@ -184,12 +185,12 @@ PARAMETERS = asdict(Parameters()) | {"logit_bias": ()}
 
 
 def guided(path: Path) -> None:
-    asked = inputs.options(PARAMETERS | {"json_schema": str(path / "schema.json")})
+    asked = arguments.options(PARAMETERS | {"json_schema": str(path / "schema.json")})
     Constrained(Grammar.json_schema(asked.json_schema), vocabulary(), 0)
 
 
 def guided_by_lark(path: Path) -> None:
-    asked = inputs.options(PARAMETERS | {"grammar": str(path / "grammar.lark")})
+    asked = arguments.options(PARAMETERS | {"grammar": str(path / "grammar.lark")})
     Constrained(asked.grammar, vocabulary(), 0)
 
 
@@ -354,7 +355,7 @@ def findings(folder: Path) -> None:
     ):
         probe._known_speed("cpu", torch.float32)
         exactness.looked_into(target("llama").decoder, priced=True)
-        kernel_linear.quicker("kernels", {}, lambda: (lambda: None, lambda: None))
+        packed_linear.quicker("kernels", {}, lambda: (lambda: None, lambda: None))
 
 
 def refound(folder: Path) -> None:
@@ -367,7 +368,7 @@ def refound(folder: Path) -> None:
             0 < size.estimate(probe._known_speed("cpu", torch.float32), Place(4, 50, 1)) < math.inf
         )
         exactness.looked_into(target("llama").decoder, priced=True)
-        kernel_linear.quicker("kernels", {}, lambda: (lambda: None, lambda: None))
+        packed_linear.quicker("kernels", {}, lambda: (lambda: None, lambda: None))
 
 
 def recordings(folder: Path) -> None:
@@ -468,7 +469,7 @@ def merged(folder: Path) -> None:
 
 def measured_half(folder: Path) -> None:
     """Write what a benchmark has measured so far, as an interrupted one leaves it."""
-    with mock.patch.object(journal.Journal, "remove"):
+    with mock.patch.object(resume.Journal, "remove"):
         benched(folder)
     (folder / "result.json").unlink()
     target_folder(folder / "target")
@@ -493,13 +494,13 @@ def gone_on(folder: Path) -> None:
 
 def machine(folder: Path) -> None:
     folder.mkdir()
-    shutil.copy(machines.FOLDER / "h100-8b.json", folder / "machine.json")
+    shutil.copy(roofline.FOLDER / "h100-8b.json", folder / "machine.json")
 
 
 def counted(folder: Path) -> None:
-    with mock.patch.object(machines, "FOLDER", folder):
-        found = machines.Machine.load("machine")
-        assert found.costs(machines.ONE_LAYER).at(50, 2).target_seconds(3) > 0
+    with mock.patch.object(roofline, "FOLDER", folder):
+        found = roofline.Machine.load("machine")
+        assert found.costs(roofline.ONE_LAYER).at(50, 2).target_seconds(3) > 0
         assert found.summary
 
 

@@ -144,10 +144,10 @@ def run_cases(name: str, cases: range, seed: int, out: Path) -> None:
     import file_formats
     import mutations
     from conftest import Silent
-    from draftree.cli import inputs, terminal
+    from draftree.cli import arguments, terminal
 
     torch.set_num_threads(1)
-    inputs.quiet()
+    arguments.quiet()
     terminal.CLOCK = Silent()
     found, scratch = file_formats.FORMATS[name], Path(tempfile.mkdtemp(prefix="draftree-fuzz-"))
     os.environ["DRAFTREE_CACHE"] = str(scratch / "cache")

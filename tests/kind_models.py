@@ -14,9 +14,9 @@ from draftree.costs.curves import UNIT
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, plain
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.registry import build as part
 from draftree.request import Request
+from draftree.target.target import Target
 
 TRAINED = (
     "edd",

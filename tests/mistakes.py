@@ -9,7 +9,7 @@ from torch import Tensor
 
 from draftree.acceptors.base import Acceptor, proposal, walk
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.noise import Chance
+from draftree.sampling.keyed_noise import Chance
 from draftree.tree import Draw, Tree, Verdict
 
 

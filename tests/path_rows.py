@@ -16,10 +16,10 @@ from torch import Tensor, nn
 from transformers import Cache
 from transformers.cache_utils import LinearAttentionLayer
 
-from draftree.models.architectures import cache_argument
-from draftree.models.cache import SlotCache
-from draftree.models.recurrent.dispatch import _ASKED
-from draftree.models.target import Needs, Target
+from draftree.models.kv_cache import SlotCache
+from draftree.models.recurrent.ssm_functions import _ASKED
+from draftree.models.supported_architectures import cache_argument
+from draftree.target.target import Needs, Target
 from draftree.tree import Ints, Tree, Verdict
 
 STEPWISE = ("jamba", "mamba", "falcon_mamba", "nemotron_h", "zamba2")

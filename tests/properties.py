@@ -10,12 +10,12 @@ from typing import cast
 import numpy as np
 import torch
 
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.engine import Engine
 from draftree.loop import Parts, State, admit, release, step
 from draftree.registry import build, part
 from draftree.request import Request
-from draftree.rows import Rows
 from draftree.scheduling.handle import Handle
 from draftree.testing.conformance import COSTS, RandomCosts, Suite, Watched
 from draftree.testing.fakes import Always

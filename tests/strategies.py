@@ -9,7 +9,7 @@ from architectures import target
 from draftree.errors import UserError
 from draftree.registry import build, check_exact, names, part
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
 from draftree.testing.conformance import LONG, SCRIPTED, Ruled, Suite
 from draftree.testing.fakes import tiny_target
 from test_policy_properties import VARIATIONS

@@ -20,15 +20,15 @@ from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.acceptors.traversal import Traversal
 from draftree.acceptors.typical import Typical
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
-from draftree.drafters.lookup.texts import cut, extended
 from draftree.drafters.pld import PLD
+from draftree.drafters.retrieval.text_drafter import cut, extended
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.loop import Parts, decode
-from draftree.models.target import Taps
 from draftree.policies.base import Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
@@ -36,11 +36,11 @@ from draftree.policies.static import Static
 from draftree.policies.vct import VCT
 from draftree.registry import check_exact
 from draftree.request import Request
-from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import Drawing, drawn
-from draftree.sampling.noise import Chance, Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.keyed_noise import Chance, Keyed
+from draftree.sampling.params import Sampling
+from draftree.target.target import Taps
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
 from draftree.testing.fakes import Always, tiny_target
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
+from draftree.metrics import Work
 from draftree.policies.adaptive import BELIEVED, CERTAIN, Adaptive
-from draftree.stats import Work
 from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
 STAIRS = Costs({1: 0.05}, {1: 1.0, 2: 1.0, 3: 1.5, 4: 1.5, 5: 2.5, 8: 2.5})

@@ -14,16 +14,16 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
 from draftree.drafters.aded import ADED, ADEDDrafter, ADEDState
-from draftree.drafters.lookup.adaptation import Adapted
-from draftree.drafters.lookup.ngram_build import GramSettings, grams_of
-from draftree.drafters.lookup.ngrams import Grams
+from draftree.drafters.retrieval.adaptive_ngrams import Adapted
+from draftree.drafters.retrieval.ngram_build import GramSettings, grams_of
+from draftree.drafters.retrieval.ngram_table import Grams
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.target import Needs
 from draftree.policies.base import append
 from draftree.policies.mcts import MCTS
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs
 from draftree.testing import table_target
 from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 

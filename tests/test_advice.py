@@ -9,9 +9,9 @@ from draftree.costs.curves import Costs
 from draftree.engine import Engine, plain
 from draftree.errors import UserError
 from draftree.evaluation import advice
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.testing.fakes import Always, Never, tiny_target
 
 REQUESTS = [Request([3, 1, n], 12, number=n) for n in range(1, 9)]

@@ -12,7 +12,7 @@ from draftree.cli.app import main
 from draftree.engine import Engine
 from draftree.evaluation import arrivals
 from draftree.evaluation.arrivals import Served, arrival_times, row, serve
-from draftree.evaluation.undrafted import plain_engine
+from draftree.evaluation.plain_decoding import plain_engine
 from draftree.policies.chain import Chain
 from draftree.registry import part
 from draftree.request import Request

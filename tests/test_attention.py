@@ -11,10 +11,10 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from architectures import CONFIGS, fresh, model, target
 from draftree.errors import UserError
-from draftree.models import attention
-from draftree.models.attention import Attending, attending
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
+from draftree.target import attention_strength
+from draftree.target.attention_strength import Attending, attending
+from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Ints
 from forests import texts
@@ -137,8 +137,8 @@ def test_a_few_texts_are_read_and_the_same_figures_come_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     decoder, many = target("llama").decoder, some(20)
-    monkeypatch.setattr(attention, "TEXTS", 2)
-    monkeypatch.setattr(attention, "TOKENS", 6)
+    monkeypatch.setattr(attention_strength, "TEXTS", 2)
+    monkeypatch.setattr(attention_strength, "TOKENS", 6)
     found = attending(decoder, many)
     assert found == attending(decoder, many) == attending(decoder, [many[0][:6], many[10][:6]])
     assert found == attending(decoder, [np.array([3]), *many[:1], np.array([4]), many[10]])

@@ -18,17 +18,17 @@ from draftree.costs.curves import Costs, CostTable, counted
 from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.evaluation import intervals, report, suites, worklog
-from draftree.evaluation import tables as shown_tables
+from draftree.evaluation import bootstrap, result_rows, step_codec, suites
+from draftree.evaluation import text_tables as shown_tables
 from draftree.evaluation.bench import Bench
-from draftree.evaluation.cells import Cell, PromptResult, assemble, chosen, product
 from draftree.evaluation.compare import difference
-from draftree.evaluation.journal import Journal
-from draftree.models.target import Target
+from draftree.evaluation.grid import Cell, PromptResult, assemble, chosen, product
+from draftree.evaluation.resume import Journal
+from draftree.metrics import Stats, Step, Work
 from draftree.policies.chain import Chain
 from draftree.registry import part
 from draftree.request import Request
-from draftree.stats import Stats, Step, Work
+from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from folders import target_folder
 
@@ -355,7 +355,7 @@ def test_figures_are_of_one_repeat_and_seconds_means_of_all() -> None:
     cell = Cell("d", "p", 0.0)
     mine = [written(10, [3, 1], [1.0, 3.0]), written(20, [2, 2, 2], [2.0, 2.0])]
     plain = [written(10, [0] * 9, [4.0, 4.0]), written(20, [0] * 19, [8.0, 8.0])]
-    row = report.row(cell, mine, plain, seed=0)
+    row = result_rows.row(cell, mine, plain, seed=0)
     assert (row["new_tokens"], row["steps"], row["seconds"]) == (30, 5, 4.0)
     assert row["acceptance_length"] == pytest.approx(15 / 5)
     assert row["speedup"] == pytest.approx(12 / 4)
@@ -364,7 +364,7 @@ def test_figures_are_of_one_repeat_and_seconds_means_of_all() -> None:
     assert bounds["acceptance_length"] == pytest.approx([3.0, 3.0])
     assert bounds["speedup"] == pytest.approx([2.0, 4.0])
     mine[0].tokens[3] = 99
-    row = report.row(cell, mine, plain, seed=0)
+    row = result_rows.row(cell, mine, plain, seed=0)
     assert (row["same_output"], row["different_prompts"]) == (False, 1)
 
 
@@ -377,11 +377,11 @@ def test_expected_speedup_is_the_papers() -> None:
         "nodes_per_step": nodes,
         "depth_per_step": 5.0,
     }
-    assert report.expected_speedup(row(0.648, 0.067)) == pytest.approx(1.97, abs=0.01)
-    assert report.expected_speedup(row(0.58, 0.49)) == pytest.approx(0.66, abs=0.01)
-    assert report.expected_speedup(row(1.0, 0.1)) == pytest.approx(6 / 1.5)
-    assert report.expected_speedup(row(0.5, 0.1, nodes=20.0)) is None, "it is of chains"
-    assert report.expected_speedup(row(None, 0.1)) is None
+    assert result_rows.expected_speedup(row(0.648, 0.067)) == pytest.approx(1.97, abs=0.01)
+    assert result_rows.expected_speedup(row(0.58, 0.49)) == pytest.approx(0.66, abs=0.01)
+    assert result_rows.expected_speedup(row(1.0, 0.1)) == pytest.approx(6 / 1.5)
+    assert result_rows.expected_speedup(row(0.5, 0.1, nodes=20.0)) is None, "it is of chains"
+    assert result_rows.expected_speedup(row(None, 0.1)) is None
 
 
 def counts(
@@ -400,7 +400,7 @@ def test_work_is_counted_in_the_costs_whatever_the_clock_said() -> None:
     # without drafts is 4.5
     chain = [Work((1, 1, 1, 1), 5, 1, 0)]
     mine = [counts(5, [3], chain), counts(9, [3, 3], [*chain, *chain])]
-    row = report.row(Cell("d", "p", 0.0), mine, plain, 0, COSTS)
+    row = result_rows.row(Cell("d", "p", 0.0), mine, plain, 0, COSTS)
     assert row["counted_seconds"] == 3 * 10.5
     assert row["counted_speedup"] == pytest.approx(12 * 4 / (3 * 10.5))
     assert row["draft_share"] == pytest.approx(2.5 / 10.5)
@@ -416,7 +416,7 @@ def test_work_is_counted_in_the_costs_whatever_the_clock_said() -> None:
         "0.24",
         "4.00",
     )
-    without = report.row(Cell("d", "p", 0.0), mine, plain, 0)
+    without = result_rows.row(Cell("d", "p", 0.0), mine, plain, 0)
     assert (
         without["counted_seconds"] is without["counted_speedup"] is without["draft_share"] is None
     )
@@ -426,10 +426,12 @@ def test_work_is_counted_in_the_costs_whatever_the_clock_said() -> None:
 
 def test_drafting_nothing_costs_plain_decoding_and_a_commit() -> None:
     alone = [counts(5, [0] * 4, [Work((), 1, 1, 0)] * 4)] * 3
-    row = report.row(Cell("d", "p", 0.0), alone, alone, 0, COSTS)
+    row = result_rows.row(Cell("d", "p", 0.0), alone, alone, 0, COSTS)
     assert row["counted_speedup"] == pytest.approx(4 / 4.5)
     nothing = [counts(1, [], [])] * 2
-    assert report.row(Cell("d", "p", 0.0), nothing, nothing, 0, COSTS)["counted_speedup"] is None
+    assert (
+        result_rows.row(Cell("d", "p", 0.0), nothing, nothing, 0, COSTS)["counted_speedup"] is None
+    )
 
 
 def module(name: str) -> ModuleType:
@@ -455,7 +457,7 @@ def compared(tokens: list[int], seconds: list[float]) -> dict[str, object]:
 
 
 def test_paired_ratios_do_not_feel_what_prompts_differ_in() -> None:
-    paired, rng = intervals.paired, np.random.default_rng(0)
+    paired, rng = bootstrap.paired, np.random.default_rng(0)
     tokens, slow = [10] * 30, rng.uniform(1, 99, 30)
     noise = rng.uniform(0.98, 1.02, 30)
     found = paired(compared(tokens, slow * 0.9 * noise), compared(tokens, slow), "seconds")
@@ -470,7 +472,7 @@ def test_paired_ratios_do_not_feel_what_prompts_differ_in() -> None:
 
 
 def test_rows_that_cannot_be_paired_are_told() -> None:
-    paired, one, two = intervals.paired, compared([1], [1.0]), compared([1, 2], [1.0, 2.0])
+    paired, one, two = bootstrap.paired, compared([1], [1.0]), compared([1, 2], [1.0, 2.0])
     with pytest.raises(UserError, match="does not say 'counted_seconds'"):
         paired(one, one)
     with pytest.raises(UserError, match="does not say 'seconds'"):
@@ -481,7 +483,7 @@ def test_rows_that_cannot_be_paired_are_told() -> None:
 
 def test_a_result_keeps_arrays_of_numbers_on_a_line(tmp_path: Path) -> None:
     result = {"a [1,\n 2]": [1, 2.5, None], "b": [[1], ["x", "y]"]], "c": [], "d": "[\n1,  2\n]"}
-    report.save(result, tmp_path / "r.json")
+    result_rows.save(result, tmp_path / "r.json")
     text = (tmp_path / "r.json").read_text()
     assert json.loads(text) == result
     assert ": [1, 2.5, null]" in text
@@ -513,7 +515,7 @@ def test_work_is_counted_by_what_was_learnt_while_it_was_done(
     )
     by = tmp_path / "by.json"
     by.write_text(json.dumps(about["counted_by"]["pld"]))
-    works = [w for _, each in worklog.decode(found["rows"][1]["work"], "row") for w in each]
+    works = [w for _, each in step_codec.decode(found["rows"][1]["work"], "row") for w in each]
     assert found["rows"][1]["counted_seconds"] == pytest.approx(
         counted(CostTable.load(by), works)[0]
     )
@@ -556,7 +558,7 @@ def test_a_policy_is_compared_with_the_others(
     assert "chain:length=1" in capsys.readouterr().out
     assert compare("--policy", "chian") == 2
     assert "did you mean 'chain'" in capsys.readouterr().err
-    beside = intervals.beside_plain(found)
+    beside = bootstrap.beside_plain(found)
     assert [(c.mine["drafter"], c.other["policy"]) for c in beside] == [
         (d, None) for d in ["pld"] * 2 + ["pld:ngram=1"] * 2
     ]
@@ -567,10 +569,10 @@ def test_intervals_are_paired_and_seeded() -> None:
     rng = np.random.default_rng(0)
     plain = [written(10, [0] * 9, [s]) for s in rng.uniform(1, 9, 30)]
     half = [written(10, [1] * 5, [w.repeats[0].seconds / 2]) for w in plain]
-    mine, base = report.Totals.of(half), report.Totals.of(plain)
-    found = report.intervals(mine, base, 1)
+    mine, base = result_rows.Totals.of(half), result_rows.Totals.of(plain)
+    found = result_rows.intervals(mine, base, 1)
     assert found["speedup"] == pytest.approx([2, 2])  # prompts differ ninefold, the pairs do not
-    assert found == report.intervals(mine, base, 1)
+    assert found == result_rows.intervals(mine, base, 1)
     assert found["tokens_per_second"][0] < 2 * 10 / 5 < found["tokens_per_second"][1]
 
 
@@ -599,7 +601,7 @@ def test_a_narrow_terminal_loses_the_last_columns() -> None:
 def test_the_speed_up_is_shown_in_80_columns() -> None:
     done = [written(3, [1], [0.5])] * 2
     rows = shown_tables.readable(
-        shown_tables.shown([report.row(Cell("edd", "chain:length=5", 0.0), done, done, 0)])
+        shown_tables.shown([result_rows.row(Cell("edd", "chain:length=5", 0.0), done, done, 0)])
     )
     shown = narrowed(rows, 80, shown_tables.FIRST)
     console = Console(width=80, file=io.StringIO())
@@ -713,7 +715,7 @@ def test_a_replayed_table_has_the_counts_of_a_bench_and_no_clock(
                     )
                 )
             )
-        mine, theirs = report.read(out), report.read(live)
+        mine, theirs = result_rows.read(out), result_rows.read(live)
         counts = (
             "steps",
             "new_tokens",

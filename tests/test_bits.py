@@ -14,17 +14,17 @@ from transformers import RepetitionPenaltyLogitsProcessor
 import draftree
 from architectures import fresh
 from draftree import Request, Sampling, Target, UserError
-from draftree.boundary.files import cache_folder
-from draftree.doctor.exact import described
+from draftree.doctor.determinism import described
 from draftree.engine import Engine
 from draftree.evaluation.compare import bits
-from draftree.models import exactness
+from draftree.models.batch_invariant import Stable
 from draftree.models.decoder import Decoder
-from draftree.models.exact_attention import EXACT
-from draftree.models.exactness import decided, looked_into, price
-from draftree.models.stable import Stable
-from draftree.models.widths import Widths
+from draftree.models.invariant_attention import EXACT
+from draftree.models.invariant_widths import Widths
 from draftree.registry import build
+from draftree.target import exactness
+from draftree.target.exactness import decided, looked_into, price
+from draftree.utils.files import cache_folder
 from folders import target_folder
 
 
@@ -85,7 +85,7 @@ def test_a_checkpoint_in_bfloat16_is_computed_so_where_that_is_fast(
 
     fresh("llama").to(torch.bfloat16).save_pretrained(folder)
     for fast, wanted in ((False, (torch.float32, None)), (True, (torch.bfloat16, "bits"))):
-        monkeypatch.setattr("draftree.models.target.bfloat16_is_fast", lambda fast=fast: fast)
+        monkeypatch.setattr("draftree.target.target.bfloat16_is_fast", lambda fast=fast: fast)
         assert load() == wanted
     assert load(exactness="bits") == (torch.bfloat16, "bits")
     assert load(exactness="ties") == (torch.float32, "ties")
@@ -108,7 +108,9 @@ def test_what_was_found_out_is_kept_and_a_broken_file_is_not_believed(
     (file,) = (cache_folder() / "exactness").iterdir()
     assert json.loads(file.read_text())["price"] is None
     with monkeypatch.context() as within:
-        within.setattr("draftree.models.stable.widths", lambda *_: pytest.fail("it is known"))
+        within.setattr(
+            "draftree.models.batch_invariant.widths", lambda *_: pytest.fail("it is known")
+        )
         stable, again = looked_into(decoder)
     assert (again, stable.widths) == (first, first.kinds)
     for broken in ("{", "{}", '{"kinds": {"a": {"most": "x"}}, "parting": null}', "[]"):
@@ -233,10 +235,10 @@ def test_what_cannot_keep_them_stays_as_it_is_unless_asked(
 def test_the_doctor_says_what_keeps_bits(
     draftree: Any, folder: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.doctor.exact.LONGEST", 0.001)
-    monkeypatch.setattr("draftree.doctor.exact.price", lambda *_: 0.25)
+    monkeypatch.setattr("draftree.doctor.determinism.LONGEST", 0.001)
+    monkeypatch.setattr("draftree.doctor.determinism.price", lambda *_: 0.25)
     monkeypatch.setattr(
-        "draftree.doctor.exact.CONTEXTS", (16, 64, 256)
+        "draftree.doctor.determinism.CONTEXTS", (16, 64, 256)
     )  # the last one is beyond the target's own
     costing(0.01, monkeypatch)
     command = ("doctor", "--exact", "--target", folder, "--dtype", "bfloat16")

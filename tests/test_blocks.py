@@ -18,21 +18,21 @@ from architectures import target
 from drafting import after_all, prefix_difference
 from draftree.acceptors.greedy import Greedy
 from draftree.costs.curves import Costs
-from draftree.doctor import forwards
-from draftree.drafters.neural.anchors import anchored
-from draftree.drafters.neural.blocks import ParallelDrafter
+from draftree.doctor import forward_parity
+from draftree.drafters.neural.block_drafter import ParallelDrafter
+from draftree.drafters.neural.block_loss import anchored
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.formats import parallel
+from draftree.formats import block_drafters
+from draftree.formats.block_drafters import Sight, speculated
 from draftree.formats.checkpoint import Checkpoint
-from draftree.formats.parallel import Sight, speculated
-from draftree.models.target import Needs, Target
 from draftree.policies.beam import Beam
 from draftree.registry import build, method_of, part
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs, Target
 from draftree.training.export import export
-from draftree.training.features import read
+from draftree.training.feature_cache import read
 from draftree.tree import Candidates, Ints, Tree
 from forests import NOISE, texts, worst
 
@@ -75,7 +75,9 @@ def test_the_training_forward_is_the_decoding_forward(
     name: str, model: str, rows: int, block: int, phase: int
 ) -> None:
     t = target(model)
-    trained, steps = forwards.both(t, drafter_of(name, t), tokens_of(rows, 17, block), block, phase)
+    trained, steps = forward_parity.both(
+        t, drafter_of(name, t), tokens_of(rows, 17, block), block, phase
+    )
     assert worst(steps, trained) < 10 * NOISE
 
 
@@ -85,9 +87,11 @@ def test_what_is_trained_along_paths_decodes_along_paths(
 ) -> None:
     t = target(model)
     drafter = drafter_of("jetspec", t, **PATHS)
-    trained, steps = forwards.both(t, drafter, tokens_of(2, 17, block), block, phase)
+    trained, steps = forward_parity.both(t, drafter, tokens_of(2, 17, block), block, phase)
     assert worst(steps, trained) < 10 * NOISE
-    marginals = forwards.both(t, drafter_of("jetspec", t), tokens_of(2, 17, block), block, phase)[0]
+    marginals = forward_parity.both(
+        t, drafter_of("jetspec", t), tokens_of(2, 17, block), block, phase
+    )[0]
     assert worst(marginals.exp(), trained.exp()) > 1e-3
 
 
@@ -95,9 +99,9 @@ def test_what_is_trained_along_paths_decodes_along_paths(
 def test_layers_that_see_otherwise(sight: Sight) -> None:
     t = target("llama")
     drafter = drafter_of("dflash", t)
-    whole = forwards.both(t, drafter, tokens_of(2, 17, 0), 4, 1)[0]
+    whole = forward_parity.both(t, drafter, tokens_of(2, 17, 0), 4, 1)[0]
     drafter.model.layout = replace(drafter.model.layout, sights=(sight, Sight(False)))
-    trained, steps = forwards.both(t, drafter, tokens_of(2, 17, 0), 4, 1)
+    trained, steps = forward_parity.both(t, drafter, tokens_of(2, 17, 0), 4, 1)
     assert worst(steps, trained) < 10 * NOISE
     assert worst(whole.exp(), trained.exp()) > 1e-3
 
@@ -115,7 +119,7 @@ def test_the_comparison_sees_the_roots_own_hidden_state(monkeypatch: pytest.Monk
         )
 
     monkeypatch.setattr(drafter.model, "forward", leaking)
-    assert forwards.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
+    assert forward_parity.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
 
 
 @pytest.mark.parametrize("name", METHODS)
@@ -313,7 +317,7 @@ def by_hand(drafter: ParallelDrafter, batch: Any, kind: str) -> float:
 def test_the_objective_slot_by_slot(name: str, kind: str) -> None:
     t = target("llama")
     drafter = drafter_of(name, t, anchors=5, **({"loss": kind} if name == "dflash" else {}))
-    batch = forwards.batch_of(t, drafter, tokens_of(1, 15, 3))
+    batch = forward_parity.batch_of(t, drafter, tokens_of(1, 15, 3))
     with torch.no_grad():
         batch = replace(batch, generators=(torch.Generator().manual_seed(1),))
         wanted = by_hand(drafter, batch, kind)
@@ -324,7 +328,7 @@ def test_the_objective_slot_by_slot(name: str, kind: str) -> None:
 def test_roots_are_learnt_tokens_with_a_learnt_one_behind_them() -> None:
     t = target("llama")
     drafter = drafter_of("dflash", t)
-    batch = forwards.batch_of(t, drafter, tokens_of(2, 20, 3))
+    batch = forward_parity.batch_of(t, drafter, tokens_of(2, 20, 3))
     learn = torch.zeros_like(batch.learn)
     learn[0, 6:9], learn[0, 14:17], learn[1, 3:5] = True, True, True
     places = anchored(replace(batch, learn=learn), 4, 10, 2.0)
@@ -341,7 +345,7 @@ def test_gradients_reach_every_weight(name: str) -> None:
     t = target("llama")
     torch.manual_seed(0)
     drafter = part("drafter", name)(**SPECS[name]).fresh(t)
-    drafter.loss(forwards.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
+    drafter.loss(forward_parity.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
     still = [
         n
         for n, p in drafter.model.named_parameters()
@@ -401,7 +405,7 @@ def saved(name: str, t: Target, folder: Path) -> ParallelDrafter:
 
 
 def drafts(drafter: ParallelDrafter, t: Target) -> Tensor:
-    return forwards.decoded(t, drafter, tokens_of(1, 15, 5), 4, 1)
+    return forward_parity.decoded(t, drafter, tokens_of(1, 15, 5), 4, 1)
 
 
 def rewritten(
@@ -548,7 +552,7 @@ def test_windows_are_exported_or_refused(sights: tuple[Sight, Sight], told: str)
         return
     said = speculated(layout, "dflash", {})
     assert said["sliding_window_non_causal"] is True
-    assert parallel._layout(said, Checkpoint(said)).sights == sights
+    assert block_drafters._layout(said, Checkpoint(said)).sights == sights
 
 
 @pytest.mark.parametrize(

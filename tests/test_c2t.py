@@ -19,14 +19,14 @@ from draftree.engine import Engine, Generation
 from draftree.errors import UserError
 from draftree.policies.c2t import C2T, FEATURES, Classifier
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing, drawn
-from draftree.sampling.noise import Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
 from draftree.testing.fakes import Always, Never, tiny_target
-from draftree.training.job import Fitted
+from draftree.training.base import Fitted
 from draftree.tree import Candidates, Draw, Ints, Tree
-from draftree.tuning import _trees, c2t
-from draftree.tuning._trees import Collected, Knobs, Nodes, Recorder
+from draftree.tuning import _tree_dataset, c2t
+from draftree.tuning._tree_dataset import Collected, Knobs, Nodes, Recorder
 from draftree.tuning.c2t import Plan, Round, Training
 from draftree.weights import demo_folder
 from folders import target_folder
@@ -496,12 +496,12 @@ def test_only_what_the_target_went_on_to_write_is_accepted() -> None:
             nothing,
             Candidates(tree.tokens[:0], nothing),
         )
-    written = _trees.labels(tree, [7, 2, 5])
+    written = _tree_dataset.labels(tree, [7, 2, 5])
     # 7 is right and 8 its wrong sibling; (7, 1) and (8, 2) are wrong, the latter although its token
     # is; the text ends at 5.
     assert written.tolist() == [True, True, False, False, True, False, True, False]
-    assert _trees.labels(tree, [8, 1]).tolist() == [True, False, True] + [False] * 5
-    assert _trees.labels(tree, []).tolist() == [True] + [False] * 7
+    assert _tree_dataset.labels(tree, [8, 1]).tolist() == [True, False, True] + [False] * 5
+    assert _tree_dataset.labels(tree, []).tolist() == [True] + [False] * 7
 
 
 def text_of(target: Any, tokens: int) -> tuple[Request, list[int]]:
@@ -513,7 +513,7 @@ def text_of(target: Any, tokens: int) -> tuple[Request, list[int]]:
 def test_complete_trees_are_recorded_before_they_are_cut(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     request, plan = text_of(target, 12)
-    monkeypatch.setattr(_trees, "VERIFIED", 2)  # of the three right nodes two are verified
+    monkeypatch.setattr(_tree_dataset, "VERIFIED", 2)  # of the three right nodes two are verified
     recorder = Recorder(Knobs(depth=3, width=2), [5])
     done = Engine(target, Always([plan], 61), recorder).write([request], on_tokens=recorder.tell)
     assert recorder.written == done.tokens[0] == plan[3:]

@@ -7,8 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from draftree.models.cache import LayerShape, SlotCache
 from draftree.models.forward_batch import ForwardBatch, write_mask, write_masks
+from draftree.models.kv_cache import LayerShape, SlotCache
 
 WIDE, NARROW = LayerShape(2, 3, 3), LayerShape(1, 4, 2)
 SHAPES = (WIDE, NARROW, WIDE)  # layers of one shape lie together, and yet every layer is found

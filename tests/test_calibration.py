@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.calibration import CURVATURE, FORGETTING, Logistic
+from draftree.online_logistic import CURVATURE, FORGETTING, Logistic
 
 
 @given(st.integers(0, 2**32 - 1), st.integers(1, 6), st.integers(0, 20))

@@ -12,11 +12,11 @@ from draftree.drafters.neural import candidate_head
 from draftree.drafters.neural.candidate_head import CandidateHead, decomposed, factors
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.target import Target
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.tree import Tree
 
 COSTS = Costs({1: 1.0}, {1: 1.0})

@@ -13,28 +13,28 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
 import draftree.engine
-from draftree.boundary.machine import to_device
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.drafters.lm import LM, language_model
 from draftree.drafters.mtp import MTPLayer
 from draftree.engine import Engine
 from draftree.loop import Parts, State, admit, decode, step
-from draftree.models.cache import SlotCache
-from draftree.models.capture import Eager, Graphs, Made, usual_capture
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
+from draftree.models.graph_capture import Eager, Graphs, Made, usual_capture
 from draftree.models.graph_runner import GraphRunner
-from draftree.models.ladder import Ladder
+from draftree.models.kv_cache import SlotCache
 from draftree.models.rope_cache import RopeCache
-from draftree.models.target import Target
+from draftree.models.shape_buckets import Ladder
 from draftree.registry import build, part
 from draftree.request import Request
-from draftree.rows import Rows
 from draftree.sampling import devices as places
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS, cases
 from draftree.testing.fakes import Recorder, tiny_target
+from draftree.utils.hardware import to_device
 from folders import target_folder
 
 NEURAL = ("edd", "glide", "lm", "vdm", "eagle", "eagle3", "medusa", "hydra", "mtp", "always")
@@ -582,7 +582,7 @@ def test_recordings_are_tried_at_load(
 ) -> None:
     recorder.recorded = recorder.launched = 0
     monkeypatch.setattr(
-        "draftree.models.target.usual_capture", lambda model, asked: Graphs(recorder)
+        "draftree.target.target.usual_capture", lambda model, asked: Graphs(recorder)
     )
     given: Any = "demo" if way == "loaded" else tiny_target(context=64).decoder.model.float()
     with caplog.at_level(logging.WARNING, "draftree"):

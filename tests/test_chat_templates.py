@@ -12,8 +12,8 @@ from draftree.data.prompts import encode, question
 from draftree.engine import load
 from draftree.errors import UserError
 from draftree.models.load_options import Loading
-from draftree.models.target import tokenizer_of
-from draftree.models.templates import names, read_template
+from draftree.target.chat_templates import names, read_template
+from draftree.target.target import tokenizer_of
 
 TURNS = [*question("Hi"), {"role": "assistant", "content": "Yes"}, *question("Why?")]
 SYSTEM = {"role": "system", "content": "S"}

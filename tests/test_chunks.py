@@ -4,7 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.scheduling.chunks import (
+from draftree.scheduling.options import SchedulerOptions
+from draftree.scheduling.prompt_chunks import (
     ALONE,
     LEAST,
     LEAST_BESIDE,
@@ -14,7 +15,6 @@ from draftree.scheduling.chunks import (
     ChunkSizes,
     shares,
 )
-from draftree.scheduling.options import SchedulerOptions
 
 
 def sizes_of(per_token: float, decoding: float | None = None, **options: float) -> ChunkSizes:

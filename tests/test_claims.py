@@ -11,10 +11,10 @@ import pytest
 from draftree.acceptors.match import Match
 from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
-from draftree.evaluation.analyses import GROUPS, Looked, grouped
-from draftree.evaluation.claims import PLAIN, Claim, judged, named, summary
-from draftree.evaluation.intervals import FEW
-from draftree.evaluation.papers import CLAIMS, TRAINED, selected
+from draftree.evaluation.bootstrap import FEW
+from draftree.evaluation.drafter_calibration import GROUPS, Looked, grouped
+from draftree.evaluation.paper_claims import PLAIN, Claim, judged, named, summary
+from draftree.evaluation.paper_recipes import CLAIMS, TRAINED, selected
 from draftree.registry import build, names
 
 

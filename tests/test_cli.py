@@ -18,19 +18,19 @@ from rich.text import Text
 from safetensors.torch import load_file, save_file
 
 from draftree import Request, Sampling, load
-from draftree.cli import inputs, terminal
+from draftree.cli import arguments, terminal
 from draftree.cli.train import show, train
 from draftree.costs.curves import Costs, CostTable
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Recipe
-from draftree.models.target import Target
 from draftree.registry import part
 from draftree.request import Emitted
+from draftree.target.target import Target
 from draftree.text.completion import Reading
 from draftree.text.options import Options
-from draftree.text.stops import Stops, decode
-from draftree.training.run import summed
+from draftree.text.stop_strings import Stops, decode
 from draftree.training.trainer import Plan, Progress
+from draftree.training.training_job import summed
 from draftree.tree import Tree
 from folders import byte_tokenizer, target_folder
 
@@ -147,12 +147,12 @@ def test_an_option_of_generate_is_that_of_a_completion(draftree, folder: str, op
 def test_options_of_a_completion_are_read_from_the_command_line(tmp_path: Path) -> None:
     (tmp_path / "schema.json").write_text('{"type": "null"}')
     nothing = {"json_schema": None, "logit_bias": [], "stop": []}
-    assert inputs.options(nothing) == Options(logit_bias={}, stop=[])
+    assert arguments.options(nothing) == Options(logit_bias={}, stop=[])
     given = {
         "json_schema": str(tmp_path / "schema.json"),
         "logit_bias": ["8=-inf", " a=b=2e-1", '"\\n"=3'],
     }
-    read = inputs.options(nothing | given | {"target": "x", "top_k": 5})
+    read = arguments.options(nothing | given | {"target": "x", "top_k": 5})
     assert read.json_schema == '{"type": "null"}'
     assert read.logit_bias == {8: -np.inf, " a=b": 0.2, "\n": 3.0}
     assert read.top_k == 5
@@ -160,8 +160,8 @@ def test_options_of_a_completion_are_read_from_the_command_line(tmp_path: Path) 
 
 def test_a_text_that_time_ended_is_written_again_by_its_length() -> None:
     asked = Options(max_time=2.0, max_new_tokens=50, min_new_tokens=20)
-    assert inputs.repeatable(asked, 7) == Options(max_new_tokens=7, min_new_tokens=7)
-    assert inputs.repeatable(Options(max_new_tokens=50), 7) == Options(max_new_tokens=50)
+    assert arguments.repeatable(asked, 7) == Options(max_new_tokens=7, min_new_tokens=7)
+    assert arguments.repeatable(Options(max_new_tokens=50), 7) == Options(max_new_tokens=50)
 
 
 PROMISES = {
@@ -579,8 +579,8 @@ def test_a_prompt_is_rendered_by_the_template_or_taken_as_it_is() -> None:
 
 def test_standard_input_must_be_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"\xff\xfe"), encoding="utf-8"))
-    with pytest.raises(inputs.UserError, match="UTF-8"):
-        inputs.prompt_text("-")
+    with pytest.raises(arguments.UserError, match="UTF-8"):
+        arguments.prompt_text("-")
 
 
 def test_the_demo_is_exact(draftree) -> None:

@@ -14,13 +14,13 @@ import torch
 from draftree.data.prompts import encode, question
 from draftree.engine import Engine, load
 from draftree.errors import UnknownName, UserError
-from draftree.models.target import Needs, Target, Verified
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
+from draftree.target.target import Needs, Target, Verified
 from draftree.testing.fakes import Always, Sometimes
 from draftree.text.completion import Completion, Token
 from draftree.text.options import Options
-from draftree.text.stops import Stops, decode
+from draftree.text.stop_strings import Stops, decode
 from folders import target_folder
 
 PROMPT, LENGTH = "abcab", 30

@@ -14,29 +14,29 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
+from draftree.batch import Rows
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.drafters.medusa import MedusaDrafter
-from draftree.drafters.neural import language_model
-from draftree.drafters.neural.decoding import rewind
+from draftree.drafters.neural import transformer_drafter
+from draftree.drafters.neural.draft_state import rewind
 from draftree.engine import Engine
 from draftree.errors import NotANumber
-from draftree.kernels.verification import packed
+from draftree.kernels.tree_verification import packed
 from draftree.loop import Parts, decode
-from draftree.models import target as models_target
-from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
-from draftree.models.target import Needs, Probes, Taps, Target
+from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import KINDS, names, part
 from draftree.request import Request
-from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import Drawing
-from draftree.sampling.noise import Chance
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.params import Sampling
+from draftree.target import target as models_target
+from draftree.target.target import Needs, Probes, Taps, Target
 from draftree.testing import (
     Always,
     Case,
@@ -492,7 +492,7 @@ def others_forgotten(patch: pytest.MonkeyPatch) -> None:
 
 def waiting_tokens_dropped(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(
-        language_model, "rewind", lambda state, lengths, rows: rewind(state, lengths, None)
+        transformer_drafter, "rewind", lambda state, lengths, rows: rewind(state, lengths, None)
     )
 
 

@@ -14,15 +14,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from draftree import measure_costs
-from draftree.boundary import machine
-from draftree.boundary.machine import interleaved
-from draftree.cli import inputs, plots
+from draftree.cli import arguments, cost_charts
 from draftree.costs.curves import Costs, CostTable, bracket, counted, counted_plain, monotone
 from draftree.drafters.pld import PLD
 from draftree.errors import UserError
-from draftree.models.target import Target
-from draftree.stats import Work
+from draftree.metrics import Work
+from draftree.target.target import Target
 from draftree.testing import tiny_target
+from draftree.utils import hardware
+from draftree.utils.hardware import interleaved
 
 CURVES = Costs({1: 0.5, 4: 2.0}, {1: 4.0, 2: 5.0, 8: 8.0}, commit=0.25)
 SHORT = Costs({1: 1.0, 4: 4.0}, {1: 10.0, 4: 16.0}, commit=0.5, context=100)
@@ -154,8 +154,8 @@ def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
     table.save(path)
     assert CostTable.load(path) == table
     assert [p.name for p in path.parent.iterdir()] == ["costs.json"]
-    assert inputs.fixed_costs(path) == table
-    assert inputs.fixed_costs(None) is None
+    assert arguments.fixed_costs(path) == table
+    assert arguments.fixed_costs(None) is None
 
 
 def test_a_file_by_hand_needs_only_the_curves(tmp_path: Path) -> None:
@@ -221,11 +221,11 @@ def test_one_file_is_for_all_drafters_or_there_is_one_for_each(tmp_path: Path) -
     tables = [CostTable((replace(SHORT, commit=float(i)),)) for i in range(3)]
     for table, path in zip(tables, paths, strict=True):
         table.save(path)
-    assert inputs.costs_of_each([], ["a", "b"]) == {}
-    assert inputs.costs_of_each(paths[:1], ["a", "b"]) == {"a": tables[0], "b": tables[0]}
-    assert inputs.costs_of_each(paths[:2], ["a", "b", "a"]) == {"a": tables[0], "b": tables[1]}
+    assert arguments.costs_of_each([], ["a", "b"]) == {}
+    assert arguments.costs_of_each(paths[:1], ["a", "b"]) == {"a": tables[0], "b": tables[0]}
+    assert arguments.costs_of_each(paths[:2], ["a", "b", "a"]) == {"a": tables[0], "b": tables[1]}
     with pytest.raises(UserError, match="3 files of costs were given for 2 drafters"):
-        inputs.costs_of_each(paths, ["a", "b"])
+        arguments.costs_of_each(paths, ["a", "b"])
 
 
 def test_curves_rise_and_large_batches_are_timed_at_fewer_widths(target: Target) -> None:
@@ -241,7 +241,7 @@ def test_curves_rise_and_large_batches_are_timed_at_fewer_widths(target: Target)
 def test_slow_works_are_timed_seldom_and_in_between(monkeypatch: pytest.MonkeyPatch) -> None:
     clock, done = [0.0], list[str]()
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    monkeypatch.setattr(machine, "ROUNDS", (3, 25))
+    monkeypatch.setattr(hardware, "ROUNDS", (3, 25))
     times = {
         "fast": [0.2, *[0.001] * 99],
         "middle": [0.1] * 99,
@@ -270,7 +270,7 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
     table = CostTable((SHORT, LONG, replace(SHORT, rows=4)), {"device": "a [b] machine"})
     for suffix in (".svg", ".png"):
         path = tmp_path / f"costs{suffix}"
-        plots.draw_costs(table, "a drafter", path)
+        cost_charts.draw_costs(table, "a drafter", path)
         assert path.stat().st_size > 5000
     drawn = (tmp_path / "costs.svg").read_text()
     assert drawn.count("<!-- sₜ target pass, 100 tokens before -->") == 2, (
@@ -282,4 +282,4 @@ def test_a_picture_is_drawn(tmp_path: Path) -> None:
 def test_a_picture_without_the_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "matplotlib", None)
     with pytest.raises(UserError, match=r"pip install 'draftree\[plots\]'"):
-        plots.check()
+        cost_charts.check()

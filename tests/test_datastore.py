@@ -9,13 +9,13 @@ import pytest
 
 from draftree.costs.curves import UNIT
 from draftree.data.corpus import BATCH, Documents, batches, files, texts
-from draftree.drafters.lookup.datastore import tokenizer_hash
-from draftree.drafters.lookup.suffix_array import SEPARATOR
 from draftree.drafters.rest import REST
+from draftree.drafters.retrieval.datastore import tokenizer_hash
+from draftree.drafters.retrieval.suffix_array import SEPARATOR
 from draftree.errors import UserError
-from draftree.models.target import Target
 from draftree.registry import build, method_of
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Target
 from draftree.training import datastore
 from draftree.tree import Candidates, Ints, Room, Tree
 from folders import TEMPLATE, byte_tokenizer, target_folder

@@ -18,10 +18,10 @@ from transformers import (
 
 from architectures import CONFIGS, MIXED, SCALED, SIZES, SOME, VOCAB, WINDOW, fresh, model, target
 from draftree.errors import UserError
-from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder, one_layer
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.target import Target
+from draftree.models.kv_cache import SlotCache
+from draftree.target.target import Target
 from forests import NOISE, worst
 
 LAUREL = {"laurel_rank": 4, "altup_num_inputs": 2, "activation_sparsity_pattern": [0.0] * 4}

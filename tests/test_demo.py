@@ -12,11 +12,11 @@ from draftree.data.prompts import encode, question
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine, plain
 from draftree.formats.checkpoint import Checkpoint, fingerprint
-from draftree.models.sources import shipped_folder
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.registry import build, names, part
 from draftree.request import Request
+from draftree.target.names import shipped_folder
+from draftree.target.target import Target
 from draftree.weights import demo_folder
 
 TRAINED = [

@@ -10,19 +10,19 @@ from typing import Any
 import pytest
 import torch
 
+from draftree.batch import Rows
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.errors import DraftreeWarning
 from draftree.loop import Parts, decode
-from draftree.models.capture import Graphs
 from draftree.models.decoder import Decoder
-from draftree.models.ladder import Ladder
-from draftree.models.target import Target
+from draftree.models.graph_capture import Graphs
+from draftree.models.shape_buckets import Ladder
 from draftree.registry import build
 from draftree.request import Emitted, Request
-from draftree.rows import Rows
 from draftree.sampling import devices
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Recorder, tiny_target
 

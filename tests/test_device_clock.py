@@ -11,20 +11,20 @@ from torch import Tensor
 
 import draftree.drafting.step
 import draftree.loop
-from draftree.boundary.device_clock import EventClock, HostClock, clock_of
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.costs.model import Place, Size, Speed
 from draftree.costs.online import Learner, OnlineCosts
 from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.lm import language_model
 from draftree.loop import Parts, State, admit, step
-from draftree.models.capture import Eager, Graphs
+from draftree.models.graph_capture import Eager, Graphs
 from draftree.registry import build
 from draftree.request import Request
-from draftree.rows import Rows
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Recorder, tiny_target
+from draftree.utils.device_clock import EventClock, HostClock, clock_of
 
 PASS, FIRST = 11.0, 2.0
 """Seconds of the target's pass, and of the first draft step; each further one takes a second more.

@@ -16,16 +16,16 @@ from transformers import (
 )
 
 from draftree.acceptors.match import Match
-from draftree.models.capture import Graphs
-from draftree.models.target import Needs, Verified
+from draftree.batch import Rows
+from draftree.models.graph_capture import Graphs
 from draftree.request import Request, under
-from draftree.rows import Rows
 from draftree.sampling import devices
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import Drawing, coupled, drawn
-from draftree.sampling.noise import Keyed
-from draftree.sampling.processors import FrequencyPenalty
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing, coupled, drawn
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.logits_processors import FrequencyPenalty
+from draftree.sampling.params import Sampling
+from draftree.target.target import Needs, Verified
 from draftree.testing.fakes import Recorder, tiny_target
 from draftree.tree import Candidates, Draw, Tree
 from test_capture import Waits

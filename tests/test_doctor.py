@@ -15,25 +15,25 @@ from torch import Tensor
 from draftree import Costs
 from draftree.cli.app import main
 from draftree.costs.curves import CostTable
-from draftree.doctor import blocks as doctor_blocks
-from draftree.doctor import faults, fit, noise
-from draftree.doctor.findings import Finding
-from draftree.doctor.fit import FORWARDS, NUMBERS, STRANGER, TOKENIZER, Report, examine
+from draftree.doctor import block_drafter_faults as doctor_blocks
+from draftree.doctor import drafter_report, faults, numerical_noise
+from draftree.doctor.drafter_report import FORWARDS, NUMBERS, STRANGER, TOKENIZER, Report, examine
+from draftree.doctor.finding import Finding
 from draftree.drafters import edd, medusa
 from draftree.drafters.dflash import DFlashDrafter
 from draftree.drafters.eagle3 import EAGLE3Drafter
 from draftree.drafters.edd import EDD, EDDDrafter
 from draftree.drafters.glide import GLIDE, GLIDEDrafter
 from draftree.drafters.lm import LMDrafter
-from draftree.drafters.neural.masks import block_starts, dual_block
+from draftree.drafters.neural.training_masks import block_starts, dual_block
 from draftree.errors import NotANumber, UserError
-from draftree.evaluation import driven, forecast
-from draftree.evaluation.driven import Places, drive
-from draftree.evaluation.recording import Recording, Text
-from draftree.models.cache import SlotCache
-from draftree.models.sources import shipped
-from draftree.models.target import Needs, Target
+from draftree.evaluation import teacher_forcing, time_estimate
+from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.teacher_forcing import Places, drive
+from draftree.models.kv_cache import SlotCache
 from draftree.registry import build
+from draftree.target.names import shipped
+from draftree.target.target import Needs, Target
 from draftree.testing.fakes import tiny_target
 from draftree.weights import demo_folder
 from folders import byte_tokenizer, target_folder
@@ -50,14 +50,14 @@ def demo() -> Target:
 
 @pytest.fixture(scope="module")
 def texts(demo: Target) -> list[Text]:
-    return driven.answers(demo, count=6, tokens=32)
+    return teacher_forcing.answers(demo, count=6, tokens=32)
 
 
 @pytest.fixture(autouse=True)
 def short(monkeypatch: pytest.MonkeyPatch) -> None:
     """The target's own checks are made on few tokens; they have tests of their own."""
-    monkeypatch.setattr(fit, "COMPARED", 11)
-    monkeypatch.setattr(noise, "NARROW", 2)
+    monkeypatch.setattr(drafter_report, "COMPARED", 11)
+    monkeypatch.setattr(numerical_noise, "NARROW", 2)
 
 
 def finding(report: Report, name: str) -> Finding:
@@ -95,13 +95,13 @@ def test_costs_that_another_program_slowed_are_measured_again(
         measured.append(costs)
         return costs
 
-    monkeypatch.setattr(fit, "busy", lambda: "9.0 programs compete for 2 processors")
+    monkeypatch.setattr(drafter_report, "busy", lambda: "9.0 programs compete for 2 processors")
     good = finding(examine(demo, drafter, texts[:2], slow, again=lambda: again(FLAT)), "speed-up")
     assert (good.verdict, len(measured)) == ("ok", 1)
     assert "measured 1 more time, and the least count" in good.text
     assert "compete" not in good.text
     bad = finding(examine(demo, drafter, texts[:2], slow, again=lambda: again(slow)), "speed-up")
-    assert (bad.verdict, len(measured)) == ("bad", 1 + fit.AGAIN)
+    assert (bad.verdict, len(measured)) == ("bad", 1 + drafter_report.AGAIN)
     assert (
         "9.0 programs compete for 2 processors: run it again when the machine is idle" in bad.text
     )
@@ -210,7 +210,7 @@ def trace(name: str, count: int = 6, tokens: int = 36) -> tuple[Target, list[Tex
     target = Target.load(str(GOLDENS / name / "target"))
     runs = json.loads((GOLDENS / name / "golden.json").read_text())["settings"][0]["runs"]
     prompts = [r["output"][at : at + 24] for r in runs for at in range(0, 90, 15)]
-    return target, driven.answered(target, prompts[:count], tokens)
+    return target, teacher_forcing.answered(target, prompts[:count], tokens)
 
 
 @traced
@@ -254,7 +254,7 @@ def traced_block(count: int = 6) -> tuple[Target, DFlashDrafter, list[Text]]:
     home = GOLDENS / "blocks" / "dflash"
     target = Target.load(str(home / "target"))
     runs = json.loads((home / "golden.json").read_text())["runs"]
-    found = driven.answered(
+    found = teacher_forcing.answered(
         target, [r["output"][at : at + 20] for r in runs for at in range(0, 48, 8)][:count], 26
     )
     drafter = build("drafter", str(home / "draft")).open(target)
@@ -341,7 +341,7 @@ def test_keys_and_values_of_the_wrong_layer_are_named() -> None:
 def test_another_tokenizer_is_named(tmp_path: Path) -> None:
     target = Target.load(str(target_folder(tmp_path / "target")))
     same = LMDrafter(Target.load(str(target_folder(tmp_path / "same"))))
-    assert list(fit._tokenizer(target, same)) == []
+    assert list(drafter_report._tokenizer(target, same)) == []
     raw = json.loads(byte_tokenizer().backend_tokenizer.to_str())
     raw["model"]["vocab"]["a"], raw["model"]["vocab"]["b"] = (
         raw["model"]["vocab"]["b"],
@@ -349,7 +349,7 @@ def test_another_tokenizer_is_named(tmp_path: Path) -> None:
     )
     other = LMDrafter(Target.load(str(target_folder(tmp_path / "other"))))
     (tmp_path / "other" / "tokenizer.json").write_text(json.dumps(raw))
-    assert [s.cause for s in fit._tokenizer(target, other)] == [TOKENIZER]
+    assert [s.cause for s in drafter_report._tokenizer(target, other)] == [TOKENIZER]
 
 
 @pytest.mark.parametrize("name", ["edd", "vdm"])
@@ -372,30 +372,32 @@ def test_places_are_counted_by_chains() -> None:
 
 def test_the_calibration_error_is_the_gap_in_each_bin() -> None:
     confidence, right = np.array([0.12, 0.18, 0.95, 0.91]), np.array([0, 1, 1, 1], bool)
-    assert fit.calibration_error(confidence, right) == pytest.approx(
+    assert drafter_report.calibration_error(confidence, right) == pytest.approx(
         (abs(0.30 - 1) + abs(1.86 - 2)) / 4
     )
-    assert fit.calibration_error(np.array([1.0]), np.array([True])) == 0
+    assert drafter_report.calibration_error(np.array([1.0]), np.array([True])) == 0
 
 
 def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Two tokens with the same row in the LM head are as good as each other, whatever the width of a pass."""
-    monkeypatch.setattr(noise, "NARROW", 8)
+    monkeypatch.setattr(numerical_noise, "NARROW", 8)
     target = tiny_target()
     text = [Text(np.arange(3, 15), 4)]
-    changes, margins = noise.narrow_and_wide(target, text)
+    changes, margins = numerical_noise.narrow_and_wide(target, text)
     assert len(margins) == 8
     assert margins.min() > changes.max()
-    assert fit._noise(target, text).verdict == "ok"
+    assert drafter_report._noise(target, text).verdict == "ok"
     with monkeypatch.context() as same:
-        same.setattr(fit, "narrow_and_wide", lambda *_: (np.zeros(3), np.array([0.0, 1.0, 2.0])))
-        assert (found := fit._noise(target, text)).verdict == "ok"
+        same.setattr(
+            drafter_report, "narrow_and_wide", lambda *_: (np.zeros(3), np.array([0.0, 1.0, 2.0]))
+        )
+        assert (found := drafter_report._noise(target, text)).verdict == "ok"
         assert "no choice can turn" in found.text
     with torch.no_grad():
         head = target.decoder.model.get_output_embeddings().weight
         head[1::2] = head[:-1:2]
         head[-1] = head[-2]
-    found = fit._noise(target, text)
+    found = drafter_report._noise(target, text)
     assert found.verdict == "warn"
     assert "at 8 of 8 tokens" in found.text
 
@@ -403,11 +405,11 @@ def test_a_margin_below_the_noise_is_told(monkeypatch: pytest.MonkeyPatch) -> No
 def test_a_planted_dead_layer_is_named() -> None:
     """Whoever reads its keys and values, or its output, is told; not who reads what the target's own head reads."""
     target, text = tiny_target(), [Text(np.arange(3, 35), 4)]
-    said = lambda needs: fit._attention(target, needs, text)[1]
+    said = lambda needs: drafter_report._attention(target, needs, text)[1]
     everything = Needs(hidden=(1, 2, 3), kv=(0, 1, 2, -1))
     assert said(everything).verdict == "ok"
     target.decoder.model.get_parameter("model.layers.1.self_attn.o_proj.weight").data.mul_(0.01)
-    layers, found = fit._attention(target, everything, text)
+    layers, found = drafter_report._attention(target, everything, text)
     assert [layer.dead for layer in layers] == [False, True, False, False]
     assert (found.verdict, found.value) == ("warn", layers[1].output)
     assert said(Needs(kv=(1,))).text.startswith(
@@ -424,7 +426,7 @@ def test_a_planted_dead_layer_is_named() -> None:
 
 def test_the_inserted_layers_of_the_demo_are_dead(demo: Target, texts: list[Text]) -> None:
     """It was grown: every other layer was inserted. What `auto` means there is what the papers' reasons ask for."""
-    layers, found = fit._attention(demo, GLIDE(kv_layer=23).fresh(demo).needs, texts)
+    layers, found = drafter_report._attention(demo, GLIDE(kv_layer=23).fresh(demo).needs, texts)
     assert found.verdict == "warn"
     assert [i for i, layer in enumerate(layers) if layer.dead] == list(range(1, 24, 2))
     assert GLIDE().busiest(layers) == 20
@@ -437,7 +439,7 @@ def doctored(capfd: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pyt
     monkeypatch.setenv("DRAFTREE_CACHE", str(tmp_path / "cache"))
     CostTable((FLAT,)).save(tmp_path / "costs.json")
     monkeypatch.setattr(
-        forecast, "written_seconds", lambda *_, **__: 0.0
+        time_estimate, "written_seconds", lambda *_, **__: 0.0
     )  # a busy machine would be told to wait
 
     def run(*args: str) -> tuple[int, str, str]:
@@ -492,7 +494,7 @@ def test_the_command_prints_one_json_object(doctored, tmp_path: Path) -> None:
     }
     assert len(found["layers"]) == 4
     assert set(found["layers"][0]) == {"output", "entropy"}
-    assert (found["texts"], found["tokens"]) == (4, 4 * driven.TOKENS)
+    assert (found["texts"], found["tokens"]) == (4, 4 * teacher_forcing.TOKENS)
 
 
 def test_what_does_not_fit_is_a_mistake(doctored, tmp_path: Path) -> None:
@@ -506,7 +508,7 @@ def test_what_does_not_fit_is_a_mistake(doctored, tmp_path: Path) -> None:
 def test_data_without_text_is_a_mistake(demo: Target, tmp_path: Path) -> None:
     (tmp_path / "short.txt").write_text("a b")
     with pytest.raises(UserError, match="holds no text"):
-        driven.read(demo, tmp_path / "short.txt")
+        teacher_forcing.read(demo, tmp_path / "short.txt")
 
 
 def test_a_target_that_is_no_number_is_told(texts: Sequence[Text]) -> None:

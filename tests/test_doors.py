@@ -10,7 +10,7 @@ import yaml
 
 import draftree
 from draftree.cli.app import main
-from draftree.models.sources import shipped_folder
+from draftree.target.names import shipped_folder
 from draftree.weights import demo_folder
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -64,7 +64,7 @@ def test_a_card_of_what_is_no_drafter_is_refused(tmp_path: Path, capsys) -> None
 
 def test_a_card_shows_a_results_figures(folder: Path) -> None:
     from draftree.errors import UserError
-    from draftree.evaluation.card import card
+    from draftree.evaluation.model_card import card
 
     ends = {"acceptance_length": [1.9, 2.1], "counted_speedup": [1.2, 1.4]}
     row = {"drafter": "edd", "policy": "pct", "temperature": 0.0, "acceptance_length": 2.0, "alpha": 1.0, "nodes_per_step": 9.0,

@@ -11,18 +11,18 @@ from transformers import AutoModelForCausalLM
 
 from architectures import target
 from draftree.costs.curves import Costs
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.doctor.faults import draft_vocabulary
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine, plain
 from draftree.errors import DraftreeWarning, UserError
-from draftree.models.target import Target
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing, drawn
-from draftree.sampling.noise import Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.tree import Drafted, Draw
 from forests import texts
 
@@ -72,7 +72,7 @@ def test_decoding_and_training_draft_the_same_tokens_of_the_vocabulary_alone(nam
     t = target("llama")
     drafter, ids = fresh(name, t)
     precise(drafter, torch.float64)
-    trained, decoded = forwards.both(
+    trained, decoded = forward_parity.both(
         t, drafter, np.stack(texts([12, 12], np.random.default_rng(2))), 4, 1
     )
     assert torch.allclose(trained.exp(), decoded.exp(), atol=1e-9)
@@ -101,7 +101,8 @@ def test_a_checkpoint_keeps_the_vocabulary_and_nothing_of_the_targets(
     text = np.stack(texts([12], np.random.default_rng(2)))
     precise(drafter, t.decoder.dtype)
     assert torch.equal(
-        forwards.decoded(t, opened, text, 4, 1), forwards.decoded(t, drafter, text, 4, 1)
+        forward_parity.decoded(t, opened, text, 4, 1),
+        forward_parity.decoded(t, drafter, text, 4, 1),
     )
     with pytest.raises(UserError, match=r"draft_vocab is 7, allowed is 20"):
         build("drafter", f"{name}:checkpoint={tmp_path},draft_vocab=7{MORE.get(name, '')}").open(t)
@@ -159,7 +160,7 @@ def test_embedding_and_head_are_neither_trained_nor_changed(name: str) -> None:
     drafter, _ = fresh(name, t, 0)
     precise(drafter, torch.float64)
     before = t.decoder.model.get_input_embeddings().weight.clone()
-    batch = forwards.batch_of(t, drafter, np.stack(texts([10, 10], np.random.default_rng(3))))
+    batch = forward_parity.batch_of(t, drafter, np.stack(texts([10, 10], np.random.default_rng(3))))
     drafter.loss(batch).backward()
     torch.optim.SGD(drafter.model.parameters(), 0.1).step()
     assert torch.equal(before, t.decoder.model.get_input_embeddings().weight)
@@ -219,8 +220,8 @@ def test_a_drafter_with_copies_of_embedding_and_head_drafts_as_before(
         for folder in ("borrowing", "alone")
     )
     assert torch.allclose(
-        forwards.decoded(loaded, one, text, 4, 1),
-        forwards.decoded(loaded, other, text, 4, 1),
+        forward_parity.decoded(loaded, one, text, 4, 1),
+        forward_parity.decoded(loaded, other, text, 4, 1),
         atol=1e-2,
     )
     if name == "vdm":  # transformers' own
@@ -260,7 +261,9 @@ def test_where_no_program_knows_a_draft_vocabulary_the_head_is_the_targets(
         build("drafter", f"medusa:checkpoint={tmp_path / name}").open(t)
         for name in ("medusa", "vllm")
     )
-    assert torch.equal(forwards.decoded(t, ours, text, 4, 1), forwards.decoded(t, vllm, text, 4, 1))
+    assert torch.equal(
+        forward_parity.decoded(t, ours, text, 4, 1), forward_parity.decoded(t, vllm, text, 4, 1)
+    )
 
 
 @pytest.mark.parametrize("name", TRAINED)

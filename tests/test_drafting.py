@@ -19,7 +19,7 @@ from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Emitted, Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
 from draftree.testing.fakes import Never, tiny_target
 from draftree.tree import Tree
 

@@ -8,11 +8,11 @@ import torch
 from torch.nn.functional import smooth_l1_loss
 
 from architectures import target
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.drafters.base import Batch
 from draftree.drafters.eagle import EAGLE
 from draftree.errors import UserError
-from draftree.models.target import LAST
+from draftree.target.target import LAST
 from forests import texts
 
 
@@ -21,7 +21,7 @@ def test_the_loss_is_its_formula() -> None:
     t = target("llama")
     drafter = EAGLE(noise=0.0).fresh(t)
     drafter.model.double()
-    batch = forwards.batch_of(t, drafter, np.stack(texts([9, 9], np.random.default_rng(0))))
+    batch = forward_parity.batch_of(t, drafter, np.stack(texts([9, 9], np.random.default_rng(0))))
     true = batch.hidden[-1]
     with torch.no_grad():
         _, out = next((None, o) for o, _ in drafter.aligned(batch, true, 1))
@@ -45,7 +45,7 @@ def test_the_top_k_loss_token_by_token(k: int, weight: float) -> None:
     ).fresh(t)
     drafter.model.double()
     tokens = np.stack(texts([9, 9], np.random.default_rng(0)))
-    batch = forwards.batch_of(t, drafter, tokens)
+    batch = forward_parity.batch_of(t, drafter, tokens)
     with torch.no_grad():
         out = next(o for o, _ in drafter.aligned(batch, batch.hidden[-1], 1))
         total = 0.0
@@ -86,7 +86,7 @@ def test_aligned_passes_count_alike() -> None:
     for drafter in (once, twice):
         drafter.model.double()
     twice.model.load_state_dict(once.model.state_dict())
-    batch = forwards.batch_of(t, once, np.stack(texts([9], np.random.default_rng(0))))
+    batch = forward_parity.batch_of(t, once, np.stack(texts([9], np.random.default_rng(0))))
     with torch.no_grad():
         one, two = float(once.loss(batch)), float(twice.loss(batch))
     assert two != pytest.approx(one)

@@ -10,11 +10,11 @@ from transformers import DynamicCache
 
 from architectures import model, target
 from drafting import after_all
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder, one_layer
-from draftree.models.target import Target
+from draftree.target.target import Target
 from forests import texts
 
 
@@ -71,7 +71,7 @@ def test_tokens_that_cannot_be_drafted_are_not_learnt() -> None:
     t = target("llama")
     drafter = EAGLE3(draft_vocab=t.decoder.vocab // 2, steps=2, decay=0.5).fresh(t)
     drafter.model.double()
-    batch = forwards.batch_of(t, drafter, np.stack(texts([11, 11], np.random.default_rng(1))))
+    batch = forward_parity.batch_of(t, drafter, np.stack(texts([11, 11], np.random.default_rng(1))))
     ids = torch.arange(t.decoder.vocab // 2)
     expected = torch.zeros((), dtype=torch.float64)
     with torch.no_grad():

@@ -14,17 +14,17 @@ from torch import Tensor
 from architectures import fresh, target
 from drafting import prefix_difference
 from draftree.data.samples import Sample
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.drafters import edd
 from draftree.drafters.base import Batch
 from draftree.drafters.edd import EDD, EDDDrafter
-from draftree.drafters.neural.masks import additive, block_starts, dual_block
+from draftree.drafters.neural.training_masks import additive, block_starts, dual_block
 from draftree.errors import UserError
-from draftree.models.attention import Attending
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.registry import build
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.attention_strength import Attending
+from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.training.teacher import Teacher
 from draftree.tree import Tree, Verdict
@@ -51,7 +51,7 @@ def both(
     """Log-probabilities of the training forward and of decoding, from the first block behind the text's first token on."""
     t = target(name)
     tokens = np.stack(texts([count] * rows, np.random.default_rng(seed)))
-    return forwards.both(t, drafter_of(t), tokens, block, phase)
+    return forward_parity.both(t, drafter_of(t), tokens, block, phase)
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -245,7 +245,7 @@ def test_auto_is_settled_by_the_texts_and_saved(tmp_path: Path) -> None:
             "as it was asked for, so that the same command goes on"
         )
     drafter.model.double()
-    trained, steps = forwards.both(
+    trained, steps = forward_parity.both(
         t, drafter, np.stack(texts([14], np.random.default_rng(1))), 5, 2
     )
     assert worst(steps, trained) < NOISE

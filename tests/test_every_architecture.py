@@ -11,11 +11,11 @@ from draftree.drafters.base import Drafter
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.architectures import refuse_unsupported
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
+from draftree.models.supported_architectures import refuse_unsupported
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.testing.fakes import Sometimes
 from tiny import TYPES, tiny
 

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from architectures import VOCAB, fresh
 from draftree import Request, Target, UserError, load
-from draftree.models.exact_attention import EXACT, _in_float64, exact_attention
+from draftree.models.invariant_attention import EXACT, _in_float64, exact_attention
 from folders import target_folder
 
 LAYER: Any = SimpleNamespace(is_causal=True)

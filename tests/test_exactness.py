@@ -34,14 +34,13 @@ from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.acceptors.traversal import Traversal
-from draftree.boundary.knobs import knob
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
-from draftree.doctor.statistics import detectable
+from draftree.doctor.chi_square import detectable
 from draftree.drafters._fused import FusedDrafter
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.loop import Parts, decode, plain
-from draftree.models.target import Taps
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
@@ -49,15 +48,16 @@ from draftree.policies.static import Static
 from draftree.policies.vct import VCT
 from draftree.registry import check_exact
 from draftree.request import Request, under
-from draftree.rows import Rows
-from draftree.sampling import noise
+from draftree.sampling import keyed_noise
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
 from draftree.sampling.grammar import Constrained, Grammar
-from draftree.sampling.noise import Chance
-from draftree.sampling.settings import Sampling
+from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.params import Sampling
+from draftree.target.target import Taps
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
 from draftree.tree import Candidates, Draw, Floats, Ints, Tree, Verdict
+from draftree.utils.validated_dataclass import knob
 from frequencies import goodness
 from mistakes import Asking, RawBonus, Rounds, TwoDraws
 
@@ -773,13 +773,13 @@ def test_texts_of_keyed_noise_have_the_targets_distribution(rule: str) -> None:
 def test_block_verification_needs_fresh_noise_where_a_place_is_drafted_again(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    right = noise.Keyed._place
+    right = keyed_noise.Keyed._place
 
-    def without_step(self: noise.Keyed, row: int, depth: int, kind: int) -> noise.Place:
+    def without_step(self: keyed_noise.Keyed, row: int, depth: int, kind: int) -> keyed_noise.Place:
         first, second, place, _, last = right(self, row, depth, kind)
         return first, second, place, 0, last
 
-    monkeypatch.setattr(noise.Keyed, "_place", without_step)
+    monkeypatch.setattr(keyed_noise.Keyed, "_place", without_step)
     assert fair(keyed(*KEYED["block"])) < 1e-9
     assert fair(keyed(*KEYED["rejection"])) > LEVEL, (
         "it looks at no draft behind the first that it rejects"

@@ -11,9 +11,9 @@ import torch
 from draftree import cost_estimate
 from draftree.cost_estimate import identity, target_size
 from draftree.costs.model import Speed
-from draftree.doctor.expected import examine
+from draftree.doctor.expected_speed import examine
 from draftree.drafters.eagle3 import EAGLE3
-from draftree.models.capture import Graphs
+from draftree.models.graph_capture import Graphs
 from draftree.testing import tiny_target
 from draftree.testing.fakes import Recorder
 from folders import target_folder
@@ -76,16 +76,16 @@ def test_it_fits_a_screen(
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
     if memory:
-        from draftree.doctor import expected
+        from draftree.doctor import expected_speed
 
-        real = expected.examine
+        real = expected_speed.examine
 
         def on_gpu(*given: Any) -> Any:
             found = real(*given)
             object.__setattr__(found, "memory", (60_000_000_000, 80_000_000_000))
             return found
 
-        monkeypatch.setattr(expected, "examine", on_gpu)
+        monkeypatch.setattr(expected_speed, "examine", on_gpu)
     command = ("doctor", "--target", target_folder(tmp_path / "t"), "--drafter", "pld", "--speed")
     status, out, _ = draftree(*command)
     assert status == 0
@@ -113,9 +113,11 @@ def test_a_gpu_tells_its_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     target = tiny_target()
     drafter = EAGLE3().example(target)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (1, 2))
-    monkeypatch.setattr("draftree.doctor.expected.machine", lambda device: {"device": "GPU"})
+    monkeypatch.setattr("draftree.doctor.expected_speed.machine", lambda device: {"device": "GPU"})
     known = cost_estimate.learnt_costs(target, drafter)
-    monkeypatch.setattr("draftree.doctor.expected.learnt_costs", lambda target, drafter: known)
+    monkeypatch.setattr(
+        "draftree.doctor.expected_speed.learnt_costs", lambda target, drafter: known
+    )
     assert examine(target, drafter, "eagle2").memory is None
     vars(target.decoder)["device"] = torch.device("cuda")
     assert examine(target, drafter, "eagle2").memory == (1, 2)

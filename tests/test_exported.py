@@ -9,9 +9,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from draftree.doctor.exported import examine
+from draftree.doctor.export_check import examine
 from draftree.errors import UserError
-from draftree.models.sources import HUB, public_name
+from draftree.target.names import HUB, public_name
 from draftree.training.export import drafter_folder, export
 
 

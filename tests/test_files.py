@@ -6,9 +6,9 @@ from typing import Any, Literal
 
 import pytest
 
-from draftree.boundary.files import Entries, checked, read_object, understood, whole, write_text
-from draftree.boundary.knobs import LARGEST
 from draftree.errors import UserError
+from draftree.utils.files import Entries, checked, read_object, understood, whole, write_text
+from draftree.utils.validated_dataclass import LARGEST
 
 
 @pytest.mark.parametrize(

@@ -13,18 +13,18 @@ from torch import Tensor
 
 from architectures import VOCAB, fresh, target
 from draftree import registry
-from draftree.cli.inputs import quiet
-from draftree.doctor import forwards
+from draftree.cli.arguments import quiet
+from draftree.doctor import forward_parity
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.training.export import FORMATS, export
 from folders import target_folder
@@ -196,7 +196,7 @@ def same(ours: Tensors, theirs: Tensors) -> bool:
 
 def drafts(t: Target, folder: Path) -> Tensor:
     """What a checkpoint drafts along two texts."""
-    return forwards.decoded(
+    return forward_parity.decoded(
         t,
         build("drafter", str(folder)).open(t),
         np.stack(texts([13, 13], np.random.default_rng(1))),
@@ -495,9 +495,7 @@ def test_a_shipped_drafter_goes_by_its_name(
     (tmp_path / "eagle" / "config.json").write_text(
         (tmp_path / "eagle" / "config.json").read_text().replace(json.dumps(str(folder)), '"demo"')
     )
-    monkeypatch.setattr(
-        "draftree.models.sources.demo_folder", lambda name="target": tmp_path / name
-    )
+    monkeypatch.setattr("draftree.target.names.demo_folder", lambda name="target": tmp_path / name)
     monkeypatch.setattr(
         "draftree.training.export.shipped_folder",
         lambda _, name: tmp_path / name if name == "eagle" else None,

@@ -14,12 +14,12 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import suites
 from draftree.evaluation.bench import Bench
-from draftree.evaluation.cells import FOLLOWING, conversations, product
-from draftree.evaluation.formats import FORMATS, WITHHELD
-from draftree.evaluation.journal import Journal
-from draftree.models.target import Target
+from draftree.evaluation.dataset_formats import FORMATS, WITHHELD
+from draftree.evaluation.grid import FOLLOWING, conversations, product
+from draftree.evaluation.resume import Journal
 from draftree.registry import build
 from draftree.request import Request
+from draftree.target.target import Target
 
 TURNS: dict[str, Any] = {"turns": ["Add 2 and 3.", "And 4?"]}
 ROWS: dict[str, dict[str, Any]] = {

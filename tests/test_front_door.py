@@ -29,8 +29,7 @@ from transformers import (
 )
 
 import draftree as public
-from draftree.boundary.files import read_object, write_text
-from draftree.cli import inputs
+from draftree.cli import arguments
 from draftree.cli.app import app
 from draftree.costs.curves import Costs
 from draftree.data.prompts import encode, question
@@ -43,16 +42,17 @@ from draftree.drafters.vdm import VDM
 from draftree.engine import Engine, load, speculate
 from draftree.errors import DraftreeError, UserError
 from draftree.formats.checkpoint import ABOUT
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
 from draftree.policies.vct import VCT
 from draftree.registry import build, names, part
 from draftree.request import Request
 from draftree.sampling.grammar import Grammar
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.text.options import Options
-from draftree.text.stops import decode
+from draftree.text.stop_strings import decode
+from draftree.utils.files import read_object, write_text
 from draftree.weights import demo_folder
 from folders import byte_tokenizer, target_folder
 
@@ -840,7 +840,7 @@ def on_the_command_line(
     seed: int,
 ) -> None:
     """`generate` with one or two options that may be anything: status 0, or 2 and one line."""
-    inputs.quiet()
+    arguments.quiet()
     demo, real = Target.load("demo"), Target.load
     quick = lambda name, *place, **how: (
         real(name, *place, **how) if any((*place, *how.values())) else demo

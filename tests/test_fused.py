@@ -19,16 +19,16 @@ from draftree.drafters.pld import PLD, PLDDrafter
 from draftree.drafters.suffix import Suffix, SuffixDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.target import Needs, Probes, Taps
 from draftree.policies.base import Policy, append
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.policies.yield_ import Yield
 from draftree.registry import build
 from draftree.request import Emitted, Request
-from draftree.sampling.drawing import Drawing
-from draftree.sampling.noise import Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
+from draftree.target.target import Needs, Probes, Taps
 from draftree.testing import TableDrafter, random_table, table_target, tiny_target
 from draftree.testing.conformance import CHECKS, Case, Suite, pairwise
 from draftree.tree import Candidates, Draw, Floats, Ints, Tree, Verdict

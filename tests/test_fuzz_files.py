@@ -22,10 +22,10 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedModel
 
 from architectures import fresh, target
-from draftree.cli.inputs import quiet
+from draftree.cli.arguments import quiet
 from draftree.engine import Engine
 from draftree.errors import LONGEST, UserError
-from draftree.models.architectures import check_shapes
+from draftree.models.supported_architectures import check_shapes
 from draftree.policies.chain import Chain
 from draftree.registry import KINDS, build, knobs, names
 from draftree.testing.conformance import COSTS

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from draftree.boundary.garbage import MANY, SELDOM, seldom
+from draftree.utils.gc_pause import MANY, SELDOM, seldom
 
 
 def test_the_search_is_as_frequent_after_as_before_whoever_leaves_first() -> None:
@@ -39,7 +39,7 @@ def loaded(count: int) -> tuple[int, int]:
     """How many of that many objects made inside count as old after, and how many searches there were."""
     code = f"""
 import gc
-from draftree.boundary.garbage import seldom
+from draftree.utils.gc_pause import seldom
 gc.collect()
 searched = [s["collections"] for s in gc.get_stats()]
 with seldom():

@@ -39,17 +39,17 @@ from architectures import VOCAB, build, fresh, target
 from draftree import UserError, speculate
 from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
-from draftree.drafters.neural.llama import CACHE
+from draftree.drafters.neural.llama_modules import CACHE
 from draftree.engine import ENGINES, Engine, opened
 from draftree.errors import NotANumber
 from draftree.evaluation import suites
-from draftree.hf.batch import PURE, Call, prompts
 from draftree.hf.generate import REFUSED, Hook
+from draftree.hf.generate_call import PURE, Call, prompts
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target, name_of
 from draftree.registry import build as build_part
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
 from draftree.sampling.warpers import Temperature
+from draftree.target.target import Target, name_of
 from draftree.testing.fakes import Never, Sometimes, tiny_target
 from draftree.weights import demo_folder
 from generating import (

@@ -22,8 +22,8 @@ from draftree import UserError
 from draftree.engine import Engine
 from draftree.errors import NotANumber
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.registry import build
+from draftree.target.target import Target
 from draftree.testing.fakes import Sometimes
 from generating import (
     PAD,

@@ -17,27 +17,27 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from architectures import VOCAB, fresh, model, target
 from drafting import prefix_difference
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.drafters import glide
 from draftree.drafters.glide import GLIDE, GLIDEDrafter
-from draftree.drafters.neural.glimpse import Glimpse
+from draftree.drafters.neural.glide_model import Glimpse
 from draftree.drafters.neural.losses import draft_loss
-from draftree.drafters.neural.masks import block_starts, earlier_blocks
+from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.attention import Attending
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.params import Sampling
+from draftree.target.attention_strength import Attending
+from draftree.target.target import Target
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Always, Coached
-from draftree.training.features import read
+from draftree.training.feature_cache import read
 from draftree.tree import Ints, Tree
 from forests import NOISE, grown, random_forest, some_verdict, texts, worst
 
@@ -72,7 +72,7 @@ def test_the_training_forward_is_the_decoding_forward(
     """The prompt is the first block, which with two layers has to be read in the blocks of the forward."""
     t = target(name)
     drafter = drafter_of(t, layers=layers, block=block)
-    trained, steps = forwards.both(t, drafter, tokens_of(rows, 17, block), block, phase)
+    trained, steps = forward_parity.both(t, drafter, tokens_of(rows, 17, block), block, phase)
     assert worst(steps, trained) < NOISE
 
 
@@ -92,7 +92,7 @@ def test_and_so_for_random_blocks_and_sizes(
     knobs: dict[str, int], rows: int, count: int, cut: tuple[int, int], seed: int
 ) -> None:
     t = target("llama")
-    trained, steps = forwards.both(
+    trained, steps = forward_parity.both(
         t, drafter_of(t, block=cut[0], **knobs), tokens_of(rows, count, seed), *cut
     )
     assert worst(steps, trained) < NOISE
@@ -109,7 +109,7 @@ def test_the_comparison_sees_a_mask_off_by_one(
         return torch.arange(tokens)[None, :] < block_starts(tokens, block, phase)[:, None] + off
 
     monkeypatch.setattr(glide, "earlier_blocks", shifted)
-    trained, steps = forwards.both(
+    trained, steps = forward_parity.both(
         target("llama"), drafter_of(target("llama"), layers=layers), tokens_of(1, 17), 5, 1
     )
     assert worst(steps, trained) > 1e-3
@@ -253,7 +253,7 @@ def test_a_query_that_sees_nothing_gets_nothing() -> None:
     """In the first block: no NaN, neither in the output nor in the gradient."""
     t = target("llama")
     drafter = drafter_of(t)
-    batch = forwards.batch_of(t, drafter, tokens_of(2, 9))
+    batch = forward_parity.batch_of(t, drafter, tokens_of(2, 9))
     first = drafter.forward(batch, 9, 0)
     drafter.model.model.layers[0].cross_attn.o_proj.weight.data.mul_(7.0)  # type: ignore[union-attr]
     assert torch.equal(first, drafter.forward(batch, 9, 0)), "one block: there is nothing to see"
@@ -282,7 +282,7 @@ def test_without_cross_attention_it_is_a_llama_that_needs_nothing(layers: int) -
     stock = LlamaForCausalLM(config).double()
     stock.load_state_dict(drafter.model.state_dict())
     tokens = tokens_of(2, 11)
-    trained, steps = forwards.both(t, drafter, tokens, 4, 1)
+    trained, steps = forward_parity.both(t, drafter, tokens, 4, 1)
     with torch.no_grad():
         want = torch.log_softmax(stock(torch.from_numpy(tokens)).logits, dim=-1)[
             :, -steps.shape[1] :
@@ -300,7 +300,7 @@ def test_a_draft_layer_reads_the_layer_of_the_target_that_is_named(
     t = target("llama")
     drafter = drafter_of(t, layers=2, kv_layer=kv_layer)
     assert drafter.needs.kv == reads
-    batch = forwards.batch_of(t, drafter, tokens_of(1, 9))
+    batch = forward_parity.batch_of(t, drafter, tokens_of(1, 9))
     ids = torch.from_numpy(tokens_of(1, 9))
     stored = t.new_cache(1, 9)
     t.prefill(stored, [ids[0].numpy()], drafter.needs)
@@ -308,7 +308,7 @@ def test_a_draft_layer_reads_the_layer_of_the_target_that_is_named(
         glimpse = Glimpse([stored.layer(i) for i in reads], earlier_blocks(9, 3, 0)[None, None])
         want = drafter.model(ids, position_ids=torch.arange(9)[None], glimpse=glimpse).logits
         assert worst(drafter.forward(batch, 3, 0), want) < NOISE
-    trained, steps = forwards.both(t, drafter, tokens_of(1, 14), 5, 2)
+    trained, steps = forward_parity.both(t, drafter, tokens_of(1, 14), 5, 2)
     assert worst(steps, trained) < NOISE
 
 
@@ -355,7 +355,7 @@ def test_blocks_begin_anywhere_and_each_sample_draws_for_itself() -> None:
     drafter = drafter_of(t, block=4, phase="random")
     losses, phases = [], []
     for seed in range(6):
-        batch = forwards.batch_of(t, drafter, tokens_of(2, 15), seed)
+        batch = forward_parity.batch_of(t, drafter, tokens_of(2, 15), seed)
         at = torch.nn.functional.pad(batch.learn[:, 1:], (0, 1))
         drawn = [
             int(torch.randint(4, (), generator=torch.Generator().set_state(g.get_state())))
@@ -369,7 +369,7 @@ def test_blocks_begin_anywhere_and_each_sample_draws_for_itself() -> None:
     official = GLIDEDrafter(
         replace(drafter.knobs, variant="official", phase=0), drafter.model, t, drafter._stored
     )
-    batch = forwards.batch_of(t, official, tokens_of(2, 15))
+    batch = forward_parity.batch_of(t, official, tokens_of(2, 15))
     logits = official.forward(batch, 4, 0)[:, :-1]
     assert float(official.loss(batch)) == pytest.approx(
         float(draft_loss("ce", batch, logits.flatten(0, 1))), abs=1e-6
@@ -380,7 +380,7 @@ def test_blocks_begin_anywhere_and_each_sample_draws_for_itself() -> None:
 def test_the_loss_against_the_target_is_zero_where_both_agree() -> None:
     t = target("llama")
     drafter = drafter_of(t, loss="kl")
-    batch = forwards.batch_of(t, drafter, tokens_of(1, 8))
+    batch = forward_parity.batch_of(t, drafter, tokens_of(1, 8))
     assert float(drafter.loss(batch)) > 0.1
     own = torch.stack([drafter.forward(batch, 5, p)[0] for p in range(5)])
     phase = int(
@@ -394,7 +394,7 @@ def test_the_loss_against_the_target_is_zero_where_both_agree() -> None:
 def test_every_weight_learns(layers: int) -> None:
     t = target("qwen3")
     drafter = drafter_of(t, layers=layers)
-    drafter.loss(forwards.batch_of(t, drafter, tokens_of(2, 15))).backward()
+    drafter.loss(forward_parity.batch_of(t, drafter, tokens_of(2, 15))).backward()
     silent = [
         name
         for name, p in drafter.model.named_parameters()
@@ -484,9 +484,9 @@ def test_auto_is_settled_by_the_texts_and_saved(
     named = drafter_of(t, layers=layers, kv_layer=reads)
     named.model.load_state_dict(drafter.model.state_dict())
     tokens = tokens_of(2, 15, 1)
-    trained, steps = forwards.both(t, drafter, tokens, 5, 2)
+    trained, steps = forward_parity.both(t, drafter, tokens, 5, 2)
     assert worst(steps, trained) < NOISE
-    assert worst(forwards.both(t, named, tokens, 5, 2)[0], trained) < NOISE
+    assert worst(forward_parity.both(t, named, tokens, 5, 2)[0], trained) < NOISE
     drafter.save(tmp_path / "a")
     assert json.loads((tmp_path / "a" / "config.json").read_text())["draftree"]["kv_layer"] == reads
     assert build("drafter", str(tmp_path / "a")).open(t).needs == drafter.needs
@@ -518,7 +518,7 @@ def test_a_saved_one_is_opened_again(tmp_path: Path) -> None:
         tmp_path / "b/model.safetensors"
     ).read_bytes()
     assert (tmp_path / "a/config.json").read_text() == (tmp_path / "b/config.json").read_text()
-    trained, steps = forwards.both(t, opened, tokens_of(1, 11), 3, 1)
+    trained, steps = forward_parity.both(t, opened, tokens_of(1, 11), 3, 1)
     assert worst(steps, trained) < NOISE
 
 

@@ -16,9 +16,8 @@ from transformers.models.qwen3.modeling_qwen3 import Qwen3RMSNorm
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.costs.curves import Costs
-from draftree.drafters.neural.blocks import Blocks, ParallelDrafter
+from draftree.drafters.neural.block_drafter import Blocks, ParallelDrafter
 from draftree.engine import Engine
-from draftree.models.target import Target
 from draftree.policies.accumlogp import AccumLogP
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
@@ -26,8 +25,9 @@ from draftree.policies.ddtree import DDTree
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import Drawing, drawn
-from draftree.sampling.noise import Chance
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.keyed_noise import Chance
+from draftree.target.target import Target
 from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 
 GOLDENS = Path(__file__).parents[2] / "shared" / "goldens" / "blocks"

@@ -11,15 +11,15 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from draftree.acceptors.greedy import Greedy
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
-from draftree.drafters.neural.pairs import PairDrafter
+from draftree.drafters.neural.feature_drafter import PairDrafter
 from draftree.loop import Parts, decode
-from draftree.models.target import Target
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
-from draftree.rows import Rows
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Target
 from draftree.tree import Tree, Verdict
 
 GOLDENS = Path(__file__).parents[2] / "shared" / "goldens"

@@ -12,17 +12,17 @@ from torch import Tensor
 
 from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.drafters.glide import GLIDE, GLIDEDrafter
-from draftree.drafters.neural.glimpse import Glimpse
+from draftree.drafters.neural.glide_model import Glimpse
 from draftree.loop import Parts, decode
-from draftree.models.target import Target
 from draftree.policies.cape import CAPE
 from draftree.request import Request
-from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import Drawing
-from draftree.sampling.noise import Chance
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.keyed_noise import Chance
+from draftree.target.target import Target
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
 
 FOLDER = Path(__file__).parents[2] / "shared" / "goldens" / "glide"

@@ -16,13 +16,13 @@ from draftree.acceptors.greedy import Greedy
 from draftree.costs.curves import Costs
 from draftree.drafters.medusa import Medusa, MedusaDrafter
 from draftree.engine import Engine
-from draftree.models.target import Target
 from draftree.policies.static import Static
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import Drawing
-from draftree.sampling.noise import Chance
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.keyed_noise import Chance
+from draftree.target.target import Target
 from draftree.tree import Ints, Tree, Verdict
 from forests import attach
 

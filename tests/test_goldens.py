@@ -14,16 +14,16 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from draftree.acceptors.greedy import Greedy
 from draftree.drafters.glide import GLIDEDrafter
 from draftree.drafters.medusa import MedusaDrafter
-from draftree.drafters.neural.glimpse import Glimpse
-from draftree.drafters.neural.pairs import PairDrafter
-from draftree.models.target import LAST, Taps, Target
+from draftree.drafters.neural.feature_drafter import PairDrafter
+from draftree.drafters.neural.glide_model import Glimpse
 from draftree.policies.base import Expand, Policy
 from draftree.policies.cape import CAPE
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.static import Static
 from draftree.registry import build
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import LAST, Taps, Target
 from draftree.tree import Candidates, Ints, Tree
 from test_acceptors import Answers
 from test_golden_glide import check_two_steps

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.data.overlap import Excluded
+from draftree.data.decontamination import Excluded
 from draftree.engine import target_of
-from draftree.models.target import Needs, Target
-from draftree.training import features, teacher
+from draftree.target.target import Needs, Target
+from draftree.training import feature_cache, teacher
 from test_recipes import recipe
 
 RECIPES = Path(__file__).resolve().parents[1] / "recipes"
@@ -98,7 +98,7 @@ def test_batches_read_by_few_operations_are_the_targets(
     )
     ours.SLOTS = 64
     ours.read_fast(target)
-    theirs, found = features.read(target, ids, needs), teacher.read(target, ids, needs)
+    theirs, found = feature_cache.read(target, ids, needs), teacher.read(target, ids, needs)
     assert found.hidden.keys() == theirs.hidden.keys()
     for layer, states in theirs.hidden.items():
         torch.testing.assert_close(found.hidden[layer], states, rtol=1e-4, atol=1e-4)

@@ -19,12 +19,12 @@ from transformers import LogitsProcessorList, PreTrainedTokenizerFast
 from byte_vocabulary import byte_vocabulary
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.target import Target
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling import grammar
 from draftree.sampling.grammar import Constrained, Grammar, Spaces, Vocabulary
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing import TableDrafter, table_target
 
 TOKENS = [b"a", b"b", b"c", b"ab", b"", b"bc", b"a", b"aba", b"aa"]

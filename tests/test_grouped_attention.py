@@ -104,9 +104,9 @@ def test_it_is_taken_on_a_gpu_for_heads_that_share(
         == "grouped"
     )
     taken = list[Any]()
-    monkeypatch.setattr("draftree.models.target.use_grouped_attention", taken.append)
-    monkeypatch.setattr("draftree.models.target.usable", lambda device: torch.device("cuda"))
-    monkeypatch.setattr("draftree.models.loaded.find_spec", lambda name: None)
+    monkeypatch.setattr("draftree.target.target.use_grouped_attention", taken.append)
+    monkeypatch.setattr("draftree.target.target.usable", lambda device: torch.device("cuda"))
+    monkeypatch.setattr("draftree.target.load_weights.find_spec", lambda name: None)
     monkeypatch.setattr(LlamaForCausalLM, "to", lambda self, *_: self)
     Target.load(folder, torch.float32)
     assert len(taken) == 1

@@ -10,10 +10,10 @@ import torch
 from draftree import drafters
 from draftree.drafters.base import TrainableMethod
 from draftree.engine import Engine, plain
-from draftree.models.target import Target
 from draftree.policies.vct import VCT
 from draftree.registry import names, part
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 
 TRAINED = [n for n in names("drafter") if issubclass(part("drafter", n), TrainableMethod)]

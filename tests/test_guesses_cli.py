@@ -11,12 +11,12 @@ import pytest
 import typer
 
 from draftree.aliases import FLAG, INSTEAD, LOADING, OPTION
-from draftree.boundary.knobs import PRESET
-from draftree.cli import early, terminal, unknown
+from draftree.cli import option_checks, terminal, unknown_options
 from draftree.cli.app import app
-from draftree.cli.outputs import check_output
+from draftree.cli.output_files import check_output
 from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError
+from draftree.utils.validated_dataclass import PRESET
 
 Run = Callable[..., tuple[int, str, str]]
 PLD = ("--drafter", "pld", "--policy", "chain:length=2")
@@ -371,7 +371,7 @@ def test_a_terminal_without_a_prompt_is_told_to_name_one(
 ALL = [
     (),
     ("datastore",),
-    *(tuple(told.split()) for told, _ in unknown.commands(typer.main.get_command(app))),
+    *(tuple(told.split()) for told, _ in unknown_options.commands(typer.main.get_command(app))),
 ]
 
 
@@ -429,7 +429,7 @@ OFFLINE = {
 def test_what_the_hub_would_have_is_refused_before_a_model_is_loaded(
     draftree: Run, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
-    from draftree.models import hub, target
+    from draftree.target import hub, target
 
     monkeypatch.setattr(hub, "reachable", lambda: False)
     monkeypatch.setattr(target.Target, "load", lambda *_, **__: pytest.fail("a model is loaded"))
@@ -471,13 +471,13 @@ def test_long_work_says_how_long_it_will_take_before_it_begins(
 def test_a_training_says_how_long_it_will_take_before_it_begins(
     draftree: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    from draftree.training import run, trainer
+    from draftree.training import trainer, training_job
 
     def stop(*_: object) -> None:
         raise UserError("it begins")
 
     monkeypatch.setattr(trainer, "train", stop)
-    monkeypatch.setattr(run, "training_seconds", lambda *_: 90.0)
+    monkeypatch.setattr(training_job, "training_seconds", lambda *_: 90.0)
     (tmp_path / "texts.jsonl").write_text(
         "".join(f'{{"text": "the text number {i} of some words"}}\n' for i in range(8))
     )
@@ -496,7 +496,7 @@ def test_a_training_says_how_long_it_will_take_before_it_begins(
 def test_answers_and_questions_of_a_training_are_forecast(
     draftree: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, slow: float
 ) -> None:
-    from draftree.training import authors, trainer
+    from draftree.training import answer_source, trainer
 
     def stop(*_: object) -> None:
         raise UserError("it begins")
@@ -508,7 +508,7 @@ def test_answers_and_questions_of_a_training_are_forecast(
         return slow
 
     monkeypatch.setattr(trainer, "train", stop)
-    monkeypatch.setattr(authors.Local, "seconds", seconds)
+    monkeypatch.setattr(answer_source.Local, "seconds", seconds)
     turn = '{"role": "user", "content": "How many legs have 2 dogs?"}, {"role": "assistant", "content": ""}'
     (tmp_path / "chats.jsonl").write_text(
         f'{{"messages": [{turn}]}}\n{{"messages": [{turn}, {turn}]}}\n'
@@ -528,8 +528,8 @@ def test_answers_and_questions_of_a_training_are_forecast(
 
 
 def test_an_author_knows_how_long_texts_take() -> None:
-    from draftree.models.target import Target
-    from draftree.training.authors import Local
+    from draftree.target.target import Target
+    from draftree.training.answer_source import Local
 
     author = Local(Target.load("demo"), rows=4)
     assert author.seconds(0, 16) == 0
@@ -655,11 +655,11 @@ def test_every_hint_names_what_works_where_it_is_shown() -> None:
     group: Any = typer.main.get_command(app)
     root, options = (
         typer.Context(group, info_name="draftree"),
-        {told: c.options[0] for told, c in unknown.commands(group)},
+        {told: c.options[0] for told, c in unknown_options.commands(group)},
     )
     words = {word: None for kind in (FLAG, OPTION, LOADING) for word in INSTEAD[kind]}
     hints = set[str]()
-    for told, command in unknown.commands(group):
+    for told, command in unknown_options.commands(group):
         for option in (
             f"--{word.replace('_', '-')}" if len(word) > 1 else f"-{word}" for word in words
         ):
@@ -676,7 +676,7 @@ def test_every_hint_names_what_works_where_it_is_shown() -> None:
             if not hint or HAVING.fullmatch(hint):
                 continue
             host = HOST.match(hint)
-            named = unknown.named_options(
+            named = unknown_options.named_options(
                 hint.partition("in Python: ")[0][host.end() if host else 0 :]
             )
             assert named <= options[host[1] if host else told].keys(), (told, option, hint)
@@ -687,7 +687,7 @@ def test_every_hint_names_what_works_where_it_is_shown() -> None:
             assert at[1] in PROSE or at[1] in options, hint
             assert (
                 at[1] in PROSE
-                or unknown.NAMED_OPTION.findall(at[2]) <= list(options[at[1]])
+                or unknown_options.NAMED_OPTION.findall(at[2]) <= list(options[at[1]])
                 or " --" not in at[2]
             ), hint
         text, _, python = hint.partition("in Python: ")
@@ -719,8 +719,8 @@ def test_the_list_says_what_a_model_can_be(draftree: Run) -> None:
 def test_the_keys_that_are_read_from_source_are_those_of_the_parts() -> None:
     from draftree import registry
 
-    for kind in early.FOLDERS:
-        for name in early._files(kind):
-            keys, whole = early._knobs(kind, name)
+    for kind in option_checks.FOLDERS:
+        for name in option_checks._files(kind):
+            keys, whole = option_checks._knobs(kind, name)
             assert whole
             assert set(keys) - {PRESET} == set(registry.knobs(kind, name))

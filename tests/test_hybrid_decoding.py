@@ -12,6 +12,7 @@ import torch
 
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.rejection import Rejection
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.eagle import EAGLE
@@ -23,14 +24,13 @@ from draftree.drafters.token_recycling import TokenRecycling
 from draftree.engine import Engine, plain
 from draftree.loop import Parts, State, admit, release, step
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.yield_ import Yield
 from draftree.request import Request
-from draftree.rows import Rows
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing.fakes import Coached, Sometimes
 from frequencies import goodness
 from hybrids import FAMILIES, RULES, VOCAB, OneByOne, hybrid

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from torch import Tensor
 
-from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
-from draftree.models.target import Needs, Target
+from draftree.models.kv_cache import SlotCache
+from draftree.target.target import Needs, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
 from hybrids import FAMILIES, OneByOne, hybrid, in_float64
 

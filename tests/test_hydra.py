@@ -15,17 +15,17 @@ from transformers import LlamaModel
 from architectures import VOCAB, target
 from drafting import after_all, prefix_difference
 from draftree.costs.curves import Costs
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.drafters.base import Batch
 from draftree.drafters.hydra import FILE, Arch, Hydra, HydraDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.target import CHUNK, Needs, Target
 from draftree.policies.vct import VCT
 from draftree.registry import build, names
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.params import Sampling
+from draftree.target.target import CHUNK, Needs, Target
 from draftree.tree import Tree, Verdict
 from forests import NOISE, attach, texts, worst
 
@@ -56,7 +56,7 @@ def test_the_training_forward_is_the_decoding_forward(
     name: str, arch: Arch, rows: int, block: int, phase: int
 ) -> None:
     t, tokens = target(name), np.stack(texts([15] * rows, np.random.default_rng(block)))
-    trained, steps = forwards.both(t, drafter_of(t, arch=arch), tokens, block, phase)
+    trained, steps = forward_parity.both(t, drafter_of(t, arch=arch), tokens, block, phase)
     assert worst(steps, trained) < NOISE
     assert (float(steps.std(-1).min()) < 1e-9) is (block > 3), (
         "beyond the last head, and only there, q is uniform"
@@ -69,16 +69,16 @@ def test_the_comparison_sees_a_hidden_state_of_the_root(
     name: str, arch: Arch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heads that read position s instead of s − 1, where decoding has no hidden state yet, are told apart."""
-    stock: Callable[..., Batch] = forwards.batch_of
+    stock: Callable[..., Batch] = forward_parity.batch_of
 
     def shifted(*arguments: object) -> Batch:
         batch = stock(*arguments)
         batch.hidden[LAST] = batch.hidden[LAST].roll(-1, 1)
         return batch
 
-    monkeypatch.setattr(forwards, "batch_of", shifted)
+    monkeypatch.setattr(forward_parity, "batch_of", shifted)
     t, tokens = target(name), np.stack(texts([15], np.random.default_rng(0)))
-    assert forwards.apart(t, drafter_of(t, arch=arch), tokens, 3, 1) > 1e-3
+    assert forward_parity.apart(t, drafter_of(t, arch=arch), tokens, 3, 1) > 1e-3
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
@@ -159,7 +159,7 @@ def test_every_policy_ends_with_the_last_head(policy: str) -> None:
 def test_the_loss_is_that_of_each_learnt_token_and_head(kind: str, arch: Arch) -> None:
     t = target("llama")
     drafter = drafter_of(t, loss=kind, arch=arch)
-    batch = forwards.batch_of(t, drafter, np.stack(texts([9, 9], np.random.default_rng(3))))
+    batch = forward_parity.batch_of(t, drafter, np.stack(texts([9, 9], np.random.default_rng(3))))
     learn = torch.tensor(
         [[0, 1, 1, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 0, 0, 1]], dtype=torch.bool
     )
@@ -195,7 +195,7 @@ def forwards_of(drafter: HydraDrafter, batch: Batch, head: int) -> Tensor:
 def test_training_touches_no_target_and_every_head(arch: Arch) -> None:
     t = target("llama")
     drafter = drafter_of(t, arch=arch)
-    batch = forwards.batch_of(t, drafter, np.stack(texts([9], np.random.default_rng(0))))
+    batch = forward_parity.batch_of(t, drafter, np.stack(texts([9], np.random.default_rng(0))))
     t.decoder.model.zero_grad()
     drafter.loss(batch).backward()
     assert all(p.grad is not None and p.grad.any() for p in drafter.model.parameters())

@@ -24,10 +24,10 @@ from huggingface_hub import HfApi
 
 from architectures import target as tiny
 from conftest import Silent
-from draftree.boundary import files
 from draftree.cli import terminal
 from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.vdm import VDM
+from draftree.utils import files
 from folders import target_folder
 from test_interrupted import begun, everything, run
 from test_targets import write_gguf

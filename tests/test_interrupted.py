@@ -30,22 +30,22 @@ import torch
 from accelerate.state import AcceleratorState, PartialState
 from safetensors.torch import save_file
 
-from draftree.boundary import files, interruption
 from draftree.cli import app
 from draftree.costs import probe
 from draftree.costs.curves import Costs, CostTable
 from draftree.data.samples import Sample
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
-from draftree.evaluation import cells, journal
-from draftree.models.target import Target
+from draftree.evaluation import grid, resume
+from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.training import regenerate
-from draftree.training.features import Shards
-from draftree.training.processes import Processes
-from draftree.training.state import LOG, STATE
+from draftree.training.distributed import Processes
+from draftree.training.feature_cache import Shards
+from draftree.training.resume import LOG, STATE
 from draftree.training.trainer import Plan, train
-from draftree.tuning._trees import Collected
+from draftree.tuning._tree_dataset import Collected
+from draftree.utils import files, signals
 from folders import target_folder
 
 SIGNALS = [signal.SIGTERM, signal.SIGHUP, signal.SIGINT, signal.SIGKILL]
@@ -90,7 +90,7 @@ COMMANDS = {
     "export": ["export", "eagle", "--format", "eagle", "--out", "OUT/exported"],
 }  # fmt: skip
 GOES_ON = [name for name in COMMANDS if name != "export"]
-WRITERS = {"train": (torch, "save"), "regenerate": (regenerate, "append"), "bench": (journal, "append"),
+WRITERS = {"train": (torch, "save"), "regenerate": (regenerate, "append"), "bench": (resume, "append"),
            "datastore": (np, "save")}  # fmt: skip
 """What writes the state that a command goes on from."""
 
@@ -135,7 +135,7 @@ def _command(
 ) -> NoReturn:
     status = 70
     try:
-        for number in interruption.ENDING:
+        for number in signals.ENDING:
             signal.signal(number, signal.SIG_DFL)
         os.chdir(home)
         AcceleratorState._reset_state(True)
@@ -149,7 +149,7 @@ def _command(
                 status = int(end.code or 0)
             except BaseException:
                 traceback.print_exc()
-            for number in interruption.ENDING:
+            for number in signals.ENDING:
                 signal.signal(number, signal.SIG_IGN)  # the command has ended
             probe._ONE_AT_A_TIME.shutdown()  # as the end of an interpreter does, which a fork does not reach
     finally:
@@ -432,9 +432,9 @@ def test_a_signal_while_handlers_are_set_or_reset_is_one_line(
     @contextmanager
     def raised() -> Iterator[list[int]]:
         if entering:
-            raise interruption.Interrupted(signal.SIGHUP)
+            raise signals.Interrupted(signal.SIGHUP)
         yield []
-        raise interruption.Interrupted(signal.SIGHUP)
+        raise signals.Interrupted(signal.SIGHUP)
 
     monkeypatch.setattr(app, "raised", raised)
     status, _, err = draftree("--version")
@@ -657,17 +657,17 @@ def test_kept_trees_that_are_broken_are_told_in_a_line(spoilt: bytes, tmp_path: 
     "rest", ["\udcff\udc80", "[" * 100_000, "null", "[[1], 2]", '{"a": 1}'], ids=range(5)
 )
 def test_a_journal_is_read_up_to_what_is_broken(rest: str, tmp_path: Path) -> None:
-    cell = cells.Cell(None, None, 0.0)
-    done = {cell: cells.PromptResult([1, 2], [])}
-    kept = journal.Journal(tmp_path / "j", {"run": 1})
+    cell = grid.Cell(None, None, 0.0)
+    done = {cell: grid.PromptResult([1, 2], [])}
+    kept = resume.Journal(tmp_path / "j", {"run": 1})
     assert kept.read([cell]) == []
     kept.add(done)
     with kept.path.open("a", encoding="utf-8", errors="surrogateescape") as file:
         file.write(rest + "\n")
-    again = journal.Journal(tmp_path / "j", {"run": 1})
+    again = resume.Journal(tmp_path / "j", {"run": 1})
     assert again.read([cell]) == [done]
     again.add(done)
-    assert journal.Journal(tmp_path / "j", {"run": 1}).read([cell]) == [done, done]
+    assert resume.Journal(tmp_path / "j", {"run": 1}).read([cell]) == [done, done]
 
 
 def test_a_signal_in_the_last_step_ends_nothing_that_is_not_done(tmp_path: Path) -> None:
@@ -690,10 +690,10 @@ def test_other_threads_train_without_signals(tmp_path: Path) -> None:
 def test_signals_that_are_ignored_stay_so() -> None:
     before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
     try:
-        with interruption.raised() as came:
+        with signals.raised() as came:
             os.kill(os.getpid(), signal.SIGHUP)
             assert came == []
-            with pytest.raises(interruption.Interrupted):
+            with pytest.raises(signals.Interrupted):
                 os.kill(os.getpid(), signal.SIGTERM)
             assert came == [signal.SIGTERM]
     finally:

@@ -14,8 +14,8 @@ from torch import nn
 from draftree import Request, Target
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
-from draftree.models import kernel_linear
-from draftree.models.kernel_linear import (
+from draftree.models import packed_linear
+from draftree.models.packed_linear import (
     KernelLinear,
     Packed,
     faster,
@@ -95,7 +95,7 @@ def test_the_faster_kernel_is_taken_and_remembered(
         calls.append(len(works))
         return own, ours
 
-    monkeypatch.setattr(kernel_linear, "interleaved", interleaved)
+    monkeypatch.setattr(packed_linear, "interleaved", interleaved)
     for _ in range(2):
         model = nn.Sequential(copy.deepcopy(big), small, copy.deepcopy(big))
         use_kernels(model)

@@ -11,11 +11,13 @@ from transformers.models.llama.modeling_llama import LlamaMLP, LlamaRMSNorm
 from architectures import fresh
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.kernel_modules import replace_modules, replaced_kinds
-from draftree.native import dense
-from draftree.native.dense import DTYPES
+from draftree.models.fused_modules import replace_modules, replaced_kinds
+from draftree.native import transformer_kernels
+from draftree.native.transformer_kernels import DTYPES
 
-pytestmark = pytest.mark.skipif(dense.core is None, reason="there are no native kernels")
+pytestmark = pytest.mark.skipif(
+    transformer_kernels.core is None, reason="there are no native kernels"
+)
 WIDTHS = (1, 2, 3, 7, 16, 33)
 
 
@@ -79,7 +81,7 @@ def test_a_gate_keeps_bits_wherever_a_number_lies() -> None:
         x[:4] = torch.tensor([200.0, -200.0, float("inf"), 0.0])
 
         def gated(start: int, end: int, x: Tensor = x, y: Tensor = y) -> Tensor:
-            return dense.swiglu(x[start:end].clone(), y[start:end].clone())
+            return transformer_kernels.swiglu(x[start:end].clone(), y[start:end].clone())
 
         whole, wanted = gated(0, 2000), nn.functional.silu(x) * y
         torch.testing.assert_close(whole, wanted, rtol=2 * torch.finfo(dtype).eps, atol=1e-6)

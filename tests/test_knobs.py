@@ -5,8 +5,8 @@ from typing import Any, Literal
 
 import pytest
 
-from draftree.boundary.knobs import LARGEST, Knobs, Part, knob, parsed
 from draftree.errors import UnknownName, UserError
+from draftree.utils.validated_dataclass import LARGEST, Knobs, Part, knob, parsed
 
 
 @dataclass(frozen=True)

@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.kernels.largest import likeliest
-from draftree.kernels.laying import laid, unfed
+from draftree.kernels.topk import likeliest
+from draftree.kernels.tree_layout import laid, unfed
 from draftree.tree import Candidates, Drafted, Tree
 
 

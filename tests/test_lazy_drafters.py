@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from architectures import target
 from draftree.drafters import hydra
 from draftree.drafters.base import Drafter, Trainable
-from draftree.drafters.neural import pairs
-from draftree.models.target import Target
+from draftree.drafters.neural import feature_drafter
 from draftree.registry import part
-from draftree.sampling import drawing
-from draftree.sampling.drawing import Drawing
+from draftree.sampling import draft_sampling
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Target
 from draftree.tree import Ints, Tree
 from forests import NOISE, attach, grown, random_forest, some_verdict, texts, worst
 
@@ -193,7 +193,7 @@ def test_a_long_wait_is_read_in_parts(
     text = waiting(method)
     tree = text.bush()
     whole = text.drafts(tree, layers_of(tree))
-    monkeypatch.setattr(hydra if method == "hydra" else pairs, "CHUNK", 3)
+    monkeypatch.setattr(hydra if method == "hydra" else feature_drafter, "CHUNK", 3)
     with passes(text.drafter) as found:
         parts = text.drafts(tree, layers_of(tree))
     assert found["passes"] == reading
@@ -207,9 +207,9 @@ def test_of_a_long_wait_a_single_layer_makes_keys_and_values_alone(
 ) -> None:
     text = waiting(method)
     tree = text.bush()
-    monkeypatch.setattr(pairs, "FEW", 100)
+    monkeypatch.setattr(feature_drafter, "FEW", 100)
     along = text.drafts(tree, layers_of(tree))
-    monkeypatch.setattr(pairs, "FEW", 8)
+    monkeypatch.setattr(feature_drafter, "FEW", 8)
     with passes(text.drafter) as found:
         stored = text.drafts(tree, layers_of(tree))
     assert found["passes"] == 3, "the layer ran to its end for the tree alone"
@@ -303,7 +303,7 @@ def transfers(monkeypatch: pytest.MonkeyPatch) -> Counter[str]:
 def test_a_draft_step_takes_one_transfer(
     method: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawing, "on_host", lambda values: False)
+    monkeypatch.setattr(draft_sampling, "on_host", lambda values: False)
     t = target("llama")
     text = Text(t, drafter_of(method, t), [6, 4][:rows])
     text.bare(range(rows))

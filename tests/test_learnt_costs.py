@@ -25,10 +25,10 @@ from draftree.drafters.pld import PLD
 from draftree.engine import Engine
 from draftree.evaluation.bench import priced
 from draftree.measure_costs import settled_costs
-from draftree.models.target import Target
 from draftree.policies.yield_ import Yield
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing import tiny_target
 from draftree.testing.conformance import RandomCosts
 
@@ -501,7 +501,7 @@ def test_engines_of_one_process_share_what_they_learn(target: Target) -> None:
 
 
 def test_nothing_is_measured_before_a_text(target: Target, monkeypatch: pytest.MonkeyPatch) -> None:
-    for place in ("draftree.measure_costs.measure", "draftree.boundary.machine.interleaved"):
+    for place in ("draftree.measure_costs.measure", "draftree.utils.hardware.interleaved"):
         monkeypatch.setattr(place, lambda *args, **kwargs: pytest.fail("costs were measured"))
     engine = Engine(target, PLD().open(target), Yield())
     for batch in (1, 2, 3, 5):

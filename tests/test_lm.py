@@ -16,14 +16,14 @@ from transformers import (
 )
 
 from draftree.drafters.lm import LM, LMDrafter
-from draftree.drafters.neural.vocabulary import Shared
+from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.testing import Case, Suite, cases
 from draftree.testing.conformance import COSTS
 from draftree.tree import Drafted

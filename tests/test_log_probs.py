@@ -7,7 +7,7 @@ from torch import Tensor
 
 from draftree import native
 from draftree.kernels.log_probs import log_softmax, reads, top_of
-from draftree.sampling.drawing import Drawing, drawn
+from draftree.sampling.draft_sampling import Drawing, drawn
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
 DTYPES = [torch.float32, torch.bfloat16]

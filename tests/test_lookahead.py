@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 from transformers import GPT2Config, GPT2LMHeadModel
 
 from draftree.acceptors.greedy import Greedy
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.drafters.lookahead import (
     Guesses,
@@ -28,13 +29,12 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.loop import Parts, decode
 from draftree.models.decoder import Decoder
-from draftree.models.target import Needs, Taps, Target
 from draftree.policies.base import Expand, Policy
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
 from draftree.request import Request
-from draftree.rows import Rows
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs, Taps, Target
 from draftree.testing import random_table, table_target, tiny_target
 from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 

@@ -15,11 +15,11 @@ from draftree.acceptors.rejection import Rejection
 from draftree.costs.curves import Costs
 from draftree.engine import Engine
 from draftree.errors import UserError
+from draftree.metrics import Work
 from draftree.policies.base import Expand, Policy, append
 from draftree.registry import check_exact
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
-from draftree.stats import Work
+from draftree.sampling.params import Sampling
 from draftree.testing.fakes import Always, tiny_target
 from draftree.tree import Candidates, Draw, Room, Tree, Verdict
 from test_exactness import ASKED, FAR, Asking, distance, law, tabled, wanted

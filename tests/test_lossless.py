@@ -15,21 +15,21 @@ from torch import Tensor
 from draftree.acceptors.base import Acceptor, proposal, ratio, residual, walk
 from draftree.acceptors.match import Match
 from draftree.data.prompts import encode, question
-from draftree.doctor.cases import Case, cases
-from draftree.doctor.findings import Finding
+from draftree.doctor.finding import Finding
 from draftree.doctor.lossless import LEVEL, Extent, examine, prompts
-from draftree.doctor.noise import Heard, Noise, behind, distances, noise, shifts
-from draftree.doctor.verdicts import Report
+from draftree.doctor.lossless_cases import Case, cases
+from draftree.doctor.lossless_report import Report
+from draftree.doctor.numerical_noise import Heard, Noise, behind, distances, noise, shifts
 from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.cache import SlotCache
-from draftree.models.target import Target
+from draftree.models.kv_cache import SlotCache
 from draftree.policies.chain import Chain
 from draftree.request import Request, Scores
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.noise import Chance, Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.keyed_noise import Chance, Keyed
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Draw, Tree, Verdict
 

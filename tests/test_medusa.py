@@ -14,19 +14,19 @@ from torch.nn.functional import cross_entropy, silu
 from architectures import VOCAB, target
 from drafting import after_all, prefix_difference
 from draftree.costs.curves import Costs
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.drafters.base import Batch
 from draftree.drafters.medusa import Medusa, MedusaDrafter
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.formats.medusa import FILE, from_vllm, to_vllm
-from draftree.models.target import Needs, Target
 from draftree.policies.vct import VCT
 from draftree.registry import build, names
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
-from draftree.sampling.noise import Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
+from draftree.target.target import Needs, Target
 from draftree.tree import Candidates, Draw, Tree
 from forests import NOISE, attach, texts, worst
 
@@ -55,7 +55,7 @@ def test_the_training_forward_is_the_decoding_forward(
     name: str, rows: int, block: int, phase: int
 ) -> None:
     t, tokens = target(name), np.stack(texts([17] * rows, np.random.default_rng(block)))
-    trained, steps = forwards.both(t, drafter_of(t, layers=2), tokens, block, phase)
+    trained, steps = forward_parity.both(t, drafter_of(t, layers=2), tokens, block, phase)
     assert worst(steps, trained) < NOISE
     assert (float(steps.std(-1).min()) < 1e-9) is (block > 4), (
         "beyond the last head, and only there, q is uniform"
@@ -67,16 +67,16 @@ def test_the_comparison_sees_a_hidden_state_of_the_root(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Heads that read position s instead of s − 1, where decoding has no hidden state yet, are told apart."""
-    stock: Callable[..., Batch] = forwards.batch_of
+    stock: Callable[..., Batch] = forward_parity.batch_of
 
     def shifted(*arguments: object) -> Batch:
         batch = stock(*arguments)
         batch.hidden[LAST] = batch.hidden[LAST].roll(-1, 1)
         return batch
 
-    monkeypatch.setattr(forwards, "batch_of", shifted)
+    monkeypatch.setattr(forward_parity, "batch_of", shifted)
     t, tokens = target(name), np.stack(texts([17], np.random.default_rng(0)))
-    assert forwards.apart(t, drafter_of(t), tokens, 4, 1) > 1e-3
+    assert forward_parity.apart(t, drafter_of(t), tokens, 4, 1) > 1e-3
 
 
 def test_a_fresh_head_is_the_lm_head_behind_a_small_step() -> None:
@@ -177,7 +177,7 @@ def test_the_loss_is_that_of_each_learnt_token_and_head(distil: float) -> None:
     t = target("llama")
     drafter = drafter_of(t, heads=3, decay=0.7, distil=distil)
     tokens = np.stack(texts([9, 9], np.random.default_rng(3)))
-    batch = forwards.batch_of(t, drafter, tokens)
+    batch = forward_parity.batch_of(t, drafter, tokens)
     learn = torch.tensor(
         [[0, 1, 1, 0, 0, 1, 1, 1, 0], [0, 0, 0, 0, 1, 1, 0, 0, 1]], dtype=torch.bool
     )
@@ -202,7 +202,7 @@ def only(batch: Batch) -> Callable[[Tensor], Tensor]:
 def test_training_touches_no_target_and_every_head() -> None:
     t = target("llama")
     drafter = drafter_of(t)
-    batch = forwards.batch_of(t, drafter, np.stack(texts([9], np.random.default_rng(0))))
+    batch = forward_parity.batch_of(t, drafter, np.stack(texts([9], np.random.default_rng(0))))
     t.decoder.model.zero_grad()
     drafter.loss(batch).backward()
     assert all(p.grad is not None and p.grad.any() for p in drafter.model.parameters())

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.boundary.machine import ARENAS, CACHES
-from draftree.models.kernel_linear import packable
+from draftree.models.packed_linear import packable
+from draftree.utils.hardware import ARENAS, CACHES
 
 SHAPES = """
 import json, os, torch
-from draftree.boundary.machine import bound_memory, return_memory
-from draftree.models.kernel_linear import Packed
+from draftree.utils.hardware import bound_memory, return_memory
+from draftree.models.packed_linear import Packed
 
 bound_memory()
 layer, found = Packed(torch.zeros(16, 16)), []
@@ -29,7 +29,7 @@ print(json.dumps(found))
 """
 THREADS = """
 import ctypes, json, sys, tempfile, threading
-from draftree.boundary.machine import bound_memory
+from draftree.utils.hardware import bound_memory
 
 if sys.argv[1] == "bound":
     bound_memory()

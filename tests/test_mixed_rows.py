@@ -4,14 +4,14 @@ import numpy as np
 import pytest
 
 from draftree.acceptors.rejection import Rejection
+from draftree.batch import Rows
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT
 from draftree.registry import part
 from draftree.request import Request
-from draftree.rows import Rows
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
 from draftree.testing import tiny_target
 
 SAMPLINGS = (

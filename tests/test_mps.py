@@ -14,7 +14,7 @@ from draftree.drafters.eagle3 import EAGLE3
 from draftree.drafters.edd import EDD
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.pld import PLD
-from draftree.models.attention import attending
+from draftree.target.attention_strength import attending
 from draftree.testing import tiny_target
 
 METHODS: dict[str, Method] = {

@@ -14,17 +14,17 @@ from transformers.cache_utils import MtpCache
 from transformers.modeling_layers import MtpModel
 
 from draftree.acceptors.greedy import Greedy
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.drafters.mtp import MTP, WAYS, MTPNet, beside, fused, split
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Target
 from draftree.tree import Tree
 from forests import worst
 from hybrids import hybrid
@@ -69,7 +69,7 @@ def test_the_layer_a_checkpoint_carries(deepseek: Path, tmp_path: Path) -> None:
     drafter = build("drafter", str(deepseek)).open(target)
     assert isinstance(drafter.knobs, MTP)
     tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
-    assert forwards.apart(target, drafter, tokens, 4, 1) < PRECISION
+    assert forward_parity.apart(target, drafter, tokens, 4, 1) < PRECISION
     engine = Engine(target, drafter, Chain(length=3), Greedy())
     request = Request([5, 6, 7, 8], 12, frozenset())
     assert engine.write([request]).tokens == engine.plain([request]).tokens
@@ -201,12 +201,12 @@ def test_published_layers_are_transformers_own(names: str, count: int, tmp_path:
             out.append(model.lm_head(states).log_softmax(-1))
             states = states[:, :-1]
     for phase in range(count):
-        ours = forwards.both(target, drafter, tokens, count, phase)[0]
+        ours = forward_parity.both(target, drafter, tokens, count, phase)[0]
         for i in range(ours.shape[1]):
             place = 9 - ours.shape[1] + i
             level = (place + phase) % count
             assert worst(ours[:, i], out[level][:, place - 1 - level]) < 1e-3
-    assert forwards.apart(target, drafter, tokens, 4, 1) < PRECISION
+    assert forward_parity.apart(target, drafter, tokens, 4, 1) < PRECISION
 
 
 def test_of_several_layers_behind_the_last_the_first_may_be_taken(
@@ -311,10 +311,10 @@ def test_the_head_beside_a_qwen(qwen: Path, tmp_path: Path, first: str, fed: str
         "mtp.norm.weight",
     }
     tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
-    assert forwards.apart(target, drafter, tokens, 4, 1) < PRECISION
+    assert forward_parity.apart(target, drafter, tokens, 4, 1) < PRECISION
     usual: Any = build("drafter", f"mtp:checkpoint={qwen},first=normed,fed=raw").open(target)
     same = torch.allclose(
-        *(forwards.decoded(target, d, tokens, 4, 1) for d in (usual, drafter)), atol=1e-3
+        *(forward_parity.decoded(target, d, tokens, 4, 1) for d in (usual, drafter)), atol=1e-3
     )
     assert same == ((first, fed) == ("normed", "raw"))
     engine = Engine(target, drafter, Chain(length=3), Greedy())
@@ -347,7 +347,7 @@ def test_layers_of_a_qwens_layout(qwen: Path, tmp_path: Path, count: int) -> Non
     drafter = build("drafter", f"mtp:checkpoint={tmp_path},first=normed,fed=raw").open(target)
     tokens = np.random.default_rng(0).integers(3, 61, (2, 15))
     for block, phase in ((5, 1), (4, 3)):
-        assert forwards.apart(target, drafter, tokens, block, phase) < PRECISION
+        assert forward_parity.apart(target, drafter, tokens, block, phase) < PRECISION
     prompts = [[5, 6, 7, 8], [9], list(range(10, 31))]
     requests = [Request(p, 12, frozenset(), number=i) for i, p in enumerate(prompts)]
     engine = Engine(target, drafter, EAGLE2(nodes=8, depth=4, width=2), Greedy())

@@ -11,11 +11,13 @@ import pytest
 import torch
 from torch import Tensor
 
-from draftree.models.exact_attention import _in_float64, _native
-from draftree.native import dense
+from draftree.models.invariant_attention import _in_float64, _native
+from draftree.native import transformer_kernels
 
-pytestmark = pytest.mark.skipif(dense.core is None, reason="the native kernels were not built")
-DTYPES = dense.DTYPES
+pytestmark = pytest.mark.skipif(
+    transformer_kernels.core is None, reason="the native kernels were not built"
+)
+DTYPES = transformer_kernels.DTYPES
 UNIT = torch.finfo(torch.float32).eps / 2
 
 
@@ -24,8 +26,12 @@ def drawn(seed: int, *shape: int, dtype: torch.dtype = torch.float32) -> Tensor:
 
 
 def layer_of(packed: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> Any:
-    return dense.core.Linear(
-        dense.address(packed), dense.address(bias), weight.shape[1], weight.shape[0], code
+    return transformer_kernels.core.Linear(
+        transformer_kernels.address(packed),
+        transformer_kernels.address(bias),
+        weight.shape[1],
+        weight.shape[0],
+        code,
     )
 
 
@@ -39,9 +45,11 @@ def test_linear_with_every_tail(variant: str, dtype: torch.dtype, outputs: int) 
             drawn(2, outputs, dtype=dtype),
             drawn(3, 41, inputs, dtype=dtype),
         )
-        packed = dense.pack(weight)
+        packed = transformer_kernels.pack(weight)
         for added in (None, bias):
-            made = dense.linear(layer_of(packed, weight, added, dense.code_of(dtype)), rows)
+            made = transformer_kernels.linear(
+                layer_of(packed, weight, added, transformer_kernels.code_of(dtype)), rows
+            )
             wanted = torch.nn.functional.linear(
                 rows.double(), weight.double(), None if added is None else added.double()
             )
@@ -64,14 +72,14 @@ def test_a_token_has_the_same_bits_at_every_width(
     weight, rows = drawn(1, 80, 96, dtype=dtype), drawn(2, 300, 96, dtype=dtype)
     if four:
         numbers, scales = torch.randint(0, 16, (80, 96)), drawn(3, 3, 80, 2, dtype=torch.bfloat16)
-        packed, code = dense.pack_int4(numbers, scales), dense.INT4
+        packed, code = transformer_kernels.pack_int4(numbers, scales), transformer_kernels.INT4
     else:
-        packed, code = dense.pack(weight), dense.code_of(dtype)
+        packed, code = transformer_kernels.pack(weight), transformer_kernels.code_of(dtype)
     layer = layer_of(packed, weight, None, code)
-    whole = dense.linear(layer, rows)
+    whole = transformer_kernels.linear(layer, rows)
     for n in range(1, 20):
-        assert torch.equal(dense.linear(layer, rows[:n]), whole[:n])
-        assert torch.equal(dense.linear(layer, rows[300 - n :]), whole[300 - n :])
+        assert torch.equal(transformer_kernels.linear(layer, rows[:n]), whole[:n])
+        assert torch.equal(transformer_kernels.linear(layer, rows[300 - n :]), whole[300 - n :])
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -83,8 +91,10 @@ def test_four_bits(variant: str, dtype: torch.dtype, outputs: int) -> None:
         drawn(1, 3, outputs, 2, dtype=torch.bfloat16),
     )
     rows = drawn(2, 11, 96, dtype=dtype)
-    packed = dense.pack_int4(numbers, scales)
-    made = dense.linear(layer_of(packed, numbers, None, dense.INT4), rows)
+    packed = transformer_kernels.pack_int4(numbers, scales)
+    made = transformer_kernels.linear(
+        layer_of(packed, numbers, None, transformer_kernels.INT4), rows
+    )
     step, middle = (scales[:, :, i].double().T.repeat_interleave(32, 1) for i in (0, 1))
     weight = step * (numbers - 8) + middle
     groups = rows.double().unflatten(1, (3, 32))
@@ -112,18 +122,18 @@ def test_norms_gates_and_rotations(variant: str, dtype: torch.dtype, width: int)
         torch.finfo(dtype).tiny * eps
     )  # results below the normal numbers are rounded to multiples of it
     bound = (1.1 * eps + single) * exact.abs() + smallest * (1 + weight.abs())
-    assert ((dense.rms_norm(x, weight, 1e-5) - exact).abs() <= bound).all()
+    assert ((transformer_kernels.rms_norm(x, weight, 1e-5) - exact).abs() <= bound).all()
     up = drawn(3, 5, width, dtype=dtype)
     exact = torch.nn.functional.silu(x.double()) * up.double()
     assert (
-        (dense.swiglu(x, up) - exact).abs()
+        (transformer_kernels.swiglu(x, up) - exact).abs()
         <= (1.1 * eps + single) * exact.abs() + smallest * (1 + up.abs())
     ).all()
     if width % 2 == 0:
         heads, angles = drawn(4, 5, 3, width, dtype=dtype), drawn(5, 2, 5, width, dtype=dtype)
         turned = torch.cat((-heads[..., width // 2 :], heads[..., : width // 2]), -1)
         wanted = heads * angles[0][:, None] + turned * angles[1][:, None]
-        assert torch.equal(dense.rotate(heads, *angles), wanted)
+        assert torch.equal(transformer_kernels.rotate(heads, *angles), wanted)
 
 
 def test_special_numbers_of_float16(variant: str) -> None:
@@ -132,9 +142,10 @@ def test_special_numbers_of_float16(variant: str) -> None:
     finite = numbers[numbers.isfinite()]
     for value in (1.0, 2.0):
         weight = torch.full((1, 1), value, dtype=torch.float16)
-        packed = dense.pack(weight)
-        made = dense.linear(
-            layer_of(packed, weight, None, dense.code_of(torch.float16)), finite[:, None]
+        packed = transformer_kernels.pack(weight)
+        made = transformer_kernels.linear(
+            layer_of(packed, weight, None, transformer_kernels.code_of(torch.float16)),
+            finite[:, None],
         )[:, 0]
         assert torch.equal(made, finite * value)
 

@@ -8,32 +8,32 @@ import pytest
 
 from draftree import native
 from draftree.kernels import (
-    classifying,
-    entropies,
-    forest,
-    fusing,
-    growing,
-    largest,
-    laying,
-    learning,
+    entropy,
     log_probs,
+    logistic,
+    merge_candidates,
+    mlp,
     philox,
-    verification,
+    topk,
+    tree_growth,
+    tree_layout,
+    tree_ops,
+    tree_verification,
 )
 
 pytestmark = pytest.mark.skipif(native.core is None, reason="the native kernels were not built")
 MODULES = (
-    classifying,
-    entropies,
-    forest,
-    fusing,
-    growing,
-    largest,
-    laying,
-    learning,
+    mlp,
+    entropy,
+    tree_ops,
+    merge_candidates,
+    tree_growth,
+    topk,
+    tree_layout,
+    logistic,
     log_probs,
     philox,
-    verification,
+    tree_verification,
 )
 SEEDS = range(40)
 Arguments = tuple[Any, ...]
@@ -483,5 +483,5 @@ def test_all_loops_of_trees_are_checked() -> None:
 def test_an_argument_of_another_type_is_refused_and_one_with_other_strides_is_read() -> None:
     score = np.arange(10.0)
     with pytest.raises(TypeError):
-        growing.falling(score.astype(np.float32))
-    assert growing.falling(score[::2]).tolist() == [4, 3, 2, 1, 0]
+        tree_growth.falling(score.astype(np.float32))
+    assert tree_growth.falling(score[::2]).tolist() == [4, 3, 2, 1, 0]

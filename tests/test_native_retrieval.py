@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from draftree.drafters.lookup.adaptation import Adapted, Increments, Weighting
-from draftree.drafters.lookup.ngram_build import GramSettings, grams_of
-from draftree.drafters.lookup.ngrams import Grams
-from draftree.drafters.lookup.suffix_array import PrefixTree, joined, suffix_array
-from draftree.drafters.lookup.suffix_tree import Limits, Outputs
+from draftree.drafters.retrieval.adaptive_ngrams import Adapted, Increments, Weighting
+from draftree.drafters.retrieval.ngram_build import GramSettings, grams_of
+from draftree.drafters.retrieval.ngram_table import Grams
+from draftree.drafters.retrieval.suffix_array import PrefixTree, joined, suffix_array
+from draftree.drafters.retrieval.suffix_tree import Limits, Outputs
 from draftree.native import REFERENCES, core
 from draftree.tree import MAX_NODES
 
@@ -26,7 +26,7 @@ SUFFIX_LIMITS = st.builds(
     st.sampled_from([0.0, 0.1, 0.3]),
     st.integers(1, 9),
 )
-for module in ("drafters.lookup.suffix_nodes", "policies.mcts"):
+for module in ("drafters.retrieval.suffix_expand", "policies.mcts"):
     import_module(f"draftree.{module}")  # enters its functions in REFERENCES
 
 

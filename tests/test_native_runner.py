@@ -22,28 +22,30 @@ from draftree.cli.app import main
 from draftree.engine import load, plain
 from draftree.errors import UserError
 from draftree.evaluation.provenance import provenance
-from draftree.models import kernel_choice
-from draftree.models.cache import SlotCache
+from draftree.models.batch_invariant import parting
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.four_bits import round_to_four_bits
+from draftree.models.fused_modules import accelerate, layer_kinds
 from draftree.models.hf_runner import UNNORMED
-from draftree.models.kernel_choice import choose_kernels
-from draftree.models.kernel_modules import accelerate, layer_kinds
+from draftree.models.int4_linear import round_to_four_bits
+from draftree.models.kv_cache import SlotCache
 from draftree.models.load_options import Loading
 from draftree.models.native_layers import NativeLayer, agrees, fits
 from draftree.models.native_linear import NativeLinear, can_pack
 from draftree.models.native_runner import NativeRunner
 from draftree.models.runner import ModelOutput, Outputs
-from draftree.models.stable import parting
-from draftree.native import dense
+from draftree.native import transformer_kernels
 from draftree.registry import build
+from draftree.target import kernel_choice
+from draftree.target.kernel_choice import choose_kernels
 from draftree.testing import Case, Suite
 from draftree.testing.conformance import cases
 from draftree.testing.fakes import tiny_target
 from folders import resident
 
-pytestmark = pytest.mark.skipif(dense.core is None, reason="there are no native kernels")
+pytestmark = pytest.mark.skipif(
+    transformer_kernels.core is None, reason="there are no native kernels"
+)
 DTYPES = (torch.float32, torch.bfloat16)
 SIZES = {"vocab_size": 71, "hidden_size": 96, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 6,
          "num_key_value_heads": 2, "head_dim": 32, "max_position_embeddings": 128, "eos_token_id": 2,
@@ -330,15 +332,15 @@ def test_threads_change_no_bit(threads: int) -> None:
 @pytest.mark.parametrize("threads", [1, 2, 5])
 def test_threads_of_our_own_give_the_same(threads: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """They compute where torch brings another OpenMP than GNU's."""
-    monkeypatch.setattr(dense, "thread_count", lambda: threads)
+    monkeypatch.setattr(transformer_kernels, "thread_count", lambda: threads)
     linear, rows = NativeLinear(torch.randn(640, 32)), torch.randn(300, 32)
     wanted = linear(rows)
-    dense.core.use_openmp(0, 0, 0)
+    transformer_kernels.core.use_openmp(0, 0, 0)
     try:
         for _ in range(20):
             assert torch.equal(linear(rows), wanted)
     finally:
-        dense.share_torch_threads()
+        transformer_kernels.share_torch_threads()
 
 
 def test_transformers_own_generate_is_its_own() -> None:
@@ -402,7 +404,7 @@ def exchange(layer: NativeLayer, one: str, other: str) -> None:
 
 
 def copy_of(norm: Any) -> Any:
-    return dense.core.Norm(norm.weight, norm.epsilon)
+    return transformer_kernels.core.Norm(norm.weight, norm.epsilon)
 
 
 MISTAKES: dict[str, Callable[[NativeLayer], object]] = {

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftree.native import dense
+from draftree.native import transformer_kernels
 
 CHILD = """
 import os, signal, sys
@@ -34,7 +34,7 @@ sys.exit(abs(code))
 """
 
 
-@pytest.mark.skipif(dense.core is None, reason="the native kernels were not built")
+@pytest.mark.skipif(transformer_kernels.core is None, reason="the native kernels were not built")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 @pytest.mark.parametrize("threads", ["torch's", "own"])
 def test_a_forked_child_computes_with_threads_of_its_own(threads: str) -> None:
@@ -56,13 +56,13 @@ def group(folder: Path, limit: str) -> None:
 def test_the_smallest_quota_of_all_groups_around_counts(tmp_path: Path) -> None:
     group(tmp_path / "a" / "b", "max")
     group(tmp_path / "a", "150000")
-    assert dense.quota(tmp_path, "0::/a/b\n") == 1.5
+    assert transformer_kernels.quota(tmp_path, "0::/a/b\n") == 1.5
     group(tmp_path / "a" / "b", "50000")
-    assert dense.quota(tmp_path, "1:cpu:/elsewhere\n0::/a/b\n") == 0.5
-    assert dense.quota(tmp_path, "0::/\n") == math.inf
+    assert transformer_kernels.quota(tmp_path, "1:cpu:/elsewhere\n0::/a/b\n") == 0.5
+    assert transformer_kernels.quota(tmp_path, "0::/\n") == math.inf
     group(tmp_path, "300000")
-    assert dense.quota(tmp_path, "0::/missing\n") == 3
-    assert dense.quota(tmp_path, "") == 3
+    assert transformer_kernels.quota(tmp_path, "0::/missing\n") == 3
+    assert transformer_kernels.quota(tmp_path, "") == 3
 
 
 @pytest.mark.parametrize(("limit", "threads"), [(1.5, 2), (0.5, 1), (math.inf, 64)])
@@ -70,11 +70,11 @@ def test_threads_follow_the_quota(
     monkeypatch: pytest.MonkeyPatch, limit: float, threads: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(64)), raising=False)
-    monkeypatch.setattr(dense, "quota", lambda *_: limit)
+    monkeypatch.setattr(transformer_kernels, "quota", lambda *_: limit)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 64)
-    dense.processor_share.cache_clear()
-    assert dense.thread_count() == threads
-    dense.processor_share.cache_clear()
+    transformer_kernels.processor_share.cache_clear()
+    assert transformer_kernels.thread_count() == threads
+    transformer_kernels.processor_share.cache_clear()
 
 
 @pytest.mark.skipif(not hasattr(os, "sched_setaffinity"), reason="the system has no affinity masks")

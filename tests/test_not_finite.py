@@ -26,14 +26,14 @@ from draftree.drafters.lm import LMDrafter
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine
 from draftree.errors import DraftreeWarning, UserError
-from draftree.models.target import Target
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.registry import check_exact, names, part
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing, drawn
-from draftree.sampling.noise import Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing import TableDrafter, random_table
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Draw

@@ -10,11 +10,11 @@ import pytest
 
 from draftree import load
 from draftree.costs.curves import Costs, CostTable
-from draftree.evaluation.report import read
-from draftree.evaluation.tables import shown
-from draftree.models.target import Target
+from draftree.evaluation.result_rows import read
+from draftree.evaluation.text_tables import shown
 from draftree.registry import build
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Target
 from draftree.tree import Tree
 
 OLD = Path(__file__).parent / "old"

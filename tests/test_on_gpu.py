@@ -15,17 +15,17 @@ import torch
 
 import draftree
 from draftree.acceptors.match import Match
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
-from draftree.kernels.elementary import exp, log
+from draftree.kernels.log_exp import exp, log
 from draftree.kernels.philox import WORD, gumbel, gumbel_on_device
 from draftree.loop import Parts, State, admit, step
-from draftree.models.capture import Eager, Graphs
+from draftree.models.graph_capture import Eager, Graphs
 from draftree.registry import part
 from draftree.request import Request
-from draftree.rows import Rows
-from draftree.sampling.drawing import Drawing, drawn
-from draftree.sampling.noise import Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
 from draftree.testing import Case, Suite
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Draw

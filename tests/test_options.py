@@ -20,15 +20,15 @@ from transformers import (
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request
 from draftree.sampling.grammar import Constrained, Grammar
-from draftree.sampling.processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
+from draftree.sampling.logits_processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
+from draftree.target.target import Target
 from draftree.testing.fakes import Always, Sometimes, tiny_target
+from draftree.text.option_fields import Parameters
 from draftree.text.options import Options
-from draftree.text.parameters import Parameters
 from folders import target_folder
 
 

@@ -12,10 +12,10 @@ from draftree.costs.curves import Costs
 from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.evaluation import oracle
-from draftree.evaluation.recording import Recording, Text
+from draftree.evaluation.target_trace import Recording, Text
+from draftree.metrics import Stats, Step
 from draftree.policies.chain import Chain
 from draftree.request import Request
-from draftree.stats import Stats, Step
 from draftree.testing.fakes import Always, Never, Sometimes, tiny_target
 
 COSTS = Costs({1: 0.3}, {1: 1.0, 8: 2.0})

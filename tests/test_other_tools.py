@@ -15,7 +15,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer, GenerationConfig, 
 import draftree
 from draftree import Completion, Engine, load
 from draftree.aliases import INSTEAD, READERS, SAME
-from draftree.aliases.values import rewritten_loading
+from draftree.aliases.conversions import rewritten_loading
 from draftree.errors import DraftreeWarning
 from draftree.integrations import other_tools
 from draftree.policies.chain import Chain

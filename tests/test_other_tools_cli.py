@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import typer
 
-from draftree.aliases.flags import (
+from draftree.aliases.flag_hints import (
     COMMAND_WORDS,
     FILE_WORDS,
     FLAG_HINTS,
@@ -18,7 +18,7 @@ from draftree.aliases.flags import (
     WITHOUT_VALUE,
     WRITING,
 )
-from draftree.cli import rewriting
+from draftree.cli import argv_translation
 from draftree.cli.app import app
 from draftree.errors import UserError
 
@@ -152,7 +152,7 @@ def test_an_option_of_another_tool_is_ours(
         with pytest.raises(UserError):
             ctx.command.parse_args(ctx, split(typed))
     else:
-        assert [new for new, _ in rewriting.rewritten(ctx, split(typed))] == split(ours)
+        assert [new for new, _ in argv_translation.rewritten(ctx, split(typed))] == split(ours)
     assert capsys.readouterr().err == ""
 
 
@@ -173,7 +173,7 @@ def test_bench_and_train_have_their_own(group: Any) -> None:
         ("bench", "--model demo --output-json bench.json", "--target demo --out bench.json"),
     ):
         ctx = typer.Context(group.commands[command], parent=root, info_name=command)
-        assert [new for new, _ in rewriting.rewritten(ctx, split(typed))] == split(ours)
+        assert [new for new, _ in argv_translation.rewritten(ctx, split(typed))] == split(ours)
 
 
 @pytest.mark.parametrize("typed", NOTED)
@@ -181,7 +181,7 @@ def test_an_option_that_changes_no_text_is_left_out_with_a_note(
     ctx: Any, typed: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     ours, note = NOTED[typed]
-    assert [new for new, _ in rewriting.rewritten(ctx, split(typed))] == split(ours)
+    assert [new for new, _ in argv_translation.rewritten(ctx, split(typed))] == split(ours)
     err = capsys.readouterr().err
     assert note in err
     assert err.count("\n") == 1
@@ -192,7 +192,7 @@ def test_a_command_of_another_tool_is_ours(
     group: Any, monkeypatch: pytest.MonkeyPatch, typed: str
 ) -> None:
     monkeypatch.setattr(sys, "stdin", io.StringIO())
-    assert rewriting.command_line(
+    assert argv_translation.command_line(
         split(typed), group.commands, {"--version", "--help", "-h"}
     ) == split(COMMANDS[typed])
 
@@ -211,13 +211,15 @@ def test_in_a_terminal_a_model_without_a_prompt_talks(
         ("demo -p hi", "generate demo -p hi"),
         ("run demo --help", "generate demo --help"),
     ):
-        assert rewriting.command_line(split(typed), group.commands, {"--help"}) == split(ours)
+        assert argv_translation.command_line(split(typed), group.commands, {"--help"}) == split(
+            ours
+        )
 
 
 def test_threads_are_set_before_torch_is_loaded(ctx: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    assert [new for new, _ in rewriting.rewritten(ctx, ["--threads", "2", "hi"])] == ["hi"]
-    assert rewriting.os.environ["OMP_NUM_THREADS"] == "2"
+    assert [new for new, _ in argv_translation.rewritten(ctx, ["--threads", "2", "hi"])] == ["hi"]
+    assert argv_translation.os.environ["OMP_NUM_THREADS"] == "2"
 
 
 def test_what_words_stand_for_exists(group: Any) -> None:

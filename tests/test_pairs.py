@@ -9,13 +9,13 @@ import torch
 from architectures import build as build_model
 from architectures import fresh, rope, target
 from drafting import prefix_difference
-from draftree.doctor import forwards
-from draftree.drafters.neural.llama import Rotary, of_values
-from draftree.drafters.neural.pairs import PairDrafter
+from draftree.doctor import forward_parity
+from draftree.drafters.neural.feature_drafter import PairDrafter
+from draftree.drafters.neural.llama_modules import Rotary, of_values
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.registry import build, part
+from draftree.target.target import Target
 from draftree.tree import Ints
 from forests import NOISE, texts, worst
 
@@ -46,7 +46,7 @@ def test_the_training_forward_is_the_decoding_forward(
     method: str, name: str, rows: int, block: int, phase: int
 ) -> None:
     t = target(name)
-    trained, steps = forwards.both(
+    trained, steps = forward_parity.both(
         t, drafter_of(method, t), tokens_of(rows, 17, block), block, phase
     )
     assert worst(steps, trained) < 10 * NOISE
@@ -61,7 +61,7 @@ def test_the_comparison_sees_a_feature_off_by_one(
     stock = drafter._train_pass
     shifted = lambda tokens, features, *rest: stock(tokens, features.roll(1, dims=1), *rest)
     monkeypatch.setattr(drafter, "_train_pass", shifted)
-    assert forwards.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-3
+    assert forward_parity.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-3
 
 
 @pytest.mark.parametrize("method", LEVELS)
@@ -69,7 +69,7 @@ def test_every_aligned_pass_is_a_depth_of_decoding(method: str) -> None:
     """The j-th pass of training gives after each token what a block has at depth j."""
     t = target("llama")
     drafter = drafter_of(method, t)
-    batch = forwards.batch_of(t, drafter, tokens_of(2, 13, 5))
+    batch = forward_parity.batch_of(t, drafter, tokens_of(2, 13, 5))
     features = drafter.model.fuse(batch.hidden)
     with torch.no_grad():
         for j, (out, known) in enumerate(drafter.aligned(batch, features, 4)):
@@ -93,7 +93,7 @@ def test_the_loss_falls_and_gradients_reach_every_weight(method: str) -> None:
     torch.manual_seed(0)
     drafter = part("drafter", method)().fresh(t)
     drafter.model.double()
-    batch = forwards.batch_of(t, drafter, tokens_of(4, 12, 7))
+    batch = forward_parity.batch_of(t, drafter, tokens_of(4, 12, 7))
     weights = [p for p in drafter.model.parameters() if p.requires_grad]
     optimizer = torch.optim.Adam(weights, lr=3e-3)
     losses = []
@@ -120,7 +120,7 @@ def test_half_precision_trains_close_to_float32(
         t = Target(Decoder(fresh("llama").to(kind)), "half")
         torch.manual_seed(0)
         drafter = part("drafter", method)().fresh(t)
-        batch = forwards.batch_of(t, drafter, tokens_of(2, 12, 7))
+        batch = forward_parity.batch_of(t, drafter, tokens_of(2, 12, 7))
         with torch.autocast("cpu", torch.bfloat16, enabled=mixed):
             loss = drafter.loss(batch)
             with torch.no_grad():
@@ -139,7 +139,7 @@ def test_a_target_of_scaled_and_partial_rope(method: str) -> None:
     """Drafters of Llama's kind rotate whole keys, whatever share the target rotates."""
     scaled = rope("linear", factor=2.0, partial_rotary_factor=0.25)
     t = Target(Decoder(build_model("gpt_neox", {"hidden_act": "gelu", **scaled})), "scaled")
-    assert forwards.apart(t, drafter_of(method, t), tokens_of(2, 13, 3), 4, 1) < 10 * NOISE
+    assert forward_parity.apart(t, drafter_of(method, t), tokens_of(2, 13, 3), 4, 1) < 10 * NOISE
 
 
 def test_rotary_frequencies_lie_where_they_are_used() -> None:

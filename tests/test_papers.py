@@ -12,7 +12,7 @@ import pytest
 import typer
 
 from draftree.cli import app
-from draftree.evaluation.papers import CLAIMS, selected
+from draftree.evaluation.paper_recipes import CLAIMS, selected
 
 ROOT = Path(__file__).resolve().parents[1]
 SAVED = json.loads((ROOT / "benchmarks" / "results" / "papers.json").read_text("utf-8"))["rows"]

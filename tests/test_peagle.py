@@ -15,14 +15,14 @@ from architectures import target
 from drafting import after_all, prefix_difference
 from draftree.acceptors.greedy import Greedy
 from draftree.costs.curves import Costs
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.drafters.peagle import PEAGLE, PEAGLEDrafter, chosen
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.target import Target
 from draftree.policies.beam import Beam
 from draftree.registry import build, method_of
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.training.export import export
 from draftree.tree import Ints
 from forests import NOISE, texts, worst
@@ -52,7 +52,7 @@ def test_the_training_forward_is_the_decoding_forward(
     model: str, rows: int, block: int, phase: int, layers: int
 ) -> None:
     t = target(model)
-    trained, steps = forwards.both(
+    trained, steps = forward_parity.both(
         t, drafter_of(t, layers=layers), tokens_of(rows, 17, block), block, phase
     )
     assert worst(steps, trained) < 10 * NOISE
@@ -74,7 +74,7 @@ def test_the_comparison_sees_slots_at_the_roots_position(monkeypatch: pytest.Mon
         )
 
     monkeypatch.setattr(drafter.model, "forward", still)
-    assert forwards.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
+    assert forward_parity.apart(t, drafter, tokens_of(1, 17, 0), 4, 1) > 1e-4
 
 
 def test_a_prefix_may_be_reused() -> None:
@@ -95,7 +95,7 @@ def test_the_objective_entry_by_entry() -> None:
     """KL of true pairs and of the chosen slots alike, their mean times what is learnt."""
     t = target("llama")
     drafter = drafter_of(t)
-    batch = forwards.batch_of(t, drafter, tokens_of(1, 13, 3))
+    batch = forward_parity.batch_of(t, drafter, tokens_of(1, 13, 3))
     with torch.no_grad():
         batch = replace(batch, generators=(torch.Generator().manual_seed(1),))
         chains, depths, valid = chosen(batch, 4, 0.7, 0.2)
@@ -115,7 +115,7 @@ def test_the_objective_entry_by_entry() -> None:
 
 def test_deeper_slots_are_learnt_behind_fewer_pairs() -> None:
     t = target("llama")
-    batch = forwards.batch_of(t, drafter_of(t), tokens_of(2, 40, 3))
+    batch = forward_parity.batch_of(t, drafter_of(t), tokens_of(2, 40, 3))
     chains, depths, valid = chosen(batch, 6, 0.5, 0.1)
     for row in range(2):
         by_depth = [set(chains[row][valid[row] & (depths[row] == d)].tolist()) for d in range(1, 6)]
@@ -128,7 +128,7 @@ def test_gradients_reach_every_weight() -> None:
     t = target("llama")
     torch.manual_seed(0)
     drafter = PEAGLE(layers=2, drafts=4).fresh(t)
-    drafter.loss(forwards.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
+    drafter.loss(forward_parity.batch_of(t, drafter, tokens_of(2, 14, 1))).backward()
     still = [
         n
         for n, p in drafter.model.named_parameters()
@@ -145,7 +145,7 @@ def test_a_stored_one_opens_as_it_was_in_both_layouts(nested: bool, tmp_path: Pa
     for parameter in drafter.model.parameters():
         parameter.data = parameter.data.half().double()
     drafter.save(tmp_path)
-    wanted = forwards.decoded(t, drafter, tokens_of(1, 15, 5), 4, 1)
+    wanted = forward_parity.decoded(t, drafter, tokens_of(1, 15, 5), 4, 1)
     opened = build("drafter", str(tmp_path)).open(t)
     assert opened.knobs == replace(drafter.settled, checkpoint=str(tmp_path))
     said = {
@@ -168,7 +168,9 @@ def test_a_stored_one_opens_as_it_was_in_both_layouts(nested: bool, tmp_path: Pa
     (tmp_path / "config.json").write_text(json.dumps(said))
     assert method_of(tmp_path) == "peagle"
     assert torch.equal(
-        forwards.decoded(t, build("drafter", str(tmp_path)).open(t), tokens_of(1, 15, 5), 4, 1),
+        forward_parity.decoded(
+            t, build("drafter", str(tmp_path)).open(t), tokens_of(1, 15, 5), 4, 1
+        ),
         wanted,
     )
 
@@ -198,7 +200,7 @@ def test_an_exported_one_is_the_same_with_an_embedding_of_its_own(
     )
     opened = build("drafter", str(tmp_path / "theirs")).open(t)
     one, other = (
-        forwards.decoded(t, d, tokens_of(1, 15, 5), 4, 1).exp() for d in (opened, drafter)
+        forward_parity.decoded(t, d, tokens_of(1, 15, 5), 4, 1).exp() for d in (opened, drafter)
     )
     assert worst(one, other) < 1e-3, "the embedding is a copy in float16"
 

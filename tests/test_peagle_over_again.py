@@ -10,7 +10,7 @@ from torch import Tensor
 
 from architectures import target
 from draftree.drafters.peagle import PEAGLE
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
 from draftree.tree import Tree, Verdict
 
 THETA = 10000.0

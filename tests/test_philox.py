@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.kernels.elementary import LN2, MANTISSA, exp, log
+from draftree.kernels.log_exp import LN2, MANTISSA, exp, log
 from draftree.kernels.philox import WORD, gumbel, gumbel_of, gumbel_on_device, philox
 
 PUBLISHED = [  # Random123's known answers of philox4x32-10: counter, key, words

@@ -8,9 +8,9 @@ import pytest
 
 from draftree.engine import plain, plain_stream
 from draftree.errors import UserError
-from draftree.models.target import Target
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 
 SAMPLINGS = [Sampling(), Sampling(temperature=1.0, top_p=0.9, seed=3)]

@@ -13,14 +13,14 @@ from draftree.drafters import pld
 from draftree.drafters.pld import NONE, PLD, PLDDrafter, continuations
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.target import Needs
 from draftree.policies.base import append
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
 from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs
 from draftree.testing import random_table, table_target
 from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 

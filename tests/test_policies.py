@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
 from draftree.errors import UserError
-from draftree.kernels.growing import leading, ranked
+from draftree.kernels.tree_growth import leading, ranked
 from draftree.policies.base import Expand, Layered, Policy, append, best, fit, log, top
 from draftree.policies.chain import Chain
 from draftree.policies.pct import PCT

@@ -8,13 +8,13 @@ import torch
 
 from draftree.engine import Engine
 from draftree.models.decoder import Decoder
-from draftree.models.target import Taps, Target
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import part
 from draftree.request import Request
 from draftree.scheduling.handle import Handle
-from draftree.scheduling.prefixes import PrefixStore
+from draftree.scheduling.prefix_cache import PrefixStore
+from draftree.target.target import Taps, Target
 from draftree.testing.fakes import tiny_target
 from hybrids import hybrid
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from transformers import LogitsProcessor
 
-from draftree.sampling.processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
+from draftree.sampling.logits_processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
 
 SCORES = [1.0, -2.0, 0.5, float("-inf"), 3.0]
 TEXT = [4, 4, 1, 0, 1, 1, 3]

@@ -10,17 +10,17 @@ import pytest
 
 from draftree import Request
 from draftree.acceptors.greedy import Greedy
-from draftree.boundary.phases import in_phase, phase, recorded
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.engine import Engine
-from draftree.evaluation.profile import Ceilings, parts, per_token, profiled
-from draftree.models.cache import SlotCache
+from draftree.evaluation.step_profile import Ceilings, parts, per_token, profiled
+from draftree.metrics import Stats, Work, total
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.target import Target
+from draftree.models.kv_cache import SlotCache
 from draftree.policies.chain import Chain
-from draftree.rows import Rows
-from draftree.stats import Stats, Work, total
+from draftree.target.target import Target
 from draftree.testing import Always, tiny_target
+from draftree.utils.profiler import in_phase, phase, recorded
 from folders import target_folder
 
 SLOW = 0.01

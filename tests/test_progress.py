@@ -7,8 +7,8 @@ from contextlib import nullcontext
 
 import pytest
 
-from draftree.boundary import progress
-from draftree.boundary.progress import announced, shown
+from draftree.utils import progress
+from draftree.utils.progress import announced, shown
 
 
 @pytest.fixture(autouse=True)

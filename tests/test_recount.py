@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError
-from draftree.evaluation import machines, recount, report, worklog
-from draftree.evaluation.machines import Drafting, Machine, Roofline
-from draftree.models.target import Target
+from draftree.evaluation import reprice, result_rows, roofline, step_codec
+from draftree.evaluation.roofline import Drafting, Machine, Roofline
+from draftree.metrics import Stats, Step, Work
 from draftree.registry import build
-from draftree.stats import Stats, Step, Work
+from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -80,9 +80,9 @@ def counted(result: dict[str, Any]) -> list[Any]:
 
 
 def test_the_same_costs_give_the_saved_figures(saved: Path) -> None:
-    result = report.read(saved)
-    again = recount.recounted(
-        result, {d: CostTable.load(saved.parent / "costs.json") for d in recount.drafters(result)}
+    result = result_rows.read(saved)
+    again = reprice.recounted(
+        result, {d: CostTable.load(saved.parent / "costs.json") for d in reprice.drafters(result)}
     )
     for mine, before in zip(counted(again), counted(result), strict=True):
         for a, b in zip(mine, before, strict=True):
@@ -119,10 +119,10 @@ def test_other_costs_give_other_figures_and_refuse_what_reads_them(
         )
         == 0
     )
-    new = report.read(tmp_path / "n.json")
+    new = result_rows.read(tmp_path / "n.json")
     assert [r["policy"] for r in new["rows"]] == [None, "chain:length=3", "vct:width=2,depth=3"]
     row = new["rows"][1]
-    works = [w for _, works in worklog.decode(row["work"], "row") for w in works]
+    works = [w for _, works in step_codec.decode(row["work"], "row") for w in works]
     assert row["counted_seconds"] == pytest.approx(
         sum(OTHER.at(w.context, 1).step(w) for w in works)
     )
@@ -135,7 +135,7 @@ def test_other_costs_give_other_figures_and_refuse_what_reads_them(
 
 
 def test_what_cannot_be_recounted_is_told(saved: Path, tmp_path: Path, capsys) -> None:
-    result, out = report.read(saved), tmp_path / "old.json"
+    result, out = result_rows.read(saved), tmp_path / "old.json"
     for change, told in (
         ({"format": 3}, "of format 3, allowed is 1 … 2"),
         (
@@ -162,7 +162,7 @@ def test_what_cannot_be_recounted_is_told(saved: Path, tmp_path: Path, capsys) -
 def test_a_result_of_format_1_is_read(tmp_path: Path) -> None:
     old = ROOT / "benchmarks" / "results" / "policies_edd.json"
     assert "format" not in json.loads(old.read_text())
-    assert report.read(old)["rows"]
+    assert result_rows.read(old)["rows"]
 
 
 Columns = st.lists(
@@ -181,10 +181,10 @@ def test_coded_work_is_the_work(prompts: list[Any], start: int) -> None:
             work.append(Work(tuple(widths), 1 + nodes, 1, context, finds=len(widths) * accepted))
             context += steps[-1].accepted + 1
         stats.append(Stats(steps=steps, work=work))
-    coded = json.loads(json.dumps(worklog.encode(stats)))
-    assert worklog.decode(coded, "a row") == [(s.steps, s.work) for s in stats]
+    coded = json.loads(json.dumps(step_codec.encode(stats)))
+    assert step_codec.decode(coded, "a row") == [(s.steps, s.work) for s in stats]
     del coded["finds"]  # as before they were counted
-    assert worklog.decode(coded, "a row") == [
+    assert step_codec.decode(coded, "a row") == [
         (s.steps, [replace(w, finds=0) for w in s.work]) for s in stats
     ]
 
@@ -201,31 +201,31 @@ def test_coded_work_is_the_work(prompts: list[Any], start: int) -> None:
     ],
 )
 def test_a_broken_log_is_told(change: dict[str, list[int]]) -> None:
-    log = worklog.encode(
+    log = step_codec.encode(
         [Stats(steps=[Step(1, 2, 2)] * 2, work=[Work((1,), 3, 1, 5), Work((1,), 3, 1, 7)])]
     )
     log |= change  # of two steps
     with pytest.raises(UserError):
-        worklog.decode(log, "a row")
+        step_codec.decode(log, "a row")
 
 
 def test_results_stay_small(saved: Path) -> None:
-    row = report.read(saved)["rows"][1]
+    row = result_rows.read(saved)["rows"][1]
     assert len(json.dumps(row["work"])) < 20 * row["steps"], "columns are run-length coded"
-    assert report.read(saved)["rows"][0]["work"]["fed"] == [
+    assert result_rows.read(saved)["rows"][0]["work"]["fed"] == [
         1,
-        report.read(saved)["rows"][0]["steps"],
+        result_rows.read(saved)["rows"][0]["steps"],
     ]
 
 
-@pytest.mark.parametrize("name", machines.names())
+@pytest.mark.parametrize("name", roofline.names())
 def test_a_derived_file_is_what_its_formula_gives(name: str) -> None:
-    file, machine = json.loads((machines.FOLDER / f"{name}.json").read_text()), Machine.load(name)
+    file, machine = json.loads((roofline.FOLDER / f"{name}.json").read_text()), Machine.load(name)
     assert {"kind", "device", "source", "formula", "assumptions"} == set(file["about"])
     assert file["about"]["kind"] in ("derived", "published", "measured")
     assert machine.table.simulated
     if file["about"]["kind"] == "derived":
-        again = machines.derived(name)
+        again = roofline.derived(name)
         assert again == file
         roof = machine.roofline
         assert roof is not None
@@ -254,7 +254,7 @@ def test_targets_are_those_of_the_published_fits(name: str, sample: str, context
 def test_what_a_drafter_reads_is_counted(kernels: str) -> None:
     target = Target.load("demo", kernels=kernels)
     work = {
-        d: machines.drafting(target, build("drafter", d).open(target))
+        d: roofline.drafting(target, build("drafter", d).open(target))
         for d in ("vdm", "medusa", "suffix", "edd+suffix")
     }
     assert work["vdm"].layers == pytest.approx(1, abs=0.01), (
@@ -281,7 +281,7 @@ def test_one_run_is_priced_on_several_machines(saved: Path, tmp_path: Path, caps
     asked = ("--machine", "h100-8b", "--machine", "rtx4090-8b-int4", "--without", "pct")
     assert status("recount", saved, *asked, "--out", out) == 0
     assert "Simulated: " in capsys.readouterr().out
-    result = report.read(out)
+    result = result_rows.read(out)
     assert result["simulated"]
     rows = {(r["machine"], r["drafter"]): r for r in result["rows"] if r["policy"]}
     wide, narrow = rows["h100-8b", "edd"], rows["rtx4090-8b-int4", "edd"]
@@ -305,7 +305,7 @@ def test_a_bench_on_a_machine_is_simulated_and_grows_its_trees_by_it(
     )
     assert status(*asked, "--machine", "h100-8b", "--out", out) == 0
     assert "simulated, on h100-8b" in capsys.readouterr().out
-    result = report.read(out)
+    result = result_rows.read(out)
     assert result["simulated"]
     assert result["rows"][1]["counted_speedup"] is not None
     assert "speedup" not in result["rows"][1], "nothing clocked stands beside what is simulated"
@@ -369,14 +369,14 @@ def test_no_document_shows_a_simulated_figure_without_the_word(tables: ModuleTyp
 
 def test_a_fake_target_has_its_own_share() -> None:
     target = tiny_target()
-    assert machines.drafting(target, build("drafter", "pld").open(target)).layers == 0
+    assert roofline.drafting(target, build("drafter", "pld").open(target)).layers == 0
 
 
 def test_one_curve_prices_the_target_alike_for_all_drafters(
     saved: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The machine was twice as slow while one drafter was priced: its speed-ups stay, its seconds do not."""
-    result = report.read(saved)
+    result = result_rows.read(saved)
     doubled = json.loads(json.dumps(result["provenance"]["costs"]["edd"]))
     for entry in doubled["entries"]:
         for name in ("draft", "target"):
@@ -386,7 +386,7 @@ def test_one_curve_prices_the_target_alike_for_all_drafters(
     (tmp_path / "r.json").write_text(json.dumps(result))
     assert status("recount", tmp_path / "r.json", "--one-curve", "--out", tmp_path / "o.json") == 0
     capsys.readouterr()
-    new = report.read(tmp_path / "o.json")
+    new = result_rows.read(tmp_path / "o.json")
     costs = new["provenance"]["costs"]
     for old, edd, suffix in zip(
         result["provenance"]["costs"]["edd"]["entries"],
@@ -410,10 +410,10 @@ def test_one_curve_prices_the_target_alike_for_all_drafters(
 
 
 def test_one_curve_is_refused_where_costs_do_not_fit_together(saved: Path) -> None:
-    result = report.read(saved)
+    result = result_rows.read(saved)
     with pytest.raises(UserError, match=r"different contexts or numbers of sequences: a: .*; b: "):
-        recount.one_curve({"a": COSTS, "b": OTHER})
-    assert recount.one_curve({"a": COSTS, "b": COSTS})["b"].entries == COSTS.entries
+        reprice.one_curve({"a": COSTS, "b": OTHER})
+    assert reprice.one_curve({"a": COSTS, "b": COSTS})["b"].entries == COSTS.entries
     del result["provenance"]["costs"]["suffix"]
     with pytest.raises(UserError, match="does not hold the costs"):
-        recount.on_one_curve(result)
+        reprice.on_one_curve(result)

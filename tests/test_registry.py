@@ -8,13 +8,13 @@ from typing import Literal
 import pytest
 
 from draftree import registry
-from draftree.boundary.knobs import read, rule_of
 from draftree.drafters._fused import Fused
 from draftree.drafters.edd import EDD
 from draftree.drafters.pld import PLD
 from draftree.errors import UnknownName, UserError
 from draftree.policies.pct import PCT
 from draftree.policies.vct import VCT
+from draftree.utils.validated_dataclass import read, rule_of
 
 
 def test_a_part_is_named_by_its_file() -> None:

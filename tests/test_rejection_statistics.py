@@ -26,16 +26,16 @@ from draftree.acceptors.match import Match
 from draftree.acceptors.multiround import MultiRound
 from draftree.acceptors.rejection import Rejection
 from draftree.costs.curves import Costs
-from draftree.doctor.statistics import ChiSquare, detectable
+from draftree.doctor.chi_square import ChiSquare, detectable
 from draftree.drafters.edd import EDD
-from draftree.models.target import Target
 from draftree.policies.base import Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import Drawing, drawn
-from draftree.sampling.noise import Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.tree import Candidates, Draw, Ints, Room, Tree
 from frequencies import goodness
 from mistakes import Asking, RawBonus, Rounds, TwoDraws

@@ -14,11 +14,11 @@ from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import suites
-from draftree.evaluation.recording import Text
-from draftree.evaluation.recordings import Recordings
-from draftree.evaluation.replayed import Replayed
-from draftree.models.target import Needs
+from draftree.evaluation.replay_target import Replayed
+from draftree.evaluation.target_trace import Text
+from draftree.evaluation.trace_store import Recordings
 from draftree.registry import build, own_names, part
+from draftree.target.target import Needs
 
 COSTS = Costs({1: 0.1, 32: 0.3}, {1: 1.0, 64: 2.0}, 0.05)
 

@@ -11,11 +11,18 @@ import pytest
 from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
 from draftree.engine import plain
-from draftree.evaluation import page, report
-from draftree.evaluation.analyses import BINS, DEPTHS, RANKS, Looked, by_category, frontiers
-from draftree.evaluation.recording import Text
-from draftree.models.sources import shipped_folder
+from draftree.evaluation import report_text, result_rows
+from draftree.evaluation.drafter_calibration import (
+    BINS,
+    DEPTHS,
+    RANKS,
+    Looked,
+    by_category,
+    frontiers,
+)
+from draftree.evaluation.target_trace import Text
 from draftree.request import Request
+from draftree.target.names import shipped_folder
 from draftree.testing.fakes import Always, tiny_target
 
 pytest.importorskip("jinja2")
@@ -54,8 +61,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_page_stands_by_itself_and_answers(folder: Path, capsys) -> None:
     assert run("report", folder / "r.json", "--out", folder / "r.html") == 0
     said, text = capsys.readouterr().out, (folder / "r.html").read_text()
-    result = report.read(folder / "r.json")
-    assert page.verdict(result) in said
+    result = result_rows.read(folder / "r.json")
+    assert report_text.verdict(result) in said
     assert "vdm" in text
     assert "pld" in text
     assert not re.search(r"""(?:src|href)=["'](?!#)|@import|url\((?!#)""", text), (
@@ -64,7 +71,7 @@ def test_a_page_stands_by_itself_and_answers(folder: Path, capsys) -> None:
     assert "<script>alert" not in text
     assert "&lt;script&gt;alert" in text
     pieces = re.findall(r'<span class="(drafted|bonus|prefill)">(?!drafted|chosen|read)', text)
-    best = page.ranked(result)[0]
+    best = report_text.ranked(result)[0]
     assert pieces.count("prefill") == 2
     assert len(pieces) == sum(best["per_prompt"]["tokens"])
     assert pieces.count("bonus") <= best["steps"]
@@ -96,16 +103,16 @@ def fake(speedups: dict[str, float], noise: float = 0.02, prompts: int = 20) -> 
 
 
 def test_the_last_paragraph_says_what_the_figures_say() -> None:
-    assert "speculate with d fast: 1.50 ×" in page.verdict(fake({"slow": 1.2, "fast": 1.5}))
-    assert "No other pairing" in page.verdict(fake({"slow": 1.2, "fast": 1.5}))
-    assert "Possibly as good: d near." in page.verdict(fake({"near": 1.49, "fast": 1.5}))
-    assert "do not speculate" in page.verdict(fake({"slow": 0.8}))
-    assert "too few prompts to say whether to speculate: d some has 1.50 ×" in page.verdict(
+    assert "speculate with d fast: 1.50 ×" in report_text.verdict(fake({"slow": 1.2, "fast": 1.5}))
+    assert "No other pairing" in report_text.verdict(fake({"slow": 1.2, "fast": 1.5}))
+    assert "Possibly as good: d near." in report_text.verdict(fake({"near": 1.49, "fast": 1.5}))
+    assert "do not speculate" in report_text.verdict(fake({"slow": 0.8}))
+    assert "too few prompts to say whether to speculate: d some has 1.50 ×" in report_text.verdict(
         fake({"some": 1.5}, prompts=7)
     )
-    assert "nothing was told apart" in page.verdict(fake({"same": 1.001}, 0.2))
-    assert "speculate with d sure" in page.verdict(fake({"sure": 1.3}) | {})
-    assert "75%" in page.gaps(fake({"slow": 1.2, "fast": 1.5}))[0]
+    assert "nothing was told apart" in report_text.verdict(fake({"same": 1.001}, 0.2))
+    assert "speculate with d sure" in report_text.verdict(fake({"sure": 1.3}) | {})
+    assert "75%" in report_text.gaps(fake({"slow": 1.2, "fast": 1.5}))[0]
 
 
 def looked(
@@ -198,7 +205,7 @@ def test_pictures_are_drawn_as_png_and_svg(folder: Path, capsys) -> None:
 def test_another_version_is_one_line_and_status_2(
     command: str, folder: Path, tmp_path: Path, capsys
 ) -> None:
-    later = json.loads((folder / "r.json").read_text()) | {"format": report.FORMAT + 1}
+    later = json.loads((folder / "r.json").read_text()) | {"format": result_rows.FORMAT + 1}
     (tmp_path / "later.json").write_text(json.dumps(later))
     words = {
         "report": (tmp_path / "later.json", "--out", tmp_path / "out.html"),
@@ -221,6 +228,9 @@ def test_another_version_is_one_line_and_status_2(
     }[command]
     assert run(command, *words) == 2
     said = capsys.readouterr().err
-    assert f"is a result of format {report.FORMAT + 1}, allowed is 1 … {report.FORMAT}" in said
+    assert (
+        f"is a result of format {result_rows.FORMAT + 1}, allowed is 1 … {result_rows.FORMAT}"
+        in said
+    )
     assert said.count("\n") == 1
     assert [p.name for p in tmp_path.iterdir()] == ["later.json"]

@@ -10,7 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
-from draftree.drafters.lookup.suffix_array import (
+from draftree.drafters.rest import REST, RESTDrafter, Retrieval, indexed, read_official
+from draftree.drafters.retrieval.suffix_array import (
     SEPARATOR,
     PrefixTree,
     continuations,
@@ -19,17 +20,16 @@ from draftree.drafters.lookup.suffix_array import (
     search,
     suffix_array,
 )
-from draftree.drafters.rest import REST, RESTDrafter, Retrieval, indexed, read_official
 from draftree.engine import Engine
 from draftree.errors import UnknownName, UserError
 from draftree.models.decoder import Decoder
-from draftree.models.target import Needs
 from draftree.policies.base import Layered
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie as TriePolicy
 from draftree.policies.vct import VCT
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs
 from draftree.testing import random_table, table_target
 from draftree.tree import Candidates, Ints, Room, Tree, Verdict
 

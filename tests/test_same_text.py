@@ -14,7 +14,7 @@ from draftree.costs.curves import Costs
 from draftree.data.prompts import encode
 from draftree.engine import Engine
 from draftree.evaluation import suites
-from draftree.models.target import Needs, Target
+from draftree.metrics import Step
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
@@ -22,9 +22,9 @@ from draftree.policies.pct import PCT
 from draftree.registry import build, names
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.noise import Keyed
-from draftree.sampling.settings import Sampling
-from draftree.stats import Step
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
+from draftree.target.target import Needs, Target
 from draftree.weights import demo_folder
 
 BENCH = Path(__file__).parents[2] / "shared" / "data" / "spec_bench.jsonl"

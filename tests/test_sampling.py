@@ -13,11 +13,11 @@ from torch import Tensor
 from transformers import LogitsProcessor, TemperatureLogitsWarper, TopKLogitsWarper
 
 from draftree.errors import NotANumber, UserError
-from draftree.sampling import drawing
+from draftree.sampling import draft_sampling
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import BEYOND, Drawing, drawn, top_k
-from draftree.sampling.noise import Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import BEYOND, Drawing, drawn, top_k
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
 from draftree.sampling.warpers import MinP, Temperature, TopP
 from draftree.tree import Draw, Ints
 
@@ -203,7 +203,7 @@ def test_top_k_breaks_a_tie_at_its_boundary() -> None:
 def test_top_k_takes_one_transfer_unless_many_values_tie(monkeypatch: pytest.MonkeyPatch) -> None:
     transfers: list[int] = []
     stock = Tensor.cpu
-    monkeypatch.setattr(drawing, "on_host", lambda values: False)
+    monkeypatch.setattr(draft_sampling, "on_host", lambda values: False)
     monkeypatch.setattr(Tensor, "cpu", lambda self: transfers.append(1) or stock(self))
     values = torch.randperm(500, generator=torch.Generator().manual_seed(0)).view(2, 250).float()
     for ties, wanted in ((1, 1), (2, 1), (BEYOND, 1), (BEYOND + 1, 2), (60, 2)):
@@ -224,7 +224,7 @@ def test_top_k_is_a_stable_sort(width: int, host: bool, data: st.DataObject, k: 
             st.lists(st.integers(-2, 2), min_size=width, max_size=width), min_size=1, max_size=3
         )
     )
-    with patch.object(drawing, "on_host", lambda values: host):
+    with patch.object(draft_sampling, "on_host", lambda values: host):
         index, found = top_k(torch.tensor(rows, dtype=torch.float32), k)
     order = np.argsort(-np.array(rows), axis=1, kind="stable")[:, :k]
     assert index.tolist() == order.tolist()

@@ -17,15 +17,15 @@ from draftree.costs.curves import Costs
 from draftree.engine import Engine, load
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import names, part
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
 from draftree.scheduling.handle import Entry, Handle
+from draftree.target.target import Target
 from draftree.testing.fakes import tiny_target
 from hybrids import hybrid
 

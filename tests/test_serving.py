@@ -21,10 +21,10 @@ from pydantic import BaseModel
 import draftree
 from draftree.engine import Engine, usual_drafter, usual_policy
 from draftree.errors import UserError
-from draftree.models.sources import smollm2_file
 from draftree.scheduling.options import SchedulerOptions
 from draftree.serving.options import Limits, ServeOptions
 from draftree.serving.worker import IDLE
+from draftree.target.names import smollm2_file
 from serving import Apart, Running, served, served_apart
 
 DRAFTER, POLICY = "edd", "eagle2:nodes=8,depth=3"

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from draftree.serving.bodies import FunctionTool
-from draftree.serving.parameters import depth
+from draftree.serving.answer_text import AnswerText
 from draftree.serving.reasoning import ReasoningSplitter, splitter
-from draftree.serving.texts import AnswerText
+from draftree.serving.request_models import FunctionTool
+from draftree.serving.request_options import depth
 from draftree.serving.tool_calls import Call, ForcedCall, call_schema, may_be_call, read_calls
 from draftree.text.completion import Token
 

@@ -11,14 +11,14 @@ import torch
 from draftree.costs.curves import Costs
 from draftree.drafting.step import Drafting
 from draftree.engine import Engine
-from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import Chunk, ForwardBatch
-from draftree.models.target import Needs, Probes, Read, Target, Verified
+from draftree.models.kv_cache import SlotCache
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import part
 from draftree.request import Request
 from draftree.scheduling.handle import Handle
+from draftree.target.target import Needs, Probes, Read, Target, Verified
 from draftree.testing.fakes import tiny_target
 from draftree.tree import Ints, Tree
 from hybrids import hybrid

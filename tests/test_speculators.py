@@ -15,11 +15,11 @@ import numpy as np
 import pytest
 import torch
 
-from draftree.doctor import forwards
-from draftree.drafters.neural.blocks import ParallelDrafter
+from draftree.doctor import forward_parity
+from draftree.drafters.neural.block_drafter import ParallelDrafter
 from draftree.drafters.peagle import PEAGLEDrafter
-from draftree.models.target import Target
 from draftree.registry import build
+from draftree.target.target import Target
 from draftree.training.export import export
 from folders import target_folder
 from forests import worst
@@ -96,7 +96,7 @@ def test_an_exported_one_opens_there_and_says_the_same(
         "which it may take from the target, in full precision"
     )
     tokens = np.random.default_rng(1).integers(4, 100, (1, COUNT))
-    batch = forwards.batch_of(t, drafter, tokens)
+    batch = forward_parity.batch_of(t, drafter, tokens)
     said = {
         "hidden_states": torch.cat([batch.hidden[layer] for layer in drafter.needs.hidden], -1),
         "document_ids": torch.zeros_like(batch.tokens), "verifier_last_hidden_states": torch.zeros(1, COUNT, 32),

@@ -14,15 +14,15 @@ from architectures import fresh
 from draftree import Costs, Request, Target, UserError
 from draftree.engine import Engine
 from draftree.evaluation.provenance import provenance
-from draftree.models.cache import SlotCache
+from draftree.models.batch_invariant import Stable, parting
 from draftree.models.decoder import Decoder
-from draftree.models.exact_attention import EXACT
-from draftree.models.exactness import decided
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.kernel_linear import use_kernels
-from draftree.models.stable import Stable, parting
-from draftree.models.widths import Widths, numbers, widths
+from draftree.models.invariant_attention import EXACT
+from draftree.models.invariant_widths import Widths, numbers, widths
+from draftree.models.kv_cache import SlotCache
+from draftree.models.packed_linear import use_kernels
 from draftree.registry import build
+from draftree.target.exactness import decided
 from draftree.tree import Ints
 from folders import target_folder
 
@@ -56,7 +56,7 @@ def planted(change: Callable[[int], int]) -> Callable[[Tensor], Tensor]:
 def test_what_changes_with_the_width_is_found(
     change: Callable[[int], int], wanted: Widths | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("draftree.models.widths.ENOUGH", 3)  # every entry changes
+    monkeypatch.setattr("draftree.models.invariant_widths.ENOUGH", 3)  # every entry changes
     linear = planted(change)
     found = widths(linear, 3, torch.float32)
     assert found == wanted

@@ -11,8 +11,8 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from transformers.models.qwen3_5 import modeling_qwen3_5
 
-from draftree.doctor import forwards
-from draftree.doctor.states import state_findings
+from draftree.doctor import forward_parity
+from draftree.doctor.state_memory import state_findings
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.drafters.edd import EDD
@@ -20,19 +20,19 @@ from draftree.drafters.glide import GLIDE
 from draftree.drafters.hydra import Hydra
 from draftree.drafters.medusa import Medusa
 from draftree.drafters.mtp import MTP
-from draftree.drafters.neural.llama import CACHE
+from draftree.drafters.neural.llama_modules import CACHE
 from draftree.drafters.suffix import Suffix
 from draftree.engine import Engine, plain
 from draftree.errors import UserError
-from draftree.models import architectures
+from draftree.models import supported_architectures
 from draftree.models.decoder import Decoder
-from draftree.models.recurrent import dispatch, rules, states
-from draftree.models.recurrent.paths import Paths
-from draftree.models.recurrent.rules import Stash
-from draftree.models.recurrent.states import Snapshot, States
-from draftree.models.target import Needs, Target
+from draftree.models.recurrent import recurrences, ssm_functions, state_cache
+from draftree.models.recurrent.recurrences import Stash
+from draftree.models.recurrent.state_cache import Snapshot, States
+from draftree.models.recurrent.tree_paths import Paths
 from draftree.policies.eagle2 import EAGLE2
 from draftree.request import Request
+from draftree.target.target import Needs, Target
 from hybrids import CLAMPED, FAMILIES, RULES, OneByOne, hybrid, in_float64
 from path_rows import PathRows
 from test_hybrids import CLOSE, LENGTHS, errors, grown, some_paths
@@ -120,7 +120,7 @@ MISTAKES: dict[str, tuple[str, Any, str, Any]] = {
     "all nodes of state space duality folded": ("bamba", Stash, "move", _all_nodes),
     "all nodes of the selective scan folded": ("mamba", Stash, "move", _all_nodes),
     "the first nodes folded": ("qwen3_5_text", Stash, "move", _first_nodes),
-    "a step that is clamped in trees": ("nemotron_h", dispatch, "softplus", _clamped),
+    "a step that is clamped in trees": ("nemotron_h", ssm_functions, "softplus", _clamped),
 }
 
 
@@ -135,7 +135,7 @@ def test_a_strict_system_is_solved(monkeypatch: pytest.MonkeyPatch) -> None:
     """A node's own u is no part of what it is reduced by."""
     stock = torch.linalg.solve_triangular
     own = lambda a, b, **how: stock(a + 1.5 * torch.eye(a.shape[-1], dtype=a.dtype), b, upper=False)
-    monkeypatch.setattr(rules.torch.linalg, "solve_triangular", own)
+    monkeypatch.setattr(recurrences.torch.linalg, "solve_triangular", own)
     with pytest.MonkeyPatch.context() as inner:
         inner.setattr(modeling_qwen3_5, "torch", torch)
         assert max(errors("qwen3_5_text", steps=1, nodes=3)) > SEEN
@@ -184,8 +184,8 @@ def test_snapshots_are_few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
     bare = cache.states.bytes
     for end in range(3, 30):
         target.prefill(cache, [np.arange(2, 2 + end)] * 2, Needs())
-    assert cache.states.bytes == bare * (1 + states.SNAPSHOTS)
-    monkeypatch.setattr(states, "BYTES", 3 * bare // 2)  # three rows' worth
+    assert cache.states.bytes == bare * (1 + state_cache.SNAPSHOTS)
+    monkeypatch.setattr(state_cache, "BYTES", 3 * bare // 2)  # three rows' worth
     target.prefill(cache, [np.arange(2, 40)] * 2, Needs())
     assert cache.states.bytes == bare + 3 * bare // 2
     assert cache.truncate(np.array([20, 20])).tolist() == [0, 0]
@@ -290,7 +290,9 @@ def test_stock_code_is_left_as_it_is(family: str) -> None:
     """Bit-equal outputs, decoding and gradients before and after; no function of the module is replaced."""
     model = hybrid(family, torch.float32)
     module: Any = __import__("sys").modules[type(model).__module__]
-    installed = {name: vars(module)[name] for name in dispatch.NAMES.keys() & vars(module).keys()}
+    installed = {
+        name: vars(module)[name] for name in ssm_functions.NAMES.keys() & vars(module).keys()
+    }
 
     def outcome() -> list[Tensor]:
         ids = torch.arange(2, 14)[None]
@@ -338,10 +340,12 @@ def test_a_function_that_is_not_ours_is_refused(
     name: str, told: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        dispatch, "NAMES", {other: rule for other, rule in dispatch.NAMES.items() if other != name}
+        ssm_functions,
+        "NAMES",
+        {other: rule for other, rule in ssm_functions.NAMES.items() if other != name},
     )
     monkeypatch.setattr(
-        dispatch, "_class_of", dispatch._class_of.__wrapped__
+        ssm_functions, "_class_of", ssm_functions._class_of.__wrapped__
     )  # classes that were made before know the name
     decoder = Decoder(hybrid("qwen3_5_text"))
     with pytest.raises(UserError, match=f"^Qwen3_5ForCausalLM is not supported: {told}"):
@@ -350,7 +354,7 @@ def test_a_function_that_is_not_ours_is_refused(
 
 def test_an_older_transformers_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     model = hybrid("lfm2")
-    monkeypatch.setattr(architectures.transformers, "__version__", "5.22.3")
+    monkeypatch.setattr(supported_architectures.transformers, "__version__", "5.22.3")
     with pytest.raises(UserError, match=r"takes transformers 5\.23 or newer, and this is 5\.22\.3"):
         Decoder(model)
 
@@ -450,4 +454,4 @@ def test_drafters_are_trained_as_they_decode_or_are_refused_by_name(
             method().example(target)
         return
     tokens = np.stack([np.random.default_rng(1).integers(2, 90, 17)] * 2)
-    assert forwards.apart(target, method().example(target), tokens, 4, 1) < SEEN
+    assert forward_parity.apart(target, method().example(target), tokens, 4, 1) < SEEN

@@ -15,22 +15,21 @@ from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
 from draftree import Request, load
-from draftree.boundary.knobs import parsed as parsed_knobs
 from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
 from draftree.data.prompts import encode, question
 from draftree.drafters.base import Drafter
 from draftree.errors import NotANumber, UserError
-from draftree.evaluation.driven import answered, spread
-from draftree.evaluation.recording import Text
-from draftree.models.target import Needs, Target
+from draftree.evaluation.target_trace import Text
+from draftree.evaluation.teacher_forcing import answered, spread
 from draftree.policies.static import Static
 from draftree.registry import part
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs, Target
 from draftree.testing.fakes import Always, Never, Scripted, Sometimes, tiny_target
 from draftree.tree import Candidates, Floats, Tree
 from draftree.tuning import base
-from draftree.tuning._shapes import (
+from draftree.tuning._static_tree_search import (
     Forests,
     Paths,
     Shape,
@@ -51,6 +50,7 @@ from draftree.tuning.static import (
     settled,
     written,
 )
+from draftree.utils.validated_dataclass import parsed as parsed_knobs
 from folders import target_folder
 
 TABLE = np.array([[0.6, 0.3], [0.5, 0.2]])

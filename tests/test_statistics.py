@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from scipy.stats import bootstrap
+from scipy import stats
 
-from draftree.doctor.statistics import critical, detectable, pooled, power, two_sample
+from draftree.doctor.chi_square import critical, detectable, pooled, power, two_sample
 from draftree.errors import UserError
-from draftree.evaluation import intervals
+from draftree.evaluation import bootstrap
 from frequencies import goodness
 
 
@@ -119,13 +119,13 @@ def coverage(
 
 
 def test_intervals_hold_the_truth_as_often_as_they_say() -> None:
-    drawn = lambda seed: intervals.samples(20, seed)
+    drawn = lambda seed: bootstrap.samples(20, seed)
     held = coverage(
-        400, lambda tokens, steps, seed: intervals.ratio_bounds([tokens], [steps], drawn(seed))
+        400, lambda tokens, steps, seed: bootstrap.ratio_bounds([tokens], [steps], drawn(seed))
     )
     plain = coverage(
         400,
-        lambda tokens, steps, seed: intervals.bounds(intervals.rate(tokens, steps, drawn(seed))),
+        lambda tokens, steps, seed: bootstrap.bounds(bootstrap.rate(tokens, steps, drawn(seed))),
     )
     assert held >= 0.92
     assert plain < held, "quantiles of the samples alone are too narrow"
@@ -136,14 +136,14 @@ def test_bca_falls_short_where_bootstrap_t_holds() -> None:
     """Which is why intervals are bootstrap-t: 91 % and 94 % of 1,500 samples of 20 texts."""
     figure = lambda tokens, steps, axis=-1: tokens.sum(axis) / steps.sum(axis)
     bca = lambda *asked: (
-        bootstrap(
+        stats.bootstrap(
             asked[:2], figure, paired=True, n_resamples=1999, rng=asked[2]
         ).confidence_interval
     )
     assert coverage(1500, bca) < 0.92
     assert (
         coverage(
-            1500, lambda t, s, seed: intervals.ratio_bounds([t], [s], intervals.samples(20, seed))
+            1500, lambda t, s, seed: bootstrap.ratio_bounds([t], [s], bootstrap.samples(20, seed))
         )
         >= 0.93
     )
@@ -153,35 +153,35 @@ def test_an_interval_holds_one_just_where_p_says_so() -> None:
     rng = np.random.default_rng(1)
     for i in range(60):
         a = rng.gamma(4, 1, 6 if i % 3 == 0 else 15)
-        found = intervals.ratio(
-            [a], [a * rng.normal(1 + 0.02 * (i % 5), 0.05, len(a))], intervals.samples(len(a), i)
+        found = bootstrap.ratio(
+            [a], [a * rng.normal(1 + 0.02 * (i % 5), 0.05, len(a))], bootstrap.samples(len(a), i)
         )
         assert (found.p >= 0.05) == (found.low <= 1 <= found.high) or abs(found.p - 0.05) < 0.003
 
 
 def test_holms_p_values() -> None:
     """Holm 1979, by hand: .01 · 4, .02 · 3, and .04 · 2 and .03 · 2 of which the larger stands for both."""
-    several = [intervals.Ratio(0.5, 0.4, 0.6, p) for p in (0.04, 0.01, 0.03, 0.02)]
-    assert [r.p for r in intervals.holm(several)] == pytest.approx([0.06, 0.04, 0.06, 0.06])
-    assert [r.verdict for r in intervals.holm(several)] == [
+    several = [bootstrap.Ratio(0.5, 0.4, 0.6, p) for p in (0.04, 0.01, 0.03, 0.02)]
+    assert [r.p for r in bootstrap.holm(several)] == pytest.approx([0.06, 0.04, 0.06, 0.06])
+    assert [r.verdict for r in bootstrap.holm(several)] == [
         "not told apart",
         "faster",
         "not told apart",
         "not told apart",
     ]
-    assert [r.p for r in intervals.holm(several[:1])] == [0.04]
-    assert several[0].inverse == intervals.Ratio(2.0, 1 / 0.6, 2.5, 0.04)
+    assert [r.p for r in bootstrap.holm(several[:1])] == [0.04]
+    assert several[0].inverse == bootstrap.Ratio(2.0, 1 / 0.6, 2.5, 0.04)
     assert several[0].inverse.verdict == "slower"
 
 
 def test_intervals_of_few_or_equal_texts_are_quantiles() -> None:
-    few, chosen = np.array([3, 5, 4]), intervals.samples(3, 0)
-    assert intervals.ratio_bounds([few], [few * 2], chosen) == pytest.approx([0.5, 0.5])
-    assert intervals.ratio_bounds([few], [np.ones(3)], chosen) == pytest.approx(
-        intervals.bounds(few[chosen].mean(-1))
+    few, chosen = np.array([3, 5, 4]), bootstrap.samples(3, 0)
+    assert bootstrap.ratio_bounds([few], [few * 2], chosen) == pytest.approx([0.5, 0.5])
+    assert bootstrap.ratio_bounds([few], [np.ones(3)], chosen) == pytest.approx(
+        bootstrap.bounds(few[chosen].mean(-1))
     )
     same = np.full(12, 7)
-    assert intervals.ratio_bounds([same], [np.ones(12)], intervals.samples(12, 0)) == pytest.approx(
+    assert bootstrap.ratio_bounds([same], [np.ones(12)], bootstrap.samples(12, 0)) == pytest.approx(
         [7, 7]
     )
 
@@ -194,8 +194,8 @@ def test_equal_methods_are_not_told_apart_by_few_prompts() -> None:
             {"tokens": [100.0] * prompts, "steps": (40 * rng.normal(1, 0.1, prompts)).tolist()}
             for _ in range(2)
         ]
-        found = intervals.paired({"per_prompt": each[0]}, {"per_prompt": each[1]}, "steps", trial)
+        found = bootstrap.paired({"per_prompt": each[0]}, {"per_prompt": each[1]}, "steps", trial)
         apart[prompts] += found.verdict in ("faster", "slower")
-        assert (found.verdict == intervals.FEW) == (prompts < intervals.ENOUGH)
+        assert (found.verdict == bootstrap.FEW) == (prompts < bootstrap.ENOUGH)
     assert apart[3] == 0
     assert max(apart.values()) <= 10

@@ -6,18 +6,18 @@ import numpy as np
 import pytest
 import torch
 
+from draftree.batch import Rows
 from draftree.costs.curves import Costs, counted, counted_plain
 from draftree.engine import Engine, plain
-from draftree.evaluation.analyses import reached
 from draftree.evaluation.compare import compare, warm
-from draftree.models.target import Probes, Target
+from draftree.evaluation.drafter_calibration import reached
+from draftree.metrics import Stats, Step, Work, repeated_ngrams, total
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.policies.yield_ import Yield
 from draftree.request import Request
-from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions
-from draftree.stats import Stats, Step, Work, repeated_ngrams, total
+from draftree.target.target import Probes, Target
 from draftree.testing import Always, Never, tiny_target
 from draftree.testing.fakes import Scripted
 from draftree.tree import Candidates, Tree, Verdict

@@ -8,7 +8,7 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, PreTrainedTokenizerFast, StopStringCriteria
 
 from draftree.data.prompts import encode
-from draftree.text.stops import Decoded, Pieces, Stops, StopTexts, decode
+from draftree.text.stop_strings import Decoded, Pieces, Stops, StopTexts, decode
 from draftree.weights import demo_folder
 from folders import byte_tokenizer
 

@@ -47,8 +47,8 @@ def test_imports_run_downward_and_in_no_circle(structure: ModuleType, imports: A
         ),
         (
             "tree.py",
-            "def f():\n    import draftree.stats",
-            "draftree.tree imports draftree.stats: 'stats' is not below 'tree'",
+            "def f():\n    import draftree.metrics",
+            "draftree.tree imports draftree.metrics: 'stats' is not below 'tree'",
         ),
         ("policies/pct.py", "from draftree import engine", "'engine' is not below 'policies'"),
         (
@@ -65,7 +65,7 @@ def test_what_is_wrong_is_told(
     source = tmp_path / "draftree"
     others = {
         "tree.py": "",
-        "stats.py": "",
+        "metrics.py": "",
         "engine.py": "",
         "policies/pct.py": "",
         "policies/base.py": "import draftree.policies.pct",

@@ -9,7 +9,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
-from draftree.drafters.lookup.suffix_tree import (
+from draftree.drafters.retrieval.suffix_tree import (
     END,
     Limits,
     Outputs,
@@ -20,13 +20,13 @@ from draftree.drafters.lookup.suffix_tree import (
 from draftree.drafters.suffix import Suffix, SuffixDrafter, SuffixState
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.target import Needs
 from draftree.policies.base import Search, append
 from draftree.policies.chain import Chain
 from draftree.policies.trie import Trie
 from draftree.policies.yield_ import Yield
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs
 from draftree.testing import random_table, table_target
 from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict
 

@@ -10,8 +10,8 @@ import pytest
 from draftree.data.prompts import question
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.cells import chosen
-from draftree.evaluation.formats import FORMATS, SPIDER
+from draftree.evaluation.dataset_formats import FORMATS, SPIDER
+from draftree.evaluation.grid import chosen
 
 ROWS: dict[str, tuple[dict[str, Any], str]] = {
     "humaneval": ({"task_id": "a", "prompt": "\ndef f():\n    pass\n", "entry_point": "f", "test": ""},

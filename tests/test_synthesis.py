@@ -12,19 +12,18 @@ from typing import Any
 import pytest
 import torch
 
-from draftree.boundary.progress import Tell, silent
 from draftree.cli import app
-from draftree.data.overlap import Excluded, asked
+from draftree.data.decontamination import Excluded, asked
 from draftree.data.samples import read
 from draftree.engine import plain
 from draftree.errors import UserError
-from draftree.models.target import Target
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
-from draftree.training.authors import Asked, Author, Local, Written
-from draftree.training.processes import Processes
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
+from draftree.training.answer_source import Asked, Author, Local, Written
+from draftree.training.distributed import Processes
+from draftree.training.openai_client import KEY, Remote, Server, agreement
 from draftree.training.regenerate import Regeneration, regenerate
-from draftree.training.server import KEY, Remote, Server, agreement
 from draftree.training.synthesize import (
     ABOUT,
     FILE,
@@ -35,6 +34,7 @@ from draftree.training.synthesize import (
     judged,
     synthesize,
 )
+from draftree.utils.progress import Tell, silent
 from folders import byte_tokenizer, talking_folder, target_folder
 
 HOW = Synthesis(count=12, tokens=16, rows=8, seed=2)

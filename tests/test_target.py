@@ -14,16 +14,16 @@ from transformers.utils import logging
 from architectures import CONFIGS, CROSSING, SOME, VOCAB, fresh, model, target
 from draftree.drafters.edd import EDD
 from draftree.drafters.lm import LM
-from draftree.drafters.neural.llama import CACHE
+from draftree.drafters.neural.llama_modules import CACHE
 from draftree.drafters.vdm import VDM
 from draftree.engine import Engine, load
-from draftree.models import target as target_module
-from draftree.models.cache import SlotCache
 from draftree.models.decoder import Decoder
-from draftree.models.target import Needs, Probes, Target, Verified
+from draftree.models.kv_cache import SlotCache
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request
+from draftree.target import target as target_module
+from draftree.target.target import Needs, Probes, Target, Verified
 from draftree.tree import Ints, Tree, Verdict
 from draftree.weights import demo_folder
 from forests import (

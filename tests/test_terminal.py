@@ -12,10 +12,10 @@ from rich.console import Console
 
 from draftree.cli import terminal
 from draftree.costs.curves import Costs, CostTable
-from draftree.evaluation import forecast
+from draftree.evaluation import time_estimate
 from draftree.evaluation.compare import Comparison
+from draftree.metrics import Stats, Step
 from draftree.request import Request
-from draftree.stats import Stats, Step
 
 
 class Fake(terminal.Clock):
@@ -74,20 +74,20 @@ def test_forecasts_are_for_long_work(silent: None, capsys: pytest.CaptureFixture
 def test_seconds_are_those_of_the_learnt_costs(monkeypatch: pytest.MonkeyPatch) -> None:
     target: Any = None
     table = CostTable((Costs({1: 0.5, 32: 1.6}, {1: 1.0, 4: 2.0, 128: 6.4}),))
-    monkeypatch.setattr(forecast, "learnt_costs", lambda *_: table)
-    assert forecast.written_seconds(target, target, 3, 10) == pytest.approx(30.0)
-    assert forecast.written_seconds(target, target, 12, 10, 4) == pytest.approx(60.0)
-    assert forecast.plain_seconds(
+    monkeypatch.setattr(time_estimate, "learnt_costs", lambda *_: table)
+    assert time_estimate.written_seconds(target, target, 3, 10) == pytest.approx(30.0)
+    assert time_estimate.written_seconds(target, target, 12, 10, 4) == pytest.approx(60.0)
+    assert time_estimate.plain_seconds(
         target, target, [Request([1], 10), Request([1], 5)]
     ) == pytest.approx(15.0)
-    assert forecast.training_seconds(target, target, 100, 2.0, False) == pytest.approx(
+    assert time_estimate.training_seconds(target, target, 100, 2.0, False) == pytest.approx(
         100 * 2 * (0.05 + 0.15)
     )
-    assert forecast.training_seconds(target, target, 100, 2.0, True) == pytest.approx(
+    assert time_estimate.training_seconds(target, target, 100, 2.0, True) == pytest.approx(
         100 * (0.05 + 2 * 0.15)
     )
-    assert forecast.timed_seconds(target, target, [1], 4.0) == pytest.approx(
-        4 + 2 * forecast.TIMED * 6.4
+    assert time_estimate.timed_seconds(target, target, [1], 4.0) == pytest.approx(
+        4 + 2 * time_estimate.TIMED * 6.4
     )
 
 

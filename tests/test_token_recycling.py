@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
-from draftree.drafters.lookup.adjacency import NONE, SUREST, Adjacency, merged, pairs_of
+from draftree.drafters.retrieval.adjacency_table import NONE, SUREST, Adjacency, merged, pairs_of
 from draftree.drafters.token_recycling import (
     MEASURED,
     PRIOR,
@@ -22,12 +22,12 @@ from draftree.drafters.token_recycling import (
 )
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.target import Needs, Taps, likeliest_tokens
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.params import Sampling
+from draftree.target.target import Needs, Taps, likeliest_tokens
 from draftree.testing import random_table, table_target
 from draftree.tree import Candidates, Ints, Tree, Verdict
 
@@ -402,7 +402,7 @@ def test_mistakes_are_noticed(mistake: str, monkeypatch: pytest.MonkeyPatch) -> 
         monkeypatch.setattr(Adjacency, "plus", turned)
         noticing = test_all_verified_nodes_are_entered_and_the_accepted_one_counts
     elif mistake == "no confirmation":
-        monkeypatch.setattr("draftree.drafters.lookup.adjacency.SUREST", 0)
+        monkeypatch.setattr("draftree.drafters.retrieval.adjacency_table.SUREST", 0)
         noticing = test_rates_are_those_of_the_rank_among_equally_sure_lines
     else:
         monkeypatch.setattr(

@@ -19,16 +19,16 @@ from draftree.drafters.base import Batch
 from draftree.drafters.eagle import EAGLE
 from draftree.drafters.edd import EDD
 from draftree.drafters.neural.losses import before, draft_loss, kl
-from draftree.drafters.neural.masks import block_starts
+from draftree.drafters.neural.training_masks import block_starts
 from draftree.drafters.vdm import VDM
 from draftree.errors import UserError
 from draftree.models.decoder import Decoder
-from draftree.models.target import Needs, Target
-from draftree.training import clock
-from draftree.training.features import Shards
-from draftree.training.measures import DEPTHS, acceptance_by_depth, evaluate
-from draftree.training.processes import Processes
-from draftree.training.state import STATE, begun
+from draftree.target.target import Needs, Target
+from draftree.training import time_limit
+from draftree.training.distributed import Processes
+from draftree.training.feature_cache import Shards
+from draftree.training.held_out_metrics import DEPTHS, acceptance_by_depth, evaluate
+from draftree.training.resume import STATE, begun
 from draftree.training.teacher import Teacher
 from draftree.training.trainer import Plan, Progress, scale, split, train
 
@@ -536,7 +536,7 @@ def test_a_run_of_so_many_seconds_ends_with_its_rate_at_the_floor(
         adam(self, *of, **how),
     )[1]
     monkeypatch.setattr(torch.optim.AdamW, "step", spy)
-    monkeypatch.setattr(clock.time, "monotonic", monotonic)
+    monkeypatch.setattr(time_limit.time, "monotonic", monotonic)
     bounded, seen = plan(epochs=6, schedule="linear", floor=0.1, max_seconds=1.0), list[Progress]()
 
     def listen(progress: Progress) -> None:
@@ -563,7 +563,9 @@ def test_a_run_of_so_many_seconds_ends_with_its_rate_at_the_floor(
 
 
 def test_the_seconds_before_an_interruption_count(target, samples, tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(clock.time, "monotonic", iter(np.arange(0, 100, 0.1).tolist()).__next__)
+    monkeypatch.setattr(
+        time_limit.time, "monotonic", iter(np.arange(0, 100, 0.1).tolist()).__next__
+    )
     bounded, stop = plan(epochs=6, max_seconds=1.0, save_every=1), [4]
 
     def listen(progress: Progress) -> None:

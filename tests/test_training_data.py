@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from draftree.data.rows import messages, rows
+from draftree.data.readers import messages, rows
 from draftree.data.samples import Sample, chat_samples, read
 from draftree.errors import UserError
 from folders import TEMPLATE, byte_tokenizer

@@ -20,9 +20,9 @@ from draftree.drafters.edd import EDD
 from draftree.errors import UserError
 from draftree.registry import names, part, stages
 from draftree.testing.fakes import tiny_target
-from draftree.training import state, trainer
-from draftree.training.run import planned, within_context
+from draftree.training import resume, trainer
 from draftree.training.trainer import Plan, Progress, scale, train
+from draftree.training.training_job import planned, within_context
 from draftree.weights import demo_folder
 from folders import target_folder
 
@@ -206,7 +206,7 @@ def test_a_batch_that_is_cut_by_itself_learns_the_same(
         train(target, drafter, texts, Plan(lr=1e-2), tmp_path / name)
         runs[name] = (
             drafter.model.state_dict(),
-            json.loads((tmp_path / name / state.PLAN).read_text())["accumulate"],
+            json.loads((tmp_path / name / resume.PLAN).read_text())["accumulate"],
         )
     assert (runs["whole"][1], runs["cut"][1]) == (1, 4)
     for key, value in runs["whole"][0].items():
@@ -237,8 +237,8 @@ def interrupted(out: Path, plan: Plan, stop: int = 2) -> None:
 
 def aged(out: Path) -> None:
     """Makes a run's note one of before methods had plans of their own."""
-    said = json.loads((out / state.PLAN).read_text())
-    (out / state.PLAN).write_text(
+    said = json.loads((out / resume.PLAN).read_text())
+    (out / resume.PLAN).write_text(
         json.dumps({k: v for k, v in said.items() if k not in LACKING} | {"accumulate": 1})
     )
 
@@ -302,8 +302,8 @@ def test_a_run_longer_than_the_context_keeps_its_length(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("held", ["[1]", "{", '{"lr": "much"}', '{"betas": 3}'])
 def test_a_broken_note_is_told_in_a_line(held: str, tmp_path: Path) -> None:
-    (tmp_path / state.STATE).touch()
-    (tmp_path / state.PLAN).write_text(held)
+    (tmp_path / resume.STATE).touch()
+    (tmp_path / resume.PLAN).write_text(held)
     with pytest.raises(UserError, match=r"training\.json") as told:
         planned(stages("edd"), {}, tmp_path, later=False)
     assert "\n" not in str(told.value)
@@ -349,7 +349,7 @@ def test_the_command_takes_and_tells_the_methods_numbers(
     status, _, err = command(
         *glide, "--warmup", 0.5, "--betas", 0.8, 0.7, "--out", tmp_path / "base"
     )
-    said = json.loads((tmp_path / "base" / state.PLAN).read_text())
+    said = json.loads((tmp_path / "base" / resume.PLAN).read_text())
     assert status == 0
     assert (said["stage"], said["lr"], said["betas"], said["warmup"]) == (
         "pretraining",
@@ -370,7 +370,7 @@ def test_the_command_takes_and_tells_the_methods_numbers(
     assert (status, err.count("\n")) == (2, 1)
     assert "allowed is it with --init-from" in err
     assert command(*glide, "--init-from", tmp_path / "base", "--out", tmp_path / "tuned")[0] == 0
-    assert json.loads((tmp_path / "tuned" / state.PLAN).read_text())["stage"] == "tuning"
+    assert json.loads((tmp_path / "tuned" / resume.PLAN).read_text())["stage"] == "tuning"
 
 
 MISTAKES = {
@@ -439,7 +439,9 @@ def rows_of_the_page() -> list[str]:
                 (f"`{name}`" + f" ({stage.name})" * (len(several) > 1), stage.floor, cells)
             )
     folders = [demo_folder(n) for n in TRAINED if demo_folder(n).is_dir()]
-    plans = [{**state.SINCE, **json.loads((folder / state.PLAN).read_text())} for folder in folders]
+    plans = [
+        {**resume.SINCE, **json.loads((folder / resume.PLAN).read_text())} for folder in folders
+    ]
     cells = [" or ".join(sorted({number_text(said[k]) for said in plans})) for k in COLUMNS]
     found.append(("all, as shipped", plans[0]["floor"], cells))
     for _, floor, cells in found:
@@ -464,7 +466,7 @@ def test_the_recipe_of_the_shipped_drafters_names_all_their_numbers(
 
     monkeypatch.setattr(recipe.subprocess, "run", run)
     recipe.train("edd", recipe.SPECS["edd"], "texts.jsonl", tmp_path)
-    said = {**state.SINCE, **json.loads((demo_folder("edd") / state.PLAN).read_text())}
+    said = {**resume.SINCE, **json.loads((demo_folder("edd") / resume.PLAN).read_text())}
     assert {k: seen[k] for k in NUMBERS} == {
         k: tuple(v) if k == "betas" else v for k, v in said.items() if k in NUMBERS
     }

@@ -27,7 +27,6 @@ from accelerate.state import AcceleratorState, PartialState
 from safetensors.torch import load_file
 
 from draftree import Request, Target
-from draftree.boundary.progress import Tell, silent
 from draftree.cli import app
 from draftree.data import samples
 from draftree.data.samples import Sample
@@ -37,12 +36,13 @@ from draftree.engine import Engine
 from draftree.errors import UserError
 from draftree.policies.chain import Chain
 from draftree.testing.fakes import tiny_target
-from draftree.training import processes, synthesize, trainer
-from draftree.training.features import Shards
-from draftree.training.processes import Processes
+from draftree.training import distributed, synthesize, trainer
+from draftree.training.distributed import Processes
+from draftree.training.feature_cache import Shards
 from draftree.training.regenerate import ABOUT, FILE, PARTS, Regeneration, prompts, regenerate
 from draftree.training.teacher import Teacher
 from draftree.training.trainer import Plan, Progress, train
+from draftree.utils.progress import Tell, silent
 from folders import byte_tokenizer, talking_folder, target_folder
 
 CLOSE = 1e-12
@@ -257,7 +257,7 @@ def test_a_step_must_be_dealt_out_evenly(tmp_path: Path) -> None:
 
 
 def test_processes_share_the_work_of_caching(straight: Path, tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr("draftree.training.features.SHARD", 7)
+    monkeypatch.setattr("draftree.training.feature_cache.SHARD", 7)
     write = Shards._write
 
     def noted(self: Shards, shard: int, names: Any) -> None:
@@ -281,7 +281,7 @@ def test_what_fails_in_one_process_fails_in_all(tmp_path: Path, monkeypatch) -> 
         if PartialState().process_index == 1:
             raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("draftree.training.features.SHARD", 7)
+    monkeypatch.setattr("draftree.training.feature_cache.SHARD", 7)
     monkeypatch.setattr(Shards, "_write", full)
     with_disk = lambda: told_os(lambda: learn(tmp_path, cache_features=True))
     first, second = on_two(with_disk)
@@ -430,7 +430,7 @@ def test_a_mistake_is_told_once(
             raise UserError("the disk is full")
 
     monkeypatch.setattr(Shards, "_write", full)
-    monkeypatch.setattr("draftree.training.features.SHARD", 3)
+    monkeypatch.setattr("draftree.training.feature_cache.SHARD", 3)
     args, told = MISTAKES[case]
     ask = [
         "train",
@@ -519,7 +519,7 @@ def test_trackers_are_told_of_every_step(tmp_path: Path, monkeypatch) -> None:
 
 
 def test_a_tracker_that_is_not_installed_is_told(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.setattr(processes, "get_available_trackers", lambda: ["tensorboard"])
+    monkeypatch.setattr(distributed, "get_available_trackers", lambda: ["tensorboard"])
     target, drafter, samples = made()
     with pytest.raises(
         UserError, match=r"tracker is 'wnadb', installed are tensorboard of aim, .*wandb"

@@ -10,14 +10,14 @@ from draftree.costs.curves import UNIT, Costs
 from draftree.data.samples import Sample
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.evaluation.recording import Text
-from draftree.evaluation.trees import counted, expected_length
-from draftree.models.target import Target
+from draftree.evaluation.target_trace import Text
+from draftree.evaluation.tree_acceptance import counted, expected_length
 from draftree.registry import build
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.testing.fakes import Coached, Sometimes, TableDrafter, tiny_target
-from draftree.training.measures import TOKENS, _first
-from draftree.training.run import Training
+from draftree.training.held_out_metrics import TOKENS, _first
+from draftree.training.training_job import Training
 
 V = 61
 LIKELY, SECOND = 0.6, 0.4

@@ -9,12 +9,12 @@ from draftree.cli.app import main
 from draftree.costs.curves import Costs, CostTable
 from draftree.engine import Engine, plain
 from draftree.errors import UserError
-from draftree.evaluation.intervals import Ratio
-from draftree.evaluation.recordings import Recordings
-from draftree.evaluation.tune import Search, Tuned, space, spec
-from draftree.models.target import Target
+from draftree.evaluation.bootstrap import Ratio
+from draftree.evaluation.policy_search import Search, Tuned, space, spec
+from draftree.evaluation.trace_store import Recordings
 from draftree.registry import build
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.testing.fakes import Always, tiny_target
 
 REQUESTS = [Request([3, 1, n], 14, number=n) for n in range(1, 11)]

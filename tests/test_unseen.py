@@ -12,19 +12,18 @@ from transformers import LogitsProcessor
 
 import draftree.drafting.step
 from architectures import model
-from draftree.calibration import Logistic
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
-from draftree.drafters.neural.vocabulary import Shared
+from draftree.drafters.neural.draft_vocabulary import Shared
 from draftree.errors import DraftreeWarning
 from draftree.loop import Parts, State, admit, decode, release, step
-from draftree.models.capture import Capture, Eager, Graphs
 from draftree.models.decoder import Decoder
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch, hide_far, write_mask
-from draftree.models.target import Target
-from draftree.models.unseen import Choose, Layers, Nodes
-from draftree.policies._unseen import Outlook, grow, leading_tokens
+from draftree.models.graph_capture import Capture, Eager, Graphs
+from draftree.online_logistic import Logistic
+from draftree.policies._device_growth import Outlook, grow, leading_tokens
 from draftree.policies.base import Policy
 from draftree.policies.beam import Beam
 from draftree.policies.chain import Chain
@@ -35,10 +34,11 @@ from draftree.policies.vct import VCT
 from draftree.policies.yield_ import Learned, Yield
 from draftree.registry import build, part
 from draftree.request import Emitted, Request
-from draftree.rows import Rows
 from draftree.sampling import devices
-from draftree.sampling.drawing import Drawing, drawn, top_k
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing, drawn, top_k
+from draftree.sampling.params import Sampling
+from draftree.target.device_tree import Choose, Layers, Nodes
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Recorder, tiny_target
 from draftree.tree import Candidates, Drafted, Ints, Room, Tree

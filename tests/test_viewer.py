@@ -20,11 +20,11 @@ from draftree.cli.app import main
 from draftree.data.prompts import encode
 from draftree.request import Emitted
 from draftree.tree import Candidates, Tree
-from draftree.viewer import page, svg
+from draftree.viewer import html, svg
 from draftree.viewer.layout import HEIGHT, layout
-from draftree.viewer.steps import Node, Step, Watch
 from draftree.viewer.terminal import lines
-from draftree.viewer.tokens import Spellings, flowing, visible
+from draftree.viewer.token_text import Spellings, flowing, visible
+from draftree.viewer.trace import Node, Step, Watch
 from folders import byte_tokenizer, target_folder
 
 TOKENIZER = byte_tokenizer()
@@ -323,7 +323,7 @@ class Strict(HTMLParser):
 def test_the_page_is_well_formed_whatever_the_tokens_are() -> None:
     steps = nasty_steps()
     parser = Strict()
-    parser.feed(page.render(steps, ABOUT))
+    parser.feed(html.render(steps, ABOUT))
     parser.close()
     assert parser.open == []
     assert sum(tag == "script" and k == "type" for tag, k, _ in parser.attributes) == 1
@@ -357,7 +357,7 @@ def test_the_page_stays_small() -> None:
             )
         )
     steps = [Step(n, (1,), ("bonus",), ("x",), tuple(nodes), (1, "x")) for n in range(129)]
-    assert len(page.render(steps, {})) < 2_000_000
+    assert len(html.render(steps, {})) < 2_000_000
     assert len(svg.render(steps, {})) < 1_000_000
 
 
@@ -462,7 +462,7 @@ def test_a_picture_that_cannot_be_saved_is_refused_before_anything_is_loaded(
     def loaded(*_: object) -> None:
         raise AssertionError("the target was loaded")
 
-    monkeypatch.setattr("draftree.models.target.Target.load", loaded)
+    monkeypatch.setattr("draftree.target.target.Target.load", loaded)
     (tmp_path / "file").write_text("")
     status, out, err = draftree("--trees", str(tmp_path / name))
     assert (status, out, err.count("\n")) == (2, "", 1)

@@ -8,9 +8,9 @@ import pytest
 
 from draftree.engine import load, usual_drafter
 from draftree.errors import UserError
-from draftree.models.sources import known, shipped, shipped_folder
 from draftree.policies.c2t import C2T
 from draftree.registry import build
+from draftree.target.names import known, shipped, shipped_folder
 from draftree.weights import GROUP, INSTALL, demo_folder, weights_folder
 from packages import install
 

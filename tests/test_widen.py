@@ -18,10 +18,10 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 from draftree.data.prompts import encode, question
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.models.target import Target
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Target
 from draftree.tree import Candidates, Tree
 from draftree.weights import demo_folder
 from folders import target_folder

@@ -16,16 +16,16 @@ from hypothesis import strategies as st
 
 from draftree import registry
 from draftree.acceptors.greedy import Greedy
-from draftree.calibration import Logistic
 from draftree.costs.curves import Costs
 from draftree.drafters.lookahead import Lookahead
 from draftree.engine import Engine, plain
 from draftree.errors import UserError
+from draftree.metrics import Work
+from draftree.online_logistic import Logistic
 from draftree.policies.base import Expand, Search
 from draftree.policies.ddtree import DDTree
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
-from draftree.stats import Work
+from draftree.sampling.params import Sampling
 from draftree.testing.fakes import (
     Always,
     Never,

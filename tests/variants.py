@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from draftree import native
-from draftree.native.dense import processor_share
+from draftree.native.transformer_kernels import processor_share
 
 ROOT = Path(__file__).resolve().parents[1]
 KERNEL_TESTS = sorted(

@@ -7,20 +7,20 @@ from typing import TYPE_CHECKING, Any
 
 from draftree import aliases
 from draftree.aliases import MODULE
-from draftree.boundary.garbage import seldom
 from draftree.errors import UnknownAttribute
+from draftree.utils.gc_pause import seldom
 
 if TYPE_CHECKING:
+    from draftree.batch import Generation
     from draftree.costs.curves import Costs
     from draftree.engine import Engine, load, speculate
     from draftree.errors import DraftreeError, UserError
-    from draftree.models.target import Target
     from draftree.request import Request
-    from draftree.rows import Generation
     from draftree.sampling.grammar import Grammar
-    from draftree.sampling.settings import Sampling
+    from draftree.sampling.params import Sampling
     from draftree.scheduling.handle import Handle, RequestStats, Update
     from draftree.scheduling.options import SchedulerOptions
+    from draftree.target.target import Target
     from draftree.text.completion import Completion, Token
     from draftree.text.conversation import Conversation
     from draftree.text.options import Options
@@ -56,16 +56,16 @@ __all__ = [
 ]
 
 _MODULES = {
+    "batch": ("Generation",),
     "costs.curves": ("Costs",),
     "engine": ("Engine", "load", "speculate"),
     "errors": ("DraftreeError", "UserError"),
-    "models.target": ("Target",),
     "request": ("Request",),
-    "rows": ("Generation",),
     "sampling.grammar": ("Grammar",),
-    "sampling.settings": ("Sampling",),
+    "sampling.params": ("Sampling",),
     "scheduling.handle": ("Handle", "RequestStats", "Update"),
     "scheduling.options": ("SchedulerOptions",),
+    "target.target": ("Target",),
     "text.completion": ("Completion", "Token"),
     "text.conversation": ("Conversation",),
     "text.options": ("Options",),
@@ -96,7 +96,7 @@ def _of_transformers(name: str) -> str | None:
 
     Return None for any other name.
     """
-    if not name[:1].isupper() or aliases.instead(MODULE, name):
+    if not name[:1].isupper() or aliases.suggestion(MODULE, name):
         return None
     return (
         f"from transformers import {name}" if name in dir(import_module("transformers")) else None

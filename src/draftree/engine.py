@@ -21,48 +21,48 @@ from draftree.acceptors.base import Acceptor
 from draftree.acceptors.greedy import Greedy
 from draftree.acceptors.match import Match
 from draftree.aliases import DEVICE, ENGINE, LOADING, accepted
-from draftree.aliases.flags import THREAD_WORDS
-from draftree.aliases.values import rewritten_loading
-from draftree.boundary.files import understood
-from draftree.boundary.knobs import translated, whole
-from draftree.boundary.phases import recorded
-from draftree.boundary.progress import announced
+from draftree.aliases.conversions import rewritten_loading
+from draftree.aliases.flag_hints import THREAD_WORDS
+from draftree.batch import Generation, Rows
 from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import UNIT, Costs, CostSource, CostTable
 from draftree.costs.online import OnlineCosts
 from draftree.costs.probe import start_probe
 from draftree.data.prompts import Prompt, Prompts, chats_of, ids_of, prompts_of, rendered
-from draftree.data.rows import Messages
-from draftree.drafters._given import LoadedModel, OpenDrafter
+from draftree.data.readers import Messages
+from draftree.drafters._from_objects import LoadedModel, OpenDrafter
 from draftree.drafters.base import Drafter, Method
 from draftree.drafting.states import carried
 from draftree.errors import DraftreeWarning, Hinting, UnknownAttribute, UserError, shown
-from draftree.formats.published import best_for, published_for
+from draftree.formats.known_checkpoints import best_for, published_for
 from draftree.hf.generate import Hook, check_types, generate, is_text, taken_text, takes_hook_calls
 from draftree.loop import Parts, State, decode
-from draftree.models.cache import SlotCache
+from draftree.metrics import Stats
+from draftree.models.kv_cache import SlotCache
 from draftree.models.load_options import Loading
-from draftree.models.quantized import count_parameters
-from draftree.models.sources import ALLOWED, DEMO, SMOLLM2, known, known_as, without_weights
-from draftree.models.target import Needs, Target, name_of, usable, warn_of_training
+from draftree.models.quantization_support import count_parameters
 from draftree.native import check_variable, report_absence
 from draftree.policies.base import Policy
 from draftree.registry import KINDS, build, check_exact, names
 from draftree.request import Emitted, Request, all_greedy, check, under
-from draftree.rows import Generation, Rows
-from draftree.sampling.noise import Chance
-from draftree.sampling.settings import GREEDY, Sampling
+from draftree.sampling.keyed_noise import Chance
+from draftree.sampling.params import GREEDY, Sampling
 from draftree.scheduling.handle import Handle, Update
 from draftree.scheduling.options import SchedulerOptions
 from draftree.scheduling.scheduler import Scheduler
-from draftree.stats import Stats
+from draftree.target.names import ALLOWED, DEMO, SMOLLM2, known, known_as, without_weights
+from draftree.target.target import Needs, Target, name_of, usable, warn_of_training
 from draftree.text import completion
 from draftree.text.calls import ECHO, STOP, after_history, asks_for, of_template, takes_prompt
 from draftree.text.completion import Completion, Reading, Token, Writing, whole_text
 from draftree.text.conversation import Conversation, started
 from draftree.text.options import Options
-from draftree.text.stops import Stops
+from draftree.text.stop_strings import Stops
 from draftree.tree import Draw, Ints
+from draftree.utils.files import understood
+from draftree.utils.profiler import recorded
+from draftree.utils.progress import announced
+from draftree.utils.validated_dataclass import translated, whole
 
 SETTING = Lock()
 """Guards the creation of schedulers."""

@@ -78,7 +78,7 @@ class UnknownName(UserError):
         for name, value in {got: None}.items() if isinstance(got, str) else got.items():
             hint = (
                 aliases.filled(name, value)
-                or aliases.instead(kind, name)
+                or aliases.suggestion(kind, name)
                 or aliases.elsewhere(kind, name)
             )
             if hint is None:
@@ -106,7 +106,7 @@ class UnknownAttribute(UserError, AttributeError):
             of: the object or module on which it was looked up.
             told: what to write instead; by default that of the table, or the nearest public name.
         """
-        told = told or aliases.instead(kind, name) or aliases.elsewhere(kind, name)
+        told = told or aliases.suggestion(kind, name) or aliases.elsewhere(kind, name)
         if told is None and not name.startswith("_"):
             nearest = aliases.nearest(
                 kind, name, (known for known in dir(of) if not known.startswith("_"))
@@ -166,7 +166,7 @@ class Hinting:
 
         Return None if a table names it or no part has it.
         """
-        parts = {} if aliases.instead(self.kind_of_name, name) else self._parts()
+        parts = {} if aliases.suggestion(self.kind_of_name, name) else self._parts()
         return next(
             (f"{where}.{name}" for where, part in parts.items() if hasattr(part, name)), None
         )

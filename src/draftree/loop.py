@@ -15,17 +15,17 @@ import numpy as np
 from torch import Tensor
 
 from draftree.acceptors.base import Acceptor
-from draftree.boundary.phases import phase
+from draftree.batch import Rows
 from draftree.costs.curves import CostSource
 from draftree.drafters.base import Drafter
 from draftree.drafting.states import released, selected, started
 from draftree.drafting.step import Drafting
 from draftree.models.forward_batch import Chunk
-from draftree.models.target import Needs, Read, Taps, Target, Verified
 from draftree.policies.base import Policy
 from draftree.request import Emitted, Request
-from draftree.rows import Rows
+from draftree.target.target import Needs, Read, Taps, Target, Verified
 from draftree.tree import Ints, Tree
+from draftree.utils.profiler import phase
 
 
 @dataclass(frozen=True)

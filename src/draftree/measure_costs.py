@@ -7,16 +7,16 @@ from typing import Any, Self
 
 import numpy as np
 
-from draftree.boundary.machine import interleaved
-from draftree.boundary.progress import Tell, announced, silent
 from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import Costs, CostTable, monotone
 from draftree.drafters.base import Drafter
-from draftree.models.cache import SlotCache
-from draftree.models.target import Target
+from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import append
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.utils.hardware import interleaved
+from draftree.utils.progress import Tell, announced, silent
 
 FED, FED_WIDE = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
 """Tokens of a row at which a target pass is timed. The second tuple is for accelerators, whose cost

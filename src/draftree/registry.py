@@ -34,18 +34,18 @@ from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_N
 from draftree import acceptors, drafters, policies
 from draftree.acceptors.base import Acceptor
 from draftree.aliases import accepted
-from draftree.boundary.files import Entries, understood
-from draftree.boundary.knobs import parsed
 from draftree.drafters._fused import Fused
 from draftree.drafters.base import Method, Stage, TrainableMethod
-from draftree.drafters.lookup.datastore import Stored
+from draftree.drafters.retrieval.datastore import Stored
 from draftree.errors import UnknownName, UserError, shown
 from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint, tensor_names
-from draftree.models.hub import check_path, downloaded, is_hub_id
-from draftree.models.sources import known
 from draftree.policies.base import Policy
 from draftree.request import Request
-from draftree.sampling.processors import named
+from draftree.sampling.logits_processors import named
+from draftree.target.hub import check_path, downloaded, is_hub_id
+from draftree.target.names import known
+from draftree.utils.files import Entries, understood
+from draftree.utils.validated_dataclass import parsed
 
 
 def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] = ()) -> None:

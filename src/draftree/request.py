@@ -12,15 +12,15 @@ from torch import Tensor
 from transformers import LogitsProcessor
 from typing_extensions import override
 
-from draftree.boundary.arguments import row_of_ids
-from draftree.boundary.knobs import Knobs, Rule, knob, optional, several
 from draftree.errors import UserError, shown
-from draftree.models.target import Target
+from draftree.metrics import Step
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.drawing import top_k
-from draftree.sampling.settings import GREEDY, Sampling
-from draftree.stats import Step
+from draftree.sampling.draft_sampling import top_k
+from draftree.sampling.params import GREEDY, Sampling
+from draftree.target.target import Target
 from draftree.tree import Ints, Tree
+from draftree.utils.token_ids import row_of_ids
+from draftree.utils.validated_dataclass import Knobs, Rule, knob, optional, several
 
 Origin = Literal["prefill", "drafted", "forced", "bonus"]
 """The origin of a token: the prefill, a draft that was accepted, the only token allowed, or the

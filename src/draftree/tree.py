@@ -3,7 +3,7 @@
 Shapes: R rows (sequences), N nodes of all rows, F frontier nodes, K candidates, V vocabulary, E
 rows of full draft distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes,
 and policies decide in Python which of them to expand. Trees whose shape is known beforehand may
-grow on a GPU, and are copied to the host later (`policies/_unseen.py`).
+grow on a GPU, and are copied to the host later (`policies/_device_growth.py`).
 """
 
 from collections.abc import Callable
@@ -17,8 +17,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from draftree.kernels.entropies import entropies
-from draftree.kernels.forest import kept, paths, shallow
+from draftree.kernels.entropy import entropies
+from draftree.kernels.tree_ops import kept, paths, shallow
 
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]

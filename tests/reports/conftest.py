@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from draftree.models.target import Target
+from draftree.target.target import Target
 from folders import talking_folder, target_folder
 
 

@@ -5,11 +5,11 @@ from typing import Any
 
 from draftree.data.prompts import encode
 from draftree.engine import Engine, plain
-from draftree.models.target import Target
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.testing.fakes import Always, Scripted, Sometimes
 from draftree.text.options import Options
 

@@ -9,13 +9,13 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from draftree import UserError, speculate
-from draftree.drafters._given import LoadedModel
+from draftree.drafters._from_objects import LoadedModel
 from draftree.engine import Engine, load, plain
-from draftree.models.target import Target
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from reports import report
 from reports.engines import LENGTH, asked, plainly

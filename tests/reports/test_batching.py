@@ -9,19 +9,19 @@ import torch
 
 from architectures import model
 from draftree import speculate
-from draftree.drafters._given import LoadedModel
-from draftree.drafters.lookup.texts import Texts
+from draftree.batch import Rows
+from draftree.drafters._from_objects import LoadedModel
+from draftree.drafters.retrieval.text_drafter import Texts
 from draftree.engine import Engine, load, plain
 from draftree.errors import DraftreeWarning
 from draftree.loop import Parts, State, admit, release, step
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
-from draftree.rows import Rows
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Scripted, tiny_target
 from draftree.tree import Ints

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
+from draftree.batch import Rows
 from draftree.data.prompts import encode
-from draftree.drafters._given import LoadedModel
+from draftree.drafters._from_objects import LoadedModel
 from draftree.engine import Engine, load, plain
 from draftree.loop import Parts, State, admit, step
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.eagle2 import EAGLE2
 from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request
-from draftree.rows import Rows
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import tiny_target
 from hybrids import OneByOne, hybrid

@@ -14,14 +14,14 @@ from torch import Tensor
 
 from architectures import target as architecture
 from draftree import UserError
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.drafters.eagle3 import EAGLE3
 from draftree.drafters.medusa import Medusa
 from draftree.engine import Engine, load, plain
 from draftree.errors import DraftreeWarning, NotANumber
-from draftree.models.target import Target
 from draftree.registry import build
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import tiny_target
 from draftree.training.export import export
@@ -66,7 +66,7 @@ def drafts(folder: Path, t: Target | None = None) -> Tensor:
     """Return what a checkpoint drafts along two texts."""
     t = t or served()
     text = np.stack(texts([13, 13], np.random.default_rng(1)))
-    return forwards.decoded(t, build("drafter", str(folder)).open(t), text, 4, 1)
+    return forward_parity.decoded(t, build("drafter", str(folder)).open(t), text, 4, 1)
 
 
 def config_of(folder: Path) -> dict[str, Any]:

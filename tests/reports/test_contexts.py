@@ -6,12 +6,12 @@ import torch
 from architectures import model
 from architectures import target as architecture
 from draftree import UserError, speculate
-from draftree.drafters._given import LoadedModel
+from draftree.drafters._from_objects import LoadedModel
 from draftree.engine import load, plain
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import tiny_target
 from reports import report

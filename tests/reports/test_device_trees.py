@@ -7,14 +7,14 @@ import pytest
 import torch
 
 from draftree.engine import Engine, plain
-from draftree.models.capture import Graphs
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.ladder import SLOTS, Ladder
-from draftree.models.target import Target
+from draftree.models.graph_capture import Graphs
+from draftree.models.shape_buckets import SLOTS, Ladder
 from draftree.policies.base import Policy
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Always, Recorder, tiny_target
 from reports import report

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from draftree.data.corpus import texts
-from draftree.data.rows import CHATS, CONTENT_NAMES, ROLE_NAMES, Skipped, messages, rows
+from draftree.data.readers import CHATS, CONTENT_NAMES, ROLE_NAMES, Skipped, messages, rows
 from draftree.data.samples import read
 from draftree.errors import UserError
 from draftree.training.regenerate import prompts

@@ -17,28 +17,53 @@ from transformers import LlamaConfig, Qwen3Config
 from architectures import build
 from draftree.cli.app import main
 from draftree.errors import DraftreeWarning, UserError, shown
-from draftree.formats import entries
-from draftree.formats.entries import Table
-from draftree.formats.parallel import Sight
+from draftree.formats import config_entries
+from draftree.formats.block_drafters import Sight
+from draftree.formats.config_entries import Table
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.registry import build as part
+from draftree.target.target import Target
 from kind_models import PROMPT, changed, expected, fresh, target, written
 from reports import report
 
 TABLES = {
-    "llama": entries.LLAMA, "eagle": entries.EAGLE, "peagle": entries.PEAGLE, "speculators": entries.SPECULATORS,
-    "glide": entries.GLIDE, "qwen3": entries.QWEN3, "blocks": entries.BLOCKS, "medusa": entries.MEDUSA,
-    "speculated blocks": entries.SPECULATED_BLOCKS, "hydra": entries.HYDRA,
-}  # fmt: skip
+    "llama": config_entries.LLAMA,
+    "eagle": config_entries.EAGLE,
+    "peagle": config_entries.PEAGLE,
+    "speculators": config_entries.SPECULATORS,
+    "glide": config_entries.GLIDE,
+    "qwen3": config_entries.QWEN3,
+    "blocks": config_entries.BLOCKS,
+    "medusa": config_entries.MEDUSA,
+    "speculated blocks": config_entries.SPECULATED_BLOCKS,
+    "hydra": config_entries.HYDRA,
+}
 CHANGES: dict[str, Any] = {
-    "layer_types": ["sliding_attention"], "use_sliding_window": True, "attn_logit_softcapping": 30.0,
-    "final_logit_softcapping": 30.0, "embedding_multiplier": 12.0, "residual_multiplier": 0.22, "logits_scaling": 8.0,
-    "logit_scale": 0.06, "attention_multiplier": 0.01, "query_pre_attn_scalar": 256, "attention_sinks": True,
-    "num_sink_tokens": 4, "qk_norm": True, "norm_before_fc": True, "fc_norm": True, "norm_output": True,
-    "sandwich_norm": True, "partial_rotary_factor": 0.5, "rope_interleave": True, "no_rope_layers": [1],
-    "attention_chunk_size": 16, "num_experts": 4, "kv_lora_rank": 16, "use_parallel_residual": True,
-}  # fmt: skip
+    "layer_types": ["sliding_attention"],
+    "use_sliding_window": True,
+    "attn_logit_softcapping": 30.0,
+    "final_logit_softcapping": 30.0,
+    "embedding_multiplier": 12.0,
+    "residual_multiplier": 0.22,
+    "logits_scaling": 8.0,
+    "logit_scale": 0.06,
+    "attention_multiplier": 0.01,
+    "query_pre_attn_scalar": 256,
+    "attention_sinks": True,
+    "num_sink_tokens": 4,
+    "qk_norm": True,
+    "norm_before_fc": True,
+    "fc_norm": True,
+    "norm_output": True,
+    "sandwich_norm": True,
+    "partial_rotary_factor": 0.5,
+    "rope_interleave": True,
+    "no_rope_layers": [1],
+    "attention_chunk_size": 16,
+    "num_experts": 4,
+    "kv_lora_rank": 16,
+    "use_parallel_residual": True,
+}
 """Entries of other networks, with values that switch them on."""
 
 
@@ -109,7 +134,8 @@ def test_an_entry_stands_in_one_column_of_a_table(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("table", "config"), [(entries.LLAMA, LlamaConfig()), (entries.QWEN3, Qwen3Config())]
+    ("table", "config"),
+    [(config_entries.LLAMA, LlamaConfig()), (config_entries.QWEN3, Qwen3Config())],
 )
 def test_a_whole_config_of_transformers_is_known(table: Table, config: Any) -> None:
     table.check({**config.to_dict(), **config.to_diff_dict()}, "config.json", "eagle3")
@@ -118,42 +144,77 @@ def test_a_whole_config_of_transformers_is_known(table: Table, config: Any) -> N
 def test_the_entries_of_published_drafters_are_known() -> None:
     """Configs as DeepSpec, z-lab and SpecForge publish them; a warning would be an error here."""
     qwen3 = {
-        "architectures": ["Qwen3DSparkModel"], "attention_bias": False, "attention_dropout": 0.0, "bos_token_id": None,
-        "dtype": "float32", "eos_token_id": None, "head_dim": 32, "hidden_act": "silu", "hidden_size": 64,
-        "initializer_range": 0.02, "intermediate_size": 160, "layer_types": ["full_attention"] * 2,
-        "max_position_embeddings": 512, "max_window_layers": 2, "model_type": "qwen3", "num_attention_heads": 4,
-        "num_hidden_layers": 2, "num_key_value_heads": 2, "num_target_layers": 4, "pad_token_id": None,
-        "rms_norm_eps": 1e-06, "rope_parameters": {"rope_theta": 50000.0, "rope_type": "default"}, "sliding_window": None,
-        "tie_word_embeddings": False, "use_cache": True, "use_sliding_window": False, "vocab_size": 320,
-    }  # fmt: skip
+        "architectures": ["Qwen3DSparkModel"],
+        "attention_bias": False,
+        "attention_dropout": 0.0,
+        "bos_token_id": None,
+        "dtype": "float32",
+        "eos_token_id": None,
+        "head_dim": 32,
+        "hidden_act": "silu",
+        "hidden_size": 64,
+        "initializer_range": 0.02,
+        "intermediate_size": 160,
+        "layer_types": ["full_attention"] * 2,
+        "max_position_embeddings": 512,
+        "max_window_layers": 2,
+        "model_type": "qwen3",
+        "num_attention_heads": 4,
+        "num_hidden_layers": 2,
+        "num_key_value_heads": 2,
+        "num_target_layers": 4,
+        "pad_token_id": None,
+        "rms_norm_eps": 1e-06,
+        "rope_parameters": {"rope_theta": 50000.0, "rope_type": "default"},
+        "sliding_window": None,
+        "tie_word_embeddings": False,
+        "use_cache": True,
+        "use_sliding_window": False,
+        "vocab_size": 320,
+    }
     dspark = {
-        "block_size": 7, "confidence_head_with_markov": True, "enable_confidence_head": True, "mask_token_id": 319,
-        "markov_head_type": "vanilla", "markov_rank": 16, "num_anchors": 512, "target_layer_ids": [0, 1, 2],
-    }  # fmt: skip
+        "block_size": 7,
+        "confidence_head_with_markov": True,
+        "enable_confidence_head": True,
+        "mask_token_id": 319,
+        "markov_head_type": "vanilla",
+        "markov_rank": 16,
+        "num_anchors": 512,
+        "target_layer_ids": [0, 1, 2],
+    }
     dflash = {
         "block_size": 8,
         "auto_map": {"AutoModel": "dflash.DFlashDraftModel"},
         "rope_scaling": None,
         "rope_theta": 1e4,
     }
-    entries.BLOCKS.check(qwen3 | dspark, "config.json", "dspark")
+    config_entries.BLOCKS.check(qwen3 | dspark, "config.json", "dspark")
     nested = {"mask_token_id": 319, "target_layer_ids": [0, 2], "causal_head": True}
-    entries.BLOCKS.check(qwen3 | dflash | {"dflash_config": nested}, "config.json", "dflash")
-    entries.BLOCKS.check(nested, "config.json", "dflash")
+    config_entries.BLOCKS.check(qwen3 | dflash | {"dflash_config": nested}, "config.json", "dflash")
+    config_entries.BLOCKS.check(nested, "config.json", "dflash")
     llama = {
-        "architectures": ["LlamaForCausalLMEagle3"], "model_type": "llama", "vocab_size": 256, "draft_vocab_size": 160,
-        "pretraining_tp": 1, "rope_scaling": None, "torch_dtype": "float16", "transformers_version": "4.36.2",
-        "sliding_window": None, "target_hidden_size": 64, "eagle_config": {}, "max_window_layers": 28,
-    }  # fmt: skip
-    entries.EAGLE.check_layer(llama, "config.json", "eagle3")
-    entries.EAGLE.check_layer(
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "vocab_size": 256,
+        "draft_vocab_size": 160,
+        "pretraining_tp": 1,
+        "rope_scaling": None,
+        "torch_dtype": "float16",
+        "transformers_version": "4.36.2",
+        "sliding_window": None,
+        "target_hidden_size": 64,
+        "eagle_config": {},
+        "max_window_layers": 28,
+    }
+    config_entries.EAGLE.check_layer(llama, "config.json", "eagle3")
+    config_entries.EAGLE.check_layer(
         llama | {"sliding_window": 4096, "use_sliding_window": False}, "config.json", "eagle3"
     )
 
 
 def test_a_window_that_no_entry_switches_on_is_named(warned: list[str]) -> None:
     with pytest.warns(DraftreeWarning, match="sliding_window 4096"):
-        entries.EAGLE.check_layer({"sliding_window": 4096}, "config.json", "eagle3")
+        config_entries.EAGLE.check_layer({"sliding_window": 4096}, "config.json", "eagle3")
 
 
 @pytest.mark.parametrize(

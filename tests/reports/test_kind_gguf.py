@@ -17,7 +17,7 @@ from safetensors.torch import load_file
 from architectures import build
 from draftree.engine import load
 from draftree.errors import UserError
-from draftree.models import gguf
+from draftree.target import gguf
 from kind_models import gguf_tensors, write_gguf
 from reports import report
 
@@ -166,9 +166,9 @@ def test_missing_tensors_are_named(tensors: dict[str, Any], tmp_path: Path) -> N
 
 COSTS = """
 import resource, sys, time
-import gguf, draftree.engine, draftree.models.gguf, transformers.modeling_gguf_pytorch_utils
+import gguf, draftree.engine, draftree.target.gguf, transformers.modeling_gguf_pytorch_utils
 from draftree.errors import UserError
-from draftree.models.gguf import dequantised
+from draftree.target.gguf import dequantised
 from pathlib import Path
 before, start = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss, time.process_time()
 for path in sys.argv[1:]:

@@ -15,17 +15,17 @@ from transformers import LogitsProcessor
 
 from architectures import VOCAB
 from draftree.acceptors.base import Acceptor
+from draftree.batch import Rows
 from draftree.costs.curves import UNIT
 from draftree.drafters.base import Drafter
 from draftree.drafters.lm import LMDrafter
 from draftree.engine import Engine, plain
 from draftree.errors import DraftreeWarning, UserError
 from draftree.loop import Parts, State, admit, release, step
-from draftree.models.target import Target
 from draftree.registry import build as part
 from draftree.request import Request
-from draftree.rows import Rows
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from kind_models import TRAINED, expected, fresh, target
 
 Run = tuple[dict[int, list[int]], dict[int, list[tuple[int, int, int]]]]

@@ -12,11 +12,11 @@ import torch
 from architectures import CROSSING, VOCAB, fresh, target
 from draftree.costs.curves import UNIT
 from draftree.drafters.lm import LMDrafter
-from draftree.drafters.neural.llama import Rotary, of_values
+from draftree.drafters.neural.llama_modules import Rotary, of_values
 from draftree.engine import Engine
-from draftree.models.target import Target
 from draftree.registry import build as part
 from draftree.request import Request
+from draftree.target.target import Target
 
 SWITCH = 16
 TEXT = [int(i) for i in torch.randint(3, VOCAB, (30,), generator=torch.Generator().manual_seed(2))]

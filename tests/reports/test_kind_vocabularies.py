@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from draftree.drafters.lm import language_model
 from draftree.engine import Engine, load
 from draftree.errors import UserError
-from draftree.models.target import Target
+from draftree.target.target import Target
 from folders import byte_tokenizer, target_folder
 from reports import report
 

@@ -11,15 +11,15 @@ from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM
 
 from drafting import after_all
 from draftree import UserError
-from draftree.doctor import forwards
-from draftree.drafters._given import LoadedModel
+from draftree.doctor import forward_parity
+from draftree.drafters._from_objects import LoadedModel
 from draftree.engine import Engine, load, plain
-from draftree.models.four_bits import FourBits
-from draftree.models.target import Target
+from draftree.models.int4_linear import FourBits
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from reports import report
 
@@ -185,7 +185,7 @@ def test_the_head_that_a_drafter_learns_from_is_the_rounded_targets(
     torch.manual_seed(0)
     drafter: Any = build("drafter", name).example(rounded)
     tokens = np.random.default_rng(0).integers(4, 250, (1, 10))
-    batch = forwards.batch_of(rounded, drafter, tokens)
+    batch = forward_parity.batch_of(rounded, drafter, tokens)
     logits = after_all(batch)[0]
     for end in (3, 7, 10):
         ids = tokens[0, :end].tolist()

@@ -10,15 +10,15 @@ from transformers import LogitsProcessor
 
 from architectures import model
 from draftree import speculate
-from draftree.drafters._given import LoadedModel
+from draftree.drafters._from_objects import LoadedModel
 from draftree.engine import Engine, load, plain
-from draftree.models.target import Needs, Target
 from draftree.policies.chain import Chain
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
-from draftree.testing.branching import outcomes
+from draftree.sampling.params import Sampling
+from draftree.target.target import Needs, Target
 from draftree.testing.fakes import TableDrafter, random_table, table_target
+from draftree.testing.random_outcomes import outcomes
 from generating import TEXTS
 from reports import report
 from reports.engines import LENGTH, PROMPT, asked, both, knowing, plainly, whole

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from draftree.engine import Engine, plain
-from draftree.models.target import Target
 from draftree.policies.eagle2 import EAGLE2
 from draftree.registry import build
 from draftree.request import Request
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
 from draftree.scheduling.handle import Handle
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import tiny_target
 from reports import report

@@ -8,13 +8,13 @@ import torch
 
 from architectures import model
 from draftree import UserError, speculate
-from draftree.drafters._given import LoadedModel
+from draftree.drafters._from_objects import LoadedModel
 from draftree.engine import load
-from draftree.models.target import Target
 from draftree.registry import build
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.text.options import Options
-from draftree.text.stops import decode
+from draftree.text.stop_strings import decode
 from generating import TEXTS
 from reports import report
 from reports.engines import LENGTH, PROMPT, asked, both, knowing, plainly, whole

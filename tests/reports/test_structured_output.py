@@ -10,16 +10,16 @@ import torch
 
 from draftree.data.prompts import encode
 from draftree.engine import Engine, load, plain
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
 from draftree.registry import build
 from draftree.request import Request
 from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Always, Scripted, Sometimes
 from draftree.text.options import Options
-from draftree.text.stops import decode
+from draftree.text.stop_strings import decode
 from reports import report
 
 KIND = "Structured output"

@@ -13,16 +13,16 @@ from transformers import LlamaConfig, LlamaForCausalLM, LogitsProcessor
 
 from draftree.data.prompts import encode, question
 from draftree.data.samples import read
-from draftree.drafters._given import LoadedModel
+from draftree.drafters._from_objects import LoadedModel
 from draftree.drafters.rest import REST, RESTDrafter, indexed
 from draftree.engine import Engine, load, plain
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.policies.chain import Chain
 from draftree.request import Request
+from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.text.options import Options
-from draftree.text.stops import decode
+from draftree.text.stop_strings import decode
 from folders import TEMPLATE, byte_tokenizer
 from reports import report
 from reports.engines import PROMPT, both, plainly, whole

@@ -14,12 +14,12 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from architectures import target as architecture
 from draftree import UserError
 from draftree.data.samples import Sample, chat_samples, read
-from draftree.doctor import forwards
+from draftree.doctor import forward_parity
 from draftree.drafters.edd import EDD
-from draftree.drafters.neural.anchors import anchored
+from draftree.drafters.neural.block_loss import anchored
 from draftree.models.decoder import Decoder
-from draftree.models.target import Target
 from draftree.registry import build
+from draftree.target.target import Target
 from draftree.training.teacher import Teacher
 from draftree.training.trainer import Objective, Plan, train
 from folders import TEMPLATE, byte_tokenizer
@@ -305,14 +305,18 @@ def test_a_block_reads_nothing_of_what_it_drafts(spec: str) -> None:
     target = architecture("llama")
     drafter = drafter_for(target, spec)
     rows = np.stack(texts([16], np.random.default_rng(3)))
-    alone = drafter.blocks(forwards.batch_of(target, drafter, rows), torch.tensor([[6]]))[0, 0]
-    many = drafter.blocks(forwards.batch_of(target, drafter, rows), torch.tensor([[4, 5, 6, 7]]))[
-        0, 2
+    alone = drafter.blocks(forward_parity.batch_of(target, drafter, rows), torch.tensor([[6]]))[
+        0, 0
     ]
+    many = drafter.blocks(
+        forward_parity.batch_of(target, drafter, rows), torch.tensor([[4, 5, 6, 7]])
+    )[0, 2]
     assert torch.allclose(alone, many, atol=1e-9)
     later = rows.copy()
     later[0, 7:] = (later[0, 7:] + 13) % 60 + 3
-    other = drafter.blocks(forwards.batch_of(target, drafter, later), torch.tensor([[6]]))[0, 0]
+    other = drafter.blocks(forward_parity.batch_of(target, drafter, later), torch.tensor([[6]]))[
+        0, 0
+    ]
     assert torch.allclose(alone, other, atol=1e-9) or spec.startswith("dspark"), (
         "a Markov head reads the token before"
     )
@@ -320,7 +324,9 @@ def test_a_block_reads_nothing_of_what_it_drafts(spec: str) -> None:
     earlier[0, 3] = (earlier[0, 3] + 13) % 60 + 3
     assert not torch.allclose(
         alone,
-        drafter.blocks(forwards.batch_of(target, drafter, earlier), torch.tensor([[6]]))[0, 0],
+        drafter.blocks(forward_parity.batch_of(target, drafter, earlier), torch.tensor([[6]]))[
+            0, 0
+        ],
     )
 
 
@@ -334,8 +340,8 @@ def test_what_a_block_is_trained_as_is_what_it_decodes(spec: str) -> None:
     target = architecture("llama")
     drafter = drafter_for(target, spec)
     rows = np.stack(texts([14, 14], np.random.default_rng(5)))
-    assert forwards.apart(target, drafter, rows, 4, 1) < 1e-6
-    batch = forwards.batch_of(target, drafter, rows)
+    assert forward_parity.apart(target, drafter, rows, 4, 1) < 1e-6
+    batch = forward_parity.batch_of(target, drafter, rows)
     places = anchored(batch, 4, 3, 0.0)
     assert (
         places.labels[places.valid]

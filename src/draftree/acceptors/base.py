@@ -8,11 +8,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.boundary.knobs import Part
-from draftree.kernels.verification import followed
+from draftree.kernels.tree_verification import followed
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.noise import Chance
+from draftree.sampling.keyed_noise import Chance
 from draftree.tree import Draw, Ints, Tree, Verdict
+from draftree.utils.validated_dataclass import Part
 
 
 class Acceptor(Part, ABC):

@@ -18,7 +18,7 @@ from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor, follow, walk
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.noise import Chance
+from draftree.sampling.keyed_noise import Chance
 from draftree.tree import Draw, Tree, Verdict
 
 

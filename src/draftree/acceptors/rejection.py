@@ -11,7 +11,7 @@ from typing_extensions import override
 
 from draftree.acceptors.base import UNCOUPLED, Acceptor, descend, judged
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.noise import Chance
+from draftree.sampling.keyed_noise import Chance
 from draftree.tree import Draw, Tree, Verdict
 
 

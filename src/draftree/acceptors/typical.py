@@ -17,10 +17,10 @@ import torch
 from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor
-from draftree.boundary.knobs import knob
 from draftree.sampling.distributions import Distributions
-from draftree.sampling.noise import Chance
+from draftree.sampling.keyed_noise import Chance
 from draftree.tree import Draw, Tree, Verdict
+from draftree.utils.validated_dataclass import knob
 
 TINY = 1e-5
 """Added to p in the logarithm of the entropy, as the official code does."""

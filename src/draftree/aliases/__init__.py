@@ -16,9 +16,19 @@ from collections.abc import Iterable, Mapping
 from functools import cache
 from typing import Any
 
-from draftree.aliases.flags import FLAG_IGNORED
-from draftree.aliases.instead import INSTEAD
-from draftree.aliases.kinds import (
+from draftree.aliases.attribute_aliases import (
+    CONVERSATION_READERS,
+    ENGINE_READERS,
+    RESULT_READERS,
+    STATS_READERS,
+    TOKEN_READERS,
+    Reader,
+)
+from draftree.aliases.conversions import filled
+from draftree.aliases.flag_hints import FLAG_IGNORED
+from draftree.aliases.generation_options import OPTION_IGNORED, OPTION_NEUTRAL
+from draftree.aliases.load_arguments import LOADING_IGNORED, LOADING_NEUTRAL
+from draftree.aliases.name_kinds import (
     ACCEPTOR,
     CHAT,
     COMMAND,
@@ -39,18 +49,8 @@ from draftree.aliases.kinds import (
     STATS,
     TOKEN,
 )
-from draftree.aliases.loading import LOADING_IGNORED, LOADING_NEUTRAL
-from draftree.aliases.options import OPTION_IGNORED, OPTION_NEUTRAL
-from draftree.aliases.readers import (
-    CONVERSATION_READERS,
-    ENGINE_READERS,
-    RESULT_READERS,
-    STATS_READERS,
-    TOKEN_READERS,
-    Reader,
-)
-from draftree.aliases.same import SAME
-from draftree.aliases.values import filled
+from draftree.aliases.suggestions import INSTEAD
+from draftree.aliases.synonyms import SAME
 
 __all__ = [
     "ACCEPTOR",
@@ -81,8 +81,8 @@ __all__ = [
     "elsewhere",
     "filled",
     "ignored",
-    "instead",
     "nearest",
+    "suggestion",
 ]
 
 READERS: Mapping[str, Mapping[str, Reader]] = {
@@ -142,14 +142,14 @@ def _same(kind: str) -> dict[str, list[str]]:
     return found
 
 
-def instead(kind: str, got: str) -> str | None:
+def suggestion(kind: str, got: str) -> str | None:
     """Return what to write instead of a name of another tool, None where it is not in the table."""
     return INSTEAD.get(kind, {}).get(got) or _plain_hints(kind).get(plain(got))
 
 
 def ignored(kind: str, got: str) -> str | None:
     """Return why another tool's name can be left out without changing the text, or None."""
-    hint = instead(kind, got)
+    hint = suggestion(kind, got)
     return hint if hint in IGNORED.get(kind, ()) else None
 
 
@@ -164,16 +164,16 @@ def elsewhere(kind: str, got: str) -> str | None:
     """
     if kind == OPTION:
         ours = _same(LOADING).get(plain(got))
-        hint = f"{ours[0]}=…" if ours else instead(LOADING, got)
+        hint = f"{ours[0]}=…" if ours else suggestion(LOADING, got)
         return hint and f"of draftree.load: {hint}"
     if kind == LOADING:
         ours = _same(OPTION).get(plain(got))
-        hint = f"{ours[0]}=…" if ours else instead(OPTION, got)
+        hint = f"{ours[0]}=…" if ours else suggestion(OPTION, got)
         return hint and f"of each call, as engine.chat(…): {hint}"
     if kind == RESULT:
-        hint = instead(STATS, got)
+        hint = suggestion(STATS, got)
         return hint and re.sub(r"(?<![\w.])stats\b", "completion.stats", hint)
-    return instead(ENGINE, got) or instead(COMMAND, got) if kind == MODULE else None
+    return suggestion(ENGINE, got) or suggestion(COMMAND, got) if kind == MODULE else None
 
 
 @cache
@@ -188,7 +188,7 @@ def asks_for_nothing(kind: str, name: str, value: Any) -> bool:
     Such a value is None, or one in `NEUTRAL`.
     """
     if value is None:
-        return instead(kind, name) is not None
+        return suggestion(kind, name) is not None
     if not isinstance(value, bool | int | float | str | list | tuple | dict):
         return False
     return any(value == neutral for neutral in NEUTRAL.get(kind, {}).get(name, ()))

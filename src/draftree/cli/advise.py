@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 import typer
 
-from draftree.boundary.knobs import knob
 from draftree.cli.console import NOTHING_KEPT, emit, interruptible
 from draftree.cli.options import AsJson, LoadingOptions, Seed, TargetName, asks_for
+from draftree.utils.validated_dataclass import knob
 
 
 @dataclass(frozen=True)
@@ -28,19 +28,19 @@ class AdviseOptions:
 @asks_for
 def advise(ctx: typer.Context, asked: AdviseOptions) -> None:
     """Say whether speculative decoding pays off on this machine for these prompts, and with which drafter and policy."""
-    from draftree.cli import inputs, terminal
+    from draftree.cli import arguments, terminal
     from draftree.engine import usual_drafter, usual_policy
     from draftree.evaluation import advice, suites
     from draftree.evaluation.bench import priced
-    from draftree.evaluation.cells import assemble, chosen
-    from draftree.evaluation.driven import spread
-    from draftree.evaluation.forecast import plain_seconds
-    from draftree.models.target import Target
+    from draftree.evaluation.grid import assemble, chosen
+    from draftree.evaluation.teacher_forcing import spread
+    from draftree.evaluation.time_estimate import plain_seconds
+    from draftree.target.target import Target
 
     suite = suites.load(asked.data)
     usual = usual_drafter(asked.target)[0], usual_policy(asked.target)
     pairs = advice.pairings(asked.drafter, usual, bool(asked.drafter))
-    inputs.quiet()
+    arguments.quiet()
     with terminal.busy("loading"):
         engines = assemble(lambda: Target.load(asked.target, **asked.loading), pairs, None)
         requests, _ = chosen(

@@ -5,12 +5,12 @@ from pathlib import Path
 
 import typer
 
-from draftree.boundary.files import whole
-from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson, DrafterSpec, Force, LoadingOptions, TargetName, asks_for
-from draftree.cli.outputs import check_output
+from draftree.cli.output_files import check_output
 from draftree.errors import UserError
+from draftree.utils.files import whole
+from draftree.utils.validated_dataclass import knob
 
 ENDINGS = ("png", "svg")
 
@@ -39,23 +39,23 @@ class AnalyseOptions:
 @asks_for
 def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
     """Show how well a drafter is calibrated, and which of its tokens are accepted, by depth and entropy."""
-    from draftree.cli import inputs, plots, terminal
+    from draftree.cli import arguments, cost_charts, terminal
     from draftree.data.prompts import encode
-    from draftree.evaluation import report, suites
-    from draftree.evaluation.analyses import Looked, reached_by_row
-    from draftree.evaluation.driven import answered, fitting, spread
+    from draftree.evaluation import result_rows, suites
+    from draftree.evaluation.drafter_calibration import Looked, reached_by_row
+    from draftree.evaluation.teacher_forcing import answered, fitting, spread
 
     if asked.pictures is not None:
         there = sorted(asked.pictures.glob("reliability.*"))
         check_output(
             there[0] if there else asked.pictures / "reliability.png", asked.force, "--pictures"
         )
-        plots.check()
+        cost_charts.check()
     suite, result = (
         suites.joined(list(asked.suite) or ["demo"]),
-        None if asked.result is None else report.read(asked.result),
+        None if asked.result is None else result_rows.read(asked.result),
     )
-    spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
+    spec, target, drafter = arguments.opened(asked.drafter, asked.target, **asked.loading)
     with terminal.busy("writing texts and driving the drafter along them"):
         encoded = [encode(target.tokenizer, p.content) for p in suite.prompts]
         texts = answered(
@@ -69,16 +69,16 @@ def analyse(ctx: typer.Context, asked: AnalyseOptions) -> None:
             f"drafter '{spec}' drafted nothing along {len(texts)} texts, so that there is nothing to analyse"
         )
     if asked.pictures is not None:
-        from draftree.cli import pictures
+        from draftree.cli import charts
 
-        drawn = pictures.of_drafter(looked, f"{spec} for {target.name}, {suite.name}")
+        drawn = charts.of_drafter(looked, f"{spec} for {target.name}, {suite.name}")
         if result is not None:
-            drawn.append(("frontier", pictures.frontier(result["rows"], str(asked.result))))
+            drawn.append(("frontier", charts.frontier(result["rows"], str(asked.result))))
             if names := result.get("categories"):
                 drawn.append(
                     (
                         "nodes_by_category",
-                        pictures.categories(result["rows"], names, str(asked.result)),
+                        charts.categories(result["rows"], names, str(asked.result)),
                     )
                 )
         for name, figure in drawn:

@@ -12,13 +12,10 @@ from typing import Annotated, NoReturn
 
 import typer
 
-from draftree.boundary.garbage import seldom
-from draftree.boundary.interruption import STATUSES, Interrupted, raised
 from draftree.cli import (
     advise,
     analyse,
     bench,
-    card,
     chat,
     costs,
     datastore,
@@ -26,12 +23,13 @@ from draftree.cli import (
     env,
     export,
     generate,
-    parts,
-    recount,
+    list_parts,
+    model_card,
+    paper_claims,
     replay,
     report,
+    reprice,
     serve,
-    tables,
     train,
     tune,
 )
@@ -39,6 +37,8 @@ from draftree.cli.command import Command, Group
 from draftree.cli.console import fail, remark
 from draftree.errors import DraftreeError, DraftreeWarning
 from draftree.native import check_variable
+from draftree.utils.gc_pause import seldom
+from draftree.utils.signals import STATUSES, Interrupted, raised
 
 app = typer.Typer(
     cls=Group,
@@ -50,8 +50,14 @@ COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "generate": (generate.generate, "Answer a prompt, and show what speculation brings"),
         "chat": (chat.chat, "Talk with a model in the terminal"),
         "serve": (serve.serve, "Serve a model over HTTP as OpenAI's API does, with a page"),
-        "list": (parts.list_parts, "List models, drafters, policies, acceptors, suites, machines"),
-        "drafters": (parts.list_drafters, "List trained drafters by model, shipped and published"),
+        "list": (
+            list_parts.list_parts,
+            "List models, drafters, policies, acceptors, suites, machines",
+        ),
+        "drafters": (
+            list_parts.list_drafters,
+            "List trained drafters by model, shipped and published",
+        ),
         "env": (env.show_environment, "Print what a bug report needs: versions, hardware, kernels"),
         "advise": (advise.advise, "Say whether to speculate here, with which drafter and policy"),
     },
@@ -61,16 +67,16 @@ COMMANDS: dict[str, dict[str, tuple[Callable[..., None], str]]] = {
         "tune": (tune.tune, "Search for the best options of a policy"),
         "analyse": (analyse.analyse, "Show a drafter's calibration, and what is accepted"),
         "report": (report.report, "Write a saved result as one HTML page"),
-        "tables": (tables.tables, "Replay the tables of the papers"),
-        "recount": (recount.recount, "Count a saved result by another machine's costs"),
+        "tables": (paper_claims.tables, "Replay the tables of the papers"),
+        "recount": (reprice.recount, "Count a saved result by another machine's costs"),
         "costs": (costs.show_costs, "Measure what passes cost on this machine"),
         "doctor": (doctor.examine_drafter, "Examine a drafter, or whether the output is lossless"),
     },
     "Train and publish": {
         "train": (train.train, "Train a drafter or fit a policy; go on after an interruption"),
         "export": (export.export_drafter, "Write a drafter in another program's layout"),
-        "card": (card.write_card, "Write the model card of a trained drafter"),
-        "push": (card.push, "Upload a trained drafter to the Hugging Face hub"),
+        "card": (model_card.write_card, "Write the model card of a trained drafter"),
+        "push": (model_card.push, "Upload a trained drafter to the Hugging Face hub"),
     },
 }
 for panel, commands in COMMANDS.items():

@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import typer
 from rich.markup import escape
 
-from draftree.boundary.files import locked
-from draftree.boundary.knobs import knob
+from draftree.cli.bench_serving import serve_arrivals, serve_batches, shown_served
 from draftree.cli.console import NOTHING_KEPT, emit, given, interruptible, remark
 from draftree.cli.options import AsJson, Force, LoadingOptions, Machines, Seed, TargetName, asks_for
-from draftree.cli.outputs import check_output, default_name
-from draftree.cli.served_figures import serve_arrivals, serve_batches, shown_served
+from draftree.cli.output_files import check_output, default_name
 from draftree.errors import UserError
+from draftree.utils.files import locked
+from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
     from draftree.costs.curves import CostTable
     from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
-    from draftree.evaluation.cells import Cell, PromptResult
+    from draftree.evaluation.grid import Cell, PromptResult
     from draftree.evaluation.suites import Suite
     from draftree.request import Request
 
@@ -128,15 +128,15 @@ class BenchOptions(CellsOptions):
 @asks_for
 def bench(ctx: typer.Context, asked: BenchOptions) -> None:
     """Measure the speed of drafters and policies on a file of prompts, in turns with plain decoding."""
-    from draftree.cli import inputs, plots, terminal
+    from draftree.cli import arguments, cost_charts, terminal
     from draftree.evaluation.bench import Bench, priced
-    from draftree.evaluation.forecast import plain_seconds
-    from draftree.evaluation.profile import per_token
-    from draftree.evaluation.results import finished
+    from draftree.evaluation.result_file import finished
+    from draftree.evaluation.step_profile import per_token
+    from draftree.evaluation.time_estimate import plain_seconds
 
     asked = asked.placed("bench")
     if asked.profile is not None:
-        plots.check()
+        cost_charts.check()
     if asked.all_turns and asked.repeats > 1:
         raise UserError(
             f"--repeats is {asked.repeats}, allowed is 1 with --all-turns: a cache holds what came before once"
@@ -146,12 +146,12 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
         serve(prepared(ctx, asked), asked)
         return
     ready = prepared(ctx, asked)
-    machines = inputs.machines_of_each(asked.machine, asked.costs, ready.drafters)
+    machines = arguments.machines_of_each(asked.machine, asked.costs, ready.drafters)
     engines, fixed = ready.load(), ready.fixed
     requests = ready.requests(engines)
     with terminal.busy("measuring what a step costs") as tell:
         if machines:
-            engines, fixed = inputs.elsewhere(engines, machines, tell)
+            engines, fixed = arguments.elsewhere(engines, machines, tell)
         known = priced(engines, tell)
         work = Bench(ready.cells, known, requests, asked.seed, asked.repeats)
         if not machines and not fixed:  # policies go on learning, as they do in use
@@ -174,7 +174,7 @@ def bench(ctx: typer.Context, asked: BenchOptions) -> None:
             told = (
                 f"Where the time goes: {asked.target}, {ready.suite.name}, {len(requests)} prompts"
             )
-            plots.draw_profile(bars, told, asked.profile)
+            cost_charts.draw_profile(bars, told, asked.profile)
         saved(result, asked, requests, asked.as_json)
 
 
@@ -202,9 +202,9 @@ def serve(ready: "Prepared", asked: BenchOptions) -> None:
         UserError: there are fewer prompts than a batch has.
     """
     from draftree.cli import terminal
-    from draftree.evaluation import report
+    from draftree.evaluation import result_rows
     from draftree.evaluation.bench import Bench
-    from draftree.evaluation.undrafted import plain_engine
+    from draftree.evaluation.plain_decoding import plain_engine
     from draftree.registry import build
     from draftree.scheduling.options import SchedulerOptions
 
@@ -237,7 +237,7 @@ def serve(ready: "Prepared", asked: BenchOptions) -> None:
         "limits": asdict(limits),
     }
     result = {"provenance": about, "rows": rows}
-    report.save(result, asked.out)
+    result_rows.save(result, asked.out)
     if asked.as_json:
         emit(result)
         return
@@ -270,11 +270,11 @@ class Prepared:
 
     def load(self) -> "dict[tuple[str, str], Engine]":
         """Return the engines of all pairs."""
-        from draftree.cli import inputs, terminal
-        from draftree.evaluation.cells import assemble
-        from draftree.models.target import Target
+        from draftree.cli import arguments, terminal
+        from draftree.evaluation.grid import assemble
+        from draftree.target.target import Target
 
-        inputs.quiet()
+        arguments.quiet()
         with terminal.busy("loading"):
             return assemble(
                 lambda: Target.load(self.asked.target, **self.asked.loading), self.pairs, self.fixed
@@ -283,7 +283,7 @@ class Prepared:
     def requests(self, engines: "Mapping[tuple[str, str], Engine]") -> "list[Request]":
         """Return requests for the prompts that fit."""
         from draftree.cli import terminal
-        from draftree.evaluation.cells import chosen, conversations
+        from draftree.evaluation.grid import chosen, conversations
 
         asked, selected = self.asked, self.suite.select(self.asked.category)
         some = next(iter(engines.values()))
@@ -321,7 +321,7 @@ class Prepared:
 
     def categories(self, requests: "list[Request]") -> list[str]:
         """Return the category of each request."""
-        from draftree.evaluation.cells import FOLLOWING
+        from draftree.evaluation.grid import FOLLOWING
 
         of = {p.number: p.category for p in self.suite.prompts}
         return [of[request.number % FOLLOWING] for request in requests]
@@ -333,13 +333,13 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
     Raises:
         UserError: a part does not exist, does not fit, or cannot be written.
     """
-    from draftree.cli import inputs
+    from draftree.cli import arguments
     from draftree.engine import usual_drafter, usual_policy
     from draftree.evaluation import suites
-    from draftree.evaluation.cells import paired, product
+    from draftree.evaluation.grid import paired, product
 
     whole = not asked.pair or given(ctx, "drafter") or given(ctx, "policy")
-    drafts = [inputs.drafter(spec, asked.target) for spec in asked.drafter]
+    drafts = [arguments.drafter(spec, asked.target) for spec in asked.drafter]
     usual = dict.fromkeys(
         usual_policy(asked.target, drafter, asked.loading["device"]) for drafter in drafts
     )
@@ -349,7 +349,7 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
     drafters = list(dict.fromkeys(d for d, *_ in pairs))
     suite, fixed = (
         suites.joined(asked.suites, asked.whole, asked.prompts),
-        inputs.costs_of_each(asked.costs, drafters),
+        arguments.costs_of_each(asked.costs, drafters),
     )
     cells = product(pairs, asked.temperature)
     suite.select(asked.category)
@@ -358,7 +358,7 @@ def prepared(ctx: typer.Context, asked: CellsOptions) -> Prepared:
     if suite.rule:
         remark(f"'{suite.name}': {suite.summary} ({suite.rule})")
     if whole and not asked.drafter:
-        inputs.drafter(None, asked.target)  # says which it is
+        arguments.drafter(None, asked.target)  # says which it is
     return Prepared(asked, drafters, cells, suite, fixed, pairs, {})
 
 
@@ -382,7 +382,7 @@ def journalled(
         what: name of the work in the progress display.
     """
     from draftree.cli import terminal
-    from draftree.evaluation.journal import Journal
+    from draftree.evaluation.resume import Journal
 
     key = {k: v for k, v in about.items() if k not in ("date", "command")} | {
         "cells": [asdict(c) for c in work.cells],
@@ -401,9 +401,9 @@ def saved(
 ) -> None:
     """Save a result and show it."""
     from draftree.cli import terminal
-    from draftree.evaluation import report, tables
+    from draftree.evaluation import result_rows, text_tables
 
-    report.save(result, asked.out)
+    result_rows.save(result, asked.out)
     if as_json:
         emit(result)
         return
@@ -411,14 +411,16 @@ def saved(
     texts = f"{len(requests)} prompts of suite {suite}, at most {asked.max_new_tokens} new tokens"
     console = terminal.output()
     clocked = "speedup" in result["rows"][0]
-    shown = (tables.shown if clocked else tables.counted)(result["rows"], result["oracle"])
+    shown = (text_tables.shown if clocked else text_tables.counted)(
+        result["rows"], result["oracle"]
+    )
     simulated = (
         "simulated, on " + ", ".join(sorted(set(asked.machine))) + ": "
         if result["simulated"]
         else ""
     )
-    rows = terminal.narrowed(tables.readable(shown), console.width, tables.FIRST)
+    rows = terminal.narrowed(text_tables.readable(shown), console.width, text_tables.FIRST)
     console.print(terminal.table(f"{simulated}{texts}; saved in {asked.out}", rows))
-    for told in tables.legend(rows[0]):
+    for told in text_tables.legend(rows[0]):
         console.print(f"[dim]{escape(told)}[/]", soft_wrap=True)
-    terminal.line(tables.claims(result))
+    terminal.line(text_tables.claims(result))

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.boundary.knobs import knob
 from draftree.cli.console import remark
 from draftree.cli.options import (
     AcceptorSpec,
@@ -22,7 +21,8 @@ from draftree.cli.options import (
     asks_for,
 )
 from draftree.errors import DraftreeError
-from draftree.text.parameters import Parameters
+from draftree.text.option_fields import Parameters
+from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
     from draftree.engine import Engine
@@ -59,13 +59,13 @@ def chat(ctx: typer.Context, asked: ChatCommand) -> None:
     /help lists the commands. Input that does not come from a terminal is read line by line, each a
     message.
     """
-    from draftree.cli import inputs, terminal
+    from draftree.cli import arguments, terminal
     from draftree.engine import load
 
-    options = inputs.options(asked.completion)
-    costs = inputs.fixed_costs(asked.costs)
-    drafter = inputs.drafter(asked.drafter, asked.target) if asked.drafter is not None else None
-    inputs.quiet()
+    options = arguments.options(asked.completion)
+    costs = arguments.fixed_costs(asked.costs)
+    drafter = arguments.drafter(asked.drafter, asked.target) if asked.drafter is not None else None
+    arguments.quiet()
     with terminal.busy("loading"):
         engine = load(asked.target, drafter, asked.policy, asked.acceptor, costs, **asked.loading)
     if not getattr(engine.tokenizer, "chat_template", None):
@@ -98,7 +98,7 @@ def lines() -> Callable[[], str]:
         from prompt_toolkit.history import FileHistory
     except ImportError:
         return lambda: input(">>> ")
-    from draftree.boundary.files import cache_folder
+    from draftree.utils.files import cache_folder
 
     session: Any = PromptSession(history=FileHistory(str(cache_folder() / "chat-history")))
     return lambda: str(session.prompt(">>> "))
@@ -230,7 +230,7 @@ class Session:
     def _save(self, name: str) -> None:
         import json
 
-        from draftree.boundary.files import write_text
+        from draftree.utils.files import write_text
 
         path = Path(name)
         if not name or path.exists():

@@ -12,11 +12,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup, TyperOption
 from typing_extensions import override
 
-from draftree.aliases import COMMAND, DTYPE, QUANTIZE, SAME, accepted, instead
-from draftree.cli.early import part_names
+from draftree.aliases import COMMAND, DTYPE, QUANTIZE, SAME, accepted, suggestion
+from draftree.cli.argv_translation import command_line, rewritten
+from draftree.cli.option_checks import part_names
 from draftree.cli.options import TYPED
-from draftree.cli.rewriting import command_line, rewritten
-from draftree.cli.unknown import Options, as_options, options_of
+from draftree.cli.unknown_options import Options, as_options, options_of
 from draftree.errors import UnknownName, UserError
 
 WIDEST = 100
@@ -170,7 +170,7 @@ def _translated_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]
         else:
             found.append(arg)
             continue
-        if (told := instead(kind, value)) is not None:
+        if (told := suggestion(kind, value)) is not None:
             raise UserError(f"{flag} is '{value}': {told}")
         found.append(prefix + SAME[kind].get(value.lower(), value))
     return found

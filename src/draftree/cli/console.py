@@ -11,8 +11,8 @@ from typing import Any, NoReturn
 
 import typer
 
-from draftree.boundary.interruption import Interrupted
 from draftree.errors import DraftreeError, cut
+from draftree.utils.signals import Interrupted
 
 STARTED = time.monotonic()
 """The time at which the program began."""

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import typer
 
-from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson, DrafterSpec, Force, LoadingOptions, TargetName, asks_for
+from draftree.utils.validated_dataclass import knob
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,15 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     Costs are learnt while texts are written, so nobody has to run this. It fixes them in a file for
     --costs.
     """
-    from draftree.cli import inputs, plots, terminal
+    from draftree.cli import arguments, cost_charts, terminal
     from draftree.cost_estimate import identity, learnt_costs
     from draftree.costs.curves import CostTable, bracket
-    from draftree.evaluation.forecast import timed_seconds
+    from draftree.evaluation.time_estimate import timed_seconds
     from draftree.measure_costs import LONGEST, measure
 
     if asked.plot is not None:
-        plots.check()
-    spec, model, opened = inputs.opened(asked.drafter, asked.target, **asked.loading)
+        cost_charts.check()
+    spec, model, opened = arguments.opened(asked.drafter, asked.target, **asked.loading)
     title = f"{spec} for {asked.target}"
     sizes = list(dict.fromkeys(map(bracket, asked.rows)))
     terminal.forecast("timing draft steps and passes", timed_seconds(model, opened, sizes, LONGEST))
@@ -59,7 +59,7 @@ def show_costs(ctx: typer.Context, asked: CostsOptions) -> None:
     if asked.out is not None:
         table.save(asked.out)
     if asked.plot is not None:
-        plots.draw_costs(table, title, asked.plot)
+        cost_charts.draw_costs(table, title, asked.plot)
     place = learnt.drafter.path
     if asked.as_json:
         emit(asdict(table) | {"ratio": table.ratio, "kept": str(place)})

@@ -8,10 +8,10 @@ from typing import Annotated, Any
 import typer
 from rich.filesize import decimal
 
-from draftree.boundary.knobs import knob
 from draftree.cli.console import NOTHING_KEPT, emit, interruptible
 from draftree.cli.options import AsJson, Force, SourceOptions, TargetName, asks_for
-from draftree.cli.outputs import check_output, default_name
+from draftree.cli.output_files import check_output, default_name
+from draftree.utils.validated_dataclass import knob
 
 
 @dataclass(frozen=True)
@@ -43,16 +43,16 @@ class BuildOptions:
 @asks_for
 def build_datastore(ctx: typer.Context, asked: BuildOptions) -> None:
     """Build a datastore from a corpus, for the targets that have this one's tokenizer."""
-    from draftree.cli import inputs, terminal
-    from draftree.data.rows import Skipped
+    from draftree.cli import arguments, terminal
+    from draftree.data.readers import Skipped
     from draftree.models.load_options import Source
+    from draftree.training.base import LOG
     from draftree.training.datastore import build
-    from draftree.training.job import LOG
 
     settings, source = parsed(asked.settings), Source.of(asked.source)
     out = asked.out or Path(default_name(asked.kind, asked.target))
     overwrite = check_output(out, asked.force, folder=True)
-    inputs.quiet()
+    arguments.quiet()
     skipped = Skipped() if asked.skip_bad_rows else None
     with (
         interruptible(NOTHING_KEPT),
@@ -81,7 +81,7 @@ def show_datastore(
 ) -> None:
     """Show what a datastore was built from, how, and for which tokenizer."""
     from draftree.cli import terminal
-    from draftree.drafters.lookup import datastore
+    from draftree.drafters.retrieval import datastore
 
     note = datastore.note(folder)
     if as_json:

@@ -6,7 +6,6 @@ from pathlib import Path
 
 import typer
 
-from draftree.boundary.knobs import knob
 from draftree.cli.console import emit, given
 from draftree.cli.options import (
     AsJson,
@@ -17,6 +16,7 @@ from draftree.cli.options import (
     asks_for,
 )
 from draftree.errors import UserError
+from draftree.utils.validated_dataclass import knob
 
 
 @dataclass(frozen=True)
@@ -92,23 +92,30 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
     if asked.lossless:
         return examine_output(asked)
     refuse(ctx, LOSSLESS, "with --lossless")
-    from draftree.cli import examined, inputs, terminal
+    from draftree.cli import arguments, doctor_output, terminal
     from draftree.costs.curves import CostTable
-    from draftree.doctor import fit
-    from draftree.evaluation import driven
-    from draftree.evaluation.forecast import written_seconds
+    from draftree.doctor import drafter_report
+    from draftree.evaluation import teacher_forcing
+    from draftree.evaluation.time_estimate import written_seconds
     from draftree.measure_costs import measure, settled_costs
 
-    fixed = inputs.fixed_costs(asked.costs)
-    spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
+    fixed = arguments.fixed_costs(asked.costs)
+    spec, target, drafter = arguments.opened(asked.drafter, asked.target, **asked.loading)
     # What is written is then read again, a step of the drive after the other, and once more for
     # each suspected fault.
-    seconds = 2 * written_seconds(target, drafter, driven.TEXTS, driven.TOKENS, driven.TEXTS)
+    seconds = 2 * written_seconds(
+        target, drafter, teacher_forcing.TEXTS, teacher_forcing.TOKENS, teacher_forcing.TEXTS
+    )
     terminal.forecast(
-        f"{driven.TEXTS} answers of {driven.TOKENS} tokens, and their examination", seconds
+        f"{teacher_forcing.TEXTS} answers of {teacher_forcing.TOKENS} tokens, and their examination",
+        seconds,
     )
     with terminal.busy("letting the target answer some prompts"):
-        texts = driven.answers(target) if asked.data is None else driven.read(target, asked.data)
+        texts = (
+            teacher_forcing.answers(target)
+            if asked.data is None
+            else teacher_forcing.read(target, asked.data)
+        )
     with terminal.busy("measuring what a step costs") as tell:
         costs = (fixed or settled_costs(target, drafter, tell)).at(context=0, rows=1)
     with terminal.progress("doctor", None) as tell:
@@ -117,11 +124,11 @@ def examine_drafter(ctx: typer.Context, asked: DoctorOptions) -> None:
             if fixed
             else lambda: CostTable(measure(target, drafter, 1, tell)).at(context=0, rows=1)
         )
-        report = fit.examine(target, drafter, texts, costs, tell, again)
+        report = drafter_report.examine(target, drafter, texts, costs, tell, again)
     if asked.as_json:
         emit(report.as_json())
     else:
-        examined.show_report(terminal.output(), f"{spec} for {asked.target}", report)
+        doctor_output.show_report(terminal.output(), f"{spec} for {asked.target}", report)
     if report.bad:
         raise typer.Exit(1)
 
@@ -144,9 +151,9 @@ def refuse(ctx: typer.Context, options: Sequence[str], where: str) -> None:
 def examine_export(ctx: typer.Context, asked: DoctorOptions, folder: Path) -> None:
     """Check an exported drafter; exit with status 1 where an engine could not use it."""
     from draftree.cli import terminal
-    from draftree.doctor import exported
+    from draftree.doctor import export_check
 
-    report = exported.examine(folder, asked.target if given(ctx, "target") else None)
+    report = export_check.examine(folder, asked.target if given(ctx, "target") else None)
     if asked.as_json:
         emit(report.as_json())
     else:
@@ -162,21 +169,21 @@ def examine_export(ctx: typer.Context, asked: DoctorOptions, folder: Path) -> No
 
 def examine_layers(asked: DoctorOptions) -> None:
     """Report whether a target's logits are bitwise reproducible, layer by layer."""
-    from draftree.cli import examined, inputs, terminal
-    from draftree.doctor import exact
-    from draftree.models.target import Target
+    from draftree.cli import arguments, doctor_output, terminal
+    from draftree.doctor import determinism
+    from draftree.target.target import Target
 
-    inputs.quiet()
+    arguments.quiet()
     with terminal.busy("loading") as tell:
         usual = Target.load(
             asked.target, **{**asked.loading, "exactness": None}
         ).decoder.dtype  # it may depend on bits
         target = Target.load(asked.target, **{**asked.loading, "dtype": usual, "exactness": "ties"})
-        report = exact.examine(target, tell)
+        report = determinism.examine(target, tell)
     if asked.as_json:
         emit(report.as_json())
     else:
-        examined.show_exact(
+        doctor_output.show_exact(
             terminal.output(),
             f"{asked.target} in {target.decoder.dtype}".replace("torch.", ""),
             report,
@@ -185,34 +192,34 @@ def examine_layers(asked: DoctorOptions) -> None:
 
 def examine_speed(asked: DoctorOptions) -> None:
     """Report what to expect of a drafter and policy on this device."""
-    from draftree.cli import examined, inputs, terminal
-    from draftree.doctor import expected
+    from draftree.cli import arguments, doctor_output, terminal
+    from draftree.doctor import expected_speed
     from draftree.engine import usual_policy
 
-    spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
+    spec, target, drafter = arguments.opened(asked.drafter, asked.target, **asked.loading)
     policy = usual_policy(asked.target, asked.drafter and spec, asked.loading["device"])
-    report = expected.examine(target, drafter, policy)
+    report = expected_speed.examine(target, drafter, policy)
     if asked.as_json:
         emit(report.as_json())
     else:
-        examined.show_expected(terminal.output(), f"{spec} for {asked.target}", report)
+        doctor_output.show_expected(terminal.output(), f"{spec} for {asked.target}", report)
 
 
 def examine_output(asked: DoctorOptions) -> None:
     """Compare the output with plain decoding's; exit with status 1 where it is not lossless."""
-    from draftree.cli import examined, inputs, terminal
+    from draftree.cli import arguments, doctor_output, terminal
     from draftree.costs.curves import UNIT
     from draftree.doctor import lossless
-    from draftree.doctor.cases import cases
-    from draftree.evaluation.forecast import written_seconds
+    from draftree.doctor.lossless_cases import cases
+    from draftree.evaluation.time_estimate import written_seconds
     from draftree.measure_costs import settled_costs
 
     plan = lossless.Extent(asked.max_new_tokens, trials=asked.trials)
     chosen, fixed = (
         cases(asked.policy, asked.acceptor, asked.temperature),
-        inputs.fixed_costs(asked.costs),
+        arguments.fixed_costs(asked.costs),
     )
-    spec, target, drafter = inputs.opened(asked.drafter, asked.target, **asked.loading)
+    spec, target, drafter = arguments.opened(asked.drafter, asked.target, **asked.loading)
     prompts = lossless.prompts(target, asked.data, asked.limit, plan.max_new_tokens)
     if fixed is None and any(c.grown.reads_costs for c in chosen):
         with terminal.busy("measuring what a step costs") as tell:
@@ -226,6 +233,6 @@ def examine_output(asked: DoctorOptions) -> None:
     if asked.as_json:
         emit(report.as_json())
     else:
-        examined.show_lossless(terminal.output(), f"{spec} for {asked.target}", report)
+        doctor_output.show_lossless(terminal.output(), f"{spec} for {asked.target}", report)
     if not report.lossless:
         raise typer.Exit(1)

@@ -7,12 +7,12 @@ from typing import Annotated
 import typer
 
 from draftree.aliases import nearest
-from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
-from draftree.cli.early import KNOWN
+from draftree.cli.option_checks import KNOWN
 from draftree.cli.options import AsJson, Force, asks_for
-from draftree.cli.outputs import check_output, default_name
+from draftree.cli.output_files import check_output, default_name
 from draftree.errors import UserError
+from draftree.utils.validated_dataclass import knob
 
 FORMATS = ("speculators", "eagle", "vllm-eagle", "vllm-medusa")
 """The formats, as `draftree.training.export` has them: to import it takes long."""
@@ -72,7 +72,7 @@ def export_drafter(ctx: typer.Context, asked: ExportOptions) -> None:
             f"{got}, but draftree export writes drafters, not models, as draftree export eagle3; {formats}"
             + (f"; did you mean '{near}'?" if near and near != asked.wanted else "")
         )
-    from draftree.cli import inputs, terminal
+    from draftree.cli import arguments, terminal
     from draftree.training.export import drafter_folder, export, first_format, standalone
 
     if asked.alone and asked.wanted is not None:
@@ -83,7 +83,7 @@ def export_drafter(ctx: typer.Context, asked: ExportOptions) -> None:
     wanted = "standalone" if asked.alone else first_format(folder, asked.wanted)
     out = asked.out or Path(default_name(*Path(asked.name).parts[-2:], wanted))
     overwrite = check_output(out, asked.force, folder=True)
-    inputs.quiet()
+    arguments.quiet()
     with terminal.busy("exporting"):
         if asked.alone:
             done = standalone(folder, out, asked.target, overwrite)

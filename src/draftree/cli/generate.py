@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
-from draftree.cli.early import check_target, is_model
+from draftree.cli.option_checks import check_target, is_model
 from draftree.cli.options import (
     AcceptorSpec,
     AsJson,
@@ -25,7 +24,8 @@ from draftree.cli.options import (
     one_model,
 )
 from draftree.errors import UserError
-from draftree.text.parameters import MORE, Parameters
+from draftree.text.option_fields import MORE, Parameters
+from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
     from draftree.engine import Engine
@@ -101,24 +101,24 @@ def model_and_prompt(ctx: typer.Context, asked: GenerateOptions) -> GenerateOpti
 def generate(ctx: typer.Context, asked: GenerateOptions) -> None:
     """Write exactly what the model would write, in fewer forward passes."""
     asked = model_and_prompt(ctx, asked)
-    from draftree.cli import inputs, terminal
+    from draftree.cli import arguments, terminal
     from draftree.data.prompts import encode, question
     from draftree.engine import load, usual_policy
     from draftree.evaluation.compare import warm
 
-    options = inputs.options(asked.completion)
-    text, fixed = inputs.prompt_text(asked.prompt), inputs.fixed_costs(asked.costs)
+    options = arguments.options(asked.completion)
+    text, fixed = arguments.prompt_text(asked.prompt), arguments.fixed_costs(asked.costs)
     if asked.raw and asked.loading["system"] is not None:
         raise UserError(
             "--system and --raw were given, allowed is one of them: a system message needs the chat template"
         )
     if options.logprobs is not None and not asked.as_json:
         raise UserError("--logprobs was given, allowed is it only with --json")
-    drafter = inputs.drafter(asked.drafter, asked.target)
+    drafter = arguments.drafter(asked.drafter, asked.target)
     policy = asked.policy
     if policy is None:
         policy = usual_policy(asked.target, asked.drafter and drafter, asked.loading["device"])
-    inputs.quiet()
+    arguments.quiet()
     with terminal.busy("loading"):
         engine = load(asked.target, drafter, policy, asked.acceptor, fixed, **asked.loading)
         ids = encode(engine.tokenizer, text if asked.raw else question(text))
@@ -144,10 +144,10 @@ def write(
         about: target, drafter and policy by kind, for the head of a picture.
     """
     from draftree import viewer
-    from draftree.cli import inputs, terminal
+    from draftree.cli import arguments, terminal
     from draftree.evaluation.compare import Comparison, compare
-    from draftree.evaluation.profile import as_json, profiled
-    from draftree.evaluation.tables import profile_rows
+    from draftree.evaluation.step_profile import as_json, profiled
+    from draftree.evaluation.text_tables import profile_rows
     from draftree.text.completion import Reading
 
     console, reading = terminal.output(), Reading(engine.tokenizer, options.stops(engine.tokenizer))
@@ -184,7 +184,7 @@ def write(
     result = Comparison(first.tokens[0], first.stats)
     if asked.baseline:
         with terminal.busy("running plain decoding, to compare"):
-            again = inputs.repeatable(options, len(written.tokens)).request(engine.target, ids)
+            again = arguments.repeatable(options, len(written.tokens)).request(engine.target, ids)
             result = compare(engine, again, first)
     found = profiled(engine.target, result.stats) if asked.profile else []
     if not asked.as_json:

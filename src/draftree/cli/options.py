@@ -11,10 +11,10 @@ from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
 
 import typer
 
-from draftree.cli.early import check
+from draftree.cli.option_checks import check
 from draftree.errors import UserError
 from draftree.models.load_options import Loading, Source
-from draftree.models.sources import ALLOWED
+from draftree.target.names import ALLOWED
 
 T = TypeVar("T")
 TYPED = "draftree.typed"

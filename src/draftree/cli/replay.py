@@ -8,18 +8,18 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from draftree.boundary.knobs import knob
 from draftree.cli.bench import CellsOptions, Prepared, journalled, prepared, saved
 from draftree.cli.console import interruptible, remark
 from draftree.cli.options import AsJson, asks_for
 from draftree.errors import UserError
+from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
     from draftree.costs.curves import CostTable
     from draftree.drafters.base import Drafter
     from draftree.engine import Engine
     from draftree.evaluation.bench import Bench
-    from draftree.evaluation.machines import Machine
+    from draftree.evaluation.roofline import Machine
 
 RULES = ("greedy", "match")
 """The acceptors whose choice at every place of a text follows from the text and the seed alone."""
@@ -53,9 +53,9 @@ def replayed(ctx: typer.Context, asked: ReplayOptions) -> "tuple[dict[str, Any],
     """
     from draftree.cli import terminal
     from draftree.evaluation.bench import Bench
-    from draftree.evaluation.machines import Machine
-    from draftree.evaluation.recordings import Recordings
-    from draftree.evaluation.results import Run, finished
+    from draftree.evaluation.result_file import Run, finished
+    from draftree.evaluation.roofline import Machine
+    from draftree.evaluation.trace_store import Recordings
 
     machines = [Machine.load(name) for name in dict.fromkeys(asked.machine)]
     if machines and asked.costs:
@@ -108,7 +108,7 @@ def on_each(work: "Bench", machines: "Sequence[Machine]") -> Iterator[tuple[str,
     """
     from draftree.cli import terminal
     from draftree.evaluation.bench import priced
-    from draftree.evaluation.machines import drafting
+    from draftree.evaluation.roofline import drafting
 
     with terminal.busy("measuring what a step costs") as tell:
         engines = {} if machines else priced(work.engines, tell)
@@ -165,7 +165,7 @@ def check_replayable(name: str, drafter: "Drafter[Any]") -> None:
 def record(work: "Bench") -> None:
     """Record what is missing, after a remark about how much that is."""
     from draftree.cli import terminal
-    from draftree.evaluation.forecast import plain_seconds
+    from draftree.evaluation.time_estimate import plain_seconds
 
     recordings = work.recordings
     assert recordings is not None

@@ -8,11 +8,11 @@ from typing import Annotated
 
 import typer
 
-from draftree.boundary.files import write_text
-from draftree.boundary.knobs import knob
 from draftree.cli.console import emit
 from draftree.cli.options import AsJson, Force, asks_for
 from draftree.errors import UserError
+from draftree.utils.files import write_text
+from draftree.utils.validated_dataclass import knob
 
 TEMPLATE = Path(__file__).parent / "report.html"
 
@@ -31,14 +31,14 @@ class ReportOptions:
 def report(ctx: typer.Context, asked: ReportOptions) -> None:
     """Write a saved result as one page: tables, pictures, texts by the origin of their tokens, and the answer in words."""
     from draftree.cli import terminal
-    from draftree.evaluation import page
-    from draftree.evaluation.report import consistent, read
+    from draftree.evaluation import report_text
+    from draftree.evaluation.result_rows import consistent, read
 
     if find_spec("jinja2") is None:
         raise UserError("a report needs the package 'jinja2': pip install 'draftree[report]'")
     result = read(asked.result)
     with consistent(asked.result):
-        text, verdict = rendered(result, str(asked.result)), page.verdict(result)
+        text, verdict = rendered(result, str(asked.result)), report_text.verdict(result)
         text.encode()  # a text of a broken file may hold what is no character
     write_text(asked.out, text)
     if asked.as_json:
@@ -54,18 +54,20 @@ def rendered(result: "dict[str, object]", source: str) -> str:
     from jinja2 import Environment
     from markupsafe import Markup, escape
 
-    from draftree.evaluation import page, tables
+    from draftree.evaluation import report_text, text_tables
 
     known = cast("dict[str, Any]", result)
     rows, about = known["rows"], known["provenance"]
-    shown = tables.readable(
-        (tables.shown if page.clocked(known) else tables.counted)(rows, known.get("oracle", ()))
+    shown = text_tables.readable(
+        (text_tables.shown if report_text.clocked(known) else text_tables.counted)(
+            rows, known.get("oracle", ())
+        )
     )
-    main = [tables.HEADS.get(name, name) for name in tables.MAIN]
+    main = [text_tables.HEADS.get(name, name) for name in text_tables.MAIN]
     main = [name for name in main if name in shown[0] and any(row[name] for row in shown)]
     rest = [name for name in shown[0] if name not in main]
-    best = next(iter(page.ranked(known)), None)
-    texts = page.texts(known, best) if best else []
+    best = next(iter(report_text.ranked(known)), None)
+    texts = report_text.texts(known, best) if best else []
     suite = (about.get("suite") or {}).get("name", source)
     title = f"{'Simulated: ' if known.get('simulated') else ''}{about['target']['name']} on prompts of {suite}"
     hardware = about.get("hardware", {})
@@ -79,9 +81,9 @@ def rendered(result: "dict[str, object]", source: str) -> str:
     return environment.from_string(TEMPLATE.read_text("utf-8")).render(
         title=title, about={k: v for k, v in told.items() if v != ""}, simulated=known.get("simulated"),
         columns=main, rest=rest, rows=shown,
-        legend=tables.legend(main), more=tables.legend(rest),
-        claims=tables.claims(known), gaps=page.gaps(known), texts=texts,
-        shown=page.name_of(best) if best else "", verdict=page.verdict(known),
+        legend=text_tables.legend(main), more=text_tables.legend(rest),
+        claims=text_tables.claims(known), gaps=report_text.gaps(known), texts=texts,
+        shown=report_text.name_of(best) if best else "", verdict=report_text.verdict(known),
         pictures=[(name, Markup(svg)) for name, svg in _pictures(known)],
     )  # fmt: skip
 
@@ -91,26 +93,26 @@ def _pictures(result: "dict[str, object]") -> "list[tuple[str, str]]":
 
     if find_spec("matplotlib") is None:
         return []
-    from draftree.cli import pictures, plots
-    from draftree.evaluation import page
-    from draftree.evaluation.profile import per_token
+    from draftree.cli import charts, cost_charts
+    from draftree.evaluation import report_text
+    from draftree.evaluation.step_profile import per_token
 
     known = cast("dict[str, Any]", result)
-    rows, drawn = known["rows"], list[pictures.Picture]()
-    if bars := page.bars(known):
+    rows, drawn = known["rows"], list[charts.Picture]()
+    if bars := report_text.bars(known):
         kind = (
             "by the clock"
-            if page.clocked(known)
+            if report_text.clocked(known)
             else "simulated"
             if known["simulated"]
             else "counted"
         )
         drawn.append(
-            ("speed-up", pictures.speed(bars, f"speed-up over plain decoding, {kind}", "Speed"))
+            ("speed-up", charts.speed(bars, f"speed-up over plain decoding, {kind}", "Speed"))
         )
         if sum(row["policy"] is not None for row in rows) > 1:
             drawn.append(
-                ("what drafting more brings", pictures.frontier(rows, "What drafting more brings"))
+                ("what drafting more brings", charts.frontier(rows, "What drafting more brings"))
             )
     if (
         (names := known.get("categories"))
@@ -118,12 +120,14 @@ def _pictures(result: "dict[str, object]") -> "list[tuple[str, str]]":
         and len(names) == rows[0]["prompts"]
         and bars
     ):
-        drawn.append(("nodes by category", pictures.categories(rows, names, "What is drafted")))
-    if page.clocked(known) and all("phases" in r for r in rows):
+        drawn.append(("nodes by category", charts.categories(rows, names, "What is drafted")))
+    if report_text.clocked(known) and all("phases" in r for r in rows):
         drawn.append(
             (
                 "time",
-                plots.profile({page.name_of(r): per_token(r) for r in rows}, "Where the time goes"),
+                cost_charts.profile(
+                    {report_text.name_of(r): per_token(r) for r in rows}, "Where the time goes"
+                ),
             )
         )
-    return [(name, pictures.svg(figure)) for name, figure in drawn]
+    return [(name, charts.svg(figure)) for name, figure in drawn]

@@ -10,12 +10,12 @@ from typing import Any
 
 import typer
 
-from draftree.boundary.knobs import knob
 from draftree.cli.console import remark
 from draftree.cli.options import DrafterSpec, LoadingOptions, PolicySpec, TargetName, asks_for
 from draftree.errors import UserError
 from draftree.scheduling.options import SchedulerOptions
 from draftree.serving.options import Limits, ServeOptions
+from draftree.utils.validated_dataclass import knob
 
 ACCESS, BATCH, BOUNDS = "Who may use it", "How much at a time", "What one request may ask for"
 KEY_VARIABLE = "DRAFTREE_API_KEY"
@@ -143,10 +143,10 @@ def serve_options(asked: ServeCommand) -> ServeOptions:
 
 def run_replicas(asked: ServeCommand, options: ServeOptions) -> None:
     """Serve replicas under Ray until a signal asks for the end."""
-    from draftree.cli import inputs
+    from draftree.cli import arguments
     from draftree.integrations import ray
 
-    drafter = inputs.drafter(asked.drafter, asked.target)
+    drafter = arguments.drafter(asked.drafter, asked.target)
     with listen(options.host, options.port):
         pass  # a port that is taken gets our own message
     ray.run(
@@ -181,15 +181,15 @@ def serve_at(bound: socket.socket, asked: ServeCommand, options: ServeOptions) -
     """Load the model and serve it at a bound socket."""
     import uvicorn
 
-    from draftree.boundary.machine import bound_memory
-    from draftree.cli import inputs, terminal
+    from draftree.cli import arguments, terminal
     from draftree.engine import load, usual_policy
     from draftree.serving.app import create_app
     from draftree.serving.state import ServerState
+    from draftree.utils.hardware import bound_memory
 
     bound_memory()
-    drafter = inputs.drafter(asked.drafter, asked.target)
-    inputs.quiet()
+    drafter = arguments.drafter(asked.drafter, asked.target)
+    arguments.quiet()
     with terminal.busy("loading"):
         policy = asked.policy or usual_policy(
             asked.target, asked.drafter and drafter, asked.loading["device"]

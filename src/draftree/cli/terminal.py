@@ -27,14 +27,14 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 from rich.text import Text
 
-from draftree.boundary.progress import Tell, duration
-from draftree.boundary.progress import shown as progress_shown
 from draftree.cli.console import STARTED, remark
 from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Recipe, Stage, plan_text
 from draftree.evaluation.compare import Comparison
 from draftree.request import Origin
 from draftree.text.completion import Token
+from draftree.utils.progress import Tell, duration
+from draftree.utils.progress import shown as progress_shown
 
 FEW = 0.1
 """Number of draft nodes per step below which a summary says that there was almost nothing."""

@@ -8,8 +8,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from draftree.boundary.files import writable
-from draftree.boundary.knobs import knob
 from draftree.cli.console import NOTHING_KEPT, emit, given, interruptible, one_voice, speaks
 from draftree.cli.options import (
     AsJson,
@@ -20,12 +18,14 @@ from draftree.cli.options import (
     TargetName,
     asks_for,
 )
-from draftree.cli.outputs import check_output, default_name, remove
+from draftree.cli.output_files import check_output, default_name, remove
 from draftree.errors import UnknownName, UserError
 from draftree.models.load_options import Loading
+from draftree.utils.files import writable
+from draftree.utils.validated_dataclass import knob
 
 if TYPE_CHECKING:
-    from draftree.training.job import Fitted, Job
+    from draftree.training.base import Fitted, Job
 
 
 DATA, STEPS, SAVING = (
@@ -194,13 +194,13 @@ def train(ctx: typer.Context, asked: TrainOptions) -> None:
             if given(ctx, option) and option not in COMMON | PLACE
         }
         check(kind, sort, said, asked.data)
-        from draftree.cli import inputs, terminal
+        from draftree.cli import arguments, terminal
 
         chosen = sort.of(asked.name, asked.knobs, said)
         ending = "" if sort.resumes else ".json"
         out = asked.out or Path(default_name(kind, asked.target) + ending)
         make_way(out, asked.force, folder=sort.resumes)
-        inputs.quiet()
+        arguments.quiet()
         again = (
             f"the same command goes on from what is kept in '{out}'"
             if sort.resumes
@@ -268,7 +268,7 @@ def job(name: str) -> "type[Job]":
             "drafter or policy that can be trained", name, [*drafters, *tunings.names()]
         )
     try:
-        from draftree.training.run import Training
+        from draftree.training.training_job import Training
     except ModuleNotFoundError as error:
         raise UserError(
             f"training needs the package '{error.name}': pip install 'draftree[train]'"

@@ -7,11 +7,11 @@ from tempfile import TemporaryDirectory
 
 import typer
 
-from draftree.boundary.files import writable
-from draftree.boundary.knobs import knob
 from draftree.cli.console import emit, interruptible, remark
 from draftree.cli.options import AsJson, CostsFile, LoadingOptions, Seed, TargetName, asks_for
 from draftree.errors import UserError
+from draftree.utils.files import writable
+from draftree.utils.validated_dataclass import knob
 
 
 @dataclass(frozen=True)
@@ -54,35 +54,35 @@ class TuneOptions:
 @asks_for
 def tune(ctx: typer.Context, asked: TuneOptions) -> None:
     """Search for the best options of a policy on half of the prompts, and measure them on the other half."""
-    from draftree.cli import inputs, terminal
+    from draftree.cli import arguments, terminal
     from draftree.cli.replay import check_replayable, record
     from draftree.evaluation import suites
     from draftree.evaluation.bench import Bench, priced
-    from draftree.evaluation.cells import Cell, assemble, chosen
-    from draftree.evaluation.recordings import Recordings
-    from draftree.evaluation.tune import Search, space
-    from draftree.models.target import Target
+    from draftree.evaluation.grid import Cell, assemble, chosen
+    from draftree.evaluation.policy_search import Search, space
+    from draftree.evaluation.trace_store import Recordings
     from draftree.registry import build
+    from draftree.target.target import Target
 
     if find_spec("optuna") is None:
         raise UserError("searching needs the package 'optuna': pip install 'draftree[tune]'")
     space(build("policy", asked.policy), asked.knobs)
-    drafter = inputs.drafter(asked.drafter, asked.target)
+    drafter = arguments.drafter(asked.drafter, asked.target)
     suite = suites.joined(list(asked.suite) or ["demo"])
-    fixed = inputs.fixed_costs(asked.costs)
-    machines = inputs.machines_of_each(
+    fixed = arguments.fixed_costs(asked.costs)
+    machines = arguments.machines_of_each(
         [asked.machine] if asked.machine else [], [asked.costs] if asked.costs else [], [drafter]
     )
     if asked.storage is not None:
         writable(asked.storage)
-    inputs.quiet()
+    arguments.quiet()
     with terminal.busy("loading"):
         engines = assemble(
             lambda: Target.load(asked.target, **asked.loading), [(drafter, asked.policy)], fixed
         )
     with terminal.busy("measuring what a step costs") as tell:
         engines = (
-            inputs.elsewhere(engines, machines, tell)[0] if machines else priced(engines, tell)
+            arguments.elsewhere(engines, machines, tell)[0] if machines else priced(engines, tell)
         )
     engine = engines[drafter, asked.policy]
     check_replayable(drafter, engine.drafter)

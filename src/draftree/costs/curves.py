@@ -18,13 +18,13 @@ from typing import Any, Protocol, Self
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.files import Entries, read_object, write_text
-from draftree.boundary.knobs import Part, knob, real, whole
 from draftree.costs.timings import StepTimes
 from draftree.errors import UserError, shown
-from draftree.kernels.growing import between
-from draftree.stats import Work
+from draftree.kernels.tree_growth import between
+from draftree.metrics import Work
 from draftree.tree import Floats
+from draftree.utils.files import Entries, read_object, write_text
+from draftree.utils.validated_dataclass import Part, knob, real, whole
 
 WIDEST = 2**53
 """Tokens: beyond it, floats do not hold all whole numbers."""

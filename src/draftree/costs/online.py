@@ -16,12 +16,12 @@ from typing import final
 
 import numpy as np
 
-from draftree.boundary.files import locked, read_object, understood, write_text
 from draftree.costs.curves import Costs, CostTable, monotone
 from draftree.costs.model import Correction, CostModel, Place, Size, Speed
 from draftree.costs.timings import StepTimes
 from draftree.errors import UserError
 from draftree.tree import Floats
+from draftree.utils.files import locked, read_object, understood, write_text
 
 WIDTHS = (
     1,

@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from draftree.boundary.files import read_object, understood, write_text
-from draftree.boundary.machine import kept, machine, timed
 from draftree.costs.model import Speed
 from draftree.errors import UserError
+from draftree.utils.files import read_object, understood, write_text
+from draftree.utils.hardware import kept, machine, timed
 
 
 @dataclass(frozen=True)

@@ -18,10 +18,10 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftree.boundary.files import understood
-from draftree.data.rows import READERS, Skipped, completes, messages, rows, seen, skipping
+from draftree.data.readers import READERS, Skipped, completes, messages, rows, seen, skipping
 from draftree.errors import UserError
 from draftree.tree import Ints
+from draftree.utils.files import understood
 
 SOURCES = frozenset({
     ".bash", ".c", ".cc", ".clj", ".cpp", ".cs", ".css", ".cu", ".cuh", ".cxx", ".dart", ".el", ".erl", ".ex", ".exs", ".f90",

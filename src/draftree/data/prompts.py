@@ -10,11 +10,11 @@ import numpy as np
 import torch
 from transformers import BatchEncoding, PreTrainedTokenizerBase
 
-from draftree.boundary.arguments import row_of_ids
-from draftree.boundary.files import understood
-from draftree.boundary.knobs import several, unicode
-from draftree.data.rows import Messages
+from draftree.data.readers import Messages
 from draftree.errors import UserError, shown
+from draftree.utils.files import understood
+from draftree.utils.token_ids import row_of_ids
+from draftree.utils.validated_dataclass import several, unicode
 
 Prompt = str | Sequence[int] | Messages
 """Text to be continued as it is, token ids, or a chat to be answered."""

@@ -10,9 +10,8 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftree.boundary.files import understood
-from draftree.data.overlap import Excluded
-from draftree.data.rows import (
+from draftree.data.decontamination import Excluded
+from draftree.data.readers import (
     CUT,
     Messages,
     Row,
@@ -25,6 +24,7 @@ from draftree.data.rows import (
 )
 from draftree.errors import UserError, shown
 from draftree.tree import Bools, Ints
+from draftree.utils.files import understood
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
 """The mark of a chat template around text that the model writes."""

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor, nn
 
 from draftree.drafters.base import Drafter, Trainable
-from draftree.drafters.neural.vocabulary import TargetHead, ids_of
-from draftree.evaluation.driven import Places, Source, drive
-from draftree.evaluation.recording import Recording, Text
-from draftree.models.cache import SlotCache
+from draftree.drafters.neural.draft_vocabulary import TargetHead, ids_of
+from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.teacher_forcing import Places, Source, drive
 from draftree.models.hf_runner import UNNORMED
-from draftree.models.target import Needs, Probes, Target, Verified
+from draftree.models.kv_cache import SlotCache
+from draftree.target.target import Needs, Probes, Target, Verified
 from draftree.tree import Floats, Ints, Tree, Verdict
 
 LAYER, TOKEN, KV = (

@@ -18,13 +18,13 @@ from typing import Any
 
 import numpy as np
 
-from draftree.boundary.knobs import Knobs, knob
-from draftree.boundary.progress import Tell, silent
 from draftree.costs.curves import UNIT, Costs, CostTable
 from draftree.data.prompts import encode
-from draftree.doctor import verdicts
-from draftree.doctor.cases import Case
-from draftree.doctor.noise import (
+from draftree.doctor import lossless_report
+from draftree.doctor.chi_square import critical, detectable, two_sample
+from draftree.doctor.lossless_cases import Case
+from draftree.doctor.lossless_report import Compared, Frequencies, Parted, Report
+from draftree.doctor.numerical_noise import (
     LOOK,
     Heard,
     Noise,
@@ -37,17 +37,17 @@ from draftree.doctor.noise import (
     shifts,
     speculated,
 )
-from draftree.doctor.statistics import critical, detectable, two_sample
-from draftree.doctor.verdicts import Compared, Frequencies, Parted, Report
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, common
 from draftree.errors import UserError
 from draftree.evaluation import suites
-from draftree.evaluation.driven import TEXTS, TOKENS, fitting, read, spread
-from draftree.models.target import Target
+from draftree.evaluation.teacher_forcing import TEXTS, TOKENS, fitting, read, spread
 from draftree.request import Request
-from draftree.sampling.noise import Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
+from draftree.utils.progress import Tell, silent
+from draftree.utils.validated_dataclass import Knobs, knob
 
 LEVEL = 1e-3
 """The probability that a frequency test fails by chance, all tests of a report together."""
@@ -290,11 +290,14 @@ class _Work:
         dtype = self.target.decoder.dtype
         allowed = self.noise.allowed(dtype)
         compared = tuple(self.compared.values())
-        findings = [verdicts.plain(dtype, self.noise), verdicts.noisy(self.noise, allowed)]
-        findings += [verdicts.texts(c, allowed) for c in compared]
+        findings = [
+            lossless_report.plain(dtype, self.noise),
+            lossless_report.noisy(self.noise, allowed),
+        ]
+        findings += [lossless_report.texts(c, allowed) for c in compared]
         for case, _ in self.drawn:
             tests = [t for t in self.tests if t.case == case.name]
-            findings.append(verdicts.frequencies(case, tests, self.level, self.noise))
+            findings.append(lossless_report.frequencies(case, tests, self.level, self.noise))
         lossy = tuple(c.name for c, _ in self.drawn if c.rule.lossy)
         return Report(
             self.target.name, drafter, texts, self.noise, allowed, self.level, tuple(findings), compared, tuple(self.tests),

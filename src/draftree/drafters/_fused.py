@@ -15,13 +15,13 @@ from typing import Any, final
 
 import numpy as np
 
-from draftree.calibration import Logistic
 from draftree.drafters.base import Drafter, Method, picked, put
 from draftree.errors import UserError
-from draftree.kernels.fusing import judged, judgements, merge
-from draftree.models.cache import SlotCache
-from draftree.models.target import Needs, Probes, Taps, Target
-from draftree.sampling.drawing import Drawing
+from draftree.kernels.merge_candidates import judged, judgements, merge
+from draftree.models.kv_cache import SlotCache
+from draftree.online_logistic import Logistic
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs, Probes, Taps, Target
 from draftree.tree import Below, Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)

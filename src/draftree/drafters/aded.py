@@ -9,17 +9,17 @@ from typing import Any, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob, read
 from draftree.drafters.base import Drafter, every, picked, put
-from draftree.drafters.lookup.adaptation import Adapted, Increments, Weighting, successors
-from draftree.drafters.lookup.datastore import Documents, Stored
-from draftree.drafters.lookup.ngram_build import GramSettings, build, grams_of
-from draftree.drafters.lookup.ngrams import Grams, width_of
+from draftree.drafters.retrieval.adaptive_ngrams import Adapted, Increments, Weighting, successors
+from draftree.drafters.retrieval.datastore import Documents, Stored
+from draftree.drafters.retrieval.ngram_build import GramSettings, build, grams_of
+from draftree.drafters.retrieval.ngram_table import Grams, width_of
 from draftree.errors import UnknownName, UserError
-from draftree.models.cache import SlotCache
-from draftree.models.target import Taps, Target
-from draftree.sampling.drawing import Drawing
+from draftree.models.kv_cache import SlotCache
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.utils.validated_dataclass import knob, read
 
 TOP = 12
 """Successors of a context (appendix, "Configuration of ADED")."""

@@ -20,8 +20,6 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from draftree.boundary.files import understood
-from draftree.boundary.knobs import Knobs, Part, knob, real, several
 from draftree.errors import UserError, shown
 from draftree.formats.checkpoint import (
     ABOUT,
@@ -31,14 +29,16 @@ from draftree.formats.checkpoint import (
     fingerprint,
     shipped,
 )
-from draftree.models.cache import SlotCache
-from draftree.models.capture import Capture, Weights
-from draftree.models.kernel_modules import accelerate
+from draftree.models.fused_modules import accelerate
+from draftree.models.graph_capture import Capture, Weights
+from draftree.models.kv_cache import SlotCache
 from draftree.models.load_options import DTypeName
-from draftree.models.target import Needs, Probes, Taps, Target, named
-from draftree.models.unseen import Layers
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.device_tree import Layers
+from draftree.target.target import Needs, Probes, Taps, Target, named
 from draftree.tree import Below, Candidates, Ints, Tree, Verdict
+from draftree.utils.files import understood
+from draftree.utils.validated_dataclass import Knobs, Part, knob, real, several
 
 State = TypeVar("State")
 T = TypeVar("T")

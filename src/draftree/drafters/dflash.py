@@ -15,13 +15,13 @@ from torch import Tensor
 from typing_extensions import override
 
 from draftree.drafters.base import Batch, Stage
-from draftree.drafters.neural.anchors import anchored, marginal_loss
-from draftree.drafters.neural.blocks import ParallelDrafter, ParallelMethod, opened
-from draftree.drafters.neural.parallel import ParallelNet
-from draftree.formats import parallel
+from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMethod, opened
+from draftree.drafters.neural.block_loss import anchored, marginal_loss
+from draftree.drafters.neural.block_model import ParallelNet
+from draftree.formats import block_drafters
+from draftree.formats.block_drafters import Kind
 from draftree.formats.checkpoint import Checkpoint
-from draftree.formats.parallel import Kind
-from draftree.models.target import Target
+from draftree.target.target import Target
 from draftree.tree import Ints, Tree
 
 
@@ -48,7 +48,7 @@ class DFlash(ParallelMethod):
     @classmethod
     @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        return parallel.kind_of(config, keys) == "dflash"
+        return block_drafters.kind_of(config, keys) == "dflash"
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "DFlashDrafter":
@@ -59,7 +59,7 @@ class DFlash(ParallelMethod):
     def new(self, target: Target) -> "DFlashDrafter":
         net = ParallelNet(self.layout(target, causal=False, shifted=False), target, {})
         net.begin(self.init)
-        return DFlashDrafter(self, net, target, Checkpoint(name=parallel.name))
+        return DFlashDrafter(self, net, target, Checkpoint(name=block_drafters.name))
 
 
 @final

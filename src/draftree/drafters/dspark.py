@@ -18,16 +18,16 @@ from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage
-from draftree.drafters.neural.anchors import anchored, said_at, tokens_at
-from draftree.drafters.neural.blocks import ParallelDrafter, ParallelMethod, opened
-from draftree.drafters.neural.parallel import ParallelNet
-from draftree.formats import parallel
+from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMethod, opened
+from draftree.drafters.neural.block_loss import anchored, said_at, tokens_at
+from draftree.drafters.neural.block_model import ParallelNet
+from draftree.formats import block_drafters
+from draftree.formats.block_drafters import Kind, Layout
 from draftree.formats.checkpoint import Checkpoint
-from draftree.formats.parallel import Kind, Layout
-from draftree.models.target import Target
+from draftree.target.target import Target
 from draftree.tree import Floats, Ints, Tree
+from draftree.utils.validated_dataclass import knob
 
 CE, L1, CONFIDENCE = 0.1, 0.9, 1.0
 """The weights of the objective's parts (DeepSpec's config; L1 is Σ|p − q|, twice the total
@@ -63,7 +63,7 @@ class DSpark(ParallelMethod):
     @classmethod
     @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        return parallel.kind_of(config, keys) == "dspark"
+        return block_drafters.kind_of(config, keys) == "dspark"
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "DSparkDrafter":
@@ -87,7 +87,7 @@ class DSpark(ParallelMethod):
         )
         net = DSparkNet(layout, target, {})
         net.begin(self.init)
-        return DSparkDrafter(self, net, target, Checkpoint(name=parallel.name))
+        return DSparkDrafter(self, net, target, Checkpoint(name=block_drafters.name))
 
 
 @final

@@ -19,9 +19,11 @@ from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.llama import (
+from draftree.drafters.neural.draft_vocabulary import TargetHead, check_size
+from draftree.drafters.neural.feature_drafter import PairDrafter
+from draftree.drafters.neural.feature_model import PairNet
+from draftree.drafters.neural.llama_modules import (
     Rotary,
     initialise,
     like,
@@ -31,14 +33,12 @@ from draftree.drafters.neural.llama import (
     stores,
 )
 from draftree.drafters.neural.losses import before, said, soft_cross_entropy
-from draftree.drafters.neural.pair_net import PairNet
-from draftree.drafters.neural.pairs import PairDrafter
-from draftree.drafters.neural.vocabulary import TargetHead, check_size
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING
-from draftree.models.target import LAST, Needs, Target
+from draftree.target.target import LAST, Needs, Target
 from draftree.tree import Drafted, Ints
+from draftree.utils.validated_dataclass import knob
 
 
 @final

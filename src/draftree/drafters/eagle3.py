@@ -19,10 +19,18 @@ from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaAttention, LlamaMLP, LlamaRMSNorm
 from typing_extensions import override
 
-from draftree.boundary.knobs import Presets, knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.neural.candidate_head import CandidateHead
-from draftree.drafters.neural.llama import (
+from draftree.drafters.neural.draft_vocabulary import (
+    check_map,
+    check_size,
+    drafted,
+    frequent,
+    offsets,
+)
+from draftree.drafters.neural.feature_drafter import PairDrafter
+from draftree.drafters.neural.feature_model import PairNet
+from draftree.drafters.neural.llama_modules import (
     CACHE,
     Rotary,
     initialise,
@@ -32,17 +40,15 @@ from draftree.drafters.neural.llama import (
     stores,
 )
 from draftree.drafters.neural.losses import before, soft_cross_entropy
-from draftree.drafters.neural.pair_net import PairNet
-from draftree.drafters.neural.pairs import PairDrafter
-from draftree.drafters.neural.vocabulary import check_map, check_size, drafted, frequent, offsets
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
-from draftree.models.kernel_modules import run_native, usable
+from draftree.models.fused_modules import run_native, usable
 from draftree.models.native_layers import PreparedLayer, finish_layer
-from draftree.models.target import Needs, Target
+from draftree.target.target import Needs, Target
 from draftree.tree import Drafted, Ints
+from draftree.utils.validated_dataclass import Presets, knob
 
 DEFAULT_LAYERS = (2, None, None)
 

@@ -18,11 +18,12 @@ from torch import Tensor
 from transformers import DynamicCache, PreTrainedModel
 from typing_extensions import override
 
-from draftree.boundary.knobs import Presets, knob
-from draftree.boundary.machine import to_device
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.decoding import SPARE, Decoding
-from draftree.drafters.neural.language_model import (
+from draftree.drafters.neural.draft_state import SPARE, Decoding
+from draftree.drafters.neural.draft_vocabulary import whole
+from draftree.drafters.neural.losses import before, draft_loss
+from draftree.drafters.neural.training_masks import additive, dual_block
+from draftree.drafters.neural.transformer_drafter import (
     OneLayerDrafter,
     begin_as,
     check_attends,
@@ -30,15 +31,14 @@ from draftree.drafters.neural.language_model import (
     load_model,
     new_model,
 )
-from draftree.drafters.neural.losses import before, draft_loss
-from draftree.drafters.neural.masks import additive, dual_block
-from draftree.drafters.neural.vocabulary import whole
 from draftree.errors import UserError
 from draftree.formats.checkpoint import Checkpoint
-from draftree.models.attention import AUTO, Attending, attending
 from draftree.models.decoder import Decoder
-from draftree.models.target import Needs, Taps, Target
+from draftree.target.attention_strength import AUTO, Attending, attending
+from draftree.target.target import Needs, Taps, Target
 from draftree.tree import Ints, Tree, Verdict
+from draftree.utils.hardware import to_device
+from draftree.utils.validated_dataclass import Presets, knob
 
 
 @final

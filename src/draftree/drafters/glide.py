@@ -20,10 +20,8 @@ from torch import Tensor
 from transformers import Cache
 from typing_extensions import override
 
-from draftree.boundary.files import Entries
-from draftree.boundary.knobs import Presets, knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod, every, picked, put
-from draftree.drafters.neural.decoding import (
+from draftree.drafters.neural.draft_state import (
     NOTHING,
     SPARE,
     Decoding,
@@ -33,21 +31,23 @@ from draftree.drafters.neural.decoding import (
     rewind,
     selected,
 )
-from draftree.drafters.neural.glimpse import Glimpse, GlimpseModel, View
-from draftree.drafters.neural.language_model import BorrowingDrafter, known_alone
-from draftree.drafters.neural.llama import of_values
+from draftree.drafters.neural.draft_vocabulary import TargetEmbedding, TargetHead, check_size, whole
+from draftree.drafters.neural.glide_model import Glimpse, GlimpseModel, View
+from draftree.drafters.neural.llama_modules import of_values
 from draftree.drafters.neural.losses import before, draft_loss
-from draftree.drafters.neural.masks import block_starts, earlier_blocks
-from draftree.drafters.neural.vocabulary import TargetEmbedding, TargetHead, check_size, whole
+from draftree.drafters.neural.training_masks import block_starts, earlier_blocks
+from draftree.drafters.neural.transformer_drafter import BorrowingDrafter, known_alone
 from draftree.errors import UserError
-from draftree.formats import entries
+from draftree.formats import config_entries
 from draftree.formats.checkpoint import CONFIG, Checkpoint
-from draftree.models.attention import AUTO, Attending, attending
-from draftree.models.cache import SlotCache
 from draftree.models.forward_batch import ForwardBatch
-from draftree.models.target import CHUNK, Needs, Taps, Target
-from draftree.sampling.drawing import Drawing
+from draftree.models.kv_cache import SlotCache
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.attention_strength import AUTO, Attending, attending
+from draftree.target.target import CHUNK, Needs, Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.utils.files import Entries
+from draftree.utils.validated_dataclass import Presets, knob
 
 WIDTH = 4096
 """The draft model's hidden size in the paper, for every target (section 5.1)."""
@@ -136,7 +136,7 @@ class GLIDE(TrainableMethod):
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "GLIDEDrafter":
-        entries.GLIDE.check_layer(stored.config, stored.folder, "glide")
+        config_entries.GLIDE.check_layer(stored.config, stored.folder, "glide")
         knobs, stored = self._of(stored), stored.loaded()
         stored.check_sizes(
             "glide", stored.config, {"vocab_size": target.decoder.vocab} | _large(target)

@@ -24,11 +24,9 @@ from transformers import Cache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
-from draftree.boundary.machine import to_device
 from draftree.drafters.base import Batch, Stage, TrainableMethod, every
-from draftree.drafters.neural.decoding import SPARE
-from draftree.drafters.neural.head_layers import HeadLayers
+from draftree.drafters.neural.draft_state import SPARE
+from draftree.drafters.neural.draft_vocabulary import check_map, check_size
 from draftree.drafters.neural.heads import (
     HeadsDrafter,
     HeadsNet,
@@ -37,18 +35,20 @@ from draftree.drafters.neural.heads import (
     newest,
     offered,
 )
-from draftree.drafters.neural.llama import Rotary, initialise, like, run, stores
-from draftree.drafters.neural.masks import additive
-from draftree.drafters.neural.vocabulary import check_map, check_size
+from draftree.drafters.neural.heads_on_device import HeadLayers
+from draftree.drafters.neural.llama_modules import Rotary, initialise, like, run, stores
+from draftree.drafters.neural.training_masks import additive
 from draftree.errors import UserError
-from draftree.formats import entries
+from draftree.formats import config_entries
 from draftree.formats.checkpoint import Checkpoint, sizes
-from draftree.models.cache import LayerShape, SlotCache
-from draftree.models.capture import Given
-from draftree.models.target import CHUNK, LAST, Taps, Target
-from draftree.models.unseen import Nodes
-from draftree.sampling.drawing import Drawing
+from draftree.models.graph_capture import Given
+from draftree.models.kv_cache import LayerShape, SlotCache
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.device_tree import Nodes
+from draftree.target.target import CHUNK, LAST, Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.utils.hardware import to_device
+from draftree.utils.validated_dataclass import knob
 
 FILE = "hydra_lm_head.safetensors"
 PREFIX, EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # sic
@@ -99,7 +99,7 @@ class Hydra(TrainableMethod):
     @override
     def read(self, stored: Checkpoint, target: Target) -> "HydraDrafter":
         stored = stored.loaded(self.files)
-        entries.HYDRA.check(stored.config, stored.folder, "hydra")
+        config_entries.HYDRA.check(stored.config, stored.folder, "hydra")
         found = replace(self, **counted(stored.tensors, stored.folder))
         first, last = (
             f"hydra_mlp.0.{_places(found)[0]}.linear.weight",

@@ -14,17 +14,17 @@ from typing import Any, ClassVar, final
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage
-from draftree.drafters.neural.anchors import anchored, marginal_loss
-from draftree.drafters.neural.blocks import ParallelDrafter, ParallelMethod, opened
-from draftree.drafters.neural.parallel import ParallelNet
+from draftree.drafters.neural.block_drafter import ParallelDrafter, ParallelMethod, opened
+from draftree.drafters.neural.block_loss import anchored, marginal_loss
+from draftree.drafters.neural.block_model import ParallelNet
 from draftree.errors import UserError
-from draftree.formats import parallel
+from draftree.formats import block_drafters
+from draftree.formats.block_drafters import Kind
 from draftree.formats.checkpoint import Checkpoint
-from draftree.formats.parallel import Kind
-from draftree.models.target import Target
+from draftree.target.target import Target
 from draftree.tree import Ints, Tree
+from draftree.utils.validated_dataclass import knob
 
 
 @final
@@ -53,7 +53,7 @@ class JetSpec(ParallelMethod):
     @classmethod
     @override
     def recognises(cls, config: dict[str, Any], keys: Set[str]) -> bool:
-        return parallel.kind_of(config, keys) == "jetspec"
+        return block_drafters.kind_of(config, keys) == "jetspec"
 
     @override
     def read(self, stored: Checkpoint, target: Target) -> "JetSpecDrafter":
@@ -69,7 +69,7 @@ class JetSpec(ParallelMethod):
     def new(self, target: Target) -> "JetSpecDrafter":
         net = ParallelNet(self.layout(target, causal=True, shifted=False), target, {})
         net.begin(self.init)
-        return JetSpecDrafter(self, net, target, Checkpoint(name=parallel.name))
+        return JetSpecDrafter(self, net, target, Checkpoint(name=block_drafters.name))
 
 
 @final

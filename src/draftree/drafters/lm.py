@@ -10,11 +10,11 @@ from typing import Any, final
 from typing_extensions import override
 
 from draftree.drafters.base import Method
-from draftree.drafters.neural.language_model import LanguageModelDrafter
-from draftree.drafters.neural.vocabulary import Shared
+from draftree.drafters.neural.draft_vocabulary import Shared
+from draftree.drafters.neural.transformer_drafter import LanguageModelDrafter
 from draftree.errors import UserError
 from draftree.models.decoder import one_layer
-from draftree.models.target import Target
+from draftree.target.target import Target
 from draftree.tree import Drafted
 
 

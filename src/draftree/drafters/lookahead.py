@@ -17,14 +17,14 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every, picked
-from draftree.drafters.lookup.texts import ragged
+from draftree.drafters.retrieval.text_drafter import ragged
 from draftree.errors import UserError
-from draftree.models.cache import SlotCache
-from draftree.models.target import Probes, Taps, Target
-from draftree.sampling.drawing import Drawing
+from draftree.models.kv_cache import SlotCache
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Probes, Taps, Target
 from draftree.tree import Bools, Candidates, Ints, Tree, Verdict
+from draftree.utils.validated_dataclass import knob
 
 Gram = tuple[int, ...]
 """The N − 1 tokens of an n-gram after its first one, or a beginning of them."""

@@ -18,9 +18,8 @@ import torch
 from torch import Tensor, nn
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.head_layers import HeadLayers
+from draftree.drafters.neural.draft_vocabulary import check_map, check_size
 from draftree.drafters.neural.heads import (
     HeadsDrafter,
     HeadsNet,
@@ -29,8 +28,8 @@ from draftree.drafters.neural.heads import (
     newest,
     offered,
 )
-from draftree.drafters.neural.vocabulary import check_map, check_size
-from draftree.formats import entries
+from draftree.drafters.neural.heads_on_device import HeadLayers
+from draftree.formats import config_entries
 from draftree.formats.checkpoint import Checkpoint, sizes
 from draftree.formats.medusa import (
     FILE,
@@ -45,12 +44,13 @@ from draftree.formats.medusa import (
     renamed,
     to_vllm,
 )
-from draftree.models.cache import SlotCache
-from draftree.models.capture import Given
-from draftree.models.target import LAST, Taps, Target
-from draftree.models.unseen import Nodes
-from draftree.sampling.drawing import Drawing
+from draftree.models.graph_capture import Given
+from draftree.models.kv_cache import SlotCache
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.device_tree import Nodes
+from draftree.target.target import LAST, Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.utils.validated_dataclass import knob
 
 
 @final
@@ -96,7 +96,7 @@ class Medusa(TrainableMethod):
     @override
     def read(self, stored: Checkpoint, target: Target) -> "MedusaDrafter":
         stored = loaded(stored)
-        entries.MEDUSA.check(stored.config, stored.folder, "medusa")
+        config_entries.MEDUSA.check(stored.config, stored.folder, "medusa")
         official = renamed(stored) if VLLM in stored.tensors else stored
         heads, layers = counted(official.tensors, stored.folder)
         first, last = (

@@ -23,19 +23,19 @@ from torch import Tensor, nn
 from transformers import Cache
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.language_model import check_attends
+from draftree.drafters.neural.draft_vocabulary import TargetHead, check_size
+from draftree.drafters.neural.feature_drafter import PairDrafter
+from draftree.drafters.neural.feature_model import PairNet
 from draftree.drafters.neural.losses import before, draft_loss
-from draftree.drafters.neural.pair_net import PairNet
-from draftree.drafters.neural.pairs import PairDrafter
-from draftree.drafters.neural.vocabulary import TargetHead, check_size
+from draftree.drafters.neural.transformer_drafter import check_attends
 from draftree.errors import UserError
 from draftree.formats.checkpoint import FILES, Checkpoint, sizes, tensor_names
 from draftree.models.decoder import Decoder, one_layer
 from draftree.models.hf_runner import UNNORMED
-from draftree.models.target import LAST, Needs, Target
+from draftree.target.target import LAST, Needs, Target
 from draftree.tree import Drafted, Ints
+from draftree.utils.validated_dataclass import knob
 
 PROJECTION = re.compile(r"(?P<begin>.*\.layers\.\d+\.)eh_proj\.weight$")
 """The tensor by which a layer after the target's last one is known; DeepSeek-V3's and GLM-4's."""

@@ -20,12 +20,12 @@ from transformers import Cache, DynamicCache, LlamaConfig
 from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRMSNorm
 from typing_extensions import override
 
-from draftree.boundary.files import Entries
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
 from draftree.drafters.eagle3 import EAGLE3, EAGLE3Layer, FusingNet
+from draftree.drafters.neural.draft_vocabulary import check_map, check_size, frequent, whole
+from draftree.drafters.neural.feature_drafter import PairReader, Pairs
 from draftree.drafters.neural.heads import by_depth, offered
-from draftree.drafters.neural.llama import (
+from draftree.drafters.neural.llama_modules import (
     Rotary,
     initialise,
     like,
@@ -35,16 +35,16 @@ from draftree.drafters.neural.llama import (
     stores,
 )
 from draftree.drafters.neural.losses import said
-from draftree.drafters.neural.masks import additive, block_starts
-from draftree.drafters.neural.pairs import PairReader, Pairs
-from draftree.drafters.neural.vocabulary import check_map, check_size, frequent, whole
+from draftree.drafters.neural.training_masks import additive, block_starts
 from draftree.errors import UserError
 from draftree.formats import speculators
 from draftree.formats.checkpoint import CONFIG, Checkpoint, sizes
 from draftree.formats.speculators import EMBEDDING, LAYER_IDS
-from draftree.models.target import Needs, Target
-from draftree.sampling.drawing import Drawing
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs, Target
 from draftree.tree import Candidates, Ints, Tree
+from draftree.utils.files import Entries
+from draftree.utils.validated_dataclass import knob
 
 MASK = "mask_hidden"
 PARALLEL = "peagle"

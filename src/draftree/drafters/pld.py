@@ -7,13 +7,13 @@ from typing import Literal, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, picked
-from draftree.drafters.lookup.texts import NO_TEXT, Texts, cut, extended, ragged
-from draftree.models.cache import SlotCache
-from draftree.models.target import Taps, Target
-from draftree.sampling.drawing import Drawing
+from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extended, ragged
+from draftree.models.kv_cache import SlotCache
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Taps, Target
 from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+from draftree.utils.validated_dataclass import knob
 
 NONE = -1
 """Follows the end of a continuation that is shorter than others."""

@@ -8,11 +8,9 @@ from typing import Any, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.files import understood
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, picked
-from draftree.drafters.lookup.datastore import Documents, Stored, fits_vocabulary
-from draftree.drafters.lookup.suffix_array import (
+from draftree.drafters.retrieval.datastore import Documents, Stored, fits_vocabulary
+from draftree.drafters.retrieval.suffix_array import (
     END,
     Corpus,
     PrefixTree,
@@ -25,12 +23,14 @@ from draftree.drafters.lookup.suffix_array import (
     search,
     suffix_array,
 )
-from draftree.drafters.lookup.texts import NO_TEXT, Texts, cut, extended
+from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extended
 from draftree.errors import UnknownName, UserError
-from draftree.models.cache import SlotCache
-from draftree.models.target import Taps, Target
-from draftree.sampling.drawing import Drawing
+from draftree.models.kv_cache import SlotCache
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Taps, Target
 from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.utils.files import understood
+from draftree.utils.validated_dataclass import knob
 
 TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
 """The files of a datastore: uint32 tokens, a separator after each document, and their suffix

@@ -7,15 +7,15 @@ from typing import final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every, picked
-from draftree.drafters.lookup.suffix_nodes import children, descendants
-from draftree.drafters.lookup.suffix_tree import Draft, Limits, Outputs, Shorts, draft
-from draftree.drafters.lookup.texts import NO_TEXT, Texts, cut, extended
-from draftree.models.cache import SlotCache
-from draftree.models.target import Taps, Target
-from draftree.sampling.drawing import Drawing
+from draftree.drafters.retrieval.suffix_expand import children, descendants
+from draftree.drafters.retrieval.suffix_tree import Draft, Limits, Outputs, Shorts, draft
+from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extended
+from draftree.models.kv_cache import SlotCache
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Taps, Target
 from draftree.tree import MAX_NODES, Below, Candidates, Ints, Tree, Verdict
+from draftree.utils.validated_dataclass import knob
 
 Grown = tuple[int, Shorts, Draft]
 DEEP = 64

@@ -13,13 +13,13 @@ from typing import ClassVar, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.drafters.base import Drafter, Method, every, picked, put
-from draftree.drafters.lookup.adjacency import NONE, SUREST, Adjacency, merged, pairs_of
-from draftree.models.cache import SlotCache
-from draftree.models.target import Needs, Taps, Target
-from draftree.sampling.drawing import Drawing
+from draftree.drafters.retrieval.adjacency_table import NONE, SUREST, Adjacency, merged, pairs_of
+from draftree.models.kv_cache import SlotCache
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs, Taps, Target
 from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+from draftree.utils.validated_dataclass import knob
 
 MEASURED = (
     (0.30, 0.13, 0.08, 0.03),

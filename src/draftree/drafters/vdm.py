@@ -7,9 +7,10 @@ from torch import Tensor
 from transformers import PreTrainedModel
 from typing_extensions import override
 
-from draftree.boundary.knobs import Presets, knob
 from draftree.drafters.base import Batch, Stage, TrainableMethod
-from draftree.drafters.neural.language_model import (
+from draftree.drafters.neural.draft_vocabulary import whole
+from draftree.drafters.neural.losses import before, draft_loss
+from draftree.drafters.neural.transformer_drafter import (
     LanguageModelDrafter,
     OneLayerDrafter,
     begin_as,
@@ -17,10 +18,9 @@ from draftree.drafters.neural.language_model import (
     load_model,
     new_model,
 )
-from draftree.drafters.neural.losses import before, draft_loss
-from draftree.drafters.neural.vocabulary import whole
 from draftree.formats.checkpoint import Checkpoint
-from draftree.models.target import Target
+from draftree.target.target import Target
+from draftree.utils.validated_dataclass import Presets, knob
 
 
 @final

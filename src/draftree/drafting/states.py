@@ -6,11 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from draftree.batch import Rows
 from draftree.drafters.base import Drafter
 from draftree.errors import DraftreeError, DraftreeWarning, first_line
-from draftree.models.cache import SlotCache
-from draftree.models.target import Taps
-from draftree.rows import Rows
+from draftree.models.kv_cache import SlotCache
+from draftree.target.target import Taps
 from draftree.tree import Ints
 
 

@@ -13,23 +13,23 @@ from typing import Any, TypeVar
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.device_clock import DeviceClock, clock_of
-from draftree.boundary.phases import in_phase, phase
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.drafting.states import DrafterFault, give_up, raises
 from draftree.errors import UserError
-from draftree.models.capture import Capture, Eager
+from draftree.metrics import Work
 from draftree.models.forward_batch import Chunk
-from draftree.models.target import Probes, Taps, Target, Verified
-from draftree.models.unseen import Layers, Told, Unseen, verified
-from draftree.policies._unseen import Outlook, Plan, grow
+from draftree.models.graph_capture import Capture, Eager
+from draftree.policies._device_growth import Outlook, Plan, grow
 from draftree.policies.base import Policy, Search
-from draftree.rows import Rows
-from draftree.sampling.drawing import Drawing, allowed, beside, nothing_beside
-from draftree.stats import Work
+from draftree.sampling.draft_sampling import Drawing, allowed, beside, nothing_beside
+from draftree.target.device_tree import Layers, Told, Unseen, verified
+from draftree.target.target import Probes, Taps, Target, Verified
 from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict, of_rows
+from draftree.utils.device_clock import DeviceClock, clock_of
+from draftree.utils.profiler import in_phase, phase
 
 T = TypeVar("T")
 RECENT, LATEST = 8, 2

@@ -12,15 +12,15 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from draftree.boundary.progress import Tell, silent
 from draftree.engine import Engine
 from draftree.errors import UserError
-from draftree.evaluation import report
+from draftree.evaluation import result_rows
 from draftree.evaluation.bench import Bench
-from draftree.evaluation.cells import Cell, PromptResult
-from draftree.evaluation.intervals import ResultRow
-from draftree.evaluation.recordings import Recordings
+from draftree.evaluation.bootstrap import ResultRow
+from draftree.evaluation.grid import Cell, PromptResult
+from draftree.evaluation.trace_store import Recordings
 from draftree.request import Request
+from draftree.utils.progress import Tell, silent
 
 Pair = tuple[str, str]
 """The specs of a drafter and a policy."""
@@ -130,8 +130,8 @@ def advise(
         for i in range(len(first)):
             tell(i, "choosing", whole)
             done.append(work.prompt(i))
-    rows = report.rows(done, seed, None, work.prices)[1:]
-    counted = dict(zip(engines, map(report.unclocked, rows), strict=True))
+    rows = result_rows.rows(done, seed, None, work.prices)[1:]
+    counted = dict(zip(engines, map(result_rows.unclocked, rows), strict=True))
     chosen = max(counted, key=lambda pair: counted[pair]["counted_speedup"])
     live = Bench([plain, cells[chosen]], {chosen: engines[chosen]}, other, seed)
     live.warm()
@@ -140,7 +140,7 @@ def advise(
         tell(len(first) + i, f"judging {' + '.join(chosen)}", whole)
         judged.append(live.prompt(i))
     tell(whole, "", whole)
-    return Verdict(chosen, counted, report.rows(judged, seed, None, live.prices)[1])
+    return Verdict(chosen, counted, result_rows.rows(judged, seed, None, live.prices)[1])
 
 
 def told(verdict: Verdict, target: str) -> str:

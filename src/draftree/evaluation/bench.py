@@ -11,26 +11,26 @@ from typing import Any
 
 import numpy as np
 
-from draftree.boundary.progress import Tell, silent
+from draftree.batch import Generation
 from draftree.cost_estimate import learnt_costs
 from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.engine import Engine, cache_of, common, plain
-from draftree.evaluation.cells import FOLLOWING, Cell, PromptResult, Quality
 from draftree.evaluation.compare import short
-from draftree.evaluation.driven import Source, drive
-from draftree.evaluation.journal import Journal
+from draftree.evaluation.grid import FOLLOWING, Cell, PromptResult, Quality
 from draftree.evaluation.oracle import reaches
-from draftree.evaluation.recording import Recording, Text
-from draftree.evaluation.recordings import Recordings
+from draftree.evaluation.resume import Journal
+from draftree.evaluation.target_trace import Recording, Text
+from draftree.evaluation.teacher_forcing import Source, drive
+from draftree.evaluation.trace_store import Recordings
 from draftree.measure_costs import settled_costs
-from draftree.models.cache import SlotCache
-from draftree.models.target import Target
+from draftree.models.kv_cache import SlotCache
 from draftree.registry import build
 from draftree.request import Request
-from draftree.rows import Generation
-from draftree.sampling.settings import Sampling
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
 from draftree.tree import Ints
+from draftree.utils.progress import Tell, silent
 
 TOGETHER = 8
 """Texts along which a drafter is driven at a time."""

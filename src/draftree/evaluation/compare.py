@@ -6,14 +6,14 @@ from typing import Any
 
 import numpy as np
 
+from draftree.batch import Generation
 from draftree.costs.curves import Costs
 from draftree.engine import Engine, common
-from draftree.evaluation.cells import PromptResult
-from draftree.models.target import Needs, Target
+from draftree.evaluation.grid import PromptResult
+from draftree.metrics import Stats
 from draftree.request import Emitted, Request
-from draftree.rows import Generation
 from draftree.sampling.distributions import processed
-from draftree.stats import Stats
+from draftree.target.target import Needs, Target
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
 """Tokens of the warm-up: prompt tokens that are read, and tokens generated after them."""

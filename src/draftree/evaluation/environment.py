@@ -10,9 +10,9 @@ from typing import Any
 import torch
 
 import draftree
-from draftree.boundary.files import cache_folder
-from draftree.boundary.machine import machine
 from draftree.evaluation.provenance import commit
+from draftree.utils.files import cache_folder
+from draftree.utils.hardware import machine
 
 INSTRUCTIONS = (
     "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512vl", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",

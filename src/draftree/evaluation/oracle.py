@@ -17,16 +17,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from draftree.boundary.files import Entries
 from draftree.costs.curves import Costs, CostTable
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
-from draftree.evaluation import worklog
-from draftree.evaluation.driven import Source
-from draftree.evaluation.intervals import rate, ratio_bounds, samples
-from draftree.evaluation.recording import Text
-from draftree.sampling.drawing import Drawing
+from draftree.evaluation import step_codec
+from draftree.evaluation.bootstrap import rate, ratio_bounds, samples
+from draftree.evaluation.target_trace import Text
+from draftree.evaluation.teacher_forcing import Source
+from draftree.sampling.draft_sampling import Drawing
 from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
+from draftree.utils.files import Entries
 
 LIKELIEST = 8
 """Candidates among which the oracle finds the right token."""
@@ -150,7 +150,7 @@ def log(
     """
     coded = {
         "lengths": list(map(len, reach)),
-        "reach": worklog.runs(np.concatenate([*reach, NONE]).tolist()),
+        "reach": step_codec.runs(np.concatenate([*reach, NONE]).tolist()),
     }
     return {
         "drafter": drafter,
@@ -176,7 +176,9 @@ def row(
     """
     entries = Entries(saved, "the oracle's log")
     lengths = entries.get("lengths", list[int], least=0)
-    all_of_them = worklog.unrun(entries.get("reach", list[int]), sum(lengths), "the oracle's log")
+    all_of_them = step_codec.unrun(
+        entries.get("reach", list[int]), sum(lengths), "the oracle's log"
+    )
     starts = entries.get("starts", list[int], least=0)
     if sum(lengths) != len(all_of_them) or len(starts) != len(lengths):
         raise UserError(

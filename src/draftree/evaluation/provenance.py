@@ -13,10 +13,10 @@ import torch
 import transformers
 
 import draftree
-from draftree.boundary.machine import machine
-from draftree.models.kernel_linear import packed_shapes
-from draftree.models.kernel_modules import replaced_kinds
-from draftree.models.target import Target
+from draftree.models.fused_modules import replaced_kinds
+from draftree.models.packed_linear import packed_shapes
+from draftree.target.target import Target
+from draftree.utils.hardware import machine
 
 
 def provenance(target: Target, seed: int) -> dict[str, Any]:

@@ -15,11 +15,11 @@ from os.path import isfile
 from pathlib import Path
 from typing import Any
 
-from draftree.boundary.files import understood
 from draftree.data.prompts import Content, question
-from draftree.data.rows import CHATS, READERS, Row, messages, rows
+from draftree.data.readers import CHATS, READERS, Row, messages, rows
 from draftree.errors import UnknownName, UserError, shown
-from draftree.evaluation.formats import FORMATS, Wording, asked
+from draftree.evaluation.dataset_formats import FORMATS, Wording, asked
+from draftree.utils.files import understood
 
 FOLDER = Path(__file__).parent / "prompts"
 APART = 1 << 20

@@ -22,11 +22,11 @@ from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PreTrainedConfig
 
-from draftree.boundary import files
-from draftree.boundary.files import Entries, filled, read_object, understood
 from draftree.errors import DraftreeWarning, UserError, shown
-from draftree.models.sources import shipped_folder, without_weights
-from draftree.models.target import Target
+from draftree.target.names import shipped_folder, without_weights
+from draftree.target.target import Target
+from draftree.utils import files
+from draftree.utils.files import Entries, filled, read_object, understood
 
 ABOUT = "draftree"
 """The entry of `config.json` that is ours."""

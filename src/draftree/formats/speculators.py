@@ -12,10 +12,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from draftree.boundary.files import Entries
 from draftree.errors import UserError
-from draftree.formats import entries
+from draftree.formats import config_entries
 from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint
+from draftree.utils.files import Entries
 
 KIND, LAYER, HOW = "speculators_model_type", "transformer_layer_config", "speculators_config"
 EMBEDDING = "embed_tokens.weight"
@@ -104,14 +104,16 @@ def layer_of(config: dict[str, Any], method: str, where: Path) -> dict[str, Any]
             not supported.
     """
     if KIND not in config:
-        (entries.PEAGLE if method == "peagle" else entries.EAGLE).check_layer(config, where, method)
+        (config_entries.PEAGLE if method == "peagle" else config_entries.EAGLE).check_layer(
+            config, where, method
+        )
         return dict(config)
-    entries.SPECULATORS.check(config, where, method)
+    config_entries.SPECULATORS.check(config, where, method)
     layer = config.get(LAYER)
     if not isinstance(layer, dict) or layer.get("model_type", "llama") != "llama":
         got = layer.get("model_type") if isinstance(layer, dict) else layer
         raise UserError(f"'{where}' has a {LAYER} of '{got}', allowed is 'llama'")
-    entries.LLAMA.check_layer(layer, where, method)
+    config_entries.LLAMA.check_layer(layer, where, method)
     return layer
 
 

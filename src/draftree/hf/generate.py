@@ -34,16 +34,16 @@ from transformers.generation.streamers import BaseStreamer
 from transformers.integrations.deepspeed import is_deepspeed_zero3_enabled
 from transformers.integrations.fsdp import is_fsdp_managed_module
 
-from draftree.aliases import OPTION, PROMPT, accepted, filled, instead
-from draftree.boundary.arguments import row_of_ids
-from draftree.boundary.knobs import whole
+from draftree.aliases import OPTION, PROMPT, accepted, filled, suggestion
+from draftree.batch import Writer
 from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError, shown
-from draftree.hf.batch import Call, prompts, write
-from draftree.models.architectures import CACHES
-from draftree.rows import Writer
-from draftree.stats import Stats
+from draftree.hf.generate_call import Call, prompts, write
+from draftree.metrics import Stats
+from draftree.models.supported_architectures import CACHES
 from draftree.text.options import Options
+from draftree.utils.token_ids import row_of_ids
+from draftree.utils.validated_dataclass import whole
 
 REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
     "num_beams": ((1,), "1; beam search is not offered, leave custom_generate away for it"),
@@ -318,7 +318,7 @@ def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict
             continue
         if name in ("sampling_params", "drafter", "policy", "acceptor", "stream", "callback"):
             raise UserError(
-                f"unknown option of engine.generate '{name}': {instead(OPTION, name) or TEXTS}"
+                f"unknown option of engine.generate '{name}': {suggestion(OPTION, name) or TEXTS}"
             )
         found[name] = value
     return found

@@ -14,9 +14,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from draftree.boundary.knobs import Part, knob
 from draftree.errors import UserError
 from draftree.serving.options import ServeOptions
+from draftree.utils.validated_dataclass import Part, knob
 
 STICKY = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 HEADER = "x-session-id"
@@ -71,9 +71,9 @@ class Replica:
     """
 
     def __init__(self, replicas: Replicas) -> None:
-        from draftree.boundary.machine import bound_memory
         from draftree.engine import load, usual_drafter, usual_policy
         from draftree.serving.state import ServerState
+        from draftree.utils.hardware import bound_memory
 
         bound_memory()
         drafter = replicas.drafter or usual_drafter(replicas.target)[0]

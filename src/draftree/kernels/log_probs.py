@@ -7,11 +7,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.kernels.elementary import log
-from draftree.kernels.entropies import COLUMNS, NEGLIGIBLE, exponential
-from draftree.kernels.largest import likeliest
+from draftree.kernels.entropy import COLUMNS, NEGLIGIBLE, exponential
+from draftree.kernels.log_exp import log
+from draftree.kernels.topk import likeliest
 from draftree.native import Array, core, native
-from draftree.native.dense import thread_count
+from draftree.native.transformer_kernels import thread_count
 
 BLOCK = 8 * COLUMNS
 """Numbers of a block. Each of its columns is summed in float32, and blocks are summed in float64."""

@@ -2,7 +2,7 @@
 
 Philox4x32-10 (Salmon et al. 2011, "Parallel random numbers: as easy as 1, 2, 3") needs products of
 32 bits alone, so that the 64-bit integers of any library can compute it. The logarithm is that of
-`elementary.py`.
+`log_exp.py`.
 
 `philox` and `gumbel_of` take NumPy arrays and PyTorch tensors.
 """
@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from draftree.kernels.elementary import MANTISSA, log
+from draftree.kernels.log_exp import MANTISSA, log
 from draftree.native import Array, native
 
 WORD = 0xFFFFFFFF

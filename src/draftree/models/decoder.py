@@ -15,24 +15,29 @@ from torch import Tensor, nn
 from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
 
 from draftree.errors import UserError
-from draftree.models.architectures import FULL, check_bounds, check_shapes, refuse_unsupported
-from draftree.models.cache import LayerShape, SlotCache
-from draftree.models.capture import LOG, Capture, Eager, Made, Then
-from draftree.models.catching import first_stored
-from draftree.models.exact_attention import register
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
+from draftree.models.graph_capture import LOG, Capture, Eager, Made, Then
 from draftree.models.graph_runner import TRIED, GraphRunner, records_rightly
 from draftree.models.grouped_attention import register_grouped
 from draftree.models.hf_runner import HFRunner
-from draftree.models.kernel_linear import rows_of
-from draftree.models.ladder import Ladder
+from draftree.models.invariant_attention import register
+from draftree.models.kv_cache import LayerShape, SlotCache
+from draftree.models.kv_capture import first_stored
 from draftree.models.load_options import ATTENTION
-from draftree.models.loading_bar import no_loading_bar
+from draftree.models.loading_progress import no_loading_bar
 from draftree.models.native_runner import NativeRunner
-from draftree.models.recurrent.recorder import Kept
-from draftree.models.recurrent.states import States
+from draftree.models.packed_linear import rows_of
+from draftree.models.recurrent.cache_probe import Kept
+from draftree.models.recurrent.state_cache import States
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
+from draftree.models.shape_buckets import Ladder
 from draftree.models.spread import brought, input_device
+from draftree.models.supported_architectures import (
+    FULL,
+    check_bounds,
+    check_shapes,
+    refuse_unsupported,
+)
 
 register()
 register_grouped()

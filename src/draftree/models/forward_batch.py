@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
-from draftree.boundary.machine import to_device
-from draftree.kernels.laying import hide
+from draftree.kernels.tree_layout import hide
 from draftree.tree import Bools, Ints
+from draftree.utils.hardware import to_device
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ class ForwardBatch:
     ) -> Self:
         """Return the batch of draft trees, each after the committed tokens of its sequence.
 
-        See `kernels.verification.packed`.
+        See `kernels.tree_verification.packed`.
         """
         visible, scratch, first, corner = list[Bools](), list[Ints](), 0, 0
         for n in counts.tolist():

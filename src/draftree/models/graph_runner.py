@@ -6,10 +6,10 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from draftree.models.cache import SlotCache
-from draftree.models.capture import Capture, Eager
 from draftree.models.forward_batch import ForwardBatch
+from draftree.models.graph_capture import Capture, Eager
 from draftree.models.hf_runner import HFRunner
+from draftree.models.kv_cache import SlotCache
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 
 TRIED = 3

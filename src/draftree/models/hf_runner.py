@@ -20,21 +20,21 @@ from transformers import Cache, PreTrainedConfig, PreTrainedModel
 from typing_extensions import override
 
 from draftree.errors import UserError
-from draftree.models.architectures import (
+from draftree.models.forward_batch import DeviceFeed, ForwardBatch
+from draftree.models.graph_capture import Capture, Eager, Given, Made, Then, Weights
+from draftree.models.kv_cache import SlotCache, Writer
+from draftree.models.llama_layers import LlamaLayers
+from draftree.models.recurrent.cache_probe import Kept, Recorder
+from draftree.models.recurrent.ssm_functions import Answers, answering, dispatching
+from draftree.models.runner import ModelOutput, ModelRunner, Outputs
+from draftree.models.spread import brought, input_device
+from draftree.models.supported_architectures import (
     FULL,
     LENGTH_DEPENDENT_ROPE,
     SLIDING,
     cache_argument,
     entry,
 )
-from draftree.models.cache import SlotCache, Writer
-from draftree.models.capture import Capture, Eager, Given, Made, Then, Weights
-from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.llama_layers import LlamaLayers
-from draftree.models.recurrent.dispatch import Answers, answering, dispatching
-from draftree.models.recurrent.recorder import Kept, Recorder
-from draftree.models.runner import ModelOutput, ModelRunner, Outputs
-from draftree.models.spread import brought, input_device
 from draftree.models.tree_pass import run_pass
 
 UNNORMED = 2**16

@@ -9,11 +9,11 @@ from typing import Any, Literal, Self, get_args
 from typing_extensions import override
 
 from draftree.aliases import LOADING
-from draftree.boundary.knobs import Knobs, Rule, knob, optional, translated
 from draftree.errors import UserError
+from draftree.utils.validated_dataclass import Knobs, Rule, knob, optional, translated
 
 EXACT = "draftree"
-"""The attention of `exact_attention.py`."""
+"""The attention of `invariant_attention.py`."""
 GROUPED = "grouped"
 """The attention of `grouped_attention.py`."""
 ATTENTION = ("sdpa", "eager", GROUPED, EXACT)
@@ -115,22 +115,22 @@ class Loading(Source):
             from where they are read in each pass.
         attn_implementation: how attention is computed: sdpa, eager, grouped
             (`grouped_attention.py`, by default on a GPU for heads that share keys and values), or
-            draftree (`exact_attention.py`).
+            draftree (`invariant_attention.py`).
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
         quantize: int8 for weights that torchao rounds to 8 bits as they are loaded; int4 for 4 bits
-            in groups of 32, on a CPU and in bfloat16 (`four_bits.py`).
+            in groups of 32, on a CPU and in bfloat16 (`int4_linear.py`).
         exactness: `bits` if a token's logits have the same bits alone, in a tree and in a batch, in
             any precision. This takes the attention `draftree` and batch-invariant layers
-            (`stable.py`). `ties` leaves attention and layers as they are: where two tokens are
+            (`batch_invariant.py`). `ties` leaves attention and layers as they are: where two tokens are
             almost equally likely, a tree may give another token than a single step. By default
-            `bits` in half precision where a step takes at most 2 % longer with it (`exactness.py`),
+            `bits` in half precision where a step takes at most 2 % longer with it (`target/exactness.py`),
             else `ties`.
-        kernels: the kernels of linear layers on a CPU (`kernel_linear.py`); by default torch's or
+        kernels: the kernels of linear layers on a CPU (`packed_linear.py`); by default torch's or
             oneDNN's, whichever is faster for each shape.
         compile: whether native kernels compute the layers, those of the drafter too. On a CPU they
             run passes of any width (`native_runner.py`), by default where the target is large and
             they support it and are faster. On a GPU passes have few widths and are recorded
-            (`capture.py`), by default where a recorded pass has the results of an eager one.
+            (`graph_capture.py`), by default where a recorded pass has the results of an eager one.
     """
 
     device: Any = knob(

@@ -17,10 +17,9 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from draftree.models.cache import Within
-from draftree.models.exact_attention import additive
-from draftree.models.four_bits import FourBits
-from draftree.models.kernel_linear import let_go
+from draftree.models.int4_linear import FourBits
+from draftree.models.invariant_attention import additive
+from draftree.models.kv_cache import Within
 from draftree.models.llama_structure import (
     CHILDREN,
     child_names,
@@ -30,8 +29,9 @@ from draftree.models.llama_structure import (
     linears,
 )
 from draftree.models.native_linear import can_pack
-from draftree.native import dense
-from draftree.native.dense import address
+from draftree.models.packed_linear import let_go
+from draftree.native import transformer_kernels
+from draftree.native.transformer_kernels import address
 from draftree.tree import Ints
 
 FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
@@ -85,8 +85,8 @@ class Sizes:
     @property
     def shape(self) -> Any:
         """Return the sizes in the form that the kernels read."""
-        code = dense.code_of(self.dtype)
-        return dense.core.Shape(
+        code = transformer_kernels.code_of(self.dtype)
+        return transformer_kernels.core.Shape(
             self.deep, self.inner, self.groups, self.heads, self.width, code, self.scale
         )
 
@@ -157,7 +157,7 @@ class NativeLayer:
         self._held: list[Any] = [module]  # whose memory the record reads
         prepared = isinstance(module, PreparedLayer)
         prepared = prepared or isinstance(module.input_layernorm, nn.Identity)
-        self.record = dense.core.Layer(
+        self.record = transformer_kernels.core.Layer(
             input_norm=norm_record(None if prepared else module.input_layernorm),
             qkv=self._linear(_joined, *first),
             q_norm=norm_record(getattr(attention, "q_norm", None)),
@@ -198,12 +198,20 @@ class NativeLayer:
 
         bias = None if first.bias is None else joined("bias")
         if type(first) is FourBits:
-            packed, code = dense.pack_int4(joined("numbers"), joined("scales", 1)), dense.INT4
+            packed, code = (
+                transformer_kernels.pack_int4(joined("numbers"), joined("scales", 1)),
+                transformer_kernels.INT4,
+            )
         else:
-            packed, code = dense.pack(joined("weight")), dense.code_of(first.weight.dtype)
+            packed, code = (
+                transformer_kernels.pack(joined("weight")),
+                transformer_kernels.code_of(first.weight.dtype),
+            )
         self._held += packed, bias
         outputs = sum(linear.out_features for linear in linears)
-        return dense.core.Linear(address(packed), address(bias), first.in_features, outputs, code)
+        return transformer_kernels.core.Linear(
+            address(packed), address(bias), first.in_features, outputs, code
+        )
 
     def __deepcopy__(self, memo: Any) -> "NativeLayer":
         """Return the layer itself: its packed weights do not change."""
@@ -245,7 +253,7 @@ def run_layers(
     given = mask is not None and mask.dtype is x.dtype and mask.stride(-1) == 1
     if parts & SECOND_PART and not given:
         mask = additive(x[:, None], within.slots, mask).to(x.dtype).contiguous()
-    keys, values, it = within.keys, within.values, dense.core.Pass()
+    keys, values, it = within.keys, within.values, transformer_kernels.core.Pass()
     it.shape, it.parts = layers[0].sizes.shape, parts
     it.sequences, it.tokens = x.shape[:2]
     it.input, it.residual = address(x if read is None else read), address(x)
@@ -267,15 +275,17 @@ def run_layers(
             it.head, it.logits = head.linear, address(head.logits)
     last = len(layers) - 1
     outputs = [address(wanted.get(i)) if i < last else address(out) for i in range(len(layers))]
-    dense.core.forward(it, [layer.record for layer in layers], outputs, dense.thread_count())
+    transformer_kernels.core.forward(
+        it, [layer.record for layer in layers], outputs, transformer_kernels.thread_count()
+    )
     return out
 
 
 def norm_record(norm: Any) -> Any:
     """Return a norm in the form that the kernels read, or None for no norm."""
     if norm is None:
-        return dense.core.Norm()
-    return dense.core.Norm(address(norm.weight), epsilon(norm))
+        return transformer_kernels.core.Norm()
+    return transformer_kernels.core.Norm(address(norm.weight), epsilon(norm))
 
 
 def _joined(dim: int, *parts: Tensor) -> Tensor:
@@ -291,7 +301,7 @@ def _alternating(dim: int, *parts: Tensor) -> Tensor:
 def _packable(linear: Any) -> bool:
     """Return whether there is a kernel for a linear layer."""
     if type(linear) is FourBits:
-        return dense.core is not None
+        return transformer_kernels.core is not None
     return isinstance(linear, nn.Linear) and can_pack(linear.weight, linear.bias)
 
 

@@ -7,8 +7,8 @@ from typing import Any, final
 
 from torch import Tensor
 
-from draftree.native import dense
-from draftree.native.dense import DTYPES, address
+from draftree.native import transformer_kernels
+from draftree.native.transformer_kernels import DTYPES, address
 
 
 def can_pack(weight: Tensor, bias: Tensor | None) -> bool:
@@ -18,7 +18,7 @@ def can_pack(weight: Tensor, bias: Tensor | None) -> bool:
         t.device.type == "cpu" and type(t.data) is Tensor and t.dtype is weight.dtype for t in given
     )
     return (
-        dense.core is not None
+        transformer_kernels.core is not None
         and ours
         and not any(t.is_inference() for t in given)
         and weight.dtype in DTYPES
@@ -39,14 +39,16 @@ class NativeLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._packed, self._bias, self._dtype = dense.pack(weight), bias, weight.dtype
+        self._packed, self._bias, self._dtype = transformer_kernels.pack(weight), bias, weight.dtype
         self.wide, self._inputs = weight.shape
-        sizes = self._inputs, self.wide, dense.code_of(weight.dtype)
-        self.record: Any = dense.core.Linear(address(self._packed), address(bias), *sizes)
+        sizes = self._inputs, self.wide, transformer_kernels.code_of(weight.dtype)
+        self.record: Any = transformer_kernels.core.Linear(
+            address(self._packed), address(bias), *sizes
+        )
 
     def __call__(self, rows: Tensor) -> Tensor:
         """Return [..., E] of rows [..., K]."""
-        return dense.linear(self.record, rows)
+        return transformer_kernels.linear(self.record, rows)
 
     @property
     def bytes(self) -> int:

@@ -13,12 +13,9 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.boundary.phases import phase
-from draftree.models.architectures import FULL, SLIDING
-from draftree.models.cache import SlotCache, Within
 from draftree.models.forward_batch import ForwardBatch
 from draftree.models.hf_runner import HFRunner
-from draftree.models.kernel_linear import KernelLinear
+from draftree.models.kv_cache import SlotCache, Within
 from draftree.models.llama_structure import STACK
 from draftree.models.native_layers import (
     BOTH,
@@ -32,10 +29,13 @@ from draftree.models.native_layers import (
     run_layers,
 )
 from draftree.models.native_linear import NativeLinear
+from draftree.models.packed_linear import KernelLinear
 from draftree.models.rope_cache import RopeCache
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
-from draftree.native import dense
+from draftree.models.supported_architectures import FULL, SLIDING
+from draftree.native import transformer_kernels
 from draftree.tree import Ints
+from draftree.utils.profiler import phase
 
 TRIAL = 5
 """Tokens of the pass by which a model is compared with its own."""
@@ -72,7 +72,11 @@ class NativeRunner(ModelRunner):
         Each kind of its layers is compared with the model's own, and then a pass over a few tokens.
         """
         stack: Any = hf.stack
-        if dense.core is None or after_head is None or set(hf.layer_types) - {FULL, SLIDING}:
+        if (
+            transformer_kernels.core is None
+            or after_head is None
+            or set(hf.layer_types) - {FULL, SLIDING}
+        ):
             return None
         parts = {name for name, _ in stack.named_children()}
         if parts != STACK or not all(map(fits, stack.layers)):

@@ -10,8 +10,8 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from draftree.models.cache import SlotCache
 from draftree.models.forward_batch import ForwardBatch
+from draftree.models.kv_cache import SlotCache
 from draftree.tree import Ints
 
 

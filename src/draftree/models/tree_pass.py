@@ -7,12 +7,12 @@ from collections.abc import Callable, Hashable
 
 import torch
 
-from draftree.boundary.machine import to_device
-from draftree.boundary.phases import phase
-from draftree.models.cache import SlotCache, Writer
-from draftree.models.capture import Capture, Given, Made, Then, unrecorded
 from draftree.models.forward_batch import DeviceFeed, ForwardBatch
-from draftree.models.recurrent.states import Pass
+from draftree.models.graph_capture import Capture, Given, Made, Then, unrecorded
+from draftree.models.kv_cache import SlotCache, Writer
+from draftree.models.recurrent.state_cache import Pass
+from draftree.utils.hardware import to_device
+from draftree.utils.profiler import phase
 
 Network = Callable[[Given, Writer], Made]
 """network(inputs, cache) → results. Inputs are `tokens` and `positions` [R, n], the additive masks

@@ -12,11 +12,11 @@ from typing import Any, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
-from draftree.kernels.growing import ranked
+from draftree.kernels.tree_growth import ranked
 from draftree.policies.base import Expand, Policy, append
 from draftree.tree import Bools, Ints, Room, Tree
+from draftree.utils.validated_dataclass import knob
 
 
 @final

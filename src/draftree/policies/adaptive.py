@@ -13,12 +13,12 @@ from typing import Any, ClassVar, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
-from draftree.calibration import Logistic
 from draftree.costs.curves import Costs
+from draftree.metrics import Work
+from draftree.online_logistic import Logistic
 from draftree.policies.base import Expand, Policy, append, fit
-from draftree.stats import Work
 from draftree.tree import Floats, Ints, Room, Tree, Verdict
+from draftree.utils.validated_dataclass import knob
 
 CERTAIN = 1e-4
 """No q is taken to be closer to 0 or to 1."""

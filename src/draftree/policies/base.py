@@ -14,12 +14,12 @@ import numpy as np
 import torch
 from typing_extensions import override
 
-from draftree.boundary.knobs import Part
 from draftree.costs.curves import Costs
-from draftree.kernels.growing import appended, leading, leading_of_layer
-from draftree.policies._unseen import Outlook, Plan
-from draftree.stats import Work
+from draftree.kernels.tree_growth import appended, leading, leading_of_layer
+from draftree.metrics import Work
+from draftree.policies._device_growth import Outlook, Plan
 from draftree.tree import Below, Bools, Candidates, Floats, Ints, Room, Tree, Verdict
+from draftree.utils.validated_dataclass import Part
 
 Expand = Callable[[Tree, Ints, int], Candidates]
 """expand(tree, frontier [F], K) → K candidates after each frontier node."""

@@ -17,11 +17,11 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.boundary.knobs import Presets, knob
-from draftree.models.unseen import Nodes
-from draftree.policies._unseen import Plan
+from draftree.policies._device_growth import Plan
 from draftree.policies.base import Layered, append, path_log_q, top
+from draftree.target.device_tree import Nodes
 from draftree.tree import Candidates, Ints, Tree
+from draftree.utils.validated_dataclass import Presets, knob
 
 
 @final

@@ -18,13 +18,13 @@ import numpy as np
 from safetensors.numpy import load_file, save_file
 from typing_extensions import override
 
-from draftree.boundary.files import Entries, filled, read_object, understood
-from draftree.boundary.knobs import knob
 from draftree.errors import UnknownName, UserError
-from draftree.kernels.classifying import confidences
-from draftree.models.sources import DEMO, shipped_folder, without_weights
+from draftree.kernels.mlp import confidences
 from draftree.policies.base import Layered, append, path_log_q, top
+from draftree.target.names import DEMO, shipped_folder, without_weights
 from draftree.tree import ENTROPY_TOP, Candidates, Floats, Ints, Tree
+from draftree.utils.files import Entries, filled, read_object, understood
+from draftree.utils.validated_dataclass import knob
 
 FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
 """The sets of features that a classifier may read (C2T, table 1): joint probability, entropy,

@@ -12,12 +12,12 @@ from typing import final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
 from draftree.errors import UserError
-from draftree.kernels.growing import ranked
+from draftree.kernels.tree_growth import ranked
 from draftree.policies.base import Layered, append, fit
 from draftree.tree import Bools, Candidates, Floats, Ints, Tree
+from draftree.utils.validated_dataclass import knob
 
 PAPER = "7/0.3/5/0.6/3/0.8/1"
 """S(p) of section 4.2: 7 for p in (0, 0.3], 5 in (0.3, 0.6], 3 in (0.6, 0.8], 1 in (0.8, 1]."""

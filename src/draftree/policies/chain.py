@@ -5,10 +5,10 @@ from typing import ClassVar, final
 
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
-from draftree.policies._unseen import Plan
+from draftree.policies._device_growth import Plan
 from draftree.policies.base import Layered, append
 from draftree.tree import Candidates, Ints, Tree
+from draftree.utils.validated_dataclass import knob
 
 
 @final

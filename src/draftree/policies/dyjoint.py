@@ -9,9 +9,9 @@ from typing import ClassVar, final
 
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.policies.base import Layered, append, log, path_log_q
 from draftree.tree import Candidates, Ints, Tree
+from draftree.utils.validated_dataclass import knob
 
 
 @final

@@ -12,11 +12,11 @@ from typing import Any, Literal, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
-from draftree.policies._unseen import Plan
+from draftree.policies._device_growth import Plan
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Room, Tree
+from draftree.utils.validated_dataclass import knob
 
 NODES = ((10e9, 60), (30e9, 50), (inf, 48))
 """Pairs of a bound for the target's parameters and the nodes to verify below it (appendix A)."""

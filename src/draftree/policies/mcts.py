@@ -13,12 +13,12 @@ from typing import Any, Literal, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
-from draftree.kernels.growing import ranked
+from draftree.kernels.tree_growth import ranked
 from draftree.native import native_as
 from draftree.policies.base import Expand, Policy, append, best, fit
 from draftree.tree import Candidates, Floats, Ints, Room, Tree
+from draftree.utils.validated_dataclass import knob
 
 
 def uniform(seed: int, count: int) -> float:

@@ -14,12 +14,12 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
-from draftree.models.unseen import Layers, Nodes
-from draftree.policies._unseen import Outlook, Plan, doubled, leading
+from draftree.policies._device_growth import Outlook, Plan, doubled, leading
 from draftree.policies.base import Layered, append, log, path_log_q
+from draftree.target.device_tree import Layers, Nodes
 from draftree.tree import Candidates, Floats, Ints, Tree
+from draftree.utils.validated_dataclass import knob
 
 
 @final

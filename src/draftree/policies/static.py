@@ -18,13 +18,13 @@ import torch
 from torch import Tensor
 from typing_extensions import override
 
-from draftree.boundary.files import read_json
 from draftree.costs.curves import Costs
 from draftree.errors import UnknownName, UserError, shown
-from draftree.models.unseen import Layers, Nodes
-from draftree.policies._unseen import Plan
+from draftree.policies._device_growth import Plan
 from draftree.policies.base import Expand, Policy, append
+from draftree.target.device_tree import Layers, Nodes
 from draftree.tree import Floats, Ints, Room, Tree
+from draftree.utils.files import read_json
 
 RANKS = 1024
 """Number of candidates of a node that a path can name."""

@@ -6,10 +6,10 @@ from typing import Any, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
 from draftree.costs.curves import Costs
 from draftree.policies.base import Expand, Policy, append, best, fit, path_log_q, top
 from draftree.tree import Room, Tree
+from draftree.utils.validated_dataclass import knob
 
 
 @final

@@ -16,15 +16,22 @@ from typing import Any, ClassVar, final
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import knob
-from draftree.calibration import Logistic
 from draftree.costs.curves import Costs, Curve
-from draftree.kernels.growing import lessons, outcomes, promising, selected, values, worth_expanding
-from draftree.policies._unseen import Outlook, Plan
-from draftree.policies._yield_plan import Prices, YieldPlan
+from draftree.kernels.tree_growth import (
+    lessons,
+    outcomes,
+    promising,
+    selected,
+    values,
+    worth_expanding,
+)
+from draftree.metrics import Work
+from draftree.online_logistic import Logistic
+from draftree.policies._device_growth import Outlook, Plan
+from draftree.policies._device_yield import Prices, YieldPlan
 from draftree.policies.base import ZEROS, Expand, Policy, Search, append, best, fit, top
-from draftree.stats import Work
 from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
+from draftree.utils.validated_dataclass import knob
 
 MEMORY = 1 / 128
 """The share of a step in the running sums of the rate."""
@@ -341,7 +348,7 @@ class _Budget:
     ) -> tuple[Ints, Ints, float, float]:
         """Return the best of the nodes from `start` on, those of them to expand, and two prices.
 
-        See `kernels.growing.promising`.
+        See `kernels.tree_growth.promising`.
         """
         columns = tree.row, tree.depth, tree.score, tree.entropy
         return promising(*columns, start, room.depth, depth, WIDEST, UNREAD, *self.prices, AHEAD)

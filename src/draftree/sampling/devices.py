@@ -2,7 +2,7 @@
 
 import torch
 
-from draftree.boundary.machine import has_float64
+from draftree.utils.hardware import has_float64
 
 
 def on_host(device: torch.device) -> bool:

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 from transformers import LogitsProcessor
 
-from draftree.boundary.machine import to_device
 from draftree.errors import NotANumber, UserError
-from draftree.kernels.largest import largest
-from draftree.sampling.processors import TENSORS, named
+from draftree.kernels.topk import largest
+from draftree.sampling.logits_processors import TENSORS, named
 from draftree.sampling.warpers import WARPERS, warped
 from draftree.tree import Ints
+from draftree.utils.hardware import to_device
 
 
 def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:

@@ -24,10 +24,10 @@ from torch import Tensor
 from transformers import LogitsProcessor, PreTrainedTokenizerBase, PreTrainedTokenizerFast
 from typing_extensions import override
 
-from draftree.boundary.files import understood
-from draftree.boundary.knobs import Knobs, unicode
 from draftree.errors import UnknownName, UserError, shown
 from draftree.tree import Bools
+from draftree.utils.files import understood
+from draftree.utils.validated_dataclass import Knobs, unicode
 
 REMEMBERED = 512
 """Number of texts whose mask one request caches: the nodes of a large tree, V / 8 bytes each."""

@@ -25,7 +25,7 @@ from transformers import (
 )
 from typing_extensions import override
 
-from draftree.kernels.elementary import exp
+from draftree.kernels.log_exp import exp
 from draftree.sampling import devices
 from draftree.tree import Bools, Floats
 

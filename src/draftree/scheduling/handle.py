@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from typing import Literal, final
 
-from draftree.models.cache import SlotCache
-from draftree.models.target import Taps
+from draftree.metrics import Stats, Step
+from draftree.models.kv_cache import SlotCache
 from draftree.request import Emitted, Request
-from draftree.stats import Stats, Step
+from draftree.target.target import Taps
 from draftree.text.completion import Completion, Reading, Token
 
 FEW = 16

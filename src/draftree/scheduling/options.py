@@ -5,7 +5,7 @@ from dataclasses import dataclass, fields
 from typing import Any, Self
 
 from draftree.aliases import LIMIT
-from draftree.boundary.knobs import Knobs, knob, translated
+from draftree.utils.validated_dataclass import Knobs, knob, translated
 
 
 @dataclass(frozen=True)

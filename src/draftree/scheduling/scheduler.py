@@ -16,16 +16,16 @@ from threading import Lock
 from typing import Any, final
 
 from draftree import loop
+from draftree.batch import Rows
 from draftree.errors import UserError
 from draftree.loop import Parts, State
 from draftree.request import Emitted, Request
-from draftree.rows import Rows
-from draftree.scheduling.batch import Batch
+from draftree.scheduling.engine_protocol import Host
 from draftree.scheduling.handle import Entry, Handle, Status, Update
-from draftree.scheduling.host import Host
 from draftree.scheduling.options import SchedulerOptions
-from draftree.scheduling.prefixes import PrefixStore
-from draftree.scheduling.reading import PromptReader
+from draftree.scheduling.prefill import PromptReader
+from draftree.scheduling.prefix_cache import PrefixStore
+from draftree.scheduling.running_batch import Batch
 from draftree.text.completion import Reading
 
 HEADROOM, SHARE = 16, 64

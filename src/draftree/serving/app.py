@@ -25,20 +25,20 @@ from pydantic import BaseModel
 from draftree.errors import UserError
 from draftree.serving import errors
 from draftree.serving.access import Guard, owner_of
-from draftree.serving.answers import Answer, CompletionAnswer, dumped
-from draftree.serving.bodies import (
+from draftree.serving.completion_responses import Answer, CompletionAnswer, dumped
+from draftree.serving.errors import DOCUMENTED, ApiError
+from draftree.serving.prompts import chat_ids
+from draftree.serving.request_models import (
     ChatBody,
     CompletionBody,
     DetokenizeBody,
     ResponsesBody,
     TokenizeBody,
 )
-from draftree.serving.errors import DOCUMENTED, ApiError
-from draftree.serving.prompts import chat_ids
-from draftree.serving.responses import ResponsesAnswer, chat_body
+from draftree.serving.responses_api import ResponsesAnswer, chat_body
 from draftree.serving.state import ServerState
+from draftree.viewer.html import HOME
 from draftree.viewer.layout import GAP, HEIGHT, PAD
-from draftree.viewer.page import HOME
 
 LOG = logging.getLogger(__name__)
 PAGE = Path(__file__).parent / "playground"

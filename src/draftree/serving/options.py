@@ -5,9 +5,9 @@ from dataclasses import dataclass
 
 from typing_extensions import override
 
-from draftree.boundary.knobs import Knobs, knob, several, text
 from draftree.errors import UserError
 from draftree.scheduling.options import SchedulerOptions
+from draftree.utils.validated_dataclass import Knobs, knob, several, text
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
 """Names of this machine that a browser may use for a server on a loopback address."""

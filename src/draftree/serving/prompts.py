@@ -6,10 +6,10 @@ from typing import Any
 
 from transformers import PreTrainedTokenizerBase
 
-from draftree.boundary.files import understood
 from draftree.data.prompts import encode
-from draftree.serving.bodies import ContentPart, InputItem, Message, Tool
 from draftree.serving.errors import ApiError
+from draftree.serving.request_models import ContentPart, InputItem, Message, Tool
+from draftree.utils.files import understood
 
 TOOLS_MESSAGE = (
     "You can call these functions:\n{tools}\n"

@@ -10,21 +10,27 @@ from transformers import PreTrainedTokenizerBase
 
 from draftree.data.prompts import encode
 from draftree.engine import Engine
-from draftree.models.target import Target
 from draftree.registry import build
 from draftree.request import Request
-from draftree.serving.bodies import ChatBody, CompletionBody, FunctionTool, Sampled, Speculation
+from draftree.serving.answer_text import AnswerText
 from draftree.serving.errors import ApiError
 from draftree.serving.metrics import Metrics
 from draftree.serving.options import ServeOptions
-from draftree.serving.parameters import chat_options, completion_options, forced_tools
 from draftree.serving.prompts import chat_ids
 from draftree.serving.reasoning import splitter
-from draftree.serving.texts import AnswerText
+from draftree.serving.request_models import (
+    ChatBody,
+    CompletionBody,
+    FunctionTool,
+    Sampled,
+    Speculation,
+)
+from draftree.serving.request_options import chat_options, completion_options, forced_tools
 from draftree.serving.tool_calls import ForcedCall
 from draftree.serving.worker import Speculative, Work, Worker
+from draftree.target.target import Target
 from draftree.text.options import Options
-from draftree.viewer.tokens import Spellings
+from draftree.viewer.token_text import Spellings
 
 PLAIN = ("pld", "pct:max_depth=0")
 """Drafter and policy that draft nothing: one token a pass."""

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
-from draftree.serving.bodies import FunctionTool
+from draftree.serving.request_models import FunctionTool
 
 MARKED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
 """A call as Qwen, Hermes and SmolLM3 mark it."""

@@ -15,17 +15,17 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, final
 
-from draftree.boundary.machine import return_memory
 from draftree.engine import Engine
 from draftree.errors import DraftreeError, cut
-from draftree.models.target import Target
 from draftree.request import Emitted, Request
 from draftree.serving.errors import ApiError
 from draftree.serving.metrics import Metrics, RequestFigures
+from draftree.target.target import Target
 from draftree.text.completion import Token
-from draftree.text.stops import Stops
-from draftree.viewer.page import drawn
-from draftree.viewer.steps import Watch
+from draftree.text.stop_strings import Stops
+from draftree.utils.hardware import return_memory
+from draftree.viewer.html import drawn
+from draftree.viewer.trace import Watch
 
 LOG = logging.getLogger(__name__)
 IDLE = 1.0

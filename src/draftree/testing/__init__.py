@@ -1,6 +1,5 @@
 """Public fakes, enumerable randomness, and the conformance suite: `python -m draftree.testing [--full]`."""
 
-from draftree.testing.branching import Branching, outcomes
 from draftree.testing.conformance import Case, Coverage, Suite, cases
 from draftree.testing.fakes import (
     Always,
@@ -14,6 +13,7 @@ from draftree.testing.fakes import (
     table_target,
     tiny_target,
 )
+from draftree.testing.random_outcomes import Branching, outcomes
 
 __all__ = [
     "Always",

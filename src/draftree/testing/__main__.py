@@ -12,9 +12,9 @@ import warnings
 import torch
 
 from draftree.errors import DraftreeError, DraftreeWarning
-from draftree.models.capture import Eager, Graphs
-from draftree.models.target import usable
+from draftree.models.graph_capture import Eager, Graphs
 from draftree.registry import KINDS, part, parts
+from draftree.target.target import usable
 from draftree.testing.conformance import SCRIPTED, Suite, batch_cases, cases
 from draftree.testing.fakes import Recorder, tiny_target
 

@@ -28,22 +28,22 @@ from transformers import (
 from typing_extensions import override
 
 from draftree.acceptors.base import Acceptor
+from draftree.batch import Rows
 from draftree.costs.curves import Costs
 from draftree.costs.timings import StepTimes
 from draftree.drafters.base import Drafter, Trainable
 from draftree.engine import Engine, Held
 from draftree.errors import UserError
 from draftree.loop import Parts, State, admit, decode, plain, release, step
-from draftree.models.target import Needs, Target
 from draftree.policies.base import Policy, append
 from draftree.registry import KINDS, check_exact, part, parts
 from draftree.request import Request, under
-from draftree.rows import Rows
 from draftree.sampling.distributions import Distributions, processed
-from draftree.sampling.drawing import Drawing
-from draftree.sampling.noise import Chance, Keyed
-from draftree.sampling.settings import Sampling
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.keyed_noise import Chance, Keyed
+from draftree.sampling.params import Sampling
 from draftree.scheduling.handle import Handle
+from draftree.target.target import Needs, Target
 from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, tiny_target
 from draftree.tree import Candidates, Draw, Ints, Room, Tree, Verdict
 

@@ -17,16 +17,16 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 from typing_extensions import override
 
 from draftree.drafters.base import Drafter, picked
-from draftree.drafters.lookup.texts import NO_TEXT, Texts, cut, extended
-from draftree.models.cache import SlotCache
-from draftree.models.capture import Capture, Eager, Made
+from draftree.drafters.retrieval.text_drafter import NO_TEXT, Texts, cut, extended
 from draftree.models.decoder import Decoder
-from draftree.models.kernel_choice import choose_kernels
+from draftree.models.graph_capture import Capture, Eager, Made
+from draftree.models.kv_cache import SlotCache
 from draftree.models.load_options import Loading
-from draftree.models.target import Needs, Probes, Taps, Target
-from draftree.models.unseen import Choose, Layers, Nodes
-from draftree.sampling.drawing import Drawing, drawn
-from draftree.sampling.noise import Chance
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.sampling.keyed_noise import Chance
+from draftree.target.device_tree import Choose, Layers, Nodes
+from draftree.target.kernel_choice import choose_kernels
+from draftree.target.target import Needs, Probes, Taps, Target
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict, absent
 
 CPU = torch.device("cpu")

@@ -7,8 +7,8 @@ from types import MethodType
 from typing import Any, TypeVar, cast
 
 from draftree.aliases import CHAT, OPTION, PROMPT, accepted
-from draftree.aliases.readers import Resource
-from draftree.aliases.values import held_options
+from draftree.aliases.attribute_aliases import Resource
+from draftree.aliases.conversions import held_options
 from draftree.data.prompts import is_chat, question
 from draftree.errors import UserError
 

@@ -18,13 +18,13 @@ from transformers import PreTrainedTokenizerBase
 from transformers.generation.streamers import BaseStreamer
 
 from draftree.aliases import RESULT, TOKEN
+from draftree.batch import Writer
 from draftree.data.prompts import Prompt, Prompts, ids_of, prompts_of
 from draftree.errors import HintingText, UserError, shown
+from draftree.metrics import Stats
 from draftree.request import Emitted, Ending, Logprob, Origin
-from draftree.rows import Writer
-from draftree.stats import Stats
 from draftree.text.options import Options
-from draftree.text.stops import Pieces, Stops
+from draftree.text.stop_strings import Pieces, Stops
 
 T = TypeVar("T")
 MARKS: dict[Origin, str] = {

@@ -5,14 +5,14 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
 from draftree.aliases import CONVERSATION
-from draftree.boundary.knobs import unicode
+from draftree.batch import Writer
 from draftree.data.prompts import is_chat, with_system
-from draftree.data.rows import Messages
+from draftree.data.readers import Messages
 from draftree.errors import Hinting, UserError, shown
-from draftree.rows import Writer
 from draftree.text.calls import takes_prompt
 from draftree.text.completion import Completion, Token, Writing, complete
 from draftree.text.options import Options
+from draftree.utils.validated_dataclass import unicode
 
 
 @final

@@ -19,17 +19,17 @@ from transformers import (
 from typing_extensions import override
 
 from draftree.aliases import OPTION
-from draftree.aliases.values import rewritten
-from draftree.boundary.knobs import knob, optional, translated
+from draftree.aliases.conversions import rewritten
 from draftree.errors import UserError
-from draftree.models.target import Target
 from draftree.request import Criterion, Request
-from draftree.sampling.choice import Choice
 from draftree.sampling.grammar import Constrained, Grammar, Vocabulary
-from draftree.sampling.processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
-from draftree.sampling.settings import Sampling
-from draftree.text.parameters import Parameters
-from draftree.text.stops import Stops, StopTexts
+from draftree.sampling.logits_processors import ForcedBeginning, FrequencyPenalty, PresencePenalty
+from draftree.sampling.param_fields import Choice
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
+from draftree.text.option_fields import Parameters
+from draftree.text.stop_strings import Stops, StopTexts
+from draftree.utils.validated_dataclass import knob, optional, translated
 
 Forced = Callable[[Sequence[int]], int | None]
 

@@ -8,17 +8,17 @@ from pathlib import Path
 from typing import Any
 
 import draftree
-from draftree.boundary.files import whole_folder, writable
-from draftree.boundary.progress import Tell, silent
 from draftree.data.corpus import Documents, files
-from draftree.data.rows import Skipped
-from draftree.drafters.lookup.datastore import Stored, tokenizer_hash
+from draftree.data.readers import Skipped
+from draftree.drafters.retrieval.datastore import Stored, tokenizer_hash
 from draftree.errors import UnknownName, UserError
 from draftree.evaluation.provenance import command, commit
 from draftree.formats.checkpoint import ABOUT, CONFIG
 from draftree.models.load_options import Source
-from draftree.models.target import tokenizer_of
 from draftree.registry import parts
+from draftree.target.target import tokenizer_of
+from draftree.utils.files import whole_folder, writable
+from draftree.utils.progress import Tell, silent
 
 MEGA = 1_000_000
 

@@ -23,17 +23,17 @@ from safetensors.torch import save_file
 from torch import Tensor
 from transformers import AutoConfig, AutoModelForCausalLM, LlamaConfig, PreTrainedConfig
 
-from draftree.boundary.files import Entries, understood, whole_folder
 from draftree.drafters.base import TrainableMethod
-from draftree.drafters.neural.llama import of_values
-from draftree.drafters.neural.vocabulary import ids_of
+from draftree.drafters.neural.draft_vocabulary import ids_of
+from draftree.drafters.neural.llama_modules import of_values
 from draftree.drafters.peagle import PEAGLEDrafter
 from draftree.errors import UnknownName, UserError
-from draftree.formats import medusa, parallel, speculators
+from draftree.formats import block_drafters, medusa, speculators
 from draftree.formats.checkpoint import ABOUT, CONFIG, WEIGHTS, Checkpoint
 from draftree.models.decoder import Decoder
-from draftree.models.hub import downloaded, is_hub_id
-from draftree.models.sources import (
+from draftree.registry import method_of, names, part, parts
+from draftree.target.hub import downloaded, is_hub_id
+from draftree.target.names import (
     DEMO,
     known,
     location,
@@ -41,8 +41,8 @@ from draftree.models.sources import (
     shipped_folder,
     without_weights,
 )
-from draftree.models.target import Target
-from draftree.registry import method_of, names, part, parts
+from draftree.target.target import Target
+from draftree.utils.files import Entries, understood, whole_folder
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
 """Config and tensors."""
@@ -317,7 +317,7 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
         UserError: no target that fits is named; or the layer has biases for queries, keys and
             values alone, which speculators' layers cannot have.
     """
-    if method in get_args(parallel.Kind):
+    if method in get_args(block_drafters.Kind):
         return _blocks_to_speculators(method, stored, target)
     if method == "peagle":
         return _peagle_to_speculators(stored, target)
@@ -356,22 +356,22 @@ def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) 
     loaded, kind = Target.load(name), part("drafter", method)
     assert issubclass(kind, TrainableMethod)
     opened = kind(checkpoint=str(stored.folder)).restored(loaded)
-    stored, layout = parallel.loaded(stored)
+    stored, layout = block_drafters.loaded(stored)
     names = {key: stored.name(key) for key in opened.model.state_dict()}
-    tensors = {parallel.name(key): stored.tensors[there] for key, there in names.items()}
+    tensors = {block_drafters.name(key): stored.tensors[there] for key, there in names.items()}
     outer: Any = loaded.decoder.model
-    ids = ids_of(tensors[parallel.MAP]) if parallel.MAP in tensors else slice(None)
+    ids = ids_of(tensors[block_drafters.MAP]) if block_drafters.MAP in tensors else slice(None)
     for own, module, rows in (
-        (parallel.EMBEDDING, outer.get_input_embeddings(), slice(None)),
-        (parallel.HEAD, outer.get_output_embeddings(), ids),
+        (block_drafters.EMBEDDING, outer.get_input_embeddings(), slice(None)),
+        (block_drafters.HEAD, outer.get_output_embeddings(), ids),
     ):
         tensors.setdefault(own, module.weight.detach().cpu()[rows].to(tensors["fc.weight"].dtype))
-    if parallel.MAP in tensors and parallel.MARKS not in tensors:
-        tensors[parallel.MARKS] = torch.zeros(loaded.decoder.vocab, dtype=torch.bool).index_fill(
-            0, ids_of(tensors[parallel.MAP]), True
-        )
+    if block_drafters.MAP in tensors and block_drafters.MARKS not in tensors:
+        tensors[block_drafters.MARKS] = torch.zeros(
+            loaded.decoder.vocab, dtype=torch.bool
+        ).index_fill(0, ids_of(tensors[block_drafters.MAP]), True)
     verifier = {"name_or_path": public_name(name), "architectures": [type(outer).__name__]}
-    return parallel.speculated(
+    return block_drafters.speculated(
         layout, "dspark" if method == "dspark" else "dflash", verifier
     ), tensors
 

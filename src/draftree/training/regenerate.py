@@ -19,12 +19,9 @@ from typing import Any
 import numpy as np
 from transformers import PreTrainedTokenizerBase
 
-from draftree.boundary.files import append, read_object, write_text
-from draftree.boundary.knobs import check, knob
-from draftree.boundary.progress import Tell, silent
-from draftree.data.overlap import Excluded
+from draftree.data.decontamination import Excluded
 from draftree.data.prompts import Content, encode
-from draftree.data.rows import (
+from draftree.data.readers import (
     CUT,
     Messages,
     Row,
@@ -37,10 +34,13 @@ from draftree.data.rows import (
 )
 from draftree.data.samples import check_tokens
 from draftree.errors import UserError
-from draftree.models.target import Target
-from draftree.sampling.settings import GREEDY, Sampling
-from draftree.training.authors import Asked, Author, Local, Written, announce
-from draftree.training.processes import Processes
+from draftree.sampling.params import GREEDY, Sampling
+from draftree.target.target import Target
+from draftree.training.answer_source import Asked, Author, Local, Written, announce
+from draftree.training.distributed import Processes
+from draftree.utils.files import append, read_object, write_text
+from draftree.utils.progress import Tell, silent
+from draftree.utils.validated_dataclass import check, knob
 
 FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.partial"
 

@@ -18,19 +18,19 @@ from typing import Any, Self
 
 from transformers import PreTrainedTokenizerBase
 
-from draftree.boundary.files import append, read_object, understood, write_text
-from draftree.boundary.knobs import check, knob
-from draftree.boundary.progress import Tell, silent
-from draftree.data.overlap import Excluded, normalised, questions
+from draftree.data.decontamination import Excluded, normalised, questions
 from draftree.data.prompts import encode, question
-from draftree.data.rows import Messages, Skipped
+from draftree.data.readers import Messages, Skipped
 from draftree.errors import UserError
-from draftree.models.target import Target
-from draftree.sampling.settings import Sampling
-from draftree.training.authors import Asked, Author, Local, announce
-from draftree.training.job import LOG
-from draftree.training.processes import Processes
+from draftree.sampling.params import Sampling
+from draftree.target.target import Target
+from draftree.training.answer_source import Asked, Author, Local, announce
+from draftree.training.base import LOG
+from draftree.training.distributed import Processes
 from draftree.training.regenerate import digest
+from draftree.utils.files import append, read_object, understood, write_text
+from draftree.utils.progress import Tell, silent
+from draftree.utils.validated_dataclass import check, knob
 
 FILE, ABOUT, PARTS = "questions.jsonl", "questions.json", "questions.partial"
 MARK = "draftree5question"

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from draftree.data.samples import Sample
 from draftree.drafters.base import Batch
-from draftree.models.target import LAST, Needs, Target
-from draftree.training.features import Shards, padded, read
+from draftree.target.target import LAST, Needs, Target
+from draftree.training.feature_cache import Shards, padded, read
 
 
 @dataclass(frozen=True)

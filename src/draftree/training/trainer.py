@@ -19,25 +19,25 @@ import torch
 from accelerate import Accelerator
 from torch import Tensor, nn
 
-from draftree.boundary.files import append, filled
-from draftree.boundary.interruption import Interrupted, postponed
-from draftree.boundary.knobs import knob
 from draftree.costs.curves import UNIT, Costs, CostTable
 from draftree.data.samples import Sample, digest
 from draftree.drafters.base import Batch, Recipe, Trainable
 from draftree.errors import UserError
 from draftree.formats.checkpoint import CONFIG
 from draftree.measure_costs import settled_costs
-from draftree.models.target import Target
 from draftree.policies.base import Policy
 from draftree.registry import build
-from draftree.training import state
-from draftree.training.clock import Clock
-from draftree.training.features import Shards
-from draftree.training.measures import evaluate, tree_length
-from draftree.training.processes import Processes, accelerator_of, check_tracker
+from draftree.target.target import Target
+from draftree.training import resume
+from draftree.training.distributed import Processes, accelerator_of, check_tracker
+from draftree.training.feature_cache import Shards
+from draftree.training.held_out_metrics import evaluate, tree_length
 from draftree.training.teacher import Teacher
+from draftree.training.time_limit import Clock
 from draftree.tree import Ints
+from draftree.utils.files import append, filled
+from draftree.utils.signals import Interrupted, postponed
+from draftree.utils.validated_dataclass import knob
 
 TOGETHER, ON_GPU = 4096, 16384
 """Tokens, padding among them, that a micro-batch holds at most where nobody says in how many parts
@@ -274,7 +274,7 @@ class Run:
             plan = plan.parted(samples, processes.world, device)
             learnt, held = split(samples, plan)
             said = asdict(plan) | dict(about)
-            going_on = state.check(out, said)
+            going_on = resume.check(out, said)
         steps = max(1, math.ceil(plan.epochs * len(learnt) / plan.batch_size))
         home = Path(plan.features or out / "features")
         shards = Shards.at(home, target, samples, drafter.needs) if plan.cache_features else None
@@ -285,9 +285,9 @@ class Run:
         adam = torch.optim.AdamW(parameters, plan.lr, plan.betas, weight_decay=plan.weight_decay)
         objective, optimizer = accelerator.prepare(Objective(drafter), adam)
         with processes.agreed():
-            first, spent = state.resume(out, drafter, optimizer, steps) if going_on else (0, 0.0)
+            first, spent = resume.resume(out, drafter, optimizer, steps) if going_on else (0, 0.0)
             if processes.main:
-                state.note(out, said, first)
+                resume.note(out, said, first)
         processes.same(first, "the states to go on from")
         teacher, policy = (
             Teacher(target, drafter.needs, samples, plan.seed, shards),
@@ -383,7 +383,7 @@ class Run:
         if progress.step % self.plan.evaluate_every == 0 or progress.step == progress.steps:
             with self.processes.agreed():
                 if self.processes.main:
-                    append(self.out / state.LOG, json.dumps(asdict(progress)) + "\n")
+                    append(self.out / resume.LOG, json.dumps(asdict(progress)) + "\n")
 
     @contextmanager
     def tracked(self) -> Iterator[None]:
@@ -401,7 +401,7 @@ class Run:
         """Write the state to go on from."""
         with self.processes.agreed():
             if self.processes.main:
-                state.save(self.out, self.drafter, self.optimizer, step, self.clock.seconds)
+                resume.save(self.out, self.drafter, self.optimizer, step, self.clock.seconds)
 
     def keep(self, step: int) -> None:
         """Write a checkpoint of its own for the weights of this step."""
@@ -416,7 +416,7 @@ class Run:
             if self.processes.main:
                 with filled(self.out, last=CONFIG) as folder:
                     self.drafter.save(folder)
-                (self.out / state.STATE).unlink(missing_ok=True)
+                (self.out / resume.STATE).unlink(missing_ok=True)
 
 
 def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:

@@ -10,14 +10,14 @@ from typing import Any, final
 from typing_extensions import override
 
 from draftree import tuning
-from draftree.boundary.files import inside, locked, writable
-from draftree.boundary.progress import Tell, silent
 from draftree.drafters.base import Drafter
 from draftree.engine import target_of
 from draftree.errors import UserError
-from draftree.models.target import Target
 from draftree.registry import build, files, in_file
-from draftree.training.job import Fitted, Job
+from draftree.target.target import Target
+from draftree.training.base import Fitted, Job
+from draftree.utils.files import inside, locked, writable
+from draftree.utils.progress import Tell, silent
 
 
 class Tuning(Job):

@@ -22,19 +22,19 @@ import torch
 from torch import nn
 from typing_extensions import override
 
-from draftree.boundary.files import filled, inside, locked
-from draftree.boundary.knobs import Knobs as Checked
-from draftree.boundary.knobs import knob
-from draftree.boundary.progress import Tell, silent
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
 from draftree.evaluation.provenance import command
-from draftree.models.target import Target
 from draftree.policies.c2t import CONFIG, Classifier, scaled
-from draftree.training.job import LOG, Fitted, items
+from draftree.target.target import Target
+from draftree.training.base import LOG, Fitted, items
 from draftree.tree import Bools, Floats
-from draftree.tuning._trees import STEPS, Collected, Knobs, Nodes, about, collect, prompts
+from draftree.tuning._tree_dataset import STEPS, Collected, Knobs, Nodes, about, collect, prompts
 from draftree.tuning.base import Tuning
+from draftree.utils.files import filled, inside, locked
+from draftree.utils.progress import Tell, silent
+from draftree.utils.validated_dataclass import Knobs as Checked
+from draftree.utils.validated_dataclass import knob
 
 ROUND = 100
 """Steps between two measurements."""

@@ -21,23 +21,23 @@ from typing import Any, ClassVar, Literal, Self
 import numpy as np
 from typing_extensions import override
 
-from draftree.boundary.knobs import check, knob, parsed
-from draftree.boundary.progress import Tell
 from draftree.costs.curves import Costs, CostTable
-from draftree.data import rows
+from draftree.data import readers
 from draftree.data.prompts import encode
 from draftree.drafters.base import Drafter
 from draftree.errors import UserError
-from draftree.evaluation import driven
-from draftree.evaluation.driven import Block, answered, replay, spread
-from draftree.evaluation.recording import Text
-from draftree.evaluation.report import save
+from draftree.evaluation import teacher_forcing
+from draftree.evaluation.result_rows import save
+from draftree.evaluation.target_trace import Text
+from draftree.evaluation.teacher_forcing import Block, answered, replay, spread
 from draftree.measure_costs import settled_costs
-from draftree.models.target import Target
-from draftree.training.job import Fitted, items
+from draftree.target.target import Target
+from draftree.training.base import Fitted, items
 from draftree.tree import MAX_NODES, Bools, Floats, Ints
-from draftree.tuning._shapes import Paths, Shape, fastest, searched
+from draftree.tuning._static_tree_search import Paths, Shape, fastest, searched
 from draftree.tuning.base import Tuning
+from draftree.utils.progress import Tell
+from draftree.utils.validated_dataclass import check, knob, parsed
 
 ROUNDS = 6
 """Trees that are tried at most until a tree is the best one for the roots that it leads to."""
@@ -233,12 +233,12 @@ def settled(
         The tree, with what is expected of it at its own roots; the acceptance there; τ of decoding
         along the texts.
     """
-    seen, tried = driven.everywhere, dict[Paths, tuple[Shape, Acceptance, float]]()
+    seen, tried = teacher_forcing.everywhere, dict[Paths, tuple[Shape, Acceptance, float]]()
     for _ in range(ROUNDS):
         paths = choose(seen.table).paths if seen.table.any() else ()
         if not paths or paths in tried:
             break
-        seen, tau = driven.decoded(paths)
+        seen, tau = teacher_forcing.decoded(paths)
         tried[paths] = Shape.of(paths, seen.table, costs), seen, tau
     return max(tried.values(), key=lambda found: found[2] * found[0].speedup / found[0].tau)
 
@@ -254,14 +254,15 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
         choose = lambda table: fastest(search, table, costs)
     else:
         choose = lambda table: Shape.of(searched(search, table, nodes)(nodes), table, costs)
-    if not driven.everywhere.table.any():
+    if not teacher_forcing.everywhere.table.any():
         raise UserError(
             "static: none of the drafter's candidates was the target's token: it does not fit this target or data"
         )
     shape, seen, tau = settled(driven, choose, costs)
     grow = searched(search, seen.table, max(SIZES))
     sizes = [
-        Shape.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)
+        Shape.of(paths, teacher_forcing.decoded(paths)[0].table, costs)
+        for paths in map(grow, SIZES)
     ]  # each at its own roots
     return {
         "paths": [list(path) for path in sorted(shape.paths, key=lambda path: (len(path), path))],
@@ -278,7 +279,7 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
     Raises:
         UserError: there is none.
     """
-    read = [row for path in files for row in rows.rows(path)]
+    read = [row for path in files for row in readers.rows(path)]
     room = target.decoder.context - settings.tokens
     found = [
         ids
@@ -293,17 +294,17 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
     return sorted(found, key=len)  # rows of one batch are of one length
 
 
-def _prompt(row: rows.Row, where: str, target: Target) -> list[int]:
+def _prompt(row: readers.Row, where: str, target: Target) -> list[int]:
     """Return the prompt of a row as token ids; it may be empty.
 
     It is a chat up to its last response, the prompt of a completion, or the beginning of a text.
     """
-    chat = rows.messages(row, where)
+    chat = readers.messages(row, where)
     if chat is not None:
         responses = [i for i, message in enumerate(chat) if message["role"] == "assistant"]
         before = chat if not chat or chat[-1]["role"] != "assistant" else chat[: responses[-1]]
         return encode(target.tokenizer, before) if before else []
-    if rows.completes(row):
+    if readers.completes(row):
         return encode(target.tokenizer, str(row["prompt"]))
     ids = encode(target.tokenizer, str(row["text"]))[:WINDOW]
     return ids[: (len(ids) + 3) // 4]
@@ -396,7 +397,9 @@ class Search(Tuning):
         """
         count, tokens, texts = self.settings.prompts, self.settings.tokens, list[Text]()
         if not self.settings.answers:
-            texts += (text for path in data for text in driven.read(target, path, count, tokens))
+            texts += (
+                text for path in data for text in teacher_forcing.read(target, path, count, tokens)
+            )
             return sorted(spread(texts, count), key=lambda text: len(text.tokens))
         prompts = prompts_of(data, target, self.settings)
         for i in range(0, len(prompts), BATCH):

@@ -3,13 +3,13 @@
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from draftree.boundary.files import write_text
-from draftree.viewer import page, svg
-from draftree.viewer.steps import Step, Watch
+from draftree.utils.files import write_text
+from draftree.viewer import html, svg
 from draftree.viewer.terminal import draw
+from draftree.viewer.trace import Step, Watch
 
 __all__ = ["FORMATS", "Step", "Watch", "draw", "save_picture"]
-FORMATS = {".html": page.render, ".svg": svg.render}
+FORMATS = {".html": html.render, ".svg": svg.render}
 
 
 def save_picture(path: Path, steps: Sequence[Step], about: Mapping[str, str]) -> None:

@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from rich.cells import cell_len
 
-from draftree.viewer.steps import SIGNS, Node, Step, children
-from draftree.viewer.tokens import percent, short
+from draftree.viewer.token_text import percent, short
+from draftree.viewer.trace import SIGNS, Node, Step, children
 
 CELL, PAD = 7.2, 8.0
 """Pixels of a letter in 12 px of a fixed-width font, and left and right of a box's text."""

@@ -7,8 +7,8 @@ from itertools import accumulate
 from pathlib import Path
 
 from draftree.viewer.layout import CELL, GAP, HEIGHT, PAD, Box, layout
-from draftree.viewer.steps import Node, Step, made_by, totals
-from draftree.viewer.tokens import flowing, percent, short
+from draftree.viewer.token_text import flowing, percent, short
+from draftree.viewer.trace import Node, Step, made_by, totals
 
 STEPS, TALLEST = 24, 6000.0
 """The most steps that are drawn, and the most pixels of height to which another one is added."""

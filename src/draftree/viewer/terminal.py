@@ -5,8 +5,8 @@ from collections.abc import Iterable, Iterator
 from rich.console import Console
 from rich.text import Text
 
-from draftree.viewer.steps import SIGNS, Kind, Node, Step, children
-from draftree.viewer.tokens import percent, short
+from draftree.viewer.token_text import percent, short
+from draftree.viewer.trace import SIGNS, Kind, Node, Step, children
 
 STYLES: dict[Kind, str] = {
     "root": "default",

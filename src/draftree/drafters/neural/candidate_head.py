@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 from torch.nn.functional import linear
 
-from draftree.boundary.files import cache_folder, whole
 from draftree.errors import UserError
+from draftree.utils.files import cache_folder, whole
 
 LOG = logging.getLogger("draftree")
 ROWS = 4096

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from draftree.boundary.machine import to_device
 from draftree.drafters.base import Batch, State, Trainable
+from draftree.drafters.neural.draft_vocabulary import drafted, frequent, offsets, whole
 from draftree.drafters.neural.losses import before, kl, said
-from draftree.drafters.neural.masks import block_starts
-from draftree.drafters.neural.vocabulary import drafted, frequent, offsets, whole
-from draftree.models.target import LAST, Needs, Target
-from draftree.sampling.drawing import Drawing, drawn
+from draftree.drafters.neural.training_masks import block_starts
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.target.target import LAST, Needs, Target
 from draftree.tree import Candidates, Drafted, Ints, Tree
+from draftree.utils.hardware import to_device
 
 
 class ResBlock(nn.Module):

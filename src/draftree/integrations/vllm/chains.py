@@ -19,11 +19,11 @@ from draftree.costs.curves import Costs, CostSource
 from draftree.costs.timings import DraftStep, StepTimes
 from draftree.drafters.base import Drafter
 from draftree.integrations.vllm.requests import Row, Slots
-from draftree.models.cache import SlotCache
-from draftree.models.target import Taps
+from draftree.metrics import Work
+from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Policy, Search
-from draftree.sampling.drawing import Drawing
-from draftree.stats import Work
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Taps
 from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict
 
 NONE = np.zeros(0, np.int64)

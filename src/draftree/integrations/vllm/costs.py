@@ -5,12 +5,12 @@ from typing import Any
 
 import torch
 
-from draftree.boundary.machine import kept, machine
 from draftree.cost_estimate import LOOK_UP, OPERATIONS
 from draftree.costs.model import Size
 from draftree.costs.online import Learner, OnlineCosts
 from draftree.costs.probe import machine_speed
 from draftree.drafters.base import Drafter
+from draftree.utils.hardware import kept, machine
 
 
 def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineCosts:

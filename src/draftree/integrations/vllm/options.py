@@ -5,15 +5,15 @@ from dataclasses import dataclass, fields, replace
 from types import SimpleNamespace
 from typing import Any, Self, cast
 
-from draftree.boundary.knobs import Part
 from draftree.drafters._fused import Fused
 from draftree.drafters.base import Drafter, Method, TrainableMethod
-from draftree.drafters.lookup.datastore import Stored
+from draftree.drafters.retrieval.datastore import Stored
 from draftree.errors import UnknownName, UserError, shown
-from draftree.models.target import Needs, Target
 from draftree.policies.base import Policy
 from draftree.policies.yield_ import Yield
 from draftree.registry import build
+from draftree.target.target import Needs, Target
+from draftree.utils.validated_dataclass import Part
 
 KEY = "draftree"
 """The entry of vLLM's additional config."""

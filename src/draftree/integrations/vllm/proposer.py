@@ -16,12 +16,12 @@ from typing import Any
 
 import numpy as np
 
-from draftree.boundary.files import write_text
 from draftree.errors import first_line
 from draftree.integrations.vllm.chains import Chains
 from draftree.integrations.vllm.costs import step_costs
 from draftree.integrations.vllm.options import ProposerOptions, open_drafter, open_policy
 from draftree.integrations.vllm.requests import Row
+from draftree.utils.files import write_text
 
 LOG = logging.getLogger("vllm.draftree")
 """Below vLLM's own logger, whose handlers show its lines."""

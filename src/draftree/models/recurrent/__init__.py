@@ -7,11 +7,11 @@ commit adds the accepted path.
 
 | file | content |
 |---|---|
-| `states.py` | the interface: `States` (begin, keep, mark, back) of a cache, `Pass` of a forward pass |
-| `paths.py` | `Paths`: the ancestors of each token of a pass |
-| `rules.py` | the recurrences along a tree: gated delta rule, Mamba-2, Mamba-1, convolution |
-| `dispatch.py` | transformers' functions of such layers, replaced in passes of draftree over trees |
-| `recorder.py` | the states that a model keeps, found by a pass over one token |
+| `state_cache.py` | the interface: `States` (begin, keep, mark, back) of a cache, `Pass` of a forward pass |
+| `tree_paths.py` | `Paths`: the ancestors of each token of a pass |
+| `recurrences.py` | the recurrences along a tree: gated delta rule, Mamba-2, Mamba-1, convolution |
+| `ssm_functions.py` | transformers' functions of such layers, replaced in passes of draftree over trees |
+| `cache_probe.py` | the states that a model keeps, found by a pass over one token |
 
 Outside the package, `SlotCache` uses `States` and its `Pass`, and `HFRunner` uses `dispatching`,
 `answering` and `Recorder`, whichever family the model is of.

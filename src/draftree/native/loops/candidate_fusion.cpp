@@ -1,4 +1,4 @@
-// Candidates of several drafters in one list, and calibrations that are learnt: see fusing.py and learning.py.
+// Candidates of several drafters in one list, and calibrations that are learnt: see merge_candidates.py and logistic.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cmath>

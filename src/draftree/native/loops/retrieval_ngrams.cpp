@@ -1,4 +1,4 @@
-// The loops of `drafters/lookup/ngrams.py` and `adaptation.py`.
+// The loops of `drafters/retrieval/ngram_table.py` and `adaptive_ngrams.py`.
 #include <algorithm>
 #include <cmath>
 #include <limits>

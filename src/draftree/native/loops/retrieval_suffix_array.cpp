@@ -1,4 +1,4 @@
-// The loops of `drafters/lookup/suffix_array.py`.
+// The loops of `drafters/retrieval/suffix_array.py`.
 #include <algorithm>
 #include <cmath>
 #include <limits>

@@ -1,4 +1,4 @@
-// The loops of `drafters/lookup/suffix_tree.py` and `suffix_nodes.py`.
+// The loops of `drafters/retrieval/suffix_tree.py` and `suffix_expand.py`.
 #include <algorithm>
 #include <cmath>
 #include <limits>

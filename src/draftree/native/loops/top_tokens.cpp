@@ -1,4 +1,4 @@
-// The likeliest tokens, their entropy, a classifier of nodes, and noise: see largest.py, log_probs.py, entropies.py, classifying.py,
+// The likeliest tokens, their entropy, a classifier of nodes, and noise: see topk.py, log_probs.py, entropy.py, mlp.py,
 // philox.py.
 #include <nanobind/stl/tuple.h>
 

@@ -1,4 +1,4 @@
-// Growth of a draft tree: see growing.py for what each function does.
+// Growth of a draft tree: see tree_growth.py for what each function does.
 #include <nanobind/stl/pair.h>
 #include <nanobind/stl/tuple.h>
 

@@ -1,4 +1,4 @@
-// Columns and paths of a draft tree, and the tokens of a draft step: see forest.py and laying.py.
+// Columns and paths of a draft tree, and the tokens of a draft step: see tree_ops.py and tree_layout.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cmath>

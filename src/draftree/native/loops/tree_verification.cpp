@@ -1,4 +1,4 @@
-// A verified forest: its pass, the paths that are accepted, and the slots that are committed: see verification.py.
+// A verified forest: its pass, the paths that are accepted, and the slots that are committed: see tree_verification.py.
 #include <nanobind/stl/tuple.h>
 
 #include <cstring>

@@ -146,7 +146,7 @@ To bits_as(From from) {
   return to;
 }
 
-// Return exp(-x) for 0 <= x <= 87: a power of two, times a polynomial of the rest (Cephes' expf). entropies.py does the same.
+// Return exp(-x) for 0 <= x <= 87: a power of two, times a polynomial of the rest (Cephes' expf). entropy.py does the same.
 V exponential(V x) {
   const float whole = 12582912.0f;  // added and subtracted, it rounds to the nearest whole number
   const V power = (x * -1.44269504f + whole) - whole;
@@ -205,7 +205,7 @@ void entropies(const float* log_q, int64_t distributions, int64_t tokens, int64_
   }
 }
 
-// Write the natural logarithms of positive normal numbers; elementary.py explains the series.
+// Write the natural logarithms of positive normal numbers; log_exp.py explains the series.
 template <int64_t COUNT>
 void logarithms(const double* x, double* out) {
   constexpr uint64_t ROOT = 0x3FE6A09E667F3BCD, BIAS = uint64_t{1} << 63, WHOLE = 0x4330000000000000;

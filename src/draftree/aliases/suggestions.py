@@ -1,0 +1,94 @@
+"""What to write instead of names of other tools that mean something else, or something that draftree does not have."""
+
+from collections.abc import Mapping
+
+from draftree.aliases.attribute_hints import (
+    CONVERSATION_HINTS,
+    ENGINE_HINTS,
+    MODULE_HINTS,
+    RESULT_HINTS,
+    STATS_HINTS,
+    TOKEN_HINTS,
+)
+from draftree.aliases.flag_hints import FLAG_HINTS, QUANTIZE_HINTS
+from draftree.aliases.generation_options import OPTION_HINTS
+from draftree.aliases.load_arguments import (
+    ACCEPTOR_HINTS,
+    DRAFTER_HINTS,
+    DTYPE_HINTS,
+    LOADING_HINTS,
+    POLICY_HINTS,
+)
+from draftree.aliases.name_kinds import (
+    ACCEPTOR,
+    COMMAND,
+    CONVERSATION,
+    DRAFTER,
+    DTYPE,
+    ENGINE,
+    FLAG,
+    LOADING,
+    MODULE,
+    OPTION,
+    POLICY,
+    QUANTIZE,
+    RESULT,
+    STATS,
+    TOKEN,
+)
+
+_TODAY = "type draftree generate MODEL -p 'PROMPT', or draftree chat MODEL for a conversation"
+
+INSTEAD: Mapping[str, Mapping[str, str]] = {
+    OPTION: OPTION_HINTS,
+    LOADING: LOADING_HINTS,
+    FLAG: FLAG_HINTS,
+    COMMAND: {
+        "eval": "type draftree bench MODEL, or lm_eval --model draftree",
+        "pull": "models are downloaded when they are first used; `hf download ID` fetches one ahead",
+        "download": "models are downloaded when they are first used; `hf download ID` fetches one ahead",
+        "ps": "nothing runs in the background",
+        "rm": "`hf cache` shows and removes downloaded models",
+        "show": "type draftree list, or draftree drafters --for MODEL",
+        "info": "type draftree list, or draftree drafters --for MODEL",
+        "quantize": "type draftree generate MODEL --quantize int8",
+        "profile": "type draftree generate MODEL -p 'PROMPT' --profile",
+        "speculative": _TODAY,
+        "lm_eval": "run lm_eval --model draftree",
+        "evaluate": "type draftree bench MODEL, or lm_eval --model draftree",
+        "compare": "type draftree bench MODEL, or draftree generate MODEL -p 'PROMPT' --baseline",
+        "create": "type draftree train DRAFTER --target MODEL",
+        "lora": "type draftree generate MODEL --adapter FOLDER",
+        "fuse": "type draftree generate MODEL --adapter FOLDER",
+        "cache": "`hf cache` shows and removes downloaded models",
+        "cp": "copy the folder of a drafter",
+        "stop": "nothing runs in the background",
+        "login": "run `hf auth login`",
+        "auth": "run `hf auth login`",
+        "signin": "run `hf auth login`",
+        "whoami": "run `hf auth whoami`",
+        "manage": "`hf cache` shows and removes downloaded models",
+        "repo": "type draftree push FOLDER OWNER/NAME",
+        "jobs": "nothing runs in the background",
+        "bench_serve": "type draftree bench MODEL",
+        "run_batch": "engine.complete([PROMPT, …]) in Python answers many prompts; draftree bench only measures",
+        "install": "type pip install draftree",
+        "tokenize": "transformers' AutoTokenizer reads the model's tokenizer",
+        "embed": "draftree writes texts; transformers gives embeddings",
+        "perplexity": "run lm_eval --model draftree",
+        "plot": "type draftree report RESULT, or draftree analyse --pictures FOLDER",
+        "update": "type pip install --upgrade draftree",
+    },
+    DRAFTER: DRAFTER_HINTS,
+    DTYPE: DTYPE_HINTS,
+    QUANTIZE: QUANTIZE_HINTS,
+    POLICY: POLICY_HINTS,
+    ACCEPTOR: ACCEPTOR_HINTS,
+    ENGINE: ENGINE_HINTS,
+    MODULE: MODULE_HINTS,
+    RESULT: RESULT_HINTS,
+    TOKEN: TOKEN_HINTS,
+    CONVERSATION: CONVERSATION_HINTS,
+    STATS: STATS_HINTS,
+}
+"""What to write instead of names that are not accepted, by kind."""

@@ -1,0 +1,526 @@
+"""The rows of a batch: which request each one writes, what is committed, how much may still come, where it stops.
+
+Shapes: R slots, N nodes, V vocabulary.
+"""
+
+import warnings
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import LogitsProcessor, PreTrainedTokenizerBase
+
+from draftree.errors import DraftreeWarning, UserError
+from draftree.metrics import Stats, Step, Work
+from draftree.models.kv_cache import SlotCache
+from draftree.request import Emitted, Ending, Origin, Request, Scores, all_greedy, logprobs
+from draftree.sampling import devices
+from draftree.sampling.captured_sampling import LIKELIEST, Recorded
+from draftree.sampling.distributions import Distributions, guided
+from draftree.sampling.draft_sampling import Drawing
+from draftree.sampling.keyed_noise import Chance, Keyed
+from draftree.sampling.params import Sampling
+from draftree.sampling.warpers import WARPERS
+from draftree.target.target import Probes, Target, Verified
+from draftree.tree import MAX_NODES, Draw, Ints, Room, Tree, Verdict
+from draftree.utils.profiler import in_phase
+
+IDLE = Request([0])
+"""The request of a free slot."""
+
+
+class Rows:
+    """The slots of a batch, each with the request that is generated in it.
+
+    Requests come and go between two steps.
+
+    Args:
+        cache: the target's KV cache, with a slot for each sequence. What it holds in a slot must be
+            a proper prefix of the prompt that is admitted there.
+        source: returns the randomness of the target's tokens for this batch, instead of the keyed
+            noise; a test enumerates it.
+        calls: the number of earlier calls with the same seeds, see `Keyed`.
+        stats: collects the figures of all sequences.
+
+    Attributes:
+        requests: [R] the request in each slot; `IDLE` in a free one.
+        committed: [R] the tokens in the target's cache.
+        last: [R] the root of each sequence, its newest token.
+        written: [R] the output of each sequence.
+        live: the slots that are still generating, in order.
+        seated: the slots whose prompts are being read; the drafter knows nothing of them yet.
+        undrafted: the slots that are generated without drafts because the drafter raised an
+            exception.
+        growth: the maximum depth of a tree, so that a step does not exceed a bound of the cache;
+            None for no bound.
+    """
+
+    def __init__(
+        self,
+        cache: SlotCache,
+        source: Callable[["Rows"], Chance] | None = None,
+        calls: int = 0,
+        stats: Stats | None = None,
+    ) -> None:
+        self.cache, self.stats, self._source, self._admitted = (
+            cache,
+            Stats() if stats is None else stats,
+            source,
+            calls,
+        )
+        self.requests, self._warned, self._unread = [IDLE] * cache.rows, set[str](), set[int]()
+        self.committed = [np.zeros(0, np.int64) for _ in range(cache.rows)]
+        self.written: list[list[int]] = [[] for _ in range(cache.rows)]
+        self.last, self.live, self._calls = (
+            np.zeros(n, np.int64) for n in (cache.rows, 0, cache.rows)
+        )
+        self._numbers, self._begun = (
+            np.zeros(cache.rows, np.int64),
+            0,
+        )  # of the sequence in each row; how many have begun
+        self.growth: int | None = None
+        self.seated, self.undrafted = set[int](), set[int]()
+
+    @property
+    def free(self) -> Ints:
+        """Return the slots without a request, in order."""
+        return np.array(
+            [row for row, request in enumerate(self.requests) if request is IDLE], np.int64
+        )
+
+    def admit(self, requests: Sequence[Request], own_noise: bool = False) -> Ints:
+        """Give each request a free slot; the next step generates it with the others.
+
+        Args:
+            requests: at most as many as slots are free.
+            own_noise: whether draws must differ from those of requests of the same seed and number
+                that were admitted before.
+
+        Returns:
+            The rows, in the order of the requests.
+
+        Raises:
+            UserError: there are more requests than free rows.
+        """
+        rows = self.free[: len(requests)]
+        if len(rows) < len(requests):
+            raise UserError(
+                f"{len(requests)} requests came, allowed are as many as rows are free: {len(rows)}"
+            )
+        for row, request in zip(rows.tolist(), requests, strict=True):
+            self.seat(row, request)
+        self.begin(rows, own_noise)
+        return rows
+
+    def seat(self, row: int, request: Request) -> None:
+        """Give a request a free slot, in which its prompt is read; `begin` starts its output."""
+        self.requests[row], self.written[row] = request, []
+        self.seated.add(row)
+        self.follow(row)
+
+    def follow(self, row: int) -> None:
+        """Record how much of its prompt the cache holds for a seated slot."""
+        self.committed[row] = np.array(
+            self.requests[row].prompt[: self.cache.lengths[row]], np.int64
+        )
+
+    def begin(self, rows: Ints, own_noise: bool = False) -> None:
+        """Let seated requests be written, whose prompts are read now or have been; see `admit`."""
+        for row in rows.tolist():
+            prompt = self.requests[row].prompt
+            # Until the prefill has spoken, a prompt's last token is its root: the token after it is
+            # chosen as any bonus is.
+            self.committed[row], self.last[row] = np.array(prompt[:-1], np.int64), prompt[-1]
+        self._numbers[rows] = self._begun + np.arange(len(rows))
+        self._begun += len(rows)
+        self._calls[rows], self._admitted = own_noise and self._admitted, self._admitted + 1
+        self.live = np.union1d(self.live, rows)
+        self._unread.update(rows.tolist())
+        for those in (self.seated, self.undrafted):
+            those.difference_update(rows.tolist())
+
+    @property
+    def texts(self) -> list[Ints]:
+        """Return the committed tokens [R] of the sequences that the drafter knows; else none."""
+        return [text[:0] if row in self.seated else text for row, text in enumerate(self.committed)]
+
+    def read_by_drafter(self) -> bool:
+        """Note that the drafter has read all sequences.
+
+        Return whether it has read the prompt of one of them since the last call.
+        """
+        unread, self._unread = self._unread, set()
+        return bool(unread)
+
+    @property
+    def admitted(self) -> int:
+        """Return the number of calls of `admit`, those before this batch included."""
+        return self._admitted
+
+    def selected(self, rows: Ints) -> "Rows":
+        """Return the same sequences in other slots, with a copy of the cache.
+
+        `rows` [R'] gives the old slot of each new one, −1 for a free one.
+        """
+        new = Rows(self.cache.taken(rows, MAX_NODES), self._source, self._admitted, self.stats)
+        moves = list(enumerate(rows.tolist()))
+        for row, old in moves:
+            for name in ("requests", "written", "committed", "last", "_calls") if old >= 0 else ():
+                getattr(new, name)[row] = getattr(self, name)[old]
+        new.live, new._warned = np.flatnonzero(np.isin(rows, self.live)), self._warned
+        for name in ("_unread", "undrafted", "seated"):
+            getattr(new, name).update(row for row, old in moves if old in getattr(self, name))
+        return new
+
+    def leave(self, row: int) -> list[int]:
+        """Free a slot, whether its text has ended or not; return what was generated there."""
+        self.live = self.live[self.live != row]
+        self.seated.discard(row)
+        self.requests[row], self.committed[row] = IDLE, np.zeros(0, np.int64)
+        self.cache.truncate(self.lengths)
+        return self.written[row]
+
+    @property
+    def lengths(self) -> Ints:
+        """Return the number of committed tokens of each slot, [R]."""
+        return np.array([len(c) for c in self.committed], np.int64)
+
+    @property
+    def context(self) -> int:
+        """Return the number of committed tokens of the longest running sequence."""
+        return int(self.lengths[self.live].max())
+
+    @property
+    def noise(self) -> Keyed:
+        """Return the keyed randomness for the present roots of the sequences."""
+        seeds = [r.sampling.seed for r in self.requests]
+        return Keyed(
+            seeds, np.array([r.number for r in self.requests], np.int64), self.lengths, self._calls
+        )
+
+    @property
+    def chance(self) -> Chance:
+        """Return the randomness that the acceptor draws from."""
+        return self.noise if self._source is None else self._source(self)
+
+    def drawing(self, kind: Draw) -> Drawing:
+        """Return the draft sampling parameters of this step.
+
+        Where all sequences are greedy, nothing is sampled.
+        """
+        if all_greedy(self.requests):
+            return Drawing()
+        settings = [request.sampling for request in self.requests]
+        return Drawing(kind, settings, None if kind is Draw.POINT else self.noise)
+
+    def recorded(self, kind: Draw, vocab: int) -> Recorded | None:
+        """Return how recorded passes choose tokens; None where they cannot.
+
+        They cannot if no passes are recorded, if the sequences' settings differ, or if the choice
+        depends on the text.
+
+        Args:
+            kind: of draw, of the drafts.
+            vocab: V.
+        """
+        mine = [self.requests[row] for row in self.live.tolist()]
+        if not self.cache.ladder.few or self.steered or any(request.processors for request in mine):
+            return None
+        if all_greedy(mine):
+            return LIKELIEST
+        setting = mine[0].sampling.knobs
+        alike = all(
+            request.sampling.warpers is None and request.sampling.knobs == setting
+            for request in mine
+        )
+        known = all(type(step) in WARPERS for step in setting.processors)
+        if not (alike and known) or kind.sampled or self._source is not None:
+            return None
+        return Recorded(setting, kind is Draw.COUPLED, vocab)
+
+    @property
+    def steered(self) -> bool:
+        """Return True if a rule restricts or determines the next token of a text."""
+        mine = [self.requests[row] for row in self.live.tolist()]
+        return any(r.guides or r.forced for r in mine)
+
+    def shown(self, tree: Tree, node: int) -> list[int]:
+        """Return the token ids of a node's text, as processors and criteria see them.
+
+        The node's own token is the last of them.
+        """
+        row, path = int(tree.row[node]), tree.tokens[tree.path(node)].tolist()
+        return [*self.requests[row].before, *self.committed[row].tolist(), *path]
+
+    def forced(self, tree: Tree, frontier: Ints) -> Ints:
+        """Return the only token that can come after each node of a frontier, [F].
+
+        It is −1 where a node leaves a choice.
+        """
+        found = np.full(len(frontier), -1)
+        for place, node in enumerate(frontier.tolist()):
+            rule = self.requests[int(tree.row[node])].forced
+            token = None if rule is None else rule(self.shown(tree, node))
+            if token is not None:
+                found[place] = token
+        return found
+
+    def guided(self, tree: Tree, frontier: Ints) -> Callable[[Tensor], Tensor] | None:
+        """Return a function that applies guides to draft logits [F, V] after a frontier.
+
+        Return None where there are none.
+        """
+        guides = [self.requests[row].guides for row in tree.row[frontier].tolist()]
+        if not any(guides):
+            return None
+
+        def shaped(logits: Tensor) -> Tensor:
+            rows = zip(logits, guides, frontier.tolist(), strict=True)
+            return torch.stack(
+                [guided(one, own, self.shown(tree, node)) for one, own, node in rows]
+            )
+
+        return shaped
+
+    def distributions(
+        self,
+        tree: Tree,
+        verified: Verified,
+        drawn: bool = False,
+    ) -> Distributions:
+        """Return p after every node of a verified tree.
+
+        Args:
+            tree: the verified tree.
+            verified: the target's pass over it.
+            drawn: whether the token after each node is sampled from the target with keyed noise.
+        """
+
+        def processors(node: int) -> Sequence[LogitsProcessor]:
+            request = self.requests[int(tree.row[node])]
+            if request.processors and not request.eos.isdisjoint(
+                tree.tokens[tree.path(node)[1:]].tolist()
+            ):
+                return (
+                    request.sampling.processors
+                )  # plain decoding chooses no token after an EOS, and what follows it is cut off
+            return (*request.processors, *request.sampling.processors)
+
+        greedy = lambda node: self.requests[int(tree.row[node])].sampling.greedy
+        noise = (
+            self._noise_after(tree, verified.packed) if drawn and verified.told is None else None
+        )
+        logits, at = (verified.packed, verified.at) if noise is None else (verified.logits, None)
+        mine = [self.requests[row] for row in tree.row[: tree.roots].tolist()]
+        likeliest = all_greedy(mine) and not any(
+            r.processors or r.sampling.processors for r in mine
+        )
+        return Distributions(
+            logits,
+            processors,
+            partial(self.shown, tree),
+            greedy,
+            verified.told,
+            noise,
+            at,
+            likeliest,
+        )
+
+    def _noise_after(self, tree: Tree, logits: Tensor) -> Callable[[Ints], Tensor] | None:
+        """Return the noise of the tokens after nodes, on the logits' device.
+
+        Return None where these are chosen from on the host.
+        """
+        here = devices.on_host(logits.device) and not self.cache.ladder.few
+        if (
+            here
+            or self._source is not None
+            or all_greedy([self.requests[row] for row in tree.row[: tree.roots].tolist()])
+        ):
+            return None
+        keyed, vocab = self.noise, logits.shape[-1]
+        return lambda nodes: keyed.gumbel_of(
+            tree.row[nodes], tree.depth[nodes], vocab, logits.device
+        )
+
+    def room(self, target: Target) -> Room:
+        """Return the bounds of each sequence's tree.
+
+        A tree is not deeper than the tokens that may still be generated before the bonus token.
+        """
+        depth = [
+            min(r.max_new_tokens - len(w) - 1, target.depth_room(len(c)))
+            for r, w, c in zip(self.requests, self.written, self.committed, strict=True)
+        ]
+        if self.growth is not None:
+            depth = [min(each, self.growth) for each in depth]
+        return Room(np.array(depth, np.int64), MAX_NODES)
+
+    @in_phase("text")
+    def emit(
+        self,
+        target: Target,
+        tree: Tree,
+        p: Distributions,
+        verdict: Verdict,
+        probes: Probes | None = None,
+        step: bool = True,
+    ) -> list[Emitted]:
+        """Write down what was accepted, cut exactly where plain decoding stops.
+
+        Args:
+            target: determines where a sequence's context ends.
+            tree: the verified tree.
+            p: what was accepted by.
+            verdict: the accept result.
+            probes: extra tokens in the same pass, counted with the nodes.
+            step: whether this was a verification, and not the prefill.
+        """
+        events, done = [], set[int]()
+        self.stats.lossy |= verdict.lossy
+        self.stats.state_bytes = max(self.stats.state_bytes, self.cache.state_bytes)
+        nodes, deepest = np.bincount(tree.row), np.zeros(self.cache.rows, np.int64)
+        np.maximum.at(deepest, tree.row, tree.depth)
+        for root, path in enumerate(verdict.paths):
+            row, kept = int(tree.row[root]), verdict.kept(root)
+            request, written = self.requests[row], self.written[row]
+            tokens = [*tree.tokens[path].tolist(), int(verdict.bonus[root])]
+            if step:
+                drafted = (
+                    int(nodes[row]) - 1 + (0 if probes is None else int((probes.row == row).sum()))
+                )
+                self.stats.steps.append(
+                    Step(len(path), drafted, int(deepest[row]), int(self._numbers[row]))
+                )
+            self.last[row] = tokens[-1]
+            full = (
+                len(self.committed[row]) + len(kept) >= target.decoder.context
+            )  # the root has no position left to be read at
+            count, ending = self._cut(row, tokens, full)
+            p.vouch(kept[:count])
+            origins = self._origins(tree, kept[:-1])
+            origins.append("bonus" if step else "prefill")
+            told = (
+                []
+                if request.logprobs is None
+                else logprobs(p, kept, tokens[:count], request.logprobs)
+            )
+            chosen_at = kept[:count].tolist() if request.keep_scores else []
+            scores = [Scores(*(each.clone() for each in p.scores(n))) for n in chosen_at]
+            self.committed[row] = np.concatenate((self.committed[row], tree.tokens[kept]))
+            written.extend(tokens[:count])
+            self.stats.new_tokens += count
+            events.append(
+                Emitted(row, tokens[:count], origins[:count], tree, path, told, scores, ending)
+            )
+            if ending is not None:
+                done.add(row)
+        self.live = np.array([r for r in self.live if r not in done], np.int64)
+        return events
+
+    def _origins(self, tree: Tree, parents: Ints) -> list[Origin]:
+        """Return the origin of accepted nodes, by their parents.
+
+        A node was drafted, or it was the only token allowed.
+        """
+        if not len(parents) or self.requests[int(tree.row[parents[0]])].forced is None:
+            return ["drafted" for _ in parents]
+        return ["forced" if token >= 0 else "drafted" for token in self.forced(tree, parents)]
+
+    def _cut(self, row: int, tokens: list[int], full: bool) -> tuple[int, Ending | None]:
+        """Return how many of a step's tokens a sequence emits, and why it ends with them, if so.
+
+        Args:
+            row: which.
+            tokens: accepted ones and the bonus.
+            full: whether the context has no room after them.
+        """
+        request, written = self.requests[row], self.written[row]
+        before = [*request.before, *request.prompt, *written] if request.criteria else []
+        shown = (
+            torch.tensor([before + tokens], device=self.cache.device) if request.criteria else None
+        )
+        for i, token in enumerate(tokens):
+            if token in request.eos:
+                return i + 1, "eos"
+            if shown is not None:
+                text = shown[:, : len(before) + i + 1]
+                said = [
+                    bool(criterion(text, None)) for criterion in request.criteria
+                ]  # all are called, as transformers does
+                if any(said):
+                    return i + 1, "stop"
+            if len(written) + i + 1 >= request.max_new_tokens:
+                return i + 1, "length"
+        return len(tokens), "context" if full else None
+
+    def work(
+        self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None, finds: int = 0
+    ) -> Work:
+        """Record the work of the models in a step, before its tokens are emitted."""
+        fed = len(tree) + (0 if probes is None else len(probes.row))
+        self.stats.work.append(Work(tuple(frontiers), fed, tree.roots, self.context, finds))
+        return self.stats.work[-1]
+
+    def warn(self, told: str) -> None:
+        """Warn once, however many steps give the same warning."""
+        if told not in self._warned:
+            self._warned.add(told)
+            warnings.warn(told, DraftreeWarning, stacklevel=2)
+
+    def clock(self, draft: float = 0.0, verify: float = 0.0) -> None:
+        """Add to the seconds spent drafting and verifying."""
+        self.stats.draft_seconds += draft
+        self.stats.verify_seconds += verify
+
+
+@dataclass(frozen=True)
+class Generation:
+    """The tokens written for each request, and the figures of all of them together."""
+
+    tokens: list[list[int]]
+    stats: Stats
+
+
+class Writer(Protocol):
+    """An engine, as far as those need it who hand it requests."""
+
+    @property
+    def target(self) -> Target:
+        """Return the model."""
+        ...
+
+    @property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the model's tokenizer."""
+        ...
+
+    def begin(
+        self, requests: Sequence[Request], sampling: Sampling | None = ..., reuse: bool = ...
+    ) -> tuple[Rows, Iterator[list[Emitted]]]:
+        """Return the batch that will be generated, and the steps, see `Engine.begin`."""
+        ...
+
+    def timed(
+        self, steps: Iterator[list[Emitted]], rows: Rows
+    ) -> Generator[list[Emitted], None, None]:
+        """Yield steps while their seconds are counted."""
+        ...
+
+    def write(
+        self,
+        requests: Sequence[Request],
+        sampling: Sampling | None = ...,
+        on_tokens: Callable[[list[Emitted]], None] | None = ...,
+        reuse: bool = ...,
+    ) -> Generation:
+        """Write requests to their ends, see `Engine.write`."""
+        ...
+
+    def forget(self) -> None:
+        """Forget the texts that were written."""
+        ...

@@ -1,0 +1,193 @@
+"""Reads and checks what the command line was given, before any work begins."""
+
+import logging
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+from transformers.utils.logging import disable_progress_bar
+from typing_extensions import override
+
+from draftree.cli import terminal
+from draftree.cli.console import remark
+from draftree.cli.option_checks import bias, is_json
+from draftree.costs.curves import CostTable
+from draftree.drafters.base import Drafter
+from draftree.engine import PUBLISHED, Engine, usual_drafter
+from draftree.errors import UserError
+from draftree.evaluation.roofline import Machine, drafting
+from draftree.formats.known_checkpoints import best_for
+from draftree.registry import build
+from draftree.sampling.grammar import Grammar
+from draftree.target.target import Target
+from draftree.text.options import Options
+from draftree.utils.progress import Tell
+
+T = TypeVar("T")
+
+
+class Remarks(logging.Handler):
+    """Print the library's log as remarks."""
+
+    @override
+    def emit(self, record: logging.LogRecord) -> None:
+        remark(record.getMessage())
+
+
+def quiet() -> None:
+    """Silence the logs and progress bars of transformers; draftree's own remarks stay.
+
+    Failures of transformers are reported as draftree's errors.
+    """
+    for library in ("transformers", "huggingface_hub"):
+        logging.getLogger(library).setLevel(logging.ERROR)
+    disable_progress_bar()
+    ours = logging.getLogger("draftree")
+    ours.setLevel(logging.INFO)
+    if not ours.handlers:
+        ours.addHandler(Remarks())
+
+
+def prompt_text(prompt: str | None) -> str:
+    """Return the prompt, or standard input without its last line end where it is `-` or None.
+
+    Raises:
+        UserError: there is none.
+    """
+    try:
+        text = sys.stdin.read().removesuffix("\n") if prompt in ("-", None) else str(prompt)
+        text.encode()
+    except UnicodeError as error:
+        raise UserError(f"the prompt is not valid UTF-8: {error}") from error
+    except OSError as error:
+        raise UserError(
+            f"there is no prompt, and standard input cannot be read: {error}"
+        ) from error
+    if not text:
+        raise UserError("the prompt is empty: it has 0 characters, at least 1 is needed")
+    return text
+
+
+def options(given: Mapping[str, Any]) -> Options:
+    """Return the options of a completion, by the values that the command line has.
+
+    Raises:
+        UserError: a value is out of its range, or cannot be read.
+    """
+    asked = {f.name: given[f.name] for f in fields(Options) if f.name in given}
+    asked["logit_bias"] = dict(map(bias, asked["logit_bias"]))
+    if (schema := asked["json_schema"]) is not None:
+        asked["json_schema"] = schema_text(schema)
+    if (path := asked.get("grammar")) is not None:
+        asked["grammar"] = Grammar.lark(file_text("--grammar", path, "a file with a Lark grammar"))
+    return Options(**asked)
+
+
+def file_text(option: str, path: str | Path, allowed: str) -> str:
+    """Return the text of a file that an option names.
+
+    Raises:
+        UserError: it cannot be read; the message says what is `allowed`.
+    """
+    try:
+        return Path(path).read_text("utf-8")
+    except (OSError, UnicodeError) as error:
+        raise UserError(f"{option} is '{path}', allowed is {allowed}: {error}") from error
+
+
+def schema_text(given: str) -> str:
+    """Return a JSON schema given as text, or as a file that holds it."""
+    if is_json(given):
+        return given
+    return file_text("--json-schema", given, "JSON, or a file of it")
+
+
+def repeatable(options: Options, tokens: int) -> Options:
+    """Return options that end a text after a number of tokens instead of after a time.
+
+    So a text that a time limit ended can be generated again.
+    """
+    if options.max_time is None:
+        return options
+    return replace(
+        options,
+        max_time=None,
+        max_new_tokens=tokens,
+        min_new_tokens=min(options.min_new_tokens, tokens),
+    )
+
+
+def fixed_costs(path: Path | None) -> CostTable | None:
+    """Return the costs in a file, if one was named; they may be another machine's."""
+    return None if path is None else CostTable.load(path)
+
+
+def costs_of_each(paths: Sequence[Path], drafters: Sequence[str]) -> dict[str, CostTable]:
+    """Return the costs in files by drafter: one file for all, or one for each in their order.
+
+    Raises:
+        UserError: the number of files is neither, or one is not a file of costs.
+    """
+    return _of_each([CostTable.load(path) for path in paths], drafters, "files of costs")
+
+
+def machines_of_each(
+    given: Sequence[str], costs: Sequence[Path], drafters: Sequence[str]
+) -> dict[str, Machine]:
+    """Return the simulated machine of each drafter: one for all, or one for each in their order.
+
+    Raises:
+        UserError: the number of machines is neither, one is unknown, or files of costs are given,
+            too.
+    """
+    if given and costs:
+        raise UserError(
+            "--machine and --costs were given, allowed is one of them: a machine is a file of costs by its name"
+        )
+    return _of_each([Machine.load(name) for name in given], drafters, "machines")
+
+
+def _of_each(given: Sequence[T], drafters: Sequence[str], what: str) -> dict[str, T]:
+    drafters = list(dict.fromkeys(drafters))
+    if len(given) not in (0, 1, len(drafters)):
+        told = f"{len(given)} {what} were given for {len(drafters)} drafters"
+        raise UserError(f"{told}, allowed is one for all of them, or one for each in their order")
+    return dict(zip(drafters, [*given] * len(drafters) if len(given) == 1 else given, strict=False))
+
+
+def elsewhere(
+    engines: Mapping[tuple[str, str], Engine], machines: Mapping[str, Machine], tell: Tell
+) -> tuple[dict[tuple[str, str], Engine], dict[str, CostTable]]:
+    """Return the engines with the costs of simulated machines, and these costs by drafter."""
+    opened = {d: e for (d, _), e in engines.items()}
+    tables = {d: machines[d].costs(drafting(e.target, e.drafter, tell)) for d, e in opened.items()}
+    return {pair: replace(e, costs=tables[pair[0]]) for pair, e in engines.items()}, tables
+
+
+def drafter(spec: str | None, target: str) -> str:
+    """Return the spec of a drafter, by default the usual one for the target.
+
+    A remark says so if that one is not trained for it.
+    """
+    if spec == PUBLISHED:
+        return best_for(target)
+    usual, told = usual_drafter(target)
+    if spec is None and told:
+        remark(told)
+    return usual if spec is None else spec
+
+
+def opened(spec: str | None, target: str, **how: Any) -> tuple[str, Target, Drafter[Any]]:
+    """Return the spec of the given or default drafter, the loaded target, and the drafter.
+
+    Raises:
+        UserError: one of them does not exist, or they do not fit.
+    """
+    spec = drafter(spec, target)
+    method = build("drafter", spec)
+    quiet()
+    with terminal.busy("loading"):
+        model = Target.load(target, **how)
+        return spec, model, method.open(model)

@@ -1,0 +1,101 @@
+"""Figures of `draftree bench --arrivals` and `draftree bench --batch`: requests that are served together."""
+
+from collections.abc import Mapping, Sequence
+from functools import partial
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from draftree.engine import Engine
+    from draftree.evaluation.grid import Cell
+    from draftree.request import Request
+    from draftree.scheduling.options import SchedulerOptions
+    from draftree.utils.progress import Tell
+
+
+def serve_arrivals(
+    engines: "Mapping[Cell, Engine]",
+    requests: "Mapping[Cell, list[Request]]",
+    rate: float,
+    seed: int,
+    limits: "SchedulerOptions",
+) -> list[dict[str, Any]]:
+    """Return the figures of all cells, each of which gets the requests at the same times."""
+    from draftree.cli import terminal
+    from draftree.evaluation import arrivals
+
+    rows, count = list[dict[str, Any]](), len(next(iter(requests.values())))
+    times = arrivals.arrival_times(count, rate, seed)
+    with terminal.progress("arrivals", len(engines) * count) as tell:
+        for number, (cell, engine) in enumerate(engines.items()):
+            found = arrivals.measured(
+                engine, requests[cell], times, limits, partial(_tell_more, tell, number * count)
+            )
+            rows.append(named(cell) | found)
+    return rows
+
+
+def serve_batches(
+    engines: "Mapping[Cell, Engine]",
+    requests: "Mapping[Cell, list[Request]]",
+    sizes: Sequence[int],
+    limits: "SchedulerOptions",
+) -> list[dict[str, Any]]:
+    """Return the figures of all cells at each batch size.
+
+    Speed-ups are relative to plain decoding of the same temperature.
+    """
+    from draftree.cli import terminal
+    from draftree.evaluation import arrivals
+
+    rows, count = list[dict[str, Any]](), len(next(iter(requests.values())))
+    for size in sizes:
+        with terminal.progress(f"batches of {size}", len(engines) * (count // size) * size) as tell:
+            found = arrivals.measured_in_batches(
+                engines, requests, size, limits, partial(_tell_more, tell, 0)
+            )
+        plain = {cell.temperature: found[cell] for cell in engines if cell.plain}
+        for cell, figures in found.items():
+            gain = figures["tokens_per_second"] / plain[cell.temperature]["tokens_per_second"]
+            rows.append(named(cell) | {"batch": size, "speedup": gain} | figures)
+    return rows
+
+
+def named(cell: "Cell") -> dict[str, Any]:
+    """Return the fields of a row of figures that identify its cell.
+
+    Plain decoding has neither drafter nor policy.
+    """
+    return {"drafter": cell.drafter, "policy": cell.policy, "temperature": cell.temperature}
+
+
+def _tell_more(tell: "Tell", done: int, more: int) -> None:
+    tell(done + more)
+
+
+def shown_served(row: Mapping[str, Any]) -> dict[str, str]:
+    """Return a row of the table of served requests.
+
+    Times are in milliseconds: median and 99th percentile.
+    """
+
+    def times(name: str) -> str:
+        return (
+            "none"
+            if row[name] is None
+            else " / ".join(f"{1000 * row[name][each]:.0f}" for each in ("median", "p99"))
+        )
+
+    batch = {"batch": str(row["batch"])} if "batch" in row else {}
+    gain = {"speedup": f"{row['speedup']:.2f}"} if "speedup" in row else {}
+    return {
+        **batch,
+        "drafter": row["drafter"] or "plain",
+        "policy": row["policy"] or "",
+        "T": f"{row['temperature']:g}",
+        "tokens/s": f"{row['tokens_per_second']:.1f}",
+        **gain,
+        "first token, ms": times("time_to_first_token"),
+        "between tokens, ms": times("time_between_tokens"),
+        "between updates, ms": times("time_between_updates"),
+        "tokens per step": f"{row['tokens_per_step']:.2f}",
+    }

@@ -1,0 +1,238 @@
+"""What `draftree doctor` prints: figures with their verdicts, and in the last line what follows from them."""
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from draftree.cli.terminal import table
+
+if TYPE_CHECKING:
+    from draftree.doctor.determinism import ExactReport
+    from draftree.doctor.drafter_report import Report
+    from draftree.doctor.expected_speed import Expected
+    from draftree.doctor.finding import Finding
+    from draftree.doctor.lossless_report import Report as Examined
+    from draftree.target.attention_strength import Attending
+
+SHORT = {"confidence": "mean q", "calibration": "ECE"}
+"""Headings of the doctor's columns, short enough to fit in 80 columns; ECE is the expected
+calibration error."""
+DEPTH_LEGEND = (
+    "agreement: how often the likeliest draft is the target's choice",
+    "overlap: how often a draft drawn from q would be accepted at temperature 1",
+    "mean q: the mean probability of the likeliest draft; ECE: its expected calibration error",
+    "accepted: how often a greedy draft is accepted where all before it were",
+)
+LAYER_LEGEND = (
+    "output/residual: how much attention adds to the residual stream before it",
+    "entropy/log n: 1 where attention is spread evenly over n tokens, 0 where it is on one",
+)
+"""What the columns of tables mean."""
+VERDICTS = {"ok": "green", "warn": "yellow", "bad": "red"}
+
+
+def show_report(console: Console, title: str, report: "Report") -> None:
+    """Print the doctor's findings: figures, figures by depth, and then likely causes of faults."""
+    console.print(
+        _findings(f"{title}, on {report.tokens} tokens of {report.texts} texts", report.findings)
+    )
+    if report.depths:
+        rows = [
+            {
+                SHORT.get(k, k): f"{v:.2f}" if isinstance(v, float) else str(v)
+                for k, v in asdict(d).items()
+            }
+            for d in report.depths
+        ]
+        console.print(table("by depth", rows))
+        console.print("\n".join(DEPTH_LEGEND), highlight=False)
+    if report.layers:
+        console.print(_attention(report.layers, console.width))
+        console.print("\n".join(LAYER_LEGEND), highlight=False)
+    for suspect in report.suspects:
+        console.print(
+            f"[red]{escape(suspect.cause)}[/]: {escape(suspect.evidence)}", soft_wrap=True
+        )
+    weak = [f.name for f in report.findings if f.verdict == "warn"]
+    watch = f"; to be watched: {', '.join(weak)}" if weak else ""
+    why = "; ".join(report.bad)
+    if report.suspects:
+        console.print(f"[red]bad, likely wrong: {escape(why)}[/]", soft_wrap=True)
+    elif report.bad:
+        console.print(
+            f"[red]bad: {escape(why)}, and no known fault explains it{escape(watch)}[/]",
+            soft_wrap=True,
+        )
+    else:
+        console.print(f"[green]healthy{escape(watch)}[/]", soft_wrap=True)
+
+
+def show_exact(console: Console, title: str, report: "ExactReport") -> None:
+    """Print which kinds of layers are bitwise reproducible, what that costs, and the default."""
+    made = Table(title=escape(title), title_justify="left", header_style="bold")
+    for name in ("layers", "rows keep their bits", "what is done"):
+        made.add_column(name)
+    for name in ("ms of a step", "more"):
+        made.add_column(name, justify="right")
+    for kind in report.layers:
+        ms = ["" if s is None else f"{1e3 * s:.2f}" for s in (kind.seconds, kind.more)]
+        colour = "red" if kind.done == "nothing helps" else "none"
+        made.add_row(
+            f"{kind.count} × {escape(kind.name)}", f"[{colour}]{kind.stable}[/]", kind.done, *ms
+        )
+    console.print(made)
+    if report.parting is not None:
+        console.print(
+            f"[red]a text has other bits where it is cut otherwise, {escape(report.parting)}[/]",
+            soft_wrap=True,
+        )
+    for p in report.prices:
+        tokens = f"{p.width} token{'s' * (p.width > 1)}"
+        console.print(
+            f"a pass over {tokens} behind {p.context:,} takes {100 * p.share:.1f} % longer, attention counted",
+            soft_wrap=True,
+        )
+    console.print(
+        f"in half precision by --dtype, where nothing is asked for: --exactness {report.default}",
+        soft_wrap=True,
+    )
+
+
+def show_expected(console: Console, title: str, report: "Expected") -> None:
+    """Print the expected figures of a device, passes by width, and acceptance lengths that pay."""
+    console.print(f"[bold]{escape(title)}, on {escape(report.device)}[/]", soft_wrap=True)
+    if report.memory is not None:
+        free, whole = (f"{each / 1e9:.1f}" for each in report.memory)
+        console.print(f"memory: {free} of {whole} GB free")
+    reads = f"{report.bandwidth / 1e9:,.0f} GB/s, {2 * report.rate / 1e12:,.2f} TFLOP/s in {report.dtype}"
+    console.print(
+        f"device: {reads}, {1e6 * report.overhead:.1f} µs for a small operation", soft_wrap=True
+    )
+    plain = report.passes[1]
+    floor = f"a pass over one token reads {report.bytes / 1e9:,.2f} GB, which takes {1e3 * report.floor:.2f} ms at least"
+    console.print(
+        f"target: {floor}; computing takes as long from {report.ridge:,.0f} tokens on",
+        soft_wrap=True,
+    )
+    how = (
+        "CUDA graphs"
+        if report.recorded
+        else "native kernels"
+        if report.native
+        else "transformers' modules"
+    )
+    known = (
+        f"corrected by {report.timings} timings"
+        if report.timings
+        else "estimates, as no step has run here yet"
+    )
+    rows = [
+        {
+            "tokens": str(n),
+            "ms": f"{1e3 * s:.2f}",
+            "of plain": f"{s / plain:.2f}",
+            "of the floor": f"{s / report.floor:.2f}",
+        }
+        for n, s in report.passes.items()
+    ]
+    console.print(table(f"passes by {how}; {known}", rows))
+    shapes = [
+        {
+            "tree": s.name,
+            "nodes": str(s.nodes),
+            "ms": f"{1e3 * s.seconds:.2f}",
+            "even at τ": f"{s.even:.2f}",
+        }
+        | {f"τ = {n:g}": f"{n / s.even:.2f}" for n in report.lengths}
+        for s in report.shapes
+    ]
+    console.print(
+        table(
+            f"speed-up by acceptance length τ; a draft step takes {1e3 * report.draft:.2f} ms",
+            shapes,
+        )
+    )
+    console.print(
+        f"plain decoding: {1 / plain:,.0f} tokens a second; `draftree doctor` without --speed measures τ",
+        soft_wrap=True,
+    )
+
+
+LAYERS_BESIDE, LAYER_COLUMNS = 3, 30
+"""Layers of the target side by side in a line of the table at most, and the columns of the terminal
+that each takes."""
+
+
+def _attention(layers: Sequence["Attending"], width: int) -> Table:
+    """Return a table of the attention of layers, with as many side by side as fit the width."""
+    beside = max(1, min(LAYERS_BESIDE, (width - 1) // LAYER_COLUMNS))
+    attention = Table(
+        title="attention of the target's layers", title_justify="left", header_style="bold"
+    )
+    for name in ("layer", "output/\nresidual", "entropy/\nlog n") * beside:
+        attention.add_column(name, justify="right")
+    lines = -(-len(layers) // beside)
+    for line in range(lines):
+        cells = list[str]()
+        for i in range(line, len(layers), lines):
+            output = (
+                f"[yellow]{layers[i].output:.3f}[/]"
+                if layers[i].dead
+                else f"{layers[i].output:.3f}"
+            )
+            cells += [str(i), output, f"{layers[i].entropy:.2f}"]
+        attention.add_row(*cells)
+    return attention
+
+
+def _findings(title: str, findings: Sequence["Finding"]) -> Table:
+    """Return a table of figures with their verdicts and explanations."""
+    made = Table(title=escape(title), title_justify="left", header_style="bold")
+    for name in ("", "figure", "verdict", "meaning"):
+        made.add_column(name, justify="right" if name == "figure" else "left", overflow="fold")
+    for f in findings:
+        figure = (
+            f"{f.value:.3g}"
+            if isinstance(f.value, float)
+            else ""
+            if f.value is None
+            else str(f.value)
+        )
+        made.add_row(
+            escape(f.name), figure, f"[{VERDICTS[f.verdict]}]{f.verdict}[/]", escape(f.text)
+        )
+    return made
+
+
+SHOWN_PARTED = 10
+"""The number of differing texts that are listed."""
+
+
+def show_lossless(console: Console, title: str, report: "Examined") -> None:
+    """Print how the output compares with plain decoding's.
+
+    There is a line for each case and for the texts that differ most, and the overall result comes
+    last.
+    """
+    console.print(_findings(f"{title}, {report.texts} prompts", report.findings))
+    worst = sorted(report.parted, key=lambda found: -found[1].margin)
+    for case, p in worst[:SHOWN_PARTED]:
+        where = f"{case}, seed {p.seed}: text {p.text} parts at token {p.token}"
+        why = f"where plain decoding preferred {p.plain} to {p.ours} by {p.margin:.2g}"
+        verdict = (
+            f"within the noise, {report.allowed:.2g}"
+            if p.margin <= report.allowed
+            else "no noise explains it"
+        )
+        console.print(escape(f"{where}, {why}: {verdict}"), soft_wrap=True)
+    if len(worst) > SHOWN_PARTED:
+        console.print(
+            f"… and {len(worst) - SHOWN_PARTED} more; --json has them all", soft_wrap=True
+        )
+    console.print(
+        f"[{'green' if report.lossless else 'red'}]{escape(report.summary)}[/]", soft_wrap=True
+    )

@@ -1,0 +1,99 @@
+"""`draftree card` and `draftree push`: a trained drafter's model card, and its way to the hub."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from draftree.cli.console import emit
+from draftree.cli.options import AsJson, Force
+from draftree.cli.output_files import check_output
+from draftree.errors import UserError
+from draftree.utils.files import write_text
+
+NEEDED, KINDS = ("config.json", "model.safetensors"), (".json", ".safetensors", ".md", ".jinja")
+"""Files of a drafter's folder, and the endings of those that are uploaded."""
+Folder = Annotated[Path, typer.Argument(help="A trained drafter's folder.")]
+
+
+def write_card(
+    folder: Folder,
+    result: Annotated[
+        Path | None,
+        typer.Option(help="What `bench` saved with this drafter; its figures stand in the card."),
+    ] = None,
+    licence: Annotated[
+        str | None, typer.Option("--license", help="As the hub names it, such as apache-2.0.")
+    ] = None,
+    out: Annotated[
+        Path | None,
+        typer.Option("-o", "--out", help="The card; by default README.md in the folder."),
+    ] = None,
+    force: Force = False,
+    as_json: AsJson = False,
+) -> None:
+    """Write the model card of a trained drafter, from what its folder and a saved result say."""
+    if result is not None and not result.exists():
+        raise UserError(f"--result is '{result}', but there is no such file")
+    from draftree.cli import terminal
+    from draftree.evaluation import model_card, result_rows
+
+    path = out or folder / model_card.CARD
+    check_output(path, force)
+    if result is None:
+        text = model_card.card(folder, None, licence)
+    else:
+        saved = result_rows.read(result)
+        with result_rows.consistent(result):
+            text = model_card.card(folder, saved, licence)
+    write_text(path, text)
+    emit({"out": str(path)}) if as_json else terminal.line(f"The card is '{path}'.")
+
+
+def push(
+    folder: Folder,
+    repository: Annotated[str, typer.Argument(help="OWNER/NAME on the hub.")],
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be uploaded, and upload nothing.")
+    ] = False,
+    private: Annotated[
+        bool, typer.Option("--private", help="If the repository is made, make it private.")
+    ] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Upload a trained drafter's folder to the hub; training states and whatever else lies there stay."""
+    from draftree.cli import terminal
+    from draftree.evaluation.model_card import CARD
+
+    owner, slash, name = repository.partition("/")
+    if not (owner and slash and name) or "/" in name:
+        raise UserError(f"the repository is '{repository}', allowed is OWNER/NAME")
+    if missing := [n for n in (*NEEDED, CARD) if not (folder / n).is_file()]:
+        told = (
+            "`draftree card` writes the card"
+            if missing == [CARD]
+            else "needed is a trained drafter's folder"
+        )
+        raise UserError(f"'{folder}' holds no {' and no '.join(missing)}: {told}")
+    files = sorted(p for p in folder.iterdir() if p.is_file() and p.suffix in KINDS)
+    sizes = {p.name: p.stat().st_size for p in files}
+    if not dry_run:
+        from huggingface_hub import HfApi
+        from huggingface_hub.errors import HfHubHTTPError, LocalTokenNotFoundError
+
+        try:
+            HfApi().create_repo(repository, private=private, exist_ok=True)
+            with terminal.busy("uploading"):
+                HfApi().upload_folder(
+                    repo_id=repository, folder_path=folder, allow_patterns=list(sizes)
+                )
+        except (HfHubHTTPError, LocalTokenNotFoundError, OSError) as error:
+            raise UserError(
+                f"cannot upload to '{repository}': {str(error).splitlines()[0]}"
+            ) from error
+    if as_json:
+        emit({"repository": repository, "files": sizes, "uploaded": not dry_run})
+        return
+    verb = "would be uploaded" if dry_run else "uploaded"
+    told = ", ".join(f"{name} ({size / 1e6:.1f} MB)" for name, size in sizes.items())
+    terminal.line(f"{repository}: {told}: {sum(sizes.values()) / 1e6:.1f} MB {verb}")

@@ -1,0 +1,69 @@
+"""The rule for everything that a command writes: it is checked before the work, and overwritten only with consent."""
+
+import re
+import shutil
+import sys
+from collections.abc import Collection
+from pathlib import Path
+
+import typer
+
+from draftree.errors import UserError
+from draftree.utils.files import writable
+
+OWN = ("config.json", "training.json")
+"""Files by which a folder is known as one that draftree wrote."""
+
+
+def default_name(*parts: str) -> str:
+    """Return the name of an output that none was given for, as `bench-demo-questions`."""
+    names = (re.sub(r"\W+", "-", Path(part).stem.lower()).strip("-") for part in parts)
+    return "-".join(filter(None, names))
+
+
+def check_output(
+    path: Path,
+    force: bool,
+    option: str = "--out",
+    *,
+    folder: bool = False,
+    endings: Collection[str] = (),
+) -> bool:
+    """Refuse an output that cannot be written, and ask before one is overwritten.
+
+    Without a terminal there is nobody to ask, and an output that exists is refused.
+
+    Args:
+        path: the file or folder.
+        force: whether `--force` was given.
+        option: the option that names another path.
+        folder: whether the output is a folder, which is replaced as a whole.
+        endings: the allowed endings of a file, if not all are.
+
+    Returns:
+        Whether something will be overwritten.
+
+    Raises:
+        UserError: the output cannot be written, or must not be overwritten.
+    """
+    writable(path, folder=folder, endings=endings)
+    if not path.exists() or (folder and not any(path.iterdir())):
+        return False
+    if folder and not any((path / name).is_file() for name in OWN):
+        what = "holds files that draftree did not write"
+        raise UserError(f"'{path}' {what}; name a new folder with {option}")
+    if force:
+        return True
+    if not sys.stdin.isatty() or not sys.stderr.isatty():
+        raise UserError(f"'{path}' exists; --force overwrites it, {option} names another")
+    if not typer.confirm(f"'{path}' exists. Overwrite it?", err=True):
+        raise UserError(f"'{path}' was left as it is; {option} names another")
+    return True
+
+
+def remove(path: Path) -> None:
+    """Remove a file or folder that is to be overwritten."""
+    if path.is_dir():
+        shutil.rmtree(path)
+    else:
+        path.unlink(missing_ok=True)

@@ -1,0 +1,154 @@
+"""`draftree tables`: the papers' tables as recipes: each paper's figure beside ours, and whether the claim holds."""
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from draftree.cli.console import emit
+from draftree.cli.options import AsJson, asks_for
+from draftree.cli.replay import ReplayOptions, replayed
+from draftree.errors import UserError
+from draftree.utils.validated_dataclass import knob
+
+if TYPE_CHECKING:
+    from draftree.evaluation.bench import Bench
+    from draftree.evaluation.bootstrap import ResultRow
+    from draftree.evaluation.paper_claims import Claim
+
+
+@dataclass(frozen=True)
+class TablesOptions(ReplayOptions):
+    """Hold the options of `draftree tables`: those of `replay`, with pairs from the recipes."""
+
+    out: Path = knob(
+        Path("tables.json"),
+        written=(),
+        short="-o",
+        help="Where the result is saved, as JSON, one file for each temperature beside it.",
+    )
+    paper: list[str] = knob(
+        (), help="Only papers whose name contains this: EDD, EAGLE, GLIDE, C2T, ADED; repeat it."
+    )
+    table: list[str] = knob((), help="Only this table or figure of them: 2, 'Fig. 5'; repeat it.")
+    named: list[str] = knob(
+        (),
+        flag="--as",
+        metavar="NAME=SPEC",
+        help="The drafter or policy that stands for the papers' NAME; repeat it.",
+    )
+    result: list[Path] = knob(
+        (), help="Read what `bench` or `replay` saved, and run nothing; repeat it."
+    )
+    as_json: AsJson = False
+
+
+@asks_for
+def tables(ctx: typer.Context, asked: TablesOptions) -> None:
+    """Replay the papers' tables with a target's drafters, and say of each claim whether it holds, ties or fails."""
+    from draftree.cli import terminal
+    from draftree.evaluation import paper_claims, paper_recipes, result_rows
+    from draftree.utils.files import write_text
+
+    chosen = paper_recipes.selected(asked.paper, asked.table)
+    if not chosen and asked.table and (others := paper_recipes.selected(asked.paper)):
+        raise UserError(
+            f"--table is {', '.join(asked.table)}, allowed are {', '.join(dict.fromkeys(c.table for c in others))}"
+        )
+    if not chosen:
+        there = ", ".join(dict.fromkeys(c.paper for c in paper_recipes.CLAIMS))
+        raise UserError(f"no paper is named like {' or '.join(asked.paper)}; there are {there}")
+    if asked.drafter or asked.pair:
+        raise UserError(
+            "tables were given --drafter or --pair, but the recipes say what is run: --as NAME=SPEC names a drafter"
+        )
+    names, missing = parts(chosen, asked)
+    results = [result_rows.read(path) for path in asked.result]
+    if not results:
+        for temperature in sorted({c.temperature for c in chosen if c.mine}):
+            able = [
+                c for c in chosen if c.temperature == temperature and not c.parts & missing.keys()
+            ]
+            pairs = list(
+                dict.fromkeys(paper_claims.named(p, names) for c in able for p in c.pairings)
+            )
+            if pairs:
+                path = asked.out.with_name(f"{asked.out.stem}.t{temperature:g}.json")
+                now = replace(asked, pair=pairs, temperature=[temperature], out=path)
+                result, work = replayed(ctx, now)
+                drafters = {
+                    paper_claims.named(name, names)
+                    for c in able
+                    if c.by == "places"
+                    for name in c.parts
+                }
+                results.append(result | ({"places": places(work, drafters)} if drafters else {}))
+                result_rows.save(results[-1], path)
+    with result_rows.consistent(*asked.result):
+        found = paper_claims.judged(chosen, results, names, missing)
+    rows = [
+        asdict(j.claim)
+        | {"verdict": j.verdict, "τ": j.taus, "ratio": j.ratio and asdict(j.ratio), "why": j.why}
+        for j in found
+    ]
+    write_text(
+        asked.out,
+        json.dumps({"claims": rows, "drafters": names}, indent=1, ensure_ascii=False) + "\n",
+    )
+    if asked.as_json:
+        emit({"claims": rows, "drafters": names})
+        return
+    terminal.output().print(
+        terminal.table(f"the papers' claims with {asked.target}", [j.cells() for j in found])
+    )
+    terminal.line(paper_claims.summary(found))
+
+
+def places(work: "Bench", drafters: set[str]) -> "list[ResultRow]":
+    """Return the groups of candidates of some of a replay's drafters, along its texts."""
+    from draftree.cli import terminal
+    from draftree.evaluation.drafter_calibration import Looked, grouped
+
+    assert work.recordings is not None
+    temperature, rows = next(c.temperature for c in work.cells), list["ResultRow"]()
+    with terminal.busy("looking at candidates along the texts"):
+        for spec, drafter in {
+            d: e.drafter for (d, _), e in work.engines.items() if d in drafters
+        }.items():
+            read = [work.recordings.recording(work.asked(r, temperature)) for r in work.requests]
+            rows += grouped([Looked.along(one, drafter, one.texts) for one in read], spec)
+    return rows
+
+
+def parts(
+    chosen: "Sequence[Claim]", asked: TablesOptions
+) -> "tuple[dict[str, str], dict[str, str]]":
+    """Return the spec of each drafter and policy of the claims, and why others have none.
+
+    Both are by the name in the claims.
+    """
+    from draftree.evaluation.paper_recipes import TRAINED
+    from draftree.registry import names
+    from draftree.target.names import known, shipped, shipped_folder
+
+    given, told = (
+        dict(item.partition("=")[::2] for item in asked.named),
+        set().union(*(c.parts for c in chosen)),
+    )
+    for name in given:
+        if name not in told:
+            raise UserError(f"--as names '{name}', the claims are about {', '.join(sorted(told))}")
+    if shipped_folder(asked.target, "c2t"):
+        given.setdefault("c2t", f"c2t:classifier={known(asked.target)}")
+    there = {method for _, method in shipped(asked.target)} | {"pld", *names("policy"), *given}
+    missing = {
+        n: f"no drafter '{n}' for {asked.target}: --as {n}=FOLDER names one" for n in told - there
+    }
+    return given, missing | {
+        n: f"needs a drafter of its own: {TRAINED[n]}; --as {n}=FOLDER"
+        for n in missing
+        if n in TRAINED
+    }

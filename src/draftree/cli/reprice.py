@@ -1,0 +1,84 @@
+"""`draftree recount`: prices a saved result on another machine's costs."""
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from draftree.cli.console import emit
+from draftree.cli.options import AsJson, Force, Machines, asks_for
+from draftree.errors import UserError
+from draftree.utils.files import write_text
+from draftree.utils.validated_dataclass import knob
+
+
+@dataclass(frozen=True)
+class RecountOptions:
+    """Hold the options of `draftree recount`."""
+
+    result: Annotated[Path, typer.Argument(help="A result of bench or replay.")]
+    costs: list[Path] = knob(
+        (), help="A file of costs for all drafters, or one for each in the order of the result."
+    )
+    machine: Machines = knob(())
+    one_curve: bool = knob(
+        False, help="One curve of target costs for all drafters: the median of theirs."
+    )
+    without: list[str] = knob((), help="A policy that is left out; may be repeated.")
+    out: Path | None = knob(
+        None,
+        written=(),
+        short="-o",
+        help="Where the result is saved, as JSON; by default it is only shown.",
+    )
+    force: Force = False
+    as_json: AsJson = False
+
+
+@asks_for
+def recount(ctx: typer.Context, asked: RecountOptions) -> None:
+    """Compute the speed of a saved result with the costs of another machine, without running anything."""
+    from draftree.cli import arguments, terminal
+    from draftree.evaluation import reprice as counting
+    from draftree.evaluation import result_rows, text_tables
+    from draftree.evaluation.roofline import Machine
+
+    if sum(map(bool, (asked.costs, asked.machine, asked.one_curve))) != 1:
+        raise UserError("recount needs --costs, --machine or --one-curve, and takes one of them")
+    machines = [Machine.load(name) for name in dict.fromkeys(asked.machine)]
+    result = result_rows.read(asked.result)
+    with result_rows.consistent(asked.result):
+        saved = counting.without(result, asked.without)
+        if machines:
+            result = counting.on_machines(saved, machines)
+        elif asked.one_curve:
+            result = counting.on_one_curve(saved)
+        else:
+            result = counting.recounted(
+                saved, arguments.costs_of_each(asked.costs, counting.drafters(saved))
+            )
+        text, heading, shown = (
+            result_rows.as_text(result),
+            title(result, asked.result),
+            text_tables.counted(result["rows"], result["oracle"]),
+        )
+    if asked.out is not None:
+        write_text(asked.out, text)
+    if asked.as_json:
+        emit(result)
+        return
+    terminal.output().print(terminal.table(heading, shown))
+    for machine in machines:
+        if counting.order_changes([r for r in result["rows"] if r["machine"] == machine.name]):
+            terminal.line(
+                f"on {machine.name} another cell is the fastest where costs are varied: see 'if varied'"
+            )
+
+
+def title(result: dict[str, Any], path: Path) -> str:
+    """Return the title of the figures, which names a simulation as one."""
+    devices = {about["device"] for about in result["provenance"].get("machines", {}).values()}
+    if not result["simulated"]:
+        return f"the steps of {path} at other costs"
+    return f"Simulated: the acceptance of {path} on the cost curves of {'; '.join(sorted(devices)) or 'another machine'}"

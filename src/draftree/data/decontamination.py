@@ -1,0 +1,98 @@
+"""Prompts that must not be learnt, as those of an evaluation set, wherever data hold them."""
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from draftree.data.readers import Row, Skipped, messages, rows, skipping
+
+WORDS = 13
+"""Words in a row that no two prompts share by chance (Brown et al. 2020, appendix C)."""
+
+
+def normalised(text: str) -> str:
+    """Return the words of a text in lower case, without punctuation between them."""
+    return " ".join(re.findall(r"\w+", text.casefold()))
+
+
+def questions(paths: Iterable[Path], skipped: Skipped | None = None) -> Iterator[str]:
+    """Yield the texts of data that are no answers.
+
+    Args:
+        paths: of the data.
+        skipped: counts rows that cannot be read, and leaves them out; without it the first one is
+            an error.
+    """
+    for row, where in (each for path in paths for each in rows(path, skipped)):
+        texts: list[str] = []
+        with skipping(skipped):
+            texts = asked(row, where)
+        yield from texts
+
+
+def asked(row: Row, where: str) -> list[str]:
+    """Return the texts of a row that are no answers.
+
+    They are its turns, its question, what users say in its chat, its prompt or its text.
+
+    Raises:
+        UserError: the row is of no known form.
+    """
+    for key in (
+        () if row.keys() & {"messages", "conversations"} else ("turns", "question", "prompt")
+    ):
+        several: list[Any] = row[key] if isinstance(row.get(key), list) else [row.get(key)]
+        if several and all(isinstance(text, str) for text in several):
+            return several
+    chat = messages(row, where)
+    return [row["text"]] if chat is None else [m["content"] for m in chat if m["role"] == "user"]
+
+
+class Excluded:
+    """Prompts that must not be learnt.
+
+    Args:
+        texts: of the prompts.
+    """
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.runs = frozenset(run for text in texts for run in _runs(text))
+
+    @classmethod
+    def of(cls, paths: Sequence[Path]) -> "Excluded":
+        """Return the prompts in files of data, or of an evaluation.
+
+        Raises:
+            UserError: a file cannot be read.
+        """
+        return cls(questions(paths))
+
+    def holds(self, text: str) -> bool:
+        """Return whether a text is one of the prompts, or shares 13 words in a row with one.
+
+        Case and punctuation are ignored.
+        """
+        return bool(self.runs) and any(run in self.runs for run in _runs(text))
+
+    def left_out(self, paths: Iterable[Path], skipped: Skipped | None = None) -> int:
+        """Return the number of rows of data that contain one of the prompts.
+
+        `skipped` is used as in `questions`.
+        """
+        count = 0
+        for row, where in (each for path in paths for each in rows(path, skipped)):
+            with skipping(skipped):
+                count += not self.keeps(row, where)
+        return count
+
+    def keeps(self, row: Row, where: str) -> bool:
+        """Return True for a row of data that contains none of the prompts."""
+        return not self.runs or not any(map(self.holds, asked(row, where)))
+
+
+def _runs(text: str) -> Iterator[str]:
+    words = normalised(text).split()
+    for at in range(max(len(words) - WORDS, 0) + 1):
+        if run := " ".join(words[at : at + WORDS]):
+            yield run

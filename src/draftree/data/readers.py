@@ -1,0 +1,352 @@
+"""Texts to train on, tokenised, with the tokens that are to be learnt.
+
+A row may be
+
+{"text"}                                        plain text, as in SlimPajama (its `meta` is not
+read) {"prompt", "completion"}                        text of which the completion is learnt
+{"messages": [{"role", "content"}]}             a chat, as in UltraChat 200k; or a bare list of
+messages {"conversations": [{"from", "value"}]}          ShareGPT's chats {"data": [question,
+answer, …]}                 UltraChat's chats {"instruction", "input", "output"}
+Alpaca's, and other pairs of a question and an answer
+
+and stands in a JSONL file, in a JSON file as one list, or in a parquet file (which needs the
+package `datasets`). Any other file is plain text; of a folder all text files are read. Chats learn
+their responses only.
+"""
+
+import importlib
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from itertools import dropwhile
+from pathlib import Path
+from typing import Any
+
+from draftree.errors import UserError, shown
+from draftree.utils.files import understood
+
+Messages = list[dict[str, Any]]
+Row = dict[str, Any]
+CHATS = ("messages", "conversations", "conversation", "chat", "dialogue", "dialog")
+"""Names of the list of a chat's messages."""
+ROLE_NAMES = ("role", "from", "speaker", "author", "sender")
+"""Names of a message's sender."""
+CONTENT_NAMES = ("content", "value", "text", "message", "body")
+"""Names of a message's text."""
+SYSTEM_NAMES = ("system", "system_prompt", "system_message")
+"""Names of a system prompt next to the list."""
+CALLS = ("tool_calls", "function_call")
+"""Names of a message's calls in templates; a message with calls may have no text."""
+QUESTIONS = ("instruction", "question", "query", "prompt", "problem")
+ANSWERS = ("output", "answer", "response", "completion", "solution", "chosen")
+"""Names of a question and of its answer in rows that hold one of each."""
+CONTEXT = "input"
+"""The name of Alpaca's second field, next to the instruction."""
+ROLES = {
+    "human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "assistant": "assistant",
+    "chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "model": "assistant", "bot": "assistant",
+    "ai": "assistant", "function_call": "assistant", "system": "system", "developer": "system", "tool": "tool",
+    "function": "tool", "observation": "tool", "ipython": "tool",
+}  # fmt: skip
+"""Names of senders in data, and their roles in templates."""
+
+
+@dataclass
+class Skipped:
+    """Rows that cannot be read and are left out.
+
+    Attributes:
+        count: how many.
+        first: what was wrong with the first ones, each with its file and line.
+    """
+
+    count: int = 0
+    first: list[str] = field(default_factory=list)
+
+    def note(self, error: UserError) -> None:
+        """Count a row, and remember what was wrong with it if it is one of the first."""
+        self.count += 1
+        if len(self.first) < FIRST:
+            self.first.append(str(error))
+
+    def __str__(self) -> str:
+        """Return a line with the number of rows that are left out, and the first reasons."""
+        more = f"; and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
+        return f"{self.count:,} rows cannot be read and are left out: {'; '.join(self.first)}{more}"
+
+
+FIRST = 3
+"""Rows that are named, of those that are left out."""
+
+
+@contextmanager
+def skipping(skipped: Skipped | None) -> Iterator[None]:
+    """Count a row that cannot be read in this context, instead of raising its error.
+
+    If `skipped` is None the error is raised.
+    """
+    try:
+        yield
+    except UserError as error:
+        if skipped is None:
+            raise
+        skipped.note(error)
+
+
+@contextmanager
+def named(where: str) -> Iterator[None]:
+    """Put the place of a row in front of an error inside."""
+    try:
+        yield
+    except UserError as error:
+        raise UserError(f"{where}: {error}") from error
+
+
+def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]]:
+    """Yield the rows of a file or of all files of a folder, each with its location.
+
+    In a folder, only `.jsonl` and `.parquet` files hold rows, the others are texts; hidden, empty
+    and binary ones are left out.
+
+    Args:
+        path: of the file or folder.
+        skipped: counts rows that are not JSON, which are left out; without it the first one is an
+            error.
+
+    Raises:
+        UserError: the file is missing or not text, or a row is not a JSON object.
+    """
+    if not path.exists():
+        raise UserError(
+            f"data '{path}' does not exist: a .jsonl, .json, .parquet or text file or a folder was expected"
+        )
+    if not path.is_dir():
+        yield from READERS.get(path.suffix.lower(), _text)(path, skipped)
+        return
+    for file in seen(path):
+        if file.suffix in (".jsonl", ".parquet"):
+            yield from READERS[file.suffix](file, skipped)
+        elif (begins := _beginning(file)).strip() and b"\0" not in begins:
+            yield from _text(file, skipped)
+
+
+def seen(folder: Path) -> list[Path]:
+    """Return the files of a folder at any depth, sorted by name, without hidden ones."""
+    files = (p for p in folder.rglob("*") if p.is_file())
+    return sorted(
+        p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)
+    )
+
+
+def _decoded(path: Path) -> str:
+    with understood(f"'{path}' is not UTF-8 text"):
+        return path.read_text("utf-8")
+
+
+def _beginning(path: Path) -> bytes:
+    """Return enough of a file to see whether it is text; a zero byte makes it binary, as in git."""
+    with path.open("rb") as file:
+        return file.read(8192)
+
+
+def _text(path: Path, _skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
+    if b"\0" in _beginning(path):
+        raise UserError(f"'{path}' is binary, allowed are .jsonl, .json, .parquet and text files")
+    yield {"text": path.read_text(errors="replace")}, str(path)
+
+
+def _json_lines(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
+    for number, line in enumerate(
+        _decoded(path).split("\n"), 1
+    ):  # splitlines would also cut at U+2028, which JSON may hold
+        if line.strip():
+            row = None
+            with skipping(skipped):
+                row = _object(_parsed(line, f"{path}:{number}"), f"{path}:{number}")
+            if row is not None:
+                yield row, f"{path}:{number}"
+
+
+def _json(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
+    """Yield the rows of one list, or of the messages of one chat.
+
+    A file of lines under this name is read as lines.
+    """
+    text = _decoded(path)
+    if not text.lstrip().startswith("["):
+        yield from _json_lines(path, skipped)
+        return
+    found = _parsed(text, str(path))
+    if _is_chat(found):
+        yield {CHATS[0]: found}, str(path)
+        return
+    for number, each in enumerate(found, 1):
+        row = None
+        with skipping(skipped):
+            row = _object(each, f"{path}, row {number}")
+        if row is not None:
+            yield row, f"{path}, row {number}"
+
+
+def _parquet(path: Path, _skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
+    try:
+        datasets: Any = importlib.import_module("datasets")
+    except ModuleNotFoundError as error:
+        needs = f"the package '{error.name}': pip install 'draftree[parquet]'"
+        raise UserError(f"'{path}' is parquet, which needs {needs}") from error
+    with understood(f"cannot read '{path}'"):
+        for number, row in enumerate(
+            datasets.load_dataset("parquet", data_files=str(path), split="train", streaming=True), 1
+        ):
+            yield {k: v for k, v in row.items() if v is not None}, f"{path}, row {number}"
+
+
+READERS: dict[str, Callable[[Path, Skipped | None], Iterator[tuple[Row, str]]]] = {
+    ".jsonl": _json_lines,
+    ".json": _json,
+    ".parquet": _parquet,
+}
+
+
+def _parsed(text: str, where: str) -> Any:
+    with understood(f"{where} is not JSON"):
+        return json.loads(text)
+
+
+def _object(row: Any, where: str) -> Row:
+    if _is_chat(row):
+        return {CHATS[0]: row}
+    if not isinstance(row, dict):
+        raise UserError(f"{where} is a JSON {type(row).__name__}, allowed is an object")
+    return row
+
+
+def _is_chat(value: Any) -> bool:
+    """Return whether a value is a bare list of messages.
+
+    Each message has a sender, and a text or calls.
+    """
+    said = (*CONTENT_NAMES, *CALLS)
+    return (
+        isinstance(value, list)
+        and bool(value)
+        and all(isinstance(m, dict) and _first(m, ROLE_NAMES) and _first(m, said) for m in value)
+    )
+
+
+def _first(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
+    """Return the first of some names that an object has."""
+    return next((name for name in names if name in values), None)
+
+
+def messages(row: Row, where: str) -> Messages | None:
+    """Return a row's chat, or None where it is plain text.
+
+    Answers in front of the first question are left out: no prompt asks for them (many of ShareGPT's
+    chats were cut there).
+
+    Raises:
+        UserError: the row is of no known form.
+    """
+    if isinstance(row.get("text"), str) or completes(row):
+        return None
+    chat = _listed(row, where)
+    if chat is None:
+        if "text" in row:
+            raise UserError(f"{where}: 'text' is {shown(row['text'])}, allowed is text")
+        raise UserError(
+            f"{where} has the keys {', '.join(sorted(row))}; allowed are text, {', '.join(CHATS)}, data, or one of "
+            f"{', '.join(QUESTIONS)} with one of {', '.join(ANSWERS)}"
+        )
+    chat = list(dropwhile(lambda message: message["role"] == "assistant", chat))
+    name = _first(row, SYSTEM_NAMES)
+    if name and isinstance(row[name], str) and row[name] and chat and chat[0]["role"] != "system":
+        return [{"role": "system", "content": row[name]}, *chat]
+    return chat
+
+
+def _listed(row: Row, where: str) -> Messages | None:
+    """Return the messages of a row in any of the known forms; None where it has none.
+
+    Raises:
+        UserError: a message cannot be read.
+    """
+    asks, answers = _first(row, QUESTIONS), _first(row, ANSWERS)
+    if (name := _first(row, CHATS)) is not None:
+        return _turns(row[name], name, where)
+    if "data" in row:
+        if not isinstance(row["data"], list):
+            raise UserError(
+                f"{where}: 'data' is {shown(row['data'])}, allowed is a list of messages"
+            )
+        turns = enumerate(row["data"])
+        return [
+            {"role": "assistant" if i % 2 else "user", "content": _content(text, where)}
+            for i, text in turns
+        ]
+    if asks is None or answers is None:
+        return None
+    if isinstance(row[asks], list) or isinstance(
+        row[answers], list
+    ):  # both are messages, as in TRL
+        return [*_turns(row[asks], asks, where), *_turns(row[answers], answers, where)]
+    question, answer = (_content(row[name], where).strip() for name in (asks, answers))
+    if isinstance(row.get(CONTEXT), str) and row[CONTEXT]:
+        question += f"\n\n{row[CONTEXT]}"
+    if (asks, answers) == ("question", "answer"):
+        answer = re.sub(
+            r"<<[^>]*>>", "", answer
+        ).strip()  # GSM8K's <<48/2=24>> are notes to a calculator, not text
+    return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def _turns(value: Any, name: str, where: str) -> Messages:
+    if not isinstance(value, list) or not all(isinstance(message, dict) for message in value):
+        raise UserError(f"{where}: '{name}' is {shown(value)}, allowed is a list of messages")
+    return [_message(message, where) for message in value]
+
+
+def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+    sender, text = _first(message, ROLE_NAMES), _first(message, CONTENT_NAMES)
+    role = None if sender is None else message[sender]
+    if not isinstance(role, str) or role.lower() not in ROLES:
+        lacks = "lacks a sender" if sender is None else f"has an unknown {shown(role)}"
+        raise UserError(f"{where}: a message {lacks}; roles are {', '.join(sorted(ROLES))}")
+    calls = {name: message[name] for name in CALLS if message.get(name)}
+    if text is None and not calls:
+        raise UserError(
+            f"{where}: a message lacks a text, allowed names are {', '.join(CONTENT_NAMES)}"
+        )
+    content = None if text is None else message[text]
+    return {
+        "role": ROLES[role.lower()],
+        "content": "" if calls and content is None else _content(content, where),
+        **calls,
+    }
+
+
+def _content(content: Any, where: str) -> str:
+    """Return a message's text, which may be in parts.
+
+    Raises:
+        UserError: it is no text, or a part is something else.
+    """
+    parts = content if isinstance(content, list) and content else [content]
+    texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
+    for part, text in zip(parts, texts, strict=True):
+        if not isinstance(text, str):
+            kind = part.get("type") if isinstance(part, dict) else None
+            got = f"a part of type {shown(kind)}" if kind else type(part).__name__
+            raise UserError(f"{where}: a message holds {got}, allowed is text")
+    return "".join(str(text) for text in texts)
+
+
+CUT = "cut"
+"""The key of a chat's row for the numbers of the messages, counted from 0, that were broken off."""
+
+
+def completes(row: Row) -> bool:
+    """Return True for a row of text of which the completion is learnt."""
+    return isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)

@@ -1,0 +1,93 @@
+"""Faults that only drafters of blocks have: another mask token, slots read one off, no injection of the target's states."""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
+from typing import Any
+
+import torch
+
+from draftree.doctor.faults import Alternative
+from draftree.drafters.base import Drafter
+from draftree.drafters.neural.block_drafter import ParallelDrafter
+from draftree.evaluation.target_trace import Text
+from draftree.evaluation.teacher_forcing import Source
+from draftree.formats.block_drafters import Layout
+from draftree.target.target import Target
+
+MASK, SHIFT, INJECTION = (
+    "wrong mask token",
+    "slots of a block read one off",
+    "no hidden states injected",
+)
+LAST = 4
+"""The last ids of the vocabulary, which are tried as the mask."""
+ALIKE = 1e-5
+"""The share of its size by which what is injected must differ from token to token."""
+
+
+def block_alternatives(
+    target: Target, drafter: Drafter[Any], source: Source
+) -> Iterator[Alternative]:
+    """Yield alternatives with another mask token and with the other way to read slots."""
+    if not isinstance(drafter, ParallelDrafter):
+        return
+    layout, vocab = drafter.model.layout, target.decoder.vocab
+    for mask in dict.fromkeys(
+        [*range(vocab - 1, max(vocab - 1 - LAST, -1), -1), *_special(target)]
+    ):
+        if mask != layout.mask and 0 <= mask < vocab:
+            yield Alternative(
+                MASK,
+                f"token {mask} for {layout.mask} as the mask",
+                source,
+                _with(drafter, mask=mask),
+            )
+    ways = "a slot saying what comes behind it", "a slot saying what comes in its place"
+    told = f"{ways[layout.shifted]} and not {ways[not layout.shifted]}"
+    yield Alternative(SHIFT, told, source, _with(drafter, shifted=not layout.shifted))
+
+
+def _special(target: Target) -> list[int]:
+    """Return ids of special tokens in a config, which are often used as mask tokens."""
+    names = ("pad_token_id", "bos_token_id", "unk_token_id", "mask_token_id")
+    found = (getattr(target.decoder.config, name, None) for name in names)
+    return [token for token in found if isinstance(token, int)]
+
+
+def _with(drafter: ParallelDrafter, **changed: Any) -> Callable[[], AbstractContextManager[None]]:
+    """Return a context manager that changes a drafter's layout inside."""
+
+    @contextmanager
+    def made() -> Iterator[None]:
+        model, before = drafter.model, drafter.model.layout
+        values: Layout = replace(before, **changed)
+        model.layout = values
+        try:
+            yield
+        finally:
+            model.layout = before
+
+    return made
+
+
+@torch.inference_mode()
+def uninjected(target: Target, drafter: Drafter[Any], texts: Sequence[Text]) -> str:
+    """Return why the target's hidden states do not reach a block drafter; empty if they do."""
+    if not isinstance(drafter, ParallelDrafter):
+        return ""
+    tokens = texts[0].tokens
+    taps = target.prefill(target.new_cache(1, len(tokens)), [tokens], drafter.needs).taps
+    dtype = next(drafter.model.parameters()).dtype
+    hidden = {layer: h.to(dtype)[None] for layer, h in taps.hidden.items()}
+    values = [
+        v[0]
+        for _, v in drafter.model.context(
+            hidden, torch.from_numpy(taps.positions).to(target.decoder.device)[None]
+        )
+    ]
+    spread = max(float(v.std(dim=1).max()) for v in values)
+    size = max(float(v.abs().max()) for v in values)
+    if spread > ALIKE * size:
+        return ""
+    return f"what its layers make of the target's hidden states is the same for all of {len(tokens)} tokens"

@@ -1,0 +1,505 @@
+"""Examines a drafter: its fit to a target, its quality, and the likely faults.
+
+It is driven along texts, by default the target's own greedy answers, and measured at every token.
+Then it is driven again with one thing changed at a time (the hidden layer, the rope, …): a change
+that makes it better for certain names the fault.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.costs.curves import Costs, gains_of_chains, least
+from draftree.doctor.block_drafter_faults import INJECTION, block_alternatives, uninjected
+from draftree.doctor.faults import (
+    UNTRAINED,
+    VOCABULARY,
+    Map,
+    alternatives,
+    best,
+    draft_vocabulary,
+    frequencies,
+    rotaries,
+    theta,
+    vocabulary_map,
+)
+from draftree.doctor.finding import APART, HALF, Finding, Said, finite
+from draftree.doctor.forward_parity import apart
+from draftree.doctor.numerical_noise import narrow_and_wide
+from draftree.doctor.state_memory import state_findings
+from draftree.drafters.base import Drafter, Trainable
+from draftree.errors import UserError
+from draftree.evaluation.target_trace import Text
+from draftree.evaluation.teacher_forcing import DEPTHS, Places, drive
+from draftree.formats.checkpoint import Checkpoint, fingerprint
+from draftree.target.attention_strength import DEAD, Attending, attending
+from draftree.target.target import Needs, Target
+from draftree.utils.hardware import busy
+from draftree.utils.progress import Tell, silent
+
+BLOCKS = ((1, 0), (5, 0), (4, 3))
+"""Lengths and phases of the blocks for which training forward and decoding are compared."""
+COMPARED = 24
+"""Tokens of the texts they are compared on, two at most."""
+BINS = 10
+"""Of confidence, for the calibration error."""
+STAGES = 5
+"""Of an examination; those that do not apply are passed over."""
+AGREEMENT, OVERLAP, COVERAGE, SPEED_UP = (0.5, 0.2), (0.4, 0.15), (0.9, 0.7), (1.1, 0.9)
+"""From the first on a figure is ok, below the second it is bad."""
+CALIBRATION = (0.15, 0.3)
+"""Up to the first the calibration error is ok, above the second it is bad."""
+FORWARDS = "mask or position off by one between training and decoding"
+NUMBERS = "weights are not finite numbers"
+STRANGER = "not trained, or trained for another target"
+TOKENIZER = "another tokenizer"
+
+
+@dataclass(frozen=True)
+class Suspect:
+    """Store a likely fault and its evidence."""
+
+    cause: str
+    evidence: str
+
+
+@dataclass(frozen=True)
+class Depth:
+    """Store the figures at one depth.
+
+    Attributes:
+        depth: 1 is the token after the root.
+        places: number of positions.
+        drafted: share of positions where anything was drafted.
+        agreement: share of drafts that are the target's choice.
+        overlap: E[Σ min(p, q)] over drafts, with the target's p at temperature 1.
+        confidence: mean q of the likeliest draft.
+        calibration: expected calibration error of q.
+        accepted: how often a greedy chain's draft is accepted after an accepted path.
+    """
+
+    depth: int
+    places: int
+    drafted: float
+    agreement: float
+    overlap: float
+    confidence: float
+    calibration: float
+    accepted: float
+
+
+@dataclass(frozen=True)
+class Report:
+    """Store the result of an examination of a drafter.
+
+    Attributes:
+        target: the target's name.
+        drafter: the drafter's description.
+        texts: number of texts.
+        tokens: number of their tokens.
+        findings: the figures.
+        depths: figures by depth.
+        layers: attention of the target's layers; empty where it cannot be measured.
+        suspects: likely faults, the surest first; empty for a healthy drafter.
+    """
+
+    target: str
+    drafter: str
+    texts: int
+    tokens: int
+    findings: tuple[Finding, ...]
+    depths: tuple[Depth, ...]
+    layers: tuple[Attending, ...]
+    suspects: tuple[Suspect, ...]
+
+    @property
+    def healthy(self) -> bool:
+        """Return whether no fault is suspected and no figure is bad; it may still be slow."""
+        return not self.bad
+
+    @property
+    def bad(self) -> list[str]:
+        """Return the suspected causes, or otherwise the bad figures; empty for a good drafter."""
+        return [s.cause for s in self.suspects] or [
+            f.name for f in self.findings if f.verdict == "bad"
+        ]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON; figures that are not finite become null."""
+        return finite(self) | {"healthy": self.healthy, "verdict": "bad" if self.bad else "ok"}
+
+
+def examine(
+    target: Target,
+    drafter: Drafter[Any],
+    texts: Sequence[Text],
+    costs: Costs | None = None,
+    tell: Tell = silent,
+    again: Callable[[], Costs] | None = None,
+) -> Report:
+    """Measure a drafter on texts, and search for faults.
+
+    Args:
+        target: the target.
+        drafter: drafter opened for that target.
+        texts: see `driven.answers` and `driven.read`.
+        costs: costs for the predicted speed-up; without them none is predicted.
+        tell: called with the next work.
+        again: measures the costs again where the speed-up is poor, because another program may have
+            slowed the first measurement.
+    """
+    chart = (
+        vocabulary_map(drafter.model, target.decoder.vocab)
+        if isinstance(drafter, Trainable)
+        else None
+    )
+    findings = [
+        _vocabulary(target, drafter, chart),
+        _dtype(target, drafter),
+        *_trained_for(target, drafter),
+    ]
+    findings += state_findings(target)
+    suspects = [*_broken(drafter, chart), *_tokenizer(target, drafter)]
+    depths: tuple[Depth, ...] = ()
+    if not any(s.cause == NUMBERS for s in suspects):
+        # Draft ids that stand for no token of the target stand for its last one: else the drafter
+        # could not draft at all.
+        usable = (
+            nullcontext()
+            if chart is None or not chart.complaints
+            else chart.putting(chart.drafted)()
+        )
+        with usable:
+            more, depths, likely = _driven(
+                target, drafter, texts, partial(_predicted, costs=costs, again=again), chart, tell
+            )
+        findings, suspects = findings + more, suspects + likely
+    tell(3, "measuring the target's numerical noise", STAGES)
+    findings.append(_noise(target, texts))
+    tell(4, "measuring how much the target's layers attend", STAGES)
+    layers, attention = _attention(target, drafter.needs, texts)
+    findings.append(attention)
+    count = sum(len(t.tokens) - t.start for t in texts)
+    causes = dict.fromkeys(s.cause for s in suspects)
+    merged = tuple(
+        Suspect(c, "; ".join(s.evidence for s in suspects if s.cause == c)) for c in causes
+    )
+    return Report(
+        target.name, drafter.described, len(texts), count, tuple(findings), depths, layers, merged
+    )
+
+
+def _driven(
+    target: Target,
+    drafter: Drafter[Any],
+    texts: Sequence[Text],
+    predicted: Callable[[Places], Iterator[Finding]],
+    chart: Map | None,
+    tell: Tell,
+) -> tuple[list[Finding], tuple[Depth, ...], list[Suspect]]:
+    """Run the drafter along the texts, and again with one change at a time."""
+    tell(0, "driving the drafter along the texts", STAGES)
+    places = drive(target, drafter, texts)
+    depths = tuple(_at_depth(places, d) for d in range(1, DEPTHS + 1))
+    findings, suspects = [*_figures(places, depths), *predicted(places)], list[Suspect]()
+    if isinstance(drafter, Trainable) and (
+        chart is None or chart.distinct
+    ):  # else a token has two logits, and which counts?
+        tell(1, "comparing the training forward with decoding", STAGES)
+        findings.append(finding := _forwards(target, drafter, texts))
+        suspects += [Suspect(FORWARDS, finding.text)] if finding.verdict == "bad" else []
+    tried = [
+        *alternatives(target, drafter, texts, chart),
+        *block_alternatives(target, drafter, target),
+    ]
+    if told := uninjected(target, drafter, texts):
+        suspects.append(Suspect(INJECTION, told))
+    if tried:
+        tell(2, f"driving it again with one thing changed, {len(tried)} times", STAGES)
+    suspects += [Suspect(b.cause, b.evidence) for b in best(drafter, texts, places, tried)]
+    lost = chart is not None and not bool(chart.d2t.any())
+    if lost and _knows_nothing(drafter, places, depths[0]):
+        suspects.append(
+            Suspect(VOCABULARY, "every offset in d2t is 0, as if it had never been filled in")
+        )
+    if not suspects and _knows_nothing(drafter, places, depths[0]):
+        suspects.append(
+            Suspect(
+                STRANGER,
+                f"after a root it agrees with the target at {depths[0].agreement:.0%} of the places",
+            )
+        )
+    return findings, depths, suspects
+
+
+def _vocabulary(target: Target, drafter: Drafter[Any], chart: Map | None) -> Finding:
+    """Return the finding about the draft vocabulary.
+
+    A drafter whose vocabulary or shapes do not fit is refused earlier, when it is opened.
+    """
+    vocab = target.decoder.vocab
+    size = draft_vocabulary(drafter.model, vocab) if isinstance(drafter, Trainable) else vocab
+    if chart is not None and chart.complaints:
+        return Finding("vocabulary", size, "bad", "; ".join(chart.complaints))
+    sound = "" if chart is None else "; its map is sound"
+    told = (
+        f"all {vocab} tokens of the target"
+        if size == vocab
+        else f"{size} of the target's {vocab} tokens"
+    )
+    return Finding("vocabulary", size, "ok", f"drafts {told}{sound}")
+
+
+def _dtype(target: Target, drafter: Drafter[Any]) -> Finding:
+    theirs = str(target.decoder.dtype).removeprefix("torch.")
+    if not isinstance(drafter, Trainable):
+        return Finding("dtype", theirs, "ok", f"the target's is {theirs}")
+    own = {str(p.dtype).removeprefix("torch.") for p in drafter.model.parameters()}
+    names = ", ".join(sorted(own))
+    return Finding(
+        "dtype",
+        names,
+        "ok" if own <= {theirs} else "warn",
+        f"its weights are {names}, the target's {theirs}",
+    )
+
+
+def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
+    """Yield differences between the target and what the drafter was trained for.
+
+    Compared are the config stored in its checkpoint, and the rotary base.
+    """
+    if not isinstance(drafter, Trainable):
+        return
+    said = Checkpoint.at(Path(drafter.knobs.checkpoint)).about if drafter.knobs.checkpoint else {}
+    if said.get("target_hash", fingerprint(target.decoder.config)) != fingerprint(
+        target.decoder.config
+    ):
+        yield Finding(
+            "trained for",
+            str(said.get("target")),
+            "warn",
+            "its checkpoint was trained for a target of another config",
+        )
+    theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
+    own = sorted({round(theta(frequencies(m))) for m in rotaries(drafter.model, drafter).values()})
+    if own and theirs is not None and own != [round(theta(theirs))]:
+        names = ", ".join(map(str, own))
+        text = f"its rotary base is {names}, the target's {theta(theirs):.0f}; drafters with a rope of their own may differ"
+        yield Finding("rope", names, "warn", text)
+
+
+def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
+    """Yield faults of weights and vocabulary map, which do not depend on the text."""
+    if isinstance(drafter, Trainable):
+        odd = [
+            name
+            for name, p in drafter.model.named_parameters()
+            if not bool(torch.isfinite(p).all())
+        ]
+        if odd:
+            yield Suspect(NUMBERS, f"NaN or ∞ in {len(odd)} tensors: {', '.join(odd[:4])}")
+    if chart is not None and chart.complaints:
+        yield Suspect(VOCABULARY, "; ".join(chart.complaints))
+
+
+def _tokenizer(target: Target, drafter: Drafter[Any]) -> Iterator[Suspect]:
+    """Yield a fault where a language model's ids mean other tokens than the target's."""
+    if drafter.language_model is None:
+        return
+    try:
+        ours, theirs = (model.tokenizer.get_vocab() for model in (drafter.language_model, target))
+    except UserError:  # one of them has none, so nothing can be said
+        return
+    if odd := [token for token, number in theirs.items() if ours.get(token) != number]:
+        yield Suspect(
+            TOKENIZER,
+            f"{len(odd)} of the target's {len(theirs)} tokens have another id in its tokenizer, or none",
+        )
+
+
+def _at_depth(places: Places, depth: int) -> Depth:
+    at = places.depth == depth
+    drafted = at & places.drafted
+
+    def mean(values: np.ndarray) -> float:
+        return float(values[drafted].mean()) if drafted.any() else 0.0
+
+    return Depth(
+        depth, int(at.sum()), float(places.drafted[at].mean()) if at.any() else 0.0, mean(places.agree), mean(places.overlap),
+        mean(places.confidence), calibration_error(places.confidence[drafted], places.agree[drafted]),
+        float(places.rates[depth - 1]),
+    )  # fmt: skip
+
+
+def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
+    """Return the expected calibration error.
+
+    It is the distance of mean confidence and hit rate in bins of confidence, weighted by their
+    size.
+    """
+    bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
+    gaps = (abs(float((confidence - right)[bins == b].sum())) for b in np.unique(bins))
+    return sum(gaps) / max(len(confidence), 1)
+
+
+def _graded(name: str, value: float, marks: tuple[float, float], text: str) -> Finding:
+    """Return a finding, ok up to the first limit and bad beyond the second.
+
+    The first limit is the larger one where more is better.
+    """
+    better = np.sign(marks[0] - marks[1])
+    verdict: Said = (
+        "ok"
+        if better * value >= better * marks[0]
+        else "warn"
+        if better * value >= better * marks[1]
+        else "bad"
+    )
+    return Finding(name, value, verdict, text)
+
+
+def _figures(places: Places, depths: Sequence[Depth]) -> Iterator[Finding]:
+    drafted, first = places.drafted, depths[0]
+    if not drafted.any():
+        yield Finding("agreement", 0.0, "bad", "it drafted nothing")
+        return
+    text = f"after a root its likeliest draft is the target's choice at {first.agreement:.0%} of {first.places} places"
+    yield _graded("agreement", first.agreement, AGREEMENT, text)
+    overlap = float(places.overlap[drafted].mean())
+    yield _graded(
+        "overlap",
+        overlap,
+        OVERLAP,
+        f"drafts drawn from q would be accepted at {overlap:.0%} at temperature 1",
+    )
+    error = calibration_error(places.confidence[drafted], places.agree[drafted])
+    sure, right = float(places.confidence[drafted].mean()), float(places.agree[drafted].mean())
+    text = (
+        f"expected calibration error; its mean confidence is {sure:.2f}, its hit rate {right:.2f}"
+    )
+    yield _graded("calibration", error, CALIBRATION, text)
+    coverage = float(places.covered[drafted].mean())
+    if coverage < 1:
+        yield _graded(
+            "coverage", coverage, COVERAGE, f"{coverage:.0%} of the target's choices can be drafted"
+        )
+
+
+AGAIN = 2
+"""How often costs are measured anew, while the speed-up that they predict is poor."""
+
+
+def _predicted(
+    places: Places, costs: Costs | None, again: Callable[[], Costs] | None = None
+) -> Iterator[Finding]:
+    """Predict τ and speed-up of greedy chains.
+
+    The speed-up is τ · sₜ(1) / (sₜ(1 + γ) + γ · sₐ(1) + commit and what the commit postpones).
+    """
+    lengths = 1 + np.cumsum(np.cumprod(places.rates))
+    yield Finding(
+        "acceptance length",
+        float(lengths[-1]),
+        "ok",
+        f"predicted τ of chain:length={DEPTHS} at temperature 0",
+    )
+    if costs is None:
+        return
+    gains, tries = gains_of_chains(lengths.tolist(), costs), 0
+    while again is not None and tries < AGAIN and max(gains) < SPEED_UP[0]:
+        costs, tries = least(costs, again()), tries + 1
+        gains = gains_of_chains(lengths.tolist(), costs)
+    most = int(np.argmax(gains))
+    text = f"predicted for the best chain, of {most + 1}, from the costs on this machine; one of {DEPTHS} gives {gains[-1]:.2f}"
+    if tries:
+        text += f"; costs were measured {tries} more time{'s' * (tries > 1)}, and the least count"
+    if gains[most] < SPEED_UP[0] and (told := busy()):
+        text += f"; {told}: run it again when the machine is idle"
+    yield _graded("speed-up", float(gains[most]), SPEED_UP, text)
+
+
+def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) -> Finding:
+    """Compare the training forward with decoding, on the beginnings of two texts."""
+    longest = sorted(texts, key=lambda t: -len(t.tokens))[:2]
+    count = min(COMPARED, *(len(t.tokens) for t in longest))
+    tokens = np.stack([t.tokens[:count] for t in longest])
+    allowed = APART.get(target.decoder.dtype, HALF)
+    differences = [apart(target, drafter, tokens, *cut) for cut in BLOCKS]
+    worst = int(np.argmax(differences))  # NaN is the largest
+    largest, (length, phase) = differences[worst], BLOCKS[worst]
+    text = (
+        f"draft probabilities of training forward and decoding differ by at most {largest:.1g} (in blocks of {length}, "
+        f"phase {phase}); noise is below {allowed:.0e}"
+    )
+    if why := drafter.decodes_otherwise:
+        return Finding("training = decoding", largest, "warn", f"{text}; {why}")
+    return Finding("training = decoding", largest, "ok" if largest <= allowed else "bad", text)
+
+
+def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
+    """Return whether a drafter with weights hardly ever agrees with the target.
+
+    A drafter that looks up text is left out, because it may find nothing.
+    """
+    weights = isinstance(drafter, Trainable) or drafter.language_model is not None
+    return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED
+
+
+def _attention(
+    target: Target, needs: Needs, texts: Sequence[Text]
+) -> tuple[tuple[Attending, ...], Finding]:
+    """Return the attention of the target's layers, and warn where the drafter reads a dead one.
+
+    A dead layer hardly attends to anything. Keys and values are those of a layer, a hidden state is
+    the output of one. The last hidden state, which the target's own head reads, is not counted,
+    because it is more than the work of its layer.
+    """
+    try:
+        layers = attending(target.decoder, [t.tokens for t in texts])
+    except UserError as error:  # of an architecture of its own
+        return (), Finding("attention", None, "ok", str(error))
+    count = len(layers)
+    keys = {layer % count: "whose keys and values it reads" for layer in needs.kv}
+    entries = {target.decoder.hidden_index(layer) for layer in needs.hidden}
+    read = {entry - 1: "whose output it reads" for entry in entries if 0 < entry < count} | keys
+    if not read:
+        return layers, Finding("attention", None, "ok", "it reads of no layer in particular")
+    least = min(read, key=lambda i: layers[i].output)
+    adds = {
+        i: f"layer {i}, {what}, adds {layers[i].output:.2g}" for i, what in sorted(read.items())
+    }
+    told = f"of the residual stream before it, attention of {'; '.join(adds.values())}"
+    dead = f"; below {DEAD} a layer looks at hardly anything, and another should be read"
+    said: Said = "warn" if layers[least].dead else "ok"
+    return layers, Finding("attention", layers[least].output, said, told + dead * (said == "warn"))
+
+
+def _noise(target: Target, texts: Sequence[Text]) -> Finding:
+    """Measure how the margin of the two best logits changes between narrow and wide passes.
+
+    A narrow pass reads one token, a wide one all of a text.
+    """
+    changes, margins = narrow_and_wide(target, texts)
+    noise, smallest = float(changes.max()), float(margins.min())
+    if (
+        not noise and margins.any()
+    ):  # bits are kept: two equal logits are equal in every pass, and the first is chosen
+        text = f"passes of different width have the same margins at all {len(margins)} tokens: no choice can turn"
+        return Finding("margin / noise", None, "ok", text)
+    below, flipped = int((margins <= noise).sum()), int((changes >= margins).sum())
+    text = (
+        f"passes of different width move the margin of the two best logits by up to {noise:.1g}; it is smaller than that at "
+        f"{below} of {len(margins)} tokens, the smallest being {smallest:.1g}"
+    )
+    if below:
+        text += f" ({flipped} may have turned): there, greedy output may part from plain decoding's"
+    return Finding(
+        "margin / noise", smallest / noise if noise else None, "warn" if below else "ok", text
+    )

@@ -1,0 +1,120 @@
+"""Examines an exported drafter without the engine that it is for."""
+
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from draftree.errors import UserError
+from draftree.formats import block_drafters, medusa, speculators
+from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint
+from draftree.registry import method_of
+from draftree.target.hub import is_hub_id
+from draftree.training.export import FORMATS, formats_of
+from draftree.utils.files import read_object, understood
+
+
+@dataclass(frozen=True)
+class ExportReport:
+    """Store the result for an exported folder.
+
+    Attributes:
+        folder: the folder.
+        drafter: the method.
+        format: format of its layout.
+        tensors: number of tensors.
+        verifier: the target that its config names; None where the layout has no place for it.
+        faults: reasons why an engine cannot use it, one per line.
+        remarks: what a user should know, one per line.
+    """
+
+    folder: str
+    drafter: str
+    format: str
+    tensors: int
+    verifier: str | None
+    faults: tuple[str, ...]
+    remarks: tuple[str, ...]
+
+    def as_json(self) -> dict[str, Any]:
+        """Return it as `draftree doctor --export --json` prints it."""
+        return asdict(self)
+
+
+def examine(folder: Path, target: str | None = None) -> ExportReport:
+    """Check an exported drafter: its config, its tensors' names, shapes and values, and its target.
+
+    Args:
+        folder: folder of the export.
+        target: the model that it drafts for; by default any model of the sizes in its config.
+
+    Raises:
+        UserError: the folder has no drafter in a format that is exported.
+    """
+    config = read_object(folder / CONFIG, "a drafter's config")
+    method, form = method_of(folder), layout(config)
+    if form not in formats_of(method):
+        allowed = " or ".join(formats_of(method)) or "none"
+        raise UserError(
+            f"'{folder}' holds a drafter of '{method}' in the layout '{form}', allowed is {allowed}"
+        )
+    stored = Checkpoint.at(folder)
+    faults, tensors = list[str](), dict[str, Tensor]()
+    try:
+        with understood(f"'{folder}' is not what its config says"):
+            tensors = (medusa.loaded(stored) if method == "medusa" else stored.loaded()).tensors
+            if (
+                form != "speculators"
+                or (method in speculators.VERSIONS and method != "peagle")
+                or target is not None
+            ):
+                FORMATS[form](method, stored, target)
+    except UserError as error:
+        faults.append(str(error))
+    faults += [f"{name} has {what}" for name, what in _odd(tensors)]
+    named = speculators.verified_by(config)
+    return ExportReport(
+        folder=str(folder),
+        drafter=method,
+        format=form,
+        tensors=len(tensors),
+        verifier=named[0] if named else None,
+        faults=tuple(faults),
+        remarks=tuple(_remarks(config, method, form, named[0] if named else None)),
+    )
+
+
+def layout(config: dict[str, Any]) -> str:
+    """Return the format whose layout a config has."""
+    if speculators.KIND in config:
+        return "speculators"
+    return (
+        "vllm-medusa"
+        if "truncated_vocab_size" in config or config.get("model_type") == "medusa"
+        else "eagle"
+    )
+
+
+def _odd(tensors: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
+    """Yield the tensors that no engine can compute with, and why."""
+    for name, tensor in sorted(tensors.items()):
+        if tensor.is_floating_point() and not torch.isfinite(tensor).all():
+            yield name, "values that are not finite"
+        elif tensor.is_floating_point() and tensor.dim() > 1 and not tensor.any():
+            yield name, "only zeros"
+
+
+def _remarks(config: dict[str, Any], method: str, form: str, verifier: str | None) -> Iterator[str]:
+    if form == "speculators" and not (
+        verifier and (is_hub_id(verifier) or Path(verifier).is_dir())
+    ):
+        yield f"it names the target '{verifier}', which is neither a hub id nor a folder: tell the engine which model it is for"
+    if ABOUT in config:
+        yield f"its config still has the entry '{ABOUT}': `draftree export` writes it without"
+    if method == "eagle" and config.get("bias", config.get("fusion_bias")):
+        yield "vLLM takes the bias of its fusing layer for attention's, and accepts no draft: export it as vllm-eagle"
+    if method in ("dspark", "dflash", "jetspec") and block_drafters.MAP in config:
+        yield "its head knows a part of the vocabulary"

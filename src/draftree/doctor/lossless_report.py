@@ -1,0 +1,231 @@
+"""The result of an examination of the output: comparisons, frequency tests, and verdicts on them."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from draftree.doctor.finding import APART, HALF, Finding, Said, finite
+from draftree.doctor.lossless_cases import Case
+from draftree.doctor.numerical_noise import Noise
+
+
+@dataclass(frozen=True)
+class Parted:
+    """Store the first difference of a text from plain decoding's.
+
+    Attributes:
+        text: number of its prompt.
+        seed: seed of the run.
+        token: index of the first token that differs, from 0.
+        plain: plain decoding's token there; None where its text had ended.
+        ours: the other token.
+        margin: difference of plain decoding's logits for both; ∞ where it could never have chosen
+            the other.
+    """
+
+    text: int
+    seed: int
+    token: int
+    plain: int | None
+    ours: int | None
+    margin: float
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Store the comparison of one case with plain decoding.
+
+    Attributes:
+        case: its name.
+        texts: number of texts.
+        tokens: number of tokens of plain decoding.
+        parted: the texts that differ.
+        shift: largest difference of a verification's logits from plain decoding's after the same
+            text; see `shifts`.
+    """
+
+    case: str
+    texts: int
+    tokens: int
+    parted: tuple[Parted, ...]
+    shift: float
+
+
+@dataclass(frozen=True)
+class Frequencies:
+    """Store one test of whether tokens are as frequent as with plain sampling.
+
+    Attributes:
+        case: its name.
+        look: number of tokens after a root that were counted together.
+        trials: number of trials in each of the two samples, over all roots.
+        statistic: χ².
+        dof: its degrees of freedom.
+        p_value: probability of at least so large a statistic if nothing is wrong.
+        distance: total variation distance between the two samples.
+        chance: its expectation if nothing is wrong.
+        detectable: total variation distance of any shape that would have been detected with
+            probability `SURE`; None where the tokens are too certain for a test.
+        exact: whether the acceptor guarantees to pass.
+    """
+
+    case: str
+    look: int
+    trials: int
+    statistic: float
+    dof: int
+    p_value: float
+    distance: float
+    chance: float
+    detectable: float | None
+    exact: bool
+
+
+@dataclass(frozen=True)
+class Report:
+    """Store the result of an examination of the output.
+
+    Attributes:
+        target: the target's name.
+        drafter: the drafter's description.
+        texts: number of prompts.
+        noise: differences between passes of different width.
+        allowed: largest difference of logits that noise explains.
+        level: p-values below it are too small; all tests together fail by chance with probability
+            `LEVEL`.
+        findings: verdict on each case, after those on plain decoding and its noise.
+        compared: all comparisons.
+        frequencies: all tests.
+        lossy: cases without a guarantee.
+    """
+
+    target: str
+    drafter: str
+    texts: int
+    noise: Noise
+    allowed: float
+    level: float
+    findings: tuple[Finding, ...]
+    compared: tuple[Compared, ...]
+    frequencies: tuple[Frequencies, ...]
+    lossy: tuple[str, ...]
+
+    @property
+    def lossless(self) -> bool:
+        """Return whether a rule that promises it was tested and noise explains all findings."""
+        return self.promised and all(f.verdict != "bad" for f in self.findings)
+
+    @property
+    def promised(self) -> bool:
+        """Return whether any tested rule promises plain decoding's texts or their distribution."""
+        return bool(self.compared) or any(f.exact for f in self.frequencies)
+
+    @property
+    def parted(self) -> tuple[tuple[str, Parted], ...]:
+        """Return every text that differs, with its case."""
+        return tuple((c.case, p) for c in self.compared for p in c.parted)
+
+    @property
+    def summary(self) -> str:
+        """Return the verdict in one line."""
+        said = [f"{name} is lossy by design" for name in self.lossy]
+        if not self.lossless:
+            nobody = [] if self.promised else ["nothing that was asked for promises it"]
+            wrong = [*(f.name for f in self.findings if f.verdict == "bad"), *nobody]
+            return "; ".join([f"NOT lossless: {'; '.join(wrong)}", *said])
+        texts, parted = sum(c.texts for c in self.compared), len(self.parted)
+        told = [f"{texts - parted} of {texts} texts the same as plain decoding's"] if texts else []
+        told += (
+            [f"{parted} parted where the margin is within the numerical noise"] if parted else []
+        )
+        tests = sum(f.exact for f in self.frequencies)
+        told += [f"{tests} of {tests} frequency tests passed"] if tests else []
+        return "; ".join([f"lossless: {', '.join(told)}", *said])
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the report for JSON; figures that are not finite become null."""
+        return finite(self) | {"lossless": self.lossless, "summary": self.summary}
+
+
+def plain(dtype: torch.dtype, found: Noise) -> Finding:
+    """Compare plain decoding with the stock model."""
+    limit = APART.get(dtype, HALF)
+    text = f"its probabilities and those of one pass of the stock model over the text differ by at most {found.p:.1g}"
+    verdict: Said = "ok" if found.p <= limit else "bad" if dtype in APART else "warn"
+    return Finding(
+        "plain decoding",
+        found.p,
+        verdict,
+        text if verdict == "ok" else f"{text}; noise is below {limit:.0e}",
+    )
+
+
+def noisy(found: Noise, allowed: float) -> Finding:
+    """Return the finding on how far logits depend on the width of a pass."""
+    text = f"passes of different width move logits by up to {found.logits:.1g}; differences up to {allowed:.1g} count as that"
+    return Finding("noise", found.logits, "ok", text)
+
+
+def texts(found: Compared, allowed: float) -> Finding:
+    """Return a verdict on texts."""
+    same = f"{found.texts - len(found.parted)}/{found.texts}"
+    wrong = [p for p in found.parted if not p.margin <= allowed]
+    if wrong:
+        told = f"{len(wrong)} texts part from plain decoding's where no noise explains it"
+        return Finding(found.case, same, "bad", told)
+    if not found.shift <= allowed:
+        told = f"the logits of a verification differ from plain decoding's by {found.shift:.2g}, which no noise explains"
+        return Finding(found.case, same, "bad", told)
+    told = f"{found.tokens} tokens; the logits of a verification differ from plain decoding's by up to {found.shift:.1g}"
+    if not found.parted:
+        return Finding(found.case, same, "ok", told)
+    largest = max(p.margin for p in found.parted)
+    told += f"; texts part only where two tokens are within that, {largest:.1g} apart at most"
+    return Finding(found.case, same, "warn", told)
+
+
+def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: Noise) -> Finding:
+    """Return a verdict on an acceptor that is tested by frequencies."""
+    if case.rule.lossy:
+        return _lossy(case, tests)
+    worst = min(tests, key=lambda t: t.p_value)
+    told = f"smallest p-value of {len(tests)} tests, {tests[0].trials:,} trials each"
+    rejected = [t for t in tests if t.p_value < level]
+    if any(t.distance - t.chance > found.tv for t in rejected):
+        far = max(rejected, key=lambda t: t.distance - t.chance)
+        told += f"; below {level:.1g}: the next {_tokens(far.look)} {'comes' if far.look == 1 else 'come'} otherwise than in "
+        told += f"plain sampling, {far.distance:.2f} apart where chance makes {far.chance:.2f}"
+        return Finding(case.name, worst.p_value, "bad", told)
+    if rejected:
+        return Finding(
+            case.name,
+            worst.p_value,
+            "warn",
+            f"{told}; below {level:.1g}, but no further apart than noise makes",
+        )
+    reach = tests[0].detectable
+    if reach is None:
+        return Finding(
+            case.name,
+            worst.p_value,
+            "warn",
+            f"{told}; the next token is too certain for anything to be found",
+        )
+    told += f"; an error of {reach:.2f} (total variation) in the next token would be found"
+    return Finding(
+        case.name, worst.p_value, "ok", f"{told}; {case.instead}" if case.instead else told
+    )
+
+
+def _lossy(case: Case, tests: Sequence[Frequencies]) -> Finding:
+    """Return the verdict on an acceptor without a guarantee."""
+    far = max(tests, key=lambda t: t.distance - t.chance)
+    verb = "is" if far.look == 1 else "are"
+    told = f"lossy by design: the next {_tokens(far.look)} {verb} {far.distance:.2f} (total variation) from plain sampling's"
+    return Finding(case.name, far.distance, "warn", f"{told}; chance makes {far.chance:.2f}")
+
+
+def _tokens(look: int) -> str:
+    return "token" if look == 1 else f"{look} tokens"

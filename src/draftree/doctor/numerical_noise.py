@@ -1,0 +1,275 @@
+"""Measurements behind the judgement of losslessness: runs compared, the numerical noise, and draws behind a root.
+
+Shapes: n tokens of a text, V vocabulary or outcomes.
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from draftree.batch import Rows
+from draftree.engine import Engine, run, usual
+from draftree.evaluation.target_trace import Recording, Text
+from draftree.loop import plain
+from draftree.models.kv_cache import SlotCache
+from draftree.request import Emitted, Request, Scores
+from draftree.sampling.keyed_noise import Chance, Keyed
+from draftree.sampling.params import Sampling
+from draftree.target.target import Needs, Target
+from draftree.tree import Floats, Ints, Tree, Verdict
+
+FACTOR = 4
+"""Times the measured noise up to which a difference is noise."""
+LIKELIEST = 64
+"""Of a place's tokens: those whose logits are compared."""
+LOOK = 2
+"""Number of tokens after a root that are counted together."""
+ROOM = 8
+"""Depth beyond those tokens that trees may have, as they have in the middle of a text."""
+OPEN = 1.5
+"""Entropy in nats of a good root's next token: neither certain nor different every time."""
+NARROW = 24
+"""Tokens of each text that the target reads one by one, for its numerical noise."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Store the differences between passes of different width that are no error.
+
+    They are taken between plain decoding and one pass over the whole text.
+
+    Attributes:
+        logits: difference of logits, see `shifts`.
+        p: largest difference of a probability.
+        tv: largest total variation distance of p.
+        scale: the largest logit.
+    """
+
+    logits: float = 0.0
+    p: float = 0.0
+    tv: float = 0.0
+    scale: float = 0.0
+
+    def joined(self, other: Self) -> Self:
+        """Return the larger of each."""
+        mine, theirs = asdict(self), asdict(other)
+        return type(self)(**{name: max(mine[name], theirs[name]) for name in mine})
+
+    def allowed(self, dtype: torch.dtype) -> float:
+        """Return the largest difference of logits that noise or the dtype's precision explains."""
+        return FACTOR * max(self.logits, torch.finfo(dtype).eps * self.scale)
+
+
+@dataclass(frozen=True)
+class Root:
+    """Describe a position after which tokens are drawn.
+
+    Attributes:
+        text: number of its prompt.
+        before: token ids before it, those of the prompt first.
+        token: the root.
+        distance: distance of the next token's entropy from `OPEN`.
+    """
+
+    text: int
+    before: list[int]
+    token: int
+    distance: float
+
+
+class Heard:
+    """Collect the tokens of one text's run, with the logits from which each was chosen."""
+
+    def __init__(self) -> None:
+        self.tokens: list[int] = []
+        self.scores: list[Scores] = []
+
+    def __call__(self, events: list[Emitted]) -> None:
+        """Add the tokens and scores of a step."""
+        for event in events:
+            self.tokens += event.tokens
+            self.scores += event.scores
+
+    def raw(self, count: int) -> Tensor:
+        """Return [count, V] the target's own logits before the first tokens."""
+        return torch.stack([s.raw for s in self.scores[:count]])
+
+
+class Rooted(Chance):
+    """Use the keyed noise, but choose a given token after the prompt.
+
+    So all sequences draw after the same root.
+
+    Args:
+        rows: the sequences being generated.
+        root: the given token.
+    """
+
+    def __init__(self, rows: Rows, root: int) -> None:
+        self._rows, self._root = rows, root
+
+    @override
+    def categorical(self, p: Tensor, row: int, depth: int) -> int:
+        return (
+            self._rows.noise.categorical(p, row, depth) if self._rows.written[row] else self._root
+        )
+
+    @override
+    def choose(self, scores: Tensor, row: int, depth: int) -> int:
+        return (
+            self._rows.noise.choose(scores, row, depth) if self._rows.written[row] else self._root
+        )
+
+    @override
+    def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
+        return self._rows.noise.bernoulli(p, row, depth, index)
+
+
+def plainly(
+    target: Target, root: Root, sampling: Sampling, batches: Iterable[range]
+) -> list[tuple[int, ...]]:
+    """Return the `LOOK` tokens that plain decoding writes after a root, for numbered requests."""
+    found: list[tuple[int, ...]] = []
+    cache: SlotCache | None = None
+    for numbers in batches:
+        if cache is None or cache.rows != len(numbers) or not target.reuses_prefixes:
+            cache = target.new_cache(len(numbers), len(root.before) + LOOK + 1)
+        cache.truncate(np.full(cache.rows, len(root.before)))
+        prompt, rows = [*root.before, root.token], Rows(cache)
+        requests = [Request(prompt, LOOK, target.eos, n, sampling=sampling) for n in numbers]
+        run(plain(target, usual(sampling.greedy), rows, requests), rows)
+        found += map(tuple, rows.written)
+    return found
+
+
+def speculated(
+    engine: Engine, root: Root, sampling: Sampling, batches: Iterable[range]
+) -> list[tuple[int, ...]]:
+    """Return the `LOOK` tokens that the loop generates after a root, for numbered requests."""
+    found: list[tuple[int, ...]] = []
+    enough = len(root.before) + 1 + LOOK
+    engine.forget()
+    for numbers in batches:
+        wanted = Request(
+            root.before,
+            1 + LOOK + ROOM,
+            engine.eos,
+            criteria=(lambda ids, _: ids.shape[1] >= enough,),
+        )
+        numbered = [replace(wanted, number=n) for n in numbers]
+        rows, steps = engine.begin(numbered, sampling, source=lambda rows: Rooted(rows, root.token))
+        run(steps, rows)
+        found += (tuple(w[1:]) for w in rows.written)
+    return found
+
+
+def shifts(a: Tensor, b: Tensor) -> float:
+    """Return the largest relative difference of logits [n, V] among the `LIKELIEST` tokens.
+
+    Logits are relative to that of the likeliest token at each position.
+    """
+    best = a.topk(min(LIKELIEST, a.shape[-1]), dim=-1).indices
+    moved = b.gather(-1, best).cpu().double() - a.gather(-1, best).cpu().double()
+    apart = (moved - moved[:, :1]).abs()
+    return float(apart.masked_fill(apart.isnan(), 0).max())  # tokens that are at −∞ in both
+
+
+def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) -> float:
+    """Return plain decoding's logit margin of its own token over the other's where texts differ.
+
+    Args:
+        base: plain decoding's text.
+        ours: the other text.
+        at: index of the first token that differs.
+        sampling: how tokens of both were chosen.
+        noise: noise whose next draw belongs to that token.
+    """
+    if at >= len(base.tokens) or at >= len(ours.tokens):
+        return math.inf  # they agree on every token, and one of them has gone on
+    scores = base.scores[at].processed.cpu().double().numpy()
+    if not sampling.greedy:
+        scores = (scores + noise.gumbel(0, 0, len(scores))) * sampling.temperature
+    margin = float(scores[base.tokens[at]] - scores[ours.tokens[at]])
+    return math.inf if math.isnan(margin) else abs(margin)
+
+
+@torch.inference_mode()
+def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
+    """Return the difference of logits between plain decoding and one stock pass over the text.
+
+    Where the rope changes with the length of the text, a pass over all of it differs from plain
+    decoding by design. Then only the part before the change is compared.
+    """
+    count, boundary = len(base.tokens), target.decoder.rope_boundary
+    if boundary is not None and (boundary[0] == "dynamic" or len(prompt) <= boundary[1]):
+        count = min(count, boundary[1] - len(prompt) + 1)
+    if count < 1:
+        return Noise()
+    ids = torch.tensor([[*prompt, *base.tokens[: count - 1]]], device=target.decoder.device)
+    wide = target.decoder.model(input_ids=ids, use_cache=False, logits_to_keep=count).logits[0]
+    narrow = base.raw(count)
+    p, q = (torch.softmax(x.cpu().double(), dim=-1) for x in (narrow, wide))
+    apart = (p - q).abs()
+    scale = float(narrow.max(dim=-1).values.abs().max())
+    return Noise(shifts(narrow, wide), float(apart.max()), float(apart.sum(-1).max() / 2), scale)
+
+
+def opened(text: int, prompt: list[int], base: Heard) -> Root | None:
+    """Return the root in a text after which the target's entropy is nearest to `OPEN`."""
+    if len(base.tokens) < 2:
+        return None
+    p = torch.softmax(base.raw(len(base.tokens))[1:].cpu().double(), dim=-1)
+    away = (torch.special.entr(p).sum(-1) - OPEN).abs()
+    at = int(away.argmin())
+    return Root(text, [*prompt, *base.tokens[:at]], base.tokens[at], float(away[at]))
+
+
+def distances(a: Floats, b: Floats) -> tuple[float, float]:
+    """Return the total variation distance of two samples' frequencies, and its expectation.
+
+    The expectation is that for samples of the same distribution.
+
+    Args:
+        a: [V] counts.
+        b: [V] counts.
+    """
+    n, m = a.sum(), b.sum()
+    p = (a + b) / (n + m)
+    spread = np.sqrt(p * (1 - p) * (1 / n + 1 / m))
+    return float(np.abs(a / n - b / m).sum() / 2), float(spread.sum() * math.sqrt(2 / math.pi) / 2)
+
+
+@torch.inference_mode()
+def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
+    """Measure the margin of the two best logits in narrow and wide passes.
+
+    The results are [M] the change from the wide pass to the narrow one, and [M] the narrow pass's
+    margin.
+    """
+    record = Recording.of(target, texts)
+    cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
+    target.prefill(cache, [t.tokens[: t.start] for t in texts], Needs())
+    changes, margins = [], []
+    for i in range(NARROW):
+        live = np.array([r for r, t in enumerate(texts) if t.start + i < len(t.tokens)], np.int64)
+        if not live.size:
+            break
+        positions = np.array([texts[r].start + i for r in live])
+        tree = Tree.planted(
+            live, np.array([texts[r].tokens[p] for r, p in zip(live, positions, strict=True)])
+        )
+        top = target.verify(cache, tree, Needs()).logits.topk(2)
+        wide = record.after(live, positions).gather(-1, top.indices).cpu().double()
+        values = top.values.cpu().double()
+        margin = values[:, 0] - values[:, 1]
+        margins.append(margin.numpy())
+        changes.append((margin - (wide[:, 0] - wide[:, 1])).abs().numpy())
+        nothing: tuple[Ints, ...] = (np.zeros(0, np.int64),) * len(live)
+        target.commit(cache, tree, Verdict(nothing, tree.tokens))
+    return np.concatenate(changes), np.concatenate(margins)

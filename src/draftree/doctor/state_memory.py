@@ -1,0 +1,38 @@
+"""How much a target keeps whose layers fold the text into a state."""
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from draftree.doctor.finding import Finding
+from draftree.models.recurrent import state_cache
+from draftree.target.target import Needs, Target
+from draftree.tree import Tree
+
+
+def state_findings(target: Target) -> Iterator[Finding]:
+    """Yield the bytes of a sequence's recurrent states, of a node's stash, and of a pass over one.
+
+    Nothing is yielded where the target has no such states.
+    """
+    cache = target.new_cache(1, 8)
+    if cache.states is None:
+        return
+    target.prefill(cache, [np.array([1, 2])], Needs())
+    target.verify(cache, Tree.planted(np.zeros(1, np.int64), np.array([3])), Needs())
+    state, stash = cache.states.bytes_of_row, cache.states.bytes_of_slot
+    bound = (
+        f"at most {state_cache.SNAPSHOTS} a row, and {state_cache.BYTES / 2**20:,.0f} MiB for all"
+    )
+    yield Finding(
+        "state",
+        state,
+        "ok",
+        f"{state / 2**20:,.1f} MiB of state a sequence, and as much a snapshot: {bound}",
+    )
+    yield Finding(
+        "stash",
+        stash,
+        "ok",
+        f"{stash / 2**10:,.1f} KiB of what a node would do to it, while it is verified",
+    )

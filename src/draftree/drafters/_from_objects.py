@@ -1,0 +1,52 @@
+"""Drafters that are given as objects: a loaded language model, or a drafter that is open already."""
+
+from dataclasses import dataclass, field
+from typing import Any, final
+
+from transformers import PreTrainedModel
+
+from draftree.drafters.base import Drafter, Method
+from draftree.drafters.lm import LMDrafter, language_model
+from draftree.errors import UserError
+from draftree.target.target import Target
+
+
+@final
+@dataclass(frozen=True)
+class LoadedModel(Method):
+    """A loaded language model that drafts, as `lm` does with one that it loads itself.
+
+    Attributes:
+        model: of transformers, or a loaded target; used as it is, on the target's device.
+    """
+
+    model: PreTrainedModel | Target = field(repr=False)
+
+    def open(self, target: Target) -> LMDrafter:
+        small = self.model if isinstance(self.model, Target) else Target.of(self.model)
+        if small.decoder.device != target.decoder.device:
+            raise UserError(
+                f"the drafter is on {small.decoder.device}, allowed is the target's device, {target.decoder.device}"
+            )
+        return language_model(small, target)
+
+    def example(self, target: Target) -> LMDrafter:
+        return self.open(target)
+
+
+@final
+@dataclass(frozen=True)
+class OpenDrafter(Method):
+    """A drafter that is open already, as another engine's.
+
+    Attributes:
+        drafter: opened for a target of the same shapes.
+    """
+
+    drafter: Drafter[Any]
+
+    def open(self, target: Target) -> Drafter[Any]:
+        return self.drafter
+
+    def example(self, target: Target) -> Drafter[Any]:
+        return self.drafter

@@ -1,0 +1,242 @@
+"""The network that drafts a block in one pass: DFlash, DSpark, JetSpec.
+
+The root and a mask token in every other slot go through a few layers (of Qwen3's kind). Committed
+tokens come in as keys and values alone, which each layer computes of the target's own hidden
+states, fused; these are cached, and of a block nothing is kept. All candidates of a step follow
+from that one pass, for any tree of drafts.
+
+Shapes: R slots, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M blocks, L
+layers, D hidden size, V′ (draft) vocabulary, S slots of the cache.
+"""
+
+from collections.abc import Mapping
+from itertools import groupby
+from operator import itemgetter
+from typing import Any, Literal, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import Cache, Qwen3Config
+from transformers.models.qwen3.modeling_qwen3 import Qwen3DecoderLayer, Qwen3RMSNorm, rotate_half
+
+from draftree.drafters.neural.draft_vocabulary import TargetHead, drafted
+from draftree.drafters.neural.llama_modules import Rotary, initialise, of_values, run, stores
+from draftree.drafters.neural.training_masks import additive
+from draftree.formats.block_drafters import EMBEDDING, HEAD, Layout, Sight
+from draftree.target.target import Target
+from draftree.tree import Drafted
+
+Init = Literal["target", "scratch"]
+
+
+def spread(target: Target, count: int) -> tuple[int, ...]:
+    """Return the entries of a target's `hidden_states` that are fused.
+
+    They are evenly spread below the output of the last layer.
+
+    As the published ones: of 36 layers the outputs of layers 1, 9, 17, 25 and 33, counted from 0.
+    """
+    layers = int(target.decoder.config.num_hidden_layers)
+    low, high = (1, layers - 3) if layers >= count + 3 else (0, max(layers - 2, 0))
+    return tuple(int(i) + 1 for i in np.unique(np.linspace(low, high, count).round()))
+
+
+@final
+class OwnHead(nn.Linear):
+    """An LM head of a checkpoint, for all tokens or for a draft vocabulary.
+
+    It is not trained.
+
+    Args:
+        width: D.
+        size: V′.
+        vocab: V, where the checkpoint has a map.
+    """
+
+    d2t: Tensor | None
+    t2d: Tensor | None
+
+    def __init__(self, width: int, size: int, vocab: int | None, target: Target) -> None:
+        super().__init__(width, size, bias=False)
+        self.requires_grad_(False)
+        self.register_buffer("d2t", None if vocab is None else torch.zeros(size, dtype=torch.long))
+        self.register_buffer("t2d", None if vocab is None else torch.zeros(vocab, dtype=torch.bool))
+        self._target = target
+
+    @property
+    def drafted(self) -> Drafted | None:
+        """Return the draft vocabulary; None where it is the whole one."""
+        return drafted(self.d2t, self._target)
+
+
+class ParallelNet(nn.Module):
+    """The layers between the target's embedding and its LM head; tensors are named as z-lab's.
+
+    Args:
+        layout: of the checkpoint.
+        target: whose embedding and head are used where there is no other.
+        own: names of a checkpoint's tensors: it may bring an embedding and a head.
+
+    Attributes:
+        layout: see there; the mask token is chosen when training begins.
+    """
+
+    def __init__(self, layout: Layout, target: Target, own: Mapping[str, Tensor]) -> None:
+        super().__init__()
+        config = of_values(layout.values, Qwen3Config)
+        assert isinstance(config, Qwen3Config)
+        size, self.config, self.layout, self._target = (
+            int(config.hidden_size),
+            config,
+            layout,
+            target,
+        )
+        self.fc = nn.Linear(len(layout.reads) * target.decoder.hidden, size, bias=False)
+        self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(len(layout.sights)))
+        self.hidden_norm, self.norm = (
+            Qwen3RMSNorm(size, eps=config.rms_norm_eps) for _ in range(2)
+        )
+        self.rotary, self.shape = Rotary(config), stores(config)
+        self.embed_tokens = (
+            nn.Embedding(target.decoder.vocab, size).requires_grad_(False)
+            if EMBEDDING in own
+            else None
+        )
+        mapped = target.decoder.vocab if layout.draft_vocab else None
+        head = (
+            OwnHead(size, len(own[HEAD]), mapped, target)
+            if HEAD in own
+            else TargetHead(target, layout.draft_vocab)
+        )
+        self.lm_head: OwnHead | TargetHead = head
+
+    @property
+    def drafted(self) -> Drafted | None:
+        """Return the tokens that can be drafted; None where all can."""
+        return self.lm_head.drafted
+
+    def head(self, states: Tensor) -> Tensor:
+        """Return the logits […, V′] of the last norm's output […, D]."""
+        logits: Tensor = self.lm_head(states)
+        return logits
+
+    def embed(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [R, n, D] of tokens.
+
+        What some targets compute after their embedding is left out.
+        """
+        outer: Any = self._target.decoder.model
+        table = outer.get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
+        return nn.functional.embedding(tokens, table.weight).to(self.norm.weight.dtype)
+
+    def context(
+        self, hidden: Mapping[int, Tensor], positions: Tensor
+    ) -> list[tuple[Tensor, Tensor]]:
+        """Return each layer's keys and values [R, H, n, width] of committed tokens.
+
+        They are computed from the target's hidden states [R, n, D′] at these tokens.
+        """
+        fused = self.hidden_norm(
+            self.fc(torch.cat([hidden[layer] for layer in self.layout.reads], dim=-1))
+        )
+        cos, sin = (t[:, None] for t in self.rotary(fused, positions))
+        found = []
+        for layer in self.layers:
+            attention: Any = layer.self_attn
+            heads = (*fused.shape[:-1], -1, attention.head_dim)
+            keys = attention.k_norm(attention.k_proj(fused).view(heads)).transpose(1, 2)
+            values = attention.v_proj(fused).view(heads).transpose(1, 2)
+            found.append((keys * cos + rotate_half(keys) * sin, values))
+        return found
+
+    def forward(
+        self, tokens: Tensor, positions: Tensor, keys: Tensor, there: Tensor, cache: Cache
+    ) -> Tensor:
+        """Return the last norm's output [R, n, D] in every slot.
+
+        Args:
+            tokens: [R, n] in the slots.
+            positions: [R, n] of the slots.
+            keys: [R, S] positions of what the cache holds, the slots' own among them.
+            there: [R, n, S] whether that is of the slot's text and block.
+            cache: of the context; it takes the slots' keys and values.
+        """
+        x = self.embed(tokens)
+        rotated = self.rotary(x, positions)
+        masks = {
+            sight: additive(_seen(sight, positions, keys, there)[:, None], x.dtype)
+            for sight in set(self.layout.sights)
+        }
+        layers = zip(self.layers, self.layout.sights, strict=True)
+        for sight, same in groupby(layers, key=itemgetter(1)):
+            x = run([layer for layer, _ in same], x, rotated, masks[sight], cache)
+        out: Tensor = self.norm(x)
+        return out
+
+    def begin(self, init: Init) -> None:
+        """Initialise the weights at random, or from the target's where they fit.
+
+        The last norm begins as the target's in any case.
+
+        With `target` the layers are the target's from the one on that reads the highest of the
+        fused entries, and the context is what that layer reads: its keys and values are those of
+        the target, but for the norm of each head.
+        """
+        initialise(self, self.config)
+        theirs = [m for m in self._target.decoder.stack.children() if "Norm" in type(m).__name__]
+        if len(theirs) == 1:
+            _take(self.norm, theirs[0].state_dict())
+        first, layers = self.layout.reads[-1], self._target.decoder.layers
+        if (
+            init == "target"
+            and self.fc.in_features == len(self.layout.reads) * self.fc.out_features
+        ):
+            values = [
+                layers[min(first + i, len(layers) - 1)].state_dict()
+                for i in range(len(self.layers))
+            ]
+            if all(
+                _take(layer, _headed(some, self.config.head_dim))
+                for layer, some in zip(self.layers, values, strict=True)
+            ):
+                self.hidden_norm.load_state_dict(self.layers[0].input_layernorm.state_dict())  # type: ignore[union-attr]
+                nn.init.zeros_(self.fc.weight)
+                nn.init.eye_(self.fc.weight.data[:, -self.fc.out_features :])
+
+
+def _take(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
+    """Copy weights of the same names and shapes, all or none of them; return whether it did."""
+    fits = {name: values[name].shape if name in values else None for name in part.state_dict()}
+    same = all(fits[name] == own.shape for name, own in part.state_dict().items())
+    if same and not any(values[name].is_meta for name in fits):
+        part.load_state_dict({name: values[name].float() for name in fits})
+        return True
+    return False
+
+
+def _headed(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
+    """Return a layer's weights with norms of queries and keys.
+
+    These are its own norms, or such as keep the usual size of queries and keys.
+
+    Without a norm, an entry of W(g ∘ x) has the variance Σⱼ (W g)ⱼ² where the entries of x are of
+    size 1 and independent.
+    """
+    found = dict(layer)
+    for part in ("q", "k"):
+        weight, gain = (
+            layer.get(f"self_attn.{part}_proj.weight"),
+            layer.get("input_layernorm.weight"),
+        )
+        if f"self_attn.{part}_norm.weight" not in found and weight is not None and gain is not None:
+            size = (weight.float() * gain.float()).square().sum(1).mean().sqrt()
+            found[f"self_attn.{part}_norm.weight"] = size.expand(width)
+    return found
+
+
+def _seen(sight: Sight, positions: Tensor, keys: Tensor, there: Tensor) -> Tensor:
+    """Return whether each position sees each key, [R, n, S]."""
+    back = positions[:, :, None] - keys[:, None, :]
+    seen = there & (back >= 0) if sight.causal else there
+    return seen if sight.window is None else seen & (back.abs() < sight.window)

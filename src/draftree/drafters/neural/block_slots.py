@@ -1,0 +1,97 @@
+"""What the slots of a block hold: masks behind a root, or the tokens of a path with a mask behind each.
+
+If slots see only the slots before them, later masks do not change their outputs. So one pass reads
+a whole tree: its tokens once, and after every expanded node a mask that sees the node's path.
+
+Shapes: R slots, n slots of a pass, g slots of a root, F frontier nodes, D hidden size, S slots of
+the cache.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.drafters.neural.block_model import ParallelNet
+from draftree.formats.block_drafters import Layout
+from draftree.models.kv_cache import SlotCache
+from draftree.tree import Ints, Tree
+
+
+@dataclass(frozen=True)
+class Group:
+    """The slots after one root; the last of them draft.
+
+    Attributes:
+        offsets: [g] places after the root.
+        given: [g] whether a slot holds the text's token there, and not a mask.
+        sees: [g, g] whether a slot may see another; layers may see less.
+    """
+
+    offsets: Tensor
+    given: Tensor
+    sees: Tensor
+
+    def to(self, device: torch.device) -> "Group":
+        """Return the same on another device."""
+        return Group(self.offsets.to(device), self.given.to(device), self.sees.to(device))
+
+
+def grouped(layout: Layout, conditioned: bool) -> Group:
+    """Return the slots of a root in training.
+
+    They are a block of masks or, if `conditioned`, the text's tokens and a mask after each of them.
+    """
+    if not conditioned:
+        at = torch.arange(layout.block)
+        return Group(at, at == 0, torch.ones(len(at), len(at), dtype=torch.bool))
+    at = torch.arange(layout.drafts)
+    before, none = at[:, None] >= at, torch.zeros(len(at), len(at), dtype=torch.bool)
+    sees = torch.cat(
+        (
+            torch.cat((before, none), dim=1),
+            torch.cat((before, torch.eye(len(at), dtype=torch.bool)), dim=1),
+        )
+    )
+    return Group(torch.cat((at, at + 1)), torch.arange(2 * len(at)) < len(at), sees)
+
+
+def behind(net: ParallelNet, cache: SlotCache, tree: Tree, nodes: Ints) -> Tensor:
+    """Return the outputs [F, D] of masks after nodes [F].
+
+    A mask sees the tokens of its path and the committed tokens.
+
+    Args:
+        net: whose slots see those before them alone, and draft their own place.
+        cache: of the committed tokens; nothing of the pass is kept.
+        tree: with the nodes.
+        nodes: to be read.
+    """
+    device, paths = cache.device, tree.ancestors[nodes]
+    read = np.flatnonzero(paths.any(0))
+    rows = np.concatenate((tree.row[read], tree.row[nodes]))
+    slots = np.zeros(len(rows), np.int64)
+    for row in np.unique(rows):
+        slots[rows == row] = np.arange((rows == row).sum())
+    n, starts = int(slots.max()) + 1, cache.lengths.copy()
+    tokens = np.full((cache.rows, n), net.layout.mask)
+    tokens[rows[: len(read)], slots[: len(read)]] = tree.tokens[read]
+    places = np.repeat(starts[:, None], n, axis=1)
+    places[rows, slots] += np.concatenate((tree.depth[read], tree.depth[nodes] + 1))
+    sees = np.zeros((cache.rows, n, n), np.bool_)
+    sees[:, np.arange(n), np.arange(n)] = True
+    i, j = np.nonzero(np.concatenate((tree.ancestors[np.ix_(read, read)], paths[:, read])))
+    sees[rows[i], slots[i], slots[j]] = True
+    writer = cache.writer(starts, n)
+    size = int(starts.max()) + n
+    keys = np.tile(np.arange(size), (cache.rows, 1))
+    there = np.repeat((keys < starts[:, None])[:, None], n, axis=1)
+    for row, start in enumerate(starts.tolist()):
+        keys[row, start : start + n] = places[row]
+        there[row, :, start : start + n] = sees[row]
+    out: Tensor = net(
+        *(torch.from_numpy(each).to(device) for each in (tokens, places, keys, there)), writer
+    )
+    at = len(read)
+    return out[torch.from_numpy(rows[at:]).to(device), torch.from_numpy(slots[at:]).to(device)]

@@ -1,0 +1,337 @@
+"""What a drafter that is a transformer has read of a step, and how the nodes of the next pass lie behind it.
+
+Shapes: R slots, F frontier nodes, V vocabulary.
+"""
+
+from abc import abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from draftree.drafters.base import picked, put
+from draftree.drafters.neural.draft_vocabulary import Shared
+from draftree.kernels.tree_layout import laid
+from draftree.models.decoder import Decoder
+from draftree.models.forward_batch import DeviceFeed, ForwardBatch, Laid
+from draftree.models.graph_capture import Given, Made, Then
+from draftree.models.kv_cache import SlotCache
+from draftree.target.device_tree import Choose, Layers, Nodes
+from draftree.target.target import Taps
+from draftree.tree import Candidates, Drafted, Ints, Tree, Verdict
+from draftree.utils.hardware import to_device
+
+NOTHING = np.zeros(0, np.int64)
+SPARE = 256
+"""Slots that a new cache has in addition to the prompt's, so that it seldom grows."""
+
+Pick = Callable[[Tensor, Given], Tensor]
+"""pick(results of all tokens of a pass [R, n, …], what the pass was given) → those of the
+frontier's nodes [R, F, …]."""
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """A transformer drafter's state.
+
+    Attributes:
+        cache: its keys and values; the tensors are shared between the states of one text.
+        pending: for each slot, committed tokens after the cached ones, not fed yet.
+        fed: for each slot, the nodes fed in this step, in the order of their scratch slots (after
+            the pending ones).
+        unread: hidden states of committed tokens that were not read yet, for a drafter that caches
+            something computed from them.
+    """
+
+    cache: SlotCache
+    pending: tuple[Ints, ...]
+    fed: tuple[Ints, ...]
+    unread: tuple[Taps, ...] = ()
+
+    @classmethod
+    def empty(cls, cache: SlotCache) -> "Decoding":
+        """Return a state with nothing pending and nothing fed."""
+        return cls(cache, (NOTHING,) * cache.rows, (NOTHING,) * cache.rows)
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The places of a frontier's nodes in one pass.
+
+    Attributes:
+        feed: each sequence's pending tokens, in the step's first pass, and its nodes of the
+            frontier.
+        rows: [F] the slot of each frontier node.
+        columns: [F] its column there.
+        fed: the nodes fed in this step once the pass is done.
+    """
+
+    feed: ForwardBatch
+    rows: Ints
+    columns: Ints
+    fed: tuple[Ints, ...]
+
+    def pick(self, out: Tensor) -> Tensor:
+        """Return [F, …] of the output of a padded pass, [R, n, …]."""
+        if len(out) == 1:  # the frontier follows the pending tokens, in its own order
+            return out[0, self.columns[0] : self.columns[-1] + 1]
+        return out[to_device(self.rows, out.device), to_device(self.columns, out.device)]
+
+    def pick_packed(self, out: Tensor) -> Tensor:
+        """Return the frontier's part [F, …] of the output [N, …] of a packed pass.
+
+        It is a view where the output has the frontier's order.
+        """
+        if len(self.feed.counts) == 1:
+            return out[self.columns[0] : self.columns[-1] + 1]
+        places = self.feed.firsts[self.rows] + self.columns
+        first = int(places[0])
+        if np.array_equal(places, np.arange(first, first + len(places))):
+            return out[first : first + len(places)]
+        return out[to_device(places, out.device)]
+
+
+def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
+    """Return a pass over the frontier's nodes.
+
+    Each sees the committed tokens of its sequence, and those of its path that were fed.
+
+    Args:
+        state: of the drafter.
+        tree: what was drafted so far.
+        frontier: [F] nodes, none of them fed before in this step.
+        device: of the pass.
+    """
+    cache, owner = state.cache, tree.row[frontier]
+    rows = [frontier[owner == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
+    parts, starts, columns = [], cache.lengths.copy(), np.empty(len(frontier), np.int64)
+    for r, nodes in enumerate(rows):
+        before, base = state.fed[r], int(cache.lengths[r])
+        pending = (
+            state.pending[r] if before.size or nodes.size else NOTHING
+        )  # a row not drafted for takes no slots
+        waiting = 0 if before.size else len(pending)  # the first pass of a step takes them along
+        parts.append(laid(pending, before, nodes, base, tree.tokens, tree.depth, tree.parents))
+        starts[r] += len(pending) + len(before) if before.size else 0
+        columns[owner == r] = waiting + np.arange(len(nodes))
+    tokens, positions, visible, scratch = zip(*parts, strict=True)
+    feed = ForwardBatch.packed(tokens, positions, starts, visible, scratch, device)
+    feed = feed.widened(cache.ladder.width(feed.width))  # as recorded passes over such trees are
+    fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
+    return Layout(feed, owner, columns, fed)
+
+
+@torch.inference_mode()
+def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False) -> Decoding:
+    """Commit the fed tokens of each accepted path; the others wait for the next step.
+
+    With `again`, all tokens of the path wait to be read again.
+    """
+    cache, pending = state.cache, list(state.pending)
+    for root in range(tree.roots):
+        row = int(tree.row[root])
+        nodes, before = verdict.kept(root), state.fed[row]
+        done = (
+            NOTHING if again else np.flatnonzero(np.isin(before, tree.number[nodes]))
+        )  # a node is fed after its parent
+        if before.size:
+            waited = len(state.pending[row])
+            cache.keep(row, cache.lengths[row] + np.concatenate((np.arange(waited), waited + done)))
+            pending[row] = tree.tokens[nodes[len(done) :]]
+        else:
+            pending[row] = np.concatenate((state.pending[row], tree.tokens[nodes]))
+    return Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
+
+
+def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
+    """Return the state with at most `lengths[r]` committed tokens of each sequence in the cache.
+
+    Nothing is pending in `rows` afterwards.
+    """
+    state.cache.truncate(lengths)
+    empty = Decoding.empty(state.cache)
+    return replace(empty, pending=put(state.pending, rows, empty.pending))
+
+
+def selected(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
+    """Return the state with sequences in other slots, see `Drafter.select`."""
+    empty, pending = (
+        Decoding.empty(state.cache.taken(rows, SPARE)),
+        picked(state.pending, rows, NOTHING),
+    )
+    return replace(empty, pending=pending, unread=moved(state.unread, rows, cache))
+
+
+def moved(unread: Sequence[Taps], rows: Ints, cache: SlotCache) -> tuple[Taps, ...]:
+    """Return the unread target outputs after slots have moved, see `Drafter.select`."""
+    return tuple(taps for every in unread if len((taps := every.select(rows, cache)).rows))
+
+
+def left(unread: Sequence[Taps], lengths: Ints) -> tuple[Taps, ...]:
+    """Return the unread target outputs of tokens before position `lengths[r]` of their sequence."""
+    return tuple(taps for every in unread if len((taps := every.before(lengths)).rows))
+
+
+def no_candidates(nodes: int, k: int) -> Candidates:
+    """Return no candidates for each of the nodes."""
+    return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
+
+
+class CachingLayers(Layers):
+    """Passes of a network with a cache over layers of a tree that grows on the device.
+
+    The host does not see the nodes of these layers, but knows their number beforehand.
+
+    Args:
+        state: of the drafter, with nothing put off.
+        roots: of the step.
+        depth: [R] the depth that each sequence's tree may have; 0 for one without drafts.
+        drafted: the tokens that can be drafted; all by default.
+        reads: [V] what the network reads for each token; itself by default.
+        context: positions that it knows; by default it knows all.
+    """
+
+    def __init__(
+        self,
+        state: Decoding,
+        roots: Tree,
+        depth: Ints,
+        drafted: Drafted | None,
+        reads: Tensor | None = None,
+        context: int = 2**31,
+    ) -> None:
+        self._decoding, self._roots, self._live, self._reads = state, roots, depth > 0, reads
+        self.device, self._ids = state.cache.device, None if drafted is None else drafted.ids
+        self._last = context - 1
+        self.begin = state.cache.lengths + np.array([len(p) for p in state.pending], np.int64)
+        self.reach = int((self.begin + depth)[self._live].max())
+
+    @override
+    def first(self, nodes: Nodes, choose: Choose) -> Nodes:
+        layout = lay_out(
+            self._decoding, self._roots, np.flatnonzero(self._live[self._roots.row]), self.device
+        )
+        feed, at = layout.feed, np.zeros((len(self._live), 1, 1), np.int64)
+        if self._reads is not None:
+            feed = replace(feed, tokens=self._reads[feed.tokens])
+        at[layout.rows, 0, 0] = layout.columns
+        columns = to_device(at, self.device)
+        of_roots = lambda out, given: out.gather(1, given["columns"].expand(-1, -1, out.shape[2]))
+        return self._pass(feed, nodes, choose, {"columns": columns}, of_roots)
+
+    @override
+    def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
+        last, reads, fed = self._last, self._reads, nodes.fed.shape[1]
+
+        def make(given: Given) -> Laid:
+            nodes = Nodes.of(given)
+            frontier = nodes.fed[:, -count:]
+            ids, depth = nodes.tokens.gather(1, frontier), nodes.depth.gather(1, nodes.fed)
+            places = (nodes.begin + depth).clamp(max=last)  # padding may be anywhere
+            return (
+                ids if reads is None else reads[ids],
+                places,
+                nodes.lines(frontier, nodes.fed),
+                nodes.begin,
+            )
+
+        feed = DeviceFeed(count, count, self.begin + fed - count, nodes.given, "layer", make)
+        return self._pass(feed, nodes, choose, {}, lambda out, given: out[:, :count])
+
+    def _pass(
+        self,
+        feed: ForwardBatch | DeviceFeed,
+        nodes: Nodes,
+        choose: Choose,
+        given: Given,
+        pick: Pick,
+    ) -> Nodes:
+        # What a recording reads has to last as long as it, or to be given.
+        given = given if self._ids is None else {**given, "ids": self._ids}
+        given = given if isinstance(feed, DeviceFeed) else {**nodes.given, **given}
+        return self.run(feed, nodes, choose, given, pick)
+
+    @abstractmethod
+    def run(
+        self,
+        feed: ForwardBatch | DeviceFeed,
+        nodes: Nodes,
+        choose: Choose,
+        given: Given,
+        pick: Pick,
+    ) -> Nodes:
+        """Return the draft trees with the children that are chosen in one pass.
+
+        Args:
+            feed: the forward batch.
+            nodes: the draft trees.
+            choose: chooses the children; it gets `ids` if these are given.
+            given: other inputs of the pass, by name.
+            pick: selects the results of the frontier's nodes from those of all tokens.
+        """
+
+    def read(self, fed: Sequence[Ints]) -> Decoding:
+        """Return the decoding state once nodes were fed, see `state`."""
+        numbers = np.concatenate(fed, axis=1)
+        rows = zip(numbers, self._live, strict=True)
+        return replace(self._decoding, fed=tuple(n if live else NOTHING for n, live in rows))
+
+
+@final
+class DecoderLayers(CachingLayers):
+    """Passes of a transformer.
+
+    Args:
+        decoder: the transformer.
+        shared: the tokens that another vocabulary shares with the target's.
+        state: and the others, see `CachingLayers`.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        shared: Shared | None,
+        state: Decoding,
+        roots: Tree,
+        depth: Ints,
+        drafted: Drafted | None,
+    ) -> None:
+        super().__init__(
+            state, roots, depth, drafted, None if shared is None else shared.reads, decoder.context
+        )
+        self._decoder, self._shared = decoder, shared
+
+    @property
+    def fit(self) -> bool:
+        """Return whether the transformer knows all positions that it takes."""
+        return self.reach <= self._decoder.context
+
+    @override
+    def run(
+        self,
+        feed: ForwardBatch | DeviceFeed,
+        nodes: Nodes,
+        choose: Choose,
+        given: Given,
+        pick: Pick,
+    ) -> Nodes:
+        columns = None if self._shared is None else self._shared.columns
+
+        def made(results: Made, given: Given) -> Made:
+            logits = pick(results[0], given)
+            return choose(
+                logits if columns is None else logits[..., columns],
+                Nodes.of(given),
+                given.get("ids"),
+            ).made
+
+        then = Then(choose, given, made)
+        return nodes.after(self._decoder.forward_on_device(feed, self._decoding.cache, (), then))
+
+    @override
+    def state(self, fed: Sequence[Ints]) -> Decoding:
+        return self.read(fed)

@@ -1,0 +1,231 @@
+"""The target's embedding and LM head under a drafter, the head for a draft vocabulary (FR-Spec, Zhao et al. 2025; EAGLE-3).
+
+A draft vocabulary is the tokens that are most frequent in the training data. The head is computed
+for these alone, which in a small drafter is most of a pass; a token outside cannot be drafted, and
+is written by the target itself. So nothing is lost but, where such a token comes, the rest of a
+chain.
+
+Shapes: M positions, D hidden size, V vocabulary, V′ draft vocabulary.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftree.errors import UserError
+from draftree.target.target import Target
+from draftree.tree import Drafted, Ints
+
+KNOWN = "draftree_drafted"
+"""An attribute of a map: its version, and the draft vocabulary that it represents."""
+
+
+def frequent(counts: Ints, size: int) -> Ints:
+    """Return the `size` tokens of the highest counts [V], in ascending order of their ids.
+
+    Of tokens with equal counts those with the lower ids are taken.
+    """
+    return np.sort(np.argsort(-counts, kind="stable")[:size])
+
+
+def offsets(ids: Tensor) -> Tensor:
+    """Return what is added to 0 … V′ − 1 for the target's ids, [V′].
+
+    Checkpoints store it as `d2t`.
+    """
+    return ids - torch.arange(len(ids), device=ids.device)
+
+
+def ids_of(d2t: Tensor) -> Tensor:
+    """Return the target's ids [V′] of a map of offsets; the inverse of `offsets`."""
+    return d2t + torch.arange(len(d2t), device=d2t.device)
+
+
+def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
+    """Return the draft vocabulary of a map [V′]; None without a map.
+
+    The map holds what is added to 0 … V′ − 1 for the target's ids.
+    """
+    if d2t is None:
+        return None
+    state, known = (
+        None if d2t.is_inference() else d2t._version,
+        vars(d2t).get(KNOWN),
+    )  # needed in every pass
+    if known is None or state is None or known[0] != state:
+        known = state, Drafted(ids_of(d2t), target.decoder.vocab)
+        setattr(d2t, KNOWN, known)
+    found: Drafted = known[1]
+    return found
+
+
+def whole(logits: Tensor, drafted: Drafted | None) -> Tensor:
+    """Return logits […, V] of logits […, V′] of the draft vocabulary; −∞ for other tokens."""
+    return logits if drafted is None else drafted.whole(logits)
+
+
+def check_size(method: str, size: int, target: Target) -> None:
+    """Refuse a draft vocabulary that is larger than the target's.
+
+    Raises:
+        UserError: it is.
+    """
+    if size > target.decoder.vocab:
+        allowed = f"at most the target's vocabulary: {target.decoder.vocab}"
+        raise UserError(f"{method}: draft_vocab is {size}, allowed is {allowed}")
+
+
+def check_map(d2t: Tensor | None, target: Target, folder: Path) -> None:
+    """Refuse a map [V′] beyond the target's vocabulary.
+
+    Raises:
+        UserError: it drafts tokens that the target does not have.
+    """
+    if d2t is not None and not d2t.is_meta:
+        ids = ids_of(d2t)
+        if ids.min() < 0 or ids.max() >= target.decoder.vocab:
+            got = f"token ids {int(ids.min())} … {int(ids.max())}"
+            raise UserError(
+                f"'{folder}' drafts {got} by its d2t, allowed are 0 … {target.decoder.vocab - 1}"
+            )
+
+
+@final
+class TargetEmbedding(nn.Module):
+    """The target's embedding, used as a network's own; it has no weights itself.
+
+    Args:
+        target: whose it is.
+        like: gives a tensor of the dtype that is wanted.
+    """
+
+    def __init__(self, target: Target, like: Callable[[], Tensor]) -> None:
+        super().__init__()
+        self._target, self._like = target, like
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        """Return the embeddings [R, n, D] of tokens."""
+        return self._target.decoder.embed(tokens).to(self._like().dtype)
+
+
+@final
+class TargetHead(nn.Module):
+    """The target's LM head for a draft vocabulary.
+
+    It has no weights itself, only the map `d2t` from V′ to V.
+
+    Args:
+        target: whose it is.
+        size: V′; 0 for the whole vocabulary.
+        raw: whether what the target does after its head is left to the network that this is part
+            of.
+
+    Attributes:
+        d2t: [V′] what is added to 0 … V′ − 1 for the target's ids, as in EAGLE-3's checkpoints;
+            none for the whole vocabulary.
+    """
+
+    d2t: Tensor | None
+
+    def __init__(self, target: Target, size: int = 0, raw: bool = False) -> None:
+        super().__init__()
+        self._target, self._raw = target, raw
+        self.register_buffer("d2t", torch.zeros(size, dtype=torch.long) if size else None)
+        self._rows: Callable[[Tensor], Tensor] | None = None
+
+    def _load_from_state_dict(self, *args: Any, **kwargs: Any) -> None:
+        super()._load_from_state_dict(*args, **kwargs)
+        self._rows = None  # of another map
+
+    @property
+    def weight(self) -> Tensor:
+        """Return the target's weight [V, D], whose shape gives the size of its vocabulary."""
+        return self._target.decoder.head_weight
+
+    @property
+    def drafted(self) -> Drafted | None:
+        """Return the draft vocabulary; None where it is the whole one."""
+        return drafted(self.d2t, self._target)
+
+    def study(self, counts: Ints) -> None:
+        """Take the tokens of the highest counts [V] for the draft vocabulary."""
+        if self.d2t is not None:
+            self.d2t.copy_(offsets(torch.from_numpy(frequent(counts, len(self.d2t)))))
+            self._rows = None
+
+    def forward(self, states: Tensor) -> Tensor:
+        """Return logits […, V′] in the target's dtype.
+
+        Its input […, D] is in the space of the output of the target's last norm.
+        """
+        if self._rows is None:
+            part = self.drafted
+            self._rows = self._target.decoder.head_for(
+                None if part is None else part.ids, self._raw
+            )
+        return self._rows(states.to(self._target.decoder.dtype))
+
+
+@final
+@dataclass(frozen=True)
+class Shared:
+    """The tokens that two vocabularies have in common.
+
+    This is token-level intersection (TLI: Timor et al., arXiv 2502.05202).
+
+    Attributes:
+        drafted: their ids in the target's vocabulary, which alone can be drafted.
+        columns: [V′] their ids in the drafter's.
+        reads: [V] what the drafter reads for each of the target's tokens: the same one, or where it
+            has none the last of those that it writes the same text with.
+    """
+
+    drafted: Drafted
+    columns: Tensor
+    reads: Tensor
+
+    @classmethod
+    def of(cls, target: Target, small: Target) -> Self:
+        """Return that of a target and a language model, by their tokenizers.
+
+        Raises:
+            UserError: one has no tokenizer, or they have no token in common.
+        """
+        theirs, ours = target.tokenizer, small.tokenizer
+        space, own = _space(theirs), _space(ours)
+        known: dict[str, int] = {}
+        for token, number in ours.get_vocab().items():
+            alike = space + token[len(own) :] if own and space and token.startswith(own) else token
+            if number < small.decoder.vocab:
+                known.setdefault(alike, number)
+        vocab = {
+            number: token
+            for token, number in theirs.get_vocab().items()
+            if number < target.decoder.vocab
+        }
+        shared = sorted(number for number, token in vocab.items() if token in known)
+        if not shared:
+            raise UserError(
+                f"drafter '{small.name}' and target '{target.name}' have no token in common, allowed is at least one"
+            )
+        reads = np.zeros(target.decoder.vocab, np.int64)
+        for number, token in vocab.items():
+            if token in known:
+                reads[number] = known[token]
+            elif pieces := ours.encode(theirs.decode([number]), add_special_tokens=False):
+                reads[number] = pieces[-1]
+        device = small.decoder.device
+        ids = Drafted(torch.tensor(shared, device=device), target.decoder.vocab)
+        columns = torch.tensor([known[vocab[number]] for number in shared], device=device)
+        return cls(ids, columns, torch.from_numpy(reads).to(device))
+
+
+def _space(tokenizer: Any) -> str:
+    """Return the character that a tokenizer writes for a space."""
+    pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(" ", add_special_tokens=False))
+    return str(pieces[0])[:1] if pieces else ""

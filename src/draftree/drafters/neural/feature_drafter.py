@@ -1,0 +1,564 @@
+"""Drafters that go on from the target's features: EAGLE, EAGLE-3, MTP.
+
+They read pairs (f_t, x_{t+1}) at position t: the target's feature (hidden state) of token t, and
+the token that follows it. The output of pair t approximates the target's feature of x_{t+1}. It is
+fed back as a feature where the true one is not known yet. After N committed tokens there are N
+pairs, the last one with the root. Drafted pairs never enter the cache of true pairs. True pairs are
+fed when a sequence is drafted for, so a step that drafts nothing costs no pass.
+
+A network may have levels (DeepSeek-V3, section 2.2): level k reads, instead of f_t, the output of
+level k − 1 for the pair before, so that it predicts one token further. A node is computed by level
+min(depth, last). The last level is fed its own outputs where the draft goes on. Each level has keys
+and values of its own, and level k has none for the first k pairs of a text.
+
+Shapes: R slots, n tokens a slot, N committed tokens or nodes, F frontier nodes, M nodes fed, B batch,
+T tokens, D hidden size, K levels, V vocabulary, S slots.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from transformers import Cache, DynamicCache
+from typing_extensions import override
+
+from draftree.drafters.base import Batch, Trainable, put
+from draftree.drafters.neural.draft_state import (
+    NOTHING,
+    SPARE,
+    Decoding,
+    Layout,
+    lay_out,
+    left,
+    moved,
+    rewind,
+    selected,
+)
+from draftree.drafters.neural.draft_vocabulary import whole
+from draftree.drafters.neural.feature_drafter_on_device import (
+    PairLayers,
+    PairPasses,
+    known_features,
+)
+from draftree.drafters.neural.feature_model import PairNet
+from draftree.drafters.neural.llama_modules import Rotary
+from draftree.drafters.neural.training_masks import (
+    additive,
+    block_starts,
+    causal_pairs,
+    hide_first_pairs,
+)
+from draftree.kernels.tree_layout import unfed
+from draftree.models.forward_batch import ForwardBatch
+from draftree.models.kv_cache import LayerShape, SlotCache
+from draftree.models.kv_capture import first_stored
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.target.target import CHUNK, Taps
+from draftree.tree import Candidates, Ints, Tree, Verdict
+from draftree.utils.hardware import to_device
+from draftree.utils.profiler import in_phase
+
+FEW = 8
+"""The most pairs of a sequence that a draft step reads along with its root.
+
+If more pairs wait, they are read before the step, without logits.
+"""
+
+
+@dataclass(frozen=True)
+class Pairs:
+    """A pair drafter's state.
+
+    Attributes:
+        decoding: the cache of true pairs. `pending` holds the tokens x_{t+1} of the pairs not fed
+            yet, except the root's. `fed` holds this step's nodes, the root of a sequence first. The
+            root's pair is a true one, too.
+        features: the features that each level reads, from the target or from the level before. They
+            are stored as keys of one head, in slot t for pair t.
+        nodes: [M] this step's nodes of all sequences, as they were fed.
+        outputs: [M, K D] the levels' outputs after each.
+        unread: hidden states of committed tokens that are not in `features` yet.
+    """
+
+    decoding: Decoding
+    features: SlotCache
+    nodes: Ints
+    outputs: Tensor
+    unread: tuple[Taps, ...] = ()
+
+    def places(self, count: int) -> Ints:
+        """Return [N] the index of the output of each of a tree's `count` nodes.
+
+        It is −1 for a node that was not fed.
+        """
+        found = np.full(count, -1)
+        found[self.nodes] = np.arange(len(self.nodes))
+        return found
+
+
+class PairReader(Trainable[Pairs]):
+    """Reads true pairs with a network, as far as a sequence is drafted for."""
+
+    model: PairNet
+
+    @cached_property
+    def _rotates_alike(self) -> bool:
+        """Return whether the rotation of a token is independent of the length of the text."""
+        return all(part.fixed for part in self.model.modules() if isinstance(part, Rotary))
+
+    def _empty(self, rows: int, slots: int) -> Pairs:
+        dtype, device = self._like.dtype, self._like.device
+        levels = self.model.levels
+        shapes = (self.model.shape,) * (self.model.depth * levels)
+        cache = SlotCache(shapes, rows, dtype, device, ladder=self.capture.ladder)
+        shape = LayerShape(1, self.model.width, 0)
+        features = SlotCache((shape,) * levels, rows, dtype, device, ladder=self.capture.ladder)
+        cache.reserve(slots)
+        features.reserve(slots)
+        return _bare(Decoding.empty(cache), features)
+
+    @torch.inference_mode()
+    @override
+    def start(
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Pairs | None = None,
+        rows: Ints | None = None,
+    ) -> Pairs:
+        state = state or self._empty(len(prompts), max(map(len, prompts)) + SPARE)
+        rest = [
+            p[n + 1 :] for p, n in zip(prompts, state.decoding.cache.lengths.tolist(), strict=True)
+        ]
+        waiting = replace(state.decoding, pending=put(state.decoding.pending, rows, rest))
+        return _bare(waiting, state.features, (*state.unread, taps))
+
+    def _remember(self, state: Pairs, taps: Taps) -> None:
+        """Keep the true features of newly committed tokens."""
+        new = self.model.fuse(
+            {layer: h.to(state.features.dtype) for layer, h in taps.hidden.items()}
+        )
+        state.features.insert(
+            0, taps.rows, taps.positions, new[None], new.new_zeros(1, len(new), 0)
+        )
+
+    def _read(self, state: Pairs, tokens: Sequence[Ints], rows: Ints, ends: int = 1) -> Tensor:
+        """Feed pairs after the cached ones, into scratch slots.
+
+        Args:
+            state: rows of tokens have nothing fed in this step.
+            tokens: x_{t+1} of each sequence's pairs; none for sequences that do not change.
+            rows: [F] whose outputs are wanted.
+            ends: how many of the last ones.
+
+        Returns:
+            [F, ends, K D] the outputs after the last pairs of each of them; anything where there is
+            no pair.
+        """
+        cache, (pending, fed) = state.decoding.cache, (state.decoding.pending, state.decoding.fed)
+        begin = cache.lengths + np.array(
+            [len(f) and len(p) + len(f) for p, f in zip(pending, fed, strict=True)]
+        )
+        counts = np.array([len(t) for t in tokens])
+        wanted, last = (
+            to_device(rows, cache.device),
+            state.outputs.new_zeros(len(rows), ends, state.outputs.shape[1]),
+        )
+        for at in range(0, int(counts.max()), CHUNK):
+            feed, sizes = _true(
+                cache, [t[at : at + CHUNK] for t in tokens], begin + np.minimum(at, counts)
+            )
+            out = self._pass_true(cache, feed, state.features, sizes)
+            column = counts[rows][:, None] - at - ends + np.arange(ends)
+            here = to_device((column >= 0) & (column < sizes[rows][:, None]), out.device)
+            found = out[wanted[:, None], to_device(column.clip(0, out.shape[1] - 1), out.device)]
+            last = torch.where(here[..., None], found, last)
+        return last
+
+    def _pass_true(
+        self, cache: SlotCache, feed: ForwardBatch, features: SlotCache, sizes: Ints
+    ) -> Tensor:
+        """Return the outputs [R, n, K D] of all levels for true pairs, `sizes` of each sequence.
+
+        Each output is stored for the level that reads it.
+        """
+        outs = [self._pass(cache, feed, known_features(features, feed.padded_positions))[0]]
+        for level in range(1, self.model.levels):
+            features.reserve(int(feed.padded_positions.max()) + 2)
+            rows, columns = np.nonzero(np.arange(feed.width) < sizes[:, None])
+            at = [
+                to_device(a, cache.device)
+                for a in (rows, columns, feed.padded_positions[rows, columns] + 1)
+            ]
+            features.layer(level)[0][at[0], 0, at[2]] = outs[-1][at[0], at[1]]
+            outs.append(
+                self._pass(
+                    cache, feed, known_features(features, feed.padded_positions, level), level
+                )[0]
+            )
+        return torch.cat(outs, dim=-1)
+
+    @in_phase("model")
+    def _pass(
+        self,
+        cache: SlotCache,
+        feed: ForwardBatch,
+        features: Tensor,
+        level: int = 0,
+        head: bool = False,
+    ) -> tuple[Tensor, Tensor]:
+        """Return a level's outputs [R, n, D] of pairs, and their logits [R, n, V′] with `head`.
+
+        Without `head` the outputs take the place of the logits.
+        """
+        mask = cache.mask(feed)
+        if level:
+            hide_first_pairs(mask, feed, cache.lengths, level)
+            cache = cache.lifted(level * self.model.depth)
+        positions = to_device(feed.padded_positions, features.device)
+        given = feed.padded_tokens, features, positions, mask, cache.writer(feed.starts, feed.width)
+        if head:
+            return self.model.with_logits(*given)
+        out: Tensor = self.model.at(level)(*given)
+        return out, out
+
+    @torch.inference_mode()
+    def commit(self, state: Pairs, tree: Tree, verdict: Verdict, taps: Taps) -> Pairs:
+        """Store the accepted tokens; they are fed only when the sequence is drafted for again.
+
+        True features take the place of what was drafted.
+        """
+        cache, pending, fed = state.decoding.cache, list(state.decoding.pending), state.decoding.fed
+        for root in range(tree.roots):
+            row = int(tree.row[root])
+            if fed[row].size:
+                cache.keep(row, cache.lengths[row] + np.arange(len(pending[row]) + 1))
+                pending[row] = tree.tokens[verdict.paths[root]]
+            else:
+                pending[row] = np.concatenate((pending[row], tree.tokens[verdict.kept(root)]))
+        waiting = Decoding(cache, tuple(pending), (NOTHING,) * cache.rows)
+        outputs = state.outputs[:0] if len(state.nodes) else state.outputs
+        return Pairs(waiting, state.features, NOTHING, outputs, (*state.unread, taps))
+
+    @torch.inference_mode()
+    def caught_up(self, state: Pairs) -> Pairs:
+        """Return the state with the features of all committed tokens.
+
+        Pairs are read, too, where more of them wait than a draft step takes along.
+        """
+        if state.unread:
+            self._remember(state, Taps.joined(state.unread))
+            state = replace(state, unread=())
+        cache, pending = state.decoding.cache, state.decoding.pending
+        if len(state.nodes):
+            return state
+        known = state.features.lengths - 1  # pairs without the root's
+        cache.truncate(
+            np.maximum(known - [len(p) for p in pending], 0)
+        )  # the same state may have been caught up before
+        if max(map(len, pending)) <= FEW:
+            return state
+        if self.model.levels * self.model.depth == 1:
+            for row, tokens in enumerate(pending):
+                self._store(cache, state.features, row, tokens)
+        else:
+            self._read(state, pending, np.arange(cache.rows))
+            for row, tokens in enumerate(pending):
+                cache.keep(row, cache.lengths[row] + np.arange(len(tokens)))
+        return _bare(Decoding.empty(cache), state.features)
+
+    @in_phase("model")
+    def _store(self, cache: SlotCache, features: SlotCache, row: int, tokens: Ints) -> None:
+        """Store the keys and values of the next pairs of a sequence, for tokens [n].
+
+        Nothing else of a single layer is read again.
+        """
+        if not len(tokens):
+            return
+        begin = int(cache.lengths[row])
+        slots = np.arange(begin, begin + len(tokens))
+        known = features.layer(0)[0][row, 0, None, begin : begin + len(tokens)]
+        ids, positions = (to_device(a, cache.device)[None] for a in (tokens, slots))
+        nothing = known.new_zeros(1, 1, 1, 1)  # hidden, of a mask that nobody comes to read
+        keys, values = first_stored(
+            lambda stored: self.model(ids, known, positions, nothing, stored)
+        )
+        cache.insert(0, np.full(len(tokens), row), slots, keys[0], values[0])
+
+    @override
+    def truncate(self, state: Pairs, lengths: Ints, rows: Ints | None = None) -> Pairs:
+        state.features.truncate(lengths)
+        # The pair of the last token kept has a token that may change.
+        waiting = rewind(state.decoding, np.maximum(lengths - 1, 0), rows)
+        return _bare(waiting, state.features, left(state.unread, lengths))
+
+    @override
+    def select(self, state: Pairs, rows: Ints, cache: SlotCache) -> Pairs:
+        decoding, features = (
+            selected(state.decoding, rows, cache),
+            state.features.taken(rows, SPARE),
+        )
+        return _bare(decoding, features, moved(state.unread, rows, cache))
+
+    def _train_pass(
+        self,
+        tokens: Tensor,
+        features: Tensor,
+        positions: Tensor,
+        visible: Tensor,
+        cache: Cache,
+        level: int = 0,
+    ) -> Tensor:
+        mask = additive(visible[None, None].to(features.device), features.dtype)
+        positions = positions.to(features.device).expand(len(tokens), -1)
+        out: Tensor = self.model.at(level)(tokens, features, positions, mask, cache)
+        return out
+
+    def _features(self, batch: Batch) -> Tensor:
+        """Return the true features [B, T, D]; the target's may have half precision."""
+        return self.model.fuse({layer: h.to(self._like.dtype) for layer, h in batch.hidden.items()})
+
+
+class PairDrafter(PairReader):
+    """Drafts on with the output after one pair as the feature of the next."""
+
+    @torch.inference_mode()
+    @override
+    def expand(
+        self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Pairs]:
+        state = self.caught_up(state)
+        new, places = unfed(tree.parents, frontier, state.nodes)
+        logits, alike = None, np.array_equal(new, np.sort(frontier))
+        new = frontier if alike else new  # in its order, so that logits are those of the frontier
+        while new.size:  # one pass, unless the frontier's paths were not expanded before
+            parents = tree.parents[new]
+            roots = parents < 0
+            ready = roots if roots.any() else places[parents] >= 0
+            feed = self._feed_roots if roots.any() else self._feed
+            state, logits = feed(state, tree, new[ready], places)
+            alike, new, places = alike and bool(ready.all()), new[~ready], state.places(len(tree))
+        if logits is None or not alike:
+            out = state.outputs.index_select(0, to_device(places[frontier], state.outputs.device))
+            logits = self._logits(out, tree.depth[frontier])
+        return drawn(
+            logits, k, drawing, tree.row[frontier], tree.depth[frontier], self.model.drafted
+        ), state
+
+    @torch.inference_mode()
+    @override
+    def layers(self, state: Pairs, roots: Tree, depth: Ints) -> PairLayers | None:
+        if self.model.levels > 1 or not self._rotates_alike:
+            return None
+        state = self.caught_up(state)
+        passes = PairPasses(self.model, self.capture, self.recorded_weights, state.features)
+        return PairLayers(
+            passes, lambda decoding: replace(state, decoding=decoding), state.decoding, roots, depth
+        )
+
+    def _logits(self, out: Tensor, depths: Ints) -> Tensor:
+        """Return the logits [F, V′] of nodes' outputs [F, K D].
+
+        The level of a node's depth gives its logits.
+        """
+        if self.model.levels == 1:
+            return self.model.logits(out)
+        levels = np.minimum(depths, self.model.levels - 1)
+        kinds = np.unique(levels).tolist()
+        each = [to_device(np.flatnonzero(levels == level), out.device) for level in kinds]
+        outs = out.chunk(self.model.levels, dim=-1)
+        parts = [
+            self.model.at(k).logits(outs[k][mine]) for k, mine in zip(kinds, each, strict=True)
+        ]
+        return torch.cat(parts)[torch.cat(each).argsort()]
+
+    def _feed_roots(
+        self, state: Pairs, tree: Tree, roots: Ints, places: Ints
+    ) -> tuple[Pairs, Tensor | None]:
+        """Feed the true pairs that wait in the sequences of some roots; return the logits after.
+
+        The root of each sequence is fed last.
+        """
+        rows, pending = tree.row[roots], state.decoding.pending
+        if self.model.levels == 1 and max(map(len, pending)) < CHUNK:
+            layout = lay_out(state.decoding, tree, roots, state.outputs.device)
+            return self._fed(
+                state, layout, roots, known_features(state.features, layout.feed.padded_positions)
+            )
+        tokens, fed = [NOTHING] * state.decoding.cache.rows, list(state.decoding.fed)
+        for root, row in zip(roots.tolist(), rows.tolist(), strict=True):
+            tokens[row], fed[row] = np.append(pending[row], tree.tokens[root]), np.array([root])
+        return _grown(state, tuple(fed), roots, self._read(state, tokens, rows)[:, 0]), None
+
+    def _feed(
+        self, state: Pairs, tree: Tree, nodes: Ints, places: Ints
+    ) -> tuple[Pairs, Tensor | None]:
+        """Feed drafted nodes, each paired with the output after its parent.
+
+        The index of that output is in `places`. Return the logits after the nodes.
+        """
+        device, levels, depths = state.outputs.device, self.model.levels, tree.depth[nodes]
+        layout = lay_out(state.decoding, tree, nodes, device)
+        outputs, each = state.outputs.view(-1, self.model.width), []
+        for level in range(levels):
+            if level < min(int(depths.min()), levels - 1):  # no deeper node uses it
+                each.append(outputs.new_zeros(len(nodes), self.model.width))
+                continue
+            read = places[tree.parents[nodes]] * levels + np.where(
+                depths <= level, level - 1, level
+            )
+            index = np.zeros(
+                layout.feed.padded_positions.shape, np.int64
+            )  # padding is paired with anything
+            index[layout.rows, layout.columns] = read
+            features = nn.functional.embedding(to_device(index, device), outputs)
+            if levels == 1:
+                return self._fed(state, layout, nodes, features)
+            each.append(
+                layout.pick(self._pass(state.decoding.cache, layout.feed, features, level)[0])
+            )
+        return _grown(state, layout.fed, nodes, torch.cat(each, dim=-1)), None
+
+    def _fed(
+        self, state: Pairs, layout: Layout, nodes: Ints, features: Tensor
+    ) -> tuple[Pairs, Tensor]:
+        """Run one pass of a network without levels; return the logits [F, V′] after its nodes."""
+        out, logits = self._pass(state.decoding.cache, layout.feed, features, head=True)
+        return _grown(state, layout.fed, nodes, layout.pick(out)), layout.pick(logits)
+
+    @override
+    def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
+        rows, count = batch.tokens.shape
+        cuts = sorted(
+            {max(int(s), 1) for s in block_starts(count, block, phase)}
+        )  # there is no pair before the first token
+        ends = [*cuts[1:], count]
+        last, at, features = self.model.levels - 1, torch.arange(1, count), self._features(batch)
+        fed, made = features[:, :-1], []
+        for level in range(last + 1):
+            cache = DynamicCache()
+            out = self._train_pass(
+                batch.tokens[:, 1:], fed, at - 1, causal_pairs(at - 1, level), cache, level
+            )
+            made.append(
+                nn.functional.pad(out, (0, 0, 1, 0)).to(features.dtype)
+            )  # autocast's are narrower than features
+            fed = made[-1][:, :-1]
+        states = made[last]
+        owner, depth = (
+            torch.zeros(count - 1, dtype=torch.long),
+            torch.zeros(count - 1, dtype=torch.long),
+        )
+        true = torch.where(at > last, at, count)
+        for d in range(last + 1, block):
+            mine = torch.tensor(
+                [s for s, e in zip(cuts, ends, strict=True) if s + d < e], dtype=torch.long
+            )
+            if not len(mine):
+                break
+            owner, depth = torch.cat((owner, mine)), torch.cat((depth, torch.full((len(mine),), d)))
+            true = torch.cat(
+                (true, torch.full((len(mine),), count))
+            )  # drafted pairs are nobody's history
+            visible = true[None, :] <= mine[:, None] + last
+            visible |= (depth[None, :] > 0) & (owner[None, :] == mine[:, None])
+            out = self._train_pass(
+                batch.tokens[:, mine + d],
+                states[:, mine + d - 1],
+                mine + d - 1,
+                visible,
+                cache,
+                last,
+            )
+            states[:, mine + d] = out.to(states.dtype)
+        begun = (
+            torch.searchsorted(torch.tensor(cuts), torch.arange(count), right=True)
+            .sub(1)
+            .clamp(min=0)
+        )
+        depths = (torch.arange(count) - torch.tensor(cuts)[begun]).clamp(min=0).repeat(rows).numpy()
+        logits = self._logits(torch.cat(made, dim=-1).flatten(0, 1), depths).unflatten(
+            0, (rows, count)
+        )
+        return whole(logits, self.model.drafted)
+
+    def aligned(
+        self, batch: Batch, features: Tensor, steps: int
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield the outputs of training passes that read the drafter's own features.
+
+        The outputs of pass j are those that decoding has j steps after the last true feature.
+
+        This is the training-time test of EAGLE-3 and the alignment of HASS: in pass j every pair is
+        fed the output that pass j − 1 gave for the pair before, and sees true pairs up to j before
+        its own and, from there on, drafted ones. The first passes are those of the levels, if there
+        are some, each of which sees the pairs of its own pass.
+
+        Args:
+            batch: the texts.
+            features: [B, T, D] the target's, with noise or without.
+            steps: how many passes.
+
+        Yields:
+            [B, T, D] outputs, and [T] whether a token has one.
+        """
+        count = batch.tokens.shape[1]
+        at, fed, cache = (
+            torch.arange(count - 1, device=features.device),
+            features[:, :-1],
+            DynamicCache(),
+        )
+        for j in range(steps):
+            level = min(j, self.model.levels - 1)
+            past = j - level  # passes of the level before
+            if not past:
+                cache = DynamicCache()
+            before = (at[None, :] <= at[:, None] - past) | (
+                (at[None, :] == at[:, None]) & (past > at[:, None])
+            )
+            places = [before & causal_pairs(at, level)]
+            places += [at[None, :] == at[:, None] - past + i for i in range(1, past + 1)]
+            out = self._train_pass(
+                batch.tokens[:, 1:], fed, at, torch.cat(places, dim=1), cache, level
+            )
+            yield nn.functional.pad(out, (0, 0, 1, 0)), torch.arange(count, device=out.device) > j
+            fed = nn.functional.pad(out[:, :-1], (0, 0, 1, 0))
+
+
+def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[ForwardBatch, Ints]:
+    """Return the forward batch of each sequence's tokens, and their numbers [R].
+
+    The tokens follow what is stored in its slots before `starts`.
+    """
+    sizes = np.array([len(t) for t in tokens])
+    rows = list(zip(cache.lengths.tolist(), starts.tolist(), sizes.tolist(), strict=True))
+    places = [np.arange(start, start + n) for _, start, n in rows]
+    visible = [
+        np.tri(n, start - length + n, start - length, dtype=np.bool_) for length, start, n in rows
+    ]
+    scratch = [np.arange(length, start + n) for length, start, n in rows]
+    return ForwardBatch.packed(tokens, places, starts, visible, scratch, cache.device), sizes
+
+
+def _bare(decoding: Decoding, features: SlotCache, unread: tuple[Taps, ...] = ()) -> Pairs:
+    """Return the state before anything of a step is drafted."""
+    known = features.layer(0)[0]
+    return Pairs(
+        decoding,
+        features,
+        NOTHING,
+        known.new_zeros(0, len(features.shapes) * known.shape[-1]),
+        unread,
+    )
+
+
+def _grown(state: Pairs, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor) -> Pairs:
+    """Return the state with further nodes [F] fed, and their outputs [F, K D]."""
+    decoding = replace(state.decoding, fed=fed)
+    return Pairs(
+        decoding, state.features, np.append(state.nodes, nodes), torch.cat((state.outputs, outputs))
+    )

@@ -1,0 +1,128 @@
+"""Passes of a network over drafted pairs that the host does not see; see `feature_drafter.py`.
+
+Shapes: R slots, n tokens a slot, M nodes fed, F frontier nodes, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from typing_extensions import override
+
+from draftree.drafters.neural.draft_state import CachingLayers, Decoding, Pick
+from draftree.drafters.neural.feature_model import PairNet
+from draftree.models.forward_batch import DeviceFeed, ForwardBatch
+from draftree.models.graph_capture import Capture, Given, Made, Then, Weights
+from draftree.models.kv_cache import SlotCache, Writer
+from draftree.models.tree_pass import run_pass
+from draftree.target.device_tree import Choose, Nodes
+from draftree.tree import Ints, Tree
+from draftree.utils.hardware import to_device
+
+
+def known_features(features: SlotCache, positions: Ints, level: int = 0) -> Tensor:
+    """Return what a level reads at positions of true pairs, [R, n, D]."""
+    known = features.layer(level)[0]
+    index = positions + np.arange(len(positions))[:, None] * features.capacity
+    return nn.functional.embedding(to_device(index, known.device), known.view(-1, known.shape[-1]))
+
+
+@dataclass(frozen=True)
+class PairPasses:
+    """What passes over pairs are made of.
+
+    Attributes:
+        network: without levels.
+        capture: runs its passes.
+        weights: those that they read.
+        features: of true pairs.
+    """
+
+    network: PairNet
+    capture: Capture
+    weights: Weights
+    features: SlotCache
+
+
+@final
+class PairLayers(CachingLayers):
+    """Passes over drafted pairs: of each node's token, and of what the network gave for its parent.
+
+    Args:
+        passes: of the network.
+        state_of: the drafter's state with a decoding state.
+        decoding: with nothing put off.
+        roots: of the step.
+        depth: [R] the depth that each sequence's tree may have.
+    """
+
+    def __init__(
+        self,
+        passes: PairPasses,
+        state_of: Callable[[Decoding], Any],
+        decoding: Decoding,
+        roots: Tree,
+        depth: Ints,
+    ) -> None:
+        super().__init__(decoding, roots, depth, passes.network.drafted)
+        self._passes, self._state_of = passes, state_of
+        self._outputs: Tensor | None = None  # [R, M, D] after the nodes that were fed
+
+    @override
+    def run(
+        self,
+        feed: ForwardBatch | DeviceFeed,
+        nodes: Nodes,
+        choose: Choose,
+        given: Given,
+        pick: Pick,
+    ) -> Nodes:
+        passes, cache = self._passes, self._decoding.cache
+        feed = feed.widened(cache.ladder.width(feed.width))
+        if isinstance(feed, ForwardBatch):  # true pairs, the root's among them
+            given = {**given, "features": known_features(passes.features, feed.padded_positions)}
+        else:
+            assert self._outputs is not None
+            given = {**given, "outputs": self._outputs}
+
+        def passed(laid: Given, past: Writer) -> Made:
+            features = laid["features"] if "features" in laid else _of_parents(laid, feed)
+            return passes.network.with_logits(
+                laid["tokens"], features, laid["positions"], laid["full"], past
+            )
+
+        def made(results: Made, given: Given) -> Made:
+            out, logits = (pick(each, given) for each in results)
+            before = (given["outputs"],) if "outputs" in given else ()
+            return torch.cat((*before, out), dim=1), *choose(
+                logits, Nodes.of(given), given.get("ids")
+            ).made
+
+        kind = passes.weights.version if cache.ladder.few else None
+        self._outputs, *grown = run_pass(
+            passed, kind, cache, feed, passes.capture, Then(choose, given, made)
+        )
+        return nodes.after(tuple(grown))
+
+    @override
+    def state(self, fed: Sequence[Ints]) -> Any:
+        return self._state_of(self.read(fed))
+
+
+def _of_parents(laid: Given, feed: ForwardBatch | DeviceFeed) -> Tensor:
+    """Return, of outputs [R, M, D], those [R, n, D] after the parents of a pass's nodes.
+
+    Padding has any output.
+    """
+    assert isinstance(feed, DeviceFeed)
+    nodes, outputs = Nodes.of(laid), laid["outputs"]
+    before = outputs.shape[1]
+    read = nodes.lines(nodes.fed[:, -feed.count :], nodes.fed[:, :before])
+    parents = (read * torch.arange(before, device=read.device)).amax(
+        dim=2
+    )  # the last that was fed of those above it
+    found = outputs.gather(1, parents[..., None].expand(-1, -1, outputs.shape[2]))
+    return nn.functional.pad(found, (0, 0, 0, feed.width - feed.count))

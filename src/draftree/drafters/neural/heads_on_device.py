@@ -1,0 +1,75 @@
+"""Passes of heads, one for each depth, over nodes that the host does not see; see `heads.py`.
+
+Shapes: R slots, F frontier nodes, V′ (draft) vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any, final
+
+import numpy as np
+from torch import Tensor
+from typing_extensions import override
+
+from draftree.models.graph_capture import Capture, Given, Made, Weights
+from draftree.target.device_tree import Choose, Layers, Nodes
+from draftree.tree import Drafted, Ints
+
+Read = Callable[[int, Given, Nodes, Tensor], Tensor]
+"""read(depth, inputs, draft trees, frontier [R, F] of that depth) → logits [R, F, V′] after the
+frontier."""
+
+
+@final
+class HeadLayers(Layers):
+    """Layers of a draft tree that come from heads, one head for each layer.
+
+    Args:
+        read: computes the logits of a head.
+        heads: the number of heads.
+        capture: runs recorded passes.
+        weights: the weights that the heads read.
+        given: other inputs than the draft trees, by name; the first has R rows.
+        drafted: the tokens that can be drafted; all by default.
+        state: of the drafter.
+        each_node: see `Layers`.
+    """
+
+    def __init__(
+        self,
+        read: Read,
+        heads: int,
+        capture: Capture,
+        weights: Weights,
+        given: Given,
+        drafted: Drafted | None,
+        state: Any,
+        each_node: bool,
+    ) -> None:
+        self._read, self._capture, self._weights, self._state = read, capture, weights, state
+        self._given = given if drafted is None else {**given, "ids": drafted.ids}
+        like = next(iter(given.values()))
+        self.device, self.begin = like.device, np.zeros(len(like), np.int64)
+        self.deepest, self.each_node, self._depth = heads, each_node, 0
+
+    @override
+    def first(self, nodes: Nodes, choose: Choose) -> Nodes:
+        return self.below(nodes, 1, choose)
+
+    @override
+    def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
+        depth, read = self._depth, self._read
+        self._depth += 1
+
+        def body(given: Given) -> Made:
+            nodes = Nodes.of(given)
+            logits = read(depth, given, nodes, nodes.fed[:, -count:])
+            return choose(logits, nodes, given.get("ids")).made
+
+        given = {**nodes.given, **self._given}
+        shapes = tuple((name, t.shape, t.dtype) for name, t in given.items())
+        kind = self._weights.version, depth, count, choose, shapes
+        return nodes.after(self._capture.run(kind, given, body))
+
+    @override
+    def state(self, fed: Sequence[Ints]) -> Any:
+        return self._state

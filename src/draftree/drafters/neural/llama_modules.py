@@ -1,0 +1,193 @@
+"""Pieces of the small networks that published drafters are, made of transformers' own Llama modules.
+
+Shapes: R slots, n tokens a slot, S slots, D hidden size.
+"""
+
+import copy
+import inspect
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, TypeVar
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache, LlamaConfig, PreTrainedConfig, Qwen3Config
+from transformers.activations import ACT2FN
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaRotaryEmbedding
+
+from draftree.errors import UnknownName
+from draftree.models.fused_modules import KernelLayer, run_native, usable
+from draftree.models.kv_cache import LayerShape
+from draftree.models.rope_cache import RopeCache
+from draftree.models.supported_architectures import LENGTH_DEPENDENT_ROPE, cache_argument
+from draftree.utils.files import Entries, understood
+
+Config = TypeVar("Config", LlamaConfig, Qwen3Config)
+SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
+         "max_position_embeddings", "rms_norm_eps", "hidden_act", "initializer_range")  # fmt: skip
+CACHE = str(cache_argument(inspect.signature(LlamaDecoderLayer.forward).parameters))
+"""What transformers' own layers, and their attention, call the cache in this version of it."""
+HEAD = 64
+"""The usual width of an attention head."""
+OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "draftree")
+"""Entries of a published config that no network depends on."""
+
+
+def like(config: PreTrainedConfig) -> LlamaConfig:
+    """Return a Llama config of one layer with the sizes and the rope of a target.
+
+    The target may have any architecture.
+    """
+    values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
+    values.setdefault("intermediate_size", 4 * config.hidden_size)
+    if (
+        "num_attention_heads" not in values
+    ):  # a target without attention; what heads it names are of other kinds
+        heads = max(config.hidden_size // HEAD, 1)
+        values |= {
+            "num_attention_heads": heads,
+            "num_key_value_heads": heads,
+            "head_dim": config.hidden_size // heads,
+        }
+    rope = dict(getattr(config, "rope_parameters", None) or {})
+    rope.pop("partial_rotary_factor", None)  # a Llama's keys are rotated whole
+    theta = rope.get("rope_theta", 10000.0)
+    plain = {
+        "rope_type": "default",
+        "rope_theta": theta if isinstance(theta, (int, float)) else 10000.0,
+    }
+    return of_values(
+        values
+        | {"rope_parameters": rope if rope.get("rope_type") in ("linear", "llama3") else plain}
+    )
+
+
+class ExplicitHeads(LlamaConfig):
+    """A Llama config with an explicit width of a head.
+
+    The hidden size then need not be a multiple of the number of heads.
+    """
+
+    def validate_architecture(self) -> None:
+        """Accept any number of heads."""
+
+
+def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Config:  # type: ignore[assignment]
+    """Return a config of a published checkpoint's values, a Llama's by default.
+
+    Raises:
+        UserError: transformers refuses them, or does not know the rope or the activation.
+    """
+    known, said = (
+        {k: v for k, v in values.items() if k not in OTHERS},
+        Entries(values, "the drafter's config.json"),
+    )
+    for name in SIZES[:-2]:
+        said.get(name, float | None, None, least=0 if name == "rms_norm_eps" else 1)
+    with understood(f"the drafter's config.json is not a {kind.model_type} one"):
+        explicit = kind is LlamaConfig and known.get("head_dim")
+        chosen: Any = ExplicitHeads if explicit else kind
+        config: Config = chosen(
+            **{"num_hidden_layers": 1, **copy.deepcopy(known)}
+        )  # transformers rewrites nested values
+    rope: Any = config.rope_parameters
+    Entries(rope, "the drafter's rope_parameters").get("rope_theta", float, 1.0, least=1e-6)
+    for key, got, allowed in (
+        ("rope type", rope["rope_type"], ("default", *ROPE_INIT_FUNCTIONS)),
+        ("hidden_act", config.hidden_act, ACT2FN),
+    ):
+        if got not in allowed:
+            raise UnknownName(f"{key} in the drafter's config.json", got, sorted(allowed))
+    config._attn_implementation = "sdpa"
+    return config
+
+
+def published(config: LlamaConfig, architecture: str) -> dict[str, Any]:
+    """Return the config as published checkpoints have it, the rope's base outside the rope too."""
+    rope: Any = config.rope_parameters
+    values = {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
+    return values | {"architectures": [architecture], "rope_theta": rope["rope_theta"]}
+
+
+def stores(config: LlamaConfig | Qwen3Config) -> LayerShape:
+    """Return the shape of what a layer of a config stores for a token."""
+    heads, width = config.num_key_value_heads, config.head_dim
+    assert heads is not None
+    assert width is not None
+    return LayerShape(heads, width, width)
+
+
+def initialise(module: nn.Module, config: LlamaConfig | Qwen3Config) -> None:
+    """Draw a fresh network's weights as transformers draws Llama's."""
+    for part in module.modules():
+        if isinstance(part, (nn.Linear, nn.Embedding)):
+            nn.init.normal_(part.weight, std=config.initializer_range)
+            if isinstance(part, nn.Linear) and part.bias is not None:
+                nn.init.zeros_(part.bias)
+
+
+class Rotary(nn.Module):
+    """Rotary frequencies, which stay in float32 when the network that they belong to is halved.
+
+    Attributes:
+        fixed: whether they do not depend on the length of a text.
+    """
+
+    def __init__(self, config: LlamaConfig | Qwen3Config) -> None:
+        super().__init__()
+        self._embedding: nn.Module = LlamaRotaryEmbedding(config)  # type: ignore[arg-type]  # Qwen3's is the same
+        self._angles = RopeCache(self._embedding)
+        rope: Any = config.rope_parameters
+        self.fixed = rope["rope_type"] not in LENGTH_DEPENDENT_ROPE
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "Rotary":
+        self._embedding.to(fn(torch.zeros(1)).device)  # no other dtype
+        return self
+
+    def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines [R, n, width] at positions [R, n].
+
+        They have the dtype and device of `like`.
+        """
+        if self.fixed and like.is_cpu and not torch.is_grad_enabled():
+            return self._angles(like, positions)
+        self._embedding.to(
+            like.device
+        )  # else transformers copies the frequencies there in every pass
+        if self.fixed:
+            cos, sin = self._embedding(like, positions)
+            return cos, sin
+        rows = []
+        for row in positions.split(
+            1
+        ):  # frequencies are those of the longest sequence that the module sees, and saw
+            self._embedding(like, torch.zeros_like(row[:, :1]))
+            rows.append(self._embedding(like, row))
+        cosines, sines = zip(*rows, strict=True)
+        return torch.cat(cosines), torch.cat(sines)
+
+
+def run(
+    layers: Iterable[nn.Module],
+    x: Tensor,
+    rotated: tuple[Tensor, Tensor],
+    mask: Tensor,
+    cache: Cache | None,
+) -> Tensor:
+    """Return the output [R, n, D] of layers, one after the other.
+
+    Args:
+        layers: at least one.
+        x: [R, n, D] the first one's input.
+        rotated: cosines and sines of the positions.
+        mask: [R, 1, n, S] added to the scores.
+        cache: of keys and values.
+    """
+    every = list(layers)
+    natives = [layer for layer in every if isinstance(layer, KernelLayer)]
+    if len(natives) == len(every) and usable(natives[0].native, mask, x, *rotated):
+        index = int(natives[0].self_attn.layer_idx)
+        return run_native([layer.native for layer in natives], index, x, rotated, mask, cache)
+    for layer in every:
+        x = layer(x, attention_mask=mask, position_embeddings=rotated, **{CACHE: cache})
+    return x

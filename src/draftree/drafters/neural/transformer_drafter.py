@@ -1,0 +1,427 @@
+"""Drafters that are transformers: a cache of committed tokens, and the nodes fed so far behind them.
+
+Shapes: R slots, n tokens a slot, V vocabulary.
+"""
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import AutoConfig, PreTrainedConfig, PreTrainedModel
+from transformers.utils import logging
+from typing_extensions import override
+
+from draftree.drafters.base import Drafter, State, Trainable, TrainableMethod, every, put
+from draftree.drafters.neural.candidate_head import CandidateHead
+from draftree.drafters.neural.draft_state import (
+    SPARE,
+    DecoderLayers,
+    Decoding,
+    keep_path,
+    lay_out,
+    left,
+    no_candidates,
+    rewind,
+    selected,
+)
+from draftree.drafters.neural.draft_vocabulary import (
+    Shared,
+    TargetEmbedding,
+    TargetHead,
+    check_size,
+)
+from draftree.errors import UserError
+from draftree.formats.checkpoint import CONFIG, WEIGHTS, Checkpoint, sizes
+from draftree.models.decoder import Decoder, one_layer, pretrained
+from draftree.models.kv_cache import SlotCache
+from draftree.sampling.draft_sampling import Drawing, drawn
+from draftree.target.kernel_choice import choose_kernels
+from draftree.target.target import Needs, Taps, Target
+from draftree.tree import Bools, Candidates, Drafted, Ints, Tree, Verdict
+from draftree.utils.files import filled, understood
+
+
+def copied(target: Target) -> PreTrainedModel:
+    """Return a float32 model to be trained.
+
+    It is one new layer of the target's architecture between copies of embedding and LM head.
+
+    So it is in the paper (EDD + PCT, section 3.1); the copies are tied where the target's are.
+    """
+    _ = target.decoder.head_weight  # refused where it is quantised
+    model, whole = one_layer(target.decoder.config), target.decoder.model
+    for ours, theirs in (
+        (model.get_input_embeddings(), whole.get_input_embeddings()),
+        (model.get_output_embeddings(), whole.get_output_embeddings()),
+    ):
+        ours.load_state_dict({k: v.float() for k, v in theirs.state_dict().items()})
+    return model
+
+
+def borrowing(config: PreTrainedConfig, target: Target, draft_vocab: int) -> PreTrainedModel:
+    """Return a float32 model of one new layer between the target's own embedding and LM head.
+
+    Those two are neither trained nor stored.
+
+    Args:
+        config: of an architecture.
+        target: whose embedding and head they are.
+        draft_vocab: V′, how many tokens the head is for; 0 for all.
+    """
+    model: Any = one_layer(config)
+    norm = next(p for p in model.parameters() if p.dim() == 1)
+    model.set_input_embeddings(TargetEmbedding(target, lambda: norm))
+    model.set_output_embeddings(TargetHead(target, draft_vocab, raw=True))
+    borrowed: PreTrainedModel = model
+    return borrowed
+
+
+def begin_as(model: PreTrainedModel, target: Target, layer: int) -> None:
+    """Copy one of the target's layers and its last norm into a one-layer model.
+
+    They are copied where they have the same shape.
+
+    The LM head expects what that norm gives, and hidden states have a few entries that are far
+    larger than all others, which the layers that read them have learnt to scale down.
+    """
+    ours, theirs = Decoder(model), target.decoder
+    norms = [[m for m in d.stack.children() if "Norm" in type(m).__name__] for d in (ours, theirs)]
+    for mine, its in ((ours.layers[0], theirs.layers[layer]), *zip(*norms, strict=True)):
+        values = {name: value.float() for name, value in its.state_dict().items()}
+        if {n: v.shape for n, v in mine.state_dict().items()} == {
+            n: v.shape for n, v in values.items()
+        }:
+            mine.load_state_dict(values)
+
+
+def head_of(model: PreTrainedModel) -> TargetHead | None:
+    """Return the target's head in a model that borrows it."""
+    head: Any = model.get_output_embeddings()
+    return head if isinstance(head, TargetHead) else None
+
+
+def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> PreTrainedModel:
+    """Return a float32 model of one layer to be trained for a target.
+
+    Args:
+        method: for errors.
+        target: it is of its architecture.
+        shared: whether it has the target's embedding and LM head, or copies of its own, which are
+            trained.
+        draft_vocab: V′, how many tokens it can draft; 0 for all.
+
+    Raises:
+        UserError: a draft vocabulary is asked for with a head of its own, or is larger than the
+            target's.
+    """
+    if shared:
+        check_size(method, draft_vocab, target)
+        return borrowing(target.decoder.config, target, draft_vocab)
+    if draft_vocab:
+        told = "a head of its own is whole, shared=true borrows the target's"
+        raise UserError(
+            f"{method}: draft_vocab is {draft_vocab}, allowed with shared=false is 0: {told}"
+        )
+    return copied(target)
+
+
+def check_attends(method: str, decoder: Decoder) -> None:
+    """Refuse a one-layer model with a recurrent state.
+
+    Methods that put keys and values before the text need attention.
+
+    Raises:
+        UserError: it names the architecture.
+    """
+    if not decoder.attention_layers:
+        name, told = (
+            type(decoder.model).__name__,
+            "no layer of its kind has attention and keeps no state",
+        )
+        raise UserError(
+            f"{method}: {name} is not supported: {told}; medusa, hydra, eagle and eagle3 draft for any target"
+        )
+
+
+def has_own(stored: Checkpoint) -> bool:
+    """Return True where a checkpoint brings an embedding and a head of its own.
+
+    Checkpoints written before tensors were shared have no such entry.
+    """
+    return not stored.about.get("shared", False)
+
+
+def load_model(
+    stored: Checkpoint, method: str, target: Target, draft_vocab: int = 0
+) -> PreTrainedModel:
+    """Return the one-layer Hugging Face model of a checkpoint.
+
+    It is complete, fits the target and has the target's dtype.
+
+    Args:
+        stored: the checkpoint.
+        method: for errors.
+        target: lends its embedding and head where the checkpoint has none.
+        draft_vocab: V′, as given in the checkpoint.
+
+    Raises:
+        UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size
+            do not fit.
+    """
+    folder = stored.folder
+    if not (folder / WEIGHTS).is_file():
+        raise UserError(f"'{folder}' has no weights: a file {WEIGHTS} was expected")
+    stored.check_sizes(method, stored.config, sizes(target))
+    if not has_own(stored):
+        with understood(f"cannot load drafter '{folder}'"):
+            config = AutoConfig.from_pretrained(folder)
+            return stored.loaded().network(lambda: borrowing(config, target, draft_vocab))
+    level = logging.get_verbosity()
+    logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
+    try:
+        with understood(f"cannot load drafter '{folder}'"):
+            model, info = pretrained(
+                str(folder), AutoConfig.from_pretrained(folder), target.decoder.dtype
+            )
+    finally:
+        logging.set_verbosity(level)
+    for kind in ("missing_keys", "unexpected_keys"):
+        if names := sorted(map(str, info[kind])):
+            raise UserError(
+                f"'{folder}' does not hold exactly a '{method}': {kind.replace('_', ' ')}: {', '.join(names[:4])}"
+            )
+    loaded: PreTrainedModel = model
+    return loaded
+
+
+def save_model(
+    folder: Path, model: PreTrainedModel, stored: Checkpoint, about: dict[str, Any]
+) -> None:
+    """Write a one-layer model in float16 and its config with further entries.
+
+    What it borrows from the target is left out.
+
+    Args:
+        folder: is made.
+        model: without the target's embedding and head, or a whole one.
+        stored: the checkpoint that it was read from.
+        about: the further entries.
+    """
+    if head_of(model) is not None:
+        config = json.loads(model.config.to_json_string(use_diff=True)) | {"dtype": "float16"}
+        stored.write(folder, config | about, model.state_dict())
+        return
+    halves: dict[int, Tensor] = {}  # tied tensors stay one, and are written once
+    state = model.state_dict()
+    for value in state.values():
+        halves.setdefault(value.data_ptr(), value.detach().to("cpu", torch.float16))
+    with filled(folder, last=CONFIG) as beside:
+        model.save_pretrained(
+            beside, state_dict={k: halves[v.data_ptr()] for k, v in state.items()}
+        )
+        config = Checkpoint.at(beside).config | {"dtype": "float16"} | about
+        (beside / CONFIG).write_text(json.dumps(config, indent=2) + "\n")
+
+
+def known_alone(
+    logits: Tensor,
+    known: Bools,
+    k: int,
+    drawing: Drawing,
+    tree: Tree,
+    frontier: Ints,
+    drafted: Drafted | None,
+) -> Candidates:
+    """Return candidates after nodes within a drafter's context, and none after the others.
+
+    Args:
+        logits: [M, V′] after the nodes that are within it.
+        known: [F] which of the frontier they are, at least one.
+        k: candidates of a node.
+        drawing: how they are drawn.
+        tree: that is drafted.
+        frontier: [F] its nodes.
+        drafted: the draft vocabulary that the logits are of.
+    """
+    rows, depths = tree.row[frontier], tree.depth[frontier]
+    if known.all():
+        return drawn(logits, k, drawing, rows, depths, drafted)
+    every = logits.new_zeros(len(frontier), logits.shape[1])
+    every[torch.from_numpy(known).to(logits.device)] = logits
+    found, there = drawn(every, k, drawing, rows, depths, drafted), known[:, None]
+    return replace(
+        found, tokens=np.where(there, found.tokens, 0), log_q=np.where(there, found.log_q, -np.inf)
+    )
+
+
+class CachingDrafter(Drafter[Decoding]):
+    """Drafts with a transformer that has a cache of its own.
+
+    It drafts nothing beyond the context length of the transformer.
+
+    Attributes:
+        decoder: the transformer.
+    """
+
+    decoder: Decoder
+    expands_paths = True
+
+    @property
+    def drafted(self) -> Drafted | None:
+        """Return the tokens that it can draft; None, the default, where it can draft all."""
+        return None
+
+    @property
+    def shared(self) -> Shared | None:
+        """Return the tokens that its vocabulary shares with the target's.
+
+        By default both have the same vocabulary.
+        """
+        return None
+
+    @torch.inference_mode()
+    @override
+    def expand(
+        self, state: Decoding, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, Decoding]:
+        state = self.caught_up(state)
+        waiting = np.array([len(p) for p in state.pending])
+        lengths = (state.cache.lengths + waiting)[tree.row[frontier]]
+        known = lengths + tree.depth[frontier] < self.decoder.context  # each sequence by itself
+        if not known.any():
+            return no_candidates(len(frontier), k), state
+        layout = lay_out(state, tree, frontier[known], self.decoder.device)
+        feed = layout.feed
+        if self.shared is not None:
+            feed = replace(feed, tokens=self.shared.reads[feed.tokens])
+        logits = layout.pick_packed(self.decoder.forward(feed, state.cache).logits)
+        if self.shared is not None:
+            logits = logits[:, self.shared.columns]
+        candidates = known_alone(logits, known, k, drawing, tree, frontier, self.drafted)
+        return candidates, replace(state, fed=layout.fed)
+
+    @torch.inference_mode()
+    @override
+    def layers(self, state: Decoding, roots: Tree, depth: Ints) -> DecoderLayers | None:
+        if state.cache.states is not None or self.decoder.rope_boundary is not None:
+            return None
+        layers = DecoderLayers(
+            self.decoder, self.shared, self.caught_up(state), roots, depth, self.drafted
+        )
+        return layers if layers.fit else None
+
+    @override
+    def truncate(self, state: Decoding, lengths: Ints, rows: Ints | None = None) -> Decoding:
+        return replace(rewind(state, lengths, rows), unread=left(state.unread, lengths))
+
+    @override
+    def select(self, state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
+        return selected(state, rows, cache)
+
+
+class LanguageModelDrafter(CachingDrafter):
+    """Drafts with a causal language model that reads the text alone, nothing of the target.
+
+    Attributes:
+        small: the model, driven as a target is, because it is fed just like one.
+    """
+
+    small: Target
+
+    def start(
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: Decoding | None = None,
+        rows: Ints | None = None,
+    ) -> Decoding:
+        """Return the state once the prompts that begin are read, as far as they are not cached."""
+        state = state or Decoding.empty(
+            self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE)
+        )
+        begun = every(rows, len(prompts))
+        mine = [prompts[row] for row in begun]
+        fit = np.array([len(prompt) < self.decoder.context for prompt in mine])
+        if not fit.all():  # these never get to be drafted for: see `expand`
+            lengths = state.cache.lengths.tolist()
+            rest = tuple(p[n:] for p, n in zip(prompts, lengths, strict=True))
+            state = replace(state, pending=put(state.pending, begun[~fit], rest))
+            begun, mine = begun[fit], [prompts[row] for row in begun[fit]]
+        if any(len(p) > n for p, n in zip(mine, state.cache.lengths[begun].tolist(), strict=True)):
+            if self.shared is not None:
+                reads = self.shared.reads.cpu().numpy()
+                mine = [reads[prompt] for prompt in mine]
+            self.small.prefill(state.cache, mine, Needs(), begun)
+        return state
+
+    @override
+    def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
+        return keep_path(state, tree, verdict)
+
+
+class BorrowingDrafter(Trainable[State]):
+    """A drafter that is a Hugging Face model.
+
+    Its embedding and head are its own or the target's.
+
+    Attributes:
+        decoder: the model.
+    """
+
+    model: PreTrainedModel
+
+    def __init__(
+        self, knobs: TrainableMethod, model: PreTrainedModel, target: Target, stored: Checkpoint
+    ) -> None:
+        super().__init__(knobs, model, target, stored)
+        self.decoder, self._head = (
+            Decoder(model, capture=target.decoder.capture.of(model)),
+            head_of(model),
+        )
+
+    @override
+    def use_kernels(self, target: Target) -> None:
+        choose_kernels(
+            self.decoder, replace(target.loading, compile=bool(target.decoder.native_kinds))
+        )
+
+    @property
+    def drafted(self) -> Drafted | None:
+        """Return the tokens that it can draft; None where it can draft all."""
+        return None if self._head is None else self._head.drafted
+
+    def find_candidates(self, rank: int, count: int) -> None:
+        """Replace the head by one of all tokens that finds candidates.
+
+        Raises:
+            UserError: the rank is above its width, or the head's rows cannot be read.
+        """
+        head: Any = self.model.get_output_embeddings()
+        bias = getattr(
+            self._target.decoder.hf.model.get_output_embeddings() if self._head else head,
+            "bias",
+            None,
+        )
+        self.model.set_output_embeddings(
+            CandidateHead(head.weight, rank, count, self.knobs.kind(), bias)
+        )
+        self._head = None
+
+    @override
+    def study(self, counts: Ints) -> None:
+        if self._head is not None:
+            self._head.study(counts)
+
+
+class OneLayerDrafter(BorrowingDrafter[Decoding], CachingDrafter):
+    """A drafter that is a model of one layer of the target's architecture."""
+
+    @override
+    def write(self, folder: Path, about: dict[str, Any]) -> None:
+        save_model(folder, self.model, self._stored, about)

@@ -1,0 +1,260 @@
+"""N-gram counts that adapt to the text: increments of the text being written and of earlier ones, beside a corpus's table.
+
+Shapes: T tokens of a text, C contexts, S successors, N nodes, F frontier nodes, K candidates.
+"""
+
+import math
+from collections.abc import Iterable
+from typing import NamedTuple
+
+import numpy as np
+
+from draftree.drafters.retrieval.ngram_build import Counts, contexts, joined, summed
+from draftree.drafters.retrieval.ngram_table import Table, number_of, stored_at
+from draftree.drafters.retrieval.suffix_array import context_of
+from draftree.native import Array, native_as
+from draftree.tree import Floats, Ints
+
+
+class Increments(NamedTuple):
+    """Increments of earlier texts, by n-gram.
+
+    Attributes:
+        context: [C] in order, as numbers.
+        start: [C + 1] where the successors of each begin.
+        token: [S] in order within a context.
+        times: [S] how many increments each got.
+        widest: successors of the context that has most.
+    """
+
+    context: Array
+    start: Array
+    token: Array
+    times: Array
+    widest: int
+
+    @classmethod
+    def empty(cls) -> "Increments":
+        """Return increments of no texts."""
+        return cls(
+            np.zeros(0, np.uint64),
+            np.zeros(1, np.int64),
+            np.zeros(0, np.int64),
+            np.zeros(0, np.int64),
+            0,
+        )
+
+    def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
+        """Return the increments with those of finished texts added.
+
+        More than `most` increments of one n-gram make no difference to its weight.
+        """
+        runs = [Counts(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
+        for text in texts:
+            times = text.times[n - 1 :]
+            there = times > 0
+            runs.append(
+                Counts(
+                    contexts(text.tokens, n, width)[there],
+                    text.tokens[n - 1 :][there],
+                    times[there].astype(np.int64),
+                )
+            )
+        run = summed(joined(runs), n, width)
+        context, start = np.unique(run.context, return_index=True)
+        start = np.append(start, len(run.token)).astype(np.int64)
+        widest = int(np.diff(start).max(initial=0))
+        return Increments(context, start, run.token, np.minimum(run.times, most), widest)
+
+
+class Adapted(NamedTuple):
+    """A sequence's text with the increments of its n-grams, and an index of their contexts.
+
+    Attributes:
+        tokens: [T] the text, the root at its end.
+        times: [T] how many increments the n-gram got that ends here.
+        heads: [power of 2] the last place of each bucket of contexts, −1 for none.
+        before: [T] the place before this one in its bucket.
+    """
+
+    tokens: Ints
+    times: Array
+    heads: Array
+    before: Array
+
+    @classmethod
+    def empty(cls) -> "Adapted":
+        """Return counts of no text."""
+        none = np.zeros(0, np.int32)
+        return cls(np.zeros(0, np.int64), none, np.full(256, -1, np.int32), none)
+
+    def plus(self, tokens: Ints, n: int) -> "Adapted":
+        """Return the text with further tokens appended, without increments for them.
+
+        The arrays of this object do not change.
+        """
+        old, new = len(self.tokens), len(tokens)
+        text = np.concatenate((self.tokens, tokens))
+        before = np.concatenate((self.before, np.full(new, -1, np.int32)))
+        times = np.concatenate((self.times, np.zeros(new, np.int32)))
+        if len(text) > len(self.heads):
+            heads = np.full(1 << (2 * len(text)).bit_length(), -1, np.int32)
+            index(text, heads, before, 0, n)
+        else:
+            heads = self.heads.copy()
+            index(text, heads, before, old, n)
+        return Adapted(text, times, heads, before)
+
+    def incremented(self, since: int, n: int) -> "Adapted":
+        """Return a copy with one more increment for each n-gram after position `since`.
+
+        Source: Algorithm 2, lines 2-13.
+        """
+        times = self.times.copy()
+        times[max(0, since) + n - 1 :] += 1
+        return self._replace(times=times)
+
+
+def bucket(text: Ints, at: int, n: int, size: int) -> int:
+    """Return the bucket of the context before place `at`; `size` is a power of 2."""
+    mixed = 0
+    for i in range(at - n + 1, at):
+        mixed = (mixed ^ int(text[i])) * 0x9E3779B97F4A7C15 % 2**64
+        mixed ^= mixed >> 29
+    return mixed & (size - 1)
+
+
+@native_as("index_contexts")
+def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
+    """Insert the contexts of the positions from `start` on."""
+    for at in range(max(start, n - 1), len(text)):
+        slot = bucket(text, at, n, len(heads))
+        before[at] = heads[slot]
+        heads[slot] = at
+
+
+def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
+    """Add increments to a token, found before or new; return how many tokens there are."""
+    for i in range(found):
+        if tokens[i] == token:
+            times[i] += more
+            return found
+    tokens[found], times[found] = token, more
+    return found + 1
+
+
+def _earlier(
+    memory: Increments, context: Ints, width: int, tokens: Ints, times: Ints, found: int
+) -> int:
+    """Add the increments of earlier texts."""
+    wanted = number_of(context, width)
+    place = np.searchsorted(memory.context, wanted)
+    if place < len(memory.context) and memory.context[place] == wanted:
+        for i in range(memory.start[place], memory.start[place + 1]):
+            found = _added(tokens, times, found, memory.token[i], memory.times[i])
+    return found
+
+
+def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -> int:
+    """Add the increments of the sequence's own text."""
+    n = len(context) + 1
+    at = text.heads[bucket(context, n - 1, n, len(text.heads))]
+    while at >= 0:
+        same = text.times[at] > 0
+        for i in range(n - 1):
+            same = same and text.tokens[at - n + 1 + i] == context[i]
+        if same:
+            found = _added(tokens, times, found, text.tokens[at], text.times[at])
+        at = text.before[at]
+    return found
+
+
+def _sum(weights: Floats) -> float:
+    """Add up weights one after the other: NumPy adds in another order, with other roundings."""
+    whole = 0.0
+    for weight in weights.tolist():
+        whole += weight
+    return whole
+
+
+class Weighting(NamedTuple):
+    """The numbers by which n-grams are looked up and adapted.
+
+    Attributes:
+        n: tokens of an n-gram.
+        width: bits of an id.
+        top: successors of a context that are read from the table.
+        increment: added to a weight for each time it is seen (Algorithm 2).
+        cap: the most that a weight grows to.
+    """
+
+    n: int
+    width: int
+    top: int
+    increment: float
+    cap: float
+
+
+@native_as("ngram_successors")
+def successors(
+    table: Table,
+    memory: Increments,
+    text: Adapted,
+    frontier: Ints,
+    tokens: Ints,
+    parents: Ints,
+    k: int,
+    by: Weighting,
+) -> tuple[Ints, Floats]:
+    """Return the likeliest tokens after nodes of one sequence.
+
+    The weight of an n-gram is its share in the table (0 if it is not there) plus its increments, at
+    most `cap` if it has any; q is its weight divided by those of all, what the table has pruned
+    included.
+
+    Args:
+        table: of the corpus.
+        memory: increments of earlier texts.
+        text: increments of this one.
+        frontier: [F] nodes.
+        tokens: [N] of the tree.
+        parents: [N] of the tree.
+        k: likeliest successors wanted.
+        by: how n-grams are weighted.
+
+    Returns:
+        [F, K] tokens and log q, the likeliest first, of equals the lower id; −∞ after the last.
+    """
+    found_tokens, log_q = (
+        np.zeros((len(frontier), k), np.int64),
+        np.full((len(frontier), k), -np.inf),
+    )
+    n, width, top, increment, cap = by
+    most = min(top, len(table.share)) + memory.widest + len(text.tokens)
+    weights = np.empty(most)
+    ids, times = np.empty(most, np.int64), np.empty(most, np.int64)
+    for row in range(len(frontier)):
+        context = context_of(text.tokens[:-1], tokens, parents, frontier[row], n - 1)
+        if len(context) < n - 1:
+            continue
+        stored = stored_at(table, context, width, top, ids, weights)
+        pruned = max(0.0, 1 - _sum(weights[:stored])) if stored else 0.0
+        times[:stored] = 0
+        found = _earlier(memory, context, width, ids, times, stored)
+        found = _here(text, context, ids, times, found)
+        for i in range(found):
+            weight = weights[i] if i < stored else 0.0
+            weights[i] = min(weight + increment * times[i], cap) if times[i] else weight
+        whole = pruned + _sum(weights[:found])
+        for j in range(min(k, found)):
+            best = j
+            for i in range(j + 1, found):
+                if weights[i] > weights[best] or (
+                    weights[i] == weights[best] and ids[i] < ids[best]
+                ):
+                    best = i
+            found_tokens[row, j] = ids[best]
+            if weights[best] > 0:
+                log_q[row, j] = math.log(weights[best] / whole)
+            ids[best], weights[best] = ids[j], weights[j]
+    return found_tokens, log_q

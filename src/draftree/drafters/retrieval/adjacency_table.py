@@ -1,0 +1,189 @@
+"""A table from tokens to their likeliest successors, filled while a text is written (Token Recycling's adjacency matrix).
+
+Shapes: V vocabulary, K successors, N tokens with a line each, M stored lines, F tokens looked up.
+"""
+
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from draftree.drafters.retrieval.suffix_tree import Shorts
+from draftree.tree import Ints
+
+NONE = -1
+"""Stands for a successor or a line that is missing."""
+ROOM = 256
+"""Lines for which there is room at first."""
+SUREST = 3
+"""A first successor that was confirmed this many times in succession counts as sure."""
+
+
+@dataclass
+class Lines:
+    """Storage that several versions of a table share: it is only appended to.
+
+    Attributes:
+        tokens: [M] the token of each line.
+        successors: [M, K] its successors, the likeliest first; `NONE` after the last.
+        confirmed: [M] how often in a row the first successor was the same as the line before had
+            it, at most `SUREST`.
+        earlier: [M] the line that the token had before; `NONE` for its first.
+        newest: [V] the last line of each token.
+        used: how many lines there are.
+    """
+
+    tokens: Shorts
+    successors: Shorts
+    confirmed: Shorts
+    earlier: Shorts
+    newest: Shorts
+    used: int = 0
+
+    @classmethod
+    def empty(cls, vocab: int, width: int, room: int) -> Self:
+        """Return storage with room for some lines."""
+        tokens, confirmed, earlier = np.empty((3, room), np.int32)
+        return cls(
+            tokens,
+            np.empty((room, width), np.int32),
+            confirmed,
+            earlier,
+            np.full(vocab, NONE, np.int32),
+        )
+
+    def append(
+        self, tokens: Ints | Shorts, successors: Ints | Shorts, confirmed: Ints | Shorts
+    ) -> None:
+        """Write lines [N] after the last; all tokens must differ."""
+        at = slice(self.used, self.used + len(tokens))
+        self.tokens[at], self.successors[at], self.confirmed[at] = tokens, successors, confirmed
+        self.earlier[at] = self.newest[tokens]
+        self.newest[tokens] = np.arange(at.start, at.stop)
+        self.used = at.stop
+
+
+@dataclass(frozen=True)
+class Adjacency:
+    """One version of a table: the first lines of a storage. It never changes.
+
+    Attributes:
+        lines: the storage, which later versions may have appended to.
+        size: how many lines belong to this version.
+    """
+
+    lines: Lines
+    size: int = 0
+
+    @classmethod
+    def empty(cls, vocab: int, width: int) -> Self:
+        """Return a table without lines for V tokens and K successors."""
+        return cls(Lines.empty(vocab, width, 0))
+
+    def __len__(self) -> int:
+        """Return the number of tokens."""
+        return self.size
+
+    def find(self, tokens: Ints | Shorts) -> Shorts:
+        """Return the number of each token's line [F]; `NONE` where it has none."""
+        at = self.lines.newest[tokens]
+        while (later := at >= self.size).any():
+            at = np.where(later, self.lines.earlier[np.where(later, at, 0)], at)
+        return at
+
+    def look_up(
+        self, tokens: Ints | Shorts, behind: "Adjacency | None" = None
+    ) -> tuple[Shorts, Shorts]:
+        """Return successors [F, K] of tokens, and how often in succession the first was confirmed.
+
+        Args:
+            tokens: [F] ids.
+            behind: a second table for tokens that have no line here; both have the same K.
+        """
+        if not self.size and behind is not None:
+            return behind.look_up(tokens)
+        if not self.size:
+            return np.full((len(tokens), self.lines.successors.shape[1]), NONE, np.int32), np.zeros(
+                len(tokens), np.int32
+            )
+        at = self.find(tokens)
+        successors, confirmed = self.lines.successors[at], self.lines.confirmed[at]
+        if (missing := at < 0).any():
+            successors[missing], confirmed[missing] = NONE, 0
+            if behind is not None:
+                successors[missing], confirmed[missing] = behind.look_up(tokens[missing])
+        return successors, confirmed
+
+    def plus(
+        self, tokens: Ints, successors: Ints | Shorts, behind: "Adjacency | None" = None
+    ) -> "Adjacency":
+        """Return the table with new lines, which replace those that the tokens had.
+
+        Args:
+            tokens: [N] ids; of equal ones the last counts.
+            successors: [N, K].
+            behind: a second table for tokens that have no line here.
+        """
+        last = len(tokens) - 1 - np.unique(tokens[::-1], return_index=True)[1]
+        tokens, successors = tokens[last], successors[last]
+        before, confirmed = self.look_up(tokens, behind)
+        same = (before[:, 0] == successors[:, 0]) & (before[:, 0] != NONE)
+        return self._plus(tokens, successors, np.where(same, np.minimum(confirmed + 1, SUREST), 0))
+
+    def joined(self, other: "Adjacency") -> "Adjacency":
+        """Return the table with the lines of another one, which replace its own."""
+        return self._plus(*other.newest_lines()) if other.size else self
+
+    def newest_lines(self) -> tuple[Shorts, Shorts, Shorts]:
+        """Return the tokens [N] that have an entry, their successors [N, K], and counts [N].
+
+        A count is how often the first successor was confirmed.
+        """
+        lines, size = self.lines, self.size
+        last = size - 1 - np.unique(lines.tokens[:size][::-1], return_index=True)[1]
+        return lines.tokens[last], lines.successors[last], lines.confirmed[last]
+
+    def _plus(
+        self, tokens: Ints | Shorts, successors: Ints | Shorts, confirmed: Ints | Shorts
+    ) -> "Adjacency":
+        lines = self.lines
+        if lines.used != self.size or self.size + len(tokens) > len(
+            lines.tokens
+        ):  # another version has gone on, or no room
+            mine, (vocab, width) = (
+                self.newest_lines(),
+                (len(lines.newest), lines.successors.shape[1]),
+            )
+            lines = Lines.empty(vocab, width, max(ROOM, 2 * (len(mine[0]) + len(tokens))))
+            lines.append(*mine)
+        lines.append(tokens, successors, confirmed)
+        return Adjacency(lines, lines.used)
+
+
+def pairs_of(text: Ints, width: int) -> tuple[Ints, Shorts]:
+    """Return the tokens [N] of a text that have a successor, and their successors [N, K].
+
+    The most recent successor comes first.
+    """
+    if len(text) < 2:
+        return np.zeros(0, np.int64), np.zeros((0, width), np.int32)
+    pairs = np.stack((text[:-1], text[1:]), axis=1)[::-1]
+    different, first = np.unique(pairs, axis=0, return_index=True)
+    order = np.lexsort((first, different[:, 0]))  # by token, the most recent pair first
+    tokens, begins, counts = np.unique(different[order, 0], return_index=True, return_counts=True)
+    rank = np.arange(len(order)) - np.repeat(begins, counts)
+    found, few = np.full((len(tokens), width), NONE, np.int32), rank < width
+    found[np.repeat(np.arange(len(tokens)), counts)[few], rank[few]] = different[order, 1][few]
+    return tokens, found
+
+
+def merged(first: Shorts, then: Shorts) -> Shorts:
+    """Return lists [N, K] of the tokens of `first`, followed by tokens of `then`.
+
+    Tokens of `then` that are also in `first` are left out.
+    """
+    both = np.concatenate((first, then), axis=1)
+    again = np.triu(both[:, :, None] == both[:, None, :], k=1).any(axis=1)
+    order = np.argsort(again | (both == NONE), axis=1, kind="stable")[:, : first.shape[1]]
+    kept = np.take_along_axis(both, order, axis=1)
+    return np.where(np.take_along_axis(again, order, axis=1), np.int32(NONE), kept)

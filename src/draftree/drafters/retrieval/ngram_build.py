@@ -1,0 +1,360 @@
+"""Counts the n-grams of a corpus, in memory of fixed size."""
+
+import json
+import os
+import tempfile
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from draftree.drafters.retrieval.ngram_table import (
+    BLOCK,
+    FULL,
+    HEADER,
+    Grams,
+    check,
+    kinds,
+    table_of,
+    width_of,
+)
+from draftree.errors import UserError
+from draftree.native import Array
+from draftree.tree import Ints
+from draftree.utils.validated_dataclass import Knobs, knob
+
+PIECE = 1 << 22
+"""N-grams that are sorted at a time; a build takes some 700 MB with two threads."""
+EVERY = 1024
+"""Every n-th context of a sorted run is sampled to cut runs into ranges of equal size."""
+
+
+class Counts(NamedTuple):
+    """Distinct n-grams in the order of context and token: three arrays [S] of one length."""
+
+    context: Array
+    token: Array
+    times: Array
+
+
+def joined(runs: Iterable[Counts]) -> Counts:
+    """Return the runs concatenated, not sorted."""
+    return Counts(*(np.concatenate(column) for column in zip(*runs, strict=True)))
+
+
+def contexts(text: Ints, n: int, width: int) -> Array:
+    """Return the context before each token from the n-th on, as numbers [T − n + 1]."""
+    ids = text.astype(np.uint64)
+    found = np.zeros(max(0, len(text) - n + 1), np.uint64)
+    for i in range(n - 1):
+        found = found << np.uint64(width) | ids[i : i + len(found)]
+    return found
+
+
+def summed(run: Counts, n: int, width: int) -> Counts:
+    """Return the run in order, equal n-grams added up."""
+    if n * width <= 64:
+        order = np.argsort(run.context << np.uint64(width) | run.token.astype(np.uint64))
+    else:
+        order = np.lexsort((run.token, run.context))
+    context, token = run.context[order], run.token[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (context[1:] != context[:-1]) | (token[1:] != token[:-1])
+    starts = np.flatnonzero(new)
+    count = np.add.reduceat(run.times[order], starts) if starts.size else run.times[:0]
+    return Counts(context[starts], token[starts], count)
+
+
+@dataclass(frozen=True)
+class GramSettings(Knobs):
+    """The settings of a table's build.
+
+    Attributes:
+        n: tokens of an n-gram, 2 to 4.
+        vocab: V.
+        top: successors kept of each context, the likeliest; 0 keeps all.
+        threshold: n-grams counted fewer times are left out. What is left out still counts in the
+            shares of the others.
+        piece: n-grams sorted at a time.
+    """
+
+    n: int = knob(least=2, most=4)
+    vocab: int = knob(least=1)
+    top: int = knob(12, least=0)
+    threshold: int = knob(1, least=0)
+    piece: int = PIECE
+
+    @property
+    def width(self) -> int:
+        """Return the bits of a token id."""
+        return width_of(self.vocab)
+
+
+def build(
+    documents: Iterable[Ints], plan: GramSettings, folder: Path, tell: Callable[[str], None]
+) -> dict[str, Any]:
+    """Write the files of an n-gram table.
+
+    Memory is bounded by `plan.piece`, the vocabulary and the number of threads.
+
+    Pieces of the corpus are sorted and written as runs, and the runs merged range by range; both by
+    several threads.
+
+    Args:
+        documents: token ids of one after another; no n-gram runs from one into the next.
+        plan: how.
+        folder: where.
+        tell: receives messages about the progress.
+
+    Returns:
+        Figures of what was counted and written.
+
+    Raises:
+        UserError: there is not one n-gram in the corpus, or an id is not below the vocabulary.
+    """
+    check(plan.n, plan.vocab)
+    read = Counter(documents=0, tokens=0, grams=0)
+    with (
+        tempfile.TemporaryDirectory(dir=folder) as scratch,
+        ThreadPoolExecutor(os.cpu_count()) as pool,
+    ):
+        work = Threads(pool, plan, Path(scratch), tell)
+        runs = list(work.ordered(work.sorted, _pieces(documents, plan, read), "sorting piece {}"))
+        if not read["grams"]:
+            raise UserError(
+                f"the corpus is empty: none of {read['documents']:,} documents has {plan.n} tokens"
+            )
+        ranges = _ranges(runs, plan)
+        with ExitStack() as files:
+            out = TableWriter(folder, plan, files)
+            for rows in work.ordered(
+                work.merged, ((runs, r) for r in ranges), f"merging part {{}} of {len(ranges)}"
+            ):
+                out.write(rows)
+    return dict(read) | out.finish()
+
+
+def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
+    """Return a table in memory, for small corpora."""
+    with tempfile.TemporaryDirectory() as folder:
+        build(documents, plan, Path(folder), lambda _: None)
+        mapped = Grams.opened(Path(folder))
+        table = table_of({name: np.array(array) for name, array in mapped.table._asdict().items()})
+    return Grams(table, plan.n, plan.vocab)
+
+
+def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -> Iterator[Counts]:
+    """Yield the n-grams of the corpus in pieces, each n-gram of a piece once with its count.
+
+    A piece is a number of documents, or a part of a long one.
+
+    Args:
+        documents: of the corpus.
+        plan: of the build.
+        read: counts what was read.
+    """
+    waiting = list[Counts]()
+    size = 0
+    for document in documents:
+        read.update(documents=1, tokens=len(document))
+        ids = np.asarray(document)
+        if ids.size and not 0 <= ids.min() <= ids.max() < plan.vocab:
+            raise UserError(
+                f"document {read['documents']} has token {ids.max()}, allowed are 0 … {plan.vocab - 1}"
+            )
+        for start in range(0, max(0, len(ids) - plan.n + 1), plan.piece):
+            part = ids[start : start + plan.piece + plan.n - 1]
+            grams = len(part) - plan.n + 1
+            token = part[plan.n - 1 :].astype(np.uint32)
+            waiting.append(
+                Counts(contexts(part, plan.n, plan.width), token, np.ones(grams, np.int64))
+            )
+            size += grams
+            read.update(grams=grams)
+            if size >= plan.piece:
+                yield joined(waiting)
+                waiting, size = [], 0
+    if size:
+        yield joined(waiting)
+
+
+class TablePart(NamedTuple):
+    """A range of contexts as it is stored.
+
+    It has [C] contexts with the number of successors of each, and the tokens and shares [S] of
+    these.
+    """
+
+    context: Array
+    size: Array
+    token: Array
+    share: Array
+    distinct: int
+
+
+@dataclass(frozen=True)
+class Threads:
+    """The threads' part of a build.
+
+    Attributes:
+        pool: of threads; numpy sorts without holding the interpreter.
+        plan: how.
+        scratch: the folder of the runs.
+        tell: receives messages about the progress.
+    """
+
+    pool: ThreadPoolExecutor
+    plan: GramSettings
+    scratch: Path
+    tell: Callable[[str], None]
+
+    def ordered(
+        self, job: Callable[[Any], Any], items: Iterable[Any], saying: str
+    ) -> Iterator[Any]:
+        """Yield the results in order; no more items are drawn than there are threads for."""
+        waiting: deque[Future[Any]] = deque()
+        for number, item in enumerate(items, 1):
+            self.tell(saying.format(number))
+            waiting.append(self.pool.submit(job, item))
+            if len(waiting) > (os.cpu_count() or 1):
+                yield waiting.popleft().result()
+        while waiting:
+            yield waiting.popleft().result()
+
+    def sorted(self, run: Counts) -> "SortedRun":
+        """Return a sorted run on disk."""
+        made = summed(run, self.plan.n, self.plan.width)
+        files = []
+        for array in made:
+            handle, file = tempfile.mkstemp(dir=self.scratch)
+            with os.fdopen(handle, "wb") as out:
+                array.tofile(out)
+            files.append((file, array.dtype))
+        return SortedRun(files, made.context[::EVERY].copy())
+
+    def merged(self, job: tuple[Sequence["SortedRun"], tuple[int, int | None]]) -> TablePart:
+        """Return the contexts in a range as they are stored."""
+        runs, (low, high) = job
+        whole = joined(run.part(low, high) for run in runs)
+        return likeliest(summed(whole, self.plan.n, self.plan.width), self.plan)
+
+
+class SortedRun(NamedTuple):
+    """A sorted run on disk: a file and a dtype for each of its arrays, and a sample of contexts.
+
+    The sample holds every n-th context of the run.
+    """
+
+    files: Sequence[tuple[str, Any]]
+    sample: Array
+
+    def part(self, low: int, high: int | None) -> Counts:
+        """Return the contexts of a range.
+
+        Files are mapped only during the call, so that they do not stay in memory.
+        """
+        maps = [np.memmap(file, kind, "r") for file, kind in self.files]
+        start = int(np.searchsorted(maps[0], np.uint64(low)))
+        end = len(maps[0]) if high is None else int(np.searchsorted(maps[0], np.uint64(high)))
+        return Counts(*(np.array(column[start:end]) for column in maps))
+
+
+def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, int | None]]:
+    """Return ranges of contexts with about `plan.piece` entries of all runs each."""
+    sample = np.sort(np.concatenate([run.sample for run in runs]))
+    cuts = np.unique(sample[:: max(1, plan.piece // EVERY)])[1:].tolist()
+    return list(zip([0, *cuts], [*cuts, None], strict=True))
+
+
+def likeliest(run: Counts, plan: GramSettings) -> TablePart:
+    """Return the likeliest successors of each context.
+
+    Of equally likely ones the one with the lower id comes first.
+    """
+    new = np.ones(len(run.context), np.bool_)
+    new[1:] = run.context[1:] != run.context[:-1]
+    starts, group = np.flatnonzero(new), np.cumsum(new) - 1
+    if not starts.size:
+        return TablePart(
+            run.context, run.times.astype(np.uint32), run.token, np.zeros(0, np.uint16), 0
+        )
+    share = run.times / np.add.reduceat(run.times, starts)[group]
+    order = np.lexsort((run.token, -run.times, group))
+    keep = run.times[order] >= plan.threshold
+    if plan.top:
+        keep &= np.arange(len(order)) - starts[group] < plan.top
+    order = order[keep]
+    count = np.bincount(group[order], minlength=len(starts))
+    stored = np.maximum(1, np.rint(share[order] * FULL)).astype(np.uint16)
+    return TablePart(
+        run.context[starts][count > 0], count[count > 0], run.token[order], stored, len(run.context)
+    )
+
+
+class TableWriter:
+    """A table being written, range by range."""
+
+    def __init__(self, folder: Path, plan: GramSettings, files: ExitStack) -> None:
+        self.folder, self.plan, self.distinct = folder, plan, 0
+        self.kinds = kinds(plan.n, plan.vocab, plan.top or FULL)
+        self.first = np.zeros(plan.vocab + 1, np.int64)
+        self.files = {
+            name: files.enter_context(open(folder / f"{name}.bin", "wb"))  # noqa: SIM115
+            for name in self.kinds
+        }
+
+    def write(self, rows: TablePart) -> None:
+        """Add a range after those before."""
+        bits = np.uint64((self.plan.n - 2) * self.plan.width)
+        self.distinct += rows.distinct
+        self.first[1:] += np.bincount(
+            (rows.context >> bits).astype(np.int64), minlength=self.plan.vocab
+        )
+        rest = rows.context & ((np.uint64(1) << bits) - np.uint64(1))
+        self._planes("context", rest, int(bits))
+        self._planes("token", rows.token, self.plan.width)
+        self._put("size", rows.size)
+        self._put("share", rows.share)
+
+    def _planes(self, name: str, values: Array, bits: int) -> None:
+        self._put(f"{name}_low", values & values.dtype.type(0xFFFF))
+        if bits > 16:
+            self._put(f"{name}_high", values >> values.dtype.type(16))
+
+    def _put(self, name: str, values: Array) -> None:
+        values.astype(self.kinds[name]).tofile(self.files[name])
+
+    def finish(self) -> dict[str, Any]:
+        """Write what is known at the end; figures of what was written."""
+        size = np.fromfile(self.folder / "size.bin", self.kinds["size"])
+        blocks = (
+            np.add.reduceat(size, np.arange(0, len(size), BLOCK), dtype=np.int64)
+            if size.size
+            else np.zeros(0)
+        )
+        np.cumsum(self.first).astype("<i8").tofile(self.folder / "first.bin")
+        np.concatenate(([0], np.cumsum(blocks))).astype("<i8").tofile(self.folder / "sums.bin")
+        space = {name: (self.folder / f"{name}.bin").stat().st_size for name in self.kinds}
+        arrays = {
+            name: (kind, space[name] // np.dtype(kind).itemsize)
+            for name, kind in self.kinds.items()
+        }
+        header = {
+            "n": self.plan.n,
+            "vocab": self.plan.vocab,
+            "top": self.plan.top,
+            "threshold": self.plan.threshold,
+        }
+        (self.folder / HEADER).write_text(json.dumps(header | {"arrays": arrays}, indent=1))
+        return {
+            "n": self.plan.n,
+            "distinct": self.distinct,
+            "stored": arrays["share"][1],
+            "contexts": len(size),
+            "bytes": sum(space.values()),
+        }

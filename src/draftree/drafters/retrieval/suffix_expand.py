@@ -1,0 +1,168 @@
+"""What the draft behind a text, and drafts behind what others proposed, say of the nodes of a tree.
+
+Shapes: N nodes of a tree, F frontier nodes, K candidates, M nodes that something is found after.
+"""
+
+import math
+
+import numpy as np
+
+from draftree.drafters.retrieval.suffix_tree import Draft, Limits, Outputs, Shorts, draft
+from draftree.native import native_as
+from draftree.tree import MAX_NODES, Floats, Ints
+
+
+def child(nodes: Shorts, node: int, token: int) -> int:
+    """Return the node's child with that token; −2 if there is none."""
+    for i in range(node + 1, len(nodes)):
+        if nodes[i, 1] == node and nodes[i, 0] == token:
+            return i
+    return -2
+
+
+def reached(
+    text: Shorts,
+    end: int,
+    drafted: Draft,
+    parents: Ints,
+    tokens: Ints,
+    below: int,
+    memory: Outputs,
+    limits: Limits,
+) -> tuple[Draft, int, int]:
+    """Return the draft that continues a node of the tree, that node, and its depth.
+
+    The node is −1 where the draft begins at the root.
+
+    Args:
+        text: see `children`.
+        end: see `children`.
+        drafted: see `children`.
+        parents: [N] see `children`.
+        tokens: [N] see `children`.
+        below: the node.
+        memory: see `children`.
+        limits: see `children`.
+    """
+    depth, node = 0, below
+    while parents[node] >= 0:
+        depth, node = depth + 1, parents[node]
+    node = below
+    for i in range(depth - 1, -1, -1):
+        text[end + i], node = tokens[node], parents[node]
+    at = -1
+    for i in range(end, end + depth):
+        at = child(drafted[0], at, text[i])
+        if at < -1:
+            drafted = draft(text, i + 1, memory, limits)
+            at = -1
+    return drafted, at, depth
+
+
+@native_as("suffix_children")
+def children(
+    text: Shorts,
+    end: int,
+    drafted: Draft,
+    parents: Ints,
+    tokens: Ints,
+    frontier: Ints,
+    k: int,
+    memory: Outputs,
+    limits: Limits,
+) -> tuple[Ints, Floats, int]:
+    """Return up to K candidates [F, K] after the frontier's nodes of one root, and their log q.
+
+    The third result is the most candidates that a node has, at least 1. A node that is not in the
+    root's draft was proposed by another drafter; a draft of its own begins there.
+
+    Args:
+        text: up to the root, which is token `end` − 1; after it there is room for the deepest
+            path.
+        end: the number of tokens up to the root.
+        drafted: the draft after the root.
+        parents: [N] of the tree.
+        tokens: [N] of the tree.
+        frontier: [F] nodes.
+        k: candidates wanted of each.
+        memory: of earlier texts.
+        limits: of patterns and drafts.
+    """
+    found, log_q, most = (
+        np.zeros((len(frontier), k), np.int64),
+        np.full((len(frontier), k), -np.inf),
+        1,
+    )
+    for f, below in enumerate(frontier):
+        (nodes, shares), at, _ = reached(text, end, drafted, parents, tokens, below, memory, limits)
+        rank = 0
+        for i in range(at + 1, len(nodes)):
+            if nodes[i, 1] == at and rank < k:
+                found[f, rank], log_q[f, rank] = nodes[i, 0], math.log(shares[i])
+                rank += 1
+        most = max(most, rank)
+    return found, log_q, most
+
+
+@native_as("suffix_descendants")
+def descendants(
+    text: Shorts,
+    end: int,
+    drafted: Draft,
+    parents: Ints,
+    tokens: Ints,
+    frontier: Ints,
+    k: int,
+    memory: Outputs,
+    limits: Limits,
+    deepest: int,
+    first: int,
+) -> tuple[Ints, Ints, Floats]:
+    """Return what `children` finds after the frontier's nodes of one root, and then after those.
+
+    Args:
+        text: see `children`.
+        end: see `children`.
+        drafted: see `children`.
+        parents: [N] see `children`.
+        tokens: [N] see `children`.
+        frontier: [F] see `children`.
+        k: see `children`.
+        memory: see `children`.
+        limits: see `children`.
+        deepest: the depth that a node may have.
+        first: the number of the first candidate, once all are after the tree in the order in which
+            they stand here.
+
+    Returns:
+        [M] the nodes that something was found after, by number; [M, K] tokens; and [M, K] log q.
+    """
+    most = len(frontier) + MAX_NODES
+    after, found, log_q = (
+        np.empty(most, np.int64),
+        np.zeros((most, k), np.int64),
+        np.full((most, k), -np.inf),
+    )
+    count, total, widest = 0, 0, 1
+    waiting = np.empty((MAX_NODES + 1, 3), np.int64)  # of a draft: node, number, depth
+    for below in frontier:
+        (nodes, shares), at, depth = reached(
+            text, end, drafted, parents, tokens, below, memory, limits
+        )
+        waiting[0, 0], waiting[0, 1], waiting[0, 2] = at, below, depth
+        here, last = 0, 1
+        while here < last:
+            at, number, depth = waiting[here, 0], waiting[here, 1], waiting[here, 2]
+            here, rank = here + 1, 0
+            for i in range(at + 1, len(nodes)):
+                if nodes[i, 1] == at and rank < k and depth < deepest and total < MAX_NODES:
+                    found[count, rank], log_q[count, rank] = nodes[i, 0], math.log(shares[i])
+                    waiting[last, 0], waiting[last, 1], waiting[last, 2] = (
+                        i,
+                        first + total,
+                        depth + 1,
+                    )
+                    rank, last, total = rank + 1, last + 1, total + 1
+            after[count] = number
+            count, widest = count + (rank > 0), max(widest, rank)
+    return after[:count], found[:count, :widest], log_q[:count, :widest]

@@ -1,0 +1,236 @@
+"""How well a drafter knows when it is right: calibration, and which of its candidates are accepted, by depth and by entropy.
+
+Shapes: M places, K candidates, D depths.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+
+from draftree.drafters.base import Drafter
+from draftree.evaluation import step_codec
+from draftree.evaluation.bootstrap import ResultRow
+from draftree.evaluation.target_trace import Text
+from draftree.evaluation.teacher_forcing import Source, replay
+from draftree.metrics import Step
+from draftree.tree import Bools, Floats, Ints
+
+RANKS, DEPTHS, BINS = 8, 10, 10
+"""K, D, and the bins of confidence and of entropy."""
+
+
+@dataclass(frozen=True)
+class Looked:
+    """Hold a drafter's candidates at each position of texts that the target has written.
+
+    The tokens before a position are those of the text.
+
+    Attributes:
+        depth: [M] depth of the position below the root of its block, from 1.
+        rank: [M] rank of the text's token among the candidates, from 0; K where it is not a
+            candidate.
+        confidence: [M] q of the likeliest candidate.
+        entropy: [M] entropy of q in nats.
+        reached: [M] whether a chain of likeliest candidates reaches the position, that is, whether
+            all tokens of the chain before it equal the text's.
+    """
+
+    depth: Ints
+    rank: Ints
+    confidence: Floats
+    entropy: Floats
+    reached: Bools
+
+    @classmethod
+    def along(cls, source: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Self:
+        """Run a drafter along texts in blocks of `DEPTHS` tokens.
+
+        Args:
+            source: the target, or a recording of these texts.
+            drafter: proposes K candidates after every token.
+            texts: greedy texts, all in one batch.
+        """
+        parts = list[tuple[Ints, Ints, Floats, Floats, Bools]]()
+        for block in replay(source, drafter, texts, RANKS, DEPTHS):
+            alive = np.ones(int(block.tree.row.max()) + 1, np.bool_)
+            for nodes, found in block.asked:
+                rows, there = block.tree.row[nodes], np.isfinite(found.log_q)
+                hit = (found.tokens == block.following(nodes)[:, None]) & there
+                rank = np.where(hit.any(1), hit.argmax(1), RANKS)
+                sure = np.where(there[:, 0], np.exp(found.log_q[:, 0]), 0.0)
+                drafted = there[:, 0]
+                columns = (
+                    block.tree.depth[nodes] + 1,
+                    rank,
+                    sure,
+                    np.asarray(found.entropy(), np.float64),
+                    alive[rows],
+                )
+                parts.append(tuple(c[drafted] for c in columns))  # type: ignore[arg-type]
+                alive[rows] &= rank == 0
+        if not parts:
+            return cls(*(np.zeros(0) for _ in range(5)))  # type: ignore[arg-type]
+        return cls(*map(np.concatenate, zip(*parts, strict=True)))
+
+    def reliability(self) -> list[dict[str, float]]:
+        """Return mean confidence, share of correct likeliest candidates, and count for each bin.
+
+        Bins are intervals of the confidence. Only positions count that a chain of likeliest
+        candidates reaches, up to its first rejection (EDD, section 3.2 and Figure 3b).
+        """
+        bins = np.minimum((self.confidence * BINS).astype(np.int64), BINS - 1)
+        found = []
+        for b in range(BINS):
+            which = self.reached & (bins == b)
+            if which.any():
+                right, sure = (
+                    float((self.rank[which] == 0).mean()),
+                    float(self.confidence[which].mean()),
+                )
+                found.append({"confidence": sure, "accepted": right, "count": int(which.sum())})
+        return found
+
+    @property
+    def calibration_error(self) -> float | None:
+        """Return the expected calibration error.
+
+        It is the mean distance of confidence and acceptance, weighted by the bins' sizes.
+        """
+        bins = self.reliability()
+        count = sum(b["count"] for b in bins)
+        return (
+            sum(abs(b["confidence"] - b["accepted"]) * b["count"] for b in bins) / count
+            if count
+            else None
+        )
+
+    def by_depth(self) -> list[list[float]]:
+        """Return [D, K] the share of positions at which the text's token has each rank."""
+        return self._shares(self.depth - 1, DEPTHS)
+
+    def by_entropy(self) -> tuple[list[float], list[list[float]]]:
+        """Return the limits of bins of entropy, and the share of each rank in each bin [bins, K].
+
+        Each bin has the same number of places.
+        """
+        ends = (
+            np.unique(np.quantile(self.entropy, np.linspace(0, 1, BINS + 1)))
+            if len(self.entropy)
+            else np.zeros(2)
+        )
+        which = np.clip(
+            np.searchsorted(ends, self.entropy, side="right") - 1, 0, max(len(ends) - 2, 0)
+        )
+        return ends.tolist(), self._shares(which, max(len(ends) - 1, 1))
+
+    def _shares(self, group: Ints, groups: int) -> list[list[float]]:
+        counts = np.zeros((groups, RANKS + 1))
+        np.add.at(counts, (group, self.rank), 1)
+        shares: list[list[float]] = (counts / np.maximum(counts.sum(1, keepdims=True), 1))[
+            :, :RANKS
+        ].tolist()
+        return shares
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures by the names of the command line."""
+        ends, shares = self.by_entropy()
+        return {
+            "places": len(self.rank),
+            "calibration_error": self.calibration_error,
+            "reliability": self.reliability(),
+            "rank_by_depth": self.by_depth(),
+            "rank_by_entropy": {"ends": ends, "shares": shares},
+        }
+
+
+def frontiers(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float, str]]]:
+    """Return (γ, τ, spec) of each setting by drafter and kind of policy, sorted by γ.
+
+    γ is the number of nodes per step, and τ the acceptance length that it reaches.
+    """
+    found = dict[str, list[tuple[float, float, str]]]()
+    for r in (r for r in rows if r["policy"]):
+        line = f"{r['drafter']} {r['policy'].partition(':')[0]}"
+        found.setdefault(line, []).append(
+            (r["nodes_per_step"], r["acceptance_length"], r["policy"])
+        )
+    return {name: sorted(points) for name, points in found.items()}
+
+
+def reached(steps: Sequence[Step]) -> list[float]:
+    """Return the share of the steps that accepted a node at each depth, from depth 1."""
+    deepest = max((step.accepted for step in steps), default=0)
+    return [
+        sum(step.accepted >= depth for step in steps) / len(steps)
+        for depth in range(1, deepest + 1)
+    ]
+
+
+def reached_by_row(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Return how often each depth was reached, for each saved row that drafts."""
+    found = []
+    for r in (r for r in rows if r["policy"] and "work" in r):
+        steps = [step for of, _ in step_codec.decode(r["work"], "row") for step in of]
+        found.append(
+            {
+                "drafter": r["drafter"],
+                "policy": r["policy"],
+                "temperature": r["temperature"],
+                "reached": reached(steps),
+            }
+        )
+    return found
+
+
+def by_category(
+    row: dict[str, Any], categories: Sequence[str], name: str = "nodes"
+) -> dict[str, list[float]]:
+    """Return the nodes (or accepted tokens) per step of each prompt, by category."""
+    found = dict[str, list[float]]()
+    each = row["per_prompt"]
+    for category, count, steps in zip(categories, each[name], each["steps"], strict=True):
+        found.setdefault(category or "all", []).append(count / max(steps, 1))
+    return found
+
+
+OPEN, CLOSED = 2.0, 1.0
+"""Nats from which an entropy counts as high, and below which as low (C2T, Figure 2, has seven
+intervals)."""
+Group = Callable[[Looked], tuple[Bools, Floats | Bools]]
+GROUPS: Mapping[str, Group] = {
+    "sure": lambda at: (at.reached & (at.confidence >= 0.5), at.rank == 0),
+    "unsure": lambda at: (at.reached & (at.confidence < 0.5), at.rank == 0),
+    "upper-left": lambda at: (at.depth == 1, at.rank == 0),
+    "deep": lambda at: (at.depth == 5, at.rank == 0),
+    "lower-right": lambda at: (at.depth == 3, at.rank == 2),
+    "open": lambda at: (at.entropy >= OPEN, at.rank == 0),
+    "open-said": lambda at: (at.entropy >= OPEN, at.confidence),
+    "closed": lambda at: (at.entropy < CLOSED, at.rank == 0),
+    "closed-said": lambda at: (at.entropy < CLOSED, at.confidence),
+}
+"""Groups of candidates that claims of papers compare: which positions belong to each, and whether
+the candidate was right, or how likely that was by q."""
+
+
+def grouped(looked: Sequence[Looked], drafter: str) -> list[ResultRow]:
+    """Return groups of a drafter's candidates as rows of a result.
+
+    Each row gives the number of positions of each text (`places`), and how many are right.
+
+    Args:
+        looked: candidates of each text.
+        drafter: its spec.
+    """
+    rows = list[ResultRow]()
+    for name, group in GROUPS.items():
+        found = [group(one) for one in looked]
+        places, right = (
+            [int(at.sum()) for at, _ in found],
+            [float(hit[at].sum()) for at, hit in found],
+        )
+        share = sum(right) / max(sum(places), 1)
+        row = {"drafter": drafter, "policy": name, "temperature": 0.0, "acceptance_length": share}
+        rows.append(row | {"per_prompt": {"tokens": right, "places": places}})
+    return rows

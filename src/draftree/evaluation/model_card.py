@@ -1,0 +1,111 @@
+"""The model card of a trained drafter, from what its folder says of itself, and if one is given a saved result."""
+
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from draftree.errors import UserError
+from draftree.evaluation.text_tables import claims, shown
+from draftree.utils.files import read_object
+
+CARD = "README.md"
+LEARNT = ("epochs", "batch_size", "lr", "schedule", "max_tokens", "data", "seed")
+"""Fields of the training that a card shows."""
+COLUMNS = (
+    "policy",
+    "T",
+    "τ [95 %]",
+    "nodes/step",
+    "speed-up [95 %]",
+    "counted speed-up [95 %]",
+    "same output",
+)
+
+
+def card(folder: Path, result: Mapping[str, Any] | None = None, licence: str | None = None) -> str:
+    """Return the card as Markdown.
+
+    Args:
+        folder: folder of the drafter's checkpoint.
+        result: result of a bench; the rows of this method are shown.
+        licence: identifier of the licence on the hub.
+
+    Raises:
+        UserError: the folder has no drafter, or the result has no row of its method.
+    """
+    config = read_object(folder / "config.json", "the configuration of a drafter's checkpoint")
+    own = config.get("draftree")
+    if not isinstance(own, dict) or "drafter" not in own:
+        raise UserError(
+            f"'{folder}' holds no drafter of draftree: its config.json has no entry 'draftree' that names one"
+        )
+    name, target = str(own["drafter"]), str(own.get("target", ""))
+    head = [
+        "library_name: draftree",
+        "pipeline_tag: text-generation",
+        "tags:",
+        "- speculative-decoding",
+        f"- {name}",
+    ]
+    head += [f"license: {licence}"] * bool(licence)
+    head += [f"base_model: {target}"] * ("/" in target and not Path(target).exists())
+    lines = ["---", *head, "---", "", f"# {name} for {target or 'its target'}", ""]
+    alone = "writes exactly what it writes alone, in fewer passes"
+    lines += [f"A drafter for speculative decoding: with it {target or 'its target'} {alone}."]
+    lines += [
+        "",
+        "```",
+        f"draftree generate PROMPT --target {target or 'TARGET'} --drafter FOLDER",
+        "```",
+        "",
+        "| | |",
+        "|---|---|",
+    ]
+    told = {"method": name} | {k: v for k, v in own.items() if k not in ("drafter", "target")}
+    told |= {
+        k: config[k]
+        for k in ("hidden_size", "num_hidden_layers", "vocab_size", "dtype")
+        if k in config
+    }
+    plan = folder / "training.json"
+    if plan.is_file():
+        trained = read_object(plan, "the plan of a training")
+        told |= {f"training: {k}": trained[k] for k in LEARNT if k in trained}
+    lines += [
+        f"| {key} | {json.dumps(value) if not isinstance(value, str) else value} |"
+        for key, value in told.items()
+    ]
+    if result is not None:
+        lines += ["", *_figures(name, folder, result)]
+    return "\n".join(lines) + "\n"
+
+
+def _figures(name: str, folder: Path, result: Mapping[str, Any]) -> list[str]:
+    rows = [
+        r
+        for r in result["rows"]
+        if r["policy"] and r["drafter"].partition(":")[0] in (name, str(folder), folder.name)
+    ]
+    if not rows:
+        there = ", ".join(dict.fromkeys(r["drafter"] for r in result["rows"] if r["policy"]))
+        raise UserError(
+            f"the result has rows of {there or 'no drafter'}, needed is one of '{name}' or '{folder}'"
+        )
+    cells = shown(rows)
+    columns = [c for c in COLUMNS if any(row.get(c) for row in cells)]
+    about = result["provenance"]
+    kind = "Simulated" if result.get("simulated") else "Measured"
+    device, suite = about["hardware"].get("device", "one machine"), about["suite"]["name"]
+    where = f"{kind} on {device}, {rows[0]['prompts']} prompts of {suite}"
+    table = [f"| {' | '.join(columns)} |", f"|{'---|' * len(columns)}"]
+    table += [f"| {' | '.join(row.get(c, '') for c in columns)} |" for row in cells]
+    return [
+        "## Figures",
+        "",
+        f"{where}, {about['date'][:10]}.",
+        "",
+        *table,
+        "",
+        claims({**result, "rows": [r for r in result["rows"] if r in rows or not r["policy"]]}),
+    ]

@@ -1,0 +1,64 @@
+"""Plain decoding as the scheduler runs it: a drafter and a policy that draft nothing."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+from draftree.acceptors.base import Acceptor
+from draftree.costs.curves import Costs
+from draftree.drafters.base import Drafter
+from draftree.drafters.neural.draft_state import no_candidates
+from draftree.engine import Engine
+from draftree.models.kv_cache import SlotCache
+from draftree.policies.base import Expand, Policy
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Taps, Target
+from draftree.tree import Candidates, Ints, Room, Tree, Verdict
+
+
+def plain_engine(target: Target, acceptor: Acceptor | None = None) -> Engine:
+    """Return an engine for plain decoding, one token of each sequence per step.
+
+    It uses the same scheduler as any other engine.
+    """
+    return Engine(target, _NoDrafts(), _NoTrees(), acceptor)
+
+
+@final
+class _NoDrafts(Drafter[int]):
+    """Propose nothing, and so have no state."""
+
+    def start(
+        self,
+        prompts: Sequence[Ints],
+        roots: Ints,
+        taps: Taps,
+        state: int | None = None,
+        rows: Ints | None = None,
+    ) -> int:
+        return 0
+
+    def expand(
+        self, state: int, tree: Tree, frontier: Ints, k: int, drawing: Drawing
+    ) -> tuple[Candidates, int]:
+        return no_candidates(len(frontier), k), 0
+
+    def commit(self, state: int, tree: Tree, verdict: Verdict, taps: Taps) -> int:
+        return 0
+
+    def truncate(self, state: int, lengths: Ints, rows: Ints | None = None) -> int:
+        return 0
+
+    def select(self, state: int, rows: Ints, cache: SlotCache) -> int:
+        return 0
+
+
+@final
+@dataclass(frozen=True)
+class _NoTrees(Policy):
+    """Verify only the roots."""
+
+    prunes_on_draws = False
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        return tree

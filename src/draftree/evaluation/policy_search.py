@@ -1,0 +1,279 @@
+"""Searches for the knobs of a policy on half of the prompts, and judges them beside the defaults on the other half.
+
+The target writes every text once; each setting is then replayed along them and counted by the costs
+of a machine.
+"""
+
+import hashlib
+import json
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Literal, get_args, get_origin, get_type_hints
+
+from draftree.engine import Engine
+from draftree.errors import UnknownName, UserError
+from draftree.evaluation import result_rows
+from draftree.evaluation.advice import FEWEST, halves
+from draftree.evaluation.bench import Bench
+from draftree.evaluation.bootstrap import Ratio, ResultRow, paired
+from draftree.evaluation.grid import Cell
+from draftree.evaluation.trace_store import Recordings, identity, key
+from draftree.policies.base import Policy
+from draftree.registry import build
+from draftree.request import Request
+from draftree.utils.progress import Tell, silent
+from draftree.utils.validated_dataclass import Range
+
+SPREAD, LEAST_SPREAD = 4, 8
+"""Whole numbers are tried up to 4 times their default and 8 at least, others from a 16th of theirs
+to 16 times it."""
+Space = dict[str, tuple[str, Any, Any]]
+"""By option: `whole`, `share` or `choice`, then the bounds, or the values and None."""
+
+
+def space(policy: Policy, named: Sequence[str] = ()) -> Space:
+    """Return the options of a policy that can be searched, with the values to try.
+
+    The values follow from each option's type, range and default.
+
+    Args:
+        policy: policy whose options are searched around its values.
+        named: names of the options to search; all by default.
+
+    Raises:
+        UserError: there is no such option, or none at all.
+    """
+    found, hints = Space(), get_type_hints(type(policy))
+    for f in fields(policy):  # type: ignore[arg-type]  # every policy is a dataclass
+        value, bounds, hint = (
+            getattr(policy, f.name),
+            f.metadata.get("range", Range()),
+            hints[f.name],
+        )
+        if isinstance(value, bool):
+            found[f.name] = "choice", [False, True], None
+        elif get_origin(hint) is Literal:
+            found[f.name] = "choice", list(get_args(hint)), None
+        elif isinstance(value, int):
+            top = min(bounds.most, bounds.below - 1, max(SPREAD * value, LEAST_SPREAD))
+            found[f.name] = "whole", int(max(1, bounds.least)), int(top)
+        elif isinstance(value, float) and value > 0:
+            found[f.name] = "share", value / SPREAD**2, min(bounds.most, SPREAD**2 * value)
+    for name in named:
+        if name not in found:
+            raise UnknownName("knob that can be searched", name, found)
+    chosen = {name: it for name, it in found.items() if not named or name in named}
+    if not chosen:
+        raise UserError(
+            f"policy '{type(policy).__name__.lower()}' has no knob that can be searched"
+        )
+    return chosen
+
+
+def spec(name: str, knobs: Mapping[str, Any]) -> str:
+    """Return the spec of a policy with some options."""
+    return f"{name}:{','.join(f'{k}={v}' for k, v in knobs.items())}" if knobs else name
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """Store the result of a search.
+
+    Attributes:
+        policy: spec of the best setting on the first half.
+        default: spec of the initial setting.
+        searched: rows of both by spec, on the half that was searched.
+        judged: rows of both by spec, on the other half.
+        beside: tokens per counted second over the default's, on the other half.
+        trials: number of settings tried.
+    """
+
+    policy: str
+    default: str
+    searched: Mapping[str, ResultRow]
+    judged: Mapping[str, ResultRow]
+    beside: Ratio
+    trials: int
+
+    @property
+    def better(self) -> bool:
+        """Return whether the interval is above 1."""
+        return self.beside.low > 1
+
+    def as_json(self) -> dict[str, Any]:
+        """Return the figures by the names of the command line."""
+        names = ("acceptance_length", "nodes_per_step", "counted_speedup", "prompts")
+        rows = {
+            half: {
+                s: {n: r[n] for n in names} | {"interval": r["intervals"]["counted_speedup"]}
+                for s, r in found.items()
+            }
+            for half, found in (("searched", self.searched), ("judged", self.judged))
+        }
+        told = {
+            "policy": self.policy,
+            "default": self.default,
+            "trials": self.trials,
+            "keep_default": not self.better,
+        }
+        return told | rows | {"beside_default": asdict(self.beside)}
+
+    def told(self) -> str:
+        """Return the verdict in words."""
+        figure = f"{self.beside.value:.3f} × [{self.beside.low:.3f}, {self.beside.high:.3f}] the default's speed, counted"
+        if self.policy == self.default:
+            return f"Keep the default: none of {self.trials} settings was faster on the half that was searched."
+        if self.better:
+            return (
+                f"Use --policy {self.policy}: {figure}, on prompts that had no part in the search."
+            )
+        return f"Keep the default: {self.policy} has {figure} on the other half, an interval that includes 1 or lies below."
+
+
+@dataclass(frozen=True)
+class Search:
+    """Search the options of one policy.
+
+    Attributes:
+        engine: engine with the drafter, the initial policy, and costs.
+        drafter: the drafter's spec.
+        policy: spec of the initial policy.
+        recordings: recordings of all requests.
+        temperature: temperature of the requests.
+        seed: seed of texts, search and intervals.
+    """
+
+    engine: Engine
+    drafter: str
+    policy: str
+    recordings: Recordings
+    temperature: float = 0.0
+    seed: int = 0
+
+    def row(self, policy: str, requests: Sequence[Request]) -> ResultRow:
+        """Return the figures of one setting along some texts."""
+        cells = [Cell(None, None, self.temperature), Cell(self.drafter, policy, self.temperature)]
+        engines = {
+            (self.drafter, policy): replace(self.engine, policy=build("policy", policy), learned={})
+        }
+        work = Bench(cells, engines, requests, self.seed, recordings=self.recordings)
+        return result_rows.unclocked(
+            result_rows.rows(
+                [work.prompt(i) for i in range(len(requests))], self.seed, None, work.prices
+            )[1]
+        )
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        trials: int,
+        storage: Path | None = None,
+        named: Sequence[str] = (),
+        tell: Tell = silent,
+    ) -> Tuned:
+        """Search on one half of the requests, and measure on the other half.
+
+        Args:
+            requests: the requests, all recorded.
+            trials: number of settings to try, including those in `storage`.
+            storage: a file of Optuna's, from which an interrupted search is resumed.
+            named: names of the options to search; by default all that can be searched and that the
+                policy's spec does not set.
+            tell: called with the number of settings tried.
+
+        Raises:
+            UserError: there are too few requests, or Optuna is not installed.
+        """
+        if len({r.prompt for r in requests}) < FEWEST:
+            raise UserError(
+                f"{len(requests)} prompts were given, needed are at least {FEWEST} different ones"
+            )
+        name, _, fixed = self.policy.partition(":")
+        known = {item.partition("=")[0] for item in fixed.split(",") if item}
+        tried = {k: v for k, v in space(self.engine.policy, named).items() if k not in known}
+        if not tried:
+            raise UserError(
+                f"policy '{self.policy}' fixes all its knobs, nothing is left to be searched"
+            )
+        base = dict(item.split("=", 1) for item in fixed.split(",") if item)
+        first, other = halves(requests)
+        study = self._study(first, tried, storage)
+        done = dict[str, ResultRow]()
+
+        def value(trial: Any) -> float:
+            of = spec(
+                name, base | {knob: _suggested(trial, knob, *how) for knob, how in tried.items()}
+            )
+            if of not in done:
+                done[of] = self.row(of, first)
+            trial.set_user_attr("spec", of)
+            return float(done[of]["counted_speedup"] or 0.0)
+
+        def finished() -> int:
+            return sum(bool(t.state.is_finished()) for t in study.trials)
+
+        if not study.trials:
+            study.enqueue_trial({knob: getattr(self.engine.policy, knob) for knob in tried})
+        tell(finished(), "", trials)
+        while finished() < trials:
+            study.optimize(value, n_trials=1)
+            tell(finished(), f"best {study.best_value:.3f}", trials)
+        done[self.policy] = default = self.row(self.policy, first)
+        best = study.best_trial.user_attrs["spec"]
+        if study.best_value <= float(default["counted_speedup"] or 0.0):
+            best = self.policy
+        searched = {
+            s: done.get(s) or self.row(s, first) for s in dict.fromkeys((best, self.policy))
+        }
+        judged = {s: self.row(s, other) for s in searched}
+        beside = paired(judged[best], judged[self.policy], seed=self.seed).inverse
+        return Tuned(best, self.policy, searched, judged, beside, finished())
+
+    def _study(self, requests: Sequence[Request], tried: Space, storage: Path | None) -> Any:
+        """Return Optuna's study of this search.
+
+        Any other target, drafter, prompt, cost or option gives another study.
+        """
+        try:
+            import optuna
+            from optuna.storages import JournalStorage
+            from optuna.storages.journal import JournalFileBackend
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"searching needs the package '{error.name}': pip install 'draftree[tune]'"
+            ) from error
+        optuna.logging.set_verbosity(optuna.logging.ERROR)
+        costs = asdict(self.engine.costs) if self.engine.costs is not None else None
+        about = [
+            identity(self.engine.target),
+            self.drafter,
+            self.policy,
+            tried,
+            costs,
+            self.seed,
+            *map(key, requests),
+        ]
+        name = hashlib.sha256(json.dumps(about, default=str).encode()).hexdigest()[:16]
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            kept = None if storage is None else JournalStorage(JournalFileBackend(str(storage)))
+            sampler = optuna.samplers.TPESampler(seed=self.seed)
+            return optuna.create_study(
+                storage=kept,
+                study_name=name,
+                sampler=sampler,
+                direction="maximize",
+                load_if_exists=True,
+            )
+
+
+def _suggested(trial: Any, knob: str, kind: str, low: Any, high: Any) -> Any:
+    if kind == "choice":
+        return trial.suggest_categorical(knob, low)
+    return (
+        trial.suggest_int(knob, low, high, log=True)
+        if kind == "whole"
+        else trial.suggest_float(knob, low, high, log=True)
+    )

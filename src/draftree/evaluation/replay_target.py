@@ -1,0 +1,105 @@
+"""A target that has written its text before: drafters and policies are judged along it without a pass of the model.
+
+What is decoded is the same step by step, τ and the work of every step with it; seconds mean
+nothing. Of the logits only the chosen token is true, and that only after nodes which stand on the
+text: no walk comes to another one. That holds above temperature 0 too, as `match` chooses by noise
+that does not depend on the draft.
+"""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Self, final
+
+import numpy as np
+import torch
+from torch import Tensor
+from typing_extensions import override
+
+from draftree.errors import UserError
+from draftree.evaluation.target_trace import Recording, Text
+from draftree.models.forward_batch import Chunk
+from draftree.models.kv_cache import SlotCache
+from draftree.target.target import Needs, Probes, Target, Verified
+from draftree.tree import Ints, Tree, Verdict
+
+CERTAIN = 1e4
+"""Logit of the text's next token, where all others are 0; it exceeds any noise or penalty."""
+
+
+@final
+class Replayed(Target):
+    """Stand in for a target while one recorded text is generated again.
+
+    The text is reproduced greedily or, with the seed that it was sampled with, by `match`.
+
+    Args:
+        recording: recording of the text.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        target = recording.target
+        super().__init__(target.decoder, target.name, target.tokenizer, target.loading)
+        self._recording, (self._text,) = recording, recording.texts
+
+    @classmethod
+    def along(cls, target: Target, text: Text, layers: Sequence[int]) -> Self:
+        """Read a text in one pass.
+
+        Args:
+            target: the target that generated it.
+            text: prompt and answer.
+            layers: entries of `hidden_states` that drafters will read; negative ones count from the
+                end.
+        """
+        return cls(Recording.of(target, [text], layers))
+
+    @override
+    def new_cache(self, rows: int, slots: int) -> SlotCache:
+        return self._recording.new_cache(rows, slots)
+
+    @override
+    def prefill(
+        self,
+        cache: SlotCache,
+        prompts: Sequence[Ints],
+        needs: Needs,
+        rows: Ints | None = None,
+        more: int = 0,
+    ) -> Verified:
+        found = self._recording.prefill(cache, prompts, needs)
+        return replace(found, packed=self._after(np.array([len(prompts[0]) - 1])))
+
+    @override
+    def verify(
+        self,
+        cache: SlotCache,
+        tree: Tree,
+        needs: Needs,
+        probes: Probes | None = None,
+        chunks: Sequence[Chunk] = (),
+    ) -> Verified:
+        assert not chunks, "one recorded text is written at a time"
+        if probes is not None:
+            raise UserError(
+                "the drafter sends probes, which need a pass of the target: its texts cannot be replayed"
+            )
+        if needs.top:
+            raise UserError(
+                "the drafter reads what was not accepted, which needs a pass of the target: no text can be replayed"
+            )
+        positions = cache.lengths[0] + tree.depth
+        taps = self._recording.taps(cache, tree.row, positions, tree.tokens, needs)
+        return Verified(self._after(positions), taps)
+
+    @override
+    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        self._recording.commit(cache, tree, verdict)
+
+    def _after(self, positions: Ints) -> Tensor:
+        """Return [N, V] logits that strongly favour the text's next token."""
+        following = np.append(self._text.tokens[1:], 0)[
+            np.minimum(positions, len(self._text.tokens) - 1)
+        ]
+        return torch.zeros(len(positions), self.decoder.vocab).scatter_(
+            1, torch.from_numpy(following)[:, None], CERTAIN
+        )

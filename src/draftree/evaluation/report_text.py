@@ -1,0 +1,142 @@
+"""What a report of a saved result says: which pairing is best, what could still be won, and the answer in words."""
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from draftree.evaluation import step_codec
+from draftree.evaluation.bootstrap import ENOUGH, FEW, Compared, ResultRow, beside_plain
+
+Result = Mapping[str, Any]
+
+
+def clocked(result: Result) -> bool:
+    """Return whether the result was measured by the clock, and not only counted."""
+    return "speedup" in result["rows"][0]
+
+
+def name_of(row: ResultRow) -> str:
+    """Return drafter and policy of a row, with what distinguishes it from other rows."""
+    also = (f"T = {row['temperature']:g}" if row["temperature"] else None, row.get("machine"))
+    return " ".join(filter(None, (row["drafter"], row["policy"] or "", *also)))
+
+
+def measure(result: Result) -> str:
+    """Return the name of the speed-up that the result is judged by."""
+    return "speedup" if clocked(result) else "counted_speedup"
+
+
+def ranked(result: Result) -> list[ResultRow]:
+    """Return the rows that draft and have a speed-up, the fastest first."""
+    by = measure(result)
+    return sorted(
+        (r for r in result["rows"] if r["policy"] and r.get(by) is not None), key=lambda r: -r[by]
+    )
+
+
+def bars(result: Result) -> list[dict[str, Any]]:
+    """Return the speed-ups as the chart draws them.
+
+    The oracle's bound is added only to counted speed-ups, because it is a counted one.
+    """
+    by = measure(result)
+    bounds = {_place(b): b["counted_speedup"] for b in result.get("oracle", ())}
+    return [
+        {"name": name_of(r), "value": r[by], "low": r["intervals"][by][0], "high": r["intervals"][by][1],
+         "bound": None if clocked(result) else bounds.get(_place(r))}
+        for r in ranked(result)
+    ]  # fmt: skip
+
+
+def gaps(result: Result) -> list[str]:
+    """Return for each drafter the oracle's speed-up compared with its best counted row."""
+    found = []
+    for bound in result.get("oracle", ()):
+        place = _place(bound)
+        rows = [
+            r
+            for r in result["rows"]
+            if r["policy"] and _place(r) == place and r.get("counted_speedup")
+        ]
+        if rows:
+            best = max(rows, key=lambda r: r["counted_speedup"])
+            share = best["counted_speedup"] / bound["counted_speedup"]
+            figures = f"{best['counted_speedup']:.2f} × counted, the oracle {bound['counted_speedup']:.2f} ×"
+            found.append(
+                f"{name_of(best)}: {figures}, so it has {share:.0%} of what any policy could have."
+            )
+    return found
+
+
+def _place(row: ResultRow) -> tuple[Any, ...]:
+    """Return the key that a row and the oracle's row share."""
+    return row["drafter"], row["temperature"], row.get("machine")
+
+
+def texts(result: Result, row: ResultRow) -> list[dict[str, Any]]:
+    """Return the stored texts, each piece with its token's origin in a row's steps."""
+    kept = result.get("texts", {}).get(f"{row['temperature']:g}", ())
+    if not kept or not row["promises_text"] or not row["same_output"] or "work" not in row:
+        return []
+    found = []
+    for text, (steps, _) in zip(kept, step_codec.decode(row["work"], "row"), strict=False):
+        origins = [
+            "prefill",
+            *(o for step in steps for o in (*["drafted"] * step.accepted, "bonus")),
+        ]
+        found.append(
+            {"prompt": text["prompt"], "pieces": list(zip(origins, text["pieces"], strict=False))}
+        )
+    return found
+
+
+def verdict(result: Result) -> str:
+    """Return in words whether and how much to speculate."""
+    by, rows = measure(result), ranked(result)
+    if not rows:
+        return "Nothing was measured beside plain decoding, so there is nothing to advise."
+    target, device = (
+        result["provenance"]["target"]["name"],
+        result["provenance"]["hardware"].get("device", "this machine"),
+    )
+    compared = beside_plain(result, "seconds" if clocked(result) else "counted_seconds")
+    faster, others = [c.mine for c in compared if c.ratio.verdict == "faster"], len(compared)
+    best = next((r for r in rows if r in faster), rows[0])  # the fastest of which that may be said
+    known = next((c for c in compared if c.mine is best), None)
+    low, high = best["intervals"][by]
+    how = (
+        "by the clock"
+        if clocked(result)
+        else "counted on simulated costs"
+        if result["simulated"]
+        else "by counted costs"
+    )
+    where = (
+        f"With {target} on {device}"
+        if not result["simulated"]
+        else f"With {target} on {best.get('machine') or 'that machine'}"
+    )
+    figure = f"{best[by]:.2f} × [{low:.2f}, {high:.2f}] {how}, on {best['prompts']} prompts"
+    if known is not None and known.ratio.verdict == FEW:
+        return f"{where}, too few prompts to say whether to speculate: {name_of(best)} has {figure}, needed are {ENOUGH}."
+    if known is None or known.ratio.verdict == "not told apart":
+        untold = f"nothing was told apart from plain decoding in {others} comparisons"
+        return (
+            f"{where}, {untold}: the best, {name_of(best)}, has {figure}. More prompts may decide."
+        )
+    if known.ratio.verdict == "slower":
+        one = "the only pairing" if others == 1 else f"the best of {others} pairings"
+        return f"{where}, do not speculate on text like this: {one}, {name_of(best)}, has {figure}."
+    how_much = f"{best['nodes_per_step']:.1f} nodes a step, of which {best['acceptance_length'] - 1:.2f} are accepted"
+    return f"{where}, speculate with {name_of(best)}: {figure}, at {how_much}. {_close(rows, known, by)}"
+
+
+def _close(rows: Sequence[ResultRow], best: Compared, by: str) -> str:
+    """Return which other rows may be as good, because their intervals reach the best figure."""
+    near = [
+        name_of(r) for r in rows if r is not best.mine and r["intervals"][by][1] >= best.mine[by]
+    ]
+    return (
+        f"Possibly as good: {', '.join(near)}."
+        if near
+        else "No other pairing's interval reaches that."
+    )

@@ -1,0 +1,131 @@
+"""A result as it is saved, made of what a benchmark or a replay has run."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+from draftree.costs.curves import CostTable
+from draftree.evaluation import oracle, result_rows
+from draftree.evaluation.bench import Bench
+from draftree.evaluation.bootstrap import ResultRow
+from draftree.evaluation.grid import Cell, PromptResult
+from draftree.evaluation.result_rows import Prices
+from draftree.evaluation.roofline import Machine, drafting
+from draftree.utils.progress import Tell, silent
+from draftree.viewer.token_text import Spellings, flowing
+
+KEPT = 3
+"""Texts that a result holds for each temperature."""
+Run = tuple[Sequence[Mapping[Cell, PromptResult]], Prices]
+"""What was done for each prompt, and the costs of each drafter that it is counted by."""
+
+
+def finished(
+    work: Bench,
+    runs: Mapping[str, Run],
+    about: Mapping[str, Any],
+    categories: Sequence[str],
+    tell: Tell = silent,
+) -> dict[str, Any]:
+    """Return the result of all cells: rows, the oracle's rows, and the provenance.
+
+    Args:
+        work: the benchmark that was run.
+        runs: runs by machine; the key is empty for this machine.
+        about: the provenance so far.
+        categories: category of each prompt.
+        tell: called with the number of drafters measured so far.
+    """
+    done, prices = next(iter(runs.values()))
+    quality = {}
+    for count, drafter in enumerate(prices):
+        tell(count, drafter, of=len(prices))
+        quality[drafter] = work.quality(drafter, done, prices[drafter])
+    temperature, starts = (
+        next(c.temperature for c in work.cells if c.plain),
+        [len(r.prompt) for r in work.requests],
+    )
+    ahead = {d: e.drafter.ahead for (d, _), e in work.engines.items()}
+    logs = {d: oracle.log(d, temperature, starts, q.reach, ahead[d]) for d, q in quality.items()}
+    rows, bounds = list[ResultRow](), list[ResultRow]()
+    for machine, (texts, costs) in runs.items():
+        own, name = (
+            {d: replace(q, cost_ratio=costs[d].ratio) for d, q in quality.items()},
+            named(machine),
+        )
+        rows += [
+            name | row | by_category(row, categories)
+            for row in result_rows.rows(texts, work.seed, own, costs)
+        ]
+        bounds += [name | oracle.row(logs[d], costs[d], work.seed, own[d].overlap) for d in own]
+    simulated = any(
+        isinstance(c, CostTable) and c.simulated
+        for _, costs in runs.values()
+        for c in costs.values()
+    )
+    if simulated or work.recordings is not None:
+        rows = list(
+            map(result_rows.unclocked, rows)
+        )  # figures by this machine's clock are not compared with simulated ones
+    reads = {d: asdict(drafting(work.target, e.drafter)) for (d, _), e in work.engines.items()}
+    told = {
+        **about,
+        "drafting": reads,
+        "costs": {d: asdict(c) for d, c in (work.read or prices).items()},
+    }
+    if work.read:
+        told["counted_by"] = {d: asdict(c) for d, c in prices.items()}
+    if any(runs):
+        told["machines"] = {m: dict(Machine.load(m).table.about) for m in runs}
+    return {
+        "format": result_rows.FORMAT,
+        "simulated": simulated,
+        "provenance": told,
+        "rows": rows,
+        "oracle": bounds,
+        "categories": list(categories),
+        "texts": texts_of(work, done),
+    }
+
+
+def texts_of(
+    work: Bench, done: Sequence[Mapping[Cell, PromptResult]]
+) -> dict[str, list[dict[str, Any]]]:
+    """Return the first texts of plain decoding by temperature, token by token, for display."""
+    tokenizer = work.target.tokenizer
+    spelt = Spellings(tokenizer)
+    return {
+        f"{cell.temperature:g}": [
+            {
+                "prompt": tokenizer.decode(list(request.prompt)),
+                "pieces": [
+                    flowing(spelt.data(token).decode(errors="replace"))
+                    for token in written[cell].tokens
+                ],
+            }
+            for request, written in zip(work.requests[:KEPT], done[:KEPT], strict=True)
+        ]
+        for cell in work.cells
+        if cell.plain
+    }
+
+
+def named(machine: str) -> ResultRow:
+    """Return the fields that identify a machine's rows; empty for this machine."""
+    return {"machine": machine} if machine else {}
+
+
+def by_category(row: ResultRow, categories: Sequence[str]) -> ResultRow:
+    """Return τ of the prompts of each category, where there are several."""
+    accepted, steps = (np.array(row["per_prompt"][k]) for k in ("accepted", "steps"))
+    names = np.array(categories)
+    if len(set(categories)) < 2:
+        return {}
+    return {
+        "τ": {
+            c: 1 + float(accepted[names == c].sum() / max(steps[names == c].sum(), 1))
+            for c in dict.fromkeys(categories)
+        }
+    }

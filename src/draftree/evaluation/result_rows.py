@@ -1,0 +1,303 @@
+"""Rows of figures with bootstrap intervals, from the output of a benchmark; saved results are written and read.
+
+Shapes: P prompts.
+"""
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from draftree.acceptors.base import Acceptor
+from draftree.costs.curves import Costs, CostTable, counted, counted_plain
+from draftree.errors import UserError
+from draftree.evaluation import step_codec
+from draftree.evaluation.bootstrap import ResultRow, ratio_bounds, samples
+from draftree.evaluation.grid import Cell, PromptResult, Quality
+from draftree.metrics import Work, repeated_ngrams, total
+from draftree.registry import part
+from draftree.tree import Floats, Ints
+from draftree.utils.files import Entries, read_object, understood, write_text
+
+NGRAM = 8
+"""Length of the n-grams whose repetition is counted."""
+
+
+@dataclass(frozen=True)
+class Totals:
+    """Store sums for each prompt [P]: accepted and drafted nodes, steps, new tokens, and seconds.
+
+    Counted seconds are those of the cost model, 0 where none is known.
+    """
+
+    accepted: Ints
+    nodes: Ints
+    steps: Ints
+    tokens: Ints
+    seconds: Floats
+    counted: Floats
+
+    @classmethod
+    def of(
+        cls,
+        written: Sequence[PromptResult],
+        seconds: Callable[[Sequence[Work]], float] = lambda _: 0.0,
+    ) -> "Totals":
+        """Return the sums of one cell; `seconds` gives those by the cost model."""
+        stats = [w.stats for w in written]
+        columns = (
+            [sum(step.accepted for step in s.steps) for s in stats],
+            [sum(step.nodes for step in s.steps) for s in stats],
+            [len(s.steps) for s in stats],
+            [s.new_tokens for s in stats],
+            [float(s.seconds) for s in stats],
+            [seconds(s.work) for s in stats],
+        )
+        return cls(*map(np.array, columns))
+
+    @classmethod
+    def read(cls, row: "ResultRow", counted: Sequence[float]) -> "Totals":
+        """Return the sums of a saved row, with other counted seconds."""
+        saved = Entries(row["per_prompt"], "per_prompt")
+        columns = (saved.get(name, list[int]) for name in ("accepted", "nodes", "steps", "tokens"))
+        return cls(
+            *map(
+                np.array,
+                (*columns, saved.get("seconds", list[float], [0.0] * len(counted)), counted),
+            )
+        )
+
+    @property
+    def per_prompt(self) -> dict[str, list[float] | list[int] | None]:
+        """Return the figures of each prompt, for paired comparisons."""
+        found = {
+            name: getattr(self, name).tolist()
+            for name in ("accepted", "nodes", "steps", "tokens", "seconds")
+        }
+        return found | {"counted_seconds": self.counted.tolist() if self.counted.any() else None}
+
+
+Prices = Mapping[str, Costs | CostTable]
+"""The cost model of each drafter."""
+
+
+def rows(
+    done: Sequence[Mapping[Cell, PromptResult]],
+    seed: int,
+    quality: Mapping[str, Quality] | None = None,
+    prices: Prices | None = None,
+) -> list[ResultRow]:
+    """Return a row for each cell, in the given order.
+
+    It has a drafter's own figures and counted work where they are known.
+    """
+    by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
+    plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
+    own = {
+        d: {"overlap": q.overlap, "cost_ratio": q.cost_ratio} for d, q in (quality or {}).items()
+    }
+    unknown = {"overlap": None, "cost_ratio": None}
+    known = prices or {}
+    found = [
+        row(cell, written, plain[cell.temperature], seed, known.get(cell.drafter or ""))
+        | own.get(cell.drafter or "", unknown)
+        for cell, written in by_cell.items()
+    ]
+    return [r | {"expected_speedup": expected_speedup(r)} for r in found]
+
+
+def expected_speedup(r: ResultRow) -> float | None:
+    """Return E(Spd.) of GLIDE, (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)), for chains; None for trees.
+
+    The source is section 5.1 of GLIDE, after Leviathan et al. a is the overlap, so the figure is
+    what speculative sampling at temperature 1 would gain. c is sₐ/sₜ for one token each. γ is the
+    mean length of the chain over all steps. A policy that ends a chain where the drafter is unsure
+    drafts tokens that are accepted more often than a predicts, and gains more.
+    """
+    a, c, chain = r.get("overlap"), r.get("cost_ratio"), r["nodes_per_step"]
+    if a is None or c is None or not chain or chain != r["depth_per_step"]:
+        return None
+    tokens = (1 - a ** (chain + 1)) / (1 - a) if a < 1 else chain + 1
+    return float(tokens / (chain * c + 1))
+
+
+def row(
+    cell: Cell,
+    written: Sequence[PromptResult],
+    plain: Sequence[PromptResult],
+    seed: int,
+    costs: Costs | CostTable | None = None,
+) -> ResultRow:
+    """Return the figures of one cell, compared with the baseline of the same temperature.
+
+    Counts are of one repeat, and seconds are the mean of all repeats. The speed-up is the ratio of
+    tokens per second over all prompts. The counted speed-up is the ratio of tokens per second by
+    the cost model, which neither fluctuations of the machine nor Python influence. The draft share
+    is the drafter's part of the counted seconds.
+    """
+    stats, base = total([w.stats for w in written]), total([w.stats for w in plain])
+    different = sum(a.tokens != b.tokens for a, b in zip(written, plain, strict=True))
+    mine, theirs, drafting = Totals.of(written), Totals.of(plain), 0.0
+    if costs is not None:
+        mine = Totals.of(written, lambda work: counted(costs, work)[0])
+        theirs = Totals.of(plain, lambda work: counted_plain(costs, work))
+        drafting = sum(counted(costs, w.stats.work)[1] for w in written)
+    return {
+        "drafter": cell.drafter or "plain",
+        "policy": cell.policy,
+        "temperature": cell.temperature,
+        "rule": cell.acceptor,
+        "prompts": len(written),
+        **stats.as_json(),
+        "draft_steps_per_step": stats.draft_steps_per_step,
+        "phases": stats.phases,
+        "speedup": stats.tokens_per_second / base.tokens_per_second,
+        **counted_figures(mine, theirs, drafting),
+        "promises_text": promises_text(stats.acceptor),
+        "same_output": different == 0,
+        "different_prompts": different,
+        "repeated_ngrams": float(np.mean([repeated_ngrams(w.tokens, NGRAM) for w in written])),
+        "intervals": intervals(mine, theirs, seed),
+        "per_prompt": mine.per_prompt | {"counted_plain": theirs.per_prompt["counted_seconds"]},
+        "work": step_codec.encode([w.stats for w in written]),
+    }
+
+
+def counted_figures(mine: Totals, base: Totals, drafting: float) -> ResultRow:
+    """Return the figures by the cost model, compared with the baseline's.
+
+    `drafting` is the drafter's part of the counted seconds.
+    """
+    spent = float(mine.counted.sum())
+    return {
+        "counted_seconds": spent if spent else None,
+        "counted_speedup": _speedup(mine, base) if spent else None,
+        "draft_share": drafting / spent if spent else None,
+    }
+
+
+CLOCKED = ("tokens_per_second", "speedup", "draft_seconds", "verify_seconds", "seconds", "phases")
+"""The figures by the clock."""
+
+
+def unclocked(figures: Mapping[str, Any]) -> ResultRow:
+    """Return figures without those measured by the clock.
+
+    A replay has no such figures, and they mean nothing with the costs of another machine.
+    """
+    inside = {
+        k: unclocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()
+    }
+    return {k: v for k, v in inside.items() if k not in CLOCKED}
+
+
+def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
+    """Return 95 % intervals by a paired bootstrap over prompts.
+
+    Each sample holds the same prompts of both runs.
+    """
+    chosen = samples(len(mine.steps), seed)
+    found = {
+        "acceptance_length": ratio_bounds([mine.accepted + mine.steps], [mine.steps], chosen),
+        "tokens_per_second": ratio_bounds([mine.tokens], [mine.seconds], chosen),
+        "speedup": ratio_bounds([mine.tokens, base.seconds], [mine.seconds, base.tokens], chosen),
+    }
+    if mine.counted.any():
+        found["counted_speedup"] = ratio_bounds(
+            [mine.tokens, base.counted], [mine.counted, base.tokens], chosen
+        )
+    return found
+
+
+def _speedup(mine: Totals, base: Totals) -> float:
+    """Return the ratio of tokens per counted second, without the prefill."""
+    rates = [t.tokens.sum() / max(t.counted.sum(), 1e-12) for t in (mine, base)]
+    return float(rates[0] / rates[1])
+
+
+NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
+"""An array of numbers in indented JSON; a string there holds no line end."""
+
+
+def promises_text(acceptor: str | None) -> bool:
+    """Return whether a rule guarantees plain decoding's text for a seed.
+
+    It is true for plain decoding itself.
+    """
+    rule: type[Acceptor] | None = None if acceptor is None else part("acceptor", acceptor)
+    return rule is None or rule.keeps_text
+
+
+FORMAT = 2
+"""Of saved results. 1 had no work of the steps, and did not name its format."""
+
+
+def save(result: Mapping[str, Any], path: Path) -> None:
+    """Write a result atomically."""
+    write_text(path, as_text(result))
+
+
+def as_text(result: Mapping[str, Any]) -> str:
+    """Return a result as JSON, each list of numbers on one line.
+
+    Raises:
+        ValueError: a figure is not finite.
+    """
+    on_a_line = lambda found: "[" + " ".join(found[0][1:-1].split()) + "]"
+    return NUMBERS.sub(on_a_line, json.dumps(result, indent=1, allow_nan=False)) + "\n"
+
+
+RESULT = "a result as `draftree bench --out` writes it"
+KINDS: Mapping[str, Any] = {
+    "simulated": bool, "provenance": dict, "rows": list[ResultRow], "oracle": list[dict[str, Any]],
+    "categories": list[str], "texts": dict[str, list[dict[str, Any]]],
+}  # fmt: skip
+"""Entries of a result, and their types."""
+ROW_KINDS: Mapping[str, Any] = {
+    "drafter": str, "policy": str | None, "temperature": float,
+    "acceptance_length": float, "machine": str,
+    "intervals": dict, "per_prompt": dict, "work": dict, "phases": dict,
+}  # fmt: skip
+"""Entries of a row, and their types."""
+
+
+@contextmanager
+def consistent(*paths: Path) -> Iterator[None]:
+    """Turn whatever goes wrong with what saved results hold into one line.
+
+    A result is read by its types; whether its figures fit together shows only where they are
+    counted with. Without a path, errors stay as they are.
+
+    Raises:
+        UserError: something went wrong inside.
+    """
+    names = ", ".join(f"'{path}'" for path in paths)
+    with understood(f"{names}: the entries do not fit together") if paths else nullcontext():
+        yield
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return a saved result.
+
+    Raises:
+        UserError: the file is not one.
+    """
+    result = Entries(read_object(path, RESULT), path)
+    if (version := result.get("format", int, 1)) not in range(1, FORMAT + 1):
+        raise UserError(
+            f"'{path}' is a result of format {version}, allowed is 1 … {FORMAT}: another version has written it"
+        )
+    if not result.get("rows", list[ResultRow]) or not result.get("provenance", dict):
+        raise UserError(f"'{path}' is not {RESULT}: it has no rows or no provenance")
+    for name in KINDS.keys() & result.values.keys():
+        result.get(name, KINDS[name])
+    for number, row in enumerate(result.values["rows"]):
+        saved = Entries(row, f"'{path}', row {number}")
+        for name in ROW_KINDS.keys() & row.keys():
+            saved.get(name, ROW_KINDS[name])
+    return dict(result.values)

@@ -1,0 +1,71 @@
+"""Keeps what a benchmark has measured so far, so that an interrupted run goes on."""
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import astuple, dataclass
+from pathlib import Path
+from typing import Any
+
+from draftree.errors import UserError
+from draftree.evaluation.grid import Cell, PromptResult
+from draftree.metrics import Stats, Step, Work
+from draftree.utils.files import append, understood, write_text
+
+
+@dataclass(frozen=True)
+class Journal:
+    """Record the finished prompts of a run in a file, so that an interrupted run can be resumed.
+
+    Attributes:
+        path: file next to the run's output; removed once the result is saved.
+        key: description of the run; a journal of another run is started anew.
+    """
+
+    path: Path
+    key: Mapping[str, Any]
+
+    def read(self, cells: Sequence[Cell]) -> list[dict[Cell, PromptResult]]:
+        """Return the finished prompts if the journal is of this run.
+
+        An incomplete last line is left out.
+        """
+        lines, done = list[str](), list[dict[Cell, PromptResult]]()
+        with suppress(UserError), understood("what comes after it cannot be read"):
+            key, *lines = self.path.read_text("utf-8", errors="replace").splitlines()
+            if json.loads(key) == json.loads(json.dumps(self.key)):
+                for line in lines:
+                    done.append(dict(zip(cells, map(_written, json.loads(line)), strict=True)))
+        write_text(
+            self.path, "".join(f"{line}\n" for line in (json.dumps(self.key), *lines[: len(done)]))
+        )
+        return done
+
+    def add(self, done: Mapping[Cell, PromptResult]) -> None:
+        """Append one prompt; the journal must have been read before."""
+        append(
+            self.path,
+            json.dumps([[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]) + "\n",
+        )
+
+    def remove(self) -> None:
+        """Remove the journal after the result was saved."""
+        self.path.unlink(missing_ok=True)
+
+
+def _written(line: Any) -> PromptResult:
+    tokens, repeats = line
+    return PromptResult(tokens, [_stats(*s) for s in repeats])
+
+
+def _stats(
+    tokens: int,
+    steps: Sequence[Any],
+    draft: float,
+    verify: float,
+    seconds: float,
+    work: Sequence[Any],
+    *rule: Any,
+) -> Stats:
+    did = [Work(tuple(frontiers), *rest) for frontiers, *rest in work]
+    return Stats(tokens, [Step(*step) for step in steps], draft, verify, seconds, did, *rule)

@@ -1,0 +1,100 @@
+"""The work of every step of a run, run-length coded, so that a saved result can be priced again on another machine.
+
+Texts are written one at a time, so a step is of one row: it feeds the target its root, its nodes
+and its probes.
+"""
+
+from collections.abc import Sequence
+from itertools import accumulate, chain, groupby, islice
+from typing import Any
+
+import numpy as np
+
+from draftree.errors import UserError
+from draftree.metrics import Stats, Step, Work
+from draftree.utils.files import Entries
+
+Runs = list[int]
+"""A column of numbers as value, count, value, count, …"""
+WorkLog = dict[str, Any]
+"""`shapes`: the frontiers' widths that occur; `steps` [P]: how many each prompt took; and of all
+steps in order the columns `shape` (which of them), `fed`, `context` (by how much it grows),
+`accepted`, `depth` and, since it is counted, `finds`, all of them `Runs`."""
+COLUMNS = ("shape", "fed", "context", "accepted", "depth", "finds")
+
+
+def runs(values: Sequence[int]) -> Runs:
+    """Return a column with run-length encoding."""
+    return list(chain.from_iterable((value, len(list(same))) for value, same in groupby(values)))
+
+
+def unrun(coded: Runs, length: int, where: str) -> list[int]:
+    """Return the column of a run-length encoding.
+
+    Args:
+        coded: pairs of a value and its count.
+        length: length of the column. A wrong count is detected before memory is allocated for it.
+        where: origin of the column, for the error.
+
+    Raises:
+        UserError: it is not an encoding of such a column.
+    """
+    if len(coded) % 2 or any(count < 1 for count in coded[1::2]):
+        raise UserError(
+            f"{where}: a column has {len(coded)} numbers, allowed are pairs of a value and a count"
+        )
+    if sum(coded[1::2]) != length:
+        raise UserError(f"{where} is not a log of steps: its columns do not fit together")
+    return [
+        value for value, count in zip(coded[::2], coded[1::2], strict=True) for _ in range(count)
+    ]
+
+
+def encode(prompts: Sequence[Stats]) -> WorkLog:
+    """Return the work of each prompt's steps, from one run of each text."""
+    work, steps = [w for s in prompts for w in s.work], [step for s in prompts for step in s.steps]
+    shapes = list(dict.fromkeys(w.frontiers for w in work))
+    columns = (
+        [shapes.index(w.frontiers) for w in work],
+        [w.fed for w in work],
+        np.diff([w.context for w in work], prepend=0).tolist(),
+        [step.accepted for step in steps],
+        [step.depth for step in steps],
+        [w.finds for w in work],
+    )
+    counts = {"shapes": [list(shape) for shape in shapes], "steps": [len(s.work) for s in prompts]}
+    return counts | {name: runs(column) for name, column in zip(COLUMNS, columns, strict=True)}
+
+
+def decode(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
+    """Return the steps and their work, prompt by prompt.
+
+    Raises:
+        UserError: it is not what `encode` gives; the message begins with `where`.
+    """
+    entries = Entries(log, where)
+    shapes = [tuple(shape) for shape in entries.get("shapes", list[list[int]])]
+    counts = entries.get("steps", list[int], least=0)
+    columns = [
+        entries.get(name, list[int], least=None if name == "context" else 0)
+        for name in COLUMNS[:-1]
+    ]
+    columns.append(entries.get(COLUMNS[-1], list[int], [0, sum(counts)] if sum(counts) else []))
+    shape, fed, context, accepted, depth, finds = (
+        unrun(column, sum(counts), where) for column in columns
+    )
+    try:
+        steps = [Step(a, f - 1, d) for a, f, d in zip(accepted, fed, depth, strict=True)]
+        work = [
+            Work(shapes[s], f, 1, c, n)
+            for s, f, c, n in zip(shape, fed, accumulate(context), finds, strict=True)
+        ]
+        several = iter(zip(steps, work, strict=True))
+        found = [list(islice(several, count)) for count in counts]
+        if next(several, None) is not None:
+            raise ValueError
+    except (IndexError, ValueError) as error:
+        raise UserError(
+            f"{where} is not a log of steps: its columns do not fit together"
+        ) from error
+    return [([step for step, _ in prompt], [w for _, w in prompt]) for prompt in found]

@@ -1,0 +1,132 @@
+"""What a target made of texts, kept so that drafters can be driven along them again without it.
+
+Shapes: R texts, T tokens of all texts, M places, N nodes, D hidden size, V vocabulary.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.models.hf_runner import UNNORMED
+from draftree.models.kv_cache import SlotCache
+from draftree.target.target import LAST, Needs, Probes, Taps, Target, Verified
+from draftree.tree import Ints, Tree, Verdict
+
+
+@dataclass(frozen=True)
+class Text:
+    """Hold one text: its token ids, and the number of prompt tokens (at least 1)."""
+
+    tokens: Ints
+    start: int
+
+
+@dataclass(frozen=True)
+class Recording:
+    """Replay a target's recorded hidden states, keys and values along texts.
+
+    It verifies nothing. It returns what a pass over the texts has computed. Drafters that use
+    probes need the target itself.
+
+    Attributes:
+        target: the target that was recorded.
+        texts: [R] the recorded texts.
+        hidden: for each recorded entry 0 … L of `hidden_states`, [T, D] of all tokens, text by
+            text.
+        cache: the texts' keys and values; all replays share it.
+        given: {entry: entry that is returned in its place}.
+        later: offset in tokens of the state that is returned for a token, never beyond those that
+            the target has read by then.
+    """
+
+    target: Target
+    texts: tuple[Text, ...]
+    hidden: Mapping[int, Tensor]
+    cache: SlotCache
+    given: Mapping[int, int] = field(default_factory=dict)
+    later: int = 0
+
+    @classmethod
+    @torch.inference_mode()
+    def of(cls, target: Target, texts: Sequence[Text], layers: Sequence[int] = ()) -> Self:
+        """Read all texts in one pass.
+
+        Layers are entries of `hidden_states`; the last one is always recorded.
+        """
+        index = target.decoder.hidden_index
+        needs = Needs(
+            hidden=tuple(dict.fromkeys(u if u == UNNORMED else index(u) for u in (*layers, LAST)))
+        )
+        cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))
+        taps = target.prefill(cache, [t.tokens for t in texts], needs).taps
+        return cls(
+            target, tuple(texts), {index(layer): h for layer, h in taps.hidden.items()}, cache
+        )
+
+    @cached_property
+    def _begins(self) -> Ints:
+        """Return [R] the index of each text's first token in the packed tensors."""
+        return np.cumsum([0, *(len(t.tokens) for t in self.texts[:-1])])
+
+    @cached_property
+    def _lasts(self) -> Ints:
+        """Return [R] the position of each text's last token."""
+        return np.array([len(t.tokens) - 1 for t in self.texts], np.int64)
+
+    def after(self, rows: Ints, positions: Ints) -> Tensor:
+        """Return [M, V] logits after some tokens; after a text's end, those of its last token."""
+        decoder = self.target.decoder
+        at = torch.from_numpy(self._begins[rows] + np.minimum(positions, self._lasts[rows])).to(
+            decoder.device
+        )
+        return decoder.head(self.hidden[decoder.hidden_index(LAST)][at])
+
+    def new_cache(self, rows: int, slots: int) -> SlotCache:
+        """Return the texts' own cache, with nothing committed."""
+        self.cache.truncate(np.zeros(rows, np.int64))
+        return self.cache
+
+    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+        """Return the recorded pass's outputs after the prompts, see `Target.prefill`."""
+        rows = np.concatenate([np.full(len(p), r) for r, p in enumerate(prompts)])
+        positions = np.concatenate([np.arange(len(p)) for p in prompts])
+        cache.lengths[:] = [len(p) for p in prompts]
+        return Verified(
+            torch.empty(0), self.taps(cache, rows, positions, np.concatenate(list(prompts)), needs)
+        )
+
+    def verify(
+        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
+    ) -> Verified:
+        """Return the recorded pass's outputs along a tree, see `Target.verify`."""
+        positions = cache.lengths[tree.row] + tree.depth
+        return Verified(
+            self.after(tree.row, positions),
+            self.taps(cache, tree.row, positions, tree.tokens, needs),
+        )
+
+    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        """Move on along the text, see `Target.commit`."""
+        for root in range(tree.roots):
+            cache.lengths[tree.row[root]] += len(verdict.kept(root))
+
+    def taps(
+        self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: Needs
+    ) -> Taps:
+        """Return the target's hidden states at some positions.
+
+        For positions after the end of a text, return those of its last token.
+        """
+        last = {r: int(positions[rows == r].max()) for r in np.unique(rows).tolist()}
+        ends = np.minimum(np.array([last[r] for r in rows.tolist()]), self._lasts[rows])
+        at = torch.from_numpy(self._begins[rows] + np.clip(positions + self.later, 0, ends)).to(
+            cache.device
+        )
+        index = {layer: self.target.decoder.hidden_index(layer) for layer in needs.hidden}
+        hidden = {layer: self.hidden[self.given.get(i, i)][at] for layer, i in index.items()}
+        return Taps(hidden, rows, positions, tokens, cache)

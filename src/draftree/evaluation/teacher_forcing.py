@@ -1,0 +1,324 @@
+"""Drives a drafter along known texts: its drafts after every token beside the target's own choice there.
+
+Shapes: R texts, M places, N nodes, V vocabulary.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol, Self, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.data import samples
+from draftree.data.prompts import encode
+from draftree.drafters.base import Drafter
+from draftree.engine import plain
+from draftree.errors import NotANumber, UserError
+from draftree.evaluation import suites
+from draftree.evaluation.target_trace import Text
+from draftree.models.kv_cache import SlotCache
+from draftree.request import Request
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Needs, Probes, Target, Verified
+from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
+
+T = TypeVar("T")
+DEPTHS = 5
+"""The depth to which drafts are looked at, and the tokens that one step of the drive commits."""
+FLOOR = -20.0
+"""Lowest log q that counts: a token that cannot be drafted is not infinitely surprising."""
+
+
+@dataclass(frozen=True)
+class Places:
+    """Compare drafts with the target's choices, position by position.
+
+    A position is the one after a token of a text.
+
+    Attributes:
+        text: [M] index of the text.
+        root: [M] position of the token that is the root of the block.
+        depth: [M] depth of the draft, 1 … `DEPTHS`.
+        drafted: [M] whether anything was drafted.
+        agree: [M] whether the likeliest draft is the target's choice; false where nothing was
+            drafted.
+        overlap: [M] Σ min(p, q) with the target's p at temperature 1; p of the draft where q is not
+            known over the whole vocabulary; 0 where nothing was drafted.
+        confidence: [M] q of the likeliest draft; 0 where nothing was drafted.
+        surprise: [M] cross-entropy of q against p in nats, with log q of each token at least
+            `FLOOR`; 0 where q is not known over the whole vocabulary.
+        covered: [M] whether the target's choice is in the draft vocabulary.
+        followed: [M] whether the text's next token is the target's choice.
+    """
+
+    text: Ints
+    root: Ints
+    depth: Ints
+    drafted: Bools
+    agree: Bools
+    overlap: Floats
+    confidence: Floats
+    surprise: Floats
+    covered: Bools
+    followed: Bools
+
+    @classmethod
+    def joined(cls, parts: Sequence[Self]) -> Self:
+        """Join the positions of several runs."""
+        return cls(
+            *(np.concatenate([getattr(p, f) for p in parts]) for f in cls.__dataclass_fields__)
+        )
+
+    @property
+    def rates(self) -> Floats:
+        """Return [depths] how often a greedy draft is accepted after an accepted path."""
+        there, agree, alive = np.zeros((3, int(self.block.max()) + 1, 1 + DEPTHS), np.bool_)
+        at = self.block, self.depth
+        there[at], agree[at], alive[at], alive[:, 0] = (
+            True,
+            self.agree,
+            self.agree & self.followed,
+            True,
+        )
+        reached = there[:, 1:] & np.logical_and.accumulate(alive, axis=1)[:, :-1]
+        rates: Floats = (agree[:, 1:] & reached).sum(axis=0) / np.maximum(reached.sum(axis=0), 1)
+        return rates
+
+    @property
+    def block(self) -> Ints:
+        """Return the number of each position's block, that is, of its root in its text [M]."""
+        return np.unique(np.stack((self.text, self.root)), axis=1, return_inverse=True)[1].ravel()
+
+
+class Source(Protocol):
+    """Define what a drafter reads from a target, or from a stand-in for one."""
+
+    def new_cache(self, rows: int, slots: int) -> SlotCache:
+        """Return an empty cache, see `Target.new_cache`."""
+        ...
+
+    def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
+        """Read prompts, see `Target.prefill`."""
+        ...
+
+    def verify(
+        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
+    ) -> Verified:
+        """Verify a tree, see `Target.verify`."""
+        ...
+
+    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        """Keep what was accepted, see `Target.commit`."""
+        ...
+
+
+@dataclass(frozen=True)
+class Block:
+    """Store one step of a replay: a chain for each live text, with candidates and logits.
+
+    Attributes:
+        tree: the chains, with as many roots as texts are live.
+        asked: the nodes of each depth, and the candidates proposed after them.
+        logits: [N, V] the target's logits after each node.
+        tokens: for each live text, the tokens of the chain and the token after it.
+        roots: [R] the position of each text's root.
+    """
+
+    tree: Tree
+    asked: list[tuple[Ints, Candidates]]
+    logits: Tensor
+    tokens: list[Ints]
+    roots: Ints
+
+    def following(self, nodes: Ints) -> Ints:
+        """Return the texts' tokens after some nodes [F]."""
+        chains = np.searchsorted(self.tree.row[: self.tree.roots], self.tree.row[nodes])
+        return np.array(
+            [self.tokens[i][d + 1] for i, d in zip(chains, self.tree.depth[nodes], strict=True)],
+            np.int64,
+        )
+
+
+@torch.inference_mode()
+def replay(
+    target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int, length: int, step: int = 0
+) -> Iterator[Block]:
+    """Decode along given texts as if they were accepted, and yield each block.
+
+    The steps are those of decoding: prefill and start, then expand, verify and commit for each
+    block.
+
+    Args:
+        target: verifies every block, as in decoding.
+        drafter: proposes candidates after every token.
+        texts: the texts, all in one batch.
+        k: number of candidates.
+        length: tokens of a block; the first is its root, the others are treated as drafts.
+        step: tokens that are committed of each block; all by default.
+
+    Raises:
+        NotANumber: the target's logits are not finite.
+    """
+    cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts) + length)
+    prompts = [t.tokens[: t.start] for t in texts]
+    verified = target.prefill(cache, prompts, drafter.needs)
+    state = drafter.start(prompts, np.array([t.tokens[t.start] for t in texts]), verified.taps)
+    last, at = np.array([len(t.tokens) - 1 for t in texts]), np.array([t.start for t in texts])
+    while (live := np.flatnonzero(at < last)).size:
+        tokens = [texts[r].tokens[at[r] : min(at[r] + length, last[r]) + 1] for r in live.tolist()]
+        tree, asked, state = _chained(drafter, state, live, [t[:-1] for t in tokens], k)
+        verified = target.verify(cache, tree, drafter.needs, drafter.probes(state))
+        if not bool(torch.isfinite(verified.logits.max(-1).values).all()):
+            raise NotANumber(
+                "the target's logits are not finite numbers (NaN or ∞): check its weights and dtype"
+            )
+        yield Block(tree, asked, verified.logits, tokens, at.copy())
+        kept = np.array([min(len(t) - 1, step or length) for t in tokens])
+        paths = tuple(tree.of_row(r)[1:n] for r, n in zip(live.tolist(), kept, strict=True))
+        verdict = Verdict(paths, np.array([t[n] for t, n in zip(tokens, kept, strict=True)]))
+        target.commit(cache, tree, verdict)
+        taps = verified.taps.take(np.concatenate([verdict.kept(root) for root in range(len(live))]))
+        state = drafter.commit(state, tree, verdict, taps)
+        at[live] += kept
+
+
+def _chained(
+    drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints], k: int
+) -> tuple[Tree, list[tuple[Ints, Candidates]], Any]:
+    """Return a chain for each live sequence, and k candidates after the nodes of each depth."""
+    tree = Tree.planted(live, np.array([b[0] for b in blocks]))
+    frontier, asked = np.arange(len(live)), []
+    for depth in range(max(map(len, blocks))):
+        candidates, state = drafter.expand(state, tree, frontier, k, Drawing())
+        asked.append((frontier, candidates))
+        which = np.searchsorted(live, tree.row[frontier])
+        on = np.array([len(blocks[i]) > depth + 1 for i in which], np.bool_)
+        if on.any():
+            tokens, nothing = (
+                np.array([blocks[i][depth + 1] for i in which[on]]),
+                np.zeros(int(on.sum())),
+            )
+            forced = Candidates(tokens[:, None], nothing[:, None], draw=candidates.draw)
+            tree = tree.append(frontier[on], tokens, nothing, nothing, forced)
+        frontier = np.arange(len(tree) - int(on.sum()), len(tree))
+    return tree, asked, state
+
+
+def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Places:
+    """Decode along texts in blocks of `DEPTHS` tokens, with one candidate after every token.
+
+    Args:
+        target: verifies every block, as in decoding.
+        drafter: proposes the candidates.
+        texts: the texts, all in one batch.
+
+    Raises:
+        NotANumber: the target's logits are not finite.
+    """
+    blocks = replay(target, drafter, texts, 1, DEPTHS)
+    return Places.joined(
+        [_compared(block, nodes, found) for block in blocks for nodes, found in block.asked]
+    )
+
+
+def _compared(block: Block, nodes: Ints, candidates: Candidates) -> Places:
+    """Return the positions after the nodes of one depth."""
+    tree, logits = block.tree, block.logits[torch.from_numpy(nodes).to(block.logits.device)].float()
+    p, choice = torch.softmax(logits, dim=-1), logits.argmax(-1)
+    drafted, draft = np.isfinite(candidates.log_q[:, 0]), candidates.tokens[:, 0]
+    overlap, surprise, covered = _beside(p, choice, candidates)
+    chosen, rows = choice.cpu().numpy(), tree.row[nodes]
+    return Places(
+        rows, block.roots[rows], tree.depth[nodes] + 1, drafted, drafted & (draft == chosen), np.where(drafted, overlap, 0.0),
+        np.exp(np.where(drafted, candidates.log_q[:, 0], -np.inf)), surprise, covered, chosen == block.following(nodes),
+    )  # fmt: skip
+
+
+def _beside(p: Tensor, choice: Tensor, candidates: Candidates) -> tuple[Floats, Floats, Bools]:
+    """Compare q with p: Σ min(p, q), the cross-entropy, and whether q covers the choice [F]."""
+    q = candidates.log_probs
+    if q is None:
+        token = torch.from_numpy(candidates.tokens[:, :1]).to(p.device)
+        return (
+            p.gather(-1, token)[:, 0].double().cpu().numpy(),
+            np.zeros(len(p)),
+            np.ones(len(p), np.bool_),
+        )
+    log_q = q.float()
+    overlap, surprise = torch.minimum(p, log_q.exp()).sum(-1), -(p * log_q.clamp(min=FLOOR)).sum(-1)
+    covered = log_q.gather(-1, choice[:, None])[:, 0] > -torch.inf
+    return overlap.double().cpu().numpy(), surprise.double().cpu().numpy(), covered.cpu().numpy()
+
+
+TEXTS, TOKENS, PROMPT = 12, 48, 16
+"""Texts measured on, tokens of each that are drafted, and tokens of a plain text that are taken for
+its prompt."""
+
+
+def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
+    """Return the target's greedy answers to shipped prompts, spread evenly.
+
+    Raises:
+        UserError: no prompt fits the target's context, or every answer is shorter than 2 tokens.
+    """
+    encoded = [encode(target.tokenizer, p.content) for p in suites.load("demo").prompts]
+    if texts := answered(target, spread(fitting(encoded, target, tokens), count), tokens):
+        return texts
+    raise UserError(
+        "the target answers every prompt with fewer than 2 tokens; name text to measure on with --data FILE"
+    )
+
+
+def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[list[int]]:
+    """Return the prompts that leave room in the target's context for `tokens` new tokens.
+
+    Raises:
+        UserError: there is none.
+    """
+    context = target.decoder.context
+    if fit := [ids for ids in prompts if len(ids) + tokens <= context]:
+        return fit
+    told = f"with {tokens} new tokens the shortest has {min(map(len, prompts)) + tokens}, allowed is the target's context of"
+    raise UserError(f"all {len(prompts)} prompts are too long: {told} {context}")
+
+
+def answered(target: Target, prompts: Sequence[Sequence[int]], tokens: int = TOKENS) -> list[Text]:
+    """Return the target's greedy answers of at least 2 tokens to prompts of token ids.
+
+    All answers are written in one batch.
+    """
+    written = plain(target, [Request(list(p), tokens, target.eos) for p in prompts]).tokens
+    return [
+        Text(np.array([*p, *w], np.int64), len(p))
+        for p, w in zip(prompts, written, strict=True)
+        if len(w) > 1
+    ]
+
+
+def spread(items: Sequence[T], count: int) -> list[T]:
+    """Return at most `count` of the items, evenly spread."""
+    n = min(count, len(items))
+    return [items[i * len(items) // n] for i in range(n)]
+
+
+def read(target: Target, path: Path, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
+    """Return texts of a file in a format that `train --data` reads.
+
+    A text is a chat, continued from its response, or plain text, continued after its first tokens.
+
+    Raises:
+        UserError: nothing in it can be read, or is long enough.
+    """
+    found = []
+    for sample in samples.read([path], target.tokenizer, min(512, target.decoder.context)):
+        first = int(np.flatnonzero(sample.learn)[0])
+        start = first if first > 1 else min(PROMPT, len(sample.tokens) // 2)
+        text = Text(sample.tokens[: start + tokens], start)
+        if start and len(text.tokens) - start > 1:
+            found.append(text)
+    if not found:
+        raise UserError(f"'{path}' holds no text of at least 4 tokens, or response of at least 2")
+    return spread(found, count)

@@ -1,0 +1,237 @@
+"""A benchmark's rows of figures as text."""
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from draftree.evaluation.bootstrap import ENOUGH, LEVEL, ResultRow, beside_plain
+from draftree.evaluation.oracle import free_passes
+from draftree.evaluation.result_rows import expected_speedup
+from draftree.evaluation.step_profile import Part
+
+
+def interval(value: float, bounds: Sequence[float]) -> str:
+    """Return a figure with its interval."""
+    return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
+
+
+def cells(r: ResultRow) -> dict[str, str]:
+    """Return a result row as text by column heading.
+
+    Columns measured by the clock are left out for a replay, which has none.
+    """
+    between, counted, timed = r["intervals"], r.get("counted_speedup"), "speedup" in r
+    found = {
+        "machine": r.get("machine") or "",
+        "drafter": r["drafter"],
+        "policy": r["policy"] or "",
+        "acceptor": r.get("rule") or r.get("acceptor") or "",
+        "draws": r.get("draw") or "",
+        "T": f"{r['temperature']:g}",
+        "τ [95 %]": interval(r["acceptance_length"], between["acceptance_length"]),
+        "α": figure(r["alpha"]),
+        "α of the bound": figure(r.get("alpha_bound")),
+        "overlap": figure(r.get("overlap")),
+        "sₐ/sₜ": figure(r.get("cost_ratio")),
+        "E(Spd.)": figure(expected_speedup(r)),
+        "bound": figure(bound(r)),
+        "nodes/step": f"{r['nodes_per_step']:.1f}",
+        "depth/step": f"{r['depth_per_step']:.1f}",
+        "drafts/step": figure(r.get("draft_steps_per_step")),
+        "speed-up [95 %]": interval(r["speedup"], between["speedup"]) if timed else "",
+        "counted speed-up [95 %]": ""
+        if counted is None
+        else interval(counted, between["counted_speedup"]),
+        "if varied": varied(r.get("varied")),
+        "same output": same_text(r),
+        "draft share": figure(r.get("draft_share")),
+    }
+    if not timed:
+        return found
+    return found | {
+        "tokens/s": f"{r['tokens_per_second']:.1f}",
+        "ms/token": f"{1e3 / r['tokens_per_second']:.1f}" if r["tokens_per_second"] else "",
+        "draft s": f"{r['draft_seconds']:.2f}",
+        "verify s": f"{r['verify_seconds']:.2f}",
+        "seconds": f"{r['seconds']:.2f}",
+    }
+
+
+def same_text(r: ResultRow) -> str:
+    """Return for how many prompts the output equals plain decoding's, where that is guaranteed."""
+    if r.get("lossy"):
+        return "lossy"
+    if not r.get("promises_text", True):
+        return "not promised"
+    return (
+        "yes" if r["same_output"] else f"{r['prompts'] - r['different_prompts']} of {r['prompts']}"
+    )
+
+
+def figure(value: float | None) -> str:
+    """Return a figure as text; empty for None."""
+    return "" if value is None else f"{value:.2f}"
+
+
+def profile_rows(parts: Sequence[Part]) -> list[dict[str, str]]:
+    """Return the parts of a step as text, in milliseconds; the prefill's are per text."""
+    return [
+        {
+            "part": part.name,
+            "ms/step": f"{1e3 * part.seconds:.2f}",
+            "share": f"{part.share:.0%}",
+            "floor, ms": "" if part.floor is None else f"{1e3 * part.floor:.2f}",
+        }
+        for part in parts
+    ]
+
+
+def bound(r: ResultRow) -> float | None:
+    """Return τ / (1 + drafts · sₐ/sₜ), the speed-up if a pass costs the same at every width."""
+    drafts, ratio = r.get("draft_steps_per_step"), r.get("cost_ratio")
+    return (
+        None
+        if drafts is None or ratio is None
+        else free_passes(r["acceptance_length"], drafts, ratio)
+    )
+
+
+def varied(figures: Sequence[Mapping[str, float]] | None) -> str:
+    """Return the range of the counted speed-up where a machine's costs are varied."""
+    known = [f["counted_speedup"] for f in figures or () if f["counted_speedup"] is not None]
+    return f"{min(known):.2f} … {max(known):.2f}" if known else ""
+
+
+COUNTED = (
+    "machine", "drafter", "policy", "T", "τ [95 %]", "nodes/step", "drafts/step", "bound",
+    "counted speed-up [95 %]", "if varied",
+)  # fmt: skip
+"""The columns of what was counted and not clocked."""
+MAIN = ("machine", "drafter", "policy", "acceptor", "T", "tokens/s", "speed-up [95 %]", "counted speed-up [95 %]", "τ [95 %]",
+        "nodes/step", "same output")  # fmt: skip
+"""The columns that answer a user's questions, in the order of a screen or a page; the others come
+after them."""
+FIRST = (
+    "drafter",
+    "policy",
+    "temperature",
+    "tokens/s",
+    "tokens/pass (τ)",
+    "speed-up [95 %]",
+    "same output",
+)
+"""The columns that a narrow terminal shows."""
+HEADS = {"τ [95 %]": "tokens/pass (τ)", "nodes/step": "drafted/pass", "T": "temperature"}
+"""Headings on a screen or page in place of those in the documentation's tables."""
+LEGEND = {
+    "tokens/s": "new tokens per second, the prompt's pass included",
+    "speed-up [95 %]": "plain decoding's seconds over these by the clock, measured in turns; in brackets the 95 % interval",
+    "counted speed-up [95 %]": "the same from the passes that were made and what each costs when it is measured by itself: "
+    "free of what else the machine does, and without the time between passes",
+    "tokens/pass (τ)": "tokens that one pass of the target yields; plain decoding has 1",
+    "drafted/pass": "drafted tokens that one pass verifies",
+    "same output": "whether every text is the one that plain decoding writes",
+    "α": "tokens a pass over the tree's depth, as in EDD + PCT; it can exceed 1",
+    "α of the bound": "τ over the deepest layer that the policy allows",
+    "overlap": "probability that a token drawn from the drafter is accepted, at temperature 1",
+    "sₐ/sₜ": "seconds of a draft step over those of a target pass, for one token each",
+    "E(Spd.)": "speed-up of chains by the formula of Leviathan et al., from overlap and sₐ/sₜ",
+    "bound": "speed-up if a pass over a tree cost what one over a token costs",
+    "depth/step": "depth of the trees",
+    "drafts/step": "draft steps before a pass",
+    "if varied": "counted speed-up where the machine's costs are varied",
+    "draft share": "share of the time that drafting takes",
+}
+"""What the heads of columns mean."""
+
+
+def readable(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
+    """Return rows as a screen or a page shows them.
+
+    The main columns come first, headings are in plain words, and τ has no interval.
+    """
+    names = [
+        *(name for name in MAIN if name in rows[0]),
+        *(name for name in rows[0] if name not in MAIN),
+    ]
+    plain = [{**row, "τ [95 %]": row.get("τ [95 %]", "").partition(" [")[0]} for row in rows]
+    return [{HEADS.get(name, name): row[name] for name in names} for row in plain]
+
+
+def legend(names: Collection[str]) -> list[str]:
+    """Return an explanation for each of these headings that is not in plain words."""
+    return [
+        f"{name.removesuffix(' [95 %]')}: {told}" for name, told in LEGEND.items() if name in names
+    ]
+
+
+ORACLE = "oracle (bound)"
+"""Text in the policy column for the oracle, which knows the text."""
+
+
+def oracle_cells(bound: ResultRow) -> dict[str, str]:
+    """Return an oracle's row as text."""
+    return {
+        "machine": bound.get("machine", ""),
+        "drafter": bound["drafter"],
+        "policy": ORACLE,
+        "T": f"{bound['temperature']:g}",
+        "τ [95 %]": f"{bound['acceptance_length']:.2f}",
+        "depth/step": f"{bound['depth_per_step']:.1f}",
+        "nodes/step": f"{bound['depth_per_step']:.1f}",
+        "drafts/step": f"{bound['depth_per_step']:.2f}",
+        "E(Spd.)": figure(bound["leviathan"]),
+        "counted speed-up [95 %]": interval(bound["counted_speedup"], bound["interval"]),
+    }
+
+
+def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
+    """Return rows as text, with τ and nodes first and seconds last.
+
+    Temperature and acceptor are shown where there are several, or where an acceptor was named.
+
+    Args:
+        rows: rows of a result.
+        bounds: its oracles' rows; they come last.
+    """
+    hidden = set[str]()
+    if len({r["temperature"] for r in rows}) == 1:
+        hidden.add("T")
+    if all(r.get("rule") is None for r in rows):
+        hidden |= {"acceptor", "draws"}
+    if not any(r.get("machine") for r in rows):
+        hidden |= {"machine", "if varied"}
+    found = [{name: text for name, text in cells(r).items() if name not in hidden} for r in rows]
+    return found + [
+        {name: texts.get(name, "") for name in found[0]} for texts in map(oracle_cells, bounds)
+    ]
+
+
+def counted(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
+    """Return rows as text, without what is measured by the clock."""
+    return [{name: row[name] for name in COUNTED if name in row} for row in shown(rows, bounds)]
+
+
+def claims(result: Mapping[str, Any]) -> str:
+    """Return one line that lists the rows faster and slower than plain decoding.
+
+    It also gives the number of comparisons.
+    """
+    clocked, named = "speedup" in result["rows"][0], {"faster": list[str](), "slower": list[str]()}
+    found = beside_plain(result, "seconds" if clocked else "counted_seconds")
+    for c in found:
+        if c.ratio.verdict in named:
+            also = (
+                f"T = {c.mine['temperature']:g}" if c.mine["temperature"] else "",
+                c.mine.get("machine"),
+            )
+            named[c.ratio.verdict].append(
+                " ".join(filter(None, (c.mine["drafter"], c.mine["policy"], *also)))
+            )
+    if found and all(c.ratio.few for c in found):
+        return f"No verdict beside plain decoding: at least {ENOUGH} prompts are needed."
+    told = [f"{verdict}: {', '.join(names) or 'none'}" for verdict, names in named.items()]
+    how = "by the clock" if clocked else "by counted seconds"
+    several = "1 comparison" if len(found) == 1 else f"{len(found)} comparisons"
+    return (
+        f"Beside plain decoding {how}, {several} at {LEVEL:.0%} together (Holm): {'; '.join(told)}."
+    )

@@ -1,0 +1,265 @@
+"""A folder of recordings: texts that a target has written, and what drafters read of it along them.
+
+`recording.json` says whose they are, `texts.jsonl` holds a line for each text, `taps/` a file with
+the hidden states, keys and values along each. What is missing is recorded when it is asked for;
+what is there needs no pass of the target.
+
+Shapes: T tokens of one text, D hidden size, H key-value heads.
+"""
+
+import hashlib
+import json
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+from torch import Tensor
+
+from draftree.engine import plain
+from draftree.errors import UserError
+from draftree.evaluation.provenance import fingerprint
+from draftree.evaluation.replay_target import Replayed
+from draftree.evaluation.target_trace import Recording, Text
+from draftree.models.hf_runner import UNNORMED
+from draftree.request import Request
+from draftree.target.target import LAST, Needs, Target
+from draftree.utils.files import (
+    Entries,
+    append,
+    checked,
+    read_object,
+    understood,
+    whole,
+    write_text,
+)
+from draftree.utils.progress import Tell, silent
+
+FORMAT = 1
+TOGETHER = 8
+"""Texts that the target writes at a time."""
+ABOUT = "recording.json"
+
+
+@dataclass(frozen=True)
+class Recordings:
+    """Manage the recordings of one target in a folder.
+
+    Attributes:
+        folder: the folder.
+        target: the recorded target.
+        needs: what drafters will read; the last hidden state is always recorded, for the target's
+            own logits.
+        texts: generated tokens by key.
+    """
+
+    folder: Path
+    target: Target
+    needs: Needs
+    texts: dict[str, list[int]] = field(default_factory=dict)
+    _newest: dict[str, Replayed] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def open(cls, folder: Path, target: Target, needs: Sequence[Needs]) -> Self:
+        """Return the recordings in a folder, which is made if it is not there.
+
+        Raises:
+            UserError: it holds recordings of another target, or other files.
+        """
+        _check(folder, target)
+        index = target.decoder.hidden_index
+        layers = {
+            layer if layer == UNNORMED else index(layer)
+            for some in needs
+            for layer in (*some.hidden, LAST)
+        }
+        kv = {layer for some in needs for layer in some.kv}
+        lines, texts = folder / "texts.jsonl", dict[str, list[int]]()
+        if lines.is_file():
+            for line in lines.read_text("utf-8", errors="replace").splitlines():
+                with suppress(
+                    UserError
+                ):  # of a line that was broken off, the text is written again
+                    texts |= _written(line, target.decoder.vocab)
+        return cls(folder, target, Needs(tuple(sorted(layers)), tuple(sorted(kv))), texts)
+
+    @property
+    def bytes_per_token(self) -> int:
+        """Return the bytes per token on disk."""
+        decoder, size = self.target.decoder, torch.finfo(self.target.decoder.dtype).bits // 8
+        kv = sum(
+            s.heads * (s.key + s.value) for s in (decoder.shapes[layer] for layer in self.needs.kv)
+        )
+        return size * (len(self.needs.hidden) * decoder.hidden + kv)
+
+    def missing(self, requests: Sequence[Request]) -> list[Request]:
+        """Return the requests whose text or hidden states for some drafter are not recorded."""
+        return [
+            r
+            for r in requests
+            if (k := key(r)) not in self.texts or not self._names() <= self._recorded(k)
+        ]
+
+    def record(self, requests: Sequence[Request], tell: Tell = silent) -> None:
+        """Generate texts with the target and read each of them in a pass.
+
+        A call that was interrupted can be repeated, and then resumes.
+        """
+        unwritten = sorted(
+            (r for r in requests if key(r) not in self.texts), key=lambda r: len(r.prompt)
+        )
+        for at in range(0, len(unwritten), TOGETHER):
+            some = unwritten[at : at + TOGETHER]
+            for request, tokens in zip(some, plain(self.target, some).tokens, strict=True):
+                self.texts[key(request)] = tokens
+                append(self.folder / "texts.jsonl", json.dumps([key(request), tokens]) + "\n")
+            tell(at + len(some), "writing", 2 * len(requests))
+        for i, request in enumerate(requests):
+            self._read(request)
+            tell(len(requests) + i + 1, "reading", 2 * len(requests))
+
+    def recording(self, request: Request) -> Recording:
+        """Return the recording of a text.
+
+        Raises:
+            UserError: it was not recorded.
+        """
+        if self.missing([request]):
+            raise UserError(
+                f"'{self.folder}' holds no recording of request {request.number} with these settings"
+            )
+        with understood(f"'{self._file(key(request))}' is not a recording"):
+            tensors = load_file(self._file(key(request)), device=str(self.target.decoder.device))
+            text, decoder = self._text(request), self.target.decoder
+            cache = self.target.new_cache(1, len(text.tokens) if self.needs.kv else 1)
+            for layer in self.needs.kv:
+                for stored, name in zip(cache.layer(layer), ("keys", "values"), strict=True):
+                    place = stored[0, :, : len(text.tokens)]
+                    place.copy_(_of_shape(tensors[f"{name}.{layer}"], place.shape, stored.dtype))
+            wanted = (len(text.tokens), decoder.hidden)
+            hidden = {
+                decoder.hidden_index(layer): _of_shape(
+                    tensors[f"hidden.{layer}"], wanted, decoder.dtype
+                )
+                for layer in self.needs.hidden
+            }
+        return Recording(self.target, (text,), hidden, cache)
+
+    def source(self, request: Request) -> Replayed:
+        """Return a stand-in for the target along a text; the newest one is cached."""
+        if (k := key(request)) not in self._newest:
+            self._newest.clear()
+            self._newest[k] = Replayed(self.recording(request))
+        return self._newest[k]
+
+    @torch.inference_mode()
+    def _read(self, request: Request) -> None:
+        """Run a pass along a text, and write what drafters read of it into a file."""
+        file, text = self._file(key(request)), self._text(request)
+        cache = self.target.new_cache(1, len(text.tokens))
+        hidden = self.target.prefill(cache, [text.tokens], self.needs).taps.hidden
+        tensors = {f"hidden.{layer}": h.contiguous() for layer, h in hidden.items()}
+        for layer in self.needs.kv:
+            keys, values = (t[0, :, : len(text.tokens)].contiguous() for t in cache.layer(layer))
+            tensors |= {f"keys.{layer}": keys, f"values.{layer}": values}
+        with understood(f"cannot read '{file}'"):
+            earlier = load_file(file) if file.is_file() else {}
+        file.parent.mkdir(parents=True, exist_ok=True)
+        with whole(file) as part:
+            save_file({n: t.cpu() for n, t in (earlier | tensors).items()}, part)
+
+    def _text(self, request: Request) -> Text:
+        return Text(
+            np.array([*request.prompt, *self.texts[key(request)]], np.int64), len(request.prompt)
+        )
+
+    def _file(self, name: str) -> Path:
+        return self.folder / "taps" / f"{name}.safetensors"
+
+    def _names(self) -> set[str]:
+        return {f"hidden.{layer}" for layer in self.needs.hidden} | {
+            f"{part}.{layer}" for layer in self.needs.kv for part in ("keys", "values")
+        }
+
+    def _recorded(self, name: str) -> set[str]:
+        """Return the names of the tensors in a text's file, read from its header alone."""
+        with suppress(OSError, ValueError), self._file(name).open("rb") as file:
+            header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            return set(header)
+        return set()
+
+
+def _written(line: str, vocab: int) -> dict[str, list[int]]:
+    """Return the key and the tokens of a line.
+
+    Raises:
+        UserError: it is incomplete, or holds tokens that the target does not have.
+    """
+    with understood("the line is not a key and its tokens"):
+        key, tokens = json.loads(line)
+    checked(key, str, "the key")
+    if any(token >= vocab for token in checked(tokens, list[int], "a token", least=0)):
+        raise UserError(f"a token is {max(tokens)}, allowed are those below {vocab}")
+    return {key: tokens}
+
+
+def key(request: Request) -> str:
+    """Return a request's name in a folder.
+
+    It is derived from everything that determines the text: prompt and limit, and for a sampled text
+    also its number and settings.
+    """
+    sampling = request.sampling
+    drawn = "" if sampling.greedy else f"{sampling} {request.number}"
+    asked = f"{request.prompt} {request.max_new_tokens} {sorted(request.eos)} {drawn}"
+    return hashlib.sha256(asked.encode()).hexdigest()[:24]
+
+
+def _of_shape(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor after checking it.
+
+    Raises:
+        ValueError: it has another shape or dtype.
+    """
+    if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
+        raise ValueError(
+            f"a tensor is {tensor.dtype} {list(tensor.shape)}, allowed is {dtype} {list(shape)}"
+        )
+    return tensor
+
+
+def identity(target: Target) -> dict[str, str]:
+    """Return what identifies a target's recordings."""
+    vocabulary = sorted(target.tokenizer.get_vocab().items())
+    told = json.dumps([vocabulary, target.tokenizer.chat_template])
+    return {
+        "weights": fingerprint(target.decoder.model),
+        "tokenizer": hashlib.sha256(told.encode()).hexdigest()[:16],
+        "dtype": str(target.decoder.dtype).removeprefix("torch."),
+    }
+
+
+def _check(folder: Path, target: Target) -> None:
+    about, mine = folder / ABOUT, identity(target)
+    if not about.is_file():
+        if folder.is_dir() and any(folder.iterdir()):
+            raise UserError(
+                f"'{folder}' holds no {ABOUT}, allowed is a folder of recordings, an empty or a new one"
+            )
+        folder.mkdir(parents=True, exist_ok=True)
+        write_text(
+            about, json.dumps({"format": FORMAT, "target": target.name, **mine}, indent=1) + "\n"
+        )
+    saved = Entries(read_object(about, "the head of a folder of recordings"), about)
+    if (version := saved.get("format", int)) != FORMAT:
+        raise UserError(f"'{folder}' holds recordings of format {version}, allowed is {FORMAT}")
+    for name, value in mine.items():
+        if (theirs := saved.get(name, str)) != value:
+            told = f"its {name} is {theirs}, this target's is {value}"
+            raise UserError(
+                f"'{folder}' was recorded of another target ('{saved.get('target', str)}'): {told}"
+            )

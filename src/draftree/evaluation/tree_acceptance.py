@@ -1,0 +1,209 @@
+"""How far a policy's trees are accepted along known texts, where the target's choice after every token is known.
+
+Decoding goes along a text: after each root the policy grows its tree with the drafter, as it would,
+and what of the text is in the tree is committed. With r_d the share of trees that hold the target's
+greedy choice at depth d, among those that held it at all depths before and whose text went on with
+it, the acceptance length to be expected is
+
+    1 + Σ_d Π_{j ≤ d} r_j .
+
+A tree is the one that decoding would grow, so nothing is taken for independent but the depths;
+behind a token that the target would not have chosen nothing is known, so such a text counts no
+further at that root. Of texts that the target wrote greedily nothing is lost.
+
+Shapes: R texts, T tokens, N nodes, F frontier nodes, K candidates.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import torch
+from typing_extensions import override
+
+from draftree.costs.curves import Costs, CostTable
+from draftree.drafters.base import Drafter
+from draftree.evaluation.target_trace import Recording, Text
+from draftree.metrics import Work
+from draftree.policies.base import Policy, Search
+from draftree.sampling.draft_sampling import Drawing
+from draftree.target.target import Target
+from draftree.tree import MAX_NODES, Below, Candidates, Floats, Ints, Room, Tree, Verdict
+
+DEPTHS = 10
+"""The deepest layer of these trees."""
+TOGETHER = 4
+"""Texts that are gone along at a time."""
+
+
+@dataclass
+class Asking(Search):
+    """Expand nodes with a drafter, and carry its state.
+
+    Attributes:
+        drafter: the drafter.
+        state: its state.
+        frontiers: number of nodes in each draft step.
+    """
+
+    drafter: Drafter[Any]
+    state: Any
+    frontiers: list[int] = field(default_factory=list)
+
+    @override
+    def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
+        if fed := self.passes(tree, frontier):
+            self.frontiers.append(fed)
+        candidates, self.state = self.drafter.expand(self.state, tree, frontier, k, Drawing())
+        return candidates
+
+    @override
+    def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
+        found, self.state = self.drafter.find(self.state, tree, frontier, k, Drawing())
+        return found
+
+    @override
+    def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
+        found, self.state = self.drafter.below(self.state, tree, frontier, k, Drawing(), deepest)
+        return found
+
+    @property
+    @override
+    def searches(self) -> bool:
+        return self.drafter.searches
+
+    @override
+    def passes(self, tree: Tree, frontier: Ints) -> int:
+        return self.drafter.passes(self.state, tree, frontier)
+
+    @property
+    @override
+    def ahead(self) -> int:
+        return self.drafter.ahead
+
+
+@torch.inference_mode()
+def counted(
+    target: Target,
+    drafter: Drafter[Any],
+    policy: Policy,
+    texts: Sequence[Text],
+    costs: Costs | CostTable,
+) -> tuple[Floats, Floats]:
+    """Count by depth the trees that hold the target's choice, and those that could hold it.
+
+    Args:
+        target: reads each text once.
+        drafter: runs as in decoding.
+        policy: grows the trees; one that reads costs grows them for one text at a time, because the
+            number of texts changes which nodes pay.
+        texts: given texts with at least 2 tokens after each prompt.
+        costs: for a policy that reads costs.
+
+    Returns:
+        Two arrays [depths]: trees that hold the choice, and trees that could.
+    """
+    memory, matched, reached = policy.start(), np.zeros(DEPTHS), np.zeros(DEPTHS)
+    size = 1 if policy.reads_costs else TOGETHER
+    for i in range(0, len(texts), size):
+        recording = Recording.of(target, texts[i : i + size], drafter.needs.hidden)
+        memory = _along(recording, drafter, policy, costs, memory, matched, reached)
+    return matched, reached
+
+
+def expected_length(matched: Floats, reached: Floats) -> float:
+    """Return 1 + Σ_d Π_{j ≤ d} r_j of the counts by depth, with r_d = matched / reached."""
+    return float(1 + np.cumprod(matched / np.maximum(reached, 1)).sum())
+
+
+def _along(
+    source: Recording,
+    drafter: Drafter[Any],
+    policy: Policy,
+    costs: Costs | CostTable,
+    memory: Any,
+    matched: Floats,
+    reached: Floats,
+) -> Any:
+    """Run along texts and add to the counts; return what the policy has learnt."""
+    texts, needs = source.texts, drafter.needs
+    choices = [_choices(source, row) for row in range(len(texts))]
+    cache = source.new_cache(len(texts), 0)
+    prompts = [t.tokens[: t.start] for t in texts]
+    at, last = np.array([t.start for t in texts]), np.array([len(t.tokens) - 1 for t in texts])
+    roots = np.array([t.tokens[t.start] for t in texts])
+    state = drafter.start(prompts, roots, source.prefill(cache, prompts, needs).taps)
+    while (live := np.flatnonzero(at < last)).size:
+        asking = Asking(drafter, state)
+        planted = Tree.planted(live, np.array([texts[r].tokens[at[r]] for r in live.tolist()]))
+        room = Room(np.minimum(DEPTHS, source.target.decoder.context - 1 - at), MAX_NODES)
+        context = int(at[live].max())
+        prices = costs.at(context, len(live))
+        tree = policy.draft(asking, planted, prices, room, memory)
+        paths = []
+        for root, row in enumerate(live.tolist()):
+            paths.append(
+                _walk(
+                    tree,
+                    root,
+                    texts[row].tokens[at[row] :],
+                    choices[row][at[row] :],
+                    matched,
+                    reached,
+                )
+            )
+        bonus = [
+            texts[r].tokens[at[r] + len(path) + 1]
+            for r, path in zip(live.tolist(), paths, strict=True)
+        ]
+        verdict = Verdict(tuple(paths), np.array(bonus, np.int64))
+        kept = np.concatenate([verdict.kept(root) for root in range(len(live))])
+        positions = at[tree.row[kept]] + tree.depth[kept]
+        taps = source.taps(cache, tree.row[kept], positions, tree.tokens[kept], needs)
+        source.commit(cache, tree, verdict)
+        state = drafter.commit(asking.state, tree, verdict, taps)
+        work = Work(tuple(asking.frontiers), len(tree), len(live), context)
+        memory = policy.observe(memory, tree, verdict, work, prices)
+        at[live] += 1 + np.array([len(path) for path in paths])
+    return memory
+
+
+def _choices(source: Recording, row: int) -> Ints:
+    """Return [T] the target's likeliest token after each token; −1 before the response."""
+    text = source.texts[row]
+    positions = np.arange(text.start, len(text.tokens))
+    chosen = source.after(np.full(len(positions), row), positions).argmax(-1).cpu().numpy()
+    return np.concatenate((np.full(text.start, -1), chosen))
+
+
+def _walk(
+    tree: Tree, root: int, tokens: Ints, choices: Ints, matched: Floats, reached: Floats
+) -> Ints:
+    """Return the nodes of a tree that match the text, and add to the counts by depth.
+
+    Counting stops where the text differs from the target's choice.
+
+    Args:
+        tree: the draft tree.
+        root: its root.
+        tokens: [T] the text from the root on; a node for its last token is not committed.
+        choices: [T] the target's choice after each of them.
+        matched: counts by depth of trees that hold the target's choice; changed in place.
+        reached: counts by depth of all trees; changed in place.
+    """
+    node, path, chosen = root, [], True
+    for depth, (choice, token) in enumerate(
+        zip(choices[:DEPTHS].tolist(), tokens[1 : 1 + DEPTHS].tolist(), strict=False)
+    ):
+        children = tree.children(node)
+        if chosen:
+            reached[depth] += 1
+            matched[depth] += choice in tree.tokens[children]
+        chosen &= choice == token
+        on = children[tree.tokens[children] == token]
+        if not on.size or depth + 2 >= len(tokens):
+            break
+        node = int(on[0])
+        path.append(node)
+    return np.array(path, np.int64)

@@ -1,0 +1,328 @@
+"""The layouts of drafters that give a block in one pass: DFlash, DSpark and JetSpec, as five programs write them.
+
+z-lab        DFlash and JetSpec: flat config, `dflash_config` with the layers read and the mask
+token; SpecForge's DSpark too. DeepSpec     DSpark: flat config, embedding and LM head of its own.
+Its slots are shifted: slot 0, the root's, drafts already. speculators  the layers' config nested;
+entries of `hidden_states` are named, where all others name layers, one less. transformers the class
+that reads DFlash there: other names for two tensors, sliding windows that look both ways.
+
+Shapes: V vocabulary, V′ draft vocabulary.
+"""
+
+from collections.abc import Callable, Mapping, Set
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Literal, cast, get_args
+
+from draftree.errors import UnknownName, UserError
+from draftree.formats import config_entries
+from draftree.formats.checkpoint import CONFIG, Checkpoint
+from draftree.formats.speculators import HOW, KIND, LAYER
+from draftree.tree import MAX_NODES
+from draftree.utils.files import Entries
+
+NESTED = "dflash_config"
+EMBEDDING, HEAD, MAP, MARKS = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
+CORE = ("fc.weight", "hidden_norm.weight")
+"""Tensors that all have, under z-lab's names."""
+NATIVE = "muse_glimmer_assistant"
+NATIVE_NAMES = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
+OURS = {"lm_head.d2t": MAP, "lm_head.t2d": MARKS}
+"""The map of a draft vocabulary, which belongs to the head here."""
+EARLY = "logit_head."
+"""Before the names of DSpark's heads in SpecForge's early files."""
+SECOND = ("attention_conv", "candidate_selector.")
+"""In the names of DFlash 2's tensors."""
+Markov = Literal["vanilla", "gated", "rnn"]
+SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
+LONGEST = 32768
+"""A Qwen3's context length where its config does not have it."""
+FIRST_SLIDING = 28
+"""Likewise, the first layer that slides (`max_window_layers`)."""
+LAST_VERSION = "0.5.0"
+"""Of speculators, whose layout is written."""
+Kind = Literal["dflash", "dspark", "jetspec"]
+
+
+@dataclass(frozen=True)
+class Sight:
+    """What the slots of a layer see of their block, and how far back.
+
+    Attributes:
+        causal: whether a slot sees those before it alone, or all of them.
+        window: how many positions back; None without end.
+    """
+
+    causal: bool
+    window: int | None = None
+
+
+@dataclass(frozen=True)
+class Layout:
+    """The content of a published config, in any layout.
+
+    Attributes:
+        values: the config of the layers, flat.
+        block: slots in a pass, the root's among them.
+        mask: the token in all other slots.
+        reads: entries of the target's `hidden_states` that are fused, in their order.
+        shifted: whether the root's slot drafts the token after the root; else it drafts none.
+        sights: of each layer.
+        draft_vocab: V′; 0 for the whole vocabulary.
+        markov: DSpark's Markov head and its rank; none has rank 0.
+        rank: of that head.
+        confidence: whether there is a confidence head, and whether it reads the token before, too.
+    """
+
+    values: dict[str, Any]
+    block: int
+    mask: int
+    reads: tuple[int, ...]
+    shifted: bool
+    sights: tuple[Sight, ...]
+    draft_vocab: int = 0
+    markov: Markov = "vanilla"
+    rank: int = 0
+    confidence: tuple[bool, bool] = (False, False)
+
+    @property
+    def drafts(self) -> int:
+        """Return the number of tokens that a pass drafts."""
+        return self.block if self.shifted else self.block - 1
+
+
+def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
+    """Return the method of a published folder, None where it is none of these."""
+    if KIND in config:
+        found = config[KIND]
+        return found if found in ("dflash", "dspark") else None
+    nested = config.get(NESTED)
+    said = {**config, **nested} if isinstance(nested, dict) else config
+    known = isinstance(nested, dict) or "Qwen3DSparkModel" in (config.get("architectures") or ())
+    if config.get("model_type") != NATIVE and not (known and CORE[0] in keys):
+        return None
+    if said.get("causal_head"):
+        return "jetspec"
+    return (
+        "dspark" if said.get("markov_rank") or any("markov_head." in k for k in keys) else "dflash"
+    )
+
+
+def loaded(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
+    """Return a checkpoint with its tensors, under its own names, and the layout of its config.
+
+    Raises:
+        UserError: it is DFlash 2; or an entry is missing or is not what it can be.
+    """
+    stored = stored.loaded()
+    config, where = stored.config, stored.folder
+    second = any(mark in key for key in stored.tensors for mark in SECOND)
+    if second or "DFlash2DraftModel" in (config.get("architectures") or ()):
+        raise UserError(
+            f"'{where}' holds a DFlash 2, which adds convolutions and a selector: allowed is DFlash"
+        )
+    _check_entries(config, where)
+    stored = replace(stored, name=_names(config, stored.tensors.keys()))
+    return stored, _layout(config, stored)
+
+
+def _check_entries(config: dict[str, Any], where: Path) -> None:
+    """Refuse entries of other networks, and warn of unknown ones.
+
+    Raises:
+        UserError: an entry changes what the network computes in a way that is not supported.
+    """
+    nested, layer, method = config.get(NESTED), config.get(LAYER), str(config.get(KIND, "dflash"))
+    if KIND in config:
+        config_entries.SPECULATED_BLOCKS.check(config, where, method)
+        config_entries.QWEN3.check(layer if isinstance(layer, dict) else {}, where, method)
+    else:
+        config_entries.BLOCKS.check(config, where, method)
+    config_entries.BLOCKS.check(nested if isinstance(nested, dict) else {}, where, method)
+
+
+def name(key: str) -> str:
+    """Return the name on disk of a tensor of a new drafter."""
+    return OURS.get(key, key)
+
+
+def _names(config: Mapping[str, Any], keys: Set[str]) -> Callable[[str], str]:
+    """Give the name on disk of a tensor of the network."""
+    native = NATIVE_NAMES if config.get("model_type") == NATIVE else {}
+    early = any(key.startswith(EARLY) for key in keys)
+
+    def named(key: str) -> str:
+        for ours, theirs in native.items():
+            if key.startswith(ours):
+                return theirs + key.removeprefix(ours)
+        return (
+            EARLY + key
+            if early and key.startswith(("markov_head.", "confidence_head."))
+            else name(key)
+        )
+
+    return named
+
+
+def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
+    where = stored.folder / CONFIG
+    outer = Entries(config, where)
+    speculated, nested = KIND in config, outer.get(NESTED, dict[str, Any], {})
+    values = outer.get(LAYER, dict[str, Any]) if speculated else dict(config)
+    said = Entries(config | nested, where)  # block size and mask token may be in either place
+    block, mask = said.get("block_size", int, least=1), said.get("mask_token_id", int, least=0)
+    if block > MAX_NODES:  # its masks grow with the square of it
+        raise UserError(
+            f"{said.where}: block_size is {block}, allowed is at most {MAX_NODES}, the most nodes of a tree"
+        )
+    ids = said.get("aux_hidden_state_layer_ids" if speculated else "target_layer_ids", list[int])
+    reads = tuple(ids) if speculated else tuple(layer + 1 for layer in ids)
+    official = "Qwen3DSparkModel" in (config.get("architectures") or ())
+    specforge = said.get("projector_type", str | None, None) == "dspark"
+    shifted = said.get("sample_from_anchor", bool, official or specforge)
+    count = Entries(values, where).get("num_hidden_layers", int, least=1)
+    markov = said.get("markov_head_type", str | None, None) or "vanilla"
+    if markov not in get_args(Markov):
+        raise UnknownName(f"markov_head_type in '{where}'", markov, get_args(Markov))
+    head = "confidence_head.proj.weight"
+    own = any(key.removeprefix(EARLY) == head for key in stored.tensors)
+    return Layout(
+        values=dict(values),
+        block=block,
+        mask=mask,
+        reads=reads,
+        shifted=shifted,
+        sights=_sights(Entries(values, where), said, count, config.get("model_type") == NATIVE),
+        draft_vocab=len(stored.tensors[MAP]) if MAP in stored.tensors else 0,
+        markov=cast(Markov, markov),
+        rank=said.get("markov_rank", int | None, 0, least=0) or 0,
+        confidence=(
+            said.get("enable_confidence_head", bool, own),
+            said.get("confidence_head_with_markov", bool, own),
+        ),
+    )
+
+
+def _sights(layers: Entries, said: Entries, count: int, native: bool) -> tuple[Sight, ...]:
+    """Return which positions each layer sees.
+
+    A sliding layer is causal unless the config says otherwise. In transformers' class it sees both
+    directions.
+    """
+    window = layers.get("sliding_window", int | None, None, least=1)
+    switched = layers.get("use_sliding_window", bool | None, None)
+    named = layers.get("layer_types", list[str] | None, None)
+    types = named or ["full_attention"] * count
+    if not named and switched and window is not None:  # as transformers derives them
+        first = layers.get("max_window_layers", int, FIRST_SLIDING)
+        types = ["sliding_attention" if i >= first else "full_attention" for i in range(count)]
+    if len(types) != count or not set(types) <= {"full_attention", "sliding_attention"}:
+        raise UserError(
+            f"layer_types is {types}, allowed are {count} of full_attention and sliding_attention"
+        )
+    if switched is False and window is not None and "sliding_attention" in types:
+        raise UserError(
+            f"use_sliding_window is false and layer_types is {types}, allowed is full_attention"
+        )
+    causal = said.get("causal_head", bool | None, None) or said.get(
+        "is_causal", bool | None, said.get("causal", bool | None, None)
+    )
+    both = native or said.get("sliding_window_non_causal", bool, False)
+    sliding = [t == "sliding_attention" for t in types]
+    return tuple(
+        Sight(bool(causal) if causal is not None else s and not both, window if s else None)
+        for s in sliding
+    )
+
+
+def written(layout: Layout, kind: Kind) -> dict[str, Any]:
+    """Return the config of a new drafter, in z-lab's layout; DSpark's as SpecForge writes it."""
+    nested: dict[str, Any] = {
+        "target_layer_ids": [i - 1 for i in layout.reads],
+        "mask_token_id": layout.mask,
+    }
+    if kind == "jetspec":
+        nested |= {"causal_head": True}
+    if kind == "dspark":
+        nested |= {"projector_type": "dspark"} | _heads(layout)
+    architecture = "DSparkDraftModel" if kind == "dspark" else "DFlashDraftModel"
+    return layout.values | {
+        "architectures": [architecture],
+        "block_size": layout.block,
+        NESTED: nested,
+    }
+
+
+def _heads(layout: Layout) -> dict[str, Any]:
+    """Return the entries of DSpark's heads."""
+    there, with_markov = layout.confidence
+    return {
+        "markov_rank": layout.rank, "markov_head_type": layout.markov,
+        "enable_confidence_head": there, "confidence_head_with_markov": with_markov,
+    }  # fmt: skip
+
+
+def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the config in the layout of speculators.
+
+    Args:
+        layout: the layout of the checkpoint's config.
+        kind: `dflash` or `dspark`; a JetSpec is a `dflash` there.
+        verifier: `name_or_path` and `architectures` of the target.
+
+    Raises:
+        UserError: its layers look back in ways that are not alike.
+    """
+    outside = {
+        "architectures",
+        "auto_map",
+        "block_size",
+        "draftree",
+        "dtype",
+        "torch_dtype",
+        "transformers_version",
+        NESTED,
+    }
+    layer = {k: v for k, v in layout.values.items() if k not in outside} | {"model_type": "qwen3"}
+    sliding, both = _slides(layout, layer.get("max_position_embeddings", LONGEST))
+    layer |= sliding
+    proposal = {
+        "proposal_type": "greedy",
+        "speculative_tokens": layout.drafts,
+        "accept_tolerance": 0.0,
+        "verifier_accept_k": 1,
+    }
+    how = {"algorithm": kind, "default_proposal_method": "greedy", "proposal_methods": [proposal]}
+    return {
+        KIND: kind, "speculators_version": LAST_VERSION, "architectures": [SPECULATORS[kind]],
+        "draft_vocab_size": layout.draft_vocab or layer["vocab_size"], "block_size": layout.block,
+        "aux_hidden_state_layer_ids": list(layout.reads), "mask_token_id": layout.mask,
+        "target_hidden_size": layer["hidden_size"], "sample_from_anchor": layout.shifted,
+        "sliding_window_non_causal": both,
+        **(_heads(layout) if kind == "dspark" else {}),
+        HOW: how | {"verifier": dict(verifier)}, LAYER: layer,
+    }  # fmt: skip
+
+
+def _slides(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:
+    """Return the entries of the attention windows in the layout of speculators.
+
+    The second value is whether sliding layers see both directions.
+
+    There a layer is causal in its block where it slides, so that one that is causal and sees the
+    whole context, as all of a JetSpec's, has a window of that length.
+    """
+    slides = {(s.causal, s.window or context) for s in layout.sights if s.causal or s.window}
+    if len(slides) > 1:
+        raise UserError(
+            f"its layers see {sorted(slides)} (causal, window), allowed for 'speculators' is one kind beside full ones"
+        )
+    causal, window = slides.pop() if slides else (True, None)
+    types = [
+        "sliding_attention" if s.causal or s.window else "full_attention" for s in layout.sights
+    ]
+    return {
+        "layer_types": types,
+        "sliding_window": window,
+        "use_sliding_window": window is not None,
+    }, not causal

@@ -1,0 +1,259 @@
+"""Operations that give a row the same bits in a pass of any width: a kernel's habits are found out here, and evened out.
+
+For each kind of layer, the widths are searched at which a row has the same bits in every pass, and
+passes are padded or cut to them (`invariant_widths.py`). With batch-invariant attention
+(`invariant_attention.py`), a model then gives a token bitwise the same logits in a prompt, in a step of
+its own and in a tree. `parting` checks this.
+
+Shapes: R rows of a batch, n tokens or rows of a pass, D and E entries of a row before and after.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MethodType
+from typing import Any, final
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import pad
+
+from draftree.models.decoder import Decoder
+from draftree.models.forward_batch import ForwardBatch
+from draftree.models.hf_runner import HFRunner
+from draftree.models.invariant_widths import Made, Rows, Widths, numbers, widths
+from draftree.models.load_options import EXACT
+from draftree.models.moe import are_experts, expert, routed
+from draftree.models.native_linear import NativeLinear
+from draftree.models.packed_linear import KernelLinear
+from draftree.models.runner import ModelRunner, Outputs
+from draftree.models.shared_weights import share_weights
+
+CUTS = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)
+"""Lengths of the parts in which a text is read, for comparison with one pass."""
+TURNED = 32
+"""Positions whose rotation is computed at a time."""
+
+
+@dataclass(frozen=True)
+class Seen:
+    """Hold what a layer received and returned in a pass.
+
+    Attributes:
+        args: its arguments, cut to one row.
+        entries: D of its rows.
+        to: E of its output, where it computes entries one by one, as activations and routers do;
+            else 0.
+    """
+
+    args: tuple[Tensor, ...]
+    entries: int
+    to: int
+
+
+@dataclass
+class Kind:
+    """Describe a kind of layer and its batch-invariant forward.
+
+    Attributes:
+        widths: at which it is computed; None where none are stable, or where the kind of its
+            weights is unknown.
+        own: the forward of one such layer.
+        ours: the batch-invariant forward; the same as `own` where nothing has to be changed.
+        args: the arguments of both.
+        count: the number of such layers.
+    """
+
+    widths: Widths | None
+    own: Callable[..., Any]
+    ours: Callable[..., Any]
+    args: tuple[Tensor, ...]
+    count: int = 0
+
+
+@final
+class Stable:
+    """Run passes in which a token has the same bits whatever else is in the batch.
+
+    Layers without submodules, experts and rotary embeddings are made batch invariant in a model
+    over the same weights. Native kernels are batch invariant as they are.
+
+    Args:
+        decoder: the model; it is left as it is.
+        known: what was found before, by kind of layer.
+
+    Attributes:
+        kinds: the kinds of layers, by name; those without stable widths are not changed.
+        runner: of batch-invariant passes.
+    """
+
+    def __init__(self, decoder: Decoder, known: Mapping[str, Widths | None] = {}) -> None:
+        self.kinds: dict[str, Kind] = {}
+        self.runner: ModelRunner = decoder.runner
+        if decoder.native_kinds:
+            return
+        own = HFRunner(share_weights(decoder.hf.model))
+        self.runner, layers = own, _layers(own, decoder)
+        for module in own.model.modules():
+            if module in layers:
+                self._add(module, layers[module], decoder, known)
+            elif any(p.dim() > 1 for p in module.parameters(recurse=False)) and not isinstance(
+                module, nn.Embedding
+            ):
+                unknown = self.kinds.setdefault(
+                    type(module).__name__, Kind(None, module.forward, module.forward, ())
+                )
+                unknown.count += 1
+            elif "rope_type" in vars(module):
+                _change(module, _turned(vars(module).get("forward")))
+        own.model.set_attn_implementation(EXACT)
+
+    def use(self, decoder: Decoder) -> None:
+        """Make a decoder's passes batch invariant."""
+        if isinstance(self.runner, HFRunner):
+            decoder.use_runner(self.runner)
+
+    @property
+    def exact(self) -> bool:
+        """Return whether its attention is batch invariant too; some models allow only their own."""
+        return (
+            not isinstance(self.runner, HFRunner)
+            or self.runner.config._attn_implementation == EXACT
+        )
+
+    def _add(
+        self, module: nn.Module, seen: Seen, decoder: Decoder, known: Mapping[str, Widths | None]
+    ) -> None:
+        name, own = f"{type(module).__name__} {seen.entries}", module.forward
+        name = " ".join((name, *(str(tuple(p.shape)) for p in module.parameters())))
+        many, before, ours = are_experts(module), {**known, **self.widths}, own
+        if name in before:
+            found = before[name]
+        elif isinstance(module, KernelLinear) and isinstance(module.kernel, NativeLinear):
+            found = Widths()  # batch invariant at every width
+        else:
+            at_best = numbers(seen.to) if seen.to else Widths()
+            found = widths(
+                expert(module, 0) if many else own,
+                seen.entries,
+                decoder.dtype,
+                decoder.device,
+                at_best,
+            )
+        if found is not None and (many or found != Widths()):
+            ours = _change(
+                module, routed(found.apply) if many else _evened(vars(module).get("forward"), found)
+            )
+        self.kinds.setdefault(name, Kind(found, own, ours, seen.args)).count += 1
+
+    @property
+    def widths(self) -> dict[str, Widths | None]:
+        """Return the widths at which each kind of layer is computed, by its name."""
+        return {name: kind.widths for name, kind in self.kinds.items()}
+
+
+def _change(module: nn.Module, to: Callable[..., Any]) -> Callable[..., Any]:
+    """Give a module of draftree's copy another forward; return it."""
+    module.forward = MethodType(to, module)
+    return module.forward
+
+
+@torch.inference_mode()
+def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
+    """Return the experts of a pass, and its layers without submodules that map rows to rows."""
+    found: dict[nn.Module, Seen] = {}
+
+    def note(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
+        rows, made = args[0] if args else None, (out,) if isinstance(out, Tensor) else out
+        if (
+            not isinstance(rows, Tensor)
+            or not rows.is_floating_point()
+            or not isinstance(made, tuple)
+        ):
+            return
+        one = tuple(
+            each.reshape(-1, each.shape[-1])[:1] for each in args if isinstance(each, Tensor)
+        )
+        if are_experts(module):
+            found[module] = Seen(one, rows.shape[-1], 0)
+        elif len(args) == 1 and (
+            made[0] is out or all(isinstance(kind, Tensor) and kind.dim() == 2 for kind in made)
+        ):
+            by_entries = len(made) > 1 or not list(module.parameters())
+            found[module] = Seen(
+                one, rows.shape[-1], by_entries * max(kind.shape[-1] for kind in made)
+            )
+
+    noted = [m for m in runner.model.modules() if are_experts(m) or not list(m.children())]
+    hooks = [m.register_forward_hook(note) for m in noted]
+    batch = ForwardBatch.chains([np.zeros(2, np.int64)], np.zeros(1, np.int64), decoder.device)
+    runner.forward(batch, decoder.new_cache(1, 2))
+    for hook in hooks:
+        hook.remove()
+    return found
+
+
+def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
+    """Return the forward of a layer at stable widths, as a function of the layer.
+
+    `own` is the layer's, if not its class's.
+    """
+
+    def forward(module: nn.Module, rows: Tensor) -> Made:
+        stock: Rows = own or partial(type(module).forward, module)
+        flat: Made = kept.apply(stock, rows.reshape(-1, rows.shape[-1]).contiguous())
+        return flat.reshape(*rows.shape[:-1], flat.shape[-1]) if isinstance(flat, Tensor) else flat
+
+    return forward
+
+
+def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a rotary embedding's forward that computes `TURNED` positions at a time.
+
+    So no position is at the end of a tensor, where other instructions may compute it.
+    """
+
+    def forward(
+        module: nn.Module, x: Tensor, position_ids: Tensor, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, ...]:
+        stock, count = own or partial(type(module).forward, module), position_ids.shape[1]
+        blocks = pad(position_ids, (0, -count % TURNED)).split(TURNED, dim=1)
+        parts = [stock(x, block, *args, **kwargs) for block in blocks]
+        return tuple(torch.cat(each, dim=1)[:, :count] for each in zip(*parts, strict=True))
+
+    return forward
+
+
+@torch.inference_mode()
+def parting(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
+    """Return the first place where a text's bits depend on how it is cut: a layer, or the head.
+
+    It is None if they do not depend on it.
+    """
+    count = min(sum(CUTS), decoder.context)
+    ids = np.random.default_rng(1).integers(0, decoder.vocab, count)
+    layers = tuple(range(int(decoder.config.num_hidden_layers) + 1))
+
+    def read(parts: Sequence[Any]) -> tuple[Tensor, dict[int, Tensor]]:
+        cache, logits, hidden = (
+            decoder.new_cache(1, count),
+            list[Tensor](),
+            list[dict[int, Tensor]](),
+        )
+        for part in parts:
+            batch = ForwardBatch.chains([part], cache.lengths.copy(), decoder.device)
+            out = (runner or decoder.runner).forward(batch, cache, Outputs(layers))
+            logits.append(out.logits)
+            hidden.append(dict(out.hidden))
+            cache.keep(0, cache.lengths[0] + np.arange(len(part)))
+        return torch.cat(logits), {layer: torch.cat([h[layer] for h in hidden]) for layer in layers}
+
+    (whole, states), (parts, others) = (
+        read([ids]),
+        read([p for p in np.split(ids, np.cumsum(CUTS)[:-1]) if len(p)]),
+    )
+    for layer in layers[1:]:
+        if not torch.equal(states[layer], others[layer]):
+            return f"from layer {layer - 1} on ({type(decoder.layers[layer - 1]).__name__})"
+    return None if torch.equal(whole, parts) else f"in its head ({type(decoder.model).__name__})"

@@ -1,0 +1,275 @@
+"""Modules of draftree in the place of a loaded model's own: norms, gates and layers in one call each.
+
+Torch runs six to twelve small operations for a norm or a gate. After a matrix product, when the
+caches hold weights, each costs several times what it costs alone. These modules replace those of
+models and drafters that draftree loaded, where a trial finds them equal. A model that the user
+passes in keeps its own.
+
+Shapes: R sequences, n tokens, D entries.
+"""
+
+import copy
+from collections.abc import Callable, Container, Iterator, Sequence
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from transformers import Cache
+
+from draftree.models.kv_cache import Within, Writer
+from draftree.models.llama_structure import GATED, epsilon
+from draftree.models.load_options import Kernels
+from draftree.models.native_layers import (
+    FIRST_PART,
+    SECOND_PART,
+    Angles,
+    NativeLayer,
+    PreparedLayer,
+    agrees,
+    fits,
+    run_layers,
+)
+from draftree.models.packed_linear import use_kernels
+from draftree.native import transformer_kernels
+from draftree.native.transformer_kernels import DTYPES
+
+
+class _Replacement(nn.Module):
+    """Replace a module whose parts it keeps; a copy of it is a copy of that module.
+
+    Args:
+        replaced: the module.
+    """
+
+    def __init__(self, replaced: nn.Module) -> None:
+        super().__init__()
+        self._parameters, self._buffers = replaced._parameters, replaced._buffers
+        self._modules = replaced._modules
+        self.training = replaced.training
+        self._replaced = (replaced,)  # in a tuple, as it is no part of this module
+
+    @property
+    def replaced(self) -> Any:
+        """Return the module that this one stands for."""
+        return self._replaced[0]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return super().__getattr__(name)
+        except AttributeError:
+            return getattr(self.__dict__["_replaced"][0], name)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Module:
+        other: nn.Module = copy.deepcopy(self.replaced, memo)
+        return other
+
+
+@final
+class KernelRMSNorm(_Replacement):
+    """Normalise over the last dimension of […, D]."""
+
+    def __init__(self, replaced: nn.Module) -> None:
+        super().__init__(replaced)
+        self._epsilon = epsilon(replaced)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return rows, each divided by the root of its mean square, times the weight."""
+        weight = self._parameters["weight"]
+        assert weight is not None
+        if not _plain(rows, weight):
+            stock: Tensor = self.replaced(rows)
+            return stock
+        return transformer_kernels.rms_norm(rows, weight, self._epsilon)
+
+
+@final
+class KernelMLP(_Replacement):
+    """Compute a gated feed-forward layer."""
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return [..., D] of rows [..., D]."""
+        gate, up = self.gate_proj(rows), self.up_proj(rows)
+        gated = transformer_kernels.swiglu(gate, up) if _plain(gate, up) else self.act_fn(gate) * up
+        out: Tensor = self.down_proj(gated)
+        return out
+
+
+@final
+class KernelLayer(_Replacement):
+    """Compute a decoder layer of a drafter by native kernels, in one call or two.
+
+    Args:
+        replaced: the layer.
+        native: its native form.
+    """
+
+    def __init__(self, replaced: nn.Module, native: NativeLayer) -> None:
+        super().__init__(replaced)
+        self.native = native
+
+    def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
+        """Return [R, n, D] of states [R, n, D], as the layer does."""
+        turned, mask = given.get("position_embeddings"), given.get("attention_mask")
+        if turned is None or not usable(self.native, mask, hidden_states, *turned):
+            stock: Tensor = self.replaced(hidden_states, **given)
+            return stock
+        cache = given.get("cache", given.get("past_key_values"))
+        index = int(self.self_attn.layer_idx)
+        return run_native([self.native], index, hidden_states, turned, mask, cache)
+
+
+def usable(native: NativeLayer, mask: Tensor | None, *given: Tensor) -> bool:
+    """Return whether the kernels can run a pass."""
+    if torch.is_grad_enabled() and any(t.requires_grad for t in given):
+        return False
+    if mask is not None and mask.shape[1] != 1:
+        return False
+    return all(t.dtype is native.sizes.dtype and t.is_cpu for t in given)
+
+
+def run_native(
+    layers: Sequence[NativeLayer],
+    index: int,
+    x: Tensor,
+    turned: tuple[Tensor, Tensor],
+    mask: Tensor | None,
+    cache: Cache | None,
+    read: Tensor | None = None,
+) -> Tensor:
+    """Run layers over a cache of any kind; several at once only over a `Writer`.
+
+    Args:
+        layers: the layers; those after the first one store their keys and values after it.
+        index: the first one's number in the cache.
+        x: [R, n, D] before it.
+        turned: [R or 1, n, D] cosines and sines of the positions.
+        mask: [R or 1, 1, n, S] added to the scores; by default causal.
+        cache: gives keys and values for those that are stored there.
+        read: [R, n, …] what its attention reads; x by default.
+    """
+    (rows, n, _), sizes = x.shape, layers[0].sizes
+    angles = Angles.in_order(turned, rows, n)
+    x, read = x.contiguous(), None if read is None else read.contiguous()
+    within = cache.within(index) if isinstance(cache, Writer) else None
+    if within is not None and within.more + 1 >= len(layers):
+        return run_layers(layers, x, angles, within, mask, read=read)
+    for place, layer in enumerate(layers):
+        k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
+        own = Within(k, v, None, n)
+        run_layers([layer], x, angles, own, None, FIRST_PART, read)
+        if cache is not None:
+            k, v = cache.update(k, v, index + place)
+            k, v = (t if t.stride(3) == 1 else t.contiguous() for t in (k, v))
+            own = Within(k, v, None, k.shape[2])
+        x, read = run_layers([layer], x, angles, own, mask, SECOND_PART), None
+    return x
+
+
+def _plain(*tensors: Tensor) -> bool:
+    """Return whether a kernel may read tensors' memory, and no gradient is wanted."""
+    dtype, grad = tensors[0].dtype, torch.is_grad_enabled()
+    for t in tensors:  # called a hundred times in a pass
+        wanted = grad and t.requires_grad
+        if t.dtype is not dtype or not t.is_cpu or wanted or not t.is_contiguous():
+            return False
+    return dtype in DTYPES
+
+
+def _kernel_for(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
+    """Return the constructor of a replacement for a module that looks like a supported one."""
+    found = vars(module).get("variance_epsilon", vars(module).get("eps"))
+    weights = {name for name, _ in module.named_parameters()}
+    normed = type(module).__name__.endswith("RMSNorm") and weights == {"weight"}
+    if normed and isinstance(found, float):
+        return KernelRMSNorm
+    gated = {name for name, _ in module.named_children()} == GATED
+    return KernelMLP if gated and not list(module.parameters(recurse=False)) else None
+
+
+@torch.inference_mode()
+def _agrees(module: Any, ours: nn.Module, dtype: torch.dtype) -> bool:
+    """Return whether two modules differ by rounding alone, on random rows."""
+    normed = isinstance(ours, KernelRMSNorm)
+    width = module.weight.shape[-1] if normed else module.gate_proj.in_features
+    draw = torch.Generator().manual_seed(0)
+    rows = torch.empty(1, 8, width).normal_(generator=draw).to(dtype)
+    tolerance = 2 * torch.finfo(dtype).eps
+    return bool(torch.allclose(ours(rows), module(rows), rtol=tolerance, atol=1e-6))
+
+
+def replace_modules(
+    model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()
+) -> None:
+    """Replace norms and gated layers of a model on a CPU by equivalent kernels.
+
+    Args:
+        model: that draftree loaded, in a dtype of the kernels; others are left as they are.
+        kernels: `stock` leaves it as it is.
+        but: modules that are left as they are.
+    """
+    own = next(model.parameters(), None)
+    unfit = transformer_kernels.core is None or kernels == "stock" or own is None
+    if unfit or own is None or own.device.type != "cpu" or own.dtype not in DTYPES:
+        return
+    agreed: dict[Any, bool] = {}
+    for parent, name, child in _children(model, but):
+        if (make := _kernel_for(child)) is None:
+            continue
+        shapes = ((tuple(p.shape), p.dtype) for p in child.parameters())
+        kind = type(child), *shapes, repr(child)
+        ours = make(child)
+        if kind not in agreed:
+            agreed[kind] = _agrees(child, ours, own.dtype)
+        if agreed[kind]:
+            setattr(parent, name, ours)
+
+
+def _children(
+    model: nn.Module, but: Container[nn.Module] = ()
+) -> Iterator[tuple[nn.Module, str, nn.Module]]:
+    """Yield the submodules of a model with their parents, except below some modules."""
+    for parent in list(model.modules()):
+        if parent not in but:
+            for name, child in list(parent.named_children()):
+                if child not in but:
+                    yield parent, name, child
+
+
+def replaced_kinds(model: nn.Module) -> list[str]:
+    """Return the kinds of norms and gates that kernels compute, for the record."""
+    kinds = (KernelRMSNorm, KernelMLP)
+    return sorted({type(m.replaced).__name__ for m in model.modules() if isinstance(m, kinds)})
+
+
+def layer_kinds(network: nn.Module) -> list[str]:
+    """Return the kinds of a drafter's layers that native kernels compute, for the record."""
+    found = {type(m.replaced).__name__ for m in network.modules() if isinstance(m, KernelLayer)}
+    prepared = (m for m in network.modules() if isinstance(m, PreparedLayer) and m.native)
+    return sorted(found | {type(m).__name__ for m in prepared})
+
+
+def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> None:
+    """Replace the layers of a drafter's network by kernels, as its target's are.
+
+    Args:
+        network: the network of a loaded drafter; its weights are not expected to change.
+        kernels: the option with which the target was loaded.
+        layers: whether its layers are native ones where they can be.
+    """
+    inside = set[nn.Module]()
+    if layers:
+        for parent, name, child in [(None, "", network), *_children(network)]:
+            if child in inside or not fits(child):
+                continue
+            native = NativeLayer(child)
+            agreed = agrees(child, native)
+            native.release()
+            if not agreed:
+                continue
+            inside |= set(child.modules())
+            if isinstance(child, PreparedLayer):
+                child.native = native
+            elif parent is not None:
+                setattr(parent, name, KernelLayer(child, native))
+    use_kernels(network, kernels or ("native" if layers else None), inside)
+    replace_modules(network, kernels, inside)

@@ -1,0 +1,190 @@
+"""Widths at which an operation gives a row the same bits in any company: tried out, and kept to by padding and cutting.
+
+A library chooses its kernels by the width of a pass, and another kernel sums in another order. In
+elementwise functions, the last entries of a tensor or of a thread's share are computed by other
+code than the rest, unless they fill the processor's lanes. That shows in few entries, so for these
+functions widths are chosen such that it cannot happen.
+
+Shapes: n rows of a pass, D and E entries of a row before and after.
+"""
+
+import itertools
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import pad
+
+from draftree.errors import UserError
+from draftree.utils.files import Entries
+
+Made = Tensor | tuple[Tensor, ...]
+"""The output of a layer: as many rows, or several tensors of them, such as a router's scores and
+choices.
+"""
+Rows = Callable[[Tensor], Any]
+"""An operation on rows."""
+STEPS = (1, 2, 4, 8, 16, 32)
+"""Widths and multiples that passes may be padded to."""
+BLOCKS = (8, 16, 32)
+"""Widths of blocks that passes are cut into where nothing else helps."""
+NARROW = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64)
+WIDE = (96, 128, 256)
+"""Widths that are tried; blocks are of the last narrow one where a wide one differs."""
+ENOUGH = 1024
+"""Entries of a row that are compared: in bfloat16, sums in another order differ once in some
+thousands of entries.
+"""
+LANES, SHARE = 64, 32_768
+"""Number of entries that a processor's widest loop computes together, and the largest number that
+one thread computes alone.
+"""
+
+
+@dataclass(frozen=True)
+class Widths:
+    """Describe the widths at which each row of an operation has the same bits.
+
+    Attributes:
+        least: narrower passes are padded to it.
+        multiple: the width of every pass is a multiple of it.
+        most: wider passes are cut into blocks of it; None where no width is too wide.
+    """
+
+    least: int = 1
+    multiple: int = 1
+    most: int | None = None
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Self:
+        """Return the widths that `asdict` wrote.
+
+        Raises:
+            UserError: a value is none of those that are tried.
+        """
+        entries = Entries(stored, "widths")
+        least, multiple = (entries.get(name, int, 1, least=1) for name in ("least", "multiple"))
+        most = entries.get("most", int | None, None, least=1)
+        if max(least, multiple, most or 1) > SHARE:
+            raise UserError(
+                f"widths are {least}, {multiple} and {most}, allowed are those up to {SHARE}"
+            )
+        return cls(least, multiple, most)
+
+    def padded(self, n: int) -> int:
+        """Return the width at which a pass of width n is computed."""
+        return -(-max(n, self.least) // self.multiple) * self.multiple
+
+    def kept(self, n: int) -> bool:
+        """Return whether a pass of width n is computed without padding or cutting."""
+        return self.padded(n) == n and (self.most is None or n <= self.most)
+
+    def apply(self, operation: Rows, rows: Tensor) -> Any:
+        """Return the result of an operation on rows [n, D], computed at these widths."""
+        if self.most is not None and len(rows) > self.most:
+            return _joined([self.apply(operation, part) for part in rows.split(self.most)])
+        more = self.padded(len(rows)) - len(rows)
+        return (
+            _part(operation(pad(rows, (0, 0, 0, more))), 0, len(rows)) if more else operation(rows)
+        )
+
+
+def _part(made: Made, at: int, n: int) -> Made:
+    """Return some of the rows."""
+    return (
+        made[at : at + n] if isinstance(made, Tensor) else tuple(kind[at : at + n] for kind in made)
+    )
+
+
+def _joined(parts: Sequence[Any]) -> Made:
+    return (
+        torch.cat(list(parts))
+        if isinstance(parts[0], Tensor)
+        else tuple(map(torch.cat, zip(*parts, strict=True)))
+    )
+
+
+def _same(one: Made, other: Made) -> bool:
+    return all(
+        map(torch.equal, *((made,) if isinstance(made, Tensor) else made for made in (one, other)))
+    )
+
+
+@torch.inference_mode()
+def widths(
+    operation: Rows,
+    entries: int,
+    dtype: torch.dtype,
+    device: torch.device | str = "cpu",
+    at_best: Widths = Widths(),
+) -> Widths | None:
+    """Return the widths at which an operation's rows keep their bits, as narrow as will do.
+
+    Return None where there are none.
+
+    Args:
+        operation: a function of rows [n, D], row by row.
+        entries: D.
+        dtype: of the rows.
+        device: of the rows.
+        at_best: constraints that are known before: the multiple of all widths and the largest
+            width.
+    """
+    draw, last = np.random.default_rng(0), max(NARROW)
+    made = operation(torch.zeros(1, entries, dtype=dtype, device=device))
+    few = (made if isinstance(made, Tensor) else made[0]).shape[-1]
+    drawn = [
+        torch.from_numpy(draw.normal(size=(max(WIDE), entries))).to(device, dtype)
+        for _ in range(-(-ENOUGH // few))
+    ]
+    seen = [
+        [
+            (at, n, operation(rows[at : at + n]))
+            for n in NARROW
+            for at in {0, min(5, last - n), last - n}
+        ]
+        for rows in drawn
+    ]
+    free = sorted(itertools.product(STEPS, STEPS), key=lambda pair: (max(pair), pair))
+    tried = [
+        Widths(least, math.lcm(multiple, at_best.multiple), at_best.most)
+        for multiple, least in free
+    ]
+    alone = cache(
+        lambda step: [
+            _joined([operation(rows[at : at + step]) for at in range(0, last, step)])
+            for rows in drawn
+        ]
+    )
+    for found in (
+        *tried,
+        *(Widths(1, block, block) for block in BLOCKS if block % at_best.multiple == 0),
+    ):
+        pairs = list(zip(alone(found.padded(1)), seen, drawn, strict=True))
+        if all(
+            _same(y, _part(one, at, n))
+            for one, passes, _ in pairs
+            for at, n, y in passes
+            if found.kept(n)
+        ):
+            wide = all(
+                _same(_part(operation(rows[:n]), 0, last), one)
+                for one, _, rows in pairs
+                for n in WIDE
+            )
+            return found if wide or found.most else replace(found, most=last)
+    return None
+
+
+def numbers(entries: int) -> Widths:
+    """Return the widths at which an elementwise function of [n, E] fills the SIMD lanes.
+
+    They are also so narrow that one thread does the work.
+    """
+    multiple = LANES // math.gcd(LANES, entries)
+    return Widths(1, multiple, max(SHARE // entries // multiple, 1) * multiple)

@@ -1,0 +1,507 @@
+"""A key-value cache whose slots are written, moved and forgotten from outside.
+
+Shapes: R sequences, H key-value heads, S slots, L layers. Slots [0, length) of a sequence are
+committed. Later slots are scratch memory of the current step; the mask hides them from every later
+step. Layers with a recurrent state keep the same contract in another way (`recurrent/`).
+"""
+
+import copy
+import itertools
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass
+from typing import Any, Self
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from transformers import Cache
+
+from draftree.kernels.tree_verification import move_slots, next_slots
+from draftree.models.forward_batch import ForwardBatch, hide_far, write_mask, write_masks
+from draftree.models.recurrent.recurrences import Stash
+from draftree.models.recurrent.state_cache import Final, Pass, States
+from draftree.models.shape_buckets import Ladder
+from draftree.models.spread import brought
+from draftree.tree import Ints
+from draftree.utils.hardware import to_device
+
+Pages = tuple[tuple[Tensor, Tensor], ...]
+"""Keys and values [L, H, n, width] of n tokens, one pair for each distinct layer shape."""
+
+
+@dataclass(frozen=True)
+class LayerShape:
+    """The shape of one layer's keys and values for one token.
+
+    Attributes:
+        heads: number of key-value heads; 0 if the layer stores none.
+        key: the width of a key; 0 if there is none.
+        value: the width of a value; 0 if there is none.
+        device: the layer's device, if it is not the cache's.
+    """
+
+    heads: int
+    key: int
+    value: int
+    device: torch.device | None = None
+
+
+class SlotCache:
+    """Preallocated keys and values of all layers.
+
+    Layers of one shape share one tensor, so that a commit moves them all at once.
+
+    Args:
+        shapes: the shapes of the layers.
+        rows: R.
+        dtype: the dtype of keys and values.
+        device: the device of the tensors.
+        states: the recurrent states, if any layer has one.
+        ladder: the sizes to which passes are padded.
+
+    Attributes:
+        lengths: [R] number of committed tokens of each sequence; their positions are 0 … length −
+            1.
+    """
+
+    def __init__(
+        self,
+        shapes: Sequence[LayerShape],
+        rows: int,
+        dtype: torch.dtype,
+        device: torch.device,
+        states: States | None = None,
+        ladder: Ladder = Ladder(),
+    ) -> None:
+        self.shapes, self.rows, self.dtype, self.device, self.states = (
+            tuple(shapes),
+            rows,
+            dtype,
+            device,
+            states,
+        )
+        self.lengths: Ints = np.zeros(rows, np.int64)
+        self.ladder, self._masks = ladder, dict[bool, Tensor]()
+        kinds = list(dict.fromkeys(self.shapes))
+        self._place = [
+            (kinds.index(s), [i for i, t in enumerate(self.shapes) if t == s].index(layer))
+            for layer, s in enumerate(self.shapes)
+        ]
+        self._groups = [
+            tuple(
+                self._zeros(self.shapes.count(s), s.heads, 0, width, s.device or device)
+                for width in (s.key, s.value)
+            )
+            for s in kinds
+        ]
+        self._stored = self._on_host()
+
+    def _on_host(self) -> list[NDArray[np.uint8]]:
+        """Return byte views of keys and values that NumPy shares, group by group.
+
+        The list is empty if a tensor is not on a CPU.
+        """
+        tensors = list(itertools.chain.from_iterable(self._groups))
+        if any(t.device.type != "cpu" for t in tensors):
+            return []
+        return [t.view(torch.uint8).numpy() for t in tensors]
+
+    def _zeros(
+        self, layers: int, heads: int, slots: int, width: int, device: torch.device
+    ) -> Tensor:
+        # Zeros, not empty memory: a masked slot still multiplies a weight of 0, and 0 · NaN is NaN.
+        return torch.zeros(layers, self.rows, heads, slots, width, dtype=self.dtype, device=device)
+
+    @property
+    def capacity(self) -> int:
+        """Return the number of slots of each sequence."""
+        return int(self._groups[0][0].shape[3]) if self._groups else 0
+
+    @property
+    def place(self) -> Hashable:
+        """Return an identifier of this memory, which changes when the cache grows."""
+        tensors = itertools.chain.from_iterable(self._groups)
+        return tuple((t.data_ptr(), t.shape) for t in tensors), self.dtype
+
+    @property
+    def state_bytes(self) -> int:
+        """Return the bytes of recurrent states and their snapshots; 0 if no layer has a state."""
+        return 0 if self.states is None else self.states.bytes
+
+    def reserve(self, slots: int) -> None:
+        """Grow to at least `slots` slots for each sequence, keeping the contents.
+
+        The capacity grows by at least half, so that growth is rare.
+        """
+        if slots <= self.capacity:
+            return
+        grown = self.ladder.capacity(max(slots, self.capacity * 3 // 2))
+        for i, pair in enumerate(self._groups):
+            new = tuple(
+                self._zeros(t.shape[0], t.shape[2], grown, t.shape[4], t.device) for t in pair
+            )
+            for old, fresh in zip(pair, new, strict=True):
+                fresh[:, :, :, : old.shape[3]] = old
+            self._groups[i] = (new[0], new[1])
+        self._stored = self._on_host()
+
+    def layer(self, index: int) -> tuple[Tensor, Tensor]:
+        """Return keys and values [R, H, S, width] of one layer, as views."""
+        group, place = self._place[index]
+        keys, values = self._groups[group]
+        return keys[place], values[place]
+
+    def more(self, index: int) -> int:
+        """Return how many following layers are stored right after this one, in the same tensor."""
+        group, place = self._place[index]
+        behind = itertools.takewhile(
+            lambda pair: pair[1] == (group, place + 1 + pair[0]),
+            enumerate(self._place[index + 1 :]),
+        )
+        return sum(1 for _ in behind)
+
+    def lifted(self, by: int) -> "SlotCache":
+        """Return a view in which layer i has the keys and values of layer i + `by`.
+
+        A layer keeps its own if that layer has another shape. Indices are clamped to the existing
+        layers.
+        """
+        view, top = copy.copy(self), len(self.shapes) - 1
+        others = [min(max(layer + by, 0), top) for layer in range(top + 1)]
+        same = [
+            self.shapes[other] == shape for other, shape in zip(others, self.shapes, strict=True)
+        ]
+        view._place = [
+            self._place[o if s else i] for i, (o, s) in enumerate(zip(others, same, strict=True))
+        ]
+        return view
+
+    def writer(self, starts: Ints, n: int, at: Pass | None = None) -> "Writer":
+        """Return the transformers cache of one forward pass of n tokens for each sequence.
+
+        Sequence r is written from slot `starts[r]` on; recurrent states are handled by the pass
+        `at`.
+        """
+        return Writer(self, starts, n, self._end(int(starts.max()) + n), at)
+
+    def mask(self, batch: ForwardBatch, window: int | None = None) -> Tensor:
+        """Return the additive mask [R, 1, n, S] of a padded pass.
+
+        The mask of a step (not a prompt) reuses the memory of the last one and is valid until the
+        next one of its kind.
+
+        Args:
+            batch: the tokens of the pass.
+            window: number of positions that a token sees; all by default.
+        """
+        shape = self.rows, 1, batch.width, self._end(int(batch.starts.max()) + batch.width)
+        full = self._mask_memory(math.prod(shape), batch.whole, window is None).view(shape)
+        masks = list(full[:, 0])
+        # Recorded passes stand for a GPU's, whatever runs them.
+        if self.device.type == "cpu" and not self.ladder.few:
+            write_masks(masks, batch, self.lengths)
+        else:
+            write_mask(full, batch, self.lengths)
+        if window is not None:
+            hide_far(masks, batch, self.lengths, window)
+        return full
+
+    def packed_masks(self, batch: ForwardBatch, window: int | None = None) -> Tensor:
+        """Return the additive masks [n_r, S_r] of all sequences, one after another in memory.
+
+        Args:
+            batch: the tokens; each sequence sees the slots up to its last token.
+            window: number of positions that a token sees; all by default.
+        """
+        shapes = list(zip(batch.counts.tolist(), batch.ends.tolist(), strict=True))
+        sizes = [n * slots for n, slots in shapes]
+        memory = self._mask_memory(sum(sizes), batch.whole, window is None)
+        parts = zip(memory.split(sizes), shapes, strict=True)
+        masks = [part.view(shape) for part, shape in parts]
+        write_masks(masks, batch, self.lengths)
+        if window is not None:
+            hide_far(masks, batch, self.lengths, window)
+        return memory
+
+    def _mask_memory(self, size: int, whole: bool, full: bool) -> Tensor:
+        memory = self._masks.get(full)
+        if whole or memory is None or len(memory) < size:
+            # Memory that may be written to outside of inference mode, too.
+            with torch.inference_mode(False):
+                memory = torch.empty(size, dtype=self.dtype, device=self.device)
+        if not whole:
+            self._masks[full] = memory
+        return memory[:size]
+
+    def _end(self, used: int) -> int:
+        """Return how many slots a pass sees: `used`, or the capacity for fixed sizes."""
+        self.reserve(used)
+        return self.capacity if self.ladder.few else used
+
+    def keep(self, row: int, slots: Ints) -> None:
+        """Commit `slots`, in that order, after the committed tokens of a sequence."""
+        self.keep_all(np.full(len(slots), row), np.ascontiguousarray(slots, np.int64))
+
+    def keep_all(self, rows: Ints, slots: Ints) -> None:
+        """Commit slots of several sequences after their committed tokens, all at once.
+
+        Args:
+            rows: [A] the sequence of each slot; the slots of one sequence are adjacent.
+            slots: [A] in the order in which they are committed; none of them was committed before.
+        """
+        if self.states is not None:
+            for row in np.unique(rows).tolist():
+                start = int(self.lengths[row])
+                self.states.keep(row, start, slots[rows == row] - start)
+        places, self.lengths = next_slots(rows, self.lengths)
+        if self._stored:
+            for stored in self._stored:
+                move_slots(stored, rows, slots, places)
+        elif not np.array_equal(slots, places):
+            self._move(rows, slots, places)
+
+    def _move(self, rows: Ints, old: Ints, new: Ints) -> None:
+        """Copy slots [A] on a device; all of them are read before any is written."""
+        if self.rows == 1:  # as one of several, it would take three times as long
+            at, first = to_device(old, self.device), int(new[0])
+            for t in itertools.chain.from_iterable(self._groups):
+                t[:, 0, :, first : first + len(old)] = t[:, 0].index_select(2, at.to(t.device))
+            return
+        apart = old != new  # the root, and often nodes after it, are already in their places
+        rows, old, new = rows[apart], old[apart], new[apart]
+        each, source, to = (to_device(i, self.device) for i in (rows, old, new))
+        for t in itertools.chain.from_iterable(self._groups):
+            i, j, k = (x.to(t.device) for x in (each, source, to))
+            t[:, i, :, k] = t[:, i, :, j]
+
+    def insert(self, layer: int, rows: Ints, slots: Ints, keys: Tensor, values: Tensor) -> None:
+        """Commit keys and values [H, T, width] that were computed elsewhere.
+
+        Token t is stored in `slots[t]` of `rows[t]`. The slots of each sequence begin where its
+        committed tokens end.
+        """
+        self.reserve(int(slots.max()) + 1)
+        for stored, new in zip(self.layer(layer), (keys, values), strict=True):
+            if self.rows == 1:
+                stored[0, :, int(slots[0]) : int(slots[-1]) + 1] = new
+            else:
+                at = to_device(rows, stored.device), slice(None), to_device(slots, stored.device)
+                stored[at] = new.transpose(0, 1)
+        np.maximum.at(self.lengths, rows, slots + 1)
+
+    def taken(self, rows: Ints, spare: int = 0) -> "SlotCache":
+        """Return a copy of selected sequences' committed tokens, with space for `spare` more each.
+
+        Args:
+            rows: the sequences; −1 stands for an empty one.
+            spare: the number of further tokens.
+        """
+        states = None if self.states is None else self.states.taken(rows)
+        part = SlotCache(self.shapes, len(rows), self.dtype, self.device, states, self.ladder)
+        there = np.flatnonzero(rows >= 0)
+        part.lengths[there] = self.lengths[rows[there]]
+        part.reserve(int(part.lengths.max()) + spare)
+        if there.size:
+            part._copy(self, there, rows[there])
+        return part
+
+    def put(self, rows: Ints, part: "SlotCache") -> None:
+        """Replace sequences by those of another cache, `part`; the others are left unchanged."""
+        self.reserve(int(part.lengths.max()))
+        self._copy(part, rows, np.arange(len(rows)))
+        if self.states is not None and part.states is not None:
+            self.states.put(rows, part.states)
+        self.lengths[rows] = part.lengths
+
+    @torch.inference_mode()
+    def copied(self, row: int, start: int, stop: int) -> Pages:
+        """Return a copy of a sequence's keys and values in slots `start` … `stop` − 1."""
+        return tuple(
+            (keys[:, row, :, start:stop].clone(), values[:, row, :, start:stop].clone())
+            for keys, values in self._groups
+        )
+
+    @torch.inference_mode()
+    def paste(self, row: int, start: int, pages: Pages) -> None:
+        """Commit copied keys and values from slot `start` on, where the committed tokens end.
+
+        Recurrent states are not copied.
+        """
+        stop = start + (pages[0][0].shape[2] if pages else 0)
+        self.reserve(stop)
+        for mine, theirs in zip(self._groups, pages, strict=True):
+            for new, old in zip(mine, theirs, strict=True):
+                new[:, row, :, start:stop] = old
+        self.lengths[row] = stop
+
+    @torch.inference_mode()
+    def _copy(self, other: "SlotCache", to: Ints, rows: Ints) -> None:
+        for into, row in zip(to.tolist(), rows.tolist(), strict=True):
+            slots = int(other.lengths[row])
+            if not slots:
+                continue
+            # Slices: an index tensor takes ten times as long on a CPU.
+            for mine, theirs in zip(self._groups, other._groups, strict=True):
+                for new, old in zip(mine, theirs, strict=True):
+                    new[:, into, :, :slots] = old[:, row, :, :slots]
+
+    def truncate(self, lengths: Ints) -> Ints:
+        """Discard all but the first `lengths[r]` committed tokens of each sequence.
+
+        Recurrent states can go back only to a snapshot, so that fewer tokens may be left.
+
+        Returns:
+            [R] the number of tokens that are left.
+        """
+        left = np.minimum(self.lengths, lengths)
+        if self.states is not None:
+            for row in np.flatnonzero(left < self.lengths).tolist():
+                left[row] = self.states.back(row, int(left[row]))
+        self.lengths = left
+        return left.copy()
+
+    def mark(self) -> None:
+        """Take a snapshot of recurrent states, so that `truncate` can return to it.
+
+        Without states, `truncate` can go back to any length.
+        """
+        if self.states is not None:
+            self.states.mark(self.lengths)
+
+    @property
+    def reusable(self) -> Ints:
+        """Return [R] how many tokens' entries a prompt with the same beginning can reuse."""
+        clamped = self.states is not None and self.states.clamped
+        return (
+            np.minimum(self.lengths, self.states.read)
+            if self.states is not None and clamped
+            else self.lengths
+        )
+
+
+@dataclass(frozen=True)
+class Within:
+    """The memory of one layer's keys and values in a forward pass.
+
+    Attributes:
+        keys: [R, H, S, width].
+        values: [R, H, S, width].
+        starts: [R] the slot of each sequence's first token; 0 by default.
+        slots: number of slots that are seen.
+        more: number of following layers stored at a constant stride.
+        of_keys: stride from this layer's keys to the next layer's, in elements.
+        of_values: as above, for values.
+    """
+
+    keys: Tensor
+    values: Tensor
+    starts: Ints | None
+    slots: int
+    more: int = 0
+    of_keys: int = 0
+    of_values: int = 0
+
+
+class Writer(Cache):
+    """Give one forward pass of a transformers model access to a `SlotCache`.
+
+    It writes the tokens of the pass and returns them with everything before them.
+
+    Attributes:
+        end: number of slots that are seen.
+    """
+
+    def __init__(
+        self, cache: SlotCache, starts: Ints, n: int, end: int, at: Pass | None = None
+    ) -> None:
+        super().__init__(layers=[])
+        self._cache, self.end, self._pass, self._starts = cache, end, at, starts
+        self._stop = int(starts[0]) + n
+        self._uniform = bool((starts == starts[0]).all())
+        self._start, self._n = int(starts[0]), n
+        self._slots: Tensor | None = None
+        if cache.ladder.few or not self._uniform:
+            self._uniform, self._rows = (
+                False,
+                torch.arange(cache.rows, device=cache.device)[:, None],
+            )
+
+    def at(self, slots: Tensor) -> Self:
+        """Set the tensor of slots [R, n] to write to, and return the writer."""
+        self._slots = slots
+        self._rows = torch.arange(len(slots), device=slots.device)[
+            :, None
+        ]  # a recording reads no memory but its own
+        return self
+
+    @property
+    def slots(self) -> Tensor:
+        """Return [R, n] the slots of the tokens, for padded sizes or different lengths."""
+        if self._slots is None:  # who knows them otherwise is spared the copy
+            self._slots = to_device(self._starts[:, None] + np.arange(self._n), self._cache.device)
+        return self._slots
+
+    def within(self, layer: int) -> "Within | None":
+        """Return the memory of a layer's keys and values, or None in a recorded pass."""
+        if self._cache.ladder.few:
+            return None
+        (keys, values), more = self._cache.layer(layer), self._cache.more(layer)
+        others = self._cache.layer(layer + 1) if more else (keys, values)
+        apart = [
+            (b.data_ptr() - a.data_ptr()) // a.element_size()
+            for a, b in zip((keys, values), others, strict=True)
+        ]
+        return Within(keys, values, self._starts, self.end, more, apart[0], apart[1])
+
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        """Store [R, H, n, width], and return everything up to the last slot that the pass sees."""
+        keys, values = self._cache.layer(layer_idx)
+        if self._uniform:
+            keys[:, :, self._start : self._stop] = key_states
+            values[:, :, self._start : self._stop] = value_states
+        else:
+            rows, slots = (brought(i, keys.device) for i in (self._rows, self.slots))
+            keys[rows, :, slots] = key_states.transpose(1, 2)
+            values[rows, :, slots] = value_states.transpose(1, 2)
+        return keys[:, :, : self.end], values[:, :, : self.end]
+
+    def get_seq_length(self, layer_idx: int = 0) -> int:
+        """Return the slots before this pass. Models read it only if no positions are given."""
+        return self._start
+
+    def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None, so that the model calls `update_conv_state` for a single token too.
+
+        Otherwise it would write to a state itself.
+        """
+
+    def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
+        """Return None, as `get_conv_state` does."""
+
+    def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:
+        """Return True, so that no model takes the pass for the beginning of a text."""
+        return True
+
+    def is_recording_past(self, layer_idx: int) -> bool:
+        """Return True: the inputs of convolutions are kept until a commit."""
+        return True
+
+    def update_conv_state(
+        self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Tensor:
+        """Store a convolution's input [R, C, n]; return it after the inputs of tokens before it."""
+        assert self._pass is not None
+        return self._pass.enter((layer_idx, state_idx), conv_states)
+
+    def update_recurrent_state(
+        self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Any:
+        """Store the update of a layer's state that one of draftree's functions returned."""
+        assert self._pass is not None
+        assert isinstance(recurrent_states, Stash | Final)
+        self._pass.leave((layer_idx, state_idx), recurrent_states)
+        return recurrent_states

@@ -1,0 +1,68 @@
+"""Experts one by one: what each makes of the tokens that were sent to it, in a way that leaves their widths to the caller.
+
+With transformers' own implementations, a token's bits depend on how many tokens go to the same
+expert.
+
+Shapes: n tokens, k experts chosen by each, D entries of a token.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from draftree.models.invariant_widths import Rows, numbers
+
+
+def are_experts(module: nn.Module) -> bool:
+    """Return whether a module holds experts as transformers does: one tensor per kind of weight."""
+    return "is_transposed" in vars(module)  # its decorator of such classes sets it
+
+
+def expert(module: Any, number: int) -> Rows:
+    """Return the output of one expert for rows [n, D]."""
+
+    def weighed(rows: Tensor, name: str) -> Tensor:
+        weight = getattr(module, name)[number]
+        bias = getattr(module, f"{name}_bias")[number] if module.has_bias else None
+        return linear(rows, weight.T if module.is_transposed else weight, bias)
+
+    def forward(rows: Tensor) -> Tensor:
+        first, between = (
+            ("gate_up_proj", module._apply_gate) if module.has_gate else ("up_proj", module.act_fn)
+        )
+        wide = weighed(rows, first)
+        inner = numbers(wide.shape[-1] // (1 + module.has_gate)).apply(between, wide)
+        out = weighed(inner, "down_proj")
+        return module.post_expert_norm(out) if module.has_post_expert_norm else out
+
+    return forward
+
+
+def routed(apply: Callable[[Rows, Tensor], Tensor]) -> Callable[..., Tensor]:
+    """Return a forward of experts that runs one expert after the other.
+
+    Args:
+        apply: calls an operation with rows.
+
+    Returns:
+        A function of the module, of tokens [n, D], the experts of each [n, k] and their weights [n,
+        k]. A token's k results are added up in the order in which it chose the experts, in float32
+        at least.
+    """
+
+    def forward(module: nn.Module, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
+        answers = tokens.new_zeros(
+            *chosen.shape, tokens.shape[-1], dtype=torch.promote_types(tokens.dtype, torch.float32)
+        )
+        for number in chosen.unique().tolist():
+            rows, places = torch.where(chosen == number)
+            answers[rows, places] = apply(expert(module, number), tokens[rows]).to(answers.dtype)
+        total = torch.zeros_like(answers[:, 0])
+        for place, weight in enumerate(weights.to(answers.dtype).unbind(1)):
+            total = total + answers[:, place] * weight[:, None]
+        return total.to(tokens.dtype)
+
+    return forward

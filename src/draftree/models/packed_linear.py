@@ -1,0 +1,233 @@
+"""Linear layers on a CPU by another kernel than torch's own: oneDNN's over weights laid out for it beforehand, or ours.
+
+Torch's own kernel reads a weight in its stored layout. For a few tokens this uses about half of the
+memory's speed, and in float32 a pass over eight tokens takes up to twice as long as one over one
+token. With a weight packed in blocks, eight tokens take about as long as one. Which kernel is
+faster depends on the processor and the shape, so both are timed here, and the result is saved.
+
+Shapes: n tokens of a pass, D and E entries of a row before and after.
+"""
+
+import copy
+import ctypes
+import json
+import mmap
+import sys
+from collections.abc import Callable, Container, Mapping, Sequence
+from contextlib import suppress
+from functools import partial
+from typing import Any, final
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear
+
+from draftree.errors import UserError
+from draftree.models.load_options import Kernels
+from draftree.models.native_linear import NativeLinear, can_pack
+from draftree.utils.files import Entries, read_object, write_text
+from draftree.utils.hardware import interleaved, kept, machine
+
+TRIED = (1, 8)
+"""Tokens per pass at which kernels are timed: those of plain decoding and of a tree."""
+SMALL, SOME = 1 << 16, 8
+"""Number of entries below which a weight is not packed, and number of layers of a shape that are
+timed, which is more than a processor's cache holds.
+"""
+PAGEOUT = 21
+"""Linux's MADV_PAGEOUT: pages of a mapped file are dropped, and nothing is lost."""
+LONGEST = 0.15
+"""Seconds in which the kernels of a shape are timed."""
+
+
+@final
+class Packed:
+    """Multiply by a weight that is packed in blocks for oneDNN.
+
+    Args:
+        weight: [E, D], which stays what it is.
+        bias: [E], if there is one.
+    """
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._bias = bias
+        self._blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
+
+    def __call__(self, rows: Tensor) -> Tensor:
+        """Return the products […, E] of rows […, D]."""
+        made: Tensor = torch.ops.mkldnn._linear_pointwise.default(
+            rows, self._blocks, self._bias, "none", [], ""
+        )
+        return made
+
+
+@final
+class KernelLinear(nn.Linear):
+    """Compute a linear layer on a CPU by another kernel than torch's own.
+
+    A copy is a layer of torch again, as its weights may become others.
+
+    Args:
+        linear: the layer whose weight and bias it takes; they are not expected to change.
+        kind: the class of the kernel.
+
+    Attributes:
+        kernel: multiplies.
+    """
+
+    def __init__(self, linear: nn.Linear, kind: type[Packed] | type[NativeLinear]) -> None:
+        nn.Module.__init__(self)
+        self.in_features, self.out_features = linear.in_features, linear.out_features
+        self.weight, self.bias = linear.weight, linear.bias
+        self.training = linear.training
+        self.kernel = kind(linear.weight, linear.bias)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        """Return [..., E] of rows [..., D]."""
+        given = rows.requires_grad or self.weight.requires_grad
+        if (torch.is_grad_enabled() and given) or rows.dtype is not self.weight.dtype:
+            return linear(rows, self.weight, self.bias)
+        return self.kernel(rows)
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> nn.Linear:
+        """Return a stock layer with copies of the weights."""
+        other = nn.Linear(self.in_features, self.out_features, self.bias is not None, "meta")
+        other.weight = copy.deepcopy(self.weight, memo)
+        other.bias = copy.deepcopy(self.bias, memo)
+        return other.train(self.training)
+
+
+def use_kernels(
+    model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()
+) -> None:
+    """Replace a model's linear layers by those of the faster kernel; weights stay what they are.
+
+    Args:
+        model: loaded by draftree; its weights are not expected to change.
+        kernels: `stock` keeps torch's, `packed` takes oneDNN's wherever it can be used, `native`
+            takes draftree's; by default the faster one of the first two.
+        but: modules that are not replaced.
+    """
+    alike: dict[tuple[Any, ...], list[tuple[nn.Module, str, nn.Linear]]] = {}
+    looked_up = {id(m.weight) for m in model.modules() if isinstance(m, nn.Embedding)}
+    ours = kernels in ("native", "tiled")
+    kind, able = (NativeLinear, can_pack) if ours else (Packed, packable)
+    for parent in model.modules():
+        for name, child in parent.named_children():
+            if type(child) is not nn.Linear or child in but:
+                continue
+            if able(child.weight, child.bias):
+                shape = *child.weight.shape, child.bias is None, child.weight.dtype
+                alike.setdefault(shape, []).append((parent, name, child))
+    for same in alike.values():
+        linears = [child for *_, child in same]
+        large = linears[0].weight.numel() >= SMALL
+        if ours or kernels == "packed" or (kernels is None and large and faster(linears)):
+            made: dict[nn.Linear, KernelLinear] = {}
+            for parent, name, child in same:
+                if child not in made:
+                    made[child] = KernelLinear(child, kind)
+                setattr(parent, name, made[child])
+                if id(child.weight) not in looked_up:
+                    let_go(child.weight)
+
+
+def let_go(weight: Tensor) -> None:
+    """Release the memory of a weight that is mapped from a file.
+
+    A later access reads it from the file again.
+
+    So a packed weight is in memory once. One that was converted as it was loaded stays there twice,
+    as it is in no file.
+    """
+    size = mmap.PAGESIZE
+    begin, end = (
+        -(-weight.data_ptr() // size) * size,
+        (weight.data_ptr() + weight.nbytes) // size * size,
+    )
+    if sys.platform == "linux" and begin < end:
+        ctypes.CDLL(None).madvise(
+            ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), PAGEOUT
+        )  # no harm where it fails
+
+
+def packable(weight: Tensor, bias: Tensor | None) -> bool:
+    """Return whether oneDNN can multiply by a weight on this machine."""
+    given = (weight,) if bias is None else (weight, bias)
+    if not all(
+        t.device.type == "cpu" and type(t.data) is Tensor and not t.is_inference() for t in given
+    ):
+        return False
+    ops, here = (
+        torch.ops.mkldnn,
+        torch.backends.mkldnn.is_available() and bool(torch.backends.mkldnn.enabled),
+    )
+    half = {
+        torch.bfloat16: ops._is_mkldnn_bf16_supported,
+        torch.float16: ops._is_mkldnn_fp16_supported,
+    }
+    return here and (
+        weight.dtype is torch.float32 or (weight.dtype in half and bool(half[weight.dtype]()))
+    )
+
+
+def packed_shapes(model: nn.Module) -> list[str]:
+    """Return the shapes [E, D] of the layers that another kernel than torch's computes."""
+    found = [m for m in model.modules() if isinstance(m, KernelLinear)]
+    native = {m: " native" * isinstance(m.kernel, NativeLinear) for m in found}
+    return sorted({"x".join(map(str, m.weight.shape)) + native[m] for m in found})
+
+
+def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
+    """Return a function that multiplies by some rows of a linear layer, with its own kernel."""
+    if not isinstance(head, KernelLinear):
+        return lambda states: linear(states, weight, bias)
+    by = type(head.kernel)(weight, bias)
+    return lambda states: linear(states, weight, bias) if states.requires_grad else by(states)
+
+
+def faster(layers: Sequence[nn.Linear]) -> bool:
+    """Return whether layers of one shape are faster with oneDNN's kernel on this machine.
+
+    The comparison is timed once and its result is saved.
+    """
+    weight = layers[0].weight
+    some = [torch.ones(n, weight.shape[1], dtype=weight.dtype) for n in TRIED]
+
+    def work(by: Callable[[], Sequence[Callable[[Tensor], Any]]]) -> Callable[[], Any]:
+        laid_out = by()
+        return lambda: [layer(rows) for rows in some for layer in laid_out]
+
+    stock = lambda: [
+        partial(linear, weight=layer.weight, bias=layer.bias) for layer in layers[:SOME]
+    ]
+    packed = lambda: [Packed(layer.weight, layer.bias) for layer in layers[:SOME]]
+    about = {"dtype": str(weight.dtype), "shape": str(tuple(weight.shape)), "tried": str(TRIED)}
+    return quicker("kernels", about, lambda: (work(stock), work(packed)))
+
+
+@torch.inference_mode()
+def quicker(
+    topic: str,
+    about: Mapping[str, str],
+    works: Callable[[], tuple[Callable[[], Any], Callable[[], Any]]],
+) -> bool:
+    """Return whether the second of two functions is faster on this machine.
+
+    The comparison is timed once and its result is saved.
+
+    Args:
+        topic: the folder where the result is saved.
+        about: what the result depends on, other than the machine.
+        works: returns both functions.
+    """
+    cpu = torch.device("cpu")
+    told = {**machine(cpu), **about}
+    path = kept(topic, told)
+    with suppress(UserError):
+        if path.is_file():
+            return bool(Entries(read_object(path, topic), path).get("packed", float, least=0) < 1)
+    own, ours = interleaved(works(), cpu, LONGEST)
+    with suppress(OSError):  # a home that cannot be written to: timed again the next time
+        write_text(path, json.dumps({"packed": ours / own, "about": told}, indent=1))
+    return ours < own

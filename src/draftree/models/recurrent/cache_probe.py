@@ -1,0 +1,177 @@
+"""What each layer of a model keeps of a text, learnt from a pass over one token.
+
+A layer may hand keys and values to its cache, or a state, or both. A state must be computed by a
+function that draftree replaces; a layer that hides it, such as one with a kernel for the whole
+layer, is refused.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import torch
+from torch import Tensor
+from transformers import PreTrainedConfig
+from typing_extensions import override
+
+from draftree.errors import UserError
+from draftree.models.kv_cache import LayerShape
+from draftree.models.kv_capture import Passing
+from draftree.models.recurrent.ssm_functions import Stock, wide
+from draftree.models.recurrent.state_cache import Key, StateShape
+from draftree.models.supported_architectures import STATEFUL, STATELESS
+
+
+@dataclass(frozen=True)
+class Kept:
+    """Describe what a model's layers store.
+
+    Attributes:
+        shapes: the shape of each layer's keys and values; of width 0 where it has none.
+        states: the layers' states.
+        clamped: whether a step through a prompt is bounded in a way that decoding is not.
+        rules: the functions by which states come about.
+    """
+
+    shapes: tuple[LayerShape, ...]
+    states: dict[Key, StateShape]
+    clamped: bool
+    rules: frozenset[str]
+
+
+class _Ours:
+    """Mark a recurrent state that one of draftree's functions was called for."""
+
+    def __init__(self, last: Tensor) -> None:
+        self.shape, self.dtype = tuple(last.shape[1:]), wide(last.dtype)
+
+    def to(self, *_: object) -> "_Ours":
+        return self
+
+
+class Recorder(Passing):
+    """Record the shapes of what layers hand to their cache in a dry run.
+
+    Functions of recurrent layers are answered by transformers' own.
+
+    Args:
+        config: of the text model.
+        name: of the model's class, for errors.
+        device: of the cache.
+    """
+
+    def __init__(self, config: PreTrainedConfig, name: str, device: torch.device) -> None:
+        super().__init__()
+        self._config, self._name, self._device = config, name, device
+        self._keys: dict[int, LayerShape] = {}
+        self._columns: dict[Key, tuple[int, int]] = {}
+        self._states: dict[Key, _Ours] = {}
+        self._convolved, self._rules, self._clamped = set[Key](), set[str](), False
+        self._now: Key = (-1, 0)
+
+    @override
+    def update(
+        self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[Tensor, Tensor]:
+        device = None if key_states.device == self._device else key_states.device
+        self._keys[layer_idx] = LayerShape(
+            key_states.shape[1], key_states.shape[3], value_states.shape[3], device
+        )
+        return key_states, value_states
+
+    @override
+    def update_conv_state(
+        self,
+        conv_states: Tensor,
+        layer_idx: int,
+        state_idx: int = 0,
+        conv_kernel_size: int | None = None,
+        **_: Any,
+    ) -> Tensor:
+        self._now = layer_idx, state_idx
+        if conv_kernel_size is None:
+            self._refuse(
+                f"layer {layer_idx} ({self._kind(layer_idx)}) does not say how wide its convolution is"
+            )
+        self._columns[self._now] = conv_states.shape[1], conv_kernel_size
+        return conv_states
+
+    @override
+    def update_recurrent_state(
+        self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any
+    ) -> Any:
+        key = layer_idx, state_idx
+        if not isinstance(recurrent_states, _Ours) or key not in self._columns:
+            told = "folds the text into a state by a function that draftree has no tree for"
+            self._refuse(f"layer {layer_idx} ({self._kind(layer_idx)}) {told}")
+        self._states[key] = recurrent_states
+        return recurrent_states
+
+    def conv(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Note that the layer convolves, and run the stock function."""
+        self._convolved.add(self._now)
+        return stock(*args, **kwargs)
+
+    def delta(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Note the layer's state, and run the stock function."""
+        return self._stateful("delta", stock, *args, **kwargs)
+
+    def ssd(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Note the layer's state and whether its steps are clamped, and run the stock function."""
+        self._clamped |= tuple(kwargs.get("dt_limit", (0.0, float("inf")))) != (0.0, float("inf"))
+        return self._stateful("ssd", stock, *args, **kwargs)
+
+    def s6(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
+        """Note the layer's state, and run the stock function."""
+        return self._stateful("s6", stock, *args, **kwargs)
+
+    def _stateful(self, rule: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        out, last = stock(*args, **kwargs)
+        self._rules.add(rule)
+        return out, _Ours(last)
+
+    def _refuse(self, reason: str) -> NoReturn:
+        raise UserError(f"{self._name} is not supported: {reason}")
+
+    def _kind(self, layer: int) -> str:
+        types = getattr(self._config, "layer_types", None) or ()
+        return str(types[layer]) if layer < len(types) else "of no named type"
+
+    def kept(self) -> Kept:
+        """Return the shapes that were recorded.
+
+        Raises:
+            UserError: a layer stores nothing where it should, or its convolution bypasses
+                draftree's function.
+        """
+        layers, stateful = (
+            range(int(self._config.num_hidden_layers)),
+            {layer for layer, _ in self._columns},
+        )
+        types = getattr(self._config, "layer_types", None) or ()
+        if bypassed := sorted(self._columns.keys() - self._convolved):
+            layer = bypassed[0][0]
+            self._refuse(
+                f"the convolution of layer {layer} ({self._kind(layer)}) is computed by a kernel that knows no tree"
+            )
+        for layer in sorted(set(layers) - self._keys.keys() - stateful):
+            if not stateful and not any(t in STATEFUL for t in types):
+                self._refuse("its layers share or skip keys and values")
+            if self._kind(layer) not in STATELESS:
+                told = "hands its cache neither keys nor a state: it keeps them for itself, or a kernel stands in its place"
+                self._refuse(f"layer {layer} ({self._kind(layer)}) {told}")
+        none = LayerShape(0, 0, 0)
+        states = {
+            key: StateShape(
+                *form,
+                *((s.shape, s.dtype) if (s := self._states.get(key)) else (None, torch.float32)),
+            )
+            for key, form in self._columns.items()
+        }
+        shapes = tuple(self._keys.get(layer, none) for layer in layers)
+        return Kept(
+            shapes,
+            states,
+            self._clamped,
+            frozenset(self._rules | ({"conv"} if self._columns else set())),
+        )

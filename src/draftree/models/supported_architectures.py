@@ -1,0 +1,254 @@
+"""Refuses models that a tree cannot be verified with, by name and reason, before weights are loaded."""
+
+import copy
+import inspect
+import sys
+import warnings
+from collections.abc import Container, Mapping
+from math import prod
+from pathlib import Path
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoModelForCausalLM, PreTrainedConfig, PreTrainedModel
+from transformers.initialization import no_init_weights
+
+from draftree.errors import DraftreeWarning, UserError, shown
+from draftree.models.quantization_support import shared_rounding
+from draftree.models.recurrent.ssm_functions import NAMES
+from draftree.utils.files import checked, tensor_names, tensor_shapes
+
+FULL, SLIDING = "full_attention", "sliding_attention"
+LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
+STATEFUL = ("linear_attention", "conv", "mamba", "hybrid", "recurrent")
+"""Types of layers with a recurrent state; `hybrid` ones also have keys and values."""
+STATELESS = ("moe", "mlp")
+"""Types of layers that store nothing of the text."""
+OLDEST = (5, 23)
+"""The oldest transformers whose recurrent layers call the functions of `recurrent/ssm_functions.py` with
+the arguments that it knows.
+"""
+OWN: Mapping[str, str] = {
+    "minimax": "its lightning attention is computed inside the layer, with a cache of its own kind",
+    "recurrent_gemma": "its states lie in its modules, outside any cache",
+    "rwkv": "its states are lists of its own, outside any cache",
+    "xlstm": "its states are an object of its own, which takes several tokens at a time only at the beginning",
+}
+"""Models whose recurrent states cannot be reached, and why."""
+BY_SLOT = ("gpt_neo",)
+"""Models that cut windows by cache slot, inside the layer."""
+CACHES = ("cache", "past_key_values", "cache_params")
+"""Names of a forward's cache argument: from transformers 5.24 on, before it, and before it for
+models with recurrent states alone.
+"""
+
+
+def cache_argument(takes: Container[str]) -> str | None:
+    """Return the name of a forward's cache argument, or None if it takes no cache."""
+    return next((name for name in CACHES if name in takes), None)
+
+
+def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> None:
+    """Refuse an architecture in which a draft tree cannot be verified.
+
+    The weights are not read, so they need not be loaded before this check.
+
+    Args:
+        config: of the model.
+        kind: its class, None where transformers knows no causal language model for the config.
+
+    Raises:
+        UserError: with the architecture and the reason.
+    """
+    if reason := _unfit(config, config.get_text_config(decoder=True), kind):
+        name = type(config).__name__ if kind is None else kind.__name__
+        raise UserError(f"{name} (model_type '{config.model_type}') is not supported: {reason}")
+
+
+def _unfit(
+    whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrainedModel] | None
+) -> str | None:
+    """Return why a draft tree cannot be verified in a model, or None where it can.
+
+    `config` is the part of `whole` that describes the text model.
+    """
+    if whole.is_encoder_decoder:
+        return "it is an encoder-decoder, and draftree drives decoder-only models"
+    if {"is_decoder", "add_cross_attention"} <= vars(
+        config
+    ).keys():  # BERT's family, decoder or not
+        return "it is an encoder by design, and draftree drives decoder-only models"
+    types = set(getattr(config, "layer_types", None) or ()) - {FULL, SLIDING}
+    states = folds(config, kind)
+    if states and (reason := _unreachable(config, kind)):
+        return reason
+    if strange := sorted(types - set(STATEFUL + STATELESS if states else ())):
+        return f"its {', '.join(strange)} layers see by rules of their own; allowed are {FULL} and {SLIDING}"
+    if getattr(config, "num_kv_shared_layers", None):
+        return "its last layers share the keys and values of earlier ones"
+    if getattr(config, "alibi", False) or config.model_type in BY_SLOT:
+        return "it measures distances in cache slots, where a tree's nodes do not lie in the order of their positions"
+    if reason := shared_rounding(whole):
+        return reason
+    if kind is None:
+        return "transformers has no causal language model of this type"
+    parameters = inspect.signature(kind.forward).parameters
+    alone = states and not getattr(
+        config, "num_attention_heads", None
+    )  # states are all it has: no mask and no positions
+    laid_out = () if alone else ("position_ids", "attention_mask")
+    needed = *laid_out, cache_argument(parameters) or CACHES[0], "logits_to_keep"
+    if missing := [p for p in needed if p not in parameters]:
+        return f"its forward takes no {', '.join(missing)}, so a tree cannot be laid out in it"
+    return None
+
+
+def entry(config: PreTrainedConfig, name: str) -> Any:
+    """Return the value of an entry that a config's class has, or None where it has no such entry.
+
+    transformers keeps any other entry of a `config.json` too, but no model of the class reads it;
+    it is named in a warning.
+    """
+    value, kind = getattr(config, name, None), type(config)
+    if not value or _has(kind, name) or not kind.__module__.startswith("transformers."):
+        return value
+    told = f"the target's config has {name} {shown(value)}, which a {config.model_type} has not: it is not used"
+    warnings.warn(told, DraftreeWarning, stacklevel=4)
+    return None
+
+
+def _has(kind: type[PreTrainedConfig], name: str) -> bool:
+    """Return whether a class of configs has an entry.
+
+    Entries that it computes from others count too, such as `layer_types` of hybrid models.
+    """
+    if hasattr(kind, name) or name in inspect.signature(kind.__init__).parameters:
+        return True
+    try:
+        return hasattr(kind(), name)
+    except Exception:  # a class without defaults
+        return False
+
+
+def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
+    """Return whether a model of such a config has layers with a recurrent state.
+
+    Only the config and the class are inspected.
+    """
+    types = getattr(config, "layer_types", None)
+    return (
+        any(t in STATEFUL for t in types) if types else bool(getattr(kind, "_is_stateful", False))
+    )
+
+
+def _unreachable(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> str | None:
+    """Return why the recurrent states cannot be computed along tree paths; None where they may."""
+    if kind is None:
+        return None
+    about = "it folds the text into a state, "
+    if not kind.__module__.startswith("transformers."):
+        return f"{about}and its code is not transformers' own, so how it does is not known"
+    if not NAMES.keys() & vars(sys.modules[kind.__module__]).keys():
+        return about + OWN.get(
+            config.model_type, "by code of its own, for which draftree has no tree"
+        )
+    if tuple(map(int, transformers.__version__.split(".")[:2])) < OLDEST:
+        return f"{about}which takes transformers {'.'.join(map(str, OLDEST))} or newer, and this is {transformers.__version__}"
+    return None
+
+
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+)
+"""Sizes that every language model has at least one of; the first and the last two may be missing.
+"""
+
+
+def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
+    """Refuse sizes that a folder's weights cannot have, before such a model is built.
+
+    Args:
+        config: of the model.
+        folder: of the model; where it does not exist, as for a hub id, only sizes below 1 are
+            refused.
+
+    Raises:
+        UserError: with the name of the entry.
+    """
+    text, where = config.get_text_config(decoder=True), folder / "config.json"
+    files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin")]
+    numbers = sum(p.stat().st_size for p in files)
+    layers = sum(len(tensor_names(p)) for p in files if p.suffix == ".safetensors")
+    for name in SIZES:
+        value = getattr(text, name, None)
+        size = checked(
+            value, int | list | None, f"'{where}': {name}", least=1
+        )  # some have a list, one for each layer
+        most = layers if name == "num_hidden_layers" and layers else numbers
+        if files and isinstance(size, int) and size > most:
+            raise UserError(
+                f"'{where}': {name} is {size}, the weights beside it have room for {most} at most"
+            )
+    width, heads, depth = (
+        getattr(text, name, None) for name in ("hidden_size", "num_attention_heads", "head_dim")
+    )
+    if (
+        files
+        and isinstance(width, int)
+        and isinstance(heads, int)
+        and isinstance(depth, int)
+        and width * heads * depth > 2 * numbers
+    ):
+        told = f"{heads} heads of {depth} for a hidden size of {width}"  # of the smallest weights, two are in a byte
+        raise UserError(
+            f"'{where}': head_dim makes {told}, the weights beside it have room for {2 * numbers} numbers at most"
+        )
+
+
+def check_shapes(config: PreTrainedConfig, folder: Path) -> None:
+    """Refuse a config whose sizes differ from those in the headers of the weights.
+
+    The check runs before any memory is allocated for the weights: the model is built on the `meta`
+    device. A tensor is compared with the one of the same name by its number of elements, because
+    transformers renames and transposes some as it reads them. A tensor without a namesake, such as
+    merged experts, must not be larger than all weights together. Quantised weights are not checked.
+
+    Args:
+        config: of the model.
+        folder: of the model; nothing is checked where it does not exist, as for a hub id, or where
+            weights are pickled.
+
+    Raises:
+        UserError: with the entry that has the size, if there is one, and a tensor.
+    """
+    files = [folder / "model.safetensors"]
+    files = files if files[0].is_file() else sorted(folder.glob("model-*-of-*.safetensors"))
+    if not files or getattr(config, "quantization_config", None):
+        return
+    auto: Any = AutoModelForCausalLM
+    with torch.device("meta"), no_init_weights():
+        model = auto.from_config(copy.deepcopy(config), dtype=torch.float32)
+    found = {
+        name: (shape, file.name) for file in files for name, shape in tensor_shapes(file).items()
+    }
+    numbers = sum(prod(shape) for shape, _ in found.values())
+    for name, value in model.state_dict().items():
+        wanted = list(value.shape)
+        shape, file = found.get(name, ([], ""))
+        if prod(wanted) == prod(shape) if file else prod(wanted) <= numbers:
+            continue
+        values = config.get_text_config(decoder=True).to_dict().items()
+        odd = set(wanted) - set(shape)
+        entries = [f"{key} {size}" for key, size in values if type(size) is int and size in odd]
+        cause = f"{' or '.join(entries)} makes" if file and entries else "its sizes make"
+        there = (
+            f"'{file}' has {shape}"
+            if file
+            else f"the weights beside it have {numbers} numbers in all"
+        )
+        raise UserError(f"'{folder / 'config.json'}': {cause} {name} {wanted}, {there}")

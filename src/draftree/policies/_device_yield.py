@@ -1,0 +1,171 @@
+"""The trees of `yield` grown on the device: the sums of `kernels/tree_growth.py`, over tensors.
+
+The numbers of layers, of expanded nodes and of verified nodes are bounded before the step, by those
+of recent steps. Within these bounds the device stops where a layer does not pay; everything after
+that is padding.
+
+Shapes: R rows, N nodes a row so far, F frontier nodes, K candidates, M nodes of a layer.
+"""
+
+from dataclasses import dataclass, field
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.kernels.tree_growth import Curve, between
+from draftree.policies._device_growth import Plan, leading
+from draftree.target.device_tree import Layers, Nodes
+from draftree.tree import Floats
+
+LEFT = 13
+"""The place of the seconds that may still be spent, among what is known."""
+TABLES = LEFT + 1
+"""The place of the first table."""
+
+
+@dataclass(frozen=True)
+class Prices:
+    """Hold the costs of a step, and what was learnt of acceptance.
+
+    Attributes:
+        numbers: [14] what `yield` has learnt, then λ (the batch's running rate in tokens per
+            second), then the seconds that the step has left.
+        draft: [W] nodes of a sequence, and seconds of a draft step over them.
+        target: [W] tokens of a sequence, and seconds of a pass over them.
+        rows: number of sequences that are drafted for.
+    """
+
+    numbers: Floats
+    draft: Curve
+    target: Curve
+    rows: int
+
+
+@final
+@dataclass(frozen=True)
+class YieldPlan(Plan):
+    """Plan a tree whose nodes are worth their time.
+
+    Attributes:
+        ahead: further nodes over which the price of one is averaged.
+        certain: no draft probability is taken to be closer to 1, or to 0.
+        probing: whether a node of each row is verified even where none is worth it, to find out
+            whether drafting pays again.
+        prices: of the step.
+    """
+
+    ahead: int = 1
+    certain: float = 0.0
+    probing: bool = False
+    prices: Prices | None = field(default=None, compare=False)
+
+    def known(self, layers: Layers) -> Floats:
+        assert self.prices is not None
+        assert self.frontier is not None
+        rows, count = self.prices.rows, len(layers.begin)
+        fed = np.arange(count * self.frontier + 1)
+        draft = between(
+            *self.prices.draft, (fed if layers.each_node else np.minimum(fed, rows)) / rows
+        )
+        target = between(*self.prices.target, 1 + np.arange(self._verified(count)) / rows)
+        return np.concatenate((self.prices.numbers, target, draft))
+
+    def _verified(self, rows: int) -> int:
+        """Return the length of the table of target passes.
+
+        Its entry 0 is a pass over the roots alone.
+        """
+        return rows * self.drafted(self.depth) + self.ahead + 1
+
+    def _tables(self, nodes: Nodes) -> tuple[Tensor, Tensor]:
+        """Return the seconds of a target pass and of a draft step over 0, 1, … nodes of all rows.
+
+        The nodes of the target pass are drafted ones, in addition to the roots.
+        """
+        end = TABLES + self._verified(len(nodes.tokens))
+        return nodes.known[TABLES:end], nodes.known[end:]
+
+    def values(self, own: Tensor, frontier: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
+        least, w = float(np.log(self.certain)), nodes.known[:5]
+        above, depth = nodes.score.gather(1, frontier), nodes.depth.gather(1, frontier)
+        q, sure = own.exp(), own.clamp(min=least)
+        rest, total, together = (
+            torch.ones_like(above),
+            torch.zeros_like(above),
+            torch.zeros_like(above),
+        )
+        for k in range(own.shape[2]):  # in the host's order, as sums depend on it
+            rest, total = rest - q[..., k], total - q[..., k] * sure[..., k]
+        rest = rest.clamp(min=self.certain)
+        entropy = total - rest * rest.log()
+        capped = q.clamp(max=1 - self.certain)
+        x = (
+            w[0]
+            + w[1] * sure
+            - w[2] * torch.log1p(-capped)
+            + (w[3] * entropy + w[4] * (depth + 1))[..., None]
+        )
+        likely = (1 / (1 + (-x).exp())).masked_fill(own == -torch.inf, 0)
+        for k in range(own.shape[2]):
+            together = together + likely[..., k]
+        value = likely / together.clamp(min=1)[..., None]
+        return above[..., None] + value.log(), entropy
+
+    def _worth_verifying(self, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+        """Return the drafted nodes of all rows by falling score, and how many of them to verify.
+
+        The third result is the least cost of verifying one more.
+        """
+        scores, (target, _) = nodes.score[:, 1:].flatten(), self._tables(nodes)
+        rate, left = nodes.known[12], nodes.known[LEFT].clamp(min=0)
+        found = scores.sort(descending=True, stable=True)
+        there = found.values > -torch.inf
+        more = target[1 : len(scores) + 1] - target[0]
+        best = _most(found.values.exp().cumsum(0) - rate * more, there & (more <= left))
+        ahead = torch.arange(1, self.ahead + 1, device=scores.device)
+        further = ((target[best + ahead] - target.take(best)) / ahead).amin()
+        return found.indices, best, rate * further
+
+    def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
+        assert self.frontier is not None
+        known, (target, draft), (_, _, least) = (
+            nodes.known,
+            self._tables(nodes),
+            self._worth_verifying(nodes),
+        )
+        score = nodes.score[:, -added:].masked_fill(nodes.room <= depth, -torch.inf)
+        order = leading(score, self.frontier)
+        score = score.gather(1, order)
+        x = known[5] + known[7] * score + known[8] * known[10]
+        net = ((1 + known[11]) * (score.exp() / (1 + (-x).exp())) - least).clamp(min=0)
+        net = net.masked_fill(score == -torch.inf, -torch.inf)
+        found = net.flatten().sort(descending=True, stable=True)
+        seconds = draft[1 : net.numel() + 1]
+        able = (found.values > -torch.inf) & (seconds <= known[LEFT] - (target[1] - target[0]))
+        best = _most(found.values.clamp(min=0).cumsum(0) - known[12] * seconds, able)
+        rank = found.indices.argsort().view_as(net)
+        spent = draft.take(best) * (
+            best > 0
+        )  # an index without dimensions would be read from the device
+        known = torch.cat((known[:LEFT], known[LEFT : LEFT + 1] - spent, known[LEFT + 1 :]))
+        rank, within = rank.sort(dim=1)
+        return order.gather(1, within), rank < best, known
+
+    def rank(self, nodes: Nodes) -> Tensor:
+        order, best, _ = self._worth_verifying(nodes)
+        keep = (order.argsort() < best).view_as(nodes.score[:, 1:])
+        if self.probing:  # the best child of every root, where nothing is worth its verification
+            children = nodes.score[:, 1:].masked_fill(nodes.depth[:, 1:] != 1, -torch.inf)
+            place = torch.arange(children.shape[1], device=children.device)
+            keep = keep | ((place == leading(children, 1)) & (children > -torch.inf) & (best == 0))
+        return torch.cat(
+            (nodes.score[:, :1], nodes.score[:, 1:].masked_fill(~keep, -torch.inf)), dim=1
+        )
+
+
+def _most(net: Tensor, allowed: Tensor) -> Tensor:
+    """Return [] the number of first entries with the largest net value; 0 if none is above 0."""
+    most, at = net.masked_fill(~allowed, -torch.inf).max(dim=0)
+    return (at + 1) * (most > 0)

@@ -1,0 +1,78 @@
+"""Sampling as a part of recorded passes: functions of tensors alone, which say what they are made for.
+
+Shapes: R rows, F nodes of a frontier, n verified nodes, D depths, V vocabulary, V′ tokens that can
+be drafted.
+"""
+
+from dataclasses import dataclass
+from typing import final
+
+import torch
+from torch import Tensor
+
+from draftree.kernels.log_probs import log_softmax
+from draftree.sampling.distributions import likeliest
+from draftree.sampling.draft_sampling import SPREAD, without_nonsense
+from draftree.sampling.params import GREEDY, Sampling
+from draftree.sampling.warpers import warped
+
+
+@final
+@dataclass(frozen=True)
+class Recorded:
+    """Describe how tokens are chosen in all rows; equal objects choose in the same way.
+
+    Attributes:
+        setting: temperature and cuts, without a seed.
+        coupled: whether drafts are conditioned on the noise that the target's tokens are drawn
+            with.
+        vocab: V.
+    """
+
+    setting: Sampling = GREEDY
+    coupled: bool = False
+    vocab: int = 0
+
+    def log_q(
+        self, logits: Tensor, noise: Tensor, ids: Tensor | None
+    ) -> tuple[Tensor, Tensor | None]:
+        """Return log q [R, F, V] of draft logits, as the host computes it, and its tokens' ids.
+
+        The ids are None if log q is of all tokens.
+
+        Args:
+            logits: [R, F, V′].
+            noise: [R, 1, V] that the target's tokens after the nodes are drawn with.
+            ids: [V′] of the tokens that the logits are of, or none for all.
+        """
+        if not self.coupled:
+            logits = logits if logits.dtype is torch.float64 else logits.float()
+            return log_softmax(without_nonsense(logits, self.setting)), ids
+        if ids is not None:  # noise and cuts are of all tokens
+            whole = logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf)
+            logits = whole.index_copy(-1, ids, logits)
+        log_q = torch.log_softmax(without_nonsense(logits.double(), self.setting), dim=-1)
+        return torch.log_softmax(
+            (log_q + noise) * (self.setting.temperature / SPREAD), dim=-1
+        ), None
+
+    def __call__(self, logits: Tensor, noise: Tensor, depth: Tensor) -> Tensor:
+        """Return [R, 2n] the likeliest token after each node, then the drawn ones; −1 for none.
+
+        Args:
+            logits: [R, n, V] of the target.
+            noise: [R, D, V] by depth.
+            depth: [R, n] of the nodes.
+        """
+        best = likeliest(logits)
+        if self.setting.greedy:
+            return torch.cat((best, torch.full_like(best, -1)), dim=1)
+        of_each = noise.gather(
+            1, depth.clamp(max=noise.shape[1] - 1)[..., None].expand(-1, -1, self.vocab)
+        )
+        scores = warped(logits.flatten(0, 1), self.setting.processors).view(logits.shape)
+        return torch.cat((best, likeliest(scores.double() + of_each)), dim=1)
+
+
+LIKELIEST = Recorded()
+"""Greedy decoding."""

@@ -1,0 +1,321 @@
+"""Draws candidates from the draft distribution q.
+
+Shapes: F frontier nodes, K candidates, V vocabulary.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.kernels.log_probs import log_softmax, reads, top_of
+from draftree.kernels.topk import likeliest
+from draftree.sampling.keyed_noise import Keyed
+from draftree.sampling.params import Sampling
+from draftree.sampling.warpers import warped
+from draftree.tree import Bools, Candidates, Drafted, Draw, Floats, Ints, absent
+from draftree.utils.hardware import has_float64, to_device
+
+BEYOND = 8
+"""Values that a top-k requests beyond k; half-precision logits often tie."""
+SPREAD = 1.0
+"""The assumed distance of the drafter's logits from the target's: the scale of a Gumbel error.
+
+For drafters of the demo the target's choices are likeliest, or nearly so, with 1, at temperatures
+0.7, 1 and 1.3 alike; heads that are far off would want some more (benchmarks/coupling.py).
+"""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """The parameters by which a drafter draws its candidates.
+
+    Attributes:
+        kind: the kind of draw.
+        settings: [R] each row's; q goes through the same warpers as p, and in greedy decoding
+            through none. Empty for rows that all are greedy.
+        noise: the noise of all draws but `point` ones.
+        shaped: applies the requests' own processors to logits [F, V] after the current frontier.
+    """
+
+    kind: Draw = Draw.POINT
+    settings: Sequence[Sampling] = ()
+    noise: Keyed | None = None
+    shaped: Callable[[Tensor], Tensor] | None = None
+
+    def log_q(self, logits: Tensor, rows: Ints) -> Tensor:
+        """Return log q of a drafter's logits, in float32 or float64.
+
+        It is float64 for draws with noise of their own and for float64 logits.
+
+        Where a logit is NaN or ∞, or nothing is allowed, the whole row is NaN.
+
+        Args:
+            logits: [F, V] after each frontier node.
+            rows: [F] each frontier node's sequence.
+        """
+        if self.noise is not None and not has_float64(logits.device):
+            logits = logits.cpu()
+        logits = (
+            logits.double()
+            if self.noise is not None or logits.dtype is torch.float64
+            else logits.float()
+        )
+        if self.shaped is not None:
+            logits = self.shaped(logits)
+        each = {row: self.settings[row] for row in set(rows.tolist())} if self.settings else {}
+        if len(different := set(each.values())) == 1:
+            logits = without_nonsense(logits, *different)
+        else:
+            for setting in different:
+                mine = torch.tensor(
+                    [each[row] == setting for row in rows.tolist()], device=logits.device
+                )
+                logits = torch.where(mine[:, None], without_nonsense(logits, setting), logits)
+        return log_softmax(logits)
+
+    def unchanged(self, rows: Ints) -> bool:
+        """Return whether q is the softmax of a drafter's logits as they are, in float32.
+
+        Args:
+            rows: [F] each frontier node's sequence.
+        """
+        if self.noise is not None or self.shaped is not None:
+            return False
+        return not any(self.settings[row].processors for row in rows.tolist() if self.settings)
+
+    def temperature(self, row: int) -> float:
+        """Return a row's temperature, which is 0 for greedy decoding."""
+        return self.settings[row].temperature if self.settings else 0.0
+
+
+def without_nonsense(logits: Tensor, setting: Sampling) -> Tensor:
+    """Return logits […, V] after temperature and cuts, with NaN in rows that are not finite.
+
+    Without temperature and cuts they are returned as they are.
+    """
+    if not setting.processors:
+        return logits
+    there = finite(logits)[..., None]
+    return warped(logits.where(there, 0.0), setting.processors).where(
+        there, torch.nan
+    )  # some warpers raise at NaN
+
+
+def finite(logits: Tensor) -> Tensor:
+    """Return […] whether the largest of a row of logits […, V] is finite.
+
+    NaN and ∞ win a maximum, and −∞ forbids a token.
+    """
+    return torch.isfinite(logits.amax(dim=-1))
+
+
+def drawn(
+    logits: Tensor,
+    k: int,
+    drawing: Drawing,
+    rows: Ints,
+    depths: Ints,
+    drafted: Drafted | None = None,
+) -> Candidates:
+    """Return K candidates from the drafter's logits.
+
+    There are none after a node whose logits are not finite (broken weights, an overflow).
+
+    Args:
+        logits: [F, V] after each frontier node, or [F, V′] for a draft vocabulary.
+        k: number of candidates; fewer where the vocabulary is smaller.
+        drawing: top-k for `point` draws (the lower id wins a tie) and for coupled ones, else
+            samples of q.
+        rows: [F] each frontier node's sequence.
+        depths: [F] its depth.
+        drafted: the draft vocabulary; by default all tokens can be drafted.
+    """
+    if drafted is not None:
+        # What chooses among a few of the tokens is cheaper than what chooses among all of them;
+        # noise and processors know all.
+        if drawing.noise is None and drawing.shaped is None:
+            found = drawn(logits, k, drawing, rows, depths)
+            return replace(found, tokens=drafted.numbers[found.tokens], drafted=drafted)
+        logits = drafted.whole(logits)
+    k = min(k, logits.shape[-1])
+    if reads(logits) and drawing.unchanged(rows):
+        tokens, log_q, log_sums = top_of(logits, k)
+        found = Candidates(tokens, log_q, logits, log_sums=log_sums)
+    else:
+        found = _chosen(drawing.log_q(logits, rows), k, drawing, rows, depths)
+    nothing = np.isnan(found.log_q).any(
+        axis=1, keepdims=True
+    )  # seen on the host, where the candidates are in any case
+    if not nothing.any():
+        return found
+    return replace(
+        found,
+        tokens=np.where(nothing, 0, found.tokens),
+        log_q=np.where(nothing, -np.inf, found.log_q),
+        logs=found.logs if found.logs is None or found.log_sums is not None else absent(found.logs),
+        unconditioned=None if found.unconditioned is None else absent(found.unconditioned),
+        finite=bool(finite(logits).all()),
+    )
+
+
+def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
+    """Return K candidates of q, drawn in the requested way."""
+    before = None
+    if drawing.kind is Draw.COUPLED and drawing.noise is not None:
+        before, log_probs = log_probs, coupled(log_probs, drawing, rows, depths)
+    elif drawing.kind.sampled and drawing.noise is not None:
+        return _sampled(log_probs, k, drawing.kind, drawing.noise, rows, depths)
+    tokens, log_q = top_k(log_probs, k)
+    draw = Draw.POINT if drawing.noise is None else drawing.kind
+    return Candidates(tokens, log_q, log_probs, draw, unconditioned=before)
+
+
+def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Tensor:
+    """Return log q [F, V] of the target's choice, given the noise that it will be drawn with.
+
+    The target takes argmax(log p + g), and g is known before p is. Where the logits differ by
+    Gumbel errors of scale `SPREAD`, log p and log q differ by errors of SPREAD / T, and the
+    target's token is x with probability softmax((log q + g) · T / SPREAD)(x): the surer, the
+    further the first is ahead. Greedy rows have no noise: q as it is.
+    """
+    assert drawing.noise is not None
+    scale = np.array([drawing.temperature(row) / SPREAD for row in rows.tolist()])
+    open_ = np.flatnonzero(scale)
+    noise = drawing.noise.gumbel_of(
+        rows[open_], depths[open_], log_probs.shape[1], log_probs.device
+    )
+    if (
+        len(open_) == len(rows) and (scale == scale[0]).all()
+    ):  # a number needs no copy to the device
+        return torch.log_softmax((log_probs + noise) * float(scale[0]), dim=-1)
+    at, scales = to_device(
+        np.stack((open_, scale[open_].view(np.int64))), log_probs.device
+    )  # float64 travels as int64
+    known = torch.log_softmax((log_probs[at] + noise) * scales.view(torch.float64)[:, None], dim=-1)
+    return log_probs.index_copy(0, at, known)
+
+
+def _sampled(
+    log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints
+) -> Candidates:
+    """Return K draws of each q.
+
+    Draws without replacement may yield fewer tokens; the others are then missing.
+    """
+    drawn = partial(noise.gumbel_of, rows, depths, log_probs.shape[1], log_probs.device)
+    if kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
+        tokens, _ = top_k(log_probs + drawn(kind=2), k)
+    else:
+        each = [top_k(log_probs + drawn(kind=2 + j), 1)[0] for j in range(k)]
+        tokens = np.concatenate(each, axis=1)
+    bare = Candidates(tokens, np.zeros(tokens.shape), log_probs, kind)
+    return replace(bare, log_q=bare.log_of(tokens))
+
+
+def allowed(
+    candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int, device: torch.device
+) -> Candidates:
+    """Return the candidates of a search, without those that a request's processors forbid.
+
+    Args:
+        candidates: [F, K], without a whole q.
+        shaped: applies the processors to logits [F, V].
+        vocab: V.
+        device: the target's, where the processors expect to be called.
+    """
+    scores = shaped(torch.zeros(len(candidates.tokens), vocab, device=device)).cpu().numpy()
+    forbidden = np.take_along_axis(scores, candidates.tokens, axis=1) == -np.inf
+    return replace(candidates, log_q=np.where(forbidden, -np.inf, candidates.log_q))
+
+
+def on_host(values: Tensor) -> bool:
+    """Return whether values can be read on the host without a copy."""
+    return values.is_cpu and values.dtype in (torch.float32, torch.float64)
+
+
+def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
+    """Return the k largest of each row [F, V] in descending order, the lower index first in ties.
+
+    `torch.topk` does not define the order of equal values, so some more values are requested. If
+    the k-th is larger than the last of them, all its equals are among them, and a sort on the host
+    settles ties. Values and indices are copied in one transfer, and only a longer tie takes
+    another. Values on the host are read once.
+    """
+    if on_host(values):
+        return likeliest(values.contiguous().numpy(), k)
+    top = values.topk(min(k + BEYOND, values.shape[-1]), dim=-1)
+    found, index = _on_host(top.values, top.indices)
+    ties = found[:, 1:] == found[:, :-1]
+    if ties[:, :k].any():
+        if found.shape[1] < values.shape[1] and (found[:, k - 1] == found[:, -1]).any():
+            whole = torch.sort(values, dim=-1, descending=True, stable=True)
+            found, index = _on_host(whole.values[:, :k], whole.indices[:, :k])
+        else:
+            order = np.lexsort((index, -found))
+            found, index = (
+                np.take_along_axis(found, order, axis=1),
+                np.take_along_axis(index, order, axis=1),
+            )
+    return index[:, :k], found[:, :k]
+
+
+def _on_host(values: Tensor, indices: Tensor) -> tuple[Floats, Ints]:
+    """Return values and indices on the host, copied in one transfer.
+
+    float64 holds whole numbers below 2⁵³ exactly.
+    """
+    if not has_float64(values.device):
+        return values.cpu().double().numpy(), indices.cpu().numpy()
+    both = torch.stack((values.double(), indices.double())).cpu().numpy()
+    return both[0], both[1].astype(np.int64)
+
+
+def nothing_beside(found: Candidates, open_: Bools) -> Candidates:
+    """Return candidates for all nodes of a frontier, with none after those that leave one token."""
+    if open_.all():
+        return found
+    spread = found.shared(np.maximum(np.cumsum(open_) - 1, 0))
+    return replace(spread, log_q=np.where(open_[:, None], spread.log_q, -np.inf))
+
+
+def beside(found: Candidates, forced: Ints) -> Candidates:
+    """Return candidates after all nodes of a frontier, where some sequences leave only one token.
+
+    Args:
+        found: after the nodes that leave a choice.
+        forced: [F] the token after each of the others; −1 for those.
+    """
+    fixed = np.flatnonzero(forced >= 0)
+    place = np.cumsum(forced < 0) - 1  # of each open node among those found
+    whole = replace(found, logs=found.log_probs, drafted=None, log_sums=None)
+    whole = whole.shared(np.maximum(place, 0))
+    tokens, log_q = whole.tokens.copy(), whole.log_q.copy()
+    tokens[fixed], log_q[fixed] = 0, -np.inf
+    tokens[fixed, 0], log_q[fixed, 0] = forced[fixed], 0.0
+
+    def certain(logs: Tensor | None) -> Tensor | None:
+        if logs is None:
+            return None
+        logs, at = logs.clone(), torch.from_numpy(fixed).to(logs.device)
+        logs[at] = -torch.inf
+        logs[at, torch.from_numpy(forced[fixed]).to(logs.device)] = 0.0
+        return logs
+
+    unconditioned = found.unconditioned
+    if unconditioned is not None and found.drafted is not None:
+        unconditioned = found.drafted.whole(unconditioned)
+    if unconditioned is not None:
+        unconditioned = unconditioned[
+            torch.from_numpy(np.maximum(place, 0)).to(unconditioned.device)
+        ]
+    return replace(
+        whole,
+        tokens=tokens,
+        log_q=log_q,
+        logs=certain(whole.logs),
+        unconditioned=certain(unconditioned),
+    )

@@ -1,0 +1,205 @@
+"""How prompts are read: in the passes of running sequences, or in passes of their own.
+
+One pass over the nodes of running sequences and a chunk of a prompt reads the weights once, and
+computes what both need. Where a pass would be padded, or layers keep a state, each chunk is read in
+a pass of its own, into a cache of its own, which is copied to the batch with the last tokens.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import final
+
+import numpy as np
+from torch import Tensor
+
+from draftree import loop
+from draftree.batch import Rows
+from draftree.loop import Parts
+from draftree.models.forward_batch import Chunk
+from draftree.request import Emitted
+from draftree.scheduling.handle import Entry
+from draftree.scheduling.options import SchedulerOptions
+from draftree.scheduling.prefix_cache import PrefixStore
+from draftree.scheduling.prompt_chunks import ChunkSizes, shares
+from draftree.scheduling.running_batch import Batch
+from draftree.target.target import Read, Taps
+from draftree.utils.hardware import timed
+
+Act = Callable[[Sequence[Entry]], None]
+"""Told which requests take part in what is done next."""
+Take = Callable[[Sequence[Emitted]], None]
+"""Given the new tokens of a step."""
+
+
+@final
+class PromptReader:
+    """Reads the prompts of a batch.
+
+    Args:
+        batch: that they are read for.
+        options: the limits of the scheduler.
+        prefixes: keeps what was read.
+        act: receives the requests that take part.
+        take: given new tokens.
+
+    Attributes:
+        sizes: of chunks.
+        shared: the number of passes that read chunks together with running sequences.
+    """
+
+    def __init__(
+        self, batch: Batch, options: SchedulerOptions, prefixes: PrefixStore, act: Act, take: Take
+    ) -> None:
+        self._batch, self._options, self._prefixes, self._act, self._take = (
+            batch,
+            options,
+            prefixes,
+            act,
+            take,
+        )
+        self.sizes, self.shared = ChunkSizes(options), 0
+
+    def advance(self, parts: Parts, rows: Rows) -> None:
+        """Run a pass over the nodes of running sequences and chunks of prompts.
+
+        Emit the first token of each prompt that is complete with this pass.
+
+        Args:
+            parts: what writes.
+            rows: of the batch, in which all prompts are seated.
+        """
+        batch, start = self._batch, time.perf_counter()
+        chunks = self._chunks()
+        mine = {
+            chunk.sequence: entry
+            for entry in batch.reading
+            for chunk in chunks
+            if entry.prompt.row == chunk.sequence
+        }
+        for entry in mine.values():
+            entry.mark("begun")
+        self._act([*batch.running.values(), *mine.values()])
+        running = bool(batch.running)
+        if running:
+            events, batch.state, read = loop.step_and_read(parts, rows, batch.state, chunks)
+            self.shared += 1
+            self._take(events)
+        else:
+            read = loop.read(parts, rows, chunks)
+        if read is not None:
+            tokens = sum(len(chunk.tokens) for chunk in chunks)
+            self.sizes.read(tokens, time.perf_counter() - start, beside=running)
+            self._note(mine, chunks, read)
+            self._begin(
+                parts, rows, [mine[chunk.sequence] for chunk in chunks if chunk.ends], read.logits
+            )
+
+    def _chunks(self) -> list[Chunk]:
+        """Return the chunks of seated prompts that this step reads, by rising slot."""
+        batch = self._batch
+        left = {entry.id: len(entry.request.prompt) - entry.read for entry in batch.reading}
+        share = shares(left, self.sizes.budget(bool(batch.running), beside=True))
+        found = []
+        for entry in sorted(batch.reading, key=lambda entry: entry.prompt.row):
+            if count := share[entry.id]:
+                tokens = np.array(entry.request.prompt[entry.read : entry.read + count], np.int64)
+                found.append(Chunk(entry.prompt.row, tokens, count == left[entry.id]))
+        return found
+
+    def _note(self, mine: dict[int, Entry], chunks: Sequence[Chunk], read: Read) -> None:
+        """Note what was read of each prompt."""
+        first = 0
+        for chunk in chunks:
+            count, prompt = len(chunk.tokens), mine[chunk.sequence].prompt
+            prompt.taps.append(read.taps.take(np.arange(first, first + count)))
+            prompt.read += count
+            first += count
+
+    def _begin(self, parts: Parts, rows: Rows, entries: Sequence[Entry], logits: Tensor) -> None:
+        """Write the first tokens of prompts that have been read."""
+        if not entries:
+            return
+        self._act(entries)
+        taps = []
+        for entry in entries:
+            row = entry.prompt.row
+            taps += [
+                replace(t, rows=np.full(len(t.rows), row), cache=rows.cache)
+                for t in entry.prompt.taps
+            ]
+        begun, joined = (
+            np.array([entry.prompt.row for entry in entries], np.int64),
+            Taps.joined(taps),
+        )
+        events, self._batch.state = loop.begin(
+            parts, rows, begun, logits, joined, self._batch.state
+        )
+        self._join(rows, entries, events, joined)
+
+    def _join(
+        self, rows: Rows, entries: Sequence[Entry], events: Sequence[Emitted], taps: Taps
+    ) -> None:
+        for entry, event in zip(entries, events, strict=True):
+            self._batch.join(entry, event)
+            if rows.cache.states is None:  # a state would be needed for each block
+                prompt = entry.request.prompt[: self._options.max_prefix_tokens]
+                self._prefixes.store(prompt, rows.cache, event.row, taps)
+        self._take(events)
+
+    def read_apart(self, whole: bool) -> None:
+        """Read chunks of prompts in passes of their own, as many tokens as a step has time for.
+
+        Args:
+            whole: whether prompts are read at once, as a text that is read in parts would be
+                another one.
+        """
+        batch = self._batch
+        left = {entry.id: len(entry.request.prompt) - entry.read for entry in batch.reading}
+        share = left if whole else shares(left, self.sizes.budget(bool(batch.running)))
+        unread = [e for e in batch.reading if not e.read and share[e.id] == left[e.id]]
+        if unread:
+            self._finish_apart(unread)
+        for entry in list(batch.reading):
+            if entry.read and share[entry.id] == left[entry.id] <= entry.prompt.rest:
+                self._finish_apart([entry])
+            elif share[entry.id]:
+                self._read_apart(entry, min(share[entry.id], left[entry.id] - 1))
+
+    def _read_apart(self, entry: Entry, count: int) -> None:
+        """Read a number of tokens of a prompt, except its last one, into a cache of its own."""
+        self._act([entry])
+        entry.mark("begun")
+        (parts, _), prompt = self._batch.open(1), entry.prompt
+        if prompt.cache is None:
+            prompt.cache = parts.target.new_cache(1, len(entry.request.prompt))
+        text = [np.array(entry.request.prompt[: prompt.read + count], np.int64)]
+        cache, needs = prompt.cache, parts.drafter.needs
+        work = lambda: prompt.taps.append(parts.target.prefill(cache, text, needs).taps)
+        self.sizes.read(count, timed(work, parts.target.decoder.device))
+        prompt.read += count
+
+    def _finish_apart(self, entries: Sequence[Entry]) -> None:
+        """Read the rest of prompts into free slots and choose the first token of each.
+
+        If there are several prompts, none of them has been read in part.
+        """
+        self._act(entries)
+        parts, rows = self._batch.open(len(self._batch.running) + len(entries))
+        read = []
+        for entry in entries:
+            entry.mark("begun")
+            if entry.prompt.cache is not None:
+                row = rows.free[:1]
+                rows.cache.put(row, entry.prompt.cache)
+                read = [
+                    replace(t, rows=np.full(len(t.rows), row[0]), cache=rows.cache)
+                    for t in entry.prompt.taps
+                ]
+        requests = [entry.request for entry in entries]
+        begun, events, taps = loop.prefill(
+            parts.target, parts.acceptor, parts.drafter.needs, rows, requests
+        )
+        taps = Taps.joined([*read, taps])
+        self._batch.state = loop.start(parts, rows, begun, taps, self._batch.state)
+        self._join(rows, entries, events, taps)

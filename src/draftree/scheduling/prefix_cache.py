@@ -1,0 +1,132 @@
+"""Prompts that were read before, in blocks of tokens, so that a request with the same beginning need not read it again.
+
+A block is found by its tokens and all those before it. It holds the target's keys and values of its
+tokens, and the hidden states that the drafter reads, so that any drafter starts as if the whole
+prompt had been read. Blocks that no other block continues are dropped first, the one that was used
+longest ago before the others.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import count
+from typing import final
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.models.kv_cache import Pages, SlotCache
+from draftree.scheduling.handle import PartialPrompt
+from draftree.target.target import Taps, Target
+
+
+@dataclass(eq=False)
+class Block:
+    """What the target knows of a run of tokens.
+
+    Attributes:
+        parent: the block before it; None at the beginning of a prompt.
+        tokens: its own.
+        pages: their keys and values.
+        hidden: for each layer that the drafter reads, [tokens, D].
+        children: the number of blocks that continue it.
+        used: when it was used last, counted in calls.
+    """
+
+    parent: "Block | None"
+    tokens: tuple[int, ...]
+    pages: Pages
+    hidden: dict[int, Tensor]
+    children: int = 0
+    used: int = 0
+
+
+@final
+class PrefixStore:
+    """Blocks of prompts that were read.
+
+    Args:
+        size: tokens in a block.
+    """
+
+    def __init__(self, size: int) -> None:
+        self._size = size
+        self._blocks: dict[
+            tuple[int, tuple[int, ...]], Block
+        ] = {}  # by the parent's identity and the tokens
+        self._clock = count(1)
+
+    @property
+    def tokens(self) -> int:
+        """Return the number of tokens that are held."""
+        return self._size * len(self._blocks)
+
+    def find(self, prompt: Sequence[int]) -> list[Block]:
+        """Return the blocks that a prompt begins with.
+
+        The prompt's last token is in none of them, because its logits are needed.
+        """
+        found: list[Block] = []
+        parent, now = None, next(self._clock)
+        for start in range(0, len(prompt) - self._size, self._size):
+            block = self._blocks.get((id(parent), tuple(prompt[start : start + self._size])))
+            if block is None:
+                break
+            block.used = now
+            found.append(block)
+            parent = block
+        return found
+
+    def begin(self, prompt: Sequence[int], target: Target) -> PartialPrompt:
+        """Return the beginning of a prompt that blocks hold, read into a cache of its own.
+
+        It is empty where no block holds it.
+        """
+        blocks = self.find(prompt)
+        if not blocks:
+            return PartialPrompt()
+        cache = target.new_cache(1, len(prompt))
+        for place, block in enumerate(blocks):
+            cache.paste(0, place * self._size, block.pages)
+        tokens = np.array(prompt[: len(blocks) * self._size], np.int64)
+        hidden = {
+            layer: torch.cat([block.hidden[layer] for block in blocks])
+            for layer in blocks[0].hidden
+        }
+        taps = Taps(hidden, np.zeros_like(tokens), np.arange(len(tokens)), tokens, cache)
+        return PartialPrompt(cache, [taps], len(tokens))
+
+    def store(self, prompt: Sequence[int], cache: SlotCache, row: int, taps: Taps) -> None:
+        """Hold the whole blocks of a prompt that has been read.
+
+        Args:
+            prompt: its tokens.
+            cache: holds their keys and values.
+            row: of the cache.
+            taps: the hidden states of all its tokens; those of other slots are ignored.
+        """
+        parent, now = None, next(self._clock)
+        mine = np.flatnonzero(taps.rows == row)
+        for start in range(0, len(prompt) - self._size + 1, self._size):
+            stop = start + self._size
+            tokens = tuple(prompt[start:stop])
+            block = self._blocks.get((id(parent), tokens))
+            if block is None:
+                hidden = {
+                    layer: h.clone() for layer, h in taps.take(mine[start:stop]).hidden.items()
+                }
+                block = Block(parent, tokens, cache.copied(row, start, stop), hidden)
+                self._blocks[id(parent), tokens] = block
+                if parent is not None:
+                    parent.children += 1
+            block.used = now
+            parent = block
+
+    def shrink(self, tokens: int) -> None:
+        """Drop blocks until at most this many tokens are held."""
+        while self.tokens > tokens:
+            leaves = (block for block in self._blocks.values() if not block.children)
+            oldest = min(leaves, key=lambda block: block.used)
+            del self._blocks[id(oldest.parent), oldest.tokens]
+            if oldest.parent is not None:
+                oldest.parent.children -= 1

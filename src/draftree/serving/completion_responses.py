@@ -1,0 +1,281 @@
+"""The answers of `/v1/chat/completions` and `/v1/completions`, whole and in pieces."""
+
+import json
+import secrets
+import time
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import aclosing
+from typing import Any
+
+from typing_extensions import override
+
+from draftree.serving.answer_text import AnswerText, Delta, legacy_logprobs, logprob_entries
+from draftree.serving.metrics import RequestFigures, merged
+from draftree.serving.request_models import Metrics as Told
+from draftree.serving.request_models import Sampled
+from draftree.serving.state import Prepared, ServerState
+from draftree.serving.tool_calls import Call, CallPiece
+from draftree.serving.worker import Job, TextUpdate
+
+DONE = "[DONE]"
+"""The last event of a streamed answer."""
+
+
+def new_id(kind: str) -> str:
+    """Return a new id: `chatcmpl-…`."""
+    return f"{kind}-{secrets.token_hex(12)}"
+
+
+class Answer:
+    """Build the answer to a request while it is generated.
+
+    Args:
+        state: state of the server.
+        body: the request.
+        prepared: its texts.
+        job: generates them.
+    """
+
+    kind = "chatcmpl"
+    whole = "chat.completion"
+    piece = "chat.completion.chunk"
+    names_events = False
+
+    def __init__(self, state: ServerState, body: Sampled, prepared: Prepared, job: Job) -> None:
+        self.state, self.body, self.prepared, self.job = state, body, prepared, job
+        self.id, self.created, self.start = new_id(self.kind), int(time.time()), time.monotonic()
+        self.first: float | None = None
+
+    @property
+    def texts(self) -> list[AnswerText]:
+        """Return the texts, as far as they are generated."""
+        return self.prepared.texts
+
+    def take(self, update: TextUpdate) -> Delta:
+        """Record what is added to a text, and return it."""
+        if self.first is None:
+            self.first = time.monotonic() - self.start
+        text = self.texts[update.index]
+        text.figures = self.job.figures[update.index]
+        return text.add(update.tokens)
+
+    async def finish(self) -> dict[str, Any]:
+        """Wait for all texts; return the whole answer."""
+        async with aclosing(self.job.updates()) as updates:
+            async for update in updates:
+                self.take(update)
+        return self.head(self.whole) | {
+            "choices": [self.choice(index, text) for index, text in enumerate(self.texts)],
+            "usage": self.usage(),
+            **self.metrics(),
+        }
+
+    async def stream(self) -> AsyncGenerator[str, None]:
+        """Yield the events of a streamed answer, each as JSON."""
+        options = self.body.stream_options
+        for event in self.opening():
+            yield dumped(event)
+        async with aclosing(self.job.updates()) as updates:
+            async for update in updates:
+                text = self.texts[update.index]
+                delta = self.take(update)
+                more: dict[str, Any] = {} if update.tree is None else {"tree": told_tree(update)}
+                if options is not None and options.continuous_usage_stats:
+                    more["usage"] = self.usage()
+                if delta or "tree" in more or text.finish_reason:
+                    yield dumped(self.chunk(update.index, delta, text, more))
+        if options is not None and options.include_usage:
+            yield dumped(
+                self.head(self.piece) | {"choices": [], "usage": self.usage()} | self.metrics()
+            )
+        elif self.told not in (None, "none"):
+            yield dumped(self.head(self.piece) | {"choices": []} | self.metrics())
+        yield DONE
+
+    @property
+    def told(self) -> Told | None:
+        """Return what the answer reports about drafting."""
+        return self.body.metrics
+
+    def head(self, kind: str) -> dict[str, Any]:
+        """Return the fields at the start of every answer and every piece of one."""
+        return {
+            "id": self.id,
+            "object": kind,
+            "created": self.created,
+            "model": self.state.options.model_name,
+        }
+
+    def usage(self) -> dict[str, Any]:
+        """Return the numbers of tokens."""
+        written = sum(figures.new_tokens for figures in self.job.figures)
+        prompt = self.prepared.prompt_tokens
+        each = len(self.job.figures) // self.prepared.prompts  # the texts of a prompt
+        cached = sum(figures.cached_tokens for figures in self.job.figures[::each])
+        return {
+            "prompt_tokens": prompt,
+            "completion_tokens": written,
+            "total_tokens": prompt + written,
+            "prompt_tokens_details": {"cached_tokens": cached},
+        }
+
+    def metrics(self) -> dict[str, Any]:
+        """Return the requested figures of drafting, a summary by default."""
+        if self.told == "none":
+            return {}
+        figures = merged(self.job.figures)
+        return {
+            "metrics": request_metrics(
+                figures, time.monotonic() - self.start, self.first or 0.0, self.told
+            )
+        }
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Return the pieces before any text: the role of each message."""
+        delta = {"role": "assistant", "content": ""}
+        return [
+            self.head(self.piece)
+            | {"choices": [{"index": index, "delta": delta, "finish_reason": None}]}
+            for index in range(len(self.texts))
+        ]
+
+    def choice(self, index: int, text: AnswerText) -> dict[str, Any]:
+        """Return one text of a whole answer."""
+        message: dict[str, Any] = {"role": "assistant", "content": text.content, "refusal": None}
+        if text.calls:
+            message["content"] = text.content or None
+            message["tool_calls"] = [tool_call(call) for call in text.calls]
+        if text.reasoning:
+            message["reasoning_content"] = text.reasoning
+        entries = logprob_entries(self.state.spellings, text.logprobs) if text.logprobs else None
+        logprobs = None if entries is None else {"content": entries, "refusal": None}
+        return {
+            "index": index,
+            "message": message,
+            "finish_reason": text.finish_reason,
+            "logprobs": logprobs,
+        }
+
+    def chunk(
+        self, index: int, delta: Delta, text: AnswerText, more: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        """Return one piece of a streamed answer."""
+        told: dict[str, Any] = {}
+        if delta.content:
+            told["content"] = delta.content
+        if delta.reasoning:
+            told["reasoning_content"] = delta.reasoning
+        if delta.calls:
+            told["tool_calls"] = [call_piece(piece) for piece in delta.calls]
+        choice: dict[str, Any] = {
+            "index": index,
+            "delta": told,
+            "finish_reason": text.finish_reason,
+        }
+        if delta.logprobs:
+            choice["logprobs"] = {
+                "content": logprob_entries(self.state.spellings, delta.logprobs),
+                "refusal": None,
+            }
+        return self.head(self.piece) | {"choices": [choice], **more}
+
+
+class CompletionAnswer(Answer):
+    """Build the answer of `/v1/completions`."""
+
+    kind = "cmpl"
+    whole = piece = "text_completion"
+
+    def opening(self) -> list[dict[str, Any]]:
+        """Return the prompts, if they are to be echoed."""
+        return [
+            self.head(self.piece)
+            | {
+                "choices": [
+                    {"index": index, "text": prompt, "finish_reason": None, "logprobs": None}
+                ]
+            }
+            for index, prompt in enumerate(self._prompts)
+            if prompt
+        ]
+
+    @property
+    def _prompts(self) -> list[str]:
+        """Return the prompt before each text, empty where it is not echoed."""
+        prompts = self.prepared.echoed or [""]
+        each = len(self.texts) // len(prompts)
+        return [prompt for prompt in prompts for _ in range(each)]
+
+    @override
+    def choice(self, index: int, text: AnswerText) -> dict[str, Any]:
+        prompt = self._prompts[index]
+        logprobs = (
+            legacy_logprobs(self.state.spellings, text.logprobs, len(prompt))
+            if text.logprobs
+            else None
+        )
+        return {
+            "index": index,
+            "text": prompt + text.content,
+            "finish_reason": text.finish_reason,
+            "logprobs": logprobs,
+        }
+
+    @override
+    def chunk(
+        self, index: int, delta: Delta, text: AnswerText, more: Mapping[str, Any]
+    ) -> dict[str, Any]:
+        offset = len(self._prompts[index]) + len(text.content) - len(delta.content)
+        logprobs = (
+            legacy_logprobs(self.state.spellings, delta.logprobs, offset)
+            if delta.logprobs
+            else None
+        )
+        choice = {
+            "index": index,
+            "text": delta.content,
+            "finish_reason": text.finish_reason,
+            "logprobs": logprobs,
+        }
+        return self.head(self.piece) | {"choices": [choice], **more}
+
+
+def tool_call(call: Call) -> dict[str, Any]:
+    """Return a tool call with a new id."""
+    return {
+        "id": new_id("call"),
+        "type": "function",
+        "function": {"name": call.name, "arguments": call.arguments},
+    }
+
+
+def call_piece(piece: CallPiece) -> dict[str, Any]:
+    """Return a piece of a streamed tool call; the first one has its id and the function's name."""
+    if piece.name is None:
+        return {"index": piece.index, "function": {"arguments": piece.arguments}}
+    return {"index": piece.index} | tool_call(Call(piece.name, piece.arguments))
+
+
+def request_metrics(
+    figures: RequestFigures, seconds: float, first: float, told: Told | None
+) -> dict[str, Any]:
+    """Return `metrics` of an answer."""
+    return {
+        "speculative_decoding": figures.as_json(told in ("detailed", "trees")),
+        "time_to_first_token_seconds": round(first, 6),
+        "seconds": round(seconds, 6),
+        "tokens_per_second": round(figures.new_tokens / seconds, 3) if seconds else 0.0,
+    }
+
+
+def told_tree(update: TextUpdate) -> dict[str, Any]:
+    """Return a step's tree and its tokens, as the page draws them."""
+    tokens: Sequence[dict[str, Any]] = [
+        {"text": token.text, "origin": token.origin} for token in update.tokens
+    ]
+    return {**(update.tree or {}), "tokens": tokens}
+
+
+def dumped(event: Mapping[str, Any]) -> str:
+    """Return an event as JSON on one line."""
+    return json.dumps(event, allow_nan=False, separators=(",", ":"))

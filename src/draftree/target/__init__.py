@@ -1,0 +1,1 @@
+"""The target model: its names, its weights, and prefill, verification and commit."""

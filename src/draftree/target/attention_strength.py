@@ -1,0 +1,159 @@
+"""The strength of each layer's attention: a drafter that reads a layer at which the model itself hardly looks learns little.
+
+Shapes: B batch (1 here), T tokens, D hidden size, L layers.
+"""
+
+import math
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, cast
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from draftree.errors import UserError
+from draftree.models.decoder import Decoder
+from draftree.models.supported_architectures import SLIDING
+from draftree.tree import Ints
+from draftree.utils.hardware import has_float64
+
+AUTO: Literal["auto"] = "auto"
+"""The option of a drafter that lets this measurement choose the layer it reads."""
+DEAD = 0.1
+"""Attention that adds less than this share of the residual stream adds next to nothing."""
+TEXTS, TOKENS = 8, 512
+"""The number of texts that are read, and of tokens of each."""
+
+
+@dataclass(frozen=True)
+class Attending:
+    """The strength of a layer's attention, a mean over the second half of some texts.
+
+    Attributes:
+        output: norm of what attention adds to the residual stream over the norm of that stream
+            before it.
+        entropy: the entropy of its weights divided by log n, where n is the number of visible keys;
+            1 for uniform weights, 0 for a single key.
+    """
+
+    output: float
+    entropy: float
+
+    @property
+    def dead(self) -> bool:
+        """Return whether the attention could as well be left out; false if the figure is NaN."""
+        return self.output < DEAD
+
+
+@torch.inference_mode()
+def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
+    """Return the strength of attention in each of the L layers.
+
+    It is measured on a few of the texts, which are chosen at even intervals.
+
+    Args:
+        decoder: a model of any architecture whose layers have one attention and a feed-forward
+            part.
+        texts: token ids; what is longer than `TOKENS` is cut.
+
+    Raises:
+        UserError: there is no text of two tokens, or the attention of the architecture cannot be
+            separated from the rest of a layer.
+    """
+    most = min(TOKENS, decoder.context)
+    fit = [t[:most] for t in texts if len(t) > 1]
+    if not fit:
+        raise UserError(
+            "how much the target's layers attend is measured on texts of at least 2 tokens, and there is none"
+        )
+    count = min(TEXTS, len(fit))
+    watches = [_Watch(decoder, i) for i in range(len(decoder.layers))]
+    with ExitStack() as stack:
+        stack.callback(
+            setattr, decoder.config, "_attn_implementation", decoder.config._attn_implementation
+        )
+        decoder.config._attn_implementation = "eager"  # the way that gives the weights of attention
+        for watch in watches:
+            stack.callback(
+                watch.layer.register_forward_hook(watch.measure, with_kwargs=True).remove
+            )
+        for text in (fit[i * len(fit) // count] for i in range(count)):
+            ids = torch.from_numpy(np.asarray(text, np.int64))[None].to(decoder.device)
+            cast(Any, decoder.stack)(input_ids=ids, use_cache=False, **decoder.hf.causal(ids))
+    return tuple(watch.mean for watch in watches)
+
+
+class _Watch:
+    """Measure a layer's attention in every pass.
+
+    The layer is run a second time with a feed-forward part that returns zeros.
+
+    What then comes out beyond what went in is what attention adds, wherever the architecture has
+    its norms and scales, and whether or not both parts read the same input.
+    """
+
+    def __init__(self, decoder: Decoder, index: int) -> None:
+        self.layer = decoder.layers[index]
+        mixing = [
+            m for m in self.layer.children() if any(p.dim() > 1 for p in m.parameters())
+        ]  # all others are norms
+        attention = [m for m in mixing if type(m).__name__.endswith("Attention")]
+        if len(attention) != 1:
+            name = type(decoder.model).__name__
+            raise UserError(
+                f"how much the layers of {name} attend cannot be measured: {len(attention)} attentions in one"
+            )
+        self._attention = attention[0]
+        self._others = [m for m in mixing if m is not self._attention]
+        sliding = not decoder.hf.layer_types or decoder.hf.layer_types[index] == SLIDING
+        self._window = decoder.hf.window if sliding and decoder.hf.window is not None else math.inf
+        self._outputs: list[Tensor] = []
+        self._entropies: list[Tensor] = []
+
+    def measure(
+        self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any
+    ) -> None:
+        """Note the size of what attention adds and the entropy of its weights, as a forward hook."""
+        weights: list[Tensor] = []
+        with ExitStack() as stack:
+            stack.callback(
+                self._attention.register_forward_hook(
+                    lambda _m, _i, out: weights.append(out[1])
+                ).remove
+            )
+            for other in self._others:
+                stack.callback(
+                    other.register_forward_hook(lambda _m, _i, out: _nothing(out)).remove
+                )
+            # Neither a call, which would come back here, nor a compiled forward, which runs no
+            # attention module.
+            out = type(layer).forward(layer, *args, **kwargs)
+        before, after = map(_precise, (args[0], out[0] if isinstance(out, tuple) else out))
+        half = before.shape[1] // 2
+        self._outputs.append(((after - before).norm(dim=-1) / before.norm(dim=-1))[0, half:])
+        self._entropies.append(self._entropy(weights[0], half))
+
+    def _entropy(self, weights: Tensor, half: int) -> Tensor:
+        """Return the entropy [T − half] of weights [1, heads, T, T], divided by its maximum."""
+        seen = np.minimum(np.arange(half, weights.shape[2]) + 1, self._window)
+        found: Tensor = torch.special.entr(_precise(weights[0, :, half:])).sum(-1).mean(0)
+        return found / torch.from_numpy(np.log(seen)).to(found)
+
+    @property
+    def mean(self) -> Attending:
+        """Return the means over all tokens that were measured."""
+        return Attending(
+            *(float(torch.cat(each).mean()) for each in (self._outputs, self._entropies))
+        )
+
+
+def _precise(values: Tensor) -> Tensor:
+    """Return the same numbers in float64, or in float32 on devices without float64."""
+    return values.double() if has_float64(values.device) else values.float()
+
+
+def _nothing(out: Any) -> Any:
+    """Return zeros of the form of a module's output."""
+    return (torch.zeros_like(out[0]), *out[1:]) if isinstance(out, tuple) else torch.zeros_like(out)

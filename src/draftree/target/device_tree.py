@@ -1,0 +1,317 @@
+"""Trees that lie on the device alone: verified before the host has seen them, and told to it in one transfer.
+
+Shapes: R rows, N nodes a row so far (the root is the first), M nodes fed to the drafter, F nodes of
+a frontier, n nodes to be verified, V vocabulary. A node that does not exist, because its row has no
+budget or nothing was found there, is padding.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields, replace
+from itertools import pairwise
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from draftree.models.forward_batch import DeviceFeed, Laid
+from draftree.models.graph_capture import Given, Made, Then
+from draftree.models.kv_cache import SlotCache
+from draftree.target.target import Needs, Packing, Taps, Target, Verified
+from draftree.tree import Floats, Ints, Tree
+from draftree.utils.profiler import in_phase
+
+GIVEN = 2
+"""Number of last tensors of `Nodes` that do not change as the tree grows."""
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Draft trees that grow on the device; a pass that adds nodes is a function of these tensors.
+
+    Attributes:
+        tokens: [R, N] ids.
+        score: [R, N] log values; −∞ for padding.
+        log_q: [R, N] log q of each token after its path.
+        entropy: [R, N] of the distribution it comes from, where the policy reads it; else 0.
+        parents: [R, N] the index of each node's parent; −1 for roots.
+        seen: [R, N, N] whether a node sees another: its ancestors and itself.
+        fed: [R, M] the nodes that the drafter has read, then those that it reads next.
+        asked: [R, M] for which of these the policy requests children.
+        broken: [R, 1] whether logits after one of them were not finite.
+        known: [X] float64, numbers of the policy's own.
+        noise: [R, D, V] the noise that tokens are drawn with after nodes of some depths: the
+            frontier's for a layer, all depths for the target. D is 0 where none is needed.
+        bounds: [R, 3] bounds of each sequence set by the host, see `room`, `begin` and `start`.
+        places: [R, D, 5] the counters from which the first layer's pass computes the noise of all
+            depths. D is 0 in later layers, and where no noise is needed.
+    """
+
+    tokens: Tensor
+    score: Tensor
+    log_q: Tensor
+    entropy: Tensor
+    parents: Tensor
+    seen: Tensor
+    fed: Tensor
+    asked: Tensor
+    broken: Tensor
+    known: Tensor
+    noise: Tensor
+    bounds: Tensor
+    places: Tensor
+
+    @property
+    def given(self) -> dict[str, Tensor]:
+        """Return the tensors by name, as inputs of a pass."""
+        return {f"nodes {f.name}": getattr(self, f.name) for f in fields(self)}
+
+    @classmethod
+    def of(cls, given: Given) -> Self:
+        """Return the draft trees from the inputs of a pass."""
+        return cls(*(given[f"nodes {f.name}"] for f in fields(cls)))
+
+    @property
+    def made(self) -> Made:
+        """Return the tensors that change as the trees grow."""
+        return tuple(getattr(self, f.name) for f in fields(self)[:-GIVEN])
+
+    def after(self, made: Made) -> Self:
+        """Return the draft trees with the outputs of a pass in place of the old tensors."""
+        return replace(
+            self, **dict(zip([f.name for f in fields(self)[:-GIVEN]], made, strict=True))
+        )
+
+    @property
+    def room(self) -> Tensor:
+        """Return [R, 1] the largest depth of each sequence's tree; −1 for one without a root."""
+        return self.bounds[:, :1]
+
+    @property
+    def begin(self) -> Tensor:
+        """Return [R, 1] slot of the root in the drafter's cache, which is also its position."""
+        return self.bounds[:, 1:2]
+
+    @property
+    def start(self) -> Tensor:
+        """Return [R, 1] slot of the root in the target's cache, which is also its position."""
+        return self.bounds[:, 2:]
+
+    @property
+    def depth(self) -> Tensor:
+        """Return [R, N] distance from the root."""
+        return self.seen.sum(dim=2) - 1
+
+    def lines(self, rows: Tensor, columns: Tensor) -> Tensor:
+        """Return the [R, a, b] sub-block of the visibility matrix for given nodes.
+
+        Args:
+            rows: [R, a] the nodes that see.
+            columns: [R, b] the nodes that may be seen.
+        """
+        some = self.seen.gather(1, rows[..., None].expand(-1, -1, self.seen.shape[2]))
+        return some.gather(2, columns[:, None].expand(-1, rows.shape[1], -1))
+
+    def best(self, count: int, by: Tensor | None = None) -> Tensor:
+        """Return the root and the best nodes [R, n] of each tree, by node number, then padding.
+
+        Args:
+            count: n, the number of nodes.
+            by: [R, N] the ranking, −∞ for nodes that do not count; the score by default.
+        """
+        by = self.score if by is None else by
+        found = by.sort(dim=1, descending=True, stable=True).indices[
+            :, :count
+        ]  # none is worth more than the root
+        missing = by.gather(1, found) == -torch.inf
+        return found.gather(1, (found + missing * by.shape[1]).argsort(dim=1))
+
+
+Choose = Callable[[Tensor, Nodes, Tensor | None], Nodes]
+"""Function choose(logits [R, F, V], nodes, ids) that adds children to draft trees.
+
+The logits are those after the last F nodes fed, of the tokens ids [V] or of all (None). It returns
+the trees with the children, some of which are marked to be fed next. It must be hashable, as
+recorded passes are keyed by it.
+"""
+
+
+class Layers(ABC):
+    """A drafter's passes of one step, layer by layer, over nodes known to the device only.
+
+    Each pass also chooses the nodes of the next one.
+
+    Attributes:
+        device: the device of the passes.
+        begin: [R] slot of each sequence's root in the drafter's cache.
+        deepest: the last layer that the drafter has proposals for; None for no bound.
+        each_node: whether a pass is fed every node, instead of computing one list for all nodes of
+            a sequence.
+    """
+
+    device: torch.device
+    begin: Ints
+    deepest: int | None = None
+    each_node: bool = True
+
+    @abstractmethod
+    def first(self, nodes: Nodes, choose: Choose) -> Nodes:
+        """Return the trees with their first layer, from bare roots."""
+
+    @abstractmethod
+    def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
+        """Return the trees with a layer below the `count` nodes marked to be fed next."""
+
+    @abstractmethod
+    def state(self, fed: Sequence[Ints]) -> Any:
+        """Return the drafter's state after the step.
+
+        Args:
+            fed: for each pass the numbers [R, F] of the nodes that were fed, −1 for padding.
+        """
+
+
+@dataclass(frozen=True)
+class Told:
+    """Draft trees grown on the device, as reported to the host.
+
+    Attributes:
+        tree: the nodes to be verified; its `whole` has all, in the order in which the host would
+            have drafted them.
+        fed: for each pass of the drafter the numbers [R, F] of the nodes expanded, −1 for padding.
+        finite: whether all of the drafter's logits were finite.
+    """
+
+    tree: Tree
+    fed: tuple[Ints, ...]
+    finite: bool
+
+
+@dataclass(frozen=True)
+class Unseen:
+    """Draft trees that were grown on the device.
+
+    Attributes:
+        nodes: all nodes that were drafted.
+        layers: number of nodes in each layer, the roots' among them.
+        frontiers: number of nodes that each pass of the drafter was fed.
+        count: n, the number of nodes to verify, root included; shorter trees are padded at the end.
+        rank: returns the ranking [R, N], −∞ for nodes that are not verified. It must be hashable,
+            as recorded passes are keyed by it.
+        asked: maps logits [R, n, V], noise [R, D, V] and depths [R, n] to [R, 2n]: the likeliest
+            token after each node, then the drawn one; −1 for none. Equal functions must do the
+            same.
+    """
+
+    nodes: Nodes
+    layers: Sequence[int]
+    frontiers: Sequence[int]
+    count: int
+    rank: Callable[[Nodes], Tensor]
+    asked: Callable[[Tensor, Tensor, Tensor], Tensor]
+
+    def report(self, nodes: Nodes, best: Tensor) -> Tensor:
+        """Return everything the host needs in one tensor [R, …] of float64.
+
+        Args:
+            nodes: the draft trees as the pass was given them.
+            best: [R, n] the verified nodes.
+        """
+        rank = self.rank(nodes)
+        verified = best.masked_fill(rank.gather(1, best) == -torch.inf, -1)
+        told = (
+            nodes.tokens,
+            nodes.score,
+            nodes.log_q,
+            nodes.entropy,
+            nodes.parents,
+            nodes.fed,
+            nodes.asked,
+            nodes.broken,
+        )
+        return torch.cat([each.double() for each in (*told, verified)], dim=1)
+
+    def told(self, report: Floats) -> Told:
+        """Return the trees of a report, as the host would have drafted them."""
+        size, fed = self.nodes.tokens.shape[1], self.nodes.fed.shape[1]
+        ends = np.cumsum([*(size,) * 5, fed, fed, 1])
+        tokens, score, log_q, entropy, parents, read, asked, broken, verified = np.split(
+            report, ends, axis=1
+        )
+        exists, number, firsts = (
+            score > -np.inf,
+            np.full(score.shape, -1),
+            np.cumsum([0, *self.layers]),
+        )
+        parts = [
+            np.argwhere(exists[:, begin:end]) + np.array([0, begin])
+            for begin, end in pairwise(firsts.tolist())
+        ]
+        at = tuple(np.concatenate(parts).T)
+        depth = np.repeat(np.arange(len(parts)), [len(part) for part in parts])
+        number[at] = np.arange(len(depth))
+        above = np.where(depth > 0, number[at[0], parents[at].astype(np.int64)], -1)
+        source, q_row = np.where(depth > 0, 0, -1), np.full(len(depth), -1)
+        real = [np.ascontiguousarray(column[at]) for column in (log_q, score, entropy)]
+        ids, row = tokens[at].astype(np.int64), at[0].copy()
+        tree = Tree(
+            ids, above, depth, row, real[0], real[1], source, real[2], np.arange(len(depth)), q_row
+        )
+        keep = np.zeros(score.shape, np.bool_)
+        of, column = np.nonzero(verified >= 0)
+        keep[of, verified[of, column].astype(np.int64)] = True
+        kept = keep[at]
+        numbers = np.where(asked > 0, np.take_along_axis(number, read.astype(np.int64), axis=1), -1)
+        passes = np.split(numbers[:, : sum(self.frontiers)], np.cumsum(self.frontiers)[:-1], axis=1)
+        return Told(tree if kept.all() else tree.select(kept), tuple(passes), not broken.any())
+
+
+@torch.inference_mode()
+@in_phase("verify")
+def verified(
+    target: Target,
+    cache: SlotCache,
+    grown: Unseen,
+    needs: Needs,
+    mark: Callable[[], None] = lambda: None,
+) -> tuple[Told, Verified]:
+    """Verify draft trees that the host does not know yet; return them with the result.
+
+    As in `Target.verify`, this is one pass. The host waits for the device here, once, and nowhere
+    else in the step. `mark` is called when the pass has been launched.
+    """
+    n, last, asked = grown.count, target.decoder.context - 1, grown.asked
+
+    def make(given: Given) -> Laid:
+        nodes = Nodes.of(given)
+        best = nodes.best(n, grown.rank(nodes))
+        places = (nodes.start + nodes.depth.gather(1, best)).clamp(
+            max=last
+        )  # padding may be anywhere
+        return nodes.tokens.gather(1, best), places, nodes.lines(best, best), nodes.start
+
+    def made(results: Made, given: Given) -> Made:
+        nodes = Nodes.of(given)
+        best = nodes.best(n, grown.rank(nodes))
+        answers = asked(results[0][:, :n], nodes.noise, nodes.depth.gather(1, best))
+        return *results, torch.cat((grown.report(nodes, best), answers.double()), dim=1)
+
+    feed = DeviceFeed(n, n, cache.lengths.copy(), grown.nodes.given, "verify", make)
+    then = Then((n, asked, grown.rank), {}, made)
+    out, *caught, report = target.decoder.forward_on_device(feed, cache, needs.hidden, then)
+    mark()
+    told_of = report.cpu().numpy()
+    told = grown.told(told_of[:, : -2 * n])
+    tree = told.tree
+    rows = [tree.of_row(row) for row in range(cache.rows)]
+    answers = np.empty((2, len(tree)), np.int64)
+    for row, nodes in enumerate(rows):
+        answers[:, nodes] = told_of[row, -2 * n :].reshape(2, n)[:, : len(nodes)]
+    packed, positions = Packing(tree.row, rows, out.device), cache.lengths[tree.row] + tree.depth
+    hidden = {layer: packed(h) for layer, h in zip(needs.hidden, caught, strict=True)}
+    return told, Verified(
+        packed(out),
+        Taps(hidden, tree.row, positions, tree.tokens, cache),
+        (answers[0].tolist(), answers[1].tolist()),
+    )

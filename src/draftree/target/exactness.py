@@ -1,0 +1,222 @@
+"""Whether a token's logits shall have the same bits in any company: asked for, or decided by what it costs on this machine.
+
+The findings about a kind of model are saved in the cache folder, by machine, dtype and shapes.
+"""
+
+import hashlib
+import json
+import logging
+import time
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any, Literal, Self
+
+import numpy as np
+import torch
+
+from draftree.errors import UserError
+from draftree.models.batch_invariant import Stable, parting
+from draftree.models.decoder import Decoder
+from draftree.models.forward_batch import ForwardBatch
+from draftree.models.fused_modules import replaced_kinds
+from draftree.models.invariant_widths import Widths
+from draftree.models.packed_linear import packed_shapes
+from draftree.models.spread import is_spread
+from draftree.utils.files import Entries, read_object, understood, write_text
+from draftree.utils.hardware import has_float64, interleaved, kept, machine
+
+HALF = (torch.bfloat16, torch.float16)
+"""Precisions in which two tokens are often as good as equally likely."""
+CONTEXT, CHEAP, LONGEST = 256, 0.02, 2.0
+"""Context length at which the price of a step is measured, the largest price at which bits are kept
+by default, and the seconds of the measurement.
+"""
+TOLD = 1.0
+"""Percent of a step from which on a choice is logged."""
+LAYOUT = "2"
+"""Version of the files; it changes when the findings or their costs change."""
+LOG = logging.getLogger("draftree")
+Word = Literal["bits", "ties"] | None
+
+
+def bfloat16_is_fast() -> bool:
+    """Return whether the processor has instructions that multiply bfloat16.
+
+    With them, a pass over a few tokens costs little more than a pass over one.
+    """
+    able = torch.cpu.get_capabilities()
+    return bool(able.get("amx_bf16") or able.get("avx512_bf16"))
+
+
+@dataclass(frozen=True)
+class Findings:
+    """Hold what was measured about a kind of model on a machine.
+
+    Attributes:
+        kinds: by kind of layer, the widths at which each row keeps its bits; None where there are
+            none.
+        parting: where the bits of a text depend on how it is cut after all; None where they do not.
+        price: how much longer a step over one token takes, as a share of the model's own; None
+            where that was not measured.
+    """
+
+    kinds: Mapping[str, Widths | None]
+    parting: str | None
+    price: float | None = None
+
+    @property
+    def lacks(self) -> str | None:
+        """Return the place at which bits are not kept; None where they are."""
+        unstable = [name for name, widths in self.kinds.items() if widths is None]
+        return f"in its {unstable[0]}" if unstable else self.parting
+
+    @classmethod
+    def of(cls, stored: Mapping[str, Any]) -> Self:
+        """Return the findings that `json.dumps(asdict(…))` wrote."""
+        entries = Entries(stored, "findings")
+        kinds = {
+            name: widths and Widths.of(widths)
+            for name, widths in entries.get("kinds", dict[str, dict[str, Any] | None]).items()
+        }
+        return cls(kinds, entries.get("parting", str | None), entries.get("price", float | None))
+
+
+def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Findings]:
+    """Measure a model's bits, or read what was found earlier on this machine.
+
+    Args:
+        decoder: the model.
+        priced: whether the price is wanted.
+
+    Returns:
+        Its stable ways, not in use, and the findings.
+    """
+    about = identity(decoder)
+    path = kept("exactness", about)
+    before = _stored(path)
+    stable = Stable(decoder, {} if before is None else before.kinds)
+    found = before
+    if found is None:
+        own = None if stable.exact else "in its attention, which is no other one"
+        unknown = None in stable.widths.values()
+        found = Findings(
+            stable.widths, own or (None if unknown else parting(decoder, stable.runner))
+        )
+    if priced and found.price is None and found.lacks is None:
+        found = replace(found, price=price(decoder, stable))
+    if found is not before:
+        with suppress(OSError):  # a home that cannot be written to: found out again the next time
+            write_text(
+                path,
+                json.dumps(
+                    {**asdict(found), "about": about, "date": time.strftime("%Y-%m-%d %H:%M")},
+                    indent=1,
+                ),
+            )
+    return stable, found
+
+
+def identity(decoder: Decoder) -> dict[str, str]:
+    """Return the machine and the model's shapes, which the findings depend on."""
+    shapes = "".join(f"{name}{tuple(p.shape)}" for name, p in decoder.model.named_parameters())
+    return {
+        **machine(decoder.device), "dtype": str(decoder.dtype), "attention": str(decoder.config._attn_implementation),
+        "model": str(decoder.config.model_type), "shapes": hashlib.sha256(shapes.encode()).hexdigest(), "layout": LAYOUT,
+        "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(replaced_kinds(decoder.model)),
+        "compiled": " ".join(decoder.native_kinds),
+    }  # fmt: skip
+
+
+def _stored(path: Path) -> Findings | None:
+    with (
+        suppress(UserError),
+        understood(f"'{path}' does not hold findings"),
+    ):  # an earlier version may have written it otherwise
+        return Findings.of(read_object(path, "findings")) if path.is_file() else None
+    return None
+
+
+def price(
+    decoder: Decoder,
+    stable: Stable,
+    width: int = 1,
+    context: int = CONTEXT,
+    longest: float = LONGEST,
+) -> float:
+    """Return how much longer a pass takes where bits are kept, as a share of the stock time.
+
+    Args:
+        decoder: the model.
+        stable: the batch-invariant runner.
+        width: tokens of the pass, one after the other.
+        context: tokens before them, as far as the model's context allows.
+        longest: seconds to measure for.
+    """
+    count = min(context, decoder.context - width)
+    cache = decoder.new_cache(1, count + width)
+    ids = np.arange(count + width) % decoder.vocab
+    with torch.inference_mode():
+        batch = ForwardBatch.chains([ids[:count]], cache.lengths.copy(), decoder.device)
+        decoder.runner.forward(batch, cache)
+        cache.keep(0, np.arange(count))
+        feed = ForwardBatch.chains([ids[count:]], cache.lengths.copy(), decoder.device)
+
+        steps = [partial(each.forward, feed, cache) for each in (decoder.runner, stable.runner)]
+        own, ours = interleaved(steps, decoder.device, longest)
+    return ours / own - 1
+
+
+def decided(
+    decoder: Decoder, name: str, asked: Word, free: bool = True, anyway: bool = False
+) -> tuple[Stable | None, Word]:
+    """Return what is promised of a model's bits, and the batch-invariant operations that keep it.
+
+    Bits are promised where the user asks for them, and in half precision where they cost next to
+    nothing.
+
+    Args:
+        decoder: the model.
+        name: of the target, for messages.
+        asked: what the user requested; None by default.
+        free: whether another attention may be used without a request.
+        anyway: whether bits are promised without a request, whatever they cost, as for a model that
+            is computed in half precision by default.
+
+    Returns:
+        The batch-invariant runner, not in use yet, where bits are promised, else None; and `bits`,
+        `ties`, or None where nothing was requested or decided.
+
+    Raises:
+        UserError: bits were requested and cannot be kept.
+    """
+    if not has_float64(decoder.device):
+        if asked == "bits":
+            told = f"and the target on '{decoder.device.type}', which lacks the float64 that its attention sums in"
+            raise UserError(f"exactness is 'bits', {told}: allowed there is 'ties'")
+        return None, asked
+    if is_spread(decoder.model):  # its layers have no weights to be tried with
+        return None, asked
+    if asked == "ties" or (asked is None and not (free and decoder.dtype in HALF)):
+        return None, asked
+    stable, found = looked_into(decoder, priced=asked is None and not anyway)
+    if asked == "bits":
+        if found.lacks is not None:
+            told = f"but target '{name}' gives a token other bits in company, {found.lacks}"
+            raise UserError(f"exactness is 'bits', {told}: allowed is 'ties'")
+        return stable, asked
+    if anyway and found.lacks is None:
+        return stable, "bits"
+    if found.price is None:
+        LOG.info("exactness is 'ties': a token has other bits in company, %s", found.lacks)
+        return None, "ties"
+    percent, cheap = 100 * max(found.price, 0), found.price <= CHEAP
+    if percent >= TOLD:
+        LOG.info(
+            "exactness is '%s': with bits a step takes %.1f %% longer on this machine",
+            "bits" if cheap else "ties",
+            percent,
+        )
+    return (stable, "bits") if cheap else (None, "ties")

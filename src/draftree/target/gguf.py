@@ -1,0 +1,334 @@
+"""GGUF files, dequantised once and kept as folders that transformers opens like any other."""
+
+import hashlib
+import logging
+import re
+from collections.abc import Mapping, Sequence
+from functools import cache
+from importlib.util import find_spec
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, NoReturn
+
+import torch
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    GgufConfig,
+    PreTrainedConfig,
+)
+
+from draftree.errors import UserError, shown
+from draftree.models.loading_progress import no_loading_bar
+from draftree.models.supported_architectures import refuse_unsupported
+from draftree.target.gguf_header import Header, read_header
+from draftree.utils.files import cache_folder, locked, on_disk, understood, whole_folder
+
+LOG = logging.getLogger("draftree")
+MAGIC, LAYOUT = b"GGUF", 1
+"""The first bytes of a GGUF file, and the version of the converted folder, which is part of its
+name.
+"""
+NEEDED = ("gguf", "accelerate")
+"""The packages that transformers reads such a file with."""
+
+
+PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
+"""The name of a part of a file that was split, as llama.cpp gives it."""
+BLOCK = re.compile(r"blk\.(\d+)\.")
+"""The beginning of the name of a layer's tensor."""
+COUNTS = (
+    ".block_count", ".embedding_length", ".feed_forward_length", ".head_count", ".head_count_kv", ".key_length",
+    ".value_length", ".vocab_size", ".expert_count", ".expert_feed_forward_length", ".dimension_count",
+)  # fmt: skip
+"""Endings of entries that give the size or the number of tensors."""
+LISTED = 10_000
+"""The most parts that are looked for, as a name may contain any number."""
+SPARE = 1 << 12
+"""Numbers that a model may have beyond those of a file's tensors, such as buffers."""
+
+
+def dequantised(path: Path) -> Path:
+    """Return the folder of a GGUF file's dequantised weights, tokenizer and chat template.
+
+    It is made once, in `targets` of the cache folder, and named by a hash of the file's content. A
+    second process that wants the same one waits for the first.
+
+    Args:
+        path: the file, or any part of a split one. Weights of 16 or 32 bits keep their dtype,
+            quantised ones become float16 (decision 11).
+
+    Raises:
+        UserError: it cannot be read, its header does not fit its tensors, a part is missing, it is
+            of an architecture that cannot be served, or a package is missing; or the disk is full.
+    """
+    with understood(f"cannot read '{path}'"):
+        parts = parts_of(path)
+        stats = [part.stat() for part in parts]
+        return _kept(path, tuple(parts), tuple((file.st_size, file.st_mtime_ns) for file in stats))
+
+
+def parts_of(path: Path) -> list[Path]:
+    """Return the files of a model, given the name of any of them.
+
+    A file that was not split is its only part.
+
+    Raises:
+        UserError: a part is missing; it is named.
+    """
+    if not (named := PART.fullmatch(path.name)) or not path.is_file():
+        return [path]
+    count = int(named["count"])
+    if not 1 <= int(named["number"]) <= count:
+        raise UserError(
+            f"'{path}' is named as part {int(named['number'])} of {count}, allowed are 1 … {count}"
+        )
+    parts = [
+        path.with_name(f"{named['name']}-{i + 1:05}-of-{count:05}.gguf")
+        for i in range(min(count, LISTED))
+    ]
+    if missing := [part for part in parts if not part.is_file()]:
+        raise UserError(
+            f"'{missing[0]}' is missing: '{path.name}' is one of {count} parts, which lie in one folder"
+        )
+    return parts
+
+
+@cache
+def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> Path:
+    """Return the folder for parts of given sizes and modification times.
+
+    The result is cached, as both weights and tokenizer request it.
+    """
+    _check(path, parts)  # of all bytes only afterwards: a large file takes a while
+    folder = dequantised_folder(parts)
+    if not folder.is_dir():
+        if missing := [name for name in NEEDED if find_spec(name) is None]:
+            raise UserError(
+                f"'{path}' needs the package '{missing[0]}': pip install 'draftree[gguf]'"
+            )
+        with locked(folder, wait=True):
+            if not folder.is_dir():  # another process may have made it meanwhile
+                LOG.info("dequantising '%s', once", path)
+                _convert(path, parts, folder)
+    LOG.info("the target is '%s', dequantised: its weights are kept in %s", path.name, folder)
+    return folder
+
+
+def dequantised_folder(parts: tuple[Path, ...]) -> Path:
+    """Return the folder of a GGUF file's dequantised weights, whether it has been made or not."""
+    name = _digest(parts, tuple((file.st_size, file.st_mtime_ns) for file in map(Path.stat, parts)))
+    return cache_folder() / "targets" / f"{name[:32]}-{LAYOUT}"
+
+
+@cache
+def _digest(parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> str:
+    """Return the hash of the bytes of files of given sizes and times."""
+    hashed = hashlib.sha256()
+    for part in parts:
+        with part.open("rb") as file:
+            while block := file.read(1 << 20):
+                hashed.update(block)
+    return hashed.hexdigest()
+
+
+def _check(path: Path, parts: Sequence[Path]) -> None:
+    """Refuse files whose headers are broken, or do not fit one another or the tensors.
+
+    Raises:
+        UserError: with the file and the entry.
+    """
+    headers = list[Header]()
+    for part in parts:
+        with part.open("rb") as file:
+            if (first := file.read(len(MAGIC))) != MAGIC:
+                raise UserError(
+                    f"'{part}' is not a GGUF file: it begins with {shown(first)}, allowed is {MAGIC!r}"
+                )
+        with understood(f"cannot read '{part}', which is broken"):
+            headers.append(read_header(part))
+    _check_parts(parts, headers)
+    _check_header(
+        path,
+        headers[0].entries,
+        {name: sizes for header in headers for name, sizes in header.tensors.items()},
+    )
+
+
+def _convert(path: Path, parts: Sequence[Path], folder: Path) -> None:
+    from gguf import GGUFReader
+
+    with understood(
+        f"cannot read '{path}' (broken, or of an architecture that transformers does not read)"
+    ):
+        readers = [GGUFReader(part) for part in parts]
+        tensors = {t.name: t for reader in readers for t in reader.tensors}
+        if len(parts) == 1:
+            _dequantise(path, readers[0], tensors, folder)
+            return
+        with TemporaryDirectory(
+            dir=folder.parent, prefix=f".{folder.name}.", suffix=".partial"
+        ) as beside:
+            joined = Path(beside) / "joined.gguf"
+            with on_disk(folder):
+                _join(joined, readers[0].fields["general.architecture"].contents(), readers)
+            _dequantise(joined, readers[0], tensors, folder)
+
+
+def _check_parts(parts: Sequence[Path], headers: Sequence[Header]) -> None:
+    """Refuse parts that are not all parts of one file.
+
+    Raises:
+        UserError: with the part.
+    """
+    names, total = set[str](), _number(headers[0], "split.tensors.count")
+    for number, (part, header) in enumerate(zip(parts, headers, strict=True)):
+        count = _number(header, "split.count") or 1
+        own = _number(header, "split.no") or 0
+        if count != len(parts) or own != number:
+            told = f"'{part}' is part {own + 1} of {count} by its header, allowed is part {number + 1} of {len(parts)}"
+            named = (
+                "" if len(parts) > 1 else ": a part is found by its name, NAME-00001-of-00002.gguf"
+            )
+            raise UserError(told + named)
+        if (of_all := _number(header, "split.tensors.count")) != total:
+            raise UserError(
+                f"'{part}' belongs to a model of {of_all} tensors, '{parts[0].name}' to one of {total}"
+            )
+        if double := sorted(names & header.tensors.keys()):
+            raise UserError(
+                f"'{part}' has tensor {double[0]}, which another part has, too: it belongs to another model"
+            )
+        names |= header.tensors.keys()
+    if total is not None and total != len(names):
+        raise UserError(
+            f"'{parts[0]}' and its other parts have {len(names)} tensors, allowed are {total}"
+        )
+
+
+def _number(header: Header, name: str) -> int | None:
+    value = header.entries.get(name)
+    return int(value) if isinstance(value, int) else None
+
+
+def _check_header(
+    path: Path, header: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
+) -> None:
+    """Refuse a header whose numbers differ from those of the tensors, before a model is built.
+
+    Raises:
+        UserError: with the entry.
+    """
+    arch = header.get("general.architecture")
+    if not isinstance(arch, str):
+        raise UserError(
+            f"'{path}': general.architecture is missing, allowed is the name of an architecture"
+        )
+
+    def refuse(name: str, allowed: object) -> NoReturn:
+        raise UserError(
+            f"'{path}': {name} is {shown(header[name])}, allowed by its tensors is {allowed}"
+        )
+
+    most = max((size for sizes in tensors.values() for size in sizes), default=0)
+    for name, value in header.items():
+        if (
+            name.startswith(f"{arch}.")
+            and name.endswith(COUNTS)
+            and isinstance(value, int)
+            and not 0 <= value <= most
+        ):
+            refuse(name, f"at most {most}")
+    blocks = {int(found[1]) for name in tensors if (found := BLOCK.match(name))}
+    if (name := f"{arch}.block_count") in header and blocks and header[name] != max(blocks) + 1:
+        refuse(name, max(blocks) + 1)
+    if (embedding := tensors.get("token_embd.weight")) is not None:
+        width, rows = (*embedding, 1)[:2]
+        for entry, size in ((f"{arch}.embedding_length", width), (f"{arch}.vocab_size", rows)):
+            if entry in header and header[entry] != size:
+                refuse(entry, size)
+        if header.get("tokenizer.ggml.tokens", 0) > rows:
+            raise UserError(
+                f"'{path}' has {header['tokenizer.ggml.tokens']} tokens, allowed by its tensors are {rows}"
+            )
+
+
+def _check_size(
+    path: Path, config: PreTrainedConfig, kind: Any, tensors: Mapping[str, Any]
+) -> None:
+    """Refuse a header that describes a larger model than the tensors are.
+
+    Raises:
+        UserError: with both numbers.
+    """
+    stored = sum(int(tensor.n_elements) for tensor in tensors.values())
+    if "output.weight" not in tensors and "token_embd.weight" in tensors:
+        stored += int(tensors["token_embd.weight"].n_elements)
+    with torch.device("meta"):
+        model = kind(config)
+    wanted = sum(parameter.numel() for parameter in model.parameters())
+    if wanted > stored + SPARE:
+        raise UserError(
+            f"'{path}' has a header for {wanted} weights, allowed by its tensors are {stored}"
+        )
+
+
+def _join(out: Path, architecture: str, readers: Sequence[Any]) -> None:
+    """Write the parts of a split file as one file."""
+    from gguf import GGUFValueType, GGUFWriter
+
+    writer = GGUFWriter(out, architecture)
+    for name, field in readers[0].fields.items():
+        if not name.startswith(("GGUF.", "split.")) and name != "general.architecture":
+            inner = field.types[-1] if field.types[0] == GGUFValueType.ARRAY else None
+            writer.add_key_value(name, field.contents(), field.types[0], sub_type=inner)
+    every = [tensor for reader in readers for tensor in reader.tensors]
+    for tensor in every:
+        data = tensor.data
+        writer.add_tensor_info(tensor.name, data.shape, data.dtype, data.nbytes, tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    for tensor in every:
+        writer.write_tensor_data(tensor.data)
+    writer.close()
+
+
+def _dequantise(path: Path, reader: Any, tensors: Mapping[str, Any], folder: Path) -> None:
+    """Write the folder of one file's weights and tokenizer."""
+    kinds = {tensor.tensor_type.name for tensor in tensors.values()}
+    source: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
+    config = AutoConfig.from_pretrained(**source)
+    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    kind = classes.get(type(config), None)
+    refuse_unsupported(config, kind)
+    if kind is not None:
+        _check_size(path, config, kind, tensors)
+    auto: Any = AutoModelForCausalLM
+    how = {
+        "dtype": _dtype(kinds),
+        "quantization_config": GgufConfig(dequantize=True),
+        "output_loading_info": True,
+    }
+    with no_loading_bar():
+        model, info = auto.from_pretrained(**source, config=config, **how)
+    if missing := sorted(
+        map(str, info["missing_keys"])
+    ):  # transformers would go on with random weights
+        raise UserError(f"'{path}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
+    tokenizer = (
+        AutoTokenizer.from_pretrained(**source) if "tokenizer.ggml.model" in reader.fields else None
+    )
+    with whole_folder(folder) as beside:
+        model.save_pretrained(beside)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(beside)
+
+
+def _dtype(kinds: set[str]) -> torch.dtype:
+    """Return the dtype for tensors of some kinds, by GGML's names: norms are F32 in any file."""
+    if "BF16" in kinds:
+        return torch.bfloat16
+    return torch.float32 if kinds <= {"F32"} else torch.float16

@@ -1,0 +1,136 @@
+"""Names of models on the Hugging Face hub: what may be one, whether the hub answers, and where a copy is stored."""
+
+import os
+import re
+import socket
+import threading
+import time
+from os.path import exists  # of a name that is too long, too
+from pathlib import Path
+from urllib.parse import urlsplit
+from urllib.request import getproxies
+
+from huggingface_hub import constants
+
+from draftree.errors import shown
+from draftree.utils.files import understood
+
+HUB_ID = re.compile(r"(?=.{1,96}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
+"""A hub id: OWNER/NAME, or a name alone for the oldest models; of at most 96 characters."""
+SECONDS = 2.0
+"""How long the hub may take to accept a connection."""
+FRESH = 60.0
+"""Seconds for which an answer about the connection holds."""
+FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja"]
+"""What is downloaded of a repository: configs, weights and tokenizers."""
+AT = "@"
+"""Between a hub id and the revision that is wanted: a branch, a tag or a commit."""
+_asked: dict[str, tuple[float, bool]] = {}
+
+
+def is_hub_id(name: str) -> bool:
+    """Return whether a name can be a hub id, with its owner, and is no folder or file here."""
+    return "/" in name and HUB_ID.fullmatch(name.partition(AT)[0]) is not None and not exists(name)
+
+
+def check_path(name: str) -> None:
+    """Refuse a name that is neither a path that exists nor a possible hub id.
+
+    Raises:
+        FileNotFoundError: there is no such path.
+    """
+    if exists(name) or (
+        HUB_ID.fullmatch(name) and not name.endswith((".gguf", ".safetensors", ".bin", ".json"))
+    ):
+        return
+    raise FileNotFoundError(
+        f"there is no folder or file {shown(name)}, and it is no hub id (OWNER/NAME)"
+    )
+
+
+def reachable() -> bool:
+    """Return whether the hub, or the proxy before it, accepts a connection within `SECONDS`."""
+    if constants.HF_HUB_OFFLINE:
+        return False
+    endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)
+    proxies = getproxies()
+    url = urlsplit(proxies.get(urlsplit(endpoint).scheme) or proxies.get("all") or endpoint)
+    host, port = url.hostname or "", url.port or (80 if url.scheme == "http" else 443)
+    when, answered = _asked.get(host, (-FRESH, False))
+    if time.monotonic() - when < FRESH:
+        return answered
+    found: list[bool] = []
+
+    def connect() -> None:  # in a thread: looking a name up cannot be given a time limit
+        try:
+            socket.create_connection((host, port), SECONDS).close()
+            found.append(True)
+        except OSError:
+            found.append(False)
+
+    thread = threading.Thread(target=connect, daemon=True)
+    thread.start()
+    thread.join(SECONDS)
+    _asked[host] = time.monotonic(), found == [True]
+    return found == [True]
+
+
+def stored(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
+    """Return the folder of a repository's copy in the hub's cache, or None where there is none."""
+    from huggingface_hub import (
+        try_to_load_from_cache,
+    )  # it takes seconds, and the command line's checks seldom need it
+
+    config = try_to_load_from_cache(name, file, revision=revision)
+    return Path(config).parent if isinstance(config, str) else None
+
+
+def located(name: str, revision: str | None = None, file: str = "config.json") -> str:
+    """Return where a model is loaded from.
+
+    This is the name itself, or the folder in the hub's cache where the hub cannot be reached.
+
+    Args:
+        name: a path or a hub id.
+        revision: a branch, a tag or a commit.
+        file: a file that a copy in the cache must have.
+
+    Raises:
+        FileNotFoundError: there is no such path, or the hub cannot be reached and its cache holds
+            no copy.
+    """
+    check_path(name)
+    if exists(name) or reachable():
+        return name
+    if (folder := stored(name, revision, file)) is None:
+        why = (
+            "HF_HUB_OFFLINE is set"
+            if constants.HF_HUB_OFFLINE
+            else "the Hugging Face hub cannot be reached"
+        )
+        raise FileNotFoundError(
+            f"there is no folder '{name}' here, {why}, and its cache holds no copy; "
+            f"`hf download {name}` where there is a network fills it"
+        )
+    return str(folder)
+
+
+def downloaded(name: str) -> Path:
+    """Return the folder of a repository, and download it to the hub's cache unless it is there.
+
+    An interrupted download is continued.
+
+    Args:
+        name: a hub id, or OWNER/NAME@REVISION.
+
+    Raises:
+        UserError: it cannot be downloaded.
+    """
+    from huggingface_hub import snapshot_download
+
+    repository, _, revision = name.partition(AT)
+    with understood(f"'{name}' cannot be downloaded"):
+        place = located(repository, revision or None)
+        if Path(place).is_dir():
+            return Path(place)
+        return Path(snapshot_download(repository, revision=revision or None, allow_patterns=FILES))

@@ -1,0 +1,59 @@
+"""Which kernels compute a target that was loaded, as its options and this machine ask for."""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.models.decoder import Decoder
+from draftree.models.forward_batch import ForwardBatch
+from draftree.models.fused_modules import replace_modules
+from draftree.models.load_options import Loading
+from draftree.models.packed_linear import TRIED, quicker, use_kernels
+from draftree.models.runner import ModelRunner
+from draftree.models.spread import is_spread
+from draftree.native import variant
+
+GENERIC = "generic"
+"""The variant of the native kernels that may be slower than torch's."""
+LARGE = 32_000_000
+"""Number of weights from which on a model runs on native kernels by default: packing takes seconds.
+"""
+
+
+def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
+    """Choose the kernels of a loaded model; return whether its passes run on native ones.
+
+    Args:
+        decoder: the model, where it is to be.
+        loading: the options. By default a large model runs on native kernels, if they can run it;
+            the generic ones are timed against the model's own.
+    """
+    if is_spread(decoder.model):
+        return False
+    native = loading.compile
+    if native is None:
+        large = sum(p.numel() for p in decoder.model.parameters()) >= LARGE
+        native = large and loading.kernels is None and loading.attn_implementation is None
+    native = native and decoder.use_native_kernels()
+    if native and loading.compile is None and variant() == GENERIC and not _is_faster(decoder):
+        decoder.runner, native = decoder.hf, False
+    inside = {part for layer in decoder.layers for part in layer.modules()} if native else set()
+    use_kernels(decoder.model, loading.kernels or ("native" if native else None), inside)
+    replace_modules(decoder.model, loading.kernels, inside)
+    return native
+
+
+@torch.inference_mode()
+def _is_faster(decoder: Decoder) -> bool:
+    """Return whether passes on native kernels take less time on this machine."""
+    cache = decoder.new_cache(1, max(TRIED))
+    starts = cache.lengths.copy()
+    batches = [ForwardBatch.chains([np.zeros(n, np.int64)], starts, decoder.device) for n in TRIED]
+
+    def passes(runner: ModelRunner) -> Callable[[], Any]:
+        return lambda: [runner.forward(batch, cache) for batch in batches]
+
+    about = {"model": repr(decoder.layers), "dtype": str(decoder.dtype), "tried": str(TRIED)}
+    return quicker("layers", about, lambda: (passes(decoder.hf), passes(decoder.runner)))

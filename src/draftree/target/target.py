@@ -1,0 +1,802 @@
+"""The target: prefill, verify a forest in one pass, commit what was accepted.
+
+Shapes: R rows, N nodes, P probe rows, D hidden size, V vocabulary, T tokens of all rows.
+"""
+
+import warnings
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any, Self
+
+import numpy as np
+import torch
+from torch import Tensor
+from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
+    AutoTokenizer,
+    PreTrainedConfig,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+)
+
+from draftree.aliases import DTYPE, accepted
+from draftree.errors import DraftreeWarning, UnknownName, UserError, first_line, shown
+from draftree.kernels.topk import likeliest
+from draftree.kernels.tree_verification import packed, path_slots
+from draftree.models.decoder import Decoder, pretrained
+from draftree.models.forward_batch import Chunk, ForwardBatch
+from draftree.models.graph_capture import usual_capture
+from draftree.models.grouped_attention import use_grouped_attention
+from draftree.models.int4_linear import round_to_four_bits
+from draftree.models.kv_cache import SlotCache
+from draftree.models.load_options import DTYPES, Loading, Source
+from draftree.models.runner import ModelOutput, Outputs
+from draftree.models.spread import check_weights
+from draftree.models.supported_architectures import refuse_unsupported
+from draftree.target.chat_templates import names, read_template, with_default_system
+from draftree.target.exactness import HALF, LOG, Word, bfloat16_is_fast, decided
+from draftree.target.hub import located
+from draftree.target.kernel_choice import choose_kernels
+from draftree.target.load_weights import merged, rounding
+from draftree.target.names import ALLOWED, SMOLLM2, hint, known, known_as, location
+from draftree.tree import Bools, Ints, Tree, Verdict
+from draftree.utils.files import understood
+from draftree.utils.gc_pause import seldom
+from draftree.utils.hardware import has_float64, to_device
+from draftree.utils.profiler import in_phase
+
+LAST = -1
+"""`hidden_states[-1]`, after the last norm: what the LM head reads."""
+CHUNK = 1024
+"""Prompt tokens in one pass: bounds the mask's memory at 1,024 × context."""
+ENDING, WORTH = 16, 64
+"""Number of last prompt tokens read in a pass of their own, and the prompt length that requires it.
+
+This applies to models with recurrent states only. Prompts of more than `WORTH` tokens are split
+there, so that a snapshot of the states exists before the last `ENDING` tokens.
+"""
+
+
+@dataclass(frozen=True)
+class Needs:
+    """The internals of the target that a drafter reads.
+
+    Attributes:
+        hidden: entries of transformers' `hidden_states`, negative ones counted from the end.
+        kv: layers whose keys and values are read from the target's cache.
+        top: number of the likeliest tokens after every verified node that are read; 0 for none.
+    """
+
+    hidden: tuple[int, ...] = ()
+    kv: tuple[int, ...] = ()
+    top: int = 0
+
+
+@dataclass(frozen=True)
+class Taps:
+    """Hidden states and other internals of the target for the tokens it was fed, of all sequences.
+
+    Attributes:
+        hidden: hidden states [T, D] for each layer that the drafter needs.
+        rows: [T] the sequence of each token.
+        positions: [T] its position there.
+        tokens: [T] its id.
+        cache: the target's cache, for drafters that read its keys and values.
+        probe_logits: [P, V] logits after each probe; None if the drafter sent no probes.
+        top: [N, K] the likeliest tokens after every node of the verified tree, rejected nodes
+            included, by falling logit; None if the drafter needs none or nothing was verified.
+    """
+
+    hidden: dict[int, Tensor]
+    rows: Ints
+    positions: Ints
+    tokens: Ints
+    cache: SlotCache
+    probe_logits: Tensor | None = None
+    top: Tensor | None = None
+
+    def take(self, index: Ints) -> Self:
+        """Return the entries of selected tokens; `probe_logits` and `top` stay unchanged."""
+        if np.array_equal(
+            index, np.arange(len(index))
+        ):  # the first ones, as of a chain that is accepted: none is copied
+            hidden = {layer: h[: len(index)] for layer, h in self.hidden.items()}
+        else:
+            at = to_device(index, self.cache.device)
+            hidden = {layer: h.index_select(0, at) for layer, h in self.hidden.items()}
+        columns = (self.rows[index], self.positions[index], self.tokens[index])
+        return type(self)(hidden, *columns, self.cache, self.probe_logits, self.top)
+
+    def of_rows(self, tree: Tree, rows: Sequence[int]) -> Self:
+        """Return a copy whose `top` has only the given sequences' nodes of a verified tree."""
+        if self.top is None:
+            return self
+        nodes = to_device(np.flatnonzero(np.isin(tree.row, rows)), self.top.device)
+        return replace(self, top=self.top.index_select(0, nodes))
+
+    def before(self, lengths: Ints) -> Self:
+        """Return the entries of tokens whose position is below `lengths[r]` in sequence r."""
+        return self.take(np.flatnonzero(self.positions < lengths[self.rows]))
+
+    def select(self, rows: Ints, cache: SlotCache) -> Self:
+        """Return the entries of selected sequences, renumbered.
+
+        Args:
+            rows: [R'] the old index of each new sequence, −1 for none.
+            cache: the target's cache, which holds the new sequences.
+        """
+        index = [np.flatnonzero(self.rows == row) for row in rows.tolist()]
+        taken = self.take(np.concatenate(index))
+        owner = np.repeat(np.arange(len(rows)), [len(each) for each in index])
+        return replace(taken, rows=owner, cache=cache)
+
+    @classmethod
+    def joined(cls, several: Sequence[Self]) -> Self:
+        """Return the entries of several steps (at least one), concatenated in their order."""
+        last = several[-1]
+        if len(several) == 1:
+            return last
+        hidden = {
+            layer: torch.cat([taps.hidden[layer] for taps in several]) for layer in last.hidden
+        }
+        rows, positions, tokens = (
+            np.concatenate([getattr(t, name) for t in several])
+            for name in ("rows", "positions", "tokens")
+        )
+        return cls(hidden, rows, positions, tokens, last.cache)
+
+
+@dataclass(frozen=True)
+class Probes:
+    """Extra tokens that are computed in a verification pass and leave nothing in the cache.
+
+    Attributes:
+        tokens: [P] ids.
+        row: [P] the sequence of each probe.
+        positions: [P] its position.
+        visible: [P, P] which probes each one sees, itself included; all see the committed tokens
+            and the root of their sequence.
+    """
+
+    tokens: Ints
+    row: Ints
+    positions: Ints
+    visible: Bools
+
+
+@dataclass(frozen=True)
+class Read:
+    """Hold the results of a pass for the chunks of prompts that it read.
+
+    Attributes:
+        taps: internals of their tokens, chunk by chunk.
+        logits: [E, V] after each chunk that ends its prompt.
+    """
+
+    taps: Taps
+    logits: Tensor
+
+
+@dataclass(frozen=True)
+class Verified:
+    """The result of one forward pass over draft trees.
+
+    Attributes:
+        packed: [M, V] logits in the order of the pass.
+        taps: internals of all nodes.
+        told: [N] the token of each node's largest logit, −1 where that is not finite, and the token
+            that is drawn there, −1 where none is; None if they were not computed yet.
+        at: [N] where each node's logits are among the packed ones; None where they are in the
+            nodes' order.
+        read: the results for chunks of prompts; None if there were none.
+    """
+
+    packed: Tensor
+    taps: Taps
+    told: tuple[Sequence[int], Sequence[int]] | None = None
+    at: Ints | None = None
+    read: Read | None = None
+
+    @cached_property
+    def logits(self) -> Tensor:
+        """Return [N, V] logits after every node; a copy if the pass had another order."""
+        return (
+            self.packed if self.at is None else self.packed[to_device(self.at, self.packed.device)]
+        )
+
+
+class Target:
+    """Load and run the model whose output is generated.
+
+    Args:
+        decoder: the stock model.
+        name: its name in results.
+        tokenizer: its tokenizer; by default the one that is found under its name.
+        loading: the options it was loaded with.
+    """
+
+    def __init__(
+        self,
+        decoder: Decoder,
+        name: str = "target",
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        loading: Loading = Loading(),
+    ) -> None:
+        self.decoder, self.name, self.loading = decoder, name, loading
+        if tokenizer is not None:
+            self.tokenizer = tokenizer
+
+    def __repr__(self) -> str:
+        """Return the target's name, class, dtype and device."""
+        decoder = self.decoder
+        return f"<target {self.name}, {type(decoder.model).__name__}, {decoder.dtype} on {decoder.device}>"
+
+    @classmethod
+    def of(
+        cls,
+        model: PreTrainedModel,
+        tokenizer: PreTrainedTokenizerBase | None = None,
+        exactness: Word = None,
+    ) -> Self:
+        """Wrap a model that is loaded already, without moving or converting it.
+
+        The model is put into evaluation mode, with a warning if it was in training mode: with
+        dropout, no two passes would agree.
+
+        Args:
+            model: a causal language model.
+            tokenizer: its tokenizer; by default the one of the folder or hub id that the model was
+                loaded from.
+            exactness: with `bits`, this target's passes are batch invariant; other passes of the
+                model compute as before.
+
+        Raises:
+            UserError: the architecture is refused, the model has no weights, or `bits` is requested
+                and cannot be kept.
+        """
+        loading = Loading(exactness=exactness)
+        check_weights(model, loading)
+        warn_of_training(model)
+        name = name_of(model)
+        decoder = Decoder(model, capture=usual_capture(model, None))
+        stable, _ = decided(decoder, name, exactness, free=False)
+        if stable is not None:
+            stable.use(decoder)
+        decoder.check_capture()
+        return cls(decoder, name, tokenizer, loading)
+
+    @classmethod
+    @seldom()
+    def load(
+        cls,
+        name: str,
+        dtype: str | torch.dtype | None = None,
+        device: str | torch.device | None = None,
+        **how: Any,
+    ) -> Self:
+        """Load `demo`, `smollm2`, a folder, a GGUF file (dequantised), or a hub id.
+
+        Args:
+            name: what to load.
+            dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a
+                CPU for half-precision ones, where it has no instructions for bfloat16 or bits
+                cannot be kept.
+            device: a torch device; a GPU where there is one by default.
+            how: the other attributes of `Loading`: revision, trust_remote_code, device_map,
+                attn_implementation, adapter, quantize, exactness, kernels, compile.
+
+        Raises:
+            UserError: nothing can be loaded there, the architecture is refused, or the device
+                cannot be used.
+        """
+        loading = Loading.of({"dtype": dtype, "device": device, **how})
+        place, dtype = usable(device), named(dtype)
+        if dtype is torch.float64 and not has_float64(place):
+            raise UserError(
+                f"dtype is float64 and device '{place.type}', which lacks it: allowed there is float32 or float16"
+            )
+        with understood(f"cannot load target '{name}' (allowed: {ALLOWED}{hint(name)})"):
+            path = located(location(name), loading.revision)
+            config = AutoConfig.from_pretrained(path, **loading.found_by)
+            kind = _class(config)
+            if kind is not None or not loading.trust_remote_code:
+                refuse_unsupported(config, kind)
+            chosen = (
+                dtype is None and place.type == "cpu" and _may_be_bfloat16(name, config, loading)
+            )
+            stored = getattr(config, "dtype", None) or torch.float32
+            usual = torch.float32 if place.type == "cpu" and stored in HALF else stored
+            four = loading.quantize == "int4"
+            dtype = dtype or (torch.bfloat16 if chosen or four else usual)
+            told = loading.weights_by | rounding(config, loading, place)
+            model, info = pretrained(path, config, dtype, **told)
+            if missing := sorted(
+                map(str, info["missing_keys"])
+            ):  # transformers would go on with random weights
+                raise UserError(
+                    f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}"
+                )
+            check_weights(model, loading)
+            if place.type == "cuda" and loading.attn_implementation is None:
+                use_grouped_attention(model)
+            model = merged(
+                model if "device_map" in told else model.to(place), loading
+            ).requires_grad_(False)
+            if four:
+                round_to_four_bits(model)
+            decoder = Decoder(model, capture=usual_capture(model, loading.compile))
+            _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
+            compiled = choose_kernels(decoder, loading)
+            if loading.compile and not compiled and place.type == "cpu":
+                kinds = "layers of the Llama kind, in bfloat16 or float32"
+                raise UserError(
+                    f"compile is true for a {type(model).__name__}, allowed on a CPU is it for {kinds}"
+                )
+        free = loading.attn_implementation is None
+        stable, exactness = decided(
+            decoder, name, loading.exactness, free, anyway=chosen or four or compiled
+        )
+        if chosen and stable is None:
+            return cls.load(name, torch.float32, device, **how)
+        if chosen:
+            LOG.info(
+                "computed in bfloat16, for which this processor has instructions, bit for bit; --dtype says otherwise"
+            )
+        if stable is not None:
+            stable.use(decoder)
+        decoder.check_capture()
+        return cls(decoder, name, loading=replace(loading, exactness=exactness))
+
+    @cached_property
+    def tokenizer(self) -> PreTrainedTokenizerBase:
+        """Return the target's tokenizer.
+
+        Raises:
+            UserError: its folder has none that can be read.
+        """
+        return tokenizer_of(self.name, self.loading)
+
+    @cached_property
+    def tokenizer_or_none(self) -> PreTrainedTokenizerBase | None:
+        """Return the target's tokenizer, or None if it has none that can be read."""
+        try:
+            return self.tokenizer
+        except UserError:
+            return None
+
+    @property
+    def eos(self) -> frozenset[int]:
+        """Return the ids that end a text, from the model's generation config."""
+        generation = self.decoder.model.generation_config
+        ids = None if generation is None else generation.eos_token_id
+        return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
+
+    def new_cache(self, rows: int, slots: int) -> SlotCache:
+        """Return an empty cache for `rows` sequences."""
+        return self.decoder.new_cache(rows, slots)
+
+    def depth_room(self, position: int) -> int:
+        """Return the largest depth allowed for a tree whose root is at `position`.
+
+        The context bounds it. So does a change of rotary frequencies with the length of the text: a
+        node beyond the change would be rotated otherwise than plain decoding rotates it.
+        """
+        room = self.decoder.context - 1 - position
+        if (boundary := self.decoder.rope_boundary) is not None:
+            kind, length = boundary
+            if position < length:
+                room = min(room, length - 1 - position)
+            elif kind == "dynamic":  # every further token has frequencies of its own
+                room = 0
+        return max(room, 0)
+
+    def refuse_needs(self, needs: Needs) -> None:
+        """Refuse a drafter that reads keys and values stored on another device than its own.
+
+        Raises:
+            UserError: names the layer and its device.
+        """
+        for layer in needs.kv:
+            if (device := self.decoder.shapes[layer].device) is not None:
+                told = f"the drafter reads keys and values of layer {layer}, which device_map puts on {device}"
+                raise UserError(f"{told}, allowed is {self.decoder.device}, where its embedding is")
+
+    @property
+    def reuses_prefixes(self) -> bool:
+        """Return whether keys computed for one text serve another text with the same beginning."""
+        return self.decoder.rope_boundary is None
+
+    @torch.inference_mode()
+    @in_phase("prompt")
+    def prefill(
+        self,
+        cache: SlotCache,
+        prompts: Sequence[Ints],
+        needs: Needs,
+        rows: Ints | None = None,
+        more: int = 0,
+    ) -> Verified:
+        """Run the model on the prompt tokens that the cache does not hold yet, and commit them.
+
+        Args:
+            cache: its committed tokens must be a proper prefix of each prompt.
+            prompts: [B] token ids, at least one each.
+            needs: the internals to return.
+            rows: [B] the sequences of the prompts, in rising order; all by default. The others are
+                left unchanged.
+            more: tokens by which the texts are longer than the prompts, where rotary frequencies
+                depend on the length.
+
+        Returns:
+            Logits [B, V] after each prompt, and the internals of the tokens fed, sequence by
+                sequence.
+        """
+        if rows is None or len(rows) == cache.rows:
+            return self._prefilled(cache, prompts, needs, more)
+        part = cache.taken(rows)
+        read = self._prefilled(part, prompts, needs, more)
+        cache.put(rows, part)
+        return replace(read, taps=replace(read.taps, rows=rows[read.taps.rows], cache=cache))
+
+    def _prefilled(
+        self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs, more: int
+    ) -> Verified:
+        reach = np.array([len(p) + more for p in prompts], np.int64)
+        logits: list[Tensor | None] = [None] * len(prompts)
+        taps: list[list[Taps]] = [[] for _ in prompts]
+        for part in _parts(cache, prompts):
+            batch = ForwardBatch.chains(part, cache.lengths.copy(), self.decoder.device)
+            batch = replace(batch, reach=reach)
+            read = np.flatnonzero(batch.counts)
+            wanted = Outputs(needs.hidden, batch.firsts[read + 1] - 1)
+            out = self.decoder.forward(batch, cache, wanted)
+            for r, ids in enumerate(part):
+                if len(ids):
+                    logits[r] = out.logits[np.searchsorted(read, r)]
+                    place = cache.lengths[r] + np.arange(len(ids))
+                    hidden = {layer: h[batch.of(r)] for layer, h in out.hidden.items()}
+                    taps[r].append(Taps(hidden, np.full(len(ids), r), place, ids, cache))
+                    cache.keep(r, place)
+        parts = [t for row in taps for t in row]
+        hidden = {layer: torch.cat([t.hidden[layer] for t in parts]) for layer in needs.hidden}
+        rows, positions, tokens = (
+            np.concatenate([getattr(t, f) for t in parts]) for f in ("rows", "positions", "tokens")
+        )
+        stacked = torch.stack([row for row in logits if row is not None])
+        return Verified(stacked, Taps(hidden, rows, positions, tokens, cache))
+
+    def read_anew(self, cache: SlotCache, texts: Sequence[Ints], rows: Ints) -> None:
+        """Prefill texts again that are about to exceed the length at which `longrope` changes.
+
+        Their keys were rotated by the frequencies of short texts. Transformers' `generate` computes
+        such a text again, too.
+
+        Args:
+            cache: holds the committed tokens.
+            texts: [R] these tokens.
+            rows: the sequences that go on.
+        """
+        if (boundary := self.decoder.rope_boundary) is None or boundary[0] != "longrope":
+            return
+        lengths = cache.lengths.copy()
+        late = rows[lengths[rows] == boundary[1]]
+        if late.size:
+            lengths[late] = 0
+            cache.truncate(lengths)
+            self.prefill(cache, [texts[row] for row in late.tolist()], Needs(), late, more=1)
+
+    @property
+    def reads_beside(self) -> bool:
+        """Return whether one pass can read chunks of prompts and verify trees of other sequences.
+
+        It cannot for models with recurrent states, which follow whole texts, nor for recorded
+        passes, which come in few sizes. Nor can it where rotary frequencies change with the length:
+        a prompt is then read with those of its whole length.
+        """
+        recorded = self.decoder.capture.ladder.few
+        return not (recorded or self.decoder.kept.states) and self.reuses_prefixes
+
+    @property
+    def packs(self) -> bool:
+        """Return whether its passes compute no padding."""
+        return self.decoder.runner.packs
+
+    @torch.inference_mode()
+    @in_phase("prompt")
+    def read(self, cache: SlotCache, needs: Needs, chunks: Sequence[Chunk]) -> Read:
+        """Run a pass over chunks of prompts, one of each sequence, and commit them."""
+        nothing = [np.zeros(0, np.int64)] * cache.rows
+        batch = ForwardBatch.chains(nothing, cache.lengths.copy(), self.decoder.device)
+        _, read = self._passed(batch, cache, needs, chunks)
+        assert read is not None, "there are chunks"
+        self._keep_read(cache, chunks)
+        return read
+
+    def _keep_read(self, cache: SlotCache, chunks: Sequence[Chunk]) -> None:
+        for chunk in chunks:
+            cache.keep(chunk.sequence, cache.lengths[chunk.sequence] + np.arange(len(chunk.tokens)))
+
+    def _passed(
+        self, batch: ForwardBatch, cache: SlotCache, needs: Needs, chunks: Sequence[Chunk]
+    ) -> tuple[ModelOutput, Read | None]:
+        """Return the results of a pass for a batch, and for the chunks of prompts in it."""
+        if not chunks:
+            return self.decoder.forward(batch, cache, Outputs(needs.hidden)), None
+        whole, own = batch.beside(chunks)
+        ends = [whole.firsts[chunk.sequence + 1] - 1 for chunk in chunks if chunk.ends]
+        wanted = np.concatenate((own, np.array(ends, np.int64)))
+        out = self.decoder.forward(whole, cache, Outputs(needs.hidden, wanted))
+        mine = to_device(own, self.decoder.device)
+        places = [np.arange(*whole.firsts[chunk.sequence :][:2]) for chunk in chunks]
+        theirs = to_device(np.concatenate(places), self.decoder.device)
+        rows = np.repeat(
+            [chunk.sequence for chunk in chunks], [len(chunk.tokens) for chunk in chunks]
+        )
+        ids = np.concatenate([chunk.tokens for chunk in chunks])
+        hidden = {layer: h.index_select(0, theirs) for layer, h in out.hidden.items()}
+        read = Read(
+            Taps(hidden, rows, whole.positions[np.concatenate(places)], ids, cache),
+            out.logits[len(own) :],
+        )
+        kept = {layer: h.index_select(0, mine) for layer, h in out.hidden.items()}
+        return ModelOutput(out.logits[: len(own)], kept), read
+
+    @torch.inference_mode()
+    @in_phase("verify")
+    def verify(
+        self,
+        cache: SlotCache,
+        tree: Tree,
+        needs: Needs,
+        probes: Probes | None = None,
+        chunks: Sequence[Chunk] = (),
+    ) -> Verified:
+        """Run one pass over the draft trees of all sequences, over probes and prompt chunks.
+
+        Chunks belong to other sequences and are committed at once. Tokens of the trees are written
+        to the scratch slots after each sequence's committed tokens, in node order, as `commit`
+        needs them.
+        """
+        if probes is not None:
+            return self._verified_with(cache, tree, needs, probes, chunks)
+        place, ids, positions, counts, seen = packed(
+            tree.row, tree.tokens, tree.depth, tree.parents, cache.lengths
+        )
+        batch = ForwardBatch.forest(
+            ids, positions, counts, cache.lengths.copy(), seen, self.decoder.device
+        )
+        out, read = self._passed(batch, cache, needs, chunks)
+        taps = Taps({}, tree.row, positions[place], tree.tokens, cache)
+        verified = _in_order(
+            out, taps, needs, None if np.array_equal(place, np.arange(len(place))) else place
+        )
+        self._keep_read(cache, chunks)
+        return replace(verified, read=read)
+
+    def _verified_with(
+        self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes, chunks: Sequence[Chunk]
+    ) -> Verified:
+        """Run the pass of `verify` with probes."""
+        last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
+        last = np.minimum(
+            last, self.decoder.context - 1
+        )  # a text that is full has no root, but may still have probes
+        row, tokens = (
+            np.concatenate((tree.row, probes.row)),
+            np.concatenate((tree.tokens, probes.tokens)),
+        )
+        # Probes only guess: beyond a change of rope, or the context, they would disturb what must
+        # be exact.
+        positions = np.concatenate(
+            (cache.lengths[tree.row] + tree.depth, np.minimum(probes.positions, last))
+        )
+        seen, n = _seen(tree, probes), len(tree)
+        rows = [np.flatnonzero(row == r) for r in range(cache.rows)]
+        places = [positions[i] for i in rows]
+        visible, ids = [seen[np.ix_(i, i)] for i in rows], [tokens[i] for i in rows]
+        batch = ForwardBatch.packed(
+            ids, places, cache.lengths.copy(), visible, places, self.decoder.device
+        )
+        out, read = self._passed(batch, cache, needs, chunks)
+        at = np.argsort(np.concatenate(rows))
+        probe_logits = out.logits.index_select(0, to_device(at[n:], out.logits.device))
+        verified = _in_order(
+            out, Taps({}, tree.row, positions[:n], tree.tokens, cache), needs, at[:n]
+        )
+        self._keep_read(cache, chunks)
+        return replace(verified, taps=replace(verified.taps, probe_logits=probe_logits), read=read)
+
+    @torch.inference_mode()
+    @in_phase("commit")
+    def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
+        """Move root and accepted nodes after the committed tokens and discard the others."""
+        cache.keep_all(*path_slots(tree.row, verdict.nodes, cache.lengths))
+
+
+def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
+    """Yield the prompt tokens that a cache does not hold, in parts [R] to be read in turn.
+
+    For models with recurrent states, the last tokens of a prompt are a part of their own. The next
+    prompt of a chat often differs from there on, because the text that opens an answer is rendered
+    otherwise; and a repeated prompt is read again from there.
+    """
+    rest = [p[n:] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
+    own = cache.states is not None
+    cuts = [len(r) - ENDING if own and len(r) > WORTH else 0 for r in rest]
+    cache.mark()
+    for several in (
+        [r[:c] for r, c in zip(rest, cuts, strict=True)],
+        [r[c:] for r, c in zip(rest, cuts, strict=True)],
+    ):
+        for at in range(0, max(map(len, several)), CHUNK):
+            yield [r[at : at + CHUNK] for r in several]
+        cache.mark()
+
+
+def _in_order(out: ModelOutput, taps: Taps, needs: Needs, at: Ints | None) -> Verified:
+    """Return the result of a pass over draft trees, with internals in the order of the nodes.
+
+    Args:
+        out: the output of the pass.
+        taps: the nodes' entries, without hidden states.
+        needs: the internals to return.
+        at: [N] the index of each node in the pass; None if it has the nodes' order.
+    """
+    hidden, top = dict(out.hidden), likeliest_tokens(out.logits, needs.top) if needs.top else None
+    if at is not None:
+        index = to_device(at, out.logits.device)
+        hidden = {layer: h.index_select(0, index) for layer, h in hidden.items()}
+        top = None if top is None else top.index_select(0, to_device(at, top.device))
+    return Verified(out.logits, replace(taps, hidden=hidden, top=top), at=at)
+
+
+def likeliest_tokens(logits: Tensor, k: int) -> Tensor:
+    """Return the k tokens [N, K] of the largest logits [N, V], in falling order.
+
+    The result is on the device of the logits. On a CPU the lower id wins ties; on another device
+    the order of equal logits is not defined.
+    """
+    k = min(k, logits.shape[-1])
+    if not logits.is_cpu:
+        return logits.topk(k, dim=-1).indices
+    whole = logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
+    return torch.from_numpy(likeliest(whole.contiguous().numpy(), k)[0])
+
+
+class Packing:
+    """Gathers [R, n, …] of a padded pass to [N, …] in node order."""
+
+    def __init__(self, row: Ints, rows: list[Ints], device: torch.device) -> None:
+        self._single, self._n = len(rows) == 1, len(row)
+        if not self._single:
+            column = np.empty(len(row), np.int64)
+            for nodes in rows:
+                column[nodes] = np.arange(len(nodes))
+            self._row, self._column = to_device(row, device), to_device(column, device)
+
+    def __call__(self, padded: Tensor) -> Tensor:
+        """Return the nodes [N, …] of padded ones [R, n, …]."""
+        return padded[0, : self._n] if self._single else padded[self._row, self._column]
+
+
+def _seen(tree: Tree, probes: Probes) -> Bools:
+    """Return the visibility matrix [N + P, N + P] of nodes and probes.
+
+    Entry (i, j) is true if i sees j, which is of the same sequence. Of the nodes, probes see only
+    the root.
+    """
+    n, size = len(tree), len(tree) + len(probes.tokens)
+    seen = np.zeros((size, size), np.bool_)
+    seen[:n, :n], seen[n:, n:] = tree.ancestors, probes.visible
+    seen[n:, : tree.roots] = probes.row[:, None] == tree.row[: tree.roots]
+    return seen
+
+
+def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> bool:
+    """Return whether a CPU target is loaded in bfloat16 by default.
+
+    The weights must be stored so and not be changed by other options, and the processor must have
+    instructions for bfloat16.
+    """
+    # SmolLM2's own checkpoint is; the file in its package was quantised from it.
+    stored = getattr(config, "dtype", None) is torch.bfloat16 or known(name) == SMOLLM2
+    left = loading.exactness != "ties" and not (
+        loading.attn_implementation or loading.adapter or loading.quantize
+    )
+    whole = loading.device_map is None and getattr(config, "quantization_config", None) is None
+    return stored and left and whole and bfloat16_is_fast()
+
+
+def _class(config: PreTrainedConfig) -> Any:
+    """Return transformers' causal language model class for a config, or None if there is none."""
+    classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    return classes.get(type(config), None)
+
+
+def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
+    """Return a dtype that may be given by its name; None for None and for `auto`.
+
+    Raises:
+        UnknownName: there is no such dtype, or nothing can be computed in it.
+    """
+    if dtype is None or dtype == "auto":
+        return None
+    name = (
+        str(dtype).removeprefix("torch.") if isinstance(dtype, str | torch.dtype) else shown(dtype)
+    )
+    name = accepted(DTYPE, name, DTYPES)
+    if name not in DTYPES:
+        raise UnknownName(DTYPE, name, DTYPES)
+    found: torch.dtype = getattr(torch, name)
+    return found
+
+
+LONGEST_REASON = 80
+"""Largest number of characters of torch's own message that is repeated in an error."""
+
+
+def usable(device: str | torch.device | None) -> torch.device:
+    """Return a device that torch can compute on here; a GPU where there is one by default.
+
+    Raises:
+        UserError: it cannot, or there is no such device.
+    """
+    if device is None:
+        return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    if str(device).partition(":")[0] == "cuda" and not torch.cuda.is_available():
+        raise UserError(f"device is {shown(device)}, but there is no CUDA here: device='cpu'")
+    allowed = "allowed is one that torch can use here (cpu, cuda, …)"
+    try:
+        found = torch.empty(0, device=device).device
+    except Exception as error:  # which error it is differs from backend to backend
+        why = first_line(error)  # some backends list all that torch knows
+        raise UserError(
+            f"device is {shown(device)}, {allowed}{f': {why}' if len(why) < LONGEST_REASON else ''}"
+        ) from error
+    if found.type == "meta":
+        raise UserError(f"device is {shown(device)}, {allowed}: it holds no values")
+    return found
+
+
+def name_of(model: PreTrainedModel) -> str:
+    """Return the name that a model was loaded by: `demo`, a folder or a hub id.
+
+    For a model made in memory, return its class name followed by "in memory".
+    """
+    return known_as(str(model.name_or_path or "")) or f"{type(model).__name__} in memory"
+
+
+def warn_of_training(model: PreTrainedModel) -> bool:
+    """Warn if a model is in training mode; return whether it is."""
+    if training := any(module.training for module in model.modules()):
+        told = "is in training mode and is put into evaluation mode, as with dropout no two passes would agree"
+        warnings.warn(f"the {type(model).__name__} {told}", DraftreeWarning, stacklevel=4)
+    return training
+
+
+def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerBase:
+    """Return a target's tokenizer, without its weights.
+
+    Raises:
+        UserError: it has none that can be read.
+    """
+    allowed = f"allowed: {ALLOWED}; load(…, tokenizer=…) takes one"
+    with understood(f"target '{target}' has no tokenizer that can be read ({allowed})"):
+        found: PreTrainedTokenizerBase = AutoTokenizer.from_pretrained(
+            located(location(target), source.revision), **source.found_by
+        )
+        found("a")
+    if source.chat_template is not None:
+        found.chat_template = read_template(source.chat_template)
+    if source.system is not None:
+        if not isinstance(found.chat_template, str):
+            told = (
+                f"allowed with it is a chat template: --chat-template FILE, or {', '.join(names())}"
+            )
+            raise UserError(
+                f"system is given for target '{target}', whose tokenizer has no chat template; {told}"
+            )
+        found.chat_template = with_default_system(found.chat_template, source.system)
+    return found

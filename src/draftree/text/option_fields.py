@@ -1,0 +1,154 @@
+"""The fields of `Options` with their ranges and help texts; free of torch, so that the command line has them at once."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from math import inf
+from pathlib import Path
+from typing import Any
+
+from draftree.sampling.param_fields import Choice
+from draftree.utils.validated_dataclass import (
+    Knobs,
+    Rule,
+    knob,
+    optional,
+    real,
+    several,
+    text,
+    unicode,
+    whole,
+)
+
+SHAPE, END = "The form of the answer", "The end of the answer"
+penalty, shape, end = (partial(knob, panel=panel) for panel in ("Penalties and bans", SHAPE, END))
+"""Fields by the part of a command's help that explains them."""
+MORE = "More output"
+UNKNOWN = "\ufffd"
+"""Stands for the first bytes of a character until its last one is there."""
+
+
+def _stop(value: Any) -> bool:
+    return text(value) and UNKNOWN not in value  # a character that is incomplete would look like it
+
+
+def _stops(value: Any) -> bool:
+    return (isinstance(value, str) and not value) or _stop(value) or several(value, _stop)
+
+
+def _bias(value: Any) -> bool:
+    return real(value) or (isinstance(value, float) and value == -inf)
+
+
+def _biases(value: Any) -> bool:
+    return isinstance(value, Mapping) and all(
+        (text(k) or whole(k)) and _bias(v) for k, v in value.items()
+    )
+
+
+BIASES: Rule = "ids or texts of one token, each with a finite number or -inf", optional(_biases)
+IDS: Rule = "ids of at least 0", lambda value: several(value, whole)
+TEXTS: Rule = (
+    "texts of at least one character",
+    lambda value: unicode(value) or several(value, text),
+)
+STOPS: Rule = "texts of at least one character, U+FFFD none of them", _stops
+SCHEMA: Rule = (
+    "JSON text, or the object it stands for",
+    optional(lambda value: unicode(value) or isinstance(value, Mapping)),
+)
+PATTERN: Rule = "a pattern of at least one character", optional(text)
+BEGINNING: Rule = (
+    "a text, or ids of at least 0",
+    lambda value: unicode(value) or several(value, whole),
+)
+BIAS_HELP = "Add BIAS to the logit of a token, given as id or text; may be repeated."
+LOGPROBS_HELP = "With --json: log-probabilities of each token and of the N likeliest."
+
+
+@dataclass(frozen=True)
+class Length(Knobs):
+    """Bound a text's length, in a class of its own because its field precedes all others."""
+
+    max_new_tokens: int = knob(128, least=1, short="-n", help="The most tokens to write.")
+
+
+@dataclass(frozen=True)
+class Parameters(Choice, Length):
+    """Declare the parameters of a completion, which are documented at `Options`.
+
+    A field here is an option there and of `draftree generate`.
+    """
+
+    repetition_penalty: float = penalty(
+        1.0, above=0, help="Above 1, makes tokens of the prompt and the answer less likely."
+    )
+    frequency_penalty: float = penalty(
+        0.0, help="Subtracted from a token's logit for each time it occurs in the answer."
+    )
+    presence_penalty: float = penalty(
+        0.0, help="Subtracted from a token's logit once it occurs in the answer."
+    )
+    no_repeat_ngram_size: int = penalty(
+        0, least=0, metavar="N", help="Never write the same N tokens in a row twice."
+    )
+    logit_bias: Mapping[int | str, float] | None = penalty(
+        None, rule=BIASES, kind=list[str], metavar="TOKEN=BIAS", help=BIAS_HELP
+    )
+    suppress: Sequence[int] = penalty(
+        (),
+        rule=IDS,
+        kind=list[int],
+        metavar="ID",
+        help="Never write the token of this id; repeat it.",
+    )
+    bad_words: str | Sequence[str] = penalty(
+        (),
+        rule=TEXTS,
+        kind=list[str],
+        flag="--bad-word",
+        metavar="TEXT",
+        help="Never write this text; may be repeated.",
+    )
+    json_schema: str | Mapping[str, Any] | None = shape(
+        None,
+        rule=SCHEMA,
+        kind=str | None,
+        metavar="FILE|JSON",
+        help="Write JSON that matches this JSON schema.",
+    )
+    regex: str | None = shape(
+        None, rule=PATTERN, metavar="PATTERN", help="Write a text that matches this pattern."
+    )
+    # It is a `Grammar`, which needs torch.
+    grammar: Any = knob(
+        None,
+        kind=Path | None,
+        metavar="FILE",
+        help="Write a text of this Lark grammar.",
+        panel=SHAPE,
+    )
+    beginning: str | Sequence[int] = shape(
+        "", rule=BEGINNING, kind=str, metavar="TEXT", help="Begin the answer with this text."
+    )
+    min_new_tokens: int = end(0, least=0, help="The fewest tokens to write.")
+    stop: str | Sequence[str] = end(
+        (),
+        rule=STOPS,
+        kind=list[str],
+        metavar="TEXT",
+        help="End the answer before this text; may be repeated.",
+    )
+    stop_ids: Sequence[int] = end(
+        (),
+        rule=IDS,
+        kind=list[int],
+        flag="--stop-id",
+        metavar="ID",
+        help="End the answer after this token id; repeat it.",
+    )
+    max_time: float | None = end(
+        None, above=0, metavar="SECONDS", help="End the answer after this time."
+    )
+    ignore_eos: bool = end(False, help="Write on after the end-of-text token.")
+    logprobs: int | None = knob(None, least=0, metavar="N", help=LOGPROBS_HELP, panel=MORE)

@@ -1,0 +1,185 @@
+"""The text of tokens as they come, its part that no later token changes, and stop texts that end it."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Self, final
+
+from torch import Tensor
+from transformers import PreTrainedTokenizerBase
+
+from draftree.text.option_fields import UNKNOWN
+
+
+def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
+    """Return the text of some tokens, without special ones."""
+    return str(tokenizer.decode(ids, skip_special_tokens=True))
+
+
+class Decoded:
+    """Decode tokens one by one to the same text as all of them decoded together.
+
+    What a token adds to a text depends on those before it (a word's space, a character's first
+    bytes), so the last few are decoded again with it. text-generation-inference and vLLM do the
+    same.
+
+    Args:
+        tokenizer: the target's.
+
+    Attributes:
+        ids: the tokens so far.
+        text: their text, without special tokens.
+        sure: number of its characters that no later token can change.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
+        self._tokenizer = tokenizer
+        self.ids: list[int] = []
+        self.text, self.sure = "", 0
+        self._from, self._to = (
+            0,
+            0,
+        )  # ids[_from:_to] are decoded again; their text ends where `sure` is
+        self._again = ""
+
+    def add(self, token: int) -> None:
+        """Add a token."""
+        self.ids.append(token)
+        text = decode(self._tokenizer, self.ids[self._from :])
+        if not text.startswith(self._again):
+            if text.endswith(
+                UNKNOWN
+            ):  # byte tokens: while one character is incomplete, those right before it are unknown, too
+                self.text = self.text[: self.sure] + UNKNOWN
+                return
+            self._from = self._to = self.sure = (
+                0  # a decoder that changes what it has written; there is no short way
+            )
+            self._again, text = "", decode(self._tokenizer, self.ids)
+        self.text = self.text[: self.sure] + text[len(self._again) :]
+        if len(text) > len(self._again) and not text.endswith(UNKNOWN):
+            self._from, self._to, self.sure = self._to, len(self.ids), len(self.text)
+            self._again = decode(self._tokenizer, self.ids[self._from :])
+
+
+@dataclass(frozen=True)
+class Stops:
+    """Hold texts that end a response and are not part of it.
+
+    Attributes:
+        texts: searched in the response's text, across tokens.
+        ids: special tokens given as texts; they have no text in the response, so their ids are
+            searched.
+    """
+
+    texts: tuple[str, ...] = ()
+    ids: Mapping[int, str] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, tokenizer: PreTrainedTokenizerBase, given: Sequence[str]) -> Self:
+        """Divide the given texts into ordinary ones and special tokens of a tokenizer."""
+        if not given:
+            return cls()
+        special = {str(t): i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
+        return cls(
+            tuple(s for s in given if s not in special),
+            {special[s]: s for s in given if s in special},
+        )
+
+    def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
+        """Return position and text of the stop text that ends first; the longest of several.
+
+        So the result does not depend on how many characters the last token has.
+
+        Args:
+            text: the text to search.
+            start: index of the first character to search.
+        """
+        ends = [(at + len(s), at, s) for s in self.texts if (at := text.find(s, start)) >= 0]
+        return min(ends)[1:] if ends else None
+
+    def held(self, text: str) -> int:
+        """Return how many of a text's last characters may be the start of a stop text."""
+        return max(
+            (
+                k
+                for s in self.texts
+                for k in range(1, min(len(s), len(text) + 1))
+                if text.endswith(s[:k])
+            ),
+            default=0,
+        )
+
+
+@final
+class Pieces:
+    """Return a response's text in pieces, as soon as no later token can change or cut them.
+
+    Args:
+        tokenizer: the target's.
+        stops: what ends the response.
+
+    Attributes:
+        stop: the stop text that has occurred, if any.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
+        self._decoded, self._stops, self._shown = Decoded(tokenizer), stops, 0
+        self.stop: str | None = None
+
+    @property
+    def ids(self) -> list[int]:
+        """Return the tokens so far."""
+        return self._decoded.ids
+
+    def add(self, token: int) -> str:
+        """Return the text that becomes final with another token.
+
+        It is empty if the token is part of a character, or may begin a stop text.
+        """
+        self._decoded.add(token)
+        sure = self._decoded.text[: self._decoded.sure]
+        piece = self._until(len(sure) - self._stops.held(sure))
+        self.stop = self.stop or self._stops.ids.get(token)
+        return piece
+
+    def rest(self) -> str:
+        """Return the text that was held back, when no further token comes."""
+        return self._until(len(self._decoded.text))
+
+    def _until(self, end: int) -> str:
+        if (found := self._stops.find(self._decoded.text, self._shown)) is not None:
+            end, self.stop = (
+                found  # nothing of it has been shown, as all of its beginnings are held back
+            )
+        piece = self._decoded.text[self._shown : end]
+        self._shown = max(self._shown, end)
+        return piece
+
+
+@final
+class StopTexts:
+    """Stop once a stop text is in the response, without counting the end of the prompt.
+
+    transformers' `StopStringCriteria` also counts a stop text that began in the prompt, and
+    prepares a table over the whole vocabulary for every new set of texts. Otherwise the two agree.
+
+    Args:
+        tokenizer: the target's.
+        stops: what ends the response.
+        start: number of ids before the response.
+    """
+
+    def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops, start: int) -> None:
+        self._tokenizer, self._stops, self._start = tokenizer, stops, start
+        self._pieces = Pieces(tokenizer, stops)
+
+    def __call__(self, ids: Tensor, scores: Any = None) -> bool:
+        """Return whether a stop text was written, as transformers asks."""
+        response, known = ids[0, self._start :].tolist(), self._pieces.ids
+        if (
+            response[: len(known)] != known
+        ):  # another text: this is a function of the ids, and only quick for one that grows
+            self._pieces = Pieces(self._tokenizer, self._stops)
+        for token in response[len(self._pieces.ids) :]:
+            self._pieces.add(token)
+        return self._pieces.stop is not None

@@ -1,0 +1,237 @@
+"""The target's internals for the texts a drafter learns from, read in a pass, or computed once and kept in safetensors shards.
+
+Of kept ones a layer is a series of files of its own, so that another drafter that reads other
+layers adds to a folder what it lacks.
+
+Shapes: B batch, T tokens of a sample, D hidden size, H key-value heads.
+"""
+
+import shutil
+from collections import defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import safe_open
+from safetensors.torch import save_file
+from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
+
+from draftree.data.samples import Sample, digest
+from draftree.errors import UserError
+from draftree.evaluation.provenance import fingerprint
+from draftree.models.kv_capture import Catcher
+from draftree.target.target import LAST, Needs, Target
+from draftree.training.distributed import Processes
+from draftree.utils.files import existing, understood, whole
+from draftree.utils.progress import Tell, silent
+
+SHARD = 256
+"""Samples in a file."""
+TOGETHER = 16
+"""Samples in a pass of the target."""
+
+
+@dataclass(frozen=True)
+class Features:
+    """The target's internals for a batch of texts.
+
+    These are hidden states [B, T, D] (the last one among them), keys and values.
+    """
+
+    hidden: dict[int, Tensor]
+    kv: dict[int, tuple[Tensor, Tensor]]
+
+
+@torch.no_grad()
+def read(target: Target, ids: Tensor, needs: Needs) -> Features:
+    """Return the internals of a pass over texts [B, T]."""
+    count = int(target.decoder.config.num_hidden_layers)
+    layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
+    catcher = Catcher({layer % count for layer in needs.kv})
+    stack: Any = target.decoder.stack
+    with target.decoder.hf.tapped(layers) as hidden:
+        stack(input_ids=ids, **target.decoder.hf.causal(ids, catcher))
+    return Features(hidden, {layer: catcher.caught[layer % count] for layer in needs.kv})
+
+
+def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
+    """Return the arrays padded with zeros at the end, [B, T]."""
+    found: np.ndarray = pad_sequence(
+        [torch.from_numpy(row) for row in rows], batch_first=True
+    ).numpy()
+    return found
+
+
+@dataclass(frozen=True)
+class Shards:
+    """Features kept on disk.
+
+    Attributes:
+        folder: of these samples and this target.
+        target: whose they are.
+        samples: all of them.
+        needs: what is read.
+    """
+
+    folder: Path
+    target: Target
+    samples: Sequence[Sample]
+    needs: Needs
+    _open: dict[Path, Any] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def at(cls, home: Path, target: Target, samples: Sequence[Sample], needs: Needs) -> "Shards":
+        """Return the shards of some samples below a folder that may hold those of others too."""
+        whose = fingerprint(
+            target.decoder.model
+        )  # and not its config, which an adapter or a rounding leaves as it is
+        return cls(home / f"{whose}-{digest(samples)}", target, samples, needs)
+
+    @property
+    def lacking(self) -> tuple[str, ...]:
+        """Return the series that lack files."""
+        hidden, kv = (
+            (self._hidden(layer) for layer in (*self.needs.hidden, LAST)),
+            map(self._kv, self.needs.kv),
+        )
+        names = dict.fromkeys((*hidden, *kv))
+        return tuple(
+            n for n in names if not all(self._file(n, s).is_file() for s in range(self._count))
+        )
+
+    @property
+    def size(self) -> int:
+        """Return the bytes that the missing files will take."""
+        decoder = self.target.decoder
+        width = 0
+        for kind, layer in (name.split(".") for name in self.lacking):
+            shape = decoder.shapes[int(layer)] if kind == "kv" else None
+            width += decoder.hidden if shape is None else shape.heads * (shape.key + shape.value)
+        return width * decoder.dtype.itemsize * sum(len(s.tokens) for s in self.samples)
+
+    def _hidden(self, layer: int) -> str:
+        """Return the series of a hidden state."""
+        return f"hidden.{self.target.decoder.hidden_index(layer)}"
+
+    def _kv(self, layer: int) -> str:
+        """Return the series of a layer's keys and values."""
+        return f"kv.{layer % int(self.target.decoder.config.num_hidden_layers)}"
+
+    @property
+    def _count(self) -> int:
+        return -(-len(self.samples) // SHARD)
+
+    def _file(self, name: str, shard: int) -> Path:
+        return self.folder / name / f"{shard:05}.safetensors"
+
+    def fill(self, processes: Processes, tell: Tell = silent) -> None:
+        """Compute the missing files; each process computes its share.
+
+        An interrupted run goes on with the files that do not exist yet.
+
+        Args:
+            processes: of the run.
+            tell: receives the number of files that this process has written, and of all its files.
+
+        Raises:
+            UserError: the disk is too small, or not all processes see the same folder.
+        """
+        with processes.agreed():
+            home = existing(self.folder)
+            if self.size > (free := shutil.disk_usage(home).free):
+                raise UserError(
+                    f"features need {self.size / 1e9:.1f} GB in '{home}', free are {free / 1e9:.1f} GB"
+                )
+        with processes.alone(self.folder), processes.agreed():
+            lacking, mine = self.lacking, range(processes.rank, self._count, processes.world)
+            for done, shard in enumerate(mine, 1):
+                if names := [n for n in lacking if not self._file(n, shard).is_file()]:
+                    self._write(shard, names)
+                tell(done, "caching features", len(mine))
+        with processes.agreed():
+            if self.lacking:
+                raise UserError(
+                    f"'{self.folder}' lacks what other processes wrote: all machines must see the same folder"
+                )
+
+    def _write(self, shard: int, names: Sequence[str]) -> None:
+        chosen, found = (
+            range(shard * SHARD, min((shard + 1) * SHARD, len(self.samples))),
+            defaultdict[str, dict[str, Tensor]](dict),
+        )
+        order = sorted(
+            chosen, key=lambda i: len(self.samples[i].tokens)
+        )  # passes are over samples of about the same length
+        for at in range(0, len(order), TOGETHER):
+            part = order[at : at + TOGETHER]
+            ids = torch.from_numpy(padded([self.samples[i].tokens for i in part])).to(
+                self.target.decoder.device
+            )
+            features = read(self.target, ids, self.needs)
+            for row, i in enumerate(part):
+                count = len(self.samples[i].tokens)
+                for layer, states in features.hidden.items():
+                    found[self._hidden(layer)][str(i)] = states[row, :count].cpu().contiguous()
+                for layer, pair in features.kv.items():
+                    tensors = {
+                        f"{i}.{name}": t[row, :, :count].cpu().contiguous()
+                        for name, t in zip("kv", pair, strict=True)
+                    }
+                    found[self._kv(layer)].update(tensors)
+        for name in names:
+            with whole(self._file(name, shard)) as partial:
+                save_file(found[name], partial)
+
+    def batch(self, chosen: Sequence[int]) -> Features:
+        """Return the features of some samples, padded at the end."""
+
+        def of_layer(layer: int, name: str) -> Tensor:
+            shape = self.target.decoder.shapes[layer]
+            width = shape.key if name == "k" else shape.value
+            parts = [
+                self._get(self._kv(layer), i, f"{i}.{name}", (shape.heads, -1, width)).transpose(
+                    0, 1
+                )
+                for i in chosen
+            ]
+            return self._padded(parts).transpose(1, 2)
+
+        hidden = {
+            layer: self._padded(
+                [
+                    self._get(self._hidden(layer), i, str(i), (-1, self.target.decoder.hidden))
+                    for i in chosen
+                ]
+            )
+            for layer in dict.fromkeys((*self.needs.hidden, LAST))
+        }
+        return Features(
+            hidden, {layer: (of_layer(layer, "k"), of_layer(layer, "v")) for layer in self.needs.kv}
+        )
+
+    def _padded(self, parts: list[Tensor]) -> Tensor:
+        return pad_sequence(parts, batch_first=True).to(self.target.decoder.device)
+
+    def _get(self, name: str, sample: int, key: str, shape: tuple[int, ...]) -> Tensor:
+        """Return a tensor of a sample; −1 in its shape means the sample's length."""
+        path = self._file(name, sample // SHARD)
+        with understood(
+            f"'{path}' does not hold these samples' features (without it they are computed anew)"
+        ):
+            if path not in self._open:
+                opened: Any = safe_open(path, framework="pt")
+                self._open[path] = opened.__enter__()
+            tensor: Tensor = self._open[path].get_tensor(key)
+            wanted, dtype = (
+                [len(self.samples[sample].tokens) if n < 0 else n for n in shape],
+                self.target.decoder.dtype,
+            )
+            if list(tensor.shape) != wanted or tensor.dtype != dtype:
+                raise ValueError(
+                    f"{key} is {tensor.dtype} {list(tensor.shape)}, allowed is {dtype} {wanted}"
+                )
+        return tensor

@@ -1,0 +1,220 @@
+"""Texts by a server of the same model, for targets that outgrow this machine: the OpenAI API, as vLLM and SGLang serve it."""
+
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, wait
+from dataclasses import dataclass
+from itertools import count
+from typing import Any, cast
+
+import anyio
+import httpx2
+import torch
+from anyio.from_thread import start_blocking_portal
+from typing_extensions import override
+
+from draftree.errors import UserError, first_line, shown
+from draftree.target.target import Target
+from draftree.training.answer_source import Asked, Author, Written
+from draftree.training.base import LOG
+from draftree.utils.validated_dataclass import check, knob
+from draftree.utils.validated_dataclass import text as is_text
+
+KEY = "DRAFTREE_SERVER_KEY"
+"""The environment variable with the key that a server may ask for."""
+AGAIN = frozenset({408, 425, 429})
+"""Statuses below 500 after which a request is sent again."""
+
+
+@dataclass(frozen=True)
+class Server:
+    """A server, and the options of requests to it.
+
+    Attributes:
+        url: of the API; without a path it is that of vLLM and SGLang, /v1.
+        model: the name that the server gives it.
+        parallel: how many requests are under way at a time.
+        tries: how often a request is sent at most.
+        backoff: seconds before the second time; twice as many before every further one.
+        timeout: seconds that an answer may take.
+        check: how many answers are compared with the target before any is taken.
+        agreement: the share of their tokens that must be the target's own likeliest.
+    """
+
+    url: str = knob(
+        rule=(
+            "a text that begins with http:// or https://",
+            lambda v: str(v).startswith(("http://", "https://")),
+        )
+    )
+    model: str = knob(rule=("a text", is_text))
+    parallel: int = knob(16, least=1)
+    tries: int = knob(6, least=1)
+    backoff: float = knob(0.5, least=0)
+    timeout: float = knob(600.0, above=0)
+    check: int = knob(16, least=0)
+    agreement: float = knob(0.9, least=0, most=1)
+
+    def __post_init__(self) -> None:
+        """Refuse values that are not allowed."""
+        check(self, "server ")
+
+    @property
+    def base(self) -> str:
+        """Return the URL that the paths of the API are appended to."""
+        url = httpx2.URL(self.url)
+        return str(url.copy_with(path="/v1") if url.path in ("", "/") else url).rstrip("/") + "/"
+
+
+class Remote(Author):
+    """A model on a server.
+
+    It is compared with the local target before any of its answers are used.
+
+    Args:
+        server: writes.
+        target: the model that it should be.
+    """
+
+    def __init__(self, server: Server, target: Target) -> None:
+        self._server, self._target, self._trusted = server, target, not server.check
+        self.name = server.model
+
+    @property
+    @override
+    def probes(self) -> int:
+        return 0 if self._trusted else self._server.check
+
+    @override
+    def write(self, waiting: deque[Asked]) -> Iterator[Written]:
+        running, held = set[Future[Written]](), list[Written]()
+        with (
+            start_blocking_portal() as portal,
+            portal.wrap_async_context_manager(self._client()) as client,
+        ):
+            while waiting or running or held:
+                while waiting and len(running) < self._server.parallel:
+                    running.add(portal.start_task_soon(self._ask, client, waiting.popleft()))
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                written = [future.result() for future in done]
+                if not self._trusted:
+                    held += [each for each in written if each.asked.sampling.greedy]
+                    written = [each for each in written if not each.asked.sampling.greedy]
+                    if len(held) >= self.probes or (held and not (running or waiting)):
+                        self._compare(held)
+                        written, held = [*written, *held], []
+                yield from written
+
+    def _client(self) -> httpx2.AsyncClient:
+        key = os.environ.get(KEY)
+        most = httpx2.Limits(max_connections=self._server.parallel)
+        headers = {"Authorization": f"Bearer {key}"} if key else {}
+        return httpx2.AsyncClient(
+            base_url=self._server.base, timeout=self._server.timeout, limits=most, headers=headers
+        )
+
+    async def _ask(self, client: httpx2.AsyncClient, asked: Asked) -> Written:
+        """Return a prompt's text; the request is repeated until the server answers.
+
+        Raises:
+            UserError: the server refuses the request, or all attempts fail.
+        """
+        path, body = self._request(asked)
+        for attempt in count(1):
+            try:
+                answer = await client.post(path, json=body)
+                if answer.is_success:
+                    return _read(asked, answer)
+                error = f"status {answer.status_code}: {' '.join(answer.text.split()) or answer.reason_phrase}"
+                if answer.status_code < 500 and answer.status_code not in AGAIN:
+                    raise UserError(
+                        f"server '{self._server.url}' refuses what it is asked, {error}"
+                    )
+            except httpx2.TransportError as failure:
+                error = first_line(failure)
+            except _Strange as failure:
+                error = str(failure)
+            if attempt == self._server.tries:
+                raise UserError(
+                    f"server '{self._server.url}' was asked {attempt} times in vain, {error}"
+                )
+            await anyio.sleep(self._server.backoff * 2 ** (attempt - 1))
+        raise AssertionError
+
+    def _request(self, asked: Asked) -> tuple[str, dict[str, Any]]:
+        """Return the path and the body of a request."""
+        sampling = asked.sampling
+        body: dict[str, Any] = {
+            "model": self._server.model,
+            "max_tokens": asked.most,
+            "temperature": sampling.temperature,
+        }
+        if not sampling.greedy:
+            body |= {
+                "top_p": sampling.top_p,
+                "seed": (sampling.seed * 1_000_003 + asked.number) % 2**31,
+            }
+        if asked.stops:
+            body["stop"] = list(asked.stops)
+        if isinstance(
+            asked.content, str
+        ):  # as ids, lest the server puts another beginning of text before it
+            return "completions", body | {"prompt": asked.ids}
+        return "chat/completions", body | {"messages": asked.content}
+
+    def _compare(self, held: Sequence[Written]) -> None:
+        """Refuse a server whose answers are not the target's.
+
+        Raises:
+            UserError: too few of their tokens are the target's own likeliest.
+        """
+        share, url = agreement(self._target, held), self._server.url
+        told = f"of the tokens of {len(held)} answers {share:.0%} are the likeliest of '{self._target.name}'"
+        if share < self._server.agreement:
+            why = "it serves another model or another chat template"
+            raise UserError(
+                f"server '{url}': {told}, allowed are {self._server.agreement:.0%} or more: {why}"
+            )
+        LOG.info("server '%s': %s", url, told)
+        self._trusted = True
+
+
+class _Strange(Exception):
+    """A server's answer is none."""
+
+
+def _read(asked: Asked, answer: httpx2.Response) -> Written:
+    try:
+        choice = answer.json()["choices"][0]
+        text = choice["text"] if isinstance(asked.content, str) else choice["message"]["content"]
+        if not isinstance(text, str):
+            raise TypeError
+        return Written(asked, text, choice.get("finish_reason") == "stop")
+    except (ValueError, TypeError, LookupError, AttributeError, RecursionError):
+        raise _Strange(
+            f"it answers {shown(answer.text)}, allowed is a completion as OpenAI's API has it"
+        ) from None
+
+
+@torch.inference_mode()
+def agreement(target: Target, written: Sequence[Written]) -> float:
+    """Return the share of tokens of greedy answers that are the target's own likeliest ones.
+
+    The share is 0 where there is no token.
+
+    Args:
+        target: the model they should be of.
+        written: the answers; they are read as the target's tokenizer spells them.
+    """
+    hits, total, decoder = 0, 0, target.decoder
+    for each in written:
+        answer = list(target.tokenizer(each.text, add_special_tokens=False)["input_ids"])
+        ids = torch.tensor([[*each.asked.ids, *answer][: decoder.context]], device=decoder.device)
+        states = cast(Any, decoder.stack)(
+            input_ids=ids, use_cache=False, **decoder.hf.causal(ids)
+        ).last_hidden_state
+        begin = len(each.asked.ids)
+        likeliest = decoder.head(states[0, begin - 1 : -1]).argmax(-1)
+        hits, total = hits + int((likeliest == ids[0, begin:]).sum()), total + ids.shape[1] - begin
+    return hits / max(total, 1)

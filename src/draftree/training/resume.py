@@ -1,0 +1,203 @@
+"""The files of a training run: its plan, its log, and the state from which an interrupted run goes on.
+
+Everything random follows from (seed, step), so that the state is the weights, the optimiser's
+moments and the step: the position in the data, the objective's draws and dropout are the same
+again.
+"""
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from draftree.drafters.base import Trainable, TrainableMethod
+from draftree.errors import UserError
+from draftree.target.target import Target
+from draftree.utils.files import read_object, understood, whole, write_text
+
+STATE, PLAN, LOG = "training.pt", "training.json", "training.jsonl"
+
+FREE = frozenset(
+    {
+        "accumulate",
+        "cache_features",
+        "features",
+        "evaluate_every",
+        "save_every",
+        "keep_every",
+        "policy",
+    }
+)
+"""Numbers of the plan that may change when a run goes on: they do not change what is learnt."""
+
+
+SINCE: Mapping[str, Any] = {
+    "stage": "", "betas": [0.9, 0.999], "weight_decay": 0.01, "clip_by": "norm", "floor": 0.05, "max_seconds": 0.0,
+}  # fmt: skip
+"""Values of runs that were begun before these were written down."""
+
+
+def before(out: Path) -> dict[str, Any] | None:
+    """Return the plan of the interrupted run in a folder; None where there is none.
+
+    Raises:
+        UserError: that cannot be read.
+    """
+    if not (out / STATE).is_file():
+        return None
+    return {
+        **SINCE,
+        **read_object(
+            out / PLAN, "the plan of the interrupted run beside it (train into another folder)"
+        ),
+    }
+
+
+def check(out: Path, said: Mapping[str, Any]) -> bool:
+    """Return True where a folder holds an interrupted run, which must be one of the same plan.
+
+    Raises:
+        UserError: it holds another run, or a finished drafter.
+    """
+    begun = before(out)
+    if begun is None:
+        if (out / "config.json").is_file():
+            raise UserError(f"'{out}' holds a finished drafter: name another folder to train into")
+        return False
+    said = json.loads(json.dumps(said))  # as it would be read
+    if different := [k for k in said if k not in FREE and said[k] != begun.get(k)]:
+        was = ", ".join(f"{k}={begun.get(k)}" for k in different)
+        raise UserError(
+            f"'{out}' holds an interrupted run with {was}: go on with the same, or use another folder"
+        )
+    return True
+
+
+def note(out: Path, said: Mapping[str, Any], first: int) -> None:
+    """Write the options of a run, and drop the log after its first step.
+
+    The log keeps the lines up to step `first`.
+    """
+    write_text(out / PLAN, json.dumps(said, indent=1) + "\n")
+    if (out / LOG).is_file():
+        lines = (out / LOG).read_text("utf-8", errors="replace").splitlines()
+        write_text(out / LOG, "".join(line + "\n" for line in lines if _logged(line, first)))
+
+
+def _logged(line: str, most: int) -> bool:
+    """Return True for a line of the log of a step up to `most`; False for an incomplete line."""
+    try:
+        return int(json.loads(line)["step"]) <= most
+    except (ArithmeticError, ValueError, TypeError, LookupError, RecursionError):
+        return False
+
+
+def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[Any]:
+    """Return a drafter to be trained from another checkpoint's weights on.
+
+    Args:
+        method: the options that were set; the others are the checkpoint's.
+        folder: the checkpoint's.
+        target: frozen.
+
+    Raises:
+        UserError: the checkpoint is of another method, or its weights do not fit options or target.
+    """
+    opened = replace(method, checkpoint=str(folder)).restored(target)
+    opened.model.float()
+    if (
+        not method.named
+    ):  # a published checkpoint may have a rope or sizes that a fresh drafter would not get
+        return opened
+    asked = {name: getattr(method, name) for name in method.named}
+    drafter = replace(opened.knobs, **asked, checkpoint="").fresh(target)
+    try:
+        drafter.model.load_state_dict(opened.model.state_dict())
+    except RuntimeError as error:
+        told = " ".join(str(error).split())[:200]
+        raise UserError(f"'{folder}' cannot begin {drafter.described}: {told}") from error
+    return drafter
+
+
+def own(model: nn.Module) -> dict[str, Tensor]:
+    """Return the tensors of a model that a run changes.
+
+    Frozen weights are left out: they come with the target.
+    """
+    frozen = {
+        name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad
+    }
+    return {name: tensor for name, tensor in model.state_dict().items() if name not in frozen}
+
+
+def save(
+    out: Path,
+    drafter: Trainable[Any],
+    optimizer: torch.optim.Optimizer,
+    step: int,
+    seconds: float = 0.0,
+) -> None:
+    """Write the training state after a number of steps.
+
+    The earlier state is kept until this one is complete.
+    """
+    kept = {
+        "model": own(drafter.model),
+        "optimizer": optimizer.state_dict(),
+        "step": step,
+        "seconds": seconds,
+    }
+    with whole(out / STATE) as partial:
+        torch.save(kept, partial)
+
+
+def resume(
+    out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, steps: int
+) -> tuple[int, float]:
+    """Load the state; return how many steps are done, and how many seconds they took.
+
+    Args:
+        out: the run's folder.
+        drafter: the run's; its weights are replaced.
+        optimizer: of the drafter's weights; its moments are replaced.
+        steps: of the whole run.
+
+    Raises:
+        UserError: the file is broken, or holds another model's state.
+    """
+    path, mine = out / STATE, own(drafter.model)
+    device = next(iter(mine.values())).device
+    with understood(
+        f"'{path}' is no state that this run can go on from (without it the run begins anew)"
+    ):
+        found = torch.load(path, map_location=device, weights_only=True)
+        if type(found["step"]) is not int or not 0 <= found["step"] <= steps:
+            raise ValueError(f"step is {found['step']!r}, allowed is a whole number in 0 … {steps}")
+        seconds = found.get(
+            "seconds", 0.0
+        )  # runs of earlier versions have no entry for the time bound
+        if type(seconds) is not float or not 0 <= seconds < math.inf:
+            raise ValueError(f"seconds is {seconds!r}, allowed is a number of at least 0")
+        shapes = [
+            {name: tuple(t.shape) for name, t in tensors.items()}
+            for tensors in (found["model"], mine)
+        ]
+        if different := sorted(name for name, _ in shapes[0].items() ^ shapes[1].items()):
+            raise ValueError(f"its weights are another model's: {', '.join(different[:4])}")
+        drafter.model.load_state_dict(found["model"], strict=False)
+        # The groups' settings are this run's own: those of the file could be anything.
+        optimizer.load_state_dict(optimizer.state_dict() | {"state": found["optimizer"]["state"]})
+        for parameter, moments in optimizer.state.items():
+            size = tuple(parameter.shape)
+            if {name: tuple(m.shape) for name, m in moments.items()} != {
+                "step": (),
+                "exp_avg": size,
+                "exp_avg_sq": size,
+            }:
+                raise ValueError("its moments are another model's")
+    return int(found["step"]), seconds

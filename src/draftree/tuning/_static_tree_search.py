@@ -1,0 +1,181 @@
+"""Trees of fixed shape that are best under the product model, by acceptance by rank and depth (see `static`).
+
+Shapes: D depths, K ranks, N nodes at most.
+"""
+
+import heapq
+from collections import Counter
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Self
+
+import numpy as np
+
+from draftree.costs.curves import Costs
+from draftree.metrics import Work
+from draftree.tree import Floats, Ints
+
+Ranks = tuple[int, ...]
+Paths = tuple[Ranks, ...]
+"""A tree: the ranks along the path to each of its nodes, every path's beginning among them."""
+MOST = 128
+"""Nodes that are tried at most where the number is chosen."""
+
+
+def expected(paths: Paths, table: Floats) -> float:
+    """Return τ under the product model: 1 + Σ over nodes of Π a[d, r] along their paths."""
+    return 1.0 + sum(float(np.prod([table[d, r] for d, r in enumerate(path)])) for path in paths)
+
+
+def greedy(table: Floats, nodes: int) -> Paths:
+    """Return the tree of Medusa's search (section 2.3.3).
+
+    It adds the node with the largest product again and again.
+
+    Args:
+        table: [D, K] a.
+        nodes: N.
+
+    Returns:
+        At most N paths, in the order they were added, so that the first n are the tree of n nodes.
+        Of equal products the shorter path comes first, then the lower ranks. What is never accepted
+        is left out.
+    """
+    found: list[Ranks] = []
+    heap: list[tuple[float, int, Ranks]] = []
+
+    def offer(path: Ranks, product: float) -> None:
+        if len(path) < len(table):
+            for rank, a in enumerate(table[len(path)].tolist()):
+                if product * a > 0:
+                    heapq.heappush(heap, (-product * a, len(path) + 1, (*path, rank)))
+
+    offer((), 1.0)
+    while heap and len(found) < nodes:
+        product, _, path = heapq.heappop(heap)
+        found.append(path)
+        offer(path, -product)
+    return tuple(found)
+
+
+@dataclass(frozen=True)
+class Forests:
+    """The dynamic programme of Sequoia (section 3.1), with acceptances that depend on depth.
+
+    Let V(δ, n) be the most accepted tokens that at most n nodes below an accepted node of depth δ
+    can be expected to give, and B(δ, k, n) the same where only the ranks below k may be that node's
+    children. The child of rank k − 1 has a subtree of m nodes, itself included, or is left out (m =
+    0):
+
+        B(δ, 0, n) = 0
+        B(δ, k, n) = max( B(δ, k−1, n),  max_{1 ≤ m ≤ n} a[δ+1, k−1] · (1 + V(δ+1, m−1)) + B(δ, k−1, n−m) )
+        V(δ, n)    = B(δ, K, n) for δ < D,  V(D, n) = 0
+
+    and τ = 1 + V(0, n). Sequoia's state is size, height and branches of a subtree; here the depth
+    of its root takes the place of its height, as a depends on it and D − δ is the height that is
+    left. O(D·K·N²), each (δ, k) at once.
+
+    Attributes:
+        values: [N + 1] V(0, n).
+        sizes: [D, K + 1, N + 1] the m that attains B(δ, k, n), the smallest of several.
+    """
+
+    values: Floats
+    sizes: Ints
+
+    @classmethod
+    def planned(cls, table: Floats, nodes: int) -> Self:
+        """Return the solution for a table [D, K] and all sizes up to N."""
+        depths, width = table.shape
+        sizes = np.zeros((depths, width + 1, nodes + 1), np.int64)
+        left = np.arange(nodes + 1)[:, None] - np.arange(1, nodes + 1)  # [n, m − 1]
+        values = np.zeros(nodes + 1)
+        for depth in reversed(range(depths)):
+            below, values = values[:-1], np.zeros(nodes + 1)
+            for k, a in enumerate(table[depth].tolist(), 1):
+                gains = np.where(left >= 0, a * (1 + below) + values[left], -np.inf)
+                best = gains.argmax(axis=1)
+                gain = gains[np.arange(nodes + 1), best]
+                taken = gain > values
+                sizes[depth, k], values = (
+                    np.where(taken, best + 1, 0),
+                    np.where(taken, gain, values),
+                )
+        return cls(values, sizes)
+
+    def tree(self, nodes: int) -> Paths:
+        """Return the best tree of at most this many nodes, all of which can be accepted."""
+        return tuple(sorted(self._below((), nodes), key=lambda path: (len(path), path)))
+
+    def _below(self, path: Ranks, nodes: int) -> Iterator[Ranks]:
+        if len(path) == len(self.sizes):
+            return
+        for rank in reversed(range(self.sizes.shape[1] - 1)):
+            if size := int(self.sizes[len(path), rank + 1, nodes]):
+                nodes -= size
+                yield (*path, rank)
+                yield from self._below((*path, rank), size - 1)
+
+
+def searched(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
+    """Return a function that gives the best tree of a number of nodes, up to `most`."""
+    if search == "sequoia":
+        return Forests.planned(table, most).tree
+    order = greedy(table, most)
+    return lambda nodes: order[:nodes]
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A tree with its expected τ and speed-up.
+
+    Attributes:
+        paths: its nodes.
+        tau: tokens a step under the product model.
+        speedup: predicted over plain decoding, at one row: τ · sₜ(1) / (Σ_layers sₐ(nodes with
+            children) + sₜ(1 + n) + commit).
+    """
+
+    paths: Paths
+    tau: float
+    speedup: float
+
+    @classmethod
+    def of(cls, paths: Paths, table: Floats, costs: Costs) -> Self:
+        """Return a tree of some paths, judged by an acceptance table and costs."""
+        tau = expected(paths, table)
+        return cls(paths, tau, tau * costs.token / seconds(paths, costs))
+
+    @property
+    def depth(self) -> int:
+        """Return the depth of its deepest node."""
+        return max(map(len, self.paths), default=0)
+
+
+def seconds(paths: Paths, costs: Costs) -> float:
+    """Return the cost of a step with a tree.
+
+    It has a draft step for every layer that has children, a target pass, and a commit.
+    """
+    layers = Counter(map(len, {path[:-1] for path in paths}))
+    return costs.step(
+        Work(tuple(layers[d] for d in sorted(layers)), 1 + len(paths), 1, costs.context)
+    )
+
+
+def fastest(search: str, table: Floats, costs: Costs, most: int = MOST) -> Shape:
+    """Return the tree with the most expected tokens per second, of all depths and sizes.
+
+    Of equal ones the shallowest and smallest.
+
+    Args:
+        search: see `searched`.
+        table: [D, K] a, not all of it 0.
+        costs: of a step.
+        most: N.
+    """
+    shapes = []
+    for depth in range(1, len(table) + 1):
+        tree = searched(search, table[:depth], most)
+        shapes += [Shape.of(paths, table, costs) for n in range(1, most + 1) if (paths := tree(n))]
+    return max(shapes, key=lambda shape: shape.speedup)

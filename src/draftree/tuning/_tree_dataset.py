@@ -1,0 +1,386 @@
+"""Trees that a drafter grows while the target writes, every node labelled by whether it was accepted (C2T, appendix B.1).
+
+Shapes: N nodes of a tree, n entries (nodes of many trees).
+"""
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+
+from draftree.costs.curves import Costs
+from draftree.data.prompts import encode
+from draftree.data.readers import rows
+from draftree.drafters.base import Drafter, Trainable
+from draftree.engine import Engine
+from draftree.errors import UserError
+from draftree.evaluation.provenance import fingerprint
+from draftree.evaluation.suites import content
+from draftree.policies.base import Expand, Policy, fit
+from draftree.policies.c2t import LEAST, Classifier, check_features
+from draftree.policies.eagle2 import EAGLE2
+from draftree.request import Emitted, Request
+from draftree.target.target import Target
+from draftree.tree import ENTROPY_TOP, Bools, Candidates, Floats, Ints, Room, Tree
+from draftree.utils.files import read_object, understood, whole, write_text
+from draftree.utils.progress import Tell, silent
+from draftree.utils.validated_dataclass import check, knob, parsed
+
+VERIFIED = 60
+"""Nodes of each complete tree that the target verifies; they only decide how fast it writes."""
+STEPS = 4000
+"""Adam steps at least: ten epochs may be a few hundred, and small nets are far from trained then.
+"""
+ABOUT = "about.json"
+
+
+@dataclass(frozen=True)
+class Knobs:
+    """The options of trees and net.
+
+    Attributes:
+        features: P+H+d, P+H, P+d, H+d or P: joint probability, entropy, depth (table 1).
+        log_joint: whether the net reads log P, which is ours and learns in a fifth of the steps, or
+            P.
+        hidden: units of the hidden layer (appendix B.3).
+        entropy_top: M, how many of the likeliest tokens an entropy is taken over (table 6).
+        depth: layers of the trees (11 in appendix B.1).
+        width: candidates of a node and nodes expanded in a layer (10 in appendix B.1).
+        tokens: the longest text after a prompt.
+        trees: so many trees are grown (8,880 in appendix B.1), if the texts have as many steps; 0
+            for as many as they have.
+        positives: trees are grown beyond that until so many of their nodes are accepted (the
+            paper's have 3.5 a tree).
+        negatives: rejected nodes learnt for each accepted one, drawn once; all accepted ones are
+            learnt. The paper samples negatives, too, and does not say how many: 3 is ours, and what
+            a confidence means follows from it, see `C2T`.
+        steps: Adam steps at least, however few the epochs come to; fewer if held-out AUC has
+            stopped rising before: with log P it does within 4,000, with P within some 17,000.
+        share: of the prompts that are used; by default all, and 0.1 for fine-tuning (appendix B.4).
+    """
+
+    features: str = "P+H+d"
+    log_joint: bool = False
+    hidden: int = knob(48, least=1)
+    entropy_top: int = knob(ENTROPY_TOP, least=1)
+    depth: int = knob(11, least=1)
+    width: int = knob(10, least=1)
+    tokens: int = knob(128, least=2)
+    trees: int = knob(8880, least=0)
+    positives: int = knob(31080, least=0)
+    negatives: float = knob(3.0, above=0)
+    steps: int = knob(5 * STEPS, least=1)
+    share: float = knob(1.0, above=0, most=1)
+
+    def __post_init__(self) -> None:
+        check(self, "c2t: ")
+        check_features(self.features)
+
+    @classmethod
+    def read(cls, items: Sequence[str], start: Classifier | None) -> Self:
+        """Return the options set as key=value; the others keep their defaults.
+
+        The defaults are the paper's, or those of the classifier whose training goes on.
+
+        Raises:
+            UserError: a key or value is not allowed, or is another than that classifier's.
+        """
+        given = parsed(items, cls, "'c2t'")
+        if start is None:
+            return cls(**given)
+        own: dict[str, Any] = {"features": start.features, "log_joint": start.log_joint, "hidden": len(start.hidden_bias),
+                               "entropy_top": start.entropy_top}  # fmt: skip
+        for key in own.keys() & given.keys():
+            if given[key] != own[key]:
+                raise UserError(
+                    f"c2t: {key} is {given[key]}, allowed is {own[key]}: the classifier begun with has it"
+                )
+        return cls(**{"share": 0.1} | own | given)
+
+
+@dataclass(frozen=True)
+class Nodes:
+    """Entries of the data set, tree by tree, roots not among them.
+
+    Attributes:
+        joint: [n] P, the product of q along the path.
+        entropy: [n] H in nats.
+        depth: [n] d, 1 after the root.
+        accepted: [n] the label.
+        tree: [n] a tree's number.
+    """
+
+    joint: Floats
+    entropy: Floats
+    depth: Floats
+    accepted: Bools
+    tree: Ints
+
+    def __len__(self) -> int:
+        return len(self.joint)
+
+    @property
+    def log_p(self) -> Floats:
+        """Return log P, [n]."""
+        return np.log(np.maximum(self.joint, np.exp(LEAST)))
+
+    @property
+    def trees(self) -> int:
+        """Return the number of trees."""
+        return len(np.unique(self.tree))
+
+    def take(self, which: Ints | Bools) -> "Nodes":
+        """Return some entries."""
+        return Nodes(*(getattr(self, f.name)[which] for f in fields(self)))
+
+    @classmethod
+    def joined(cls, parts: Sequence["Nodes"]) -> "Nodes":
+        """Return the nodes of several texts, with consecutive numbers of their trees."""
+        first = np.cumsum([0, *(part.trees for part in parts)])
+        numbered = [
+            replace(part, tree=part.tree + n) for part, n in zip(parts, first, strict=False)
+        ]
+        return cls(
+            *(np.concatenate([getattr(part, f.name) for part in numbered]) for f in fields(cls))
+        )
+
+    def sampled(self, negatives: float, rng: np.random.Generator) -> "Nodes":
+        """Return all accepted nodes, and `negatives` others for each of them."""
+        right, wrong = np.flatnonzero(self.accepted), np.flatnonzero(~self.accepted)
+        chosen = rng.choice(wrong, self.sampling(negatives) - len(right), replace=False)
+        return self.take(np.sort(np.concatenate((right, chosen))))
+
+    def sampling(self, negatives: float) -> int:
+        """Return the number of nodes that `sampled` takes."""
+        right = int(self.accepted.sum())
+        return min(len(self), right + round(negatives * right))
+
+
+def labels(tree: Tree, text: Sequence[int]) -> Bools:
+    """Return whether a node's whole path is what was generated, [N].
+
+    Args:
+        tree: the tree of one sequence.
+        text: what the target wrote after its root; nodes beyond its end are not accepted.
+    """
+    right: Bools = tree.depth == 0
+    for depth, token in enumerate(text[: int(tree.depth.max())], 1):
+        layer = np.flatnonzero(tree.depth == depth)
+        right[layer] = right[tree.parents[layer]] & (tree.tokens[layer] == token)
+    return right
+
+
+class Recorder(Policy):
+    """Drafts EAGLE-2's complete trees of one sequence and records them.
+
+    The best nodes of each tree are verified.
+
+    Args:
+        knobs: depth and width.
+        tops: each M that entropies are taken for.
+    """
+
+    def __init__(self, knobs: Knobs, tops: Sequence[int]) -> None:
+        self._complete = knobs.width + (knobs.depth - 1) * knobs.width**2
+        self._grown = EAGLE2(self._complete, knobs.depth, knobs.width)
+        self._tops = tops
+        self.written: list[int] = []
+        self.drafts: list[tuple[int, Tree, Floats]] = []
+
+    def tell(self, events: Sequence[Emitted]) -> None:
+        """Take down what was written."""
+        for event in events:
+            self.written += event.tokens
+
+    def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
+        assert tree.roots == 1
+        after = np.zeros(
+            (len(self._tops), 1 + self._complete)
+        )  # the entropy of the distribution after each node
+
+        def listened(tree: Tree, frontier: Ints, k: int) -> Candidates:
+            found = expand(tree, frontier, k)
+            after[:, frontier] = [found.entropy(top) for top in self._tops]
+            return found
+
+        whole = self._grown.draft(listened, tree, costs, Room(room.depth, self._complete), memory)
+        self.drafts.append((len(self.written), whole, after[:, whole.parents]))
+        return fit(whole, min(VERIFIED, room.nodes))
+
+    def nodes(self) -> list[Nodes]:
+        """Return, for each M, the entries of all trees drafted so far.
+
+        A tree is not deeper than the number of tokens that were still to be generated.
+        """
+        parts = [[NONE] for _ in self._tops]
+        for at, tree, entropies in self.drafts:
+            assert tree.tokens[0] == self.written[at - 1]
+            joint, depth, right = (
+                np.exp(tree.score),
+                tree.depth.astype(np.float64),
+                labels(tree, self.written[at:]),
+            )
+            for of_top, entropy in zip(parts, entropies, strict=True):
+                of_top.append(
+                    Nodes(
+                        joint[1:],
+                        entropy[1:],
+                        depth[1:],
+                        right[1:],
+                        np.zeros(tree.drafted, np.int64),
+                    )
+                )
+        return list(map(Nodes.joined, parts))
+
+
+NONE = Nodes(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, np.bool_), np.zeros(0, np.int64))
+
+
+@dataclass(frozen=True)
+class Collected:
+    """The entries of each text in a folder, so that an interrupted run goes on after the last one.
+
+    Attributes:
+        folder: of them.
+        about: what they depend on.
+    """
+
+    folder: Path
+    about: Mapping[str, Any]
+
+    def begin(self) -> None:
+        """Make the folder.
+
+        Raises:
+            UserError: it holds those of other trees.
+        """
+        path = self.folder / ABOUT
+        if path.is_file():
+            before = read_object(
+                path, "a note of the trees beside it (without it they are grown anew)"
+            )
+            if different := [
+                name for name, value in self.about.items() if before.get(name) != value
+            ]:
+                was = ", ".join(f"{name}={before.get(name)}" for name in different)
+                raise UserError(
+                    f"'{self.folder}' holds trees with {was}: go on with the same, or use another folder"
+                )
+            return
+        write_text(path, json.dumps(dict(self.about), indent=1) + "\n")
+
+    def __getitem__(self, text: int) -> Nodes | None:
+        path = self._path(text)
+        if not path.is_file():
+            return None
+        told = f"'{path}' does not hold a text's trees (without it they are grown anew)"
+        with understood(told), path.open("rb") as file, np.load(file) as found:
+            return Nodes(
+                *(found[f.name].astype(getattr(NONE, f.name).dtype) for f in fields(Nodes))
+            )
+
+    def __setitem__(self, text: int, nodes: Nodes) -> None:
+        narrow = {
+            "joint": np.float32,
+            "entropy": np.float32,
+            "depth": np.int16,
+            "accepted": np.bool_,
+            "tree": np.int32,
+        }
+        with whole(self._path(text)) as partial, partial.open("wb") as file:
+            np.savez_compressed(
+                file, **{name: getattr(nodes, name).astype(kind) for name, kind in narrow.items()}
+            )
+
+    def _path(self, text: int) -> Path:
+        return self.folder / f"{text:06}.npz"
+
+
+def grown(
+    target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int]
+) -> list[Nodes]:
+    """Return the entries of one text, for each M of `tops`."""
+    recorder = Recorder(knobs, tops)
+    Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
+    return recorder.nodes()
+
+
+def collect(
+    target: Target,
+    drafter: Drafter[Any],
+    requests: Sequence[Request],
+    knobs: Knobs,
+    kept: Collected,
+    tell: Tell = silent,
+) -> list[Nodes]:
+    """Return the entries of each text, as far as `knobs.trees` and `knobs.positives` reach.
+
+    Those already kept are not grown again.
+
+    Args:
+        target: writes.
+        drafter: grows the trees.
+        requests: one for each text.
+        knobs: of the trees.
+        kept: where they are kept.
+        tell: receives the number of finished texts and of trees.
+    """
+    found: list[Nodes] = []
+    trees = positives = 0
+    for number, request in enumerate(requests):
+        left = knobs.trees - trees if knobs.trees and positives >= knobs.positives else math.inf
+        if left <= 0:
+            break
+        nodes = kept[number]
+        if nodes is None:
+            [kept[number]] = grown(target, drafter, request, knobs, [knobs.entropy_top])
+            nodes = kept[number]  # in the precision in which it is kept
+            assert nodes is not None
+        found.append(nodes.take(nodes.tree < left))
+        trees += found[-1].trees
+        positives += int(found[-1].accepted.sum())
+        tell(number + 1, f"growing trees: {trees:,}", len(requests))
+    return found
+
+
+def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Request], int]:
+    """Return a request for each prompt that fits, and how many do not.
+
+    Raises:
+        UserError: a row is no prompt, or too few fit.
+    """
+    asked = [
+        encode(target.tokenizer, content(row, where)) for path in data for row, where in rows(path)
+    ]
+    fit_in = [ids for ids in asked if ids and len(ids) + knobs.tokens <= target.decoder.context]
+    used = fit_in[: math.ceil(knobs.share * len(fit_in))]
+    if len(used) < 2:
+        raise UserError(
+            f"of {len(asked)} prompts {len(used)} are used and fit the target's context of {target.decoder.context} with "
+            f"{knobs.tokens} new tokens; at least 2 are needed, one to learn and one to measure on"
+        )
+    return [Request(ids, knobs.tokens, target.eos, i) for i, ids in enumerate(used)], len(
+        asked
+    ) - len(fit_in)
+
+
+def about(
+    target: Target, drafter: Drafter[Any], spec: str, requests: Sequence[Request], knobs: Knobs
+) -> dict[str, Any]:
+    """Return all values that the trees depend on."""
+    weights = fingerprint(drafter.model) if isinstance(drafter, Trainable) else ""
+    grown = {name: getattr(knobs, name) for name in ("depth", "width", "entropy_top", "tokens")}
+    models = {
+        "target": fingerprint(target.decoder.model),
+        "drafter": f"{spec}: {drafter.described}",
+        "weights": weights,
+    }
+    digest = hashlib.sha256(json.dumps([list(r.prompt) for r in requests]).encode()).hexdigest()[
+        :16
+    ]
+    return models | grown | {"prompts": digest}

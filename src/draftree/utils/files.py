@@ -1,0 +1,423 @@
+"""Careful reading of files by others, and writing of ours, whole or not at all.
+
+Whatever a file can hold (no JSON, JSON nested ten thousand deep, a number for a text, broken
+weights) becomes one line that names the file, what was got and what is allowed.
+"""
+
+import json
+import os
+import shutil
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from glob import escape
+from pathlib import Path
+from tempfile import TemporaryFile
+from typing import Any, final
+
+from filelock import FileLock, Timeout
+from safetensors import safe_open
+
+from draftree.errors import DraftreeError, UnknownName, UserError, first_line, shown
+from draftree.utils.validated_dataclass import Range, Rule, rule_of
+
+
+@contextmanager
+def understood(told: str) -> Iterator[None]:
+    """Turn any failure inside into a message of one line.
+
+    Args:
+        told: start of the line; the cause follows after a colon.
+
+    Raises:
+        UserError: an error occurred that is not a message of one line yet.
+    """
+    try:
+        yield
+    except (DraftreeError, KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:  # broken bytes raise anything in other people's readers; Rust's panics are no Exception
+        raise UserError(f"{told}: {_reason(error)}") from error
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, RecursionError):
+        return "it is nested too deep"
+    if isinstance(error, OSError) and error.strerror:  # without the number, and the name before it
+        return error.strerror
+    first = f"no {error}" if isinstance(error, KeyError) else first_line(error)
+    return str(error) if first.endswith(":") else first  # the rest is on the next line
+
+
+def tensor_names(path: Path) -> set[str]:
+    """Return the names of the tensors in a safetensors file, without loading them.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    with understood(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
+        return set(file.keys())
+
+
+def tensor_shapes(path: Path) -> dict[str, list[int]]:
+    """Return the shapes of the tensors in a safetensors file by name, without loading them.
+
+    Raises:
+        UserError: it cannot be read.
+    """
+    with understood(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
+        return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
+
+
+def read_json(path: Path, what: str) -> Any:
+    """Return the value in a JSON file.
+
+    Args:
+        path: path of the file.
+        what: what the file should be, for the error.
+
+    Raises:
+        UserError: it cannot be read, or is not JSON.
+    """
+    with understood(f"'{path}' is not {what}"):
+        return json.loads(path.read_text("utf-8"))
+
+
+def read_object(path: Path, what: str) -> dict[str, Any]:
+    """Return the JSON object in a file.
+
+    Raises:
+        UserError: it cannot be read, or holds something else.
+    """
+    value = read_json(path, what)
+    if not isinstance(value, dict):
+        raise UserError(
+            f"'{path}' is not {what}: it holds {shown(value)}, allowed is a JSON object"
+        )
+    return value
+
+
+REQUIRED: Any = object()
+"""The default of an entry that has to be there."""
+
+
+@final
+@dataclass(frozen=True)
+class Entries:
+    """Read the entries of a JSON object, each checked against its type.
+
+    Attributes:
+        values: the entries.
+        where: origin of the object for errors: a file, or a description of a part of it.
+    """
+
+    values: Mapping[str, Any]
+    where: Path | str
+
+    def get(self, name: str, hint: Any, default: Any = REQUIRED, least: float | None = None) -> Any:
+        """Return an entry's value.
+
+        Args:
+            name: name of the entry.
+            hint: its type, as for `checked`.
+            default: value if the entry is missing.
+            least: lower bound of a number, or of the numbers in a list or an object.
+
+        Raises:
+            UserError: the entry is missing and has no default, or has another type.
+        """
+        place = f"'{self.where}'" if isinstance(self.where, Path) else self.where
+        where = f"{place}: {name}"
+        if name in self.values:
+            return checked(self.values[name], hint, where, least)
+        if default is REQUIRED:
+            raise UserError(f"{where} is missing, allowed is {_rule(hint, least)[0]}")
+        return default
+
+
+def checked(value: Any, hint: Any, where: str, least: float | None = None) -> Any:
+    """Return a value of a file or a spec, checked against a type hint.
+
+    Args:
+        value: the value.
+        hint: bool, int, float, str, dict, list, None, a `Literal`, or a union, list or dict of
+            these, as in a dataclass's field. A number must be finite, and a whole number is allowed
+            for a float.
+        where: origin of the value, for the error.
+        least: lower bound of a number.
+
+    Raises:
+        UserError: the value has another type.
+    """
+    words, fine = _rule(hint, least)
+    if not fine(value):
+        raise UserError(f"{where} is {shown(value)}, allowed is {words}")
+    return float(value) if hint is float else value
+
+
+def _rule(hint: Any, least: float | None) -> Rule:
+    return rule_of(hint, Range() if least is None else Range(least)) or ("anything", lambda _: True)
+
+
+@contextmanager
+def on_disk(path: Path) -> Iterator[None]:
+    """Turn an error inside into an OSError that names the disk's failure, whichever library wrote.
+
+    Where a disk is full, torch raises RuntimeError, safetensors an error of its own and numpy an
+    OSError without a reason: the disk is asked for it.
+
+    Args:
+        path: what is written, for the error.
+    """
+    try:
+        yield
+    except DraftreeError:
+        raise
+    except Exception as error:
+        reason = (
+            error if isinstance(error, OSError) and error.errno else _refusal(existing(path.parent))
+        )
+        if reason is None or (reason is error and error.filename):
+            raise
+        raise OSError(reason.errno, reason.strerror, str(path)) from error
+
+
+def _refusal(folder: Path) -> OSError | None:
+    """Return the error of a disk that accepts no more data; None if it does."""
+    try:
+        with TemporaryFile(dir=folder) as file:
+            file.write(bytes(1 << 20))
+    except OSError as error:
+        return error
+    return None
+
+
+def existing(path: Path) -> Path:
+    """Return a path, or the nearest existing folder above it."""
+    return next(p for p in (path, *path.absolute().parents) if p.exists())
+
+
+@contextmanager
+def _partial(path: Path, out: Path) -> Iterator[Path]:
+    """Yield a hidden path next to `path` to write to, and remove it at the end.
+
+    Its name contains the process id.
+
+    Args:
+        path: what is written.
+        out: its name in errors.
+    """
+    partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
+    try:
+        with on_disk(out):
+            yield partial
+    finally:
+        _remove(partial)
+
+
+def _flush(path: Path) -> None:
+    """Flush a file, or a folder of files: some disks report only then that they are full."""
+    for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
+        with file.open("rb+") as opened:
+            os.fsync(opened.fileno())
+
+
+def _remove(path: Path) -> None:
+    if path.is_dir():
+        shutil.rmtree(path, ignore_errors=True)
+    else:
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def _parents(path: Path) -> Iterator[None]:
+    """Make the parent folders of a path.
+
+    If the body fails, those that were made and are empty are removed.
+    """
+    made = [p for p in path.absolute().parents if not p.exists()]
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except BaseException:
+        _remove_empty(made)
+        raise
+
+
+@contextmanager
+def whole(path: Path) -> Iterator[Path]:
+    """Write a file that replaces `path` once it is complete; if writing fails, it is removed.
+
+    Raises:
+        OSError: the disk is full, or cannot be written to.
+    """
+    with _parents(path), _partial(path, path) as partial:
+        yield partial
+        _flush(partial)
+        partial.replace(path)
+
+
+@contextmanager
+def filled(folder: Path, last: str) -> Iterator[Path]:
+    """Open a place to write files that are moved into `folder` once all are complete.
+
+    The file that marks them as complete is moved last.
+
+    Args:
+        folder: target folder; it may hold other files.
+        last: name of the file that is moved last.
+
+    Raises:
+        OSError: the disk is full, or cannot be written to.
+    """
+    with _partial(folder / last, folder / last) as partial:
+        partial.mkdir(parents=True)
+        yield partial
+        _flush(partial)
+        for path in sorted(partial.iterdir(), key=lambda p: p.name == last):
+            path.replace(folder / path.name)
+
+
+@contextmanager
+def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
+    """Write a folder that becomes `out` once it is complete; if writing fails, it is removed.
+
+    Args:
+        out: the folder.
+        overwrite: whether it replaces an existing folder.
+
+    Raises:
+        UserError: another process writes the same folder.
+        OSError: the disk is full, or cannot be written to.
+    """
+    home = out.absolute()
+    beside = existing(home.parent) / home.name
+    aside = beside.with_name(f".{beside.name}.replaced")
+    with locked(out, _lock(beside)), _partial(beside, out) as partial:
+        _restore(aside, home)
+        partial.mkdir()
+        yield partial
+        _flush(partial)
+        try:
+            with _parents(home):
+                if overwrite and home.exists():
+                    home.replace(aside)
+                partial.replace(home)
+        finally:
+            _restore(aside, home)
+
+
+def _restore(aside: Path, home: Path) -> None:
+    """Restore a folder that was to be replaced, or remove it if the new one is in place."""
+    if aside.exists():
+        if home.exists():
+            _remove(aside)
+        else:
+            aside.replace(home)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a text file atomically."""
+    with whole(path) as partial:
+        partial.write_text(text, "utf-8")
+
+
+def append(path: Path, text: str) -> None:
+    """Add lines to a text file; if that fails, the last one may be incomplete."""
+    with on_disk(path), path.open("a", encoding="utf-8") as file:
+        file.write(text)
+
+
+def _lock(path: Path) -> Path:
+    return path.with_name(f".{path.name}.lock")
+
+
+@contextmanager
+def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[None]:
+    """Lock an output against other processes that write the same.
+
+    The lock ends with its process. Incomplete output of a killed process is removed. No trace of
+    the lock remains. The thread that holds the lock may request it again.
+
+    Args:
+        out: a file, or a folder.
+        lock: file that is locked: `inside` a folder; next to `out` by default.
+        wait: wait until no other process holds it, instead of an error.
+
+    Raises:
+        UserError: another process holds it.
+    """
+    lock = lock or _lock(out)
+    made = [p for p in (lock.parent, *lock.parent.absolute().parents) if not p.exists()]
+    held = FileLock(lock, is_singleton=True)
+    try:
+        with on_disk(out):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            held.acquire(timeout=-1 if wait else 0)
+    except Timeout:
+        raise UserError(
+            f"another process writes '{out}': wait for its end, or name another"
+        ) from None
+    except BaseException:
+        _remove_empty(made)
+        raise
+    try:
+        if held.lock_counter == 1:
+            for left in lock.parent.glob(
+                f".{'*' if lock.parent == out else escape(out.name)}.*.partial"
+            ):
+                _remove(left)
+        yield
+    finally:
+        if held.lock_counter == 1:
+            lock.unlink(
+                missing_ok=True
+            )  # while it is locked: a process that has opened it finds it gone, and retries
+        held.release()
+        _remove_empty(made)
+
+
+def _remove_empty(folders: Iterable[Path]) -> None:
+    """Remove empty folders, the innermost first, up to one that is not empty."""
+    with suppress(OSError):
+        for folder in folders:
+            folder.rmdir()
+
+
+def inside(folder: Path) -> Path:
+    """Return the file to lock in a folder that is written file by file."""
+    return folder / ".lock"
+
+
+def cache_folder() -> Path:
+    """Return the cache folder: `DRAFTREE_CACHE`, by default `~/.cache/draftree`."""
+    return Path(os.environ.get("DRAFTREE_CACHE") or Path.home() / ".cache" / "draftree")
+
+
+def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) -> None:
+    """Refuse an output that could not be written, before the work for it starts.
+
+    Args:
+        path: path of the output.
+        folder: whether it is a folder.
+        endings: allowed endings of a file's name, if not all are.
+
+    Raises:
+        UserError: it is of the other kind, its name has another ending, its place cannot be written
+            to, or there is no folder for a file with one of some endings.
+    """
+    if endings and path.suffix.lower() not in endings:
+        raise UnknownName(f"ending of '{path}',", path.suffix, endings)
+    if path.exists() and path.is_dir() is not folder:
+        raise UserError(
+            f"'{path}' is a {'file' if folder else 'folder'}, allowed is a {'folder' if folder else 'file'}"
+        )
+    if (
+        endings and not path.parent.exists()
+    ):  # a picture needs an existing folder: another name may be a misspelling
+        raise UserError(f"'{path}' cannot be written: there is no folder '{path.parent}'")
+    home = existing(path if folder else path.parent)
+    if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):
+        raise UserError(
+            f"'{path}' cannot be written: '{home}' is not a folder with the right to write"
+        )

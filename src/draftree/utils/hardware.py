@@ -1,0 +1,178 @@
+"""The machine at hand: its figures, the seconds that works take on it, and where what was found out about it is kept."""
+
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from draftree.native import variant
+from draftree.utils.files import cache_folder
+
+ROUNDS, SLOW = (3, 25), 0.25
+"""The rounds in which each work is timed, at least and at most, and the seconds from which on the
+first time counts, as a warm-up matters little then."""
+QUICK, AGAIN = 0.1, 7
+"""Seconds below which works are timed in more rounds, and how many these are at least: a machine
+may be slow in three."""
+
+CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 512, "LRU_CACHE_CAPACITY": 256}
+"""The variables by which oneDNN and its wrapper bound their caches, and the entries that suffice.
+
+A linear layer over some number of tokens is two entries of the first and one of the second; a new
+one takes half a millisecond."""
+ARENA_MAX, ARENAS = -8, 2
+"""glibc's M_ARENA_MAX, and the arenas that all threads share: the worker's and the loop's."""
+
+
+def busy() -> str:
+    """Return a message if other programs compete for the processors.
+
+    It is empty if none do, or where this is not known.
+    """
+    try:
+        load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
+    except (AttributeError, OSError):  # not all systems have them
+        return ""
+    crowded = load > processors + 1  # this program has a share of its own in it
+    return (
+        f"{load:.1f} programs compete for {processors} processor{'s' * (processors > 1)}"
+        if crowded
+        else ""
+    )
+
+
+def interleaved(
+    works: Sequence[Callable[[], Any]],
+    device: torch.device,
+    longest: float,
+    before: Sequence[Callable[[], Any] | None] = (),
+) -> list[float]:
+    """Return wall seconds of each work, run round-robin in random order.
+
+    So changes of the machine's speed affect all works equally. The result is the lower quartile of
+    the rounds, because other programs on the machine only ever make a work slower.
+
+    Args:
+        works: functions to time.
+        device: device that is waited for before and after each.
+        longest: seconds of all rounds together, shared evenly; slow works get fewer of them, spread
+            over the rounds.
+        before: functions called before each work, every time, and not timed; none by default.
+    """
+
+    def timed_behind(i: int) -> float:
+        if before and (first := before[i]) is not None:
+            first()
+        return timed(works[i], device)
+
+    first = list(map(timed_behind, range(len(works))))
+    seconds = [[once if once >= SLOW else timed_behind(i)] for i, once in enumerate(first)]
+    least = [AGAIN if once[0] < QUICK else ROUNDS[0] for once in seconds]
+    wanted = [
+        int(np.clip(longest / len(works) / max(s[0], 1e-9), a, ROUNDS[1])) - 1
+        for s, a in zip(seconds, least, strict=True)
+    ]
+    rounds, order = max(wanted), np.random.default_rng(0)
+    for r in range(rounds):
+        for i in order.permutation(len(works)):
+            if (r + 1) * wanted[i] // rounds > r * wanted[i] // rounds:
+                seconds[i].append(timed_behind(int(i)))
+    return [float(np.quantile(each, 0.25)) for each in seconds]
+
+
+def timed(work: Callable[[], Any], device: torch.device) -> float:
+    """Return wall seconds of a work, with the device idle before and after."""
+    accelerator: Any = torch.accelerator
+    wait = partial(accelerator.synchronize, device) if device.type != "cpu" else lambda: None
+    wait()
+    start = time.perf_counter()
+    work()
+    wait()
+    return time.perf_counter() - start
+
+
+def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
+    """Return an array on a device without waiting for the copy or for earlier work."""
+    given = torch.from_numpy(values)
+    if device.type == "cuda":
+        given = given.pin_memory()
+    return given.to(device, non_blocking=device.type != "mps")
+
+
+def has_float64(device: torch.device) -> bool:
+    """Return whether a device computes in float64; Apple's `mps` does not."""
+    return device.type != "mps"
+
+
+def machine(device: torch.device) -> dict[str, str]:
+    """Return the properties of the machine that affect the speed of a pass."""
+    chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
+    figures = {
+        "device": chip,
+        "threads": str(torch.get_num_threads()),
+        "torch": str(torch.__version__),
+    }
+    return figures if device.type == "cuda" else {**figures, "kernels": variant()}
+
+
+def _processor() -> str:
+    try:
+        names = [
+            x for x in Path("/proc/cpuinfo").read_text().splitlines() if x.startswith("model name")
+        ]
+        return names[0].split(":", 1)[1].strip()
+    except (OSError, IndexError):
+        return platform.processor() or platform.machine()
+
+
+def bound_memory() -> None:
+    """Bound the memory that a long-running process keeps for reuse.
+
+    Call it before a model is loaded. Environment variables that set the same bounds take
+    precedence.
+
+    - oneDNN and its wrapper in torch (ideep) keep about half a megabyte for each shape of each
+      linear layer that they have computed, by default 1,024 times. They read their bounds when the
+      first of these layers runs.
+    - glibc's allocator gives each new thread an arena of its own, up to eight per processor. What a
+      thread has freed there serves no other one. Arenas that exist stay. Other C libraries have no
+      such bound, and nothing happens.
+    """
+    for name, most in CACHES.items():
+        os.environ.setdefault(name, str(most))
+    limit = _of_glibc("mallopt")
+    if limit is not None and "MALLOC_ARENA_MAX" not in os.environ:
+        limit(ARENA_MAX, ARENAS)
+
+
+def return_memory() -> None:
+    """Return free memory of glibc's allocator to the system.
+
+    Other C libraries do so by themselves.
+    """
+    trim = _of_glibc("malloc_trim")
+    if trim is not None:
+        trim(0)
+
+
+def _of_glibc(name: str) -> Callable[..., int] | None:
+    """Return a function of glibc's allocator; None where the C library is another one."""
+    return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
+
+
+def kept(kind: str, about: Mapping[str, str]) -> Path:
+    """Return the path in the cache folder of a kind of findings with the given description."""
+    key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
+    return cache_folder() / kind / f"{key}.json"

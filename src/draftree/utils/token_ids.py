@@ -1,0 +1,32 @@
+"""Rows of token ids, given as lists, arrays or tensors."""
+
+from contextlib import suppress
+from operator import index
+from typing import Any
+
+import numpy as np
+import torch
+
+from draftree.utils.validated_dataclass import several
+
+
+def row_of_ids(value: Any) -> list[int] | None:
+    """Return the ids in a list, or in an array or tensor of one dimension.
+
+    Return None if they are not whole numbers in one row.
+    """
+    with suppress(
+        RuntimeError, TypeError
+    ):  # of a tensor without values; of what is no whole number
+        items = value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
+        return list(map(_id, items)) if several(items, lambda _: True) else None
+    return None
+
+
+def _id(value: Any) -> int:
+    flag = value.dtype is torch.bool if isinstance(value, torch.Tensor) else isinstance(value, bool)
+    if flag or (
+        isinstance(value, torch.Tensor) and value.ndim
+    ):  # torch takes a row of one id for an id
+        raise TypeError
+    return index(value)

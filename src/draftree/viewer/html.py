@@ -1,0 +1,78 @@
+"""A page to go through the steps: the text, and the tree of the step that is chosen. It loads nothing from anywhere."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import Any
+
+from draftree.viewer.layout import GAP, HEIGHT, PAD, layout
+from draftree.viewer.svg import tip
+from draftree.viewer.token_text import flowing
+from draftree.viewer.trace import Step, made_by, totals
+
+HOME = Path(__file__).parent
+
+
+def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
+    """Return the page, as a whole file."""
+    parts = {
+        "css": file("tree.css") + file("text.css") + file("page.css"),
+        "js": file("tree.js") + file("page.js"),
+        "data": in_script(
+            {"height": HEIGHT, "pad": PAD, "gap": GAP, "steps": [drawn(s) for s in steps]}
+        ),
+        "prompt": escape(flowing(about.get("prompt", ""))),
+        "about": escape(made_by(about)),
+        "totals": escape(totals(steps)),
+        "text": "".join(map(spans, steps)),
+        "last": str(len(steps) - 1),
+        "first": str(min(1, len(steps) - 1)),
+    }
+    return re.sub(r"\{\{(\w+)\}\}", lambda m: parts[m[1]], file("page.html"))
+
+
+def file(name: str) -> str:
+    """Return the text of a file next to this one."""
+    return (HOME / name).read_text(encoding="utf-8")
+
+
+def in_script(found: Any) -> str:
+    """Return JSON that can be embedded in a page: ASCII, and without an end of the script."""
+    text = json.dumps(found, allow_nan=False, separators=(",", ":"))
+    return "".join(f"\\u{ord(c):04x}" if c in "<>&" else c for c in text)
+
+
+def spans(step: Step) -> str:
+    """Return the text of a step, each token marked by its origin."""
+    return "".join(
+        f'<span class="{origin}" data-step="{step.number}">{escape(flowing(piece))}</span>'
+        for piece, origin in zip(step.pieces, step.origins, strict=True)
+    )
+
+
+def drawn(step: Step) -> dict[str, Any]:
+    """Return a step for the page's script: a list for each figure, an entry for each item."""
+    items, placed = step.items, layout(step)
+    return {
+        "head": step.head,
+        "width": round(placed.width, 1),
+        "height": placed.height,
+        "x": [round(b.x, 1) for b in placed.boxes],
+        "y": [round(b.y) for b in placed.boxes],
+        "w": [round(b.width, 1) for b in placed.boxes],
+        "label": [b.label for b in placed.boxes],
+        "figure": [b.figure for b in placed.boxes],
+        "text": [i.text for i in items],
+        "tip": [tip(i) for i in items],
+        "kind": [i.kind for i in items],
+        "parent": [i.parent for i in items],
+        "depth": [i.depth for i in items],
+        "q": [round(n.q, 4) if n.rank else None for n in items],
+        "value": [round(n.value, 4) if n.rank else None for n in items],
+        "entropy": [
+            None if n.entropy is None or not n.rank else round(n.entropy, 3) for n in items
+        ],
+        "rank": [n.rank or None for n in items],
+    }
