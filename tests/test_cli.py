@@ -484,7 +484,7 @@ def test_a_training_that_cannot_be_is_refused_before_the_target_is_read(
 
 def test_training_without_its_extra_says_what_to_install(draftree, monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "accelerate", None)
-    for name in ("run", "trainer"):
+    for name in ("training_job", "trainer"):
         monkeypatch.delitem(sys.modules, f"draftree.training.{name}", raising=False)
         monkeypatch.delattr(f"draftree.training.{name}", raising=False)
     status, _, err = draftree("train", "edd", "--data", __file__, "--out", "o")
