@@ -164,6 +164,19 @@ def test_engines_take_turns_with_batches() -> None:
     assert engines["pld"].scheduler.options.max_sequences == 2
 
 
+def test_a_batch_size_does_not_remember_the_answers_of_another() -> None:
+    target = tiny_target(context=64)
+    suffix = part("drafter", "suffix")().open(target)
+    engines = {"suffix": Engine(target, suffix, Chain())}
+    requests = {"suffix": [Request([5, 6, n], 24, number=n) for n in range(4)]}
+    first, again = (
+        arrivals.measured_in_batches(engines, requests, 2, SchedulerOptions())["suffix"]
+        for _ in range(2)
+    )
+    assert engines["suffix"].carried is not None
+    assert again["tokens_per_step"] == first["tokens_per_step"]
+
+
 def test_the_command_measures_batches(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "r.json"
     prompts.write_text("def f(x):\nimport os\nclass A:\nfor i in\n")

@@ -134,7 +134,8 @@ def measured_in_batches(
 
     Each batch runs to its end. Engines take turns after every batch, so other work on the machine
     affects all of them alike. Requests that do not fill a batch are left out. Each engine first
-    runs a warm-up batch that is not timed.
+    runs a warm-up batch that is not timed. What its drafter remembers of earlier answers is dropped
+    before: another size may have answered the same requests.
 
     Args:
         engines: the engines that are compared.
@@ -148,6 +149,7 @@ def measured_in_batches(
         {name: list[float]() for name in engines},
     )
     for name, engine in engines.items():
+        engine.carried = None
         engine.set_limits(**(vars(limits) | {"max_sequences": size}))
         serve(
             engine,
