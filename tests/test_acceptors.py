@@ -44,6 +44,7 @@ from draftree.target.target import Taps
 from draftree.testing import Branching, TableDrafter, outcomes, random_table, table_target
 from draftree.testing.fakes import Always, tiny_target
 from draftree.tree import Candidates, Draw, Ints, Tree, Verdict
+from selection import one_in
 
 # The walk on hand-made trees.
 
@@ -599,9 +600,8 @@ class Remembering(Drafter[Memory]):
 
 
 @pytest.mark.parametrize(
-    "rule", [Rejection(), Block(), MultiRound()], ids=lambda rule: type(rule).__name__
+    ("rule", "reuse"), one_in(2, [Rejection(), Block(), MultiRound()], [False, True]), ids=str
 )
-@pytest.mark.parametrize("reuse", [False, True])
 def test_a_drafter_that_remembers_does_not_know_the_noise_that_judges_it(
     rule: Acceptor, reuse: bool
 ) -> None:

@@ -36,6 +36,7 @@ from draftree.testing.conformance import COSTS, cases
 from draftree.testing.fakes import Recorder, tiny_target
 from draftree.utils.hardware import to_device
 from folders import target_folder
+from selection import one_in
 
 NEURAL = ("edd", "glide", "lm", "vdm", "eagle", "eagle3", "medusa", "hydra", "mtp", "always")
 EXACT = ("greedy", "match")
@@ -71,7 +72,7 @@ def some() -> list[Case]:
         Case(check, drafter, policy, EXACT[i % 2])
         for i, (drafter, policy, check) in enumerate(places)
     ]
-    return [*list(found.values())[::3], *more]
+    return [*list(found.values())[::3], *more[::2], *more[1::4]]
 
 
 @pytest.mark.parametrize("case", some(), ids=str)
@@ -219,21 +220,15 @@ def rotates_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("rotates_as_a_gpu")
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(1.0, top_p=0.95)], ids=["greedy", "sampled"]
-)
-@pytest.mark.parametrize(("drafter", "policy", "layers"), [
+@pytest.mark.parametrize(("growth", "rows", "sampling"), one_in(2, [
     *((drafter, "eagle2", 6) for drafter in ("edd", "eagle", "eagle3", "mtp", "medusa:heads=6", "hydra:heads=6")),
     *(("eagle3", policy, layers) for policy, layers in (
         ("chain:length=4", 4), ("beam:preset=fast,width=3,depth=4", 4), ("beam:width=3,depth=4", 4),
         ("vct:width=2,depth=2", 2), ("static", 5),
     )),
-])  # fmt: skip
+], [1, 3], [Sampling(), Sampling(1.0, top_p=0.95)]), ids=str)  # fmt: skip
 def test_a_step_is_few_launches(
-    policy: str,
-    layers: int,
-    drafter: str,
+    growth: tuple[str, str, int],
     sampling: Sampling,
     rows: int,
     monkeypatch: pytest.MonkeyPatch,
@@ -243,6 +238,7 @@ def test_a_step_is_few_launches(
     Not counted: what is not recorded, as the encoding of what was accepted, and what fills the
     inputs of a pass; the host waits for none of it.
     """
+    drafter, policy, layers = growth
     monkeypatch.setattr(places, "on_host", lambda device: False)
     recorder = Recorder()
     target = tiny_target(context=96, capture=Graphs(recorder))
@@ -279,10 +275,17 @@ def test_a_step_is_few_launches(
 
 
 @pytest.mark.usefixtures("rotates_as_a_gpu")
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("drafter", ["lm", "eagle3", "medusa:heads=6", "hydra:heads=6"])
-@pytest.mark.parametrize("sampling", [Sampling(), Sampling(0.3)], ids=["greedy", "sampled"])
-@pytest.mark.parametrize("policy", ["yield", "pct:ratio=0.02"])
+@pytest.mark.parametrize(
+    ("policy", "sampling", "drafter", "rows"),
+    one_in(
+        4,
+        ["yield", "pct:ratio=0.02"],
+        [Sampling(), Sampling(0.3)],
+        ["lm", "eagle3", "medusa:heads=6", "hydra:heads=6"],
+        [1, 3],
+    ),
+    ids=str,
+)
 def test_a_step_of_a_tree_that_depends_on_values_waits_once(
     policy: str, sampling: Sampling, drafter: str, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -336,9 +339,9 @@ def agreeing(target: Target) -> Any:
 
 
 @pytest.mark.usefixtures("rotates_as_a_gpu")
-@pytest.mark.parametrize("rows", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-@pytest.mark.parametrize("policy", ["eagle2", "yield"])
+@pytest.mark.parametrize(
+    ("policy", "temperature", "rows"), one_in(2, ["eagle2", "yield"], [0.0, 1.0], [1, 3])
+)
 def test_a_step_is_three_launches_and_one_for_each_layer(
     policy: str, temperature: float, rows: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -21,7 +21,7 @@ from draftree.drafters.medusa import MedusaDrafter
 from draftree.drafters.neural import transformer_drafter
 from draftree.drafters.neural.draft_state import rewind
 from draftree.engine import Engine
-from draftree.errors import NotANumber
+from draftree.errors import NotANumber, UserError
 from draftree.kernels.tree_verification import packed
 from draftree.loop import Parts, decode
 from draftree.models.decoder import Decoder
@@ -29,7 +29,7 @@ from draftree.models.kv_cache import SlotCache
 from draftree.policies.base import Layered, Policy, append
 from draftree.policies.chain import Chain
 from draftree.policies.vct import VCT
-from draftree.registry import KINDS, names, part
+from draftree.registry import KINDS, check_exact, names, part
 from draftree.request import Request
 from draftree.sampling.distributions import Distributions
 from draftree.sampling.draft_sampling import Drawing
@@ -84,9 +84,75 @@ def test_every_pairing_runs_in_batches_of_the_sizes_asked_for() -> None:
     assert len(batch_cases((2,), {"drafter": ["edd"], "acceptor": ["greedy"]})) == parts["policy"]
 
 
-@pytest.mark.parametrize("case", cases(), ids=str)
+def exact(case: Case) -> bool:
+    """Whether the acceptor may verify the policy's trees; other pairings are refused."""
+    try:
+        check_exact(part("policy", case.policy)(), part("acceptor", case.acceptor)())
+    except UserError:
+        return False
+    return True
+
+
+def some() -> list[Case]:
+    """Return the cases that run here, for `python -m draftree.testing` runs all.
+
+    Of drafter × policy every third pairing runs with one sequence, the others with three, under
+    acceptors in turn; further ones where a drafter has not met an acceptor then. The checks that
+    are covered pairwise are all there.
+    """
+    alone = {(c.drafter, c.policy): c for c in cases() if c.check == "one"}
+    met, found, others = set[tuple[str, str]](), list[Case](), list[Case]()
+    for number, ((drafter, policy), one) in enumerate(alone.items()):
+        ragged = [Case("ragged", drafter, policy, rule) for rule in names("acceptor")]
+        options = [one] if number % 3 == 1 else list(filter(exact, ragged))
+        found.append(max(options, key=lambda case: len(accepting(case) - met)))
+        others += [case for case in ragged if exact(case)]
+        met |= accepting(found[-1])
+    for case in others:
+        if accepting(case) - met:
+            found.append(case)
+            met |= accepting(case)
+    return [*found, *(case for case in cases() if case.check in PAIRWISE and exact(case))]
+
+
+def accepting(case: Case) -> set[tuple[str, str]]:
+    """Return the pairs of an acceptor with the drafter and with the policy."""
+    return {(case.acceptor, case.drafter), (case.acceptor, case.policy)}
+
+
+SOME = some()
+
+
+@pytest.mark.parametrize("case", SOME, ids=str)
 def test_case(suite: Suite, case: Case) -> None:
     suite.run(case)
+
+
+def test_any_two_parts_meet_in_the_cases_that_run_here() -> None:
+    """Where they are exact together; other pairings are refused, see the next test."""
+    wanted = {c for c in cases(full=True) if c.check == "ragged" and exact(c)}
+    everywhere = [case for case in SOME if case.check in EVERYWHERE]
+    for kinds in combinations(("drafter", "policy", "acceptor"), 2):
+        met, all_ = (
+            {tuple(getattr(c, kind) for kind in kinds) for c in found}
+            for found in (everywhere, wanted)
+        )
+        assert met == all_, kinds
+    drafters = {*SCRIPTED, *names("drafter")}
+    for check in ("one", "ragged", "limit"):
+        assert {c.drafter for c in SOME if c.check == check} == drafters, check
+
+
+@pytest.mark.parametrize("policy", names("policy"))
+def test_pairings_that_are_not_exact_are_refused(policy: str) -> None:
+    """And not skipped by accident: the suite counts them."""
+    ask = Suite()
+    for acceptor in names("acceptor"):
+        case = Case("ragged", "never", policy, acceptor)
+        refused = not exact(case)
+        if refused:
+            ask.run(case)
+        assert (f"{policy} with {acceptor}" in ask.coverage.refused) == refused
 
 
 @pytest.mark.parametrize("acceptor", names("acceptor"))

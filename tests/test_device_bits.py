@@ -25,6 +25,7 @@ from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.testing.conformance import COSTS
 from draftree.testing.fakes import Recorder, tiny_target
+from selection import one_in
 
 WIDTH = 64
 """Tokens of each sequence in all passes."""
@@ -83,20 +84,19 @@ CASES = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(1.0, top_p=0.95)], ids=["greedy", "sampled"]
+    ("case", "sampling", "count"),
+    one_in(2, CASES, [Sampling(), Sampling(1.0, top_p=0.95)], [1, 3]),
+    ids=str,
 )
-@pytest.mark.parametrize(("name", "policy", "broken"), CASES)
 def test_trees_have_the_hosts_bits(
-    name: str,
-    policy: str,
-    broken: bool,
+    case: tuple[str, str, bool],
     sampling: Sampling,
     count: int,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Ties, NaN and ∞ included; and the same nodes are accepted."""
+    name, policy, broken = case
     width = Ladder.width
     monkeypatch.setattr(Ladder, "width", lambda self, n: width(self, max(n, WIDTH)))
     monkeypatch.setattr(devices, "on_host", lambda device: False)

@@ -1,8 +1,7 @@
 """`draftree doctor --export`: an exported drafter is examined without its engine; and the target that an export names."""
 
 import json
-import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -82,11 +81,12 @@ def test_what_is_no_export_is_refused(tmp_path: Path) -> None:
         examine(tmp_path)
 
 
-def test_the_command_tells_and_fails(folder: Path) -> None:
-    command = [sys.executable, "-m", "draftree", "doctor", "--export", str(folder)]
-    done = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True)
-    assert json.loads(done.stdout)["faults"] == []
+def test_the_command_tells_and_fails(
+    folder: Path, draftree: Callable[..., tuple[int, str, str]]
+) -> None:
+    status, out, _ = draftree("doctor", "--export", folder, "--json")
+    assert (status, json.loads(out)["faults"]) == (0, [])
     (folder / "model.safetensors").unlink()
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 1
-    assert "an engine cannot use it" in done.stdout
+    status, out, _ = draftree("doctor", "--export", folder)
+    assert status == 1
+    assert "an engine cannot use it" in out

@@ -489,7 +489,7 @@ METHODS: dict[str, Method] = {"suffix": Suffix(), "lookahead": Lookahead(), "vdm
 @pytest.mark.parametrize("name", INTERRUPTED)
 @pytest.mark.parametrize("method", METHODS)
 def test_an_engine_can_be_used_again_after_ctrl_c(target: Target, name: str, method: str) -> None:
-    survives(target, METHODS[method], INTERRUPTED[name], 4)
+    survives(target, METHODS[method], INTERRUPTED[name], 2)
 
 
 @pytest.mark.long

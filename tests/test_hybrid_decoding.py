@@ -66,9 +66,9 @@ FEW = [
 OFTEN = [
     (f, d, p)
     for i, (f, d, p) in enumerate(FEW)
-    if f in (*RULES.values(), *ALONE) or (i + list(FAMILIES).index(f)) % 2
+    if not (i + list(FAMILIES).index(f)) % (2 if f in (*RULES.values(), *ALONE) else 3)
 ]
-"""Those of a family of each rule; of the others every second."""
+"""Of a family of each rule every second; of the others every third."""
 
 
 @cache

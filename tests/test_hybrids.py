@@ -48,7 +48,7 @@ def state_error(cache: SlotCache, stock: Sequence[OneByOne]) -> float:
     return worst
 
 
-def errors(family: str, steps: int = 2, nodes: int = 12, seed: int = 3) -> tuple[float, float]:
+def errors(family: str, steps: int = 2, nodes: int = 8, seed: int = 3) -> tuple[float, float]:
     """The largest error of any node's logits, and of the states, over some steps of two or more ragged rows."""
     model, draw = hybrid(family), np.random.default_rng(seed)
     with in_float64(model):

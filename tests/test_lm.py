@@ -61,7 +61,7 @@ def suite() -> Suite:
 
 
 SOME = [
-    pytest.param(case, id=str(case), marks=() if i % 12 == 0 else pytest.mark.long)
+    pytest.param(case, id=str(case), marks=() if i % 25 == 0 else pytest.mark.long)
     for i, case in enumerate(cases(only={"drafter": ["lm"]}))
 ]
 """All go through by hand; in the suite every twelfth."""

@@ -11,6 +11,7 @@ import pytest
 
 import draftree
 from draftree.engine import Engine
+from selection import one_in
 from serving import Running, served
 
 playwright = pytest.importorskip("playwright.sync_api", reason="needs the package playwright")
@@ -198,8 +199,7 @@ def test_a_server_that_is_gone_is_named(browser: Any, engine: Engine) -> None:
     context.close()
 
 
-@pytest.mark.parametrize("width", [360, 800, 1200])
-@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize(("width", "scheme"), one_in(2, [360, 800, 1200], ["light", "dark"]))
 def test_no_width_is_too_small(browser: Any, server: Running, width: int, scheme: Any) -> None:
     context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
     page = context.new_page()

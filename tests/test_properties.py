@@ -21,31 +21,31 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> None:
         yield
 
 
-@settings(max_examples=50)
+@settings(max_examples=20)
 @given(batches())
 def test_texts_are_those_of_plain_decoding_and_the_same_again(batch: Batch) -> None:
     properties.check_batch(batch)
 
 
-@settings(max_examples=30)
+@settings(max_examples=12)
 @given(batches())
 def test_an_engine_that_was_interrupted_writes_the_same(batch: Batch) -> None:
     properties.check_engine(batch)
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(served())
 def test_submitted_requests_are_written_as_alone_and_the_same_again(batch: Served) -> None:
     properties.check_served(batch)
 
 
-@settings(max_examples=4)
+@settings(max_examples=2)
 @given(served(("tiny",)))
 def test_submitted_requests_leave_nothing_behind(batch: Served) -> None:
     properties.check_nothing_served_left(batch)
 
 
-@settings(max_examples=6)
+@settings(max_examples=3)
 @given(batches(("tiny",)))
 def test_nothing_is_left_behind(batch: Batch) -> None:
     properties.check_nothing_left(batch)

@@ -640,7 +640,7 @@ def soak(server: Running | Apart, engine: Engine, requests: int, at_once: int) -
 
 
 def test_texts_do_not_mix(server: Running, engine: Engine) -> None:
-    assert soak(server, engine, 30, 10) == (24, 6)
+    assert soak(server, engine, 15, 8) == (12, 3)
 
 
 def resident(server: Apart) -> int:

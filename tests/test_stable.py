@@ -114,8 +114,16 @@ def read(decoder: Decoder, cache: SlotCache, parts: list[list[Ints]]) -> None:
             cache.keep(r, starts[r] + np.arange(len(part)))
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("name", [*DENSE, *EXPERTS])
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        pytest.param(
+            name, dtype, marks=pytest.mark.long if name in DENSE and i // 2 % 2 != j else ()
+        )
+        for i, name in enumerate([*DENSE, *EXPERTS])
+        for j, dtype in enumerate(DTYPES)
+    ],
+)
 def test_a_models_bits_do_not_depend_on_cuts_or_trees(name: str, dtype: torch.dtype) -> None:
     """Nodes of random trees, up to 64 wide, behind prompts cut anywhere, beside other rows, against their path read in one."""
     target = Target.of(fresh(name, layers=2).to(dtype))  # one of each kind

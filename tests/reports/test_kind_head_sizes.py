@@ -17,6 +17,7 @@ from draftree.errors import UserError
 from draftree.registry import build as part
 from kind_models import PROMPT, TRAINED, expected, fresh, target, written
 from reports import report
+from selection import one_in
 
 MLA = {"kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 12,
        "num_key_value_heads": 4}  # fmt: skip
@@ -53,8 +54,7 @@ TARGETS: dict[str, tuple[str, dict[str, Any]]] = {
     "Draft checkpoints and exports",
     "Targets whose hidden size is no multiple of their heads could not get a drafter.",
 )
-@pytest.mark.parametrize("kind", TARGETS)
-@pytest.mark.parametrize("name", TRAINED)
+@pytest.mark.parametrize(("name", "kind"), one_in(3, TRAINED, list(TARGETS)))
 def test_drafters_are_made_saved_and_opened_and_write_the_targets_text(
     name: str, kind: str, tmp_path: Path
 ) -> None:

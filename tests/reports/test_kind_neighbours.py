@@ -27,6 +27,7 @@ from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from kind_models import TRAINED, expected, fresh, target
+from selection import one_in
 
 Run = tuple[dict[int, list[int]], dict[int, list[tuple[int, int, int]]]]
 CONTEXT = 24
@@ -92,8 +93,9 @@ def alone(
     return texts, steps
 
 
-@pytest.mark.parametrize("policy", ["eagle2", "chain", "pct"])
-@pytest.mark.parametrize("name", ["lm", "vdm", "edd", "glide"])
+@pytest.mark.parametrize(
+    ("name", "policy"), one_in(2, ["lm", "vdm", "edd", "glide"], ["eagle2", "chain", "pct"])
+)
 def test_a_sequence_beyond_the_drafters_context_takes_no_drafts_from_others(
     name: str, policy: str, llama: Target
 ) -> None:
@@ -135,9 +137,14 @@ class Choice(LogitsProcessor):
 
 
 @pytest.mark.parametrize(
-    "sampling", [Sampling(), Sampling(temperature=0.9, seed=3)], ids=["greedy", "sampled"]
+    ("name", "sampling"),
+    one_in(
+        2,
+        ["eagle", "vdm", "medusa", "eagle3:draft_vocab=20", "dflash"],
+        [Sampling(), Sampling(temperature=0.9, seed=3)],
+    ),
+    ids=str,
 )
-@pytest.mark.parametrize("name", ["eagle", "vdm", "medusa", "eagle3:draft_vocab=20", "dflash"])
 def test_a_sequence_that_has_one_choice_changes_nothing_for_others(
     name: str, sampling: Sampling, llama: Target
 ) -> None:
@@ -159,8 +166,9 @@ def test_a_sequence_that_has_one_choice_changes_nothing_for_others(
     )
 
 
-@pytest.mark.parametrize("name", ["eagle", "vdm", "hydra", "suffix", "dflash", "mtp"])
-@pytest.mark.parametrize("leaves", [0, 1])
+@pytest.mark.parametrize(
+    ("name", "leaves"), one_in(2, ["eagle", "vdm", "hydra", "suffix", "dflash", "mtp"], [0, 1])
+)
 def test_a_sequence_that_ends_or_is_cancelled_changes_nothing_for_others(
     name: str, leaves: int, llama: Target
 ) -> None:
@@ -376,8 +384,10 @@ def test_what_is_raised_once_takes_no_drafts(method: str, llama: Target) -> None
         )
 
 
-@pytest.mark.parametrize("method", ["start", "expand", "commit", "truncate", "carry", "select"])
-@pytest.mark.parametrize("name", ["eagle", "suffix"])
+@pytest.mark.parametrize(
+    ("name", "method"),
+    one_in(2, ["eagle", "suffix"], ["start", "expand", "commit", "truncate", "carry", "select"]),
+)
 def test_engines_whose_drafter_raises_write_on(name: str, method: str, llama: Target) -> None:
     """Lists, single texts and submitted requests alike; a later text is drafted for again."""
     want, drafter = (
