@@ -110,7 +110,7 @@ def test_costs_that_another_program_slowed_are_measured_again(
 @pytest.mark.parametrize("name", [name for _, name in shipped("demo")])
 def test_every_shipped_drafter_can_be_examined(demo: Target, texts: list[Text], name: str) -> None:
     """Nothing ends in an error, and the verdict agrees with what it is made of."""
-    report = examine(demo, build("drafter", name).open(demo), texts[:2], FLAT)
+    report = examine(demo, build("drafter", name).open(demo), texts[:1], FLAT)
     said = json.loads(json.dumps(report.as_json(), allow_nan=False))
     assert said["verdict"] == (
         "bad" if report.suspects or "bad" in [f.verdict for f in report.findings] else "ok"

@@ -40,6 +40,7 @@ from draftree.testing.fakes import Always, Coached
 from draftree.training.feature_cache import read
 from draftree.tree import Ints, Tree
 from forests import NOISE, grown, random_forest, some_verdict, texts, worst
+from selection import one_in
 
 NAMES = ("llama", "qwen3", "gemma2", "gpt_neox", "mistral-sliding")
 BLOCKS = [(1, 1, 0), (3, 5, 0), (1, 4, 3), (3, 7, 2)]
@@ -63,13 +64,12 @@ def tokens_of(rows: int, count: int, seed: int = 0) -> Ints:
 # Trained as it decodes.
 
 
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize("layers", [1, 2])
-@pytest.mark.parametrize(("rows", "block", "phase"), BLOCKS)
+@pytest.mark.parametrize(("name", "layers", "blocks"), one_in(2, NAMES, [1, 2], BLOCKS))
 def test_the_training_forward_is_the_decoding_forward(
-    name: str, rows: int, layers: int, block: int, phase: int
+    name: str, layers: int, blocks: tuple[int, int, int]
 ) -> None:
     """The prompt is the first block, which with two layers has to be read in the blocks of the forward."""
+    rows, block, phase = blocks
     t = target(name)
     drafter = drafter_of(t, layers=layers, block=block)
     trained, steps = forward_parity.both(t, drafter, tokens_of(rows, 17, block), block, phase)

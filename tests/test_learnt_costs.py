@@ -31,6 +31,7 @@ from draftree.sampling.params import Sampling
 from draftree.target.target import Target
 from draftree.testing import tiny_target
 from draftree.testing.conformance import RandomCosts
+from selection import one_in
 
 SPEED = Speed(bandwidth=1e10, rate=1e11, overhead=0.0)
 BOUND, FLAT = Size(weights=1e8, bytes=2e7), Size(weights=1e6, bytes=2e8)
@@ -559,9 +560,10 @@ def random_costs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("random_costs")
-@pytest.mark.parametrize("policy", ["yield", "pct", "opttree"])
-@pytest.mark.parametrize("drafter", [PLD(), EDD()], ids=["pld", "edd"])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(
+    ("drafter", "policy", "temperature"),
+    one_in(2, [PLD(), EDD()], ["yield", "pct", "opttree"], [0.0, 1.0]),
+)
 def test_no_text_depends_on_costs(
     target: Target, drafter: PLD | EDD, policy: str, temperature: float
 ) -> None:

@@ -147,11 +147,11 @@ def test_every_policy_ends_with_the_last_head(policy: str) -> None:
         Request(text.tolist(), 7, number=i)
         for i, text in enumerate(texts([4, 6], np.random.default_rng(5)))
     ]
-    for sampling in (Sampling(), Sampling(temperature=1.0)):
-        engine = Engine(t, drafter_of(t, heads=1), build("policy", policy), costs=COSTS)
-        written = engine.write(requests, sampling)
-        assert written.tokens == engine.plain(requests, sampling).tokens
-        assert max(s.depth for s in written.stats.steps) == 1, "there is one head"
+    sampling = Sampling(temperature=float(names("policy").index(policy) % 2 == 0))
+    engine = Engine(t, drafter_of(t, heads=1), build("policy", policy), costs=COSTS)
+    written = engine.write(requests, sampling)
+    assert written.tokens == engine.plain(requests, sampling).tokens
+    assert max(s.depth for s in written.stats.steps) == 1, "there is one head"
 
 
 def test_rows_that_have_ended_keep_their_state() -> None:

@@ -190,7 +190,14 @@ EVERY: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize(
     ("name", "temperature"),
-    [(n, t) for n in EVERY for t in (0.0, 1.0) if t or "temperature" not in EVERY[n]],
+    [
+        pytest.param(
+            n, t, marks=pytest.mark.long if "temperature" not in EVERY[n] and i % 2 != t else ()
+        )
+        for i, n in enumerate(EVERY)
+        for t in (0.0, 1.0)
+        if t or "temperature" not in EVERY[n]
+    ],
 )
 def test_every_option_gives_the_text_of_plain_decoding(
     target: Target, name: str, temperature: float

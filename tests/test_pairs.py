@@ -18,6 +18,7 @@ from draftree.registry import build, part
 from draftree.target.target import Target
 from draftree.tree import Ints
 from forests import NOISE, texts, worst
+from selection import one_in
 
 METHODS = ("eagle", "eagle3", "mtp")
 LEVELS = (*METHODS, "mtp:layers=2", "mtp:layers=3")
@@ -39,12 +40,14 @@ def tokens_of(rows: int, count: int, seed: int) -> Ints:
     return np.stack(texts([count] * rows, np.random.default_rng(seed)))
 
 
-@pytest.mark.parametrize("method", METHODS)
-@pytest.mark.parametrize("name", NAMES)
-@pytest.mark.parametrize(("rows", "block", "phase"), [(1, 1, 0), (3, 5, 0), (1, 4, 3), (3, 7, 2)])
+@pytest.mark.parametrize(
+    ("method", "name", "blocks"),
+    one_in(3, METHODS, NAMES, [(1, 1, 0), (3, 5, 0), (1, 4, 3), (3, 7, 2)]),
+)
 def test_the_training_forward_is_the_decoding_forward(
-    method: str, name: str, rows: int, block: int, phase: int
+    method: str, name: str, blocks: tuple[int, int, int]
 ) -> None:
+    rows, block, phase = blocks
     t = target(name)
     trained, steps = forward_parity.both(
         t, drafter_of(method, t), tokens_of(rows, 17, block), block, phase

@@ -17,6 +17,7 @@ from draftree.scheduling.prefix_cache import PrefixStore
 from draftree.target.target import Taps, Target
 from draftree.testing.fakes import tiny_target
 from hybrids import hybrid
+from selection import one_in
 
 VOCAB = 61
 DRAFTERS = ("edd", "eagle3", "glide", "suffix:session=false", "lm", "dflash", "medusa", "hydra")
@@ -50,8 +51,7 @@ def figures(handle: Handle) -> tuple[Any, ...]:
     return handle.result().tokens, handle.stats.steps, handle.stats.drafted, handle.stats.accepted
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
-@pytest.mark.parametrize("chunk", [4, 512])
+@pytest.mark.parametrize(("drafter", "chunk"), one_in(2, DRAFTERS, [4, 512]))
 def test_texts_and_drafts_are_those_without_sharing(drafter: str, chunk: int) -> None:
     target, requests = tiny_target(40), requests_of(8)
     sharing = engine_of(drafter, target, max_sequences=3, max_batch_tokens=chunk, prefix_block=3)
