@@ -2,6 +2,7 @@
 
 import hashlib
 import logging
+import math
 import re
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -25,6 +26,7 @@ from draftree.models.loading_progress import no_loading_bar
 from draftree.models.supported_architectures import refuse_unsupported
 from draftree.target.gguf_header import Header, read_header
 from draftree.utils.files import cache_folder, locked, on_disk, understood, whole_folder
+from draftree.utils.hardware import return_memory
 
 LOG = logging.getLogger("draftree")
 MAGIC, LAYOUT = b"GGUF", 1
@@ -102,7 +104,7 @@ def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...
 
     The result is cached, as both weights and tokenizer request it.
     """
-    _check(path, parts)  # of all bytes only afterwards: a large file takes a while
+    headers = _check(path, parts)  # of all bytes only afterwards: a large file takes a while
     folder = dequantised_folder(parts)
     if not folder.is_dir():
         if missing := [name for name in NEEDED if find_spec(name) is None]:
@@ -112,7 +114,8 @@ def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...
         with locked(folder, wait=True):
             if not folder.is_dir():  # another process may have made it meanwhile
                 LOG.info("dequantising '%s', once", path)
-                _convert(path, parts, folder)
+                _convert(path, parts, headers, folder)
+                return_memory()  # the tensors of the file and of the model that was saved
     LOG.info("the target is '%s', dequantised: its weights are kept in %s", path.name, folder)
     return folder
 
@@ -134,8 +137,8 @@ def _digest(parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> str:
     return hashed.hexdigest()
 
 
-def _check(path: Path, parts: Sequence[Path]) -> None:
-    """Refuse files whose headers are broken, or do not fit one another or the tensors.
+def _check(path: Path, parts: Sequence[Path]) -> list[Header]:
+    """Return the headers of files, and refuse those that do not fit one another or the tensors.
 
     Raises:
         UserError: with the file and the entry.
@@ -155,26 +158,31 @@ def _check(path: Path, parts: Sequence[Path]) -> None:
         headers[0].entries,
         {name: sizes for header in headers for name, sizes in header.tensors.items()},
     )
+    return headers
 
 
-def _convert(path: Path, parts: Sequence[Path], folder: Path) -> None:
-    from gguf import GGUFReader
+def _convert(path: Path, parts: Sequence[Path], headers: Sequence[Header], folder: Path) -> None:
+    """Write the folder of a file, whose parts are joined before.
 
+    transformers makes three `GGUFReader`s, each of which takes seconds for a vocabulary of 50,000
+    tokens. Of a whole file the header alone is read here.
+    """
     with understood(
         f"cannot read '{path}' (broken, or of an architecture that transformers does not read)"
     ):
-        readers = [GGUFReader(part) for part in parts]
-        tensors = {t.name: t for reader in readers for t in reader.tensors}
         if len(parts) == 1:
-            _dequantise(path, readers[0], tensors, folder)
+            _dequantise(path, headers, folder)
             return
+        from gguf import GGUFReader
+
+        readers = [GGUFReader(part) for part in parts]
         with TemporaryDirectory(
             dir=folder.parent, prefix=f".{folder.name}.", suffix=".partial"
         ) as beside:
             joined = Path(beside) / "joined.gguf"
             with on_disk(folder):
                 _join(joined, readers[0].fields["general.architecture"].contents(), readers)
-            _dequantise(joined, readers[0], tensors, folder)
+            _dequantise(joined, headers, folder)
 
 
 def _check_parts(parts: Sequence[Path], headers: Sequence[Header]) -> None:
@@ -255,17 +263,16 @@ def _check_header(
             )
 
 
-def _check_size(
-    path: Path, config: PreTrainedConfig, kind: Any, tensors: Mapping[str, Any]
-) -> None:
+def _check_size(path: Path, config: PreTrainedConfig, kind: Any, headers: Sequence[Header]) -> None:
     """Refuse a header that describes a larger model than the tensors are.
 
     Raises:
         UserError: with both numbers.
     """
-    stored = sum(int(tensor.n_elements) for tensor in tensors.values())
-    if "output.weight" not in tensors and "token_embd.weight" in tensors:
-        stored += int(tensors["token_embd.weight"].n_elements)
+    sizes = {name: math.prod(each) for header in headers for name, each in header.tensors.items()}
+    stored = sum(sizes.values())
+    if "output.weight" not in sizes:
+        stored += sizes.get("token_embd.weight", 0)
     with torch.device("meta"):
         model = kind(config)
     wanted = sum(parameter.numel() for parameter in model.parameters())
@@ -296,16 +303,26 @@ def _join(out: Path, architecture: str, readers: Sequence[Any]) -> None:
     writer.close()
 
 
-def _dequantise(path: Path, reader: Any, tensors: Mapping[str, Any], folder: Path) -> None:
-    """Write the folder of one file's weights and tokenizer."""
-    kinds = {tensor.tensor_type.name for tensor in tensors.values()}
+def _dequantise(path: Path, headers: Sequence[Header], folder: Path) -> None:
+    """Write the folder of one file's weights and tokenizer.
+
+    Args:
+        path: the file.
+        headers: its own, or those of the parts of which it was made.
+        folder: the new folder.
+    """
+    from gguf import GGMLQuantizationType
+
+    kinds = {
+        GGMLQuantizationType(kind).name for header in headers for kind in header.types.values()
+    }
     source: dict[str, Any] = {"pretrained_model_name_or_path": path.parent, "gguf_file": path.name}
     config = AutoConfig.from_pretrained(**source)
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     kind = classes.get(type(config), None)
     refuse_unsupported(config, kind)
     if kind is not None:
-        _check_size(path, config, kind, tensors)
+        _check_size(path, config, kind, headers)
     auto: Any = AutoModelForCausalLM
     how = {
         "dtype": _dtype(kinds),
@@ -319,7 +336,9 @@ def _dequantise(path: Path, reader: Any, tensors: Mapping[str, Any], folder: Pat
     ):  # transformers would go on with random weights
         raise UserError(f"'{path}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
     tokenizer = (
-        AutoTokenizer.from_pretrained(**source) if "tokenizer.ggml.model" in reader.fields else None
+        AutoTokenizer.from_pretrained(**source)
+        if "tokenizer.ggml.model" in headers[0].entries
+        else None
     )
     with whole_folder(folder) as beside:
         model.save_pretrained(beside)

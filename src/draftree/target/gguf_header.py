@@ -35,10 +35,12 @@ class Header:
     Attributes:
         entries: numbers and texts by name, and of lists their lengths.
         tensors: the sizes of each tensor by name, the innermost first.
+        types: the number of each tensor's type by name.
     """
 
     entries: dict[str, float | str] = field(default_factory=dict)
     tensors: dict[str, tuple[int, ...]] = field(default_factory=dict)
+    types: dict[str, int] = field(default_factory=dict)
 
 
 class Reader:
@@ -126,5 +128,6 @@ def read_header(path: Path) -> Header:
             if not 1 <= (count := reader.number("<I")) <= DIMENSIONS:
                 raise ValueError(f"a tensor has {count} dimensions, allowed are 1 … {DIMENSIONS}")
             header.tensors[name] = tuple(reader.number() for _ in range(count))
-            reader.skip(12)  # type and offset
+            header.types[name] = reader.number("<I")
+            reader.skip(8)  # offset
     return header
