@@ -54,7 +54,9 @@ def padded(target: Target, requests: list[Request]) -> list[list[int]]:
         pad_sequence(some, batch_first=True, padding_side="left")
         for some in (prompts, map(torch.ones_like, prompts))
     )
-    eos, count, model = requests[0].eos, requests[0].max_new_tokens, target.decoder.model
+    eos = requests[0].eos
+    count = requests[0].max_new_tokens
+    model = target.decoder.model
     stop: dict[str, Any] = {"eos_token_id": sorted(eos), "pad_token_id": min(eos, default=0)}
     rows = model.generate(ids, attention_mask=seen, max_new_tokens=count, do_sample=False, **stop)[
         :, ids.shape[1] :

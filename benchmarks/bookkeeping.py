@@ -33,7 +33,9 @@ from draftree.sampling.distributions import Distributions
 from draftree.target.target import Needs, Target
 from draftree.tree import Ints, Tree
 
-NODES, SHORTEST, LONGEST = 16, 100, 400
+NODES = 16
+SHORTEST = 100
+LONGEST = 400
 WORTHLESS = -99.0
 COSTS = Costs({1: 1e-4, 512: 1e-3}, {1: 0.01, 512: 0.02})
 """So flat that a node of any value pays."""
@@ -45,7 +47,9 @@ def forest(draws: np.random.Generator, roots: int, vocab: int) -> Tree:
     Nodes are in the order of their depth.
     """
     count = roots * (1 + 2 * NODES)
-    parents, depth, score = np.full(count, -1), np.zeros(count, np.int64), np.zeros(count)
+    parents = np.full(count, -1)
+    depth = np.zeros(count, np.int64)
+    score = np.zeros(count)
     row = np.arange(count) % roots  # the sequences take turns
     for node in range(roots, count):
         before = np.arange(row[node], node, roots)
@@ -53,7 +57,9 @@ def forest(draws: np.random.Generator, roots: int, vocab: int) -> Tree:
         parent = int(draws.choice(able[-3:]))
         parents[node], depth[node] = parent, depth[parent] + 1
         score[node] = score[parent] - 0.1 if node < roots * (1 + NODES) else WORTHLESS
-    tokens, minus, nothing = draws.integers(0, vocab, count), np.full(count, -1), np.zeros(count)
+    tokens = draws.integers(0, vocab, count)
+    minus = np.full(count, -1)
+    nothing = np.zeros(count)
     source = np.where(parents < 0, -1, 0)
     return Tree(tokens, parents, depth, row, score, score, source, nothing, np.arange(count), minus)
 
@@ -90,7 +96,9 @@ def step(
     logits: torch.Tensor,
 ) -> None:
     """Run the parts of one step over a draft tree for each sequence."""
-    policy, memory, needs = Yield(), Yield().start(), Needs()
+    policy = Yield()
+    memory = Yield().start()
+    needs = Needs()
     budget = _Budget.of(COSTS, tree.roots, memory)
     tree = clock.time("selection", lambda: budget.selected(tree, False))
     told = choices(draws, tree, logits.shape[1])

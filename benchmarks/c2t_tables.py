@@ -45,11 +45,9 @@ class Line(NamedTuple):
     beside: str = ""
 
 
-E2, WIDE, STOPPED = (
-    "eagle2:nodes={},depth=10,width=15",
-    "c2t:layer_top=none,beta={}",
-    "c2t:chain=true,beta={}",
-)
+E2 = "eagle2:nodes={},depth=10,width=15"
+WIDE = "c2t:layer_top=none,beta={}"
+STOPPED = "c2t:chain=true,beta={}"
 TUNED = "classifier=TUNED"
 TABLES = {
     "abstract": (

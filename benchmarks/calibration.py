@@ -177,7 +177,9 @@ def main() -> None:
         target, fitting(prompts, target, args.max_new_tokens)[: args.limit], args.max_new_tokens
     )
     looked = [seen(target, drafter, text) for text in texts]
-    fitted, held, held_texts = looked[::2], looked[1::2], texts[1::2]
+    fitted = looked[::2]
+    held = looked[1::2]
+    held_texts = texts[1::2]
     warm, constant = temperature(fitted)
     maps: dict[str, Map] = {
         "as it is": lambda q: q,

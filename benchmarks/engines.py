@@ -120,7 +120,9 @@ def _llama_cpp(file: Path, lookup: bool, tokenizer: PreTrainedTokenizerBase) -> 
     params: Any = xllamacpp.CommonParams()
     params.model.path = str(file)
     params.cpuparams.n_threads = params.cpuparams_batch.n_threads = torch.get_num_threads()
-    params.n_ctx, params.n_parallel, params.verbosity = 4096, 1, 0
+    params.n_ctx = 4096
+    params.n_parallel = 1
+    params.verbosity = 0
     if lookup:
         params.speculative.types = [
             xllamacpp.common_speculative_type.COMMON_SPECULATIVE_TYPE_NGRAM_SIMPLE

@@ -82,11 +82,9 @@ class Ready:
 
 def grown(policy: Policy, costs: Costs, expand: Ready) -> tuple[float, int, int]:
     """Return the policy's seconds, and the depths and nodes of one tree."""
-    expand.layers, expand.seconds, root = (
-        0,
-        0.0,
-        Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64)),
-    )
+    expand.layers = 0
+    expand.seconds = 0.0
+    root = Tree.planted(np.zeros(1, np.int64), np.ones(1, np.int64))
     start, memory = time.perf_counter(), policy.start()
     tree = policy.draft(expand, root, costs, Room(np.array([64]), 512), memory)
     return time.perf_counter() - start - expand.seconds, expand.layers, tree.drafted

@@ -95,11 +95,9 @@ def by_width(
 ) -> list[dict[str, float | None]]:
     """Return the milliseconds of tree passes, transformers' own pass, and path rows by width."""
     prompt = np.arange(context) % 1000
-    cache, other, oracle = (
-        target.new_cache(1, context + 65),
-        target.new_cache(1, context + 65),
-        PathRows(target, 1),
-    )
+    cache = target.new_cache(1, context + 65)
+    other = target.new_cache(1, context + 65)
+    oracle = PathRows(target, 1)
     target.prefill(cache, [prompt], Needs())
     stock = OneByOne(target.decoder.model, prompt.tolist())
     works: list[Callable[[], Any]] = [partial(stock._read, [1])]
@@ -127,7 +125,9 @@ def tree_form(target: Target, context: int, rounds: int) -> list[dict[str, float
         finally:
             spent[0] += time.perf_counter() - start
 
-    keep, found, begun = States.keep, [], target.new_cache(1, context + 65)
+    keep = States.keep
+    found = []
+    begun = target.new_cache(1, context + 65)
     target.prefill(begun, [np.arange(context) % 1000], Needs())
     for name, work in plain.items():
         setattr(Answers, name, lambda *args, _work=work, **kwargs: timed(_work, *args, **kwargs))

@@ -80,11 +80,9 @@ def main() -> None:
     for name in ("warm", "cold"):
         over, under = np.array(seconds["measured"]), np.array(seconds[name])
         low, high = ratio_bounds([over], [under], picked)
-        ratio, drafted, usual = (
-            over.sum() / under.sum(),
-            np.mean(nodes[name]),
-            np.mean(nodes["measured"]),
-        )
+        ratio = over.sum() / under.sum()
+        drafted = np.mean(nodes[name])
+        usual = np.mean(nodes["measured"])
         print(
             f"{name}: {ratio:.3f} [{low:.3f}, {high:.3f}] × measured, {drafted:.1f} nodes a step, measured {usual:.1f}"
         )

@@ -138,7 +138,9 @@ ITEMS = (
 )  # fmt: skip
 """All tables and figures of the papers, in their order."""
 
-D, FIVE, R10 = "drafters/", "chain:length=5", "pct:max_depth=10,ratio=0.1"
+D = "drafters/"
+FIVE = "chain:length=5"
+R10 = "pct:max_depth=10,ratio=0.1"
 A = "aded-math"
 SAVED: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
     (EDD, "1", "EDD over a drafter without the target's states"): ("draft_models", f"edd {FIVE}", f"vdm {FIVE}"),

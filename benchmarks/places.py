@@ -47,11 +47,9 @@ def by_place(
     that begin there. The last two columns count how often a token was accepted, by whether the next
     token occurs in the prompt.
     """
-    found, written, known = (
-        np.zeros((2, stretches + 2)),
-        1,
-        set(prompt),
-    )  # the prefill's token is written before the first step
+    found = np.zeros((2, stretches + 2))
+    written = 1
+    known = set(prompt)  # the prefill's token is written before the first step
     for step in steps:
         found[:, min(written // stretch, stretches - 1)] += (step.accepted + 1, 1)
         if written < len(text):

@@ -24,7 +24,9 @@ from draftree.models.forward_batch import ForwardBatch
 from draftree.models.runner import ModelRunner
 from draftree.target.target import Needs, Target
 
-SEQUENCES, SHORTEST, LONGEST = 8, 20, 600
+SEQUENCES = 8
+SHORTEST = 20
+LONGEST = 600
 
 
 def step(

@@ -73,7 +73,9 @@ class Timed:
     """Provide a drafter to a policy, and sum its time."""
 
     def __init__(self, drafter: ADEDDrafter, state: ADEDState) -> None:
-        self.drafter, self.state, self.seconds = drafter, state, 0.0
+        self.drafter = drafter
+        self.state = state
+        self.seconds = 0.0
 
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
         start = time.perf_counter()

@@ -218,7 +218,11 @@ def figures(requests: Sequence[dict[str, Any]], tokenizer: Any) -> dict[str, flo
 
     Tokens are counted in the texts, because some servers do not report their number.
     """
-    first, between, tokens, starts, ends = [], [], 0, [], []
+    first = []
+    between = []
+    tokens = 0
+    starts = []
+    ends = []
     for request in requests:
         timings = request["info"]["timings"]
         count = len(tokenizer.encode(request["output"], add_special_tokens=False))

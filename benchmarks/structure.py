@@ -123,7 +123,11 @@ def faults(modules: Graph) -> list[str]:
 
 # The picture. Positions are in pixels; a lane is where a long arrow passes a level.
 
-LEFT, BOX, FLOOR, LANE, GAP = 175, 34, 70, 12, 16
+LEFT = 175
+BOX = 34
+FLOOR = 70
+LANE = 12
+GAP = 16
 STYLE = """
 svg { color-scheme: light dark; }
 svg { --ground: #fff; --ink: #1f2328; --muted: #59636e; --line: #8c959f; --box: #f6f8fa; --band: #eaeef2; }

@@ -277,7 +277,10 @@ BARS = {
 def picture(results: Path) -> str:
     """Return the README's bar chart as SVG."""
     known = rates(read(results / "smollm2_peers_tasks.json"))
-    longest, step, left, width = max(known[way] for way in BARS), 30, 236, 400
+    longest = max(known[way] for way in BARS)
+    step = 30
+    left = 236
+    width = 400
     height = step * len(BARS) + 34
     drawn = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 720 {height}" font-family="sans-serif" font-size="14">',
@@ -314,7 +317,9 @@ def markdown(result: Mapping[str, Any], columns: Sequence[str] = COLUMNS) -> str
 def caption(result: Mapping[str, Any]) -> str:
     """Return a sentence that says what was measured where."""
     said, first = result["provenance"], result["rows"][0]
-    suite, hardware, target = said["suite"], said["hardware"], said["target"]
+    suite = said["suite"]
+    hardware = said["hardware"]
+    target = said["target"]
     threads = f", threads: {hardware['threads']}" if hardware["kind"] == "cpu" else ""
     how = (
         "replayed along them, so by no clock"

@@ -110,7 +110,9 @@ def main() -> int:
             first = [
                 w for i, w in enumerate(first) if w != flag and (i == 0 or first[i - 1] != flag)
             ]
-        seconds, status, told = [], 0, ""
+        seconds = []
+        status = 0
+        told = ""
         for _ in range(asked.repeats):
             start = clock(asked.cpu)
             try:

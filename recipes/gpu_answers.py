@@ -60,11 +60,9 @@ class Layers:
         self.width = getattr(config, "head_dim", None) or config.hidden_size // self.heads
         self.epsilon, self.slots = config.rms_norm_eps, slots
         self._layers = [_weights(layer) for layer in model.model.layers]
-        self._embed, self._norm, self._head = (
-            model.model.embed_tokens.weight,
-            model.model.norm.weight,
-            model.lm_head.weight,
-        )
+        self._embed = model.model.embed_tokens.weight
+        self._norm = model.model.norm.weight
+        self._head = model.lm_head.weight
         like = torch.zeros(1, 1, config.hidden_size, dtype=self._embed.dtype, device=self.device)
         cos, sin = model.model.rotary_emb(like, torch.arange(slots, device=self.device)[None])
         self._cos, self._sin = cos[0], sin[0]  # [S, W]
@@ -132,7 +130,10 @@ class Writer(Layers):
         top_p: float = 1.0,
     ) -> None:
         super().__init__(model, slots)
-        self.rows, self.ends, self.seed, self.top_p = rows, np.array(sorted(ends)), seed, top_p
+        self.rows = rows
+        self.ends = np.array(sorted(ends))
+        self.seed = seed
+        self.top_p = top_p
         made: dict[str, Any] = {"device": self.device}
         shape = (len(self._layers), rows, slots, self.groups, self.width)
         self._keys, self._values = (

@@ -106,7 +106,10 @@ class Writing:
     """
 
     def __init__(self, target: Target, rows: int, deadline: float, seed: int = 0) -> None:
-        self.target, self.rows, self.deadline, self.seed = target, rows, deadline, seed
+        self.target = target
+        self.rows = rows
+        self.deadline = deadline
+        self.seed = seed
         self.slots = min(SLOTS, target.decoder.context)
         self.writer = Writer(target.decoder.model, rows, self.slots, sorted(target.eos), seed)
         self.done = list[Talk]()

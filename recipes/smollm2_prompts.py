@@ -349,11 +349,9 @@ def asked_of(
     count: int,
 ) -> list[Row]:
     """Rows of a kind, each another one and none of them excluded; the first ones are measured on."""
-    fill, found, seen = (
-        Filler(words, np.random.default_rng([seed, *kind.encode()])),
-        list[Row](),
-        set[str](),
-    )
+    fill = Filler(words, np.random.default_rng([seed, *kind.encode()]))
+    found = list[Row]()
+    seen = set[str]()
     for _ in range(20 * count):
         row = make(fill)
         text = normalised(" ".join(row["turns"]) + str(row.get("passages", "")))

@@ -198,7 +198,9 @@ def main():
         model.train()
         return loss
 
-    start, step, budget = time.time(), 0, args.minutes * 60
+    start = time.time()
+    step = 0
+    budget = args.minutes * 60
     while (spent := time.time() - start) < budget:
         fraction = spent / budget
         scale = min(1.0, (step + 1) / 100) * (

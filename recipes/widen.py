@@ -170,7 +170,9 @@ class Widening:
     def __init__(
         self, small: Shape, large: Shape, config: Mapping[str, Any], dtype: torch.dtype, seed: int
     ) -> None:
-        self.small, self.large, self.dtype = small, large, dtype
+        self.small = small
+        self.large = large
+        self.dtype = dtype
         self.ratio = large.hidden_size // small.hidden_size
         self.more = large.num_hidden_layers - small.num_hidden_layers
         self.deviation = float(config.get("initializer_range", 0.02))
@@ -237,7 +239,9 @@ class Widening:
                 if name == "t2d"
                 else old
             )
-        new, part, axes = self.idle(name, old), name.split(".")[-2], self.axes(name, old)
+        new = self.idle(name, old)
+        part = name.split(".")[-2]
+        axes = self.axes(name, old)
         old = old.to(self.dtype)
         if "norm" in part:
             old = old / math.sqrt(self.ratio)
@@ -383,7 +387,10 @@ def write_target(
         tensors.pop("lm_head.weight", None)  # some files hold a copy
     if widening.padded_vocab:
         tensors = untied(tensors)
-    layers, count, size, shards = widening.large.num_hidden_layers, 0, 0, dict[str, str]()
+    layers = widening.large.num_hidden_layers
+    count = 0
+    size = 0
+    shards = dict[str, str]()
     with unfinished(folder) as home:
         for i, part in enumerate(widening.parts(tensors, whole=True), 1):
             name = f"model-{i:05}-of-{1 + layers:05}.safetensors"

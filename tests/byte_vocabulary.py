@@ -33,7 +33,9 @@ class ByteTable:
     def __init__(self, tokens: Sequence[bytes], eos: int, silent: Sequence[int]) -> None:
         # A special token is one that no text writes; it needs a name of its own.
         self.tokens = [f"<silent {i}>".encode() if i in silent else t for i, t in enumerate(tokens)]
-        self.special_token_ids, self.eos_token_id, self.bos_token_id = silent, eos, None
+        self.special_token_ids = silent
+        self.eos_token_id = eos
+        self.bos_token_id = None
         self._written = sorted(
             (i for i in range(len(tokens)) if i not in silent), key=lambda i: -len(tokens[i])
         )

@@ -102,14 +102,14 @@ def ended(
     Returns:
         whether it ended by itself.
     """
-    size, used, changed = -1, 0.0, 0.0
+    size = -1
+    used = 0.0
+    changed = 0.0
     while process.poll() is None:
         if out.stat().st_size != size:
-            size, used, changed = (
-                out.stat().st_size,
-                processor_seconds(process.pid),
-                time.monotonic(),
-            )
+            size = out.stat().st_size
+            used = processor_seconds(process.pid)
+            changed = time.monotonic()
         if processor_seconds(process.pid) - used > processor or time.monotonic() - changed > wall:
             process.kill()
             process.wait()

@@ -175,11 +175,9 @@ class OneByOne:
             ids = torch.tensor([list(map(int, tokens))])
             model: Any = self._model
             out = model(input_ids=ids, use_cache=True, **{self._key: self.cache}, **given)
-        self.cache, self.logits, self.length = (
-            getattr(out, self._key),
-            out.logits[0, -1],
-            self.length + len(tokens),
-        )
+        self.cache = getattr(out, self._key)
+        self.logits = out.logits[0, -1]
+        self.length = self.length + len(tokens)
 
     def after(self, tokens: Sequence[int]) -> "OneByOne":
         """Another one that has read further tokens, one by one; this one is left as it is."""

@@ -45,12 +45,10 @@ def write(batch: Batch) -> list[Text]:
     one = suite(batch.model)
     rows, state = Rows(one.target.new_cache(batch.slots, 8)), State()
     parts = parts_of(batch, one, rows)
-    waiting, owners, texts, tick = (
-        list(range(len(batch.requests))),
-        dict[int, int](),
-        list[Text](),
-        0,
-    )
+    waiting = list(range(len(batch.requests)))
+    owners = dict[int, int]()
+    texts = list[Text]()
+    tick = 0
     while waiting or owners:
         joining, cancelled = batch.events[min(tick, len(batch.events) - 1)]
         tick += 1
@@ -126,7 +124,10 @@ def serve(batch: Served) -> list[tuple[str, tuple[int, ...]]]:
         "max_cache_tokens": max(needed) + batch.cache,
     }
     engine.set_limits(**limits, share_passes=bool(batch.seed % 2))
-    scheduler, waiting, handles, tick = engine.scheduler, list(batch.requests), list[Handle](), 0
+    scheduler = engine.scheduler
+    waiting = list(batch.requests)
+    handles = list[Handle]()
+    tick = 0
     while waiting or scheduler.unfinished:
         count, cancelled = batch.events[min(tick, len(batch.events) - 1)]
         for request in waiting[: count if handles and scheduler.unfinished else max(count, 1)]:

@@ -87,7 +87,10 @@ def main(words: Sequence[str] | None = None) -> int:
     )
     asked = parser.parse_args(words)
     asked.out.mkdir(parents=True, exist_ok=True)
-    counts, failures, number, start = Counter[str](), 0, asked.seed, time.monotonic()
+    counts = Counter[str]()
+    failures = 0
+    number = asked.seed
+    start = time.monotonic()
     memory: list[int] = []
     while True:
         for name in EXAMPLES:

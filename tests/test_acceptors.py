@@ -137,11 +137,9 @@ class Answers(Chance):
     """
 
     def __init__(self, *yes: bool) -> None:
-        self._yes, self.asked, self.drawn = (
-            list(yes),
-            list[tuple[float, int, int, int]](),
-            list[tuple[list[float], int, int]](),
-        )
+        self._yes = list(yes)
+        self.asked = list[tuple[float, int, int, int]]()
+        self.drawn = list[tuple[list[float], int, int]]()
 
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
         self.drawn.append(([round(x, 9) for x in p.tolist()], row, depth))
@@ -609,7 +607,9 @@ def test_a_drafter_that_remembers_does_not_know_the_noise_that_judges_it(
     and the third's first token .82 instead of .7 by rejection: where 0.3 < u < 0.7 always, else in
     .7 of the cases.
     """
-    target, seeds, length = table_target(torch.tensor([0.7, 0.3]).repeat(3, 2, 1), 32), 60, 8
+    target = table_target(torch.tensor([0.7, 0.3]).repeat(3, 2, 1), 32)
+    seeds = 60
+    length = 8
     request, frequent = Request([0, 1, 0, 1], length), 0
     for seed in range(seeds):
         engine = Engine(target, Remembering(), Chain(3), rule)

@@ -317,7 +317,9 @@ def test_weights_are_those_of_algorithm_2_over_a_session(
     for i in range(n - 1, len(corpus_text)):
         base[tuple(corpus_text[i - n + 1 : i])][corpus_text[i]] += 1
     grams = corpus(corpus_text, n=n, vocab=4) if base else Grams.none(n, 4)
-    drafter, matrix, state = ADEDDrafter(knobs, grams), Matrix(knobs, base, n), None
+    drafter = ADEDDrafter(knobs, grams)
+    matrix = Matrix(knobs, base, n)
+    state = None
     for start, steps in session:
         text = [*start, 0]
         state = read(drafter, text, state=state)

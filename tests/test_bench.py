@@ -306,7 +306,9 @@ def test_the_overlap_is_along_texts_sampled_at_temperature_1(
 def test_an_interrupted_bench_goes_on(
     folder: str, prompts: Path, tmp_path: Path, monkeypatch, capsys
 ) -> None:
-    out, whole, calls = tmp_path / "r.json", Bench.prompt, []
+    out = tmp_path / "r.json"
+    whole = Bench.prompt
+    calls = []
 
     def prompt(self: Bench, index: int) -> dict[Cell, PromptResult]:
         calls.append(index)
@@ -472,7 +474,9 @@ def test_paired_ratios_do_not_feel_what_prompts_differ_in() -> None:
 
 
 def test_rows_that_cannot_be_paired_are_told() -> None:
-    paired, one, two = bootstrap.paired, compared([1], [1.0]), compared([1, 2], [1.0, 2.0])
+    paired = bootstrap.paired
+    one = compared([1], [1.0])
+    two = compared([1, 2], [1.0, 2.0])
     with pytest.raises(UserError, match="does not say 'counted_seconds'"):
         paired(one, one)
     with pytest.raises(UserError, match="does not say 'seconds'"):

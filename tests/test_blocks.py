@@ -182,11 +182,9 @@ def grown(tree: Tree, parents: list[int], tokens: list[int]) -> Tree:
 def test_paths_over_again_a_whole_block_for_every_node(window: int | None) -> None:
     """The tokens of its path up to a node and masks behind it, alone in a pass over the text."""
     t = target("llama")
-    drafter, prompts, roots = (
-        drafter_of("jetspec", t, **PATHS),
-        texts([5, 9], np.random.default_rng(3)),
-        np.array([9, 2]),
-    )
+    drafter = drafter_of("jetspec", t, **PATHS)
+    prompts = texts([5, 9], np.random.default_rng(3))
+    roots = np.array([9, 2])
     drafter.model.layout = layout = replace(
         drafter.model.layout, sights=(Sight(True), Sight(True, window))
     )
@@ -256,7 +254,9 @@ def test_the_rnn_head_over_again_on_one_path() -> None:
                 @ torch.cat((s, head.markov_w1.weight[tokens[0, k]], states[0, k]))
                 + head.joint_proj.bias
             )
-            gate, new, out = z[:6], z[6:12], z[12:]
+            gate = z[:6]
+            new = z[6:12]
+            out = z[12:]
             assert torch.allclose(found[k], out.tanh(), atol=1e-12)
             s = gate.sigmoid() * s + (1 - gate.sigmoid()) * new.tanh()
 
@@ -268,11 +268,9 @@ def test_the_gated_head_over_again() -> None:
     states, tokens = torch.randn(1, 4, t.decoder.hidden, dtype=torch.float64), [3, 1, 4, 1]
     with torch.no_grad():
         found = head(states, torch.tensor([tokens]))[0]
-        weight, bias, x = (
-            head.gate_proj.weight.tolist(),
-            head.gate_proj.bias.tolist(),
-            head.markov_w1.weight.tolist(),
-        )
+        weight = head.gate_proj.weight.tolist()
+        bias = head.gate_proj.bias.tolist()
+        x = head.markov_w1.weight.tolist()
         for k, token in enumerate(tokens):
             read = [*states[0, k].tolist(), *x[token]]
             for i in range(6):
@@ -293,7 +291,9 @@ def by_hand(drafter: ParallelDrafter, batch: Any, kind: str) -> float:
         drafter.blocks(batch, places.anchors)[0],
         drafter.along(batch, places.anchors),
     )
-    text, total, weights = batch.tokens[0], 0.0, 0.0
+    text = batch.tokens[0]
+    total = 0.0
+    weights = 0.0
     for a, anchor in enumerate(places.anchors[0].tolist()):
         for k in range(drafter.ahead):
             if anchor + 1 + k >= len(text):

@@ -117,11 +117,9 @@ def test_a_node_gets_the_same_confidence_alone_and_among_others() -> None:
         np.array(0.1),
         log_joint=True,
     )
-    log_p, entropy, depth = (
-        np.log(rng.random((7, 15))),
-        rng.random((7, 1)) * 8,
-        rng.integers(1, 11, (7, 1)).astype(np.float64),
-    )
+    log_p = np.log(rng.random((7, 15)))
+    entropy = rng.random((7, 1)) * 8
+    depth = rng.integers(1, 11, (7, 1)).astype(np.float64)
     whole = some.confidence(log_p, entropy, depth)
     for i, j in np.ndindex(7, 15):
         assert (
@@ -545,11 +543,9 @@ def test_a_text_without_trees_has_no_entries() -> None:
 def planted(count: int, seed: int) -> Nodes:
     """Trees of 100 nodes, of which those with P > .5 behind a flat distribution are accepted."""
     rng = np.random.default_rng(seed)
-    joint, entropy, depth = (
-        rng.random(count),
-        8 * rng.random(count),
-        rng.integers(1, 12, count).astype(np.float64),
-    )
+    joint = rng.random(count)
+    entropy = 8 * rng.random(count)
+    depth = rng.integers(1, 12, count).astype(np.float64)
     return Nodes(joint, entropy, depth, (joint > 0.5) & (entropy > 3), np.arange(count) // 100)
 
 
@@ -610,10 +606,14 @@ def test_auc_rises_until_many_rounds_bring_nothing(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_run_says_whether_it_was_trained_to_the_end() -> None:
-    learnt, texts, plan = planted(4000, 0), [planted(4000, 0)], Plan()
+    learnt = planted(4000, 0)
+    texts = [planted(4000, 0)]
+    plan = Plan()
     ended = lambda rounds, knobs=Knobs(steps=1): c2t.summed(texts, learnt, knobs, plan, rounds)
     rising = rounds_of(*np.linspace(0.5, 0.99, 40))
-    short, whole, flat = ended(rising[:-1]), ended(rising), ended(rounds_of(*[0.9] * 30))
+    short = ended(rising[:-1])
+    whole = ended(rising)
+    flat = ended(rounds_of(*[0.9] * 30))
     assert [end.figures["to_the_end"] for end in (short, whole, flat)] == [False, True, True]
     assert short.lines[1] == "not trained to the end: after 3,900 steps held-out AUC may still rise"
     assert whole.lines[1] == "trained to the end: 4,000 steps, after which held-out AUC still rose"
@@ -757,7 +757,9 @@ def test_an_interrupted_run_goes_on(
         knobs = Knobs.read([*(k for k in SMALL if "=" in k), *more], None)
         return Training(f"lm:model={folder}", knobs).fit(folder, [data], tmp_path / out)
 
-    whole, calls, write = run("whole"), list[int](), Engine.write
+    whole = run("whole")
+    calls = list[int]()
+    write = Engine.write
 
     def counted(self: Engine, *args: Any, **kwargs: Any) -> Generation:
         if len(calls) == 2:

@@ -65,7 +65,9 @@ def held(cache: SlotCache, row: int) -> list[int]:
 def test_passes_and_commits_against_lists(data: st.DataObject) -> None:
     """Any passes, commits of any scratch slots in any order, and truncations, beside plain lists that do the same."""
     rows = data.draw(st.integers(1, 3))
-    cache, model, number = empty(rows, data.draw(st.integers(0, 4))), [[] for _ in range(rows)], 0
+    cache = empty(rows, data.draw(st.integers(0, 4)))
+    model = [[] for _ in range(rows)]
+    number = 0
     for _ in range(data.draw(st.integers(1, 5))):
         n = data.draw(st.integers(1, 5))
         numbers = np.arange(number, number + rows * n).reshape(rows, n)

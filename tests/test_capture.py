@@ -470,7 +470,9 @@ def test_a_new_text_takes_the_memory_of_the_last_one(monkeypatch: pytest.MonkeyP
     request = Request([7, 18, 29], 6)
     engine.write([request])
     assert engine.held is not None
-    last, free, made = weakref.ref(engine.held.cache), list[bool](), draftree.engine.cache_of
+    last = weakref.ref(engine.held.cache)
+    free = list[bool]()
+    made = draftree.engine.cache_of
 
     def noted(*given: Any) -> SlotCache:
         free.append(last() is None)

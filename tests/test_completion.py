@@ -270,7 +270,10 @@ class alone:
     """Counts how many threads are inside the target's passes at once."""
 
     def __init__(self, target: Target) -> None:
-        self._target, self._inside, self._widest, self._lock = target, 0, 0, threading.Lock()
+        self._target = target
+        self._inside = 0
+        self._widest = 0
+        self._lock = threading.Lock()
 
     def __enter__(self) -> Callable[[], int]:
         forward = self._target.decoder.forward
@@ -296,7 +299,9 @@ class alone:
 def test_a_cancelled_task_ends_the_writing_after_the_step_at_hand(
     engine: Engine, target: Target, times: int
 ) -> None:
-    reached, go_on, steps = threading.Event(), threading.Event(), []
+    reached = threading.Event()
+    go_on = threading.Event()
+    steps = []
     verify = target.verify
 
     def slow(*args: Any, **kwargs: Any) -> Verified:

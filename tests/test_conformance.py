@@ -461,11 +461,9 @@ class Window(Drafter[Committed]):
     sends_probes = True
 
     def __init__(self, inner: Always, vocab: int) -> None:
-        self.inner, self.vocab, self.back = (
-            inner,
-            vocab,
-            list[tuple[list[int], list[int], torch.Tensor]](),
-        )
+        self.inner = inner
+        self.vocab = vocab
+        self.back = list[tuple[list[int], list[int], torch.Tensor]]()
 
     def start(
         self,

@@ -82,7 +82,9 @@ class Page:
 
 
 def read(path: Path) -> Page:
-    page, text, end = Page(), path.read_text("utf-8"), 0
+    page = Page()
+    text = path.read_text("utf-8")
+    end = 0
     for block in BLOCK.finditer(text):
         kind, body = block["kind"], block["text"]
         follows = not text[end : block.start()].strip()

@@ -136,7 +136,9 @@ def test_texts_are_the_targets(name: str, acceptor: str) -> None:
 def test_what_is_drawn_does_not_depend_on_where_it_is_computed(draw: Draw) -> None:
     """Candidates of a draft vocabulary are those of whole logits in which other tokens have none."""
     ids, logits = torch.tensor([2, 3, 11, 17, 29]), torch.randn(4, 5, dtype=torch.float64)
-    part, rows, depths = Drafted(ids, 40), np.zeros(4, np.int64), np.arange(4)
+    part = Drafted(ids, 40)
+    rows = np.zeros(4, np.int64)
+    depths = np.arange(4)
     noise = None if draw is Draw.POINT else Keyed(3, np.zeros(1, np.int64), np.full(1, 9))
     drawing = Drawing(draw, (Sampling(0.7, seed=3),) if noise else (), noise)
     narrow, wide = (

@@ -103,7 +103,9 @@ def test_the_same_trees_in_fewer_draft_steps(
 
 
 def test_a_chain_within_a_span_asks_nobody() -> None:
-    nobody, rule, target = Never([[]], 61), Spelling(), tiny_target()
+    nobody = Never([[]], 61)
+    rule = Spelling()
+    target = tiny_target()
     request = Request([3, 1, 4], 12, processors=(rule,), guides=(rule,), forced=rule.forced)
     stats = Engine(target, nobody, Chain(3), costs=Costs({1: 0.1}, {1: 1.0})).write([request]).stats
     assert any(w.frontiers == () and w.fed == 4 for w in stats.work), (
@@ -114,7 +116,9 @@ def test_a_chain_within_a_span_asks_nobody() -> None:
 @pytest.mark.parametrize("temperature", [0.0, 1.2])
 def test_nothing_that_is_forbidden_is_drafted(temperature: float) -> None:
     """What a fused drafter finds beside its model's candidates is looked at, too."""
-    target, rule, seen = tiny_target(), Spelling(), 0
+    target = tiny_target()
+    rule = Spelling()
+    seen = 0
     drafter = FusedDrafter([VDM().example(target), PLD().open(target)])
     prompt = [50, 9, 51, 9, 52, 9, 53, 9, 54, 45, 1]  # what follows there is forbidden
     request = Request(prompt, 24, processors=(rule,), guides=(rule,))

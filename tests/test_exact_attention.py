@@ -95,11 +95,9 @@ def test_a_querys_bits_do_not_depend_on_company(
 ) -> None:
     """A query alone over the keys it sees, and among others, with gaps between the slots, slots behind, and another row."""
     rng = np.random.default_rng(seed)
-    q, k, v = (
-        drawn(seed, 2, 4, width, 16, dtype=dtype),
-        drawn(seed + 1, 2, 2, length, 16, dtype=dtype),
-        drawn(seed + 2, 2, 2, length, 16, dtype=dtype),
-    )
+    q = drawn(seed, 2, 4, width, 16, dtype=dtype)
+    k = drawn(seed + 1, 2, 2, length, 16, dtype=dtype)
+    v = drawn(seed + 2, 2, 2, length, 16, dtype=dtype)
     seen = rng.random((width, length)) < 0.6
     seen[:, 0] = True
     slots = np.sort(rng.choice(length + gaps, length, replace=False))

@@ -467,7 +467,9 @@ class Mixed(Drafter[None]):
     """
 
     def __init__(self, searched: int, q: Tensor, chance: Chance) -> None:
-        self._searched, self._search, self._draw = searched, Searching(), TableDrafter(q, chance)
+        self._searched = searched
+        self._search = Searching()
+        self._draw = TableDrafter(q, chance)
 
     def start(
         self,
@@ -549,11 +551,9 @@ def test_output_in_a_grammar_has_the_targets_distribution(
 ) -> None:
     vocabulary = byte_vocabulary(WRITTEN, (EOS,))
     grammar = Constrained(Grammar.regex(PATTERN, canonical=False), vocabulary, len(PROMPT))
-    asked, table, q = (
-        Asked(Sampling(1.0), (grammar,), allowed),
-        random_table(4, 5),
-        random_table(4, 6)[0],
-    )
+    asked = Asked(Sampling(1.0), (grammar,), allowed)
+    table = random_table(4, 5)
+    q = random_table(4, 6)[0]
     q = q * torch.tensor([[1, 0, 1, 0], [0, 1, 0, 1]]).repeat(
         2, 1
     )  # two tokens after each, one of them mostly forbidden

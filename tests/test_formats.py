@@ -358,12 +358,10 @@ def flag(**values: Any) -> Callable[[dict[str, Any], Tensors], object]:
     return lambda c, t: c.update(values)
 
 
-EAGLE_1, EAGLE_3, SPEC_1, SPEC_3 = (
-    "eagle, official",
-    "eagle3, reduced",
-    "speculators eagle",
-    "speculators eagle3",
-)
+EAGLE_1 = "eagle, official"
+EAGLE_3 = "eagle3, reduced"
+SPEC_1 = "speculators eagle"
+SPEC_3 = "speculators eagle3"
 Q3 = "layers.0.self_attn.q_proj.weight"
 WRONG = {
     "missing": (changed(EAGLE_1, lambda c, t: t.pop("fc.bias")), r"missing tensors: fc\.bias"),
@@ -458,7 +456,9 @@ def test_a_drafter_of_ours_is_exported_and_read_again(
         "export", tmp_path / "drafter", "--format", wanted, "--out", out, "--json"
     )
     assert (status, err) == (0, "")
-    found, tensors, config = json.loads(said), load_file(out / "model.safetensors"), config_of(out)
+    found = json.loads(said)
+    tensors = load_file(out / "model.safetensors")
+    config = config_of(out)
     size = sum(v.numel() * v.element_size() for v in tensors.values())
     name = spec.partition(":")[0]
     assert found == {

@@ -847,7 +847,9 @@ def on_the_command_line(
     )
     monkeypatch.setattr(Target, "load", quick)
     monkeypatch.chdir(where)
-    options, rng, refused = options_of("generate"), random.Random(seed), 0
+    options = options_of("generate")
+    rng = random.Random(seed)
+    refused = 0
     assert len(options) > 25
     for _ in range(cases):
         wrong = [

@@ -47,7 +47,9 @@ class Given(Drafter[tuple[int, ...]]):
     def __init__(
         self, proposals: dict[int, float], vocab: int | None = None, needs: Needs = Needs()
     ) -> None:
-        self.proposals, self.vocab, self._needs = proposals, vocab, needs
+        self.proposals = proposals
+        self.vocab = vocab
+        self._needs = needs
         self.given: list[Taps] = []
 
     @property
@@ -368,7 +370,9 @@ def test_all_that_is_found_below_is_valued_and_learnt_from_as_by_layers() -> Non
     assert found is not None
     assert not found.alone
     whole = append(first, found.nodes, found.candidates)
-    layered, state, frontier = first, begin, np.array([1])
+    layered = first
+    state = begin
+    frontier = np.array([1])
     while (frontier := frontier[layered.depth[frontier] < 4]).size:
         some, state = drafter.find(state, layered, frontier, 4, drawing)
         if some is None:

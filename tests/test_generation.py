@@ -557,7 +557,9 @@ class Told(BaseStreamer):
 
 
 def test_a_streamer_is_told_what_transformers_tells_it() -> None:
-    theirs, through_engine, through_hook = Told(), Told(), Told()
+    theirs = Told()
+    through_engine = Told()
+    through_hook = Told()
     prompted, options = padded(TEXTS[:1]), {"max_new_tokens": NEW, "eos_token_id": greedy()[0][9]}
     written = model().generate(**prompted, **options, streamer=theirs)
     engine = coached(prompted, written)
@@ -658,7 +660,9 @@ def test_a_model_in_training_is_put_to_rest_for_the_call() -> None:
 
 def test_stop_strings() -> None:
     """By every way: transformers drops the tokenizer that they need."""
-    prompted, tokenizer, plain = asked(QUESTIONS[0]), demo().tokenizer, demo().model
+    prompted = asked(QUESTIONS[0])
+    tokenizer = demo().tokenizer
+    plain = demo().model
     words = tokenizer.decode(
         plain.generate(**prompted, max_new_tokens=16)[0, prompted["input_ids"].shape[1] :]
     )
@@ -935,7 +939,9 @@ def test_the_demo_on_50_prompts(name: str) -> None:
     """In batches of 10, without options one by one. Where texts part, the two best processed scores are as good as equal."""
     if not SUITE.exists():
         pytest.skip("the prompts are not here")
-    plain, tokenizer, parted = demo().model, demo().tokenizer, []
+    plain = demo().model
+    tokenizer = demo().tokenizer
+    parted = []
     every = suites.load(str(SUITE)).prompts
     chosen = [encode(tokenizer, p.content)[-160:] for p in every[:: len(every) // 50][:50]]
     size = 1 if name == "plain" else 10

@@ -222,7 +222,9 @@ def accepted(tree: Tree, likeliest: dict[tuple[int, ...], int]) -> tuple[list[in
 
 def level_lists(step: dict[str, Any], k: int) -> Lists:
     """EAGLE-2's candidates by path: a level lists k of each node of the last frontier, whose flat numbers are k + … k²."""
-    lists, frontier, before = Lists(), [()], [0.0]
+    lists = Lists()
+    frontier = [()]
+    before = [0.0]
     path_of, score_of = dict[int, tuple[int, ...]](), dict[int, float]()
     for depth, level in enumerate(step["levels"]):
         start = 0 if depth == 0 else k + (depth - 1) * k * k

@@ -91,11 +91,9 @@ def test_batches_read_by_few_operations_are_the_targets(
 ) -> None:
     monkeypatch.syspath_prepend(str(RECIPES))
     monkeypatch.setattr(teacher, "read", teacher.read)  # put back afterwards
-    ours, ids, needs = (
-        recipe("smollm2_on_gpu"),
-        torch.randint(0, 4000, (3, 40)),
-        Needs(hidden=(1, 2, -4)),
-    )
+    ours = recipe("smollm2_on_gpu")
+    ids = torch.randint(0, 4000, (3, 40))
+    needs = Needs(hidden=(1, 2, -4))
     ours.SLOTS = 64
     ours.read_fast(target)
     theirs, found = feature_cache.read(target, ids, needs), teacher.read(target, ids, needs)

@@ -178,7 +178,9 @@ def test_walks_back_and_forth_over_json(
         Grammar.json_schema(SCHEMA, spaces, canonical),
         Vocabulary.of(demo.tokenizer, 4096, demo.eos),
     )
-    wanders, generator, ids = Constrained(made, tokens, 0), np.random.default_rng(3), list[int]()
+    wanders = Constrained(made, tokens, 0)
+    generator = np.random.default_rng(3)
+    ids = list[int]()
     for _ in range(150):
         if generator.random() < 0.3:
             del ids[generator.integers(len(ids) + 1) :]
@@ -399,7 +401,12 @@ def byte_fallback(fallback: bool = True) -> PreTrainedTokenizerFast:
 def test_byte_fallback_tokens_are_their_bytes() -> None:
     tokens = Vocabulary.of(byte_fallback(), 263, [1])
     processor = Constrained(Grammar.regex(" ?abé", canonical=False), tokens, 0)
-    byte, space, a, b, ab, space_a = (lambda i: i + 2), 258, 259, 260, 261, 262
+    byte = lambda i: i + 2
+    space = 258
+    a = 259
+    b = 260
+    ab = 261
+    space_a = 262
     assert allowed(processor, []) == [byte(0x20), byte(0x61), space, a, ab, space_a]
     assert allowed(processor, [space_a]) == [byte(0x62), b]
     assert allowed(processor, [ab]) == [byte(0xC3)]

@@ -184,7 +184,9 @@ def test_the_whole_product(family: str, name: str, policy: str) -> None:
 )
 def test_rejection_keeps_the_distribution(family: str) -> None:
     """χ² of pairs of tokens drawn behind a prompt, with a drafter near the target, against stock decoding's law."""
-    many, warm, prompt = 60, Sampling(temperature=1.0, top_k=3, seed=5), PROMPTS[0]
+    many = 60
+    warm = Sampling(temperature=1.0, top_k=3, seed=5)
+    prompt = PROMPTS[0]
     law: dict[tuple[int, ...], float] = {}
     begun = OneByOne(target(family).decoder.model, prompt)
     for first, p in likeliest(begun.logits):
@@ -216,7 +218,9 @@ def test_rows_that_join_leave_and_finish_inside_a_path(family: str) -> None:
     ]
     helped = Coached(small(family), Sometimes([[*PROMPTS[i], *texts[i]] for i in (0, 1)], VOCAB))
     parts = Parts(whole, helped, POLICIES["eagle2"], Greedy(), COSTS)
-    rows, state, found = Rows(whole.new_cache(2, 8)), State(), dict[int, list[int]]()
+    rows = Rows(whole.new_cache(2, 8))
+    state = State()
+    found = dict[int, list[int]]()
     waiting = list(itertools.chain(range(3), range(3)))
     owners: dict[int, int] = {}
     for _ in range(200):

@@ -32,7 +32,9 @@ from selection import one_in
 
 NAMES = ("llama", "qwen3", "gemma2", "gpt_neox", "mistral-sliding")
 ARCHS: tuple[Arch, ...] = ("prefix-mlp", "mlp")
-WIDTH, INNER, KEYS = 32, 48, 16
+WIDTH = 32
+INNER = 48
+KEYS = 16
 LAST = -1
 COSTS = Costs({1: 0.1}, {1: 1.0})
 
@@ -102,11 +104,9 @@ def test_a_long_prompt_is_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None
 
 def test_rows_that_have_ended_keep_their_state() -> None:
     t = target("llama")
-    drafter, prompts, roots = (
-        drafter_of(t),
-        texts([5, 3, 4], np.random.default_rng(2)),
-        np.array([4, 5, 6]),
-    )
+    drafter = drafter_of(t)
+    prompts = texts([5, 3, 4], np.random.default_rng(2))
+    roots = np.array([4, 5, 6])
     cache = t.new_cache(3, 16)
     state = drafter.start(prompts, roots, t.prefill(cache, prompts, drafter.needs).taps)
     live = Tree.planted(np.array([0, 2]), roots[[0, 2]])

@@ -270,7 +270,9 @@ def test_a_fault_at_each_write_leaves_the_old_output_or_the_new_one(
 def test_signals_at_random_times_leave_the_old_output_or_the_new_one(
     name: str, home: Path, tmp_path: Path
 ) -> None:
-    case, rng, hits = CASES[name], np.random.default_rng(0), tmp_path / "hits"
+    case = CASES[name]
+    rng = np.random.default_rng(0)
+    hits = tmp_path / "hits"
     out, start = tmp_path / "out", time.monotonic()
     assert failure(run(home, case.words, out, at_write(out, 0, full, hits))) == (0, [])
     new, seconds = content(out, name), time.monotonic() - start

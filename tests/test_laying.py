@@ -36,7 +36,9 @@ def test_nodes_that_were_not_fed_are_found(seed: int) -> None:
 @pytest.mark.parametrize("first", [True, False])
 @pytest.mark.parametrize("seed", range(4))
 def test_a_node_sees_pending_tokens_and_its_path(seed: int, first: bool) -> None:
-    tree, pending, base = grown(seed), np.array([3, 4]), 10
+    tree = grown(seed)
+    pending = np.array([3, 4])
+    base = 10
     before = np.zeros(0, np.int64) if first else np.array([0, 1])
     nodes = np.array([0]) if first else np.array([2, 5, 9])
     ids, positions, seen, scratch = laid(

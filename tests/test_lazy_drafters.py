@@ -43,7 +43,9 @@ class Text:
     def __init__(
         self, t: Target, drafter: Drafter[Any], lengths: Sequence[int], seed: int = 0
     ) -> None:
-        self.rng, self.target, self.drafter = np.random.default_rng(seed), t, drafter
+        self.rng = np.random.default_rng(seed)
+        self.target = t
+        self.drafter = drafter
         self.committed, self.roots = (
             texts(lengths, self.rng),
             self.rng.integers(3, 60, len(lengths)),

@@ -121,11 +121,9 @@ def test_contexts_and_batches_are_learnt_apart_from_widths() -> None:
     found, rng = model(), np.random.default_rng(0)
     true = lambda n, context, rows: 0.01 * (1 + n / 16) * (1 + context / 4096) * rows**0.2
     for _ in range(400):
-        n, context, rows = (
-            int(rng.choice(WIDTHS)),
-            int(rng.choice([64, 256, 1024, 4096])),
-            int(rng.choice([1, 2, 4])),
-        )
+        n = int(rng.choice(WIDTHS))
+        context = int(rng.choice([64, 256, 1024, 4096]))
+        rows = int(rng.choice([1, 2, 4]))
         found = found.learn(
             Place(n * rows, context, rows),
             true(n * rows, context, rows) * math.exp(0.05 * rng.normal()),
@@ -151,7 +149,10 @@ def test_wrong_estimates_cost_little_time(case: str, home: Path) -> None:
     drafter = Learner(
         None, {}, {name: Size(seconds=draft) for name in ("draft", "commit", "find")}, lambda: SPEED
     )
-    costs, rng, spent, gained = OnlineCosts(learner, drafter), np.random.default_rng(0), 0.0, 0.0
+    costs = OnlineCosts(learner, drafter)
+    rng = np.random.default_rng(0)
+    spent = 0.0
+    gained = 0.0
     for _ in range(500):
         believed = costs.at(0, 1)
         n = max(range(33), key=lambda n: tokens_per_second(believed.target_seconds, n))
@@ -207,7 +208,9 @@ def test_draft_steps_that_were_timed_under_a_load_are_tried_again_once_it_is_gon
     """Where they seem too slow nothing is drafted, so that nothing would tell that they no longer are."""
     learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
     sizes = dict.fromkeys(("draft", "commit", "find"), Size(seconds=1e-3))
-    drafter, token, true = Learner(None, {}, sizes, lambda: SPEED), 0.02, 1e-3
+    drafter = Learner(None, {}, sizes, lambda: SPEED)
+    token = 0.02
+    true = 1e-3
     slow = CostTable(
         (Costs({1: 100 * true}, dict.fromkeys((1, 2, 4, 8, 16, 32), token), context=128),)
     )
@@ -248,7 +251,9 @@ def test_draft_steps_that_are_slow_are_tried_for_a_hundredth_of_the_time(factor:
     learner = Learner(None, {}, {"target": FLAT}, lambda: SPEED)
     sizes = dict.fromkeys(("draft", "commit", "find"), Size(seconds=1e-3))
     drafter, token = Learner(None, {}, sizes, lambda: SPEED), 0.02
-    costs, lost, steps = OnlineCosts(learner, drafter), 0.0, 4000
+    costs = OnlineCosts(learner, drafter)
+    lost = 0.0
+    steps = 4000
     costs.teach(
         CostTable(
             (Costs({1: factor * token}, dict.fromkeys((1, 2, 4, 8, 16, 32), token), context=128),)
@@ -400,7 +405,9 @@ class PretendedGPU(TorchFunctionMode):
 
     def __init__(self, speed: Speed, setup: float = 0.3, cache: int = 50 << 20) -> None:
         super().__init__()
-        self.speed, self.setup, self.cache = speed, setup, cache
+        self.speed = speed
+        self.setup = setup
+        self.cache = cache
         self.seconds, self.seen = 0.0, set[str]()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

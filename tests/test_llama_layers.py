@@ -153,12 +153,10 @@ def wrapped(made: Any) -> None:
     class Doubled(torch.nn.Module):
         def __init__(self, inner: torch.nn.Linear) -> None:
             super().__init__()
-            self.inner, self.weight, self.bias, self.in_features = (
-                inner,
-                inner.weight,
-                inner.bias,
-                inner.in_features,
-            )
+            self.inner = inner
+            self.weight = inner.weight
+            self.bias = inner.bias
+            self.in_features = inner.in_features
 
         def forward(self, x: Tensor) -> Tensor:
             return 2 * self.inner(x)

@@ -210,7 +210,9 @@ def test_the_window_advances_by_hand() -> None:
 
 
 def test_while_nothing_is_accepted_every_guess_keeps_its_place_in_the_text() -> None:
-    rng, n, width = np.random.default_rng(0), 5, 3
+    rng = np.random.default_rng(0)
+    n = 5
+    width = 3
     window: tuple[Ints, ...] = (rng.integers(0, 9, width + n - 3),)
     for root in range(10, 18):
         full, level = len(window) == n - 1, places(tuple(map(len, window)))

@@ -92,7 +92,9 @@ def test_rejection_is_refused_and_would_be_off(rule: Any) -> None:
 @pytest.mark.parametrize("keeps", KINDS)
 def test_a_drafter_that_knows_the_targets_own_choices_is_no_different(keeps: Any) -> None:
     """The text is plain decoding's for the seed, though drafts are right always and kept by their looks."""
-    target, request, sampling = tiny_target(), Request([3, 1, 4, 1, 5], 24), Sampling(1.2, seed=5)
+    target = tiny_target()
+    request = Request([3, 1, 4, 1, 5], 24)
+    sampling = Sampling(1.2, seed=5)
     blank = Engine(
         target,
         Always([[]], target.decoder.vocab),

@@ -287,7 +287,9 @@ class Wrong(Acceptor):
     def accept(self, tree: Tree, p: Distributions, chance: Chance) -> Verdict:
         paths, bonus = [], []
         for root in range(tree.roots):
-            node, path, row = root, [], int(tree.row[root])
+            node = root
+            path = []
+            row = int(tree.row[root])
             while True:
                 here, children = p(node), tree.children(node)
                 if not children.size:

@@ -260,7 +260,9 @@ def algorithm_1(rule: Rule, policy: MCTS, depth: int) -> dict[Path, float]:
             at += 1
         return at
 
-    root, draws, nodes = Node((0,), 1.0), 0, []
+    root = Node((0,), 1.0)
+    draws = 0
+    nodes = []
     for _ in range(policy.iterations if words((0,)) else 0):
         node, path = root, [root]
         while node.children:

@@ -453,7 +453,9 @@ def test_each_depth_asks_its_own_layer(
     along[ONE, ONE] = along[seen, seen] = 1.0
     tensors["mtp.fc.weight"] = torch.cat((torch.zeros(64, 64), along), 1)
     for level, which in enumerate(order):
-        gate, up, down = torch.zeros(48, 64), torch.zeros(48, 64), torch.zeros(64, 48)
+        gate = torch.zeros(48, 64)
+        up = torch.zeros(48, 64)
+        down = torch.zeros(64, 48)
         up[:2, ONE] = 1.0
         if which == 0:
             gate[0, ONE], gate[1, seen], down[seen, 0], down[JUNK - 1, 1] = 1.0, 1.0, 1.0, 10.0

@@ -40,11 +40,9 @@ def layer_of(packed: Tensor, weight: Tensor, bias: Tensor | None, code: int) -> 
 def test_linear_with_every_tail(variant: str, dtype: torch.dtype, outputs: int) -> None:
     half = torch.finfo(dtype).eps / 2
     for inputs in (1, 2, 3, 17, 32, 63, 130):
-        weight, bias, rows = (
-            drawn(1, outputs, inputs, dtype=dtype),
-            drawn(2, outputs, dtype=dtype),
-            drawn(3, 41, inputs, dtype=dtype),
-        )
+        weight = drawn(1, outputs, inputs, dtype=dtype)
+        bias = drawn(2, outputs, dtype=dtype)
+        rows = drawn(3, 41, inputs, dtype=dtype)
         packed = transformer_kernels.pack(weight)
         for added in (None, bias):
             made = transformer_kernels.linear(
@@ -111,11 +109,9 @@ def test_four_bits(variant: str, dtype: torch.dtype, outputs: int) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("width", [1, 3, 15, 16, 17, 50, 576])
 def test_norms_gates_and_rotations(variant: str, dtype: torch.dtype, width: int) -> None:
-    x, weight, eps = (
-        drawn(1, 5, width, dtype=dtype),
-        drawn(2, width, dtype=dtype),
-        torch.finfo(dtype).eps,
-    )
+    x = drawn(1, 5, width, dtype=dtype)
+    weight = drawn(2, width, dtype=dtype)
+    eps = torch.finfo(dtype).eps
     exact = x.double() / (x.double().square().mean(1, keepdim=True) + 1e-5).sqrt() * weight.double()
     single = 4 * torch.finfo(torch.float32).eps
     smallest = (
@@ -163,11 +159,9 @@ def test_attention_with_every_tail(variant: str, dtype: torch.dtype, cap: float)
         (97, 80, 7, False),
     ):
         n = min(slots, 5)
-        q, k, v = (
-            drawn(1, 2, 6, n, dim, dtype=dtype),
-            drawn(2, 2, 2, slots, dim, dtype=dtype),
-            drawn(3, 2, 2, slots, wide, dtype=dtype),
-        )
+        q = drawn(1, 2, 6, n, dim, dtype=dtype)
+        k = drawn(2, 2, 2, slots, dim, dtype=dtype)
+        v = drawn(3, 2, 2, slots, wide, dtype=dtype)
         seen = torch.from_numpy(np.random.default_rng(4).random((2, 1, n, slots)) < 0.5)
         lowest = torch.finfo(dtype if typed else torch.float32).min
         mask = torch.zeros(seen.shape, dtype=dtype if typed else torch.float32).masked_fill(

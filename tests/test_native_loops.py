@@ -173,7 +173,9 @@ def of_lessons(r: Random) -> Arguments:
 
 
 def of_outcomes(r: Random) -> Arguments:
-    t, asked, k = tree(r), int(r.integers(0, 4)), int(r.integers(0, 3))
+    t = tree(r)
+    asked = int(r.integers(0, 4))
+    k = int(r.integers(0, 3))
     count = len(t["parents"])
     accepted = (t["parents"] < 0) | (r.random(count) < 0.6)
     columns = [t[name] for name in ("parents", "tokens", "number", "depth", "score", "entropy")]
@@ -358,7 +360,9 @@ def of_top_log_probs(r: Random) -> Arguments:
 
 
 def of_confidences(r: Random) -> Arguments:
-    x, d, m = int(r.integers(1, 5)), int(r.integers(1, 9)), int(r.integers(0, 70))
+    x = int(r.integers(1, 5))
+    d = int(r.integers(1, 9))
+    m = int(r.integers(0, 70))
     return odd(r, x, m), r.normal(0, 1, (d, x)), r.normal(0, 1, d), r.normal(0, 1, d), 0.3
 
 

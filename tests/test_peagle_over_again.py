@@ -37,7 +37,11 @@ def layer_over_again(
     layer: Any, reads: list[Tensor], residual: list[Tensor], theta: float, width: int
 ) -> list[Tensor]:
     """Causal attention and MLP, entry by entry; entry t stands at position t."""
-    attention, queries, keys, values, out = layer.self_attn, [], [], [], []
+    attention = layer.self_attn
+    queries = []
+    keys = []
+    values = []
+    out = []
     for t, x in enumerate(reads):
         queries.append(turned((attention.q_proj.weight @ x).view(-1, width), t, theta))
         keys.append(turned((attention.k_proj.weight @ x).view(-1, width), t, theta))

@@ -144,7 +144,9 @@ def own_limit(spec: str, names: Sequence[str], otherwise: int) -> int:
     return min([otherwise, *(limit for limit in found if limit is not None)])
 
 
-seeds, depths, few = st.integers(0, 10**6), st.integers(0, 7), st.sampled_from([1, 3, 10, 512])
+seeds = st.integers(0, 10**6)
+depths = st.integers(0, 7)
+few = st.sampled_from([1, 3, 10, 512])
 rooms = st.tuples(depths, depths, depths)
 property_test: Callable[[Any], Any] = settings(max_examples=12, deadline=None)
 

@@ -131,7 +131,9 @@ def test_the_leaf_that_was_used_longest_ago_is_dropped_first() -> None:
 
 
 def test_restored_blocks_hold_what_was_read() -> None:
-    target, store, prompt = tiny_target(40), PrefixStore(3), [4, 8, 15, 16, 23, 42, 7, 1]
+    target = tiny_target(40)
+    store = PrefixStore(3)
+    prompt = [4, 8, 15, 16, 23, 42, 7, 1]
     filled(store, target, prompt)
     needs = part("drafter", "edd")().example(target).needs
     whole = target.new_cache(1, 8)

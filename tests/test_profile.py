@@ -175,7 +175,9 @@ def test_a_benchmark_draws_it(
     draftree: Callable[..., tuple[int, str, str]], folder: Path, tmp_path: Path
 ) -> None:
     pytest.importorskip("matplotlib")
-    suite, out, picture = tmp_path / "s.jsonl", tmp_path / "r.json", tmp_path / "p.svg"
+    suite = tmp_path / "s.jsonl"
+    out = tmp_path / "r.json"
+    picture = tmp_path / "p.svg"
     suite.write_text('{"prompt": "2 + 3"}\n')
     asked = (
         "bench",

@@ -198,11 +198,9 @@ class PackedLinear(nn.Module):
 
     def __init__(self, layer: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.bias = (
-            layer.in_features,
-            layer.out_features,
-            layer.bias,
-        )
+        self.in_features = layer.in_features
+        self.out_features = layer.out_features
+        self.bias = layer.bias
         scales = layer.weight.abs().amax(1, keepdim=True) / 7
         numbers = (layer.weight / scales).round().long() + 8
         places = 4 * torch.arange(8)

@@ -175,7 +175,9 @@ Columns = st.lists(
 def test_coded_work_is_the_work(prompts: list[Any], start: int) -> None:
     stats = []
     for prompt in prompts:
-        context, steps, work = start, [], []
+        context = start
+        steps = []
+        work = []
         for widths, nodes, accepted in prompt:
             steps.append(Step(min(accepted, nodes), nodes, nodes))
             work.append(Work(tuple(widths), 1 + nodes, 1, context, finds=len(widths) * accepted))

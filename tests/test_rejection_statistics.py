@@ -46,7 +46,9 @@ ANSWER = "Jane has 3"
 half."""
 SAMPLING = Sampling(temperature=1.0, top_k=6, seed=17)
 DEPTH = 3
-FEW, MANY, LEVEL = 5_000, 50_000, 1e-3
+FEW = 5_000
+MANY = 50_000
+LEVEL = 1e-3
 BATCH = 250
 COSTS = Costs({1: 0.1}, {1: 1.0})
 
@@ -117,7 +119,9 @@ def known() -> Known:
     cache = target.new_cache(1, 512)
     verified = target.prefill(cache, [prompt], drafter.needs)
     state = drafter.start([prompt], root, verified.taps)
-    tree, frontier, q = Tree.planted(np.zeros(1, np.int64), root), np.zeros(1, np.int64), []
+    tree = Tree.planted(np.zeros(1, np.int64), root)
+    frontier = np.zeros(1, np.int64)
+    q = []
     for _ in range(DEPTH):
         found, state = drafter.expand(
             state, tree, frontier, SAMPLING.top_k, Drawing(settings=[SAMPLING])

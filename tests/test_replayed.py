@@ -260,7 +260,9 @@ def test_a_replay_takes_the_drafter_s_time(pair: str) -> None:
     """Look-ups less than a fifth of the live time, trained drafters no more than 1.2 times what drafting takes live."""
     small = Target.load("demo")
     requests, live = asked(small, 6, tokens=96), engine(small, *pair.split())
-    spent, drafting, replayed = list[float](), list[float](), list[float]()
+    spent = list[float]()
+    drafting = list[float]()
+    replayed = list[float]()
     for _ in range(4):  # the first one warms up; other programs only ever make the others slower
         done = [replace(live, learned={}).write([r], reuse=False) for r in requests]
         texts = [

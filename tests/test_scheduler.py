@@ -116,7 +116,9 @@ def test_a_step_whose_text_ends_inside_the_accepted_path_is_counted() -> None:
 @pytest.mark.parametrize("drafter", DRAFTERS)
 def test_requests_that_join_at_random_steps_get_the_texts_they_get_alone(drafter: str) -> None:
     engine, requests = engine_of(drafter, max_sequences=3, max_batch_tokens=7), requests_of(9)
-    waiting, handles, draws = list(requests), list[Handle](), np.random.default_rng(1)
+    waiting = list(requests)
+    handles = list[Handle]()
+    draws = np.random.default_rng(1)
     while waiting or engine.scheduler.unfinished:
         for _ in range(draws.integers(0, 3)):
             if waiting:

@@ -216,7 +216,9 @@ def test_a_mistake_in_what_was_read_is_noticed(
 
 def written(engine: Engine, requests: Sequence[Request], seed: int = 1) -> list[Handle]:
     """Submit requests at random steps, and run to the end."""
-    waiting, handles, draws = list(requests), list[Handle](), np.random.default_rng(seed)
+    waiting = list(requests)
+    handles = list[Handle]()
+    draws = np.random.default_rng(seed)
     while waiting or engine.scheduler.unfinished:
         for _ in range(draws.integers(0, 3)):
             if waiting:
@@ -287,7 +289,9 @@ def test_preempted_and_cancelled_prompts_leave_the_others_as_they_are() -> None:
     }
     engine, requests = engine_of("edd", **limits), requests_of(24, seed=4, longest=25)
     wanted, draws = alone(engine, requests), np.random.default_rng(2)
-    waiting, handles, cancelled = list(requests), list[Handle](), set[int]()
+    waiting = list(requests)
+    handles = list[Handle]()
+    cancelled = set[int]()
     while waiting or engine.scheduler.unfinished:
         if waiting and draws.random() < 0.5:
             handles.append(engine.submit(waiting.pop(0)))

@@ -55,7 +55,9 @@ def test_a_tree_is_what_stock_mixers_make_of_its_paths(family: str) -> None:
     with in_float64(model):
         target = Target(Decoder(model), family)
         prompts = [draw.integers(2, 90, n) for n in LENGTHS]
-        ours, theirs, oracle = target.new_cache(3, 64), target.new_cache(3, 64), PathRows(target, 3)
+        ours = target.new_cache(3, 64)
+        theirs = target.new_cache(3, 64)
+        oracle = PathRows(target, 3)
         pairs = [(target.prefill(ours, prompts, Needs()).logits, oracle.prefill(theirs, prompts))]
         for _ in range(2):
             tree = grown(draw, draw.integers(2, 90, 3), 10)

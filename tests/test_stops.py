@@ -122,7 +122,9 @@ def test_what_may_begin_a_stop_text_is_held(texts: tuple[str, ...], text: str, h
 def test_pieces_are_the_text_before_the_stop_text(text: str, texts: list[str]) -> None:
     """Piece by piece as a text is written, ended by the criterion: nothing is shown that is cut away later."""
     stops = Stops.of(BYTES, texts)
-    pieces, ends, shown = Pieces(BYTES, stops), StopTexts(BYTES, stops, 1), ""
+    pieces = Pieces(BYTES, stops)
+    ends = StopTexts(BYTES, stops, 1)
+    shown = ""
     ids = encode(BYTES, text)
     for i, token in enumerate(ids):
         shown += pieces.add(token)

@@ -184,7 +184,9 @@ def plain_tree(
     """Paths and shares of the likeliest continuations, and the sum of their probabilities, from the definition."""
     waiting: list[tuple[Path, float, float]] = []
     nodes: list[tuple[Path, float]] = []
-    path, value, score = (), 1.0, 0.0
+    path = ()
+    value = 1.0
+    score = 0.0
     while len(nodes) < budget:
         next_tokens = [c[len(path)] for c in conts if c[: len(path)] == path and len(c) > len(path)]
         for token in sorted(set(next_tokens)) if len(path) < length else ():
@@ -230,7 +232,9 @@ def test_drafts_are_those_of_a_plain_search(
 ) -> None:
     wanted = plain_draft(text, documents, knobs)
     drafter = SuffixDrafter(knobs)
-    state, tree, numbers = reading(drafter, [text[:-1]], documents), planted(text), {(): 0}
+    state = reading(drafter, [text[:-1]], documents)
+    tree = planted(text)
+    numbers = {(): 0}
     for path in wanted:
         numbers[path] = len(tree)
         tree = below(tree, numbers[path[:-1]], path[-1])
@@ -416,7 +420,9 @@ def test_a_tree_that_is_found_in_one_call_is_that_of_layers() -> None:
     """And one draft step is noted for it, whatever its depth."""
     text = [5, 1, 2, 3, 4, 1, 2, 3, 9, 8, 1, 2, 6, 1, 2]
     drafter, costs = SuffixDrafter(Suffix()), Costs({1: 0.001}, {1: 1.0, 9: 1.4})
-    state, policy, room = reading(drafter, [text[:-1]]), Yield(), Room(ints([40]), 40)
+    state = reading(drafter, [text[:-1]])
+    policy = Yield()
+    room = Room(ints([40]), 40)
 
     class Layers(Search):
         def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:

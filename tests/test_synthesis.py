@@ -282,12 +282,10 @@ class Serving:
     def __init__(
         self, target: Target, fault: Callable[[int], tuple[int, str] | None] = lambda number: None
     ) -> None:
-        self.target, self.fault, self.bodies, lock = (
-            target,
-            fault,
-            list[dict[str, Any]](),
-            threading.Lock(),
-        )
+        self.target = target
+        self.fault = fault
+        self.bodies = list[dict[str, Any]]()
+        lock = threading.Lock()
         outer = self
 
         class Handler(BaseHTTPRequestHandler):

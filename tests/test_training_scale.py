@@ -482,7 +482,9 @@ def test_the_size_of_features_is_told_before_they_are_computed(
 class Ledger(tracking.GeneralTracker):
     """A tracker that keeps what it is told."""
 
-    name, requires_logging_directory, tracker = "ledger", False, None
+    name = "ledger"
+    requires_logging_directory = False
+    tracker = None
     kept: list[Any] = []  # noqa: RUF012 - for all runs of a test
 
     def __init__(self, run_name: str) -> None:

@@ -175,7 +175,9 @@ CURVES = (
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_tree_of_yield_is_the_hosts(costs: Costs, rows: int) -> None:
     """But for the last bits of its values, as devices compute exponentials otherwise."""
-    policy, drafted, stopped = Yield(width=3, depth=4), 0, set[int]()
+    policy = Yield(width=3, depth=4)
+    drafted = 0
+    stopped = set[int]()
     for seed in range(25):
         rng = np.random.default_rng(seed)
         paths, depth = Paths(seed, broken=0.1 * (seed % 3)), rng.integers(0, 6, rows)
@@ -214,7 +216,9 @@ def test_a_tree_of_yield_is_the_hosts(costs: Costs, rows: int) -> None:
 @pytest.mark.parametrize("rows", [1, 3])
 def test_a_tree_that_probes_is_the_hosts(rows: int) -> None:
     """Where drafting does not pay, one node of each row is verified now and then; the best child, the first of equals."""
-    policy, costs, verified = Yield(width=3), Costs({1: 1.0, 4: 1.3}, {1: 1.0, 4: 1.3, 64: 8.0}), 0
+    policy = Yield(width=3)
+    costs = Costs({1: 1.0, 4: 1.3}, {1: 1.0, 4: 1.3, 64: 8.0})
+    verified = 0
     for seed in range(12):
         paths, depth = (
             Paths(seed, broken=0.1 * (seed % 3)),
@@ -260,7 +264,9 @@ def test_a_mask_is_the_hosts(window: int | None) -> None:
     rng = np.random.default_rng(1)
     for _ in range(10):
         forests = [random_forest(1, 7, rng) for _ in range(2)]
-        waiting, committed, fed = rng.integers(0, 4, 2), rng.integers(2, 9, 2), 4
+        waiting = rng.integers(0, 4, 2)
+        committed = rng.integers(2, 9, 2)
+        fed = 4
         begin = committed + waiting
         places = [int(b) + f.depth for b, f in zip(begin, forests, strict=True)]
         host = ForwardBatch.packed(

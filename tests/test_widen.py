@@ -35,7 +35,9 @@ QUESTIONS = (
 )
 LARGE = {"hidden_size": 512, "intermediate_size": 384, "num_hidden_layers": 26, "num_attention_heads": 8,
          "num_key_value_heads": 4, "vocab_size": 4352}  # fmt: skip
-VOCAB, WIDTH, MORE = 4096, 128, 2
+VOCAB = 4096
+WIDTH = 128
+MORE = 2
 RELATIVE = 2e-6
 """Of the largest logit, in float32: sums of another order in 24 layers' norms and products; 6e-7
 was seen."""

@@ -253,11 +253,9 @@ def test_no_other_set_of_nodes_of_a_batch_is_better(
     everything = grown(following(rule), free, memory, policy, (99,) * rows)
     costs = Costs({1: 1e-9}, target, rows=rows)
     tree = grown(following(rule), costs, memory, policy, (99,) * rows)
-    values, parents, below = (
-        np.exp(everything.score),
-        everything.parents,
-        range(rows, len(everything)),
-    )
+    values = np.exp(everything.score)
+    parents = everything.parents
+    below = range(rows, len(everything))
 
     def worth(nodes: Sequence[int]) -> float:
         seconds = costs.target_seconds(1 + len(nodes) / rows) - costs.token
@@ -290,7 +288,9 @@ def test_rows_share_a_pass() -> None:
 
 def accepted_as(rule: Callable[[np.random.Generator, float], bool], steps: int = 300) -> Any:
     """A memory after many steps with one drafted token of a random q, accepted by a rule."""
-    rng, policy, memory = np.random.default_rng(0), Yield(), Yield().start()
+    rng = np.random.default_rng(0)
+    policy = Yield()
+    memory = Yield().start()
     for _ in range(steps):
         q = float(rng.uniform(0.05, 0.95))
         root = Tree.planted(np.arange(1), np.arange(1))
@@ -398,12 +398,10 @@ class Free(Search):
 def test_finds_once_taken_for_worthless_are_verified_again() -> None:
     # Sixty finds are wrong, so that none is worth its verification any more; those that follow are
     # right.
-    costs, policy, memory, verified = (
-        Costs({1: 9.0}, {1: 1.0, 2: 1.2, 3: 9.0}),
-        Yield(depth=1),
-        Yield().start(),
-        [],
-    )
+    costs = Costs({1: 9.0}, {1: 1.0, 2: 1.2, 3: 9.0})
+    policy = Yield(depth=1)
+    memory = Yield().start()
+    verified = []
     for step in range(160):
         tree = grown(Free(), costs, replace(memory, regret_budget=99.0), policy)
         verified.append(tree.drafted)
@@ -506,7 +504,9 @@ def test_probes_that_ride_along_are_not_its_account() -> None:
 
 def test_a_drafter_that_finds_nothing_is_asked_now_and_then() -> None:
     asked: list[int] = []
-    memory, policy, bare = Yield().start(), Yield(), Verdict((NONE,), np.array([1]))
+    memory = Yield().start()
+    policy = Yield()
+    bare = Verdict((NONE,), np.array([1]))
     for step in range(400):
 
         def nothing(tree: Tree, frontier: Any, k: int, step: int = step) -> Candidates:
@@ -612,7 +612,9 @@ class Told(Search):
     """Tells all layers down to a depth in one pass, by a rule, and notes what it is asked for."""
 
     def __init__(self, rule: Rule, layers: int) -> None:
-        self._rule, self._layers, self.asked = following(rule), layers, list[list[int]]()
+        self._rule = following(rule)
+        self._layers = layers
+        self.asked = list[list[int]]()
 
     @property
     def ahead(self) -> int:
@@ -695,7 +697,9 @@ def test_a_find_that_is_right_is_nothing_that_the_model_added() -> None:
 
 
 def test_the_model_is_asked_now_and_then_where_only_finds_pay() -> None:
-    costs, memory, asked = Costs({1: 0.2}, {1: 1.0}), sure(0.1), 0
+    costs = Costs({1: 0.2}, {1: 1.0})
+    memory = sure(0.1)
+    asked = 0
     for _ in range(200):
         expand = Found({0: 0.9})
         tree = grown(expand, costs, memory)

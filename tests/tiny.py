@@ -14,7 +14,10 @@ from architectures import VOCAB, WINDOW, random
 from hybrids import FAMILIES
 
 TYPES = tuple(sorted(MODEL_FOR_CAUSAL_LM_MAPPING_NAMES))
-LAYERS, HEADS, WIDE, DEEP = 4, 4, 32, 48
+LAYERS = 4
+HEADS = 4
+WIDE = 32
+DEEP = 48
 SIZES: Mapping[str, int] = {
     **dict.fromkeys(("vocab_size", "vocab_size_per_layer_input"), VOCAB),
     **dict.fromkeys(("num_hidden_layers", "n_layer", "n_layers", "num_layers"), LAYERS),

@@ -80,7 +80,11 @@ class Batch:
         chunk: int = 1000,
         cut: int = 1000,
     ) -> None:
-        self.propose, self.model, self.rows, self.chunk, self.cut = propose, model, rows, chunk, cut
+        self.propose = propose
+        self.model = model
+        self.rows = rows
+        self.chunk = chunk
+        self.cut = cut
         self.waiting: list[Request] = []
         self.running: list[Request] = []
         self.proposals: list[list[list[int]]] = []

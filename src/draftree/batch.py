@@ -66,13 +66,13 @@ class Rows:
         calls: int = 0,
         stats: Stats | None = None,
     ) -> None:
-        self.cache, self.stats, self._source, self._admitted = (
-            cache,
-            Stats() if stats is None else stats,
-            source,
-            calls,
-        )
-        self.requests, self._warned, self._unread = [IDLE] * cache.rows, set[str](), set[int]()
+        self.cache = cache
+        self.stats = Stats() if stats is None else stats
+        self._source = source
+        self._admitted = calls
+        self.requests = [IDLE] * cache.rows
+        self._warned = set[str]()
+        self._unread = set[int]()
         self.committed = [np.zeros(0, np.int64) for _ in range(cache.rows)]
         self.written: list[list[int]] = [[] for _ in range(cache.rows)]
         self.last, self.live, self._calls = (

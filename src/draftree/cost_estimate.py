@@ -128,7 +128,9 @@ def _network_size(
 
     experts = next((p.shape[0] for p in network.parameters() if p.dim() == 3), 1)
     routed = min(number("num_experts_per_tok", 1), experts)
-    weights, read, of_experts = float(head), float(head_bytes), 0.0
+    weights = float(head)
+    read = float(head_bytes)
+    of_experts = 0.0
     for p in _multiplied(network):
         count = p.numel() * (
             2 if p.dtype is torch.uint8 else 1

@@ -279,11 +279,9 @@ class Engine(Hinting, metaclass=_Loads):
         """
         if stream:
             return self.stream(prompt, **options)
-        streamer, echo, stop = (
-            options.pop("streamer", None),
-            asks_for(options, ECHO),
-            asks_for(options, STOP),
-        )
+        streamer = options.pop("streamer", None)
+        echo = asks_for(options, ECHO)
+        stop = asks_for(options, STOP)
         written = Writing(
             self, prompt, Options.of(None, options), alone=streamer is not None
         ).finish(streamer)
@@ -776,7 +774,9 @@ def plain_stream(
     """
     if not whole(rows, 1):
         raise UserError(f"rows is {shown(rows)}, allowed is a whole number of at least 1")
-    waiting, group, stats = partial(next, iter(requests), None), max(rows // 8, 1), Stats()
+    waiting = partial(next, iter(requests), None)
+    group = max(rows // 8, 1)
+    stats = Stats()
     rest(target)
     table, acceptor = Rows(target.new_cache(rows, 64), stats=stats), usual(False)
 

@@ -109,7 +109,10 @@ def step_and_read(
     parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk]
 ) -> tuple[list[Emitted], State, Read | None]:
     """Run a step as `step` does, and read chunks of seated prompts in the target's pass."""
-    target, drafter, policy, acceptor = parts.target, parts.drafter, parts.policy, parts.acceptor
+    target = parts.target
+    drafter = parts.drafter
+    policy = parts.policy
+    acceptor = parts.acceptor
     prices, start = parts.costs.at(rows.context, rows.live.size), time.perf_counter()
     beside = sum(len(chunk.tokens) for chunk in chunks)
     if beside:

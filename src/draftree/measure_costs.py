@@ -145,11 +145,9 @@ class _Setting:
         cls, target: Target, drafter: Drafter[Any], rows: int, context: int, widest: int
     ) -> Self:
         vocab = target.decoder.vocab
-        prompts, every, one = (
-            [np.arange(context) % vocab] * rows,
-            np.arange(rows),
-            np.ones(rows, np.int64),
-        )
+        prompts = [np.arange(context) % vocab] * rows
+        every = np.arange(rows)
+        one = np.ones(rows, np.int64)
         cache = target.new_cache(rows, context + widest + 1)
         taps = target.prefill(cache, prompts, drafter.needs).taps
         planted = Tree.planted(every, one)
@@ -167,7 +165,9 @@ class _Setting:
         The roots have been fed before it. If the drafter's pass over the roots also predicts what
         comes after those nodes, that pass is returned.
         """
-        tree, rows, state = self._star(f + 1), self.planted.roots, self.state
+        tree = self._star(f + 1)
+        rows = self.planted.roots
+        state = self.state
         frontier = np.arange(rows, rows * (f + 1))
         if not self.drafter.passes(state, tree, frontier):
             frontier, state = np.arange(rows), self.begun
@@ -191,7 +191,9 @@ class _Setting:
         Each comes with a function that undoes it. The chain includes the root. The target's commit
         is done first.
         """
-        rows, tree, state = self.planted.roots, self.planted, self.state
+        rows = self.planted.roots
+        tree = self.planted
+        state = self.state
         for _ in range(COMMITTED - 1):
             tree = self._below(tree, len(tree) - rows + np.arange(rows))
             _, state = self.drafter.expand(

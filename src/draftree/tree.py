@@ -284,7 +284,9 @@ class Tree:
     def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
         """Return bare roots: `tokens[i]` is the last token chosen in sequence `rows[i]`."""
         n = len(rows)
-        minus, zero, nothing = np.full(n, -1), np.zeros(n, np.int64), np.zeros(n)
+        minus = np.full(n, -1)
+        zero = np.zeros(n, np.int64)
+        nothing = np.zeros(n)
         return cls(tokens, minus, zero, rows, nothing, nothing, minus, nothing, np.arange(n), minus)
 
     def __len__(self) -> int:

@@ -118,11 +118,9 @@ def test_vllm_on_a_cpu_loses_the_temperatures_of_drafts() -> None:
     from vllm.utils.cpu_triton_utils import _expand_kernel_impl
 
     current_platform.import_kernels()
-    temperatures, ends, before = (
-        torch.tensor([0.5, 1.0, 2.0]),
-        torch.tensor([1, 3, 6]),
-        torch.full((6,), 123.0),
-    )
+    temperatures = torch.tensor([0.5, 1.0, 2.0])
+    ends = torch.tensor([1, 3, 6])
+    before = torch.full((6,), 123.0)
     assert repeated(temperatures, ends, 6).tolist() == [0.5, 1, 1, 2, 2, 2]
     found = before.clone()
     _expand_kernel_impl(found, temperatures, ends.int(), 0, 1)

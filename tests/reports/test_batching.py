@@ -131,10 +131,14 @@ def test_requests_join_and_leave_a_running_batch(name: str) -> None:
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         drafter = build("drafter", name).example(target)
-    rows, rule, state = Rows(target.new_cache(3, 64)), build("acceptor", "greedy"), State()
+    rows = Rows(target.new_cache(3, 64))
+    rule = build("acceptor", "greedy")
+    state = State()
     parts = Parts(target, drafter, EAGLE2(nodes=6, depth=3, width=2), rule, COSTS)
     requests = [Request(p, 4 + 3 * i) for i, p in enumerate(prompts(6))]
-    waiting, owners, done = list(enumerate(requests)), dict[int, int](), dict[int, list[int]]()
+    waiting = list(enumerate(requests))
+    owners = dict[int, int]()
+    done = dict[int, list[int]]()
     turn = 0
     while waiting or owners:
         if waiting and len(rows.free) and turn % 2 == 0:

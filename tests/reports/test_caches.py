@@ -46,7 +46,9 @@ def fresh(target: Target, name: str) -> Engine:
     "Tokens that were accepted after a stop stayed in the session, and the next request was conditioned on them.",
 )
 def test_what_was_accepted_after_the_end_is_forgotten(target: Target) -> None:
-    engine, beyond, wanted = knowing(target, [whole(target)]), 0, plainly(target)
+    engine = knowing(target, [whole(target)])
+    beyond = 0
+    wanted = plainly(target)
     for end in (4, 9):
         eos = frozenset({wanted[end]})
         first = engine.write([replace(asked(target), eos=eos)])

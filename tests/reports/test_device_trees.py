@@ -90,7 +90,9 @@ def test_wide_trees_fit_their_buffers(policy: str) -> None:
 def test_results_of_a_pass_outlive_the_next_one() -> None:
     target, _ = captured()
     decoder = target.decoder
-    cache, outs, copies = decoder.new_cache(1, 16), [], []
+    cache = decoder.new_cache(1, 16)
+    outs = []
+    copies = []
     for ids in ([3, 4, 5], [9, 8, 7], [1, 2, 6]):
         places = cache.lengths[0] + np.arange(3)
         feed = ForwardBatch.packed(

@@ -222,14 +222,14 @@ class Broken(Drafter[Any]):
         times: int = 10**9,
         error: Exception | None = None,
     ) -> None:
-        self.drafter, self.method, self.first, self.steps, self.times = (
-            drafter,
-            method,
-            first,
-            steps,
-            times,
-        )
-        self.error, self.row, self.done = error or ValueError("a bug"), -1, 0
+        self.drafter = drafter
+        self.method = method
+        self.first = first
+        self.steps = steps
+        self.times = times
+        self.error = error or ValueError("a bug")
+        self.row = -1
+        self.done = 0
         for name in ("ahead", "expands_paths", "searches", "remembers", "sends_probes"):
             setattr(self, name, getattr(drafter, name))
 

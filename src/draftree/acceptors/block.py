@@ -45,7 +45,9 @@ class Block(Acceptor):
         while (children := tree.children(chain[-1])).size:
             chain.append(int(children[0]))
         # Each prefix of the chain is tested separately, and the longest that passes is kept.
-        weight, length, of_kept = 1.0, 0, 1.0
+        weight = 1.0
+        length = 0
+        of_kept = 1.0
         for i, node in enumerate(chain[1:], start=1):
             here, token = p(chain[i - 1]), int(tree.tokens[node])
             weight = min(1.0, weight * ratio(here, proposal(tree, node, len(here)), token))

@@ -80,7 +80,9 @@ def rewritten(ctx: Any, args: Sequence[str]) -> list[tuple[str, str]]:
     Raises:
         UserError: options do not exist; the message names all of them.
     """
-    found, errors, notes = list[tuple[str, str]](), list[UserError](), list[str]()
+    found = list[tuple[str, str]]()
+    errors = list[UserError]()
+    notes = list[str]()
     own = ctx.command.options[0]
     typed = {
         flag

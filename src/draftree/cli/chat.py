@@ -131,7 +131,10 @@ class Session:
     ) -> None:
         from draftree.cli import terminal
 
-        self._engine, self._system, self._options, self._read = engine, system, options, read
+        self._engine = engine
+        self._system = system
+        self._options = options
+        self._read = read
         self._console = terminal.output()
         self._conversation = self._new()
 

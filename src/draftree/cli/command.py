@@ -166,7 +166,10 @@ def _translated_values(args: Sequence[str], own: Mapping[str, Any]) -> list[str]
         if equals and flag in own and own[flag].name in VALUES:
             kind, prefix = VALUES[own[flag].name], f"{flag}="
         elif before in own and own[before].name in VALUES:
-            kind, flag, value, prefix = VALUES[own[before].name], before, arg, ""
+            kind = VALUES[own[before].name]
+            flag = before
+            value = arg
+            prefix = ""
         else:
             found.append(arg)
             continue

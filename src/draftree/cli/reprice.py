@@ -58,11 +58,9 @@ def recount(ctx: typer.Context, asked: RecountOptions) -> None:
             result = counting.recounted(
                 saved, arguments.costs_of_each(asked.costs, counting.drafters(saved))
             )
-        text, heading, shown = (
-            result_rows.as_text(result),
-            title(result, asked.result),
-            text_tables.counted(result["rows"], result["oracle"]),
-        )
+        text = result_rows.as_text(result)
+        heading = title(result, asked.result)
+        shown = text_tables.counted(result["rows"], result["oracle"])
     if asked.out is not None:
         write_text(asked.out, text)
     if asked.as_json:

@@ -17,7 +17,9 @@ from draftree.scheduling.options import SchedulerOptions
 from draftree.serving.options import Limits, ServeOptions
 from draftree.utils.validated_dataclass import knob
 
-ACCESS, BATCH, BOUNDS = "Who may use it", "How much at a time", "What one request may ask for"
+ACCESS = "Who may use it"
+BATCH = "How much at a time"
+BOUNDS = "What one request may ask for"
 KEY_VARIABLE = "DRAFTREE_API_KEY"
 DRAFTERS = ("suffix", "pld")
 """Drafters that a request may name where the operator names none: they need no training."""

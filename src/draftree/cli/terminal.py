@@ -182,7 +182,9 @@ def busy(what: str) -> Iterator[Tell]:
 
     Without a terminal, print a line at intervals during long work.
     """
-    console, clock, doing = errors(), CLOCK, [what]
+    console = errors()
+    clock = CLOCK
+    doing = [what]
     if console.is_terminal:
         with progress_shown(), console.status(escape(what)) as status:
             yield lambda done, remark="", of=None: status.update(escape(remark))

@@ -363,7 +363,9 @@ class CostModel:
 @lru_cache(maxsize=4096)
 def _features(place: Place) -> tuple[Any, Floats]:
     """Return the entries of θ that a place depends on, and their weights."""
-    at, weights, offset = list[int](), list[float](), 0
+    at = list[int]()
+    weights = list[float]()
+    offset = 0
     for grid, value in (
         (TOKENS, place.tokens),
         (CONTEXTS, place.context),

@@ -107,7 +107,9 @@ class Learner:
             name: CostModel(size, known, corrections.get(name, prior))
             for name, size in sizes.items()
         }
-        self._warm, self._written, self.version = set[str](), time.monotonic(), 0
+        self._warm = set[str]()
+        self._written = time.monotonic()
+        self.version = 0
         if path is not None:
             atexit.register(self.save)
 
@@ -190,7 +192,9 @@ class OnlineCosts:
         self._known: dict[tuple[int, int, bool, bool], Costs] = {}
         self._version = (-1, -1)
         self._allowed, self._token = CREDIT, 0.0
-        self._exploring, self._steps, self._undrafted = False, 0, STALE
+        self._exploring = False
+        self._steps = 0
+        self._undrafted = STALE
         self._gained, self._spent = 0.0, 0.0
 
     def at(self, context: int, rows: int) -> Costs:

@@ -15,11 +15,9 @@ from draftree.evaluation.teacher_forcing import Source
 from draftree.formats.block_drafters import Layout
 from draftree.target.target import Target
 
-MASK, SHIFT, INJECTION = (
-    "wrong mask token",
-    "slots of a block read one off",
-    "no hidden states injected",
-)
+MASK = "wrong mask token"
+SHIFT = "slots of a block read one off"
+INJECTION = "no hidden states injected"
 LAST = 4
 """The last ids of the vocabulary, which are tried as the mask."""
 ALIKE = 1e-5

@@ -54,12 +54,10 @@ def pooled(expected: Floats) -> Ints:
 
     The rarest outcomes share bins.
     """
-    bins, last, mass, order = (
-        np.zeros(len(expected), np.int64),
-        0,
-        0.0,
-        np.argsort(expected, kind="stable"),
-    )
+    bins = np.zeros(len(expected), np.int64)
+    last = 0
+    mass = 0.0
+    order = np.argsort(expected, kind="stable")
     for i in order.tolist():
         if mass >= LEAST:
             last, mass = last + 1, 0.0

@@ -99,7 +99,9 @@ def examine(target: Target, drafter: Drafter[Any], policy: str) -> Expected:
     """
     decoder = target.decoder
     learnt = learnt_costs(target, drafter)
-    costs, speed, size = learnt.at(CONTEXT, 1), learnt.target.speed, target_size(decoder)
+    costs = learnt.at(CONTEXT, 1)
+    speed = learnt.target.speed
+    size = target_size(decoder)
     read = size.bytes + size.expert_bytes * size.routed / size.experts
     memory = torch.cuda.mem_get_info(decoder.device) if decoder.device.type == "cuda" else None
     plans = {f"chain of {n}": Plan(n, 1) for n in CHAINS}

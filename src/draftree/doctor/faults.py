@@ -22,11 +22,9 @@ from draftree.models.kv_cache import SlotCache
 from draftree.target.target import Needs, Probes, Target, Verified
 from draftree.tree import Floats, Ints, Tree, Verdict
 
-LAYER, TOKEN, KV = (
-    "hidden layer off by one",
-    "hidden states off by one token",
-    "keys and values of the wrong layer",
-)
+LAYER = "hidden layer off by one"
+TOKEN = "hidden states off by one token"
+KV = "keys and values of the wrong layer"
 ROPE, VOCABULARY = "wrong rope", "wrong vocabulary map"
 OLD_THETA = 10_000.0
 """The rotary base of configs that name none; drafters were trained with it by mistake."""
@@ -337,7 +335,9 @@ class Map:
     @property
     def complaints(self) -> list[str]:
         """Return the faults of the map, in words."""
-        ids, vocab, found = self.drafted, len(self.t2d), []
+        ids = self.drafted
+        vocab = len(self.t2d)
+        found = []
         if outside := int(((ids < 0) | (ids >= vocab)).sum()):
             found.append(
                 f"{outside} of {len(ids)} draft ids stand for none of the target's 0 … {vocab - 1}"

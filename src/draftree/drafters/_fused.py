@@ -439,7 +439,9 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
             judged, whether it came into the verified tree or not; of what was found after other
             nodes nothing is known.
     """
-    recent, beside, alone = trust.recent, trust.beside, trust.alone
+    recent = trust.recent
+    beside = trust.beside
+    alone = trust.alone
     examples: dict[bool, list[tuple[Floats, Bools]]] = {}
     for f in finds:
         x, right, recent = judgements(

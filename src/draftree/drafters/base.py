@@ -347,7 +347,10 @@ class Trainable(Drafter[State]):
     def __init__(
         self, knobs: "TrainableMethod", model: nn.Module, target: Target, stored: Checkpoint
     ) -> None:
-        self.knobs, self.model, self._target, self._stored = knobs, model.eval(), target, stored
+        self.knobs = knobs
+        self.model = model.eval()
+        self._target = target
+        self._stored = stored
 
     @cached_property
     def capture(self) -> Capture:

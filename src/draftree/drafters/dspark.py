@@ -232,11 +232,9 @@ class DSparkDrafter(ParallelDrafter):
         logits = self.taught(states.flatten(0, 1), before.flatten(0, 1)).unflatten(
             0, places.anchors.shape
         )
-        logits, weight, drafted = (
-            logits[places.valid].float(),
-            places.weight[places.valid],
-            self.model.drafted,
-        )
+        logits = logits[places.valid].float()
+        weight = places.weight[places.valid]
+        drafted = self.model.drafted
         far = (
             (torch.softmax(said_at(batch, places, drafted).float(), -1) - torch.softmax(logits, -1))
             .abs()

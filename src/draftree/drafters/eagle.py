@@ -141,7 +141,9 @@ class EAGLENet(PairNet):
                 setattr(attention, name, nn.Linear(old.in_features, old.out_features))
         self.layers = nn.ModuleList([first])
         self.rotary = Rotary(config)
-        self.shape, self.width, self._target = stores(config), size, target
+        self.shape = stores(config)
+        self.width = size
+        self._target = target
         self.embed_tokens = (
             nn.Embedding(config.vocab_size, size).requires_grad_(False) if embedding else None
         )

@@ -358,7 +358,10 @@ class EAGLE3Net(FusingNet):
         whole = draft == vocab and not maps  # published checkpoints then mostly have no maps
         self.register_buffer("d2t", None if whole else torch.zeros(draft, dtype=torch.long))
         self.register_buffer("t2d", None if whole else torch.zeros(vocab, dtype=torch.bool))
-        self.shape, self.width, self._vocab, self._target = stores(config), size, vocab, target
+        self.shape = stores(config)
+        self.width = size
+        self._vocab = vocab
+        self._target = target
         self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
         self.reads = tuple(layers)
 

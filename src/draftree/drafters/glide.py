@@ -347,11 +347,9 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
                 self.decoder.new_cache(len(prompts), max(map(len, prompts)) + SPARE)
             )
             state = Glimpsing(own, taps.cache, own.pending)
-        cache, nothing, begun = (
-            state.own.cache,
-            (NOTHING,) * len(prompts),
-            every(rows, len(prompts)),
-        )
+        cache = state.own.cache
+        nothing = (NOTHING,) * len(prompts)
+        begun = every(rows, len(prompts))
         known = cache.lengths.tolist()
         rest = put(nothing, begun, [p[n:] for p, n in zip(prompts, known, strict=True)])
         limits = put(

@@ -82,7 +82,9 @@ class LMDrafter(LanguageModelDrafter):
     """Drafts with a whole language model."""
 
     def __init__(self, model: Target, shared: Shared | None = None) -> None:
-        self.small, self.decoder, self._shared = model, model.decoder, shared
+        self.small = model
+        self.decoder = model.decoder
+        self._shared = shared
 
     @property
     @override

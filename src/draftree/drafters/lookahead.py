@@ -171,7 +171,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
 
         The number after them is how often one of such tokens is right.
         """
-        parents, tokens, length = tree.parents.tolist(), tree.tokens.tolist(), self.knobs.ngram - 1
+        parents = tree.parents.tolist()
+        tokens = tree.tokens.tolist()
+        length = self.knobs.ngram - 1
         found = list[tuple[Nexts, float]]()
         for node, at, depth in zip(
             frontier.tolist(),
@@ -228,7 +230,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
 
         There is none for a slot that sent no probes.
         """
-        sent, end, last = self._sent(state), 0, dict[int, Ints]()
+        sent = self._sent(state)
+        end = 0
+        last = dict[int, Ints]()
         if logits is None or not sent:
             return {}
         for r, (level, _) in sent.items():
@@ -256,7 +260,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
 
     def _graded(self, row: Guesses, new: Sequence[int]) -> Guesses:
         """Return the guesses' success counts, updated by a root and the tokens after it."""
-        tried, right, start = list(row.tried), list(row.right), 0
+        tried = list(row.tried)
+        right = list(row.right)
+        start = 0
         for i, token in enumerate(new[1:]):
             if self.knobs.chain and i - start == len(tried):
                 start = i

@@ -220,11 +220,9 @@ def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
     with suppress(UserError):  # some have no tokenizer
         opening = np.array(target.tokenizer(OPENING)["input_ids"], np.int64)
         text = opening if opening.size else text
-    cache, needs, begin = (
-        target.new_cache(1, len(text) + WRITTEN),
-        Needs(hidden=(LAST, UNNORMED)),
-        len(text),
-    )
+    cache = target.new_cache(1, len(text) + WRITTEN)
+    needs = Needs(hidden=(LAST, UNNORMED))
+    begin = len(text)
     hidden: dict[int, list[Tensor]] = {layer: [] for layer in needs.hidden}
     for _ in range(WRITTEN):
         read = target.prefill(cache, [text], needs)
@@ -299,7 +297,10 @@ class MTPNet(PairNet):
     ) -> None:
         super().__init__()
         self._names, made = tuple(names or [behind(prefix(target))]), dict[str, nn.Module]()
-        self.tap, self._normed, self._level, self._target = LAST, False, 0, target
+        self.tap = LAST
+        self._normed = False
+        self._level = 0
+        self._target = target
         self.width, self.levels = target.decoder.hidden, len(self._names)
         self.head, layers = TargetHead(target, draft_vocab), []
         for each in self._names:
@@ -384,11 +385,9 @@ class MTPLayer(nn.Module):
             raise UserError(
                 f"mtp: {type(inner.model).__name__} is not supported: it has {len(norms)} norms behind its layers, not 1"
             )
-        self.enorm, self.hnorm, self.norm = (
-            copy.deepcopy(norms[0]),
-            copy.deepcopy(norms[0]),
-            norms[0],
-        )
+        self.enorm = copy.deepcopy(norms[0])
+        self.hnorm = copy.deepcopy(norms[0])
+        self.norm = norms[0]
         self.eh_proj = nn.Linear(2 * inner.hidden, inner.hidden, bias=False)
         nn.init.normal_(
             self.eh_proj.weight, std=float(getattr(inner.config, "initializer_range", 0.02))

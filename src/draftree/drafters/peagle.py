@@ -192,13 +192,11 @@ class PEAGLENet(FusingNet):
         self.register_buffer(
             "t2d", None if mapped is None else torch.zeros(vocab, dtype=torch.bool)
         )
-        self.shape, self.width, self.depth, self.reads, self._target = (
-            stores(config),
-            size,
-            knobs.layers,
-            tuple(reads),
-            target,
-        )
+        self.shape = stores(config)
+        self.width = size
+        self.depth = knobs.layers
+        self.reads = tuple(reads)
+        self._target = target
         self.embed_tokens = nn.Embedding(vocab, size).requires_grad_(False) if embedding else None
         self.mask = knobs.mask or 0
 
@@ -297,7 +295,9 @@ class PEAGLEDrafter(PairReader):
 
     def _slots(self, state: Pairs, tree: Tree) -> Pairs:
         """Read each sequence's pairs, the root's last, and the slots after it."""
-        cache, roots, more = state.decoding.cache, np.arange(tree.roots), self.ahead - 1
+        cache = state.decoding.cache
+        roots = np.arange(tree.roots)
+        more = self.ahead - 1
         tokens, fed = [np.zeros(0, np.int64)] * cache.rows, list(state.decoding.fed)
         state.features.reserve(int(state.features.lengths.max()) + more)
         known = state.features.layer(0)[0]
@@ -399,7 +399,9 @@ def chosen(batch: Batch, drafts: int, keep: float, least: float) -> tuple[Tensor
     found: list[tuple[Tensor, Tensor]] = []
     for learn, generator in zip(batch.learn.cpu(), batch.generators, strict=True):
         able = learn[2:].nonzero()[:, 0]
-        order, pairs, depths = able[torch.randperm(len(able), generator=generator)], [], []
+        order = able[torch.randperm(len(able), generator=generator)]
+        pairs = []
+        depths = []
         for d in range(1, drafts):
             order = order[: max(int((len(able) - d) * max(keep**d, least)), 0)]
             inside = order[order + d + 2 < len(learn)]
@@ -410,11 +412,9 @@ def chosen(batch: Batch, drafts: int, keep: float, least: float) -> tuple[Tensor
             (torch.cat(pairs) if pairs else able[:0], torch.cat(depths) if depths else able[:0])
         )
     size, device = (len(found), max(len(p) for p, _ in found)), batch.tokens.device
-    chains, deep, valid = (
-        torch.zeros(size, dtype=torch.long),
-        torch.ones(size, dtype=torch.long),
-        torch.zeros(size),
-    )
+    chains = torch.zeros(size, dtype=torch.long)
+    deep = torch.ones(size, dtype=torch.long)
+    valid = torch.zeros(size)
     for i, (p, depth) in enumerate(found):
         chains[i, : len(p)], deep[i, : len(p)], valid[i, : len(p)] = p, depth, 1
     return chains.to(device), deep.to(device), valid.bool().to(device)

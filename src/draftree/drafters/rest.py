@@ -152,7 +152,9 @@ class RESTDrafter(Drafter[Retrieval]):
     searches = True
 
     def __init__(self, knobs: REST, corpora: Sequence[Corpus], vocab: int) -> None:
-        self.knobs, self._corpora, self._vocab = knobs, corpora, vocab
+        self.knobs = knobs
+        self._corpora = corpora
+        self._vocab = vocab
         for corpus in corpora:  # compiles, or loads, what the first step would wait for
             grow(self._behind(corpus, (0, 0, 1)), 1)
         self.expand(
@@ -307,11 +309,9 @@ def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
     Raises:
         UserError: it is not such a file, or has tokens that the target has not.
     """
-    whole, found, at = (
-        np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8),
-        [],
-        0,
-    )
+    whole = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
+    found = []
+    at = 0
     while at < len(whole):
         tokens, at = _part(whole, at, path)
         suffixes, at = _part(whole, at, path)

@@ -107,7 +107,10 @@ class Drafting(Search):
                 new = [row for row in fault.rows if row not in self.rows.undrafted]
                 fault.rows, again = new or roots.row.tolist() * again, True
                 give_up(self.rows, self.drafter, fault)
-            self.state, self.layers, self.finds, self.find_seconds = before, None, 0, 0.0
+            self.state = before
+            self.layers = None
+            self.finds = 0
+            self.find_seconds = 0.0
             for begun in (self.frontiers, self.passed, self.steps, self._marks):
                 begun.clear()
         return roots

@@ -135,7 +135,9 @@ def bits(engine: Engine, request: Request) -> bool:
 
     The text is written twice more for that.
     """
-    ours, plain, told = list[Emitted](), list[Emitted](), replace(request, logprobs=0)
+    ours = list[Emitted]()
+    plain = list[Emitted]()
+    told = replace(request, logprobs=0)
     replace(engine, carried=None, learned={}).write([told], on_tokens=ours.extend, reuse=False)
     engine.plain([told], on_tokens=plain.extend)
     return [each for part in ours for each in part.logprobs] == [

@@ -114,7 +114,9 @@ def divided(reach: Ints, start: int, costs: Costs | CostTable, ahead: int = 1) -
         ahead: number of depths that one draft step proposes.
     """
     count = len(reach)
-    least, choice, plain = np.zeros(count + 1), np.zeros(count, np.int64), 0.0
+    least = np.zeros(count + 1)
+    choice = np.zeros(count, np.int64)
+    plain = 0.0
     for i in range(count - 1, -1, -1):
         here = costs.at(start + i, 1)
         depths = np.arange(min(int(reach[i]), count - 1 - i) + 1)

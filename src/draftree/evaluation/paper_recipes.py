@@ -11,7 +11,11 @@ from collections.abc import Sequence
 
 from draftree.evaluation.paper_claims import PLAIN, By, Claim
 
-EDD, EAGLE2, GLIDE, C2T, ADED = "EDD + PCT", "EAGLE-2", "GLIDE + CAPE", "C2T", "ADED"
+EDD = "EDD + PCT"
+EAGLE2 = "EAGLE-2"
+GLIDE = "GLIDE + CAPE"
+C2T = "C2T"
+ADED = "ADED"
 FIVE, FIXED = "chain:length=5", "static:paths=eagle1/mc_sim_7b_63"
 BARE = "eagle2:expand_by=confidence,rank_by=confidence"
 WIDE = "eagle2:depth=10,width=15,nodes=100"

@@ -47,11 +47,9 @@ def space(policy: Policy, named: Sequence[str] = ()) -> Space:
     """
     found, hints = Space(), get_type_hints(type(policy))
     for f in fields(policy):  # type: ignore[arg-type]  # every policy is a dataclass
-        value, bounds, hint = (
-            getattr(policy, f.name),
-            f.metadata.get("range", Range()),
-            hints[f.name],
-        )
+        value = getattr(policy, f.name)
+        bounds = f.metadata.get("range", Range())
+        hint = hints[f.name]
         if isinstance(value, bool):
             found[f.name] = "choice", [False, True], None
         elif get_origin(hint) is Literal:

@@ -142,11 +142,9 @@ def on_machines(result: Mapping[str, Any], machines: Sequence[Machine]) -> dict[
         raise UserError(
             "the result does not say what its drafters read, which their costs are derived from: measure it anew"
         )
-    work, rows, tables = (
-        {d: Drafting.read(saved[d]) for d in drafters(result)},
-        list[ResultRow](),
-        dict[str, CostTable](),
-    )
+    work = {d: Drafting.read(saved[d]) for d in drafters(result)}
+    rows = list[ResultRow]()
+    tables = dict[str, CostTable]()
     bounds = list[ResultRow]()
     for machine in machines:
         tables = {d: machine.costs(w) for d, w in work.items()}

@@ -119,7 +119,9 @@ def expected_speedup(r: ResultRow) -> float | None:
     mean length of the chain over all steps. A policy that ends a chain where the drafter is unsure
     drafts tokens that are accepted more often than a predicts, and gains more.
     """
-    a, c, chain = r.get("overlap"), r.get("cost_ratio"), r["nodes_per_step"]
+    a = r.get("overlap")
+    c = r.get("cost_ratio")
+    chain = r["nodes_per_step"]
     if a is None or c is None or not chain or chain != r["depth_per_step"]:
         return None
     tokens = (1 - a ** (chain + 1)) / (1 - a) if a < 1 else chain + 1
@@ -142,7 +144,9 @@ def row(
     """
     stats, base = total([w.stats for w in written]), total([w.stats for w in plain])
     different = sum(a.tokens != b.tokens for a, b in zip(written, plain, strict=True))
-    mine, theirs, drafting = Totals.of(written), Totals.of(plain), 0.0
+    mine = Totals.of(written)
+    theirs = Totals.of(plain)
+    drafting = 0.0
     if costs is not None:
         mine = Totals.of(written, lambda work: counted(costs, work)[0])
         theirs = Totals.of(plain, lambda work: counted_plain(costs, work))

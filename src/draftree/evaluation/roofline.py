@@ -289,7 +289,9 @@ class _Reading(TorchFunctionMode):
 
     def __init__(self, widest: int) -> None:
         super().__init__()
-        self.widest, self.layers, self.heads = widest, 0, 0
+        self.widest = widest
+        self.layers = 0
+        self.heads = 0
 
     def __torch_function__(
         self, func: Any, types: Any, args: Sequence[Any] = (), kwargs: Any = None

@@ -19,7 +19,9 @@ def cells(r: ResultRow) -> dict[str, str]:
 
     Columns measured by the clock are left out for a replay, which has none.
     """
-    between, counted, timed = r["intervals"], r.get("counted_speedup"), "speedup" in r
+    between = r["intervals"]
+    counted = r.get("counted_speedup")
+    timed = "speedup" in r
     found = {
         "machine": r.get("machine") or "",
         "drafter": r["drafter"],

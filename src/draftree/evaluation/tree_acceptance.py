@@ -104,7 +104,9 @@ def counted(
     Returns:
         Two arrays [depths]: trees that hold the choice, and trees that could.
     """
-    memory, matched, reached = policy.start(), np.zeros(DEPTHS), np.zeros(DEPTHS)
+    memory = policy.start()
+    matched = np.zeros(DEPTHS)
+    reached = np.zeros(DEPTHS)
     size = 1 if policy.reads_costs else TOGETHER
     for i in range(0, len(texts), size):
         recording = Recording.of(target, texts[i : i + size], drafter.needs.hidden)
@@ -192,7 +194,9 @@ def _walk(
         matched: counts by depth of trees that hold the target's choice; changed in place.
         reached: counts by depth of all trees; changed in place.
     """
-    node, path, chosen = root, [], True
+    node = root
+    path = []
+    chosen = True
     for depth, (choice, token) in enumerate(
         zip(choices[:DEPTHS].tolist(), tokens[1 : 1 + DEPTHS].tolist(), strict=False)
     ):

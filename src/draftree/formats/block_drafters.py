@@ -22,7 +22,10 @@ from draftree.tree import MAX_NODES
 from draftree.utils.files import Entries
 
 NESTED = "dflash_config"
-EMBEDDING, HEAD, MAP, MARKS = "embed_tokens.weight", "lm_head.weight", "d2t", "t2d"
+EMBEDDING = "embed_tokens.weight"
+HEAD = "lm_head.weight"
+MAP = "d2t"
+MARKS = "t2d"
 CORE = ("fc.weight", "hidden_norm.weight")
 """Tensors that all have, under z-lab's names."""
 NATIVE = "muse_glimmer_assistant"
@@ -132,7 +135,9 @@ def _check_entries(config: dict[str, Any], where: Path) -> None:
     Raises:
         UserError: an entry changes what the network computes in a way that is not supported.
     """
-    nested, layer, method = config.get(NESTED), config.get(LAYER), str(config.get(KIND, "dflash"))
+    nested = config.get(NESTED)
+    layer = config.get(LAYER)
+    method = str(config.get(KIND, "dflash"))
     if KIND in config:
         config_entries.SPECULATED_BLOCKS.check(config, where, method)
         config_entries.QWEN3.check(layer if isinstance(layer, dict) else {}, where, method)

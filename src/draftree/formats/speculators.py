@@ -17,7 +17,9 @@ from draftree.formats import config_entries
 from draftree.formats.checkpoint import ABOUT, CONFIG, Checkpoint
 from draftree.utils.files import Entries
 
-KIND, LAYER, HOW = "speculators_model_type", "transformer_layer_config", "speculators_config"
+KIND = "speculators_model_type"
+LAYER = "transformer_layer_config"
+HOW = "speculators_config"
 EMBEDDING = "embed_tokens.weight"
 """Of the drafter's own, in either layout."""
 PREFIXES: Mapping[str, Mapping[str, str]] = {

@@ -127,7 +127,9 @@ class Hook:
             raise UserError(
                 f"streamer is {shown(streamer)}, allowed is one of transformers' streamers, or None"
             )
-        self._opened, self._streamer, self._tokenizer = opened, streamer, tokenizer
+        self._opened = opened
+        self._streamer = streamer
+        self._tokenizer = tokenizer
         self._reuse = reuse
         self.stats = Stats()
 

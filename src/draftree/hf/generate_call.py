@@ -342,7 +342,9 @@ class OneRow(Around):
     """
 
     def __init__(self, processor: LogitsProcessor, row: int, rows: int) -> None:
-        self.inner, self._row, self._rows = processor, row, rows
+        self.inner = processor
+        self._row = row
+        self._rows = rows
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -361,7 +363,9 @@ class Whole(Around):
     """
 
     def __init__(self, inner: Any, prompt: PaddedPrompt) -> None:
-        self.inner, self._read, self._ids = inner, len(prompt.text), prompt.hidden
+        self.inner = inner
+        self._read = len(prompt.text)
+        self._ids = prompt.hidden
 
     @override
     def __call__(self, input_ids: Tensor, scores: Any = None) -> Any:
@@ -442,12 +446,10 @@ class RowCriterion:
     """
 
     def __init__(self, criterion: Any, row: int, rows: int, record: Record | None) -> None:
-        self._criterion, self._row, self._rows, self._record = (
-            own_copy(criterion, row),
-            row,
-            rows,
-            record,
-        )
+        self._criterion = own_copy(criterion, row)
+        self._row = row
+        self._rows = rows
+        self._record = record
 
     def __call__(self, input_ids: Tensor, scores: Any = None) -> bool:
         """Return whether the texts end here, as transformers asks."""

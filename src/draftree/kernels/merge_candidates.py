@@ -84,11 +84,9 @@ def judgements(
         share: the weight of the newest outcome in `recent`.
     """
     nodes, width, features = x.shape
-    examples, right, count = (
-        np.empty((nodes * width, features)),
-        np.empty(nodes * width, np.bool_),
-        0,
-    )
+    examples = np.empty((nodes * width, features))
+    right = np.empty(nodes * width, np.bool_)
+    count = 0
     for f in range(nodes):
         for i in range(len(kept)):
             if kept[i] == numbers[f]:
@@ -141,7 +139,9 @@ def merge(
     token, found = np.zeros((nodes, width), np.int64), np.full((nodes, width), -np.inf)
     parts, used = np.full((nodes, width), -1), 0
     ids, by = np.empty(columns, np.int64), np.empty(columns, np.int64)
-    guide, worth, known = np.empty(columns), np.empty(columns), np.empty(columns)
+    guide = np.empty(columns)
+    worth = np.empty(columns)
+    known = np.empty(columns)
     for f in range(nodes):
         n = 0
         for m in range(columns):
@@ -158,7 +158,9 @@ def merge(
                     max(worth[i], value[f, m]),
                     max(known[i], seen[f, m]),
                 )
-        total, listed, rest = 0.0, 0.0, 1.0
+        total = 0.0
+        listed = 0.0
+        rest = 1.0
         for i in range(n):
             total += worth[i]
             rest -= known[i]

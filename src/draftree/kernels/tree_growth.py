@@ -139,11 +139,9 @@ def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
     """
     count = len(rows)
     low, high = (rows.min(), rows.max()) if count else (0, 0)
-    begin, order, place = (
-        np.zeros(high - low + 2, np.int64),
-        np.empty(count, np.int64),
-        np.empty(count, np.int64),
-    )
+    begin = np.zeros(high - low + 2, np.int64)
+    order = np.empty(count, np.int64)
+    place = np.empty(count, np.int64)
     for row in rows:
         begin[row - low + 1] += 1
     begin = np.cumsum(begin)
@@ -363,7 +361,9 @@ def lessons(
     for i, parent in enumerate(all_parents):
         if parent >= 0 and nexts[parent] >= 0 and (verified[i] or not some[parent]):
             nodes[count], count = i, count + 1
-    nodes, x, right = nodes[:count], np.empty((count, 5)), np.empty(count, np.bool_)
+    nodes = nodes[:count]
+    x = np.empty((count, 5))
+    right = np.empty(count, np.bool_)
     for m, node in enumerate(nodes):
         q = min(exp(log_q[node]), 1 - certain)
         x[m, 0], x[m, 1], x[m, 2] = 1.0, max(log_q[node], log(certain)), -log1p(-q)
@@ -449,14 +449,19 @@ def worth_verifying(
         The order by falling score, the number, the least cost of verifying one more, and the value
         of the worst of them.
     """
-    order, best, most, gain = falling(score), 0, 0.0, 0.0
+    order = falling(score)
+    best = 0
+    most = 0.0
+    gain = 0.0
     roots = beside = height(*target, 1.0)
     for i in range(len(order)):
         gain += exp(score[order[i]])
         seconds = height(*target, 1 + (i + 1) / rows)
         net = gain - rate * (seconds - roots)
         if seconds - roots <= max(left, 0.0) and net > most:
-            best, most, beside = i + 1, net, seconds
+            best = i + 1
+            most = net
+            beside = seconds
     further = np.inf
     for i in range(1, ahead + 1):
         further = min(further, (height(*target, 1 + (best + i) / rows) - beside) / i)
@@ -585,7 +590,11 @@ def worth_expanding(
         for _ in range(ahead):
             net[f] += max((1 + beyond) * worth - least, 0.0)
             worth /= 1 + exp(-x)
-    order, best, most, gain, spent = falling(net), 0, 0.0, 0.0, 0.0
+    order = falling(net)
+    best = 0
+    most = 0.0
+    gain = 0.0
+    spent = 0.0
     left -= height(*target, 1 + 1 / rows) - height(
         *target, 1.0
     )  # one node at least has to be verified
@@ -593,5 +602,7 @@ def worth_expanding(
         gain += max(net[order[i]], 0.0)
         seconds = waiting + height(*draft, min(i + 1, fed) / rows)
         if seconds <= left and gain - rate * seconds > most:
-            best, most, spent = i + 1, gain - rate * seconds, seconds
+            best = i + 1
+            most = gain - rate * seconds
+            spent = seconds
     return nodes[order[:best]], spent

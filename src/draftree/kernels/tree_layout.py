@@ -22,7 +22,9 @@ def unfed(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
         frontier: [F].
         fed: [B] nodes in the order in which they were fed.
     """
-    places, wanted, count = np.full(len(parents), -1), np.zeros(len(parents), np.bool_), 0
+    places = np.full(len(parents), -1)
+    wanted = np.zeros(len(parents), np.bool_)
+    count = 0
     for i, node in enumerate(fed):
         places[node] = i
     for end in frontier:
@@ -57,13 +59,13 @@ def laid(
         depth: [N].
         parents: [N].
     """
-    count, waiting, done = len(pending), 0 if len(before) else len(pending), len(before)
+    count = len(pending)
+    waiting = 0 if len(before) else len(pending)
+    done = len(before)
     wide, deep = waiting + len(nodes), count + done + len(nodes)
-    ids, positions, scratch = (
-        np.empty(wide, np.int64),
-        np.empty(wide, np.int64),
-        np.empty(deep, np.int64),
-    )
+    ids = np.empty(wide, np.int64)
+    positions = np.empty(wide, np.int64)
+    scratch = np.empty(deep, np.int64)
     seen, at = np.zeros((wide, deep), np.bool_), np.full(len(parents), -1)
     for i in range(count):
         scratch[i] = base + i

@@ -41,12 +41,10 @@ def kept(
         keep: [N] whether a node is kept.
     """
     count, connected = np.count_nonzero(keep), True
-    whole, real, new, at = (
-        np.empty((7, count), np.int64),
-        np.empty((3, count)),
-        np.zeros(len(keep), np.int64),
-        0,
-    )
+    whole = np.empty((7, count), np.int64)
+    real = np.empty((3, count))
+    new = np.zeros(len(keep), np.int64)
+    at = 0
     for i in range(len(keep)):
         if keep[i]:
             new[i], parent = at, parents[i]

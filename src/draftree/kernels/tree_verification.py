@@ -59,7 +59,9 @@ def followed(parents: Array, tokens: Array, chosen: Array) -> tuple[Array, Array
         The roots with the nodes followed below each [A], where the path of each root ends among
         these [roots], and the token after each path [roots].
     """
-    found, ends, last = list[int](), list[int](), list[int]()
+    found = list[int]()
+    ends = list[int]()
+    last = list[int]()
     for root in range(int(np.count_nonzero(parents < 0))):
         node = root
         while True:
@@ -115,5 +117,7 @@ def move_slots(stored: Array, rows: Array, old: Array, new: Array) -> None:
         new: [A] that are written.
     """
     apart = old != new
-    rows, old, new = rows[apart], old[apart], new[apart]
+    rows = rows[apart]
+    old = old[apart]
+    new = new[apart]
     stored[:, rows, :, new] = stored[:, rows, :, old]

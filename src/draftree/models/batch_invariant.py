@@ -127,7 +127,9 @@ class Stable:
     ) -> None:
         name, own = f"{type(module).__name__} {seen.entries}", module.forward
         name = " ".join((name, *(str(tuple(p.shape)) for p in module.parameters())))
-        many, before, ours = are_experts(module), {**known, **self.widths}, own
+        many = are_experts(module)
+        before = {**known, **self.widths}
+        ours = own
         if name in before:
             found = before[name]
         elif isinstance(module, KernelLinear) and isinstance(module.kernel, NativeLinear):
@@ -236,11 +238,9 @@ def parting(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
     layers = tuple(range(int(decoder.config.num_hidden_layers) + 1))
 
     def read(parts: Sequence[Any]) -> tuple[Tensor, dict[int, Tensor]]:
-        cache, logits, hidden = (
-            decoder.new_cache(1, count),
-            list[Tensor](),
-            list[dict[int, Tensor]](),
-        )
+        cache = decoder.new_cache(1, count)
+        logits = list[Tensor]()
+        hidden = list[dict[int, Tensor]]()
         for part in parts:
             batch = ForwardBatch.chains([part], cache.lengths.copy(), decoder.device)
             out = (runner or decoder.runner).forward(batch, cache, Outputs(layers))

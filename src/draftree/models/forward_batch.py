@@ -96,7 +96,10 @@ class ForwardBatch:
 
         See `kernels.tree_verification.packed`.
         """
-        visible, scratch, first, corner = list[Bools](), list[Ints](), 0, 0
+        visible = list[Bools]()
+        scratch = list[Ints]()
+        first = 0
+        corner = 0
         for n in counts.tolist():
             visible.append(seen[corner : corner + n * n].reshape(n, n))
             scratch.append(positions[first : first + n])

@@ -33,11 +33,9 @@ class FourBits(nn.Module):
 
     def __init__(self, linear: nn.Linear) -> None:
         super().__init__()
-        self.in_features, self.out_features, self.bias = (
-            linear.in_features,
-            linear.out_features,
-            linear.bias,
-        )
+        self.in_features = linear.in_features
+        self.out_features = linear.out_features
+        self.bias = linear.bias
         numbers, scales = rounded(linear.weight.detach())
         self.pairs = nn.Parameter(
             (numbers[:, ::2] | numbers[:, 1::2] << 4).to(torch.uint8), requires_grad=False

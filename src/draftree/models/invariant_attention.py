@@ -114,23 +114,29 @@ def _native(
     )
     out, it = torch.empty(rows, n, heads, wide, dtype=q.dtype), transformer_kernels.core.Attention()
     sinks = None if sinks is None else sinks.detach().float().contiguous()
-    it.sequences, it.groups, it.heads, it.tokens, it.slots = rows, groups, heads // groups, n, slots
+    it.sequences = rows
+    it.groups = groups
+    it.heads = heads // groups
+    it.tokens = n
+    it.slots = slots
     it.key_dim, it.value_dim, it.dtype, it.mask_dtype = (
         width,
         wide,
         transformer_kernels.code_of(q.dtype),
         transformer_kernels.code_of(mask.dtype),
     )
-    it.queries, it.query_strides, it.mask = address(q), q.stride()[:3], address(mask)
-    it.keys, it.key_strides, it.values, it.value_strides = (
-        address(k),
-        k.stride()[:3],
-        address(v),
-        v.stride()[:3],
-    )
+    it.queries = address(q)
+    it.query_strides = q.stride()[:3]
+    it.mask = address(mask)
+    it.keys = address(k)
+    it.key_strides = k.stride()[:3]
+    it.values = address(v)
+    it.value_strides = v.stride()[:3]
     by_row, by_head, by_query, _ = mask.stride()
     it.mask_strides = by_row * (len(mask) > 1), by_head * (mask.shape[1] > 1), by_query
-    it.sinks, it.scale, it.cap = address(sinks), scale, cap
+    it.sinks = address(sinks)
+    it.scale = scale
+    it.cap = cap
     it.hidden_below, it.outputs = torch.finfo(mask.dtype).min / 2, address(out)
     many = rows * slots * (64 * groups + 10 * heads * n) > FEW
     transformer_kernels.core.attend(it, transformer_kernels.thread_count() if many else 1)

@@ -75,13 +75,11 @@ class SlotCache:
         states: States | None = None,
         ladder: Ladder = Ladder(),
     ) -> None:
-        self.shapes, self.rows, self.dtype, self.device, self.states = (
-            tuple(shapes),
-            rows,
-            dtype,
-            device,
-            states,
-        )
+        self.shapes = tuple(shapes)
+        self.rows = rows
+        self.dtype = dtype
+        self.device = device
+        self.states = states
         self.lengths: Ints = np.zeros(rows, np.int64)
         self.ladder, self._masks = ladder, dict[bool, Tensor]()
         kinds = list(dict.fromkeys(self.shapes))
@@ -270,7 +268,9 @@ class SlotCache:
                 t[:, 0, :, first : first + len(old)] = t[:, 0].index_select(2, at.to(t.device))
             return
         apart = old != new  # the root, and often nodes after it, are already in their places
-        rows, old, new = rows[apart], old[apart], new[apart]
+        rows = rows[apart]
+        old = old[apart]
+        new = new[apart]
         each, source, to = (to_device(i, self.device) for i in (rows, old, new))
         for t in itertools.chain.from_iterable(self._groups):
             i, j, k = (x.to(t.device) for x in (each, source, to))
@@ -417,7 +417,10 @@ class Writer(Cache):
         self, cache: SlotCache, starts: Ints, n: int, end: int, at: Pass | None = None
     ) -> None:
         super().__init__(layers=[])
-        self._cache, self.end, self._pass, self._starts = cache, end, at, starts
+        self._cache = cache
+        self.end = end
+        self._pass = at
+        self._starts = starts
         self._stop = int(starts[0]) + n
         self._uniform = bool((starts == starts[0]).all())
         self._start, self._n = int(starts[0]), n

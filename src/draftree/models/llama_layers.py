@@ -100,7 +100,9 @@ class LlamaLayers:
             [R, n or fewer, V] logits, and hidden states [R, n, D] by entry.
         """
         x: Tensor = self._stack.embed_tokens(tokens)
-        wanted, caught, last = set(entries), dict[int, Tensor](), len(self._layers)
+        wanted = set(entries)
+        caught = dict[int, Tensor]()
+        last = len(self._layers)
         cosines, sines = self._stack.rotary_emb(x, positions)
         turned = cosines[:, :, None], _signed(sines)[:, :, None]
         seen = {kind: _Seen(mask, self._layers[0].each) for kind, mask in masks.items()}
@@ -156,7 +158,9 @@ class _Layer:
     """
 
     def __init__(self, module: Any, index: int, kind: str) -> None:
-        self.module, self.kind, self._index = module, kind, index
+        self.module = module
+        self.kind = kind
+        self._index = index
         self._width = int(module.self_attn.head_dim)
         self._heads = module.self_attn.o_proj.in_features // self._width
         outputs = sum(each.out_features for each in first_linears(module.self_attn))
@@ -172,7 +176,9 @@ class _Layer:
             seen: the mask.
             cache: stores keys and values.
         """
-        module, heads, groups = self.module, self._heads, self._groups
+        module = self.module
+        heads = self._heads
+        groups = self._groups
         attention, mlp, (rows, n, _) = module.self_attn, module.mlp, x.shape
         read = _normed(x, module.input_layernorm)
         first = [each(read).view(rows, n, -1, self._width) for each in first_linears(attention)]

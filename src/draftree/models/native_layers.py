@@ -253,18 +253,24 @@ def run_layers(
     given = mask is not None and mask.dtype is x.dtype and mask.stride(-1) == 1
     if parts & SECOND_PART and not given:
         mask = additive(x[:, None], within.slots, mask).to(x.dtype).contiguous()
-    keys, values, it = within.keys, within.values, transformer_kernels.core.Pass()
+    keys = within.keys
+    values = within.values
+    it = transformer_kernels.core.Pass()
     it.shape, it.parts = layers[0].sizes.shape, parts
     it.sequences, it.tokens = x.shape[:2]
     it.input, it.residual = address(x if read is None else read), address(x)
     it.cosines, it.sines = address(angles.cosines), address(angles.sines)
     it.positions = angles.positions.ctypes.data
     it.starts = 0 if within.starts is None else within.starts.ctypes.data
-    it.keys, it.key_strides, it.key_layer = address(keys), keys.stride()[:3], within.of_keys
+    it.keys = address(keys)
+    it.key_strides = keys.stride()[:3]
+    it.key_layer = within.of_keys
     it.values, it.value_strides = address(values), values.stride()[:3]
     it.value_layer = within.of_values
     if table is not None:
-        it.sequences, it.table, it.mask = len(table) - 1, table.ctypes.data, address(mask)
+        it.sequences = len(table) - 1
+        it.table = table.ctypes.data
+        it.mask = address(mask)
     elif mask is not None:
         it.mask = address(mask)
         it.mask_strides = (mask.stride(0) * (len(mask) > 1), mask.stride(2))
@@ -327,7 +333,9 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
 
     The states are random; some see each other and some do not.
     """
-    n, draw, sizes = 5, torch.Generator().manual_seed(0), ours.sizes
+    n = 5
+    draw = torch.Generator().manual_seed(0)
+    sizes = ours.sizes
     dtype = sizes.dtype
     x, ready = (
         torch.empty(2, n, deep).normal_(generator=draw).to(dtype)

@@ -39,7 +39,9 @@ class NativeLinear:
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._packed, self._bias, self._dtype = transformer_kernels.pack(weight), bias, weight.dtype
+        self._packed = transformer_kernels.pack(weight)
+        self._bias = bias
+        self._dtype = weight.dtype
         self.wide, self._inputs = weight.shape
         sizes = self._inputs, self.wide, transformer_kernels.code_of(weight.dtype)
         self.record: Any = transformer_kernels.core.Linear(

@@ -58,7 +58,9 @@ class NativeRunner(ModelRunner):
     def __init__(
         self, hf: HFRunner, layers: Sequence[NativeLayer], after_head: Callable[[Tensor], Tensor]
     ) -> None:
-        self._hf, self._layers, self._after_head = hf, list(layers), after_head
+        self._hf = hf
+        self._layers = list(layers)
+        self._after_head = after_head
         self._stack: Any = hf.stack
         self._norm = norm_record(self._stack.norm)
         self._rope = RopeCache(self._stack.get_submodule("rotary_emb"))
@@ -164,7 +166,9 @@ class NativeRunner(ModelRunner):
         logits = None if native is None else x.new_empty(*x.shape[:2], native.wide)
         head = Head(self._norm, None if native is None else native.record, normed, logits)
         masks = {kind: self._mask(kind, batch, cache) for kind in {kind for kind, _ in self._runs}}
-        angles, table, first = self._angles(batch, x), _table(batch), 0
+        angles = self._angles(batch, x)
+        table = _table(batch)
+        first = 0
         for kind, length in self._runs:
             end = first + length
             within = cache.writer(batch.starts, batch.width).within(first)

@@ -278,11 +278,9 @@ def grow(
         places = to_device(keyed.places(plan.depth + 1), layers.device)
     tokens, bounds = bounds[:, :1], bounds[:, 1:]
     room, zero = bounds[:, :1], torch.zeros_like(tokens, dtype=torch.float64)
-    score, itself, first = (
-        zero.masked_fill(room < 0, -torch.inf),
-        torch.ones_like(room, dtype=torch.bool),
-        torch.zeros_like(room),
-    )
+    score = zero.masked_fill(room < 0, -torch.inf)
+    itself = torch.ones_like(room, dtype=torch.bool)
+    first = torch.zeros_like(room)
     broken = torch.zeros_like(itself)
     nodes = Nodes(
         tokens,
@@ -299,7 +297,10 @@ def grow(
         bounds,
         places,
     )
-    noise, sizes, frontiers, count = zeros, [1], list[int](), 1
+    noise = zeros
+    sizes = [1]
+    frontiers = list[int]()
+    count = 1
     deepest = min(plan.depth, int(depth.max()), layers.deepest or plan.depth)
     for layer in range(1, deepest + 1):
         if layer > 1:

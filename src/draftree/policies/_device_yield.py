@@ -91,11 +91,9 @@ class YieldPlan(Plan):
         least, w = float(np.log(self.certain)), nodes.known[:5]
         above, depth = nodes.score.gather(1, frontier), nodes.depth.gather(1, frontier)
         q, sure = own.exp(), own.clamp(min=least)
-        rest, total, together = (
-            torch.ones_like(above),
-            torch.zeros_like(above),
-            torch.zeros_like(above),
-        )
+        rest = torch.ones_like(above)
+        total = torch.zeros_like(above)
+        together = torch.zeros_like(above)
         for k in range(own.shape[2]):  # in the host's order, as sums depend on it
             rest, total = rest - q[..., k], total - q[..., k] * sure[..., k]
         rest = rest.clamp(min=self.certain)

@@ -157,12 +157,10 @@ class Yield(Policy):
             expand if isinstance(expand, Search) else None,
         )
         searches = search is not None and search.searches
-        due, ahead, start, probing = (
-            budget.due(memory, self.probe),
-            1 if search is None else search.ahead,
-            0,
-            False,
-        )
+        due = budget.due(memory, self.probe)
+        ahead = 1 if search is None else search.ahead
+        start = 0
+        probing = False
         waiting, deepest = (
             costs.catch_up,
             np.minimum(room.depth, self.depth),
@@ -192,11 +190,9 @@ class Yield(Policy):
                     np.exp(tree.score[able]) > min(least, worst)
                 ]  # a child may take the worst one's place
             if due and not tree.drafted and not chosen.size:
-                chosen, spent, probing = (
-                    likely,
-                    costs.draft_seconds(fed / tree.roots) + waiting,
-                    True,
-                )
+                chosen = likely
+                spent = costs.draft_seconds(fed / tree.roots) + waiting
+                probing = True
             start = len(tree)
             if chosen.size:
                 budget, waiting = (
@@ -227,7 +223,9 @@ class Yield(Policy):
 
         It is None if nothing is drafted. A plan of one layer finds out whether drafting pays again.
         """
-        costs, tree, memory = outlook.costs, outlook.roots, outlook.memory
+        costs = outlook.costs
+        tree = outlook.roots
+        memory = outlook.memory
         budget = _Budget.of(costs, tree.roots, memory)
         _, able, least, _ = budget.promising(tree, 0, outlook.room, self.depth)
         chosen, spent = budget.worth_expanding(
@@ -268,20 +266,23 @@ class Yield(Policy):
             work, fed=len(tree), finds=0
         )  # probes ride along, commits and searches are made whatever is drafted
         gained, spent = accepted.sum() / work.rows, (costs.step(own) - costs.commit) / costs.token
-        recent, beyond, idle, reach = memory.recent, memory.beyond, memory.idle, memory.reach
+        recent = memory.recent
+        beyond = memory.beyond
+        idle = memory.idle
+        reach = memory.reach
         if tree.drafted:
             columns = tree.parents, tree.tokens, tree.number, tree.depth, tree.score, tree.entropy
             x, reached, behind = outcomes(
                 *columns, accepted, *_Note.columns(tree), UNREAD, recent - LIKELY
             )
         elif work.frontiers:  # nothing was found, or nothing worth verifying: drafting did not pay
-            x, reached, behind = (
-                _of_roots(tree, recent),
-                np.zeros(tree.roots, np.bool_),
-                np.zeros(0, np.int64),
-            )
+            x = _of_roots(tree, recent)
+            reached = np.zeros(tree.roots, np.bool_)
+            behind = np.zeros(0, np.int64)
         else:
-            x, reached, behind = np.zeros((0, 5)), np.zeros(0, np.bool_), np.zeros(0, np.int64)
+            x = np.zeros((0, 5))
+            reached = np.zeros(0, np.bool_)
+            behind = np.zeros(0, np.int64)
         if (roots := x[:, 1] > 0).any():
             success = bool(reached[roots].any())
             recent += RECENT * (success - recent)

@@ -107,13 +107,11 @@ class Distributions:
         at: Ints | None = None,
         likeliest: bool = False,
     ) -> None:
-        self._logits, self._processors, self._text, self.greedy, self._at = (
-            logits,
-            processors,
-            text,
-            greedy,
-            at,
-        )
+        self._logits = logits
+        self._processors = processors
+        self._text = text
+        self.greedy = greedy
+        self._at = at
         self._scores: dict[int, tuple[Tensor, Tensor]] = {}
         if told is None:
             told = (_likeliest(logits, at), ()) if noise is None else self._told(noise)

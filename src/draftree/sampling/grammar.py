@@ -162,7 +162,9 @@ class Vocabulary:
     """
 
     def __init__(self, tokens: LLTokenizer, vocab: int, eos: frozenset[int]) -> None:
-        self.tokens, self.vocab, self.eos = tokens, vocab, eos
+        self.tokens = tokens
+        self.vocab = vocab
+        self.eos = eos
         self.ends = np.array(sorted(eos), np.int64)
 
     @classmethod
@@ -239,7 +241,9 @@ class Constrained(LogitsProcessor):
     """
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary, start: int) -> None:
-        self._grammar, self._vocabulary, self._start = grammar, vocabulary, start
+        self._grammar = grammar
+        self._vocabulary = vocabulary
+        self._start = start
         self._fresh = LLMatcher(vocabulary.tokens, grammar.compiled, log_level=0)
         if self._fresh.is_error():
             raise UserError(f"{grammar.named} cannot be used: {_one_line(self._fresh.get_error())}")

@@ -192,7 +192,9 @@ class Handle:
     """
 
     def __init__(self, entry: Entry, step: Callable[[], object]) -> None:
-        self.entry, self._step, self._polled = entry, step, 0
+        self.entry = entry
+        self._step = step
+        self._polled = 0
 
     def __repr__(self) -> str:
         """Return its number, status and length."""

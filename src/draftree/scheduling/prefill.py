@@ -51,13 +51,11 @@ class PromptReader:
     def __init__(
         self, batch: Batch, options: SchedulerOptions, prefixes: PrefixStore, act: Act, take: Take
     ) -> None:
-        self._batch, self._options, self._prefixes, self._act, self._take = (
-            batch,
-            options,
-            prefixes,
-            act,
-            take,
-        )
+        self._batch = batch
+        self._options = options
+        self._prefixes = prefixes
+        self._act = act
+        self._take = take
         self.sizes, self.shared = ChunkSizes(options), 0
 
     def advance(self, parts: Parts, rows: Rows) -> None:

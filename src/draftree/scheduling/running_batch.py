@@ -38,7 +38,9 @@ class Batch:
     def __init__(
         self, host: Host, options: SchedulerOptions, preempt: Callable[[Entry], None]
     ) -> None:
-        self._host, self._options, self._preempt = host, options, preempt
+        self._host = host
+        self._options = options
+        self._preempt = preempt
         self.opened: tuple[Parts, Rows] | None = None
         self.state = State()
         self.running: dict[int, Entry] = {}
@@ -184,5 +186,7 @@ class Batch:
     def drop(self) -> list[Entry]:
         """Give up a batch whose step was broken off; return its requests in their order."""
         entries = sorted(self.entries, key=lambda entry: entry.id)
-        self.opened, self.running, self.reading = None, {}, []
+        self.opened = None
+        self.running = {}
+        self.reading = []
         return entries

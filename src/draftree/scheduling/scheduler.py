@@ -52,7 +52,9 @@ class Scheduler:
         options: SchedulerOptions = SchedulerOptions(),
     ) -> None:
         self.options = options
-        self._host, self._lock, self._mutex = host, lock, Lock()
+        self._host = host
+        self._lock = lock
+        self._mutex = Lock()
         self._bound = options.cache_tokens(host.target.decoder.context)
         self._count = 0
         self._handles: dict[

@@ -86,7 +86,9 @@ class Guard:
     """
 
     def __init__(self, app: ASGIApp, options: ServeOptions) -> None:
-        self._app, self._options, self._keys = app, options, Keys(options.api_keys)
+        self._app = app
+        self._options = options
+        self._keys = Keys(options.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -159,7 +161,9 @@ class Body:
     """
 
     def __init__(self, receive: Receive, most: int, seconds: float) -> None:
-        self.receive, self._most, self._seconds = receive, most, seconds
+        self.receive = receive
+        self._most = most
+        self._seconds = seconds
 
     async def read(self) -> Receive:
         """Read the body; return a function that passes it to the application.

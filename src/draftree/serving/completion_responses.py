@@ -42,8 +42,13 @@ class Answer:
     names_events = False
 
     def __init__(self, state: ServerState, body: Sampled, prepared: Prepared, job: Job) -> None:
-        self.state, self.body, self.prepared, self.job = state, body, prepared, job
-        self.id, self.created, self.start = new_id(self.kind), int(time.time()), time.monotonic()
+        self.state = state
+        self.body = body
+        self.prepared = prepared
+        self.job = job
+        self.id = new_id(self.kind)
+        self.created = int(time.time())
+        self.start = time.monotonic()
         self.first: float | None = None
 
     @property

@@ -24,7 +24,9 @@ class ReasoningSplitter:
     """
 
     def __init__(self, inside: bool, enabled: bool = True) -> None:
-        self._inside, self._enabled, self._held = inside, enabled, ""
+        self._inside = inside
+        self._enabled = enabled
+        self._held = ""
         self._begun, self._trims = inside, False
 
     def add(self, piece: str) -> Split:
@@ -59,7 +61,9 @@ class ReasoningSplitter:
                 break
             before, mark, after = self._held.partition(CLOSE)
             if mark:
-                reasoning, self._held, self._inside = reasoning + before, after, False
+                reasoning = reasoning + before
+                self._held = after
+                self._inside = False
                 self._trims = True
                 continue
             kept = 0 if last else overlap(self._held, CLOSE)

@@ -76,7 +76,9 @@ class ResponsesAnswer(Answer):
         self, state: ServerState, asked: ResponsesBody, body: ChatBody, prepared: Prepared, job: Job
     ) -> None:
         super().__init__(state, body, prepared, job)
-        self.asked, self.message_id, self._number = asked, new_id("msg"), 0
+        self.asked = asked
+        self.message_id = new_id("msg")
+        self._number = 0
         self._call_ids: list[tuple[str, str]] = []
 
     @override

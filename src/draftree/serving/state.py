@@ -67,7 +67,10 @@ class ServerState:
     """
 
     def __init__(self, engine: Engine, drafter: str, policy: str, options: ServeOptions) -> None:
-        self.engine, self.drafter, self.policy, self.options = engine, drafter, policy, options
+        self.engine = engine
+        self.drafter = drafter
+        self.policy = policy
+        self.options = options
         self.metrics = Metrics()
         self.worker = Worker(engine.target, self._engine_for, self.metrics, options.limits.waiting)
         self.started = int(time.time())

@@ -75,13 +75,11 @@ class ForcedCall:
     def __init__(self) -> None:
         self.name: str | None = None
         self.arguments = ""
-        self._head, self._depth, self._quoted, self._escaped, self._ended = (
-            "",
-            0,
-            False,
-            False,
-            False,
-        )
+        self._head = ""
+        self._depth = 0
+        self._quoted = False
+        self._escaped = False
+        self._ended = False
 
     def add(self, text: str) -> tuple[CallPiece, ...]:
         """Return what further text adds to the call: one piece or none."""

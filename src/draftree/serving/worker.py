@@ -161,11 +161,15 @@ class Worker:
         most_waiting: int,
     ) -> None:
         self._tokenizer, self._context = target.tokenizer, target.decoder.context
-        self._engine_for, self._metrics, self._most = engine_for, metrics, most_waiting
+        self._engine_for = engine_for
+        self._metrics = metrics
+        self._most = most_waiting
         self._lanes: dict[Speculative, Lane] = {}
         self._commands: deque[tuple[str, Job]] = deque()
         self._wake = threading.Condition()
-        self._waiting, self._draining, self._stopped = 0, False, False
+        self._waiting = 0
+        self._draining = False
+        self._stopped = False
         self._thread = threading.Thread(target=self._run, name="draftree worker", daemon=True)
 
     def start(self) -> None:

@@ -239,11 +239,9 @@ class Unseen:
         tokens, score, log_q, entropy, parents, read, asked, broken, verified = np.split(
             report, ends, axis=1
         )
-        exists, number, firsts = (
-            score > -np.inf,
-            np.full(score.shape, -1),
-            np.cumsum([0, *self.layers]),
-        )
+        exists = score > -np.inf
+        number = np.full(score.shape, -1)
+        firsts = np.cumsum([0, *self.layers])
         parts = [
             np.argwhere(exists[:, begin:end]) + np.array([0, begin])
             for begin, end in pairwise(firsts.tolist())
@@ -281,7 +279,9 @@ def verified(
     As in `Target.verify`, this is one pass. The host waits for the device here, once, and nowhere
     else in the step. `mark` is called when the pass has been launched.
     """
-    n, last, asked = grown.count, target.decoder.context - 1, grown.asked
+    n = grown.count
+    last = target.decoder.context - 1
+    asked = grown.asked
 
     def make(given: Given) -> Laid:
         nodes = Nodes.of(given)

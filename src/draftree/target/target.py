@@ -224,7 +224,9 @@ class Target:
         tokenizer: PreTrainedTokenizerBase | None = None,
         loading: Loading = Loading(),
     ) -> None:
-        self.decoder, self.name, self.loading = decoder, name, loading
+        self.decoder = decoder
+        self.name = name
+        self.loading = loading
         if tokenizer is not None:
             self.tokenizer = tokenizer
 

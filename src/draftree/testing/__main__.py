@@ -73,7 +73,9 @@ def main() -> int:
         compiled=asked["compiled"],
         device=device,
     )
-    suite, failed, start = Suite(target), 0, time.perf_counter()
+    suite = Suite(target)
+    failed = 0
+    start = time.perf_counter()
     for acceptor in only["acceptor"] or parts("acceptor"):
         suite.baseline(acceptor)
     told = start

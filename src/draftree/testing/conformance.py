@@ -152,7 +152,9 @@ class Watched(Acceptor):
     survives_pruning: ClassVar[bool] = True
 
     def __init__(self, rule: Acceptor, room: Callable[[], Room], coverage: Coverage) -> None:
-        self._rule, self._room, self._coverage = rule, room, coverage
+        self._rule = rule
+        self._room = room
+        self._coverage = coverage
 
     @property
     @override
@@ -623,7 +625,9 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
         suite.drafter(case.drafter, waiting, coach=Always),
         RandomCosts(crc32(str(case).encode())),
     )
-    rows, state, owners = Rows(suite.target.new_cache(count, 8)), State(), dict[int, Request]()
+    rows = Rows(suite.target.new_cache(count, 8))
+    state = State()
+    owners = dict[int, Request]()
     parts = Parts(
         suite.target,
         drafter,
@@ -650,7 +654,9 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
         if rows.live.size:
             _, state = step(parts, rows, state)
         for row in [row for row in owners if rng.random() < (0.05 if row in rows.live else 0.7)]:
-            request, got, cancelled = owners.pop(row), rows.written[row], row in rows.live
+            request = owners.pop(row)
+            got = rows.written[row]
+            cancelled = row in rows.live
             state = release(parts, rows, row, state)
             if not cancelled:
                 suite.judge(acceptor, request, request.sampling, got, str(case))

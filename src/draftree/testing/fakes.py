@@ -369,11 +369,9 @@ class Coached(Drafter[tuple[Any, Texts]]):
 
     def __init__(self, drafter: Drafter[Any], script: Scripted) -> None:
         self._drafter, self._script = drafter, script
-        self.expands_paths, self.sends_probes, self.ahead = (
-            drafter.expands_paths,
-            drafter.sends_probes,
-            drafter.ahead,
-        )
+        self.expands_paths = drafter.expands_paths
+        self.sends_probes = drafter.sends_probes
+        self.ahead = drafter.ahead
 
     @property
     @override
@@ -472,7 +470,9 @@ class CoachedLayers(Layers):
     """
 
     def __init__(self, layers: Layers, script: Scripted, texts: Texts) -> None:
-        self._layers, self._script, self._texts = layers, script, texts
+        self._layers = layers
+        self._script = script
+        self._texts = texts
         self.device, self.begin = layers.device, layers.begin
         self.deepest, self.each_node = layers.deepest, layers.each_node
 

@@ -245,7 +245,9 @@ class Writing:
             raise UserError(
                 f"n is {options.n}, allowed is 1 here: a stream or a conversation has one text"
             )
-        tokenizer, self._batch, self._each = engine.tokenizer, batch is not None, options.n
+        tokenizer = engine.tokenizer
+        self._batch = batch is not None
+        self._each = options.n
         ids = (
             [ids_of(tokenizer, prompt)] if batch is None else [ids_of(tokenizer, p) for p in batch]
         )

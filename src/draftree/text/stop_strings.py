@@ -57,7 +57,9 @@ class Decoded:
             self._again, text = "", decode(self._tokenizer, self.ids)
         self.text = self.text[: self.sure] + text[len(self._again) :]
         if len(text) > len(self._again) and not text.endswith(UNKNOWN):
-            self._from, self._to, self.sure = self._to, len(self.ids), len(self.text)
+            self._from = self._to
+            self._to = len(self.ids)
+            self.sure = len(self.text)
             self._again = decode(self._tokenizer, self.ids[self._from :])
 
 
@@ -123,7 +125,9 @@ class Pieces:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops = Stops()) -> None:
-        self._decoded, self._stops, self._shown = Decoded(tokenizer), stops, 0
+        self._decoded = Decoded(tokenizer)
+        self._stops = stops
+        self._shown = 0
         self.stop: str | None = None
 
     @property
@@ -170,7 +174,9 @@ class StopTexts:
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, stops: Stops, start: int) -> None:
-        self._tokenizer, self._stops, self._start = tokenizer, stops, start
+        self._tokenizer = tokenizer
+        self._stops = stops
+        self._start = start
         self._pieces = Pieces(tokenizer, stops)
 
     def __call__(self, ids: Tensor, scores: Any = None) -> bool:

@@ -66,7 +66,9 @@ def build(
     found = files(data)
     tokenizer = tokenizer_of(target, source)
     vocab = 1 + max(tokenizer.get_vocab().values())
-    start, done, of = time.perf_counter(), 0, -(-sum(file.bytes for file in found) // MEGA)
+    start = time.perf_counter()
+    done = 0
+    of = -(-sum(file.bytes for file in found) // MEGA)
     with whole_folder(out, overwrite) as folder:
 
         def read(size: int) -> None:

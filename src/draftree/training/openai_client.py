@@ -78,7 +78,9 @@ class Remote(Author):
     """
 
     def __init__(self, server: Server, target: Target) -> None:
-        self._server, self._target, self._trusted = server, target, not server.check
+        self._server = server
+        self._target = target
+        self._trusted = not server.check
         self.name = server.model
 
     @property
@@ -207,7 +209,9 @@ def agreement(target: Target, written: Sequence[Written]) -> float:
         target: the model they should be of.
         written: the answers; they are read as the target's tokenizer spells them.
     """
-    hits, total, decoder = 0, 0, target.decoder
+    hits = 0
+    total = 0
+    decoder = target.decoder
     for each in written:
         answer = list(target.tokenizer(each.text, add_special_tokens=False)["input_ids"])
         ids = torch.tensor([[*each.asked.ids, *answer][: decoder.context]], device=decoder.device)

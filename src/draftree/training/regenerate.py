@@ -42,7 +42,9 @@ from draftree.utils.files import append, read_object, write_text
 from draftree.utils.progress import Tell, silent
 from draftree.utils.validated_dataclass import check, knob
 
-FILE, ABOUT, PARTS = "regenerated.jsonl", "regenerated.json", "regenerated.partial"
+FILE = "regenerated.jsonl"
+ABOUT = "regenerated.json"
+PARTS = "regenerated.partial"
 
 
 @dataclass(frozen=True)
@@ -323,7 +325,9 @@ def _chat(chat: Messages) -> Talk:
 
     The chat ends where it is too long. The returned row records which responses were cut.
     """
-    said, answered, cut = Messages(), 0, list[int]()
+    said = Messages()
+    answered = 0
+    cut = list[int]()
     for message in chat:
         if message["role"] == "assistant":
             answer = yield said

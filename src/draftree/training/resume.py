@@ -20,7 +20,9 @@ from draftree.errors import UserError
 from draftree.target.target import Target
 from draftree.utils.files import read_object, understood, whole, write_text
 
-STATE, PLAN, LOG = "training.pt", "training.json", "training.jsonl"
+STATE = "training.pt"
+PLAN = "training.json"
+LOG = "training.jsonl"
 
 FREE = frozenset(
     {

@@ -32,7 +32,9 @@ from draftree.utils.files import append, read_object, understood, write_text
 from draftree.utils.progress import Tell, silent
 from draftree.utils.validated_dataclass import check, knob
 
-FILE, ABOUT, PARTS = "questions.jsonl", "questions.json", "questions.partial"
+FILE = "questions.jsonl"
+ABOUT = "questions.json"
+PARTS = "questions.partial"
 MARK = "draftree5question"
 """Stands for a user's message where a template is looked at; no template changes it."""
 FEWEST = 0.05
@@ -275,7 +277,10 @@ def judged(
         known: normalised questions that are not wanted again.
         excluded: prompts that must not come.
     """
-    kept, dropped, seen, special = list[str](), Counter[str](), set(known), _special(tokenizer)
+    kept = list[str]()
+    dropped = Counter[str]()
+    seen = set(known)
+    special = _special(tokenizer)
     for each in drawn:
         if len(kept) == count:
             break

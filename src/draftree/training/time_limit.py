@@ -15,12 +15,10 @@ class Clock:
     """
 
     def __init__(self, bound: float, spent: float, processes: Processes) -> None:
-        self._bound, self._spent, self._processes, self._begun = (
-            bound,
-            spent,
-            processes,
-            time.monotonic(),
-        )
+        self._bound = bound
+        self._spent = spent
+        self._processes = processes
+        self._begun = time.monotonic()
         self.share = 0.0
 
     @property

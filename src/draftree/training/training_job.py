@@ -157,11 +157,9 @@ class Training(Job):
             group: {n: options[f"{group}_{n}"] for n in names if f"{group}_{n}" in options}
             for group, names in WRITING.items()
         }
-        count, url, again = (
-            options.get("synthesize"),
-            options.get("server"),
-            bool(options.get("regenerate")),
-        )
+        count = options.get("synthesize")
+        url = options.get("server")
+        again = bool(options.get("regenerate"))
         if (url is None) != ("model" not in how["server"]):
             raise UserError(
                 "--server and --server-model were not both given, allowed are both or none"

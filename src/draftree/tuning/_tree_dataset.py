@@ -220,11 +220,9 @@ class Recorder(Policy):
         parts = [[NONE] for _ in self._tops]
         for at, tree, entropies in self.drafts:
             assert tree.tokens[0] == self.written[at - 1]
-            joint, depth, right = (
-                np.exp(tree.score),
-                tree.depth.astype(np.float64),
-                labels(tree, self.written[at:]),
-            )
+            joint = np.exp(tree.score)
+            depth = tree.depth.astype(np.float64)
+            right = labels(tree, self.written[at:])
             for of_top, entropy in zip(parts, entropies, strict=True):
                 of_top.append(
                     Nodes(

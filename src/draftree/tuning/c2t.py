@@ -293,12 +293,12 @@ def summed(
         plan: of learning.
         rounds: the figures of each.
     """
-    best, steps, entries = picked(rounds), rounds[-1].step, learnt.sampling(knobs.negatives)
-    nodes, trees, accepted = (
-        sum(map(len, texts)),
-        sum(t.trees for t in texts),
-        sum(int(t.accepted.sum()) for t in texts),
-    )
+    best = picked(rounds)
+    steps = rounds[-1].step
+    entries = learnt.sampling(knobs.negatives)
+    nodes = sum(map(len, texts))
+    trees = sum(t.trees for t in texts)
+    accepted = sum(int(t.accepted.sum()) for t in texts)
     usual = full(entries, replace(knobs, steps=STEPS), replace(plan, epochs=Plan.epochs))
     to_the_end = not rises(rounds) or steps >= usual
     ending = f"not trained to the end: after {steps:,} steps held-out AUC may still rise"

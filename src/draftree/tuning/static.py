@@ -156,7 +156,9 @@ class Driven:
 
         τ is the number of tokens divided by the number of steps.
         """
-        nodes, roots, tokens = set(paths), [], 0
+        nodes = set(paths)
+        roots = []
+        tokens = 0
         for text in self.texts:
             at, lines = 0, text.tolist()
             while at < len(lines):
@@ -395,7 +397,9 @@ class Search(Tuning):
 
         They are the target's answers, or the data as they are.
         """
-        count, tokens, texts = self.settings.prompts, self.settings.tokens, list[Text]()
+        count = self.settings.prompts
+        tokens = self.settings.tokens
+        texts = list[Text]()
         if not self.settings.answers:
             texts += (
                 text for path in data for text in teacher_forcing.read(target, path, count, tokens)

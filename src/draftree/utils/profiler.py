@@ -22,7 +22,9 @@ class Record:
     """
 
     def __init__(self, seconds: MutableMapping[str, float]) -> None:
-        self._seconds, self._open, self._since = seconds, list[str](), time.perf_counter()
+        self._seconds = seconds
+        self._open = list[str]()
+        self._since = time.perf_counter()
 
     def turn(self) -> None:
         """Add the time that has passed to the open phase, if there is one."""

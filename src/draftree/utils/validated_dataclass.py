@@ -244,7 +244,9 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
     Raises:
         UserError: a text is not key=value, or there is no such key or preset.
     """
-    hints, values, preset = get_type_hints(of), dict[str, Any](), dict[str, Any]()
+    hints = get_type_hints(of)
+    values = dict[str, Any]()
+    preset = dict[str, Any]()
     presets: Presets = getattr(of, "presets", {})
     known = [
         *([PRESET] if presets else []),
@@ -282,7 +284,10 @@ def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> d
         UnknownName: names are unknown.
         UserError: one argument is given under two names.
     """
-    found, names, unknown, notes = dict[str, Any](), dict[str, str](), dict[str, Any](), list[str]()
+    found = dict[str, Any]()
+    names = dict[str, str]()
+    unknown = dict[str, Any]()
+    notes = list[str]()
     for name, value in given.items():
         ours = accepted(kind, name, known)
         if ours not in known:

@@ -67,7 +67,9 @@ def rows(items: list[Node]) -> list[int]:
     A first child is on its parent's line. Others take the next free line in depth-first order.
     """
     below = children(items)
-    row, used, waiting = [0] * len(items), 0, [0]
+    row = [0] * len(items)
+    used = 0
+    waiting = [0]
     while waiting:
         i = waiting.pop()
         first = items[i].parent < 0 or below[items[i].parent][0] == i

@@ -15,7 +15,11 @@ STYLES: dict[Kind, str] = {
     "bonus": "bold",
 }
 LEGEND = "✓ accepted · ⇒ chosen by the target · drafted tokens: q/value in percent"
-ARROW, BRANCH, LAST, THROUGH, BELOW = " ▸ ", "├ ", "└ ", "│ ", "  "
+ARROW = " ▸ "
+BRANCH = "├ "
+LAST = "└ "
+THROUGH = "│ "
+BELOW = "  "
 
 LONGEST = 24
 """Cells of a token at most; fewer in a terminal of less than 80 columns."""

@@ -86,12 +86,10 @@ class ParallelNet(nn.Module):
         super().__init__()
         config = of_values(layout.values, Qwen3Config)
         assert isinstance(config, Qwen3Config)
-        size, self.config, self.layout, self._target = (
-            int(config.hidden_size),
-            config,
-            layout,
-            target,
-        )
+        size = int(config.hidden_size)
+        self.config = config
+        self.layout = layout
+        self._target = target
         self.fc = nn.Linear(len(layout.reads) * target.decoder.hidden, size, bias=False)
         self.layers = nn.ModuleList(Qwen3DecoderLayer(config, i) for i in range(len(layout.sights)))
         self.hidden_norm, self.norm = (

@@ -61,7 +61,9 @@ class CandidateHead(nn.Module):
         if bias is not None:
             self.up.bias.data.copy_(bias)
         self.requires_grad_(False)
-        self._rows, self._bias, self._count = rows.detach(), bias, min(count, vocab)
+        self._rows = rows.detach()
+        self._bias = bias
+        self._count = min(count, vocab)
 
     @property
     def weight(self) -> Tensor:

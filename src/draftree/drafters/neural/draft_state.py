@@ -108,7 +108,9 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
     """
     cache, owner = state.cache, tree.row[frontier]
     rows = [frontier[owner == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
-    parts, starts, columns = [], cache.lengths.copy(), np.empty(len(frontier), np.int64)
+    parts = []
+    starts = cache.lengths.copy()
+    columns = np.empty(len(frontier), np.int64)
     for r, nodes in enumerate(rows):
         before, base = state.fed[r], int(cache.lengths[r])
         pending = (
@@ -204,7 +206,10 @@ class CachingLayers(Layers):
         reads: Tensor | None = None,
         context: int = 2**31,
     ) -> None:
-        self._decoding, self._roots, self._live, self._reads = state, roots, depth > 0, reads
+        self._decoding = state
+        self._roots = roots
+        self._live = depth > 0
+        self._reads = reads
         self.device, self._ids = state.cache.device, None if drafted is None else drafted.ids
         self._last = context - 1
         self.begin = state.cache.lengths + np.array([len(p) for p in state.pending], np.int64)
@@ -225,7 +230,9 @@ class CachingLayers(Layers):
 
     @override
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
-        last, reads, fed = self._last, self._reads, nodes.fed.shape[1]
+        last = self._last
+        reads = self._reads
+        fed = nodes.fed.shape[1]
 
         def make(given: Given) -> Laid:
             nodes = Nodes.of(given)

@@ -232,7 +232,9 @@ class PairReader(Trainable[Pairs]):
 
         True features take the place of what was drafted.
         """
-        cache, pending, fed = state.decoding.cache, list(state.decoding.pending), state.decoding.fed
+        cache = state.decoding.cache
+        pending = list(state.decoding.pending)
+        fed = state.decoding.fed
         for root in range(tree.roots):
             row = int(tree.row[root])
             if fed[row].size:
@@ -341,7 +343,9 @@ class PairDrafter(PairReader):
             ready = roots if roots.any() else places[parents] >= 0
             feed = self._feed_roots if roots.any() else self._feed
             state, logits = feed(state, tree, new[ready], places)
-            alike, new, places = alike and bool(ready.all()), new[~ready], state.places(len(tree))
+            alike = alike and bool(ready.all())
+            new = new[~ready]
+            places = state.places(len(tree))
         if logits is None or not alike:
             out = state.outputs.index_select(0, to_device(places[frontier], state.outputs.device))
             logits = self._logits(out, tree.depth[frontier])
@@ -401,7 +405,9 @@ class PairDrafter(PairReader):
 
         The index of that output is in `places`. Return the logits after the nodes.
         """
-        device, levels, depths = state.outputs.device, self.model.levels, tree.depth[nodes]
+        device = state.outputs.device
+        levels = self.model.levels
+        depths = tree.depth[nodes]
         layout = lay_out(state.decoding, tree, nodes, device)
         outputs, each = state.outputs.view(-1, self.model.width), []
         for level in range(levels):
@@ -437,7 +443,9 @@ class PairDrafter(PairReader):
             {max(int(s), 1) for s in block_starts(count, block, phase)}
         )  # there is no pair before the first token
         ends = [*cuts[1:], count]
-        last, at, features = self.model.levels - 1, torch.arange(1, count), self._features(batch)
+        last = self.model.levels - 1
+        at = torch.arange(1, count)
+        features = self._features(batch)
         fed, made = features[:, :-1], []
         for level in range(last + 1):
             cache = DynamicCache()
@@ -507,11 +515,9 @@ class PairDrafter(PairReader):
             [B, T, D] outputs, and [T] whether a token has one.
         """
         count = batch.tokens.shape[1]
-        at, fed, cache = (
-            torch.arange(count - 1, device=features.device),
-            features[:, :-1],
-            DynamicCache(),
-        )
+        at = torch.arange(count - 1, device=features.device)
+        fed = features[:, :-1]
+        cache = DynamicCache()
         for j in range(steps):
             level = min(j, self.model.levels - 1)
             past = j - level  # passes of the level before

@@ -55,11 +55,9 @@ class View:
         config, shape = target.decoder.config, target.decoder.shapes[layer]
         rope = dict(OFFICIAL_ROPE) if variant == "official" else _rope(config, layer)
         share = 1.0 if rope is None else float(rope.pop("partial_rotary_factor", 1.0))
-        heads, turned, rotary = (
-            int(config.num_attention_heads),
-            int(shape.key * share) // 2 * 2,
-            None,
-        )
+        heads = int(config.num_attention_heads)
+        turned = int(shape.key * share) // 2 * 2
+        rotary = None
         if rope is not None and turned:
             rotary = LlamaConfig(
                 hidden_size=heads * turned,

@@ -189,7 +189,9 @@ class HeadsDrafter(Trainable[State]):
     @final
     def loss(self, batch: Batch) -> Tensor:
         """Return the heads' weighted losses over learnt tokens."""
-        total, learnt, drafted = self._like.new_zeros(()), before(batch.learn), self.drafted
+        total = self._like.new_zeros(())
+        learnt = before(batch.learn)
+        drafted = self.drafted
         theirs = said(batch, learnt, drafted) if self.weights(0)[1] else None
         places = torch.arange(batch.tokens.shape[1], device=batch.tokens.device).expand_as(
             batch.learn

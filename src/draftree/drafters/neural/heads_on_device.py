@@ -45,11 +45,16 @@ class HeadLayers(Layers):
         state: Any,
         each_node: bool,
     ) -> None:
-        self._read, self._capture, self._weights, self._state = read, capture, weights, state
+        self._read = read
+        self._capture = capture
+        self._weights = weights
+        self._state = state
         self._given = given if drafted is None else {**given, "ids": drafted.ids}
         like = next(iter(given.values()))
         self.device, self.begin = like.device, np.zeros(len(like), np.int64)
-        self.deepest, self.each_node, self._depth = heads, each_node, 0
+        self.deepest = heads
+        self.each_node = each_node
+        self._depth = 0
 
     @override
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:

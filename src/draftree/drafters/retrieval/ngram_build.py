@@ -300,7 +300,9 @@ class TableWriter:
     """A table being written, range by range."""
 
     def __init__(self, folder: Path, plan: GramSettings, files: ExitStack) -> None:
-        self.folder, self.plan, self.distinct = folder, plan, 0
+        self.folder = folder
+        self.plan = plan
+        self.distinct = 0
         self.kinds = kinds(plan.n, plan.vocab, plan.top or FULL)
         self.first = np.zeros(plan.vocab + 1, np.int64)
         self.files = {

@@ -141,7 +141,9 @@ def search(
         Its length and the range in the suffix array; a length of 0 where not even the shortest is
         found.
     """
-    found, low, high = 0, 0, 0
+    found = 0
+    low = 0
+    high = 0
     fewest, most = shortest, min(longest, len(context))
     while fewest <= most:
         n = (fewest + most) // 2
@@ -152,7 +154,9 @@ def search(
         ):  # a corpus without separators ends here
             at += 1
         if at < len(suffixes) and _before(tokens, np.int64(suffixes[at]), query, True):
-            found, low, fewest = n, at, n + 1
+            found = n
+            low = at
+            fewest = n + 1
         else:
             most = n - 1
     if found:
@@ -231,11 +235,9 @@ def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
     """Return the fields of the trie of `grow`."""
     matches, length = rows.shape
     most = 1 + nodes * length
-    begin, end, parent = (
-        np.zeros(most, np.int64),
-        np.zeros(most, np.int64),
-        np.zeros(most, np.int64),
-    )
+    begin = np.zeros(most, np.int64)
+    end = np.zeros(most, np.int64)
+    parent = np.zeros(most, np.int64)
     token = np.full(most, END, np.int64)
     end[0], layer, size = matches, 0, 1
     for depth in range(length):

@@ -88,11 +88,9 @@ def children(
         memory: of earlier texts.
         limits: of patterns and drafts.
     """
-    found, log_q, most = (
-        np.zeros((len(frontier), k), np.int64),
-        np.full((len(frontier), k), -np.inf),
-        1,
-    )
+    found = np.zeros((len(frontier), k), np.int64)
+    log_q = np.full((len(frontier), k), -np.inf)
+    most = 1
     for f, below in enumerate(frontier):
         (nodes, shares), at, _ = reached(text, end, drafted, parents, tokens, below, memory, limits)
         rank = 0
@@ -138,12 +136,12 @@ def descendants(
         [M] the nodes that something was found after, by number; [M, K] tokens; and [M, K] log q.
     """
     most = len(frontier) + MAX_NODES
-    after, found, log_q = (
-        np.empty(most, np.int64),
-        np.zeros((most, k), np.int64),
-        np.full((most, k), -np.inf),
-    )
-    count, total, widest = 0, 0, 1
+    after = np.empty(most, np.int64)
+    found = np.zeros((most, k), np.int64)
+    log_q = np.full((most, k), -np.inf)
+    count = 0
+    total = 0
+    widest = 1
     waiting = np.empty((MAX_NODES + 1, 3), np.int64)  # of a draft: node, number, depth
     for below in frontier:
         (nodes, shares), at, depth = reached(
@@ -152,7 +150,9 @@ def descendants(
         waiting[0, 0], waiting[0, 1], waiting[0, 2] = at, below, depth
         here, last = 0, 1
         while here < last:
-            at, number, depth = waiting[here, 0], waiting[here, 1], waiting[here, 2]
+            at = waiting[here, 0]
+            number = waiting[here, 1]
+            depth = waiting[here, 2]
             here, rank = here + 1, 0
             for i in range(at + 1, len(nodes)):
                 if nodes[i, 1] == at and rank < k and depth < deepest and total < MAX_NODES:
@@ -162,7 +162,9 @@ def descendants(
                         first + total,
                         depth + 1,
                     )
-                    rank, last, total = rank + 1, last + 1, total + 1
+                    rank = rank + 1
+                    last = last + 1
+                    total = total + 1
             after[count] = number
             count, widest = count + (rank > 0), max(widest, rank)
     return after[:count], found[:count, :widest], log_q[:count, :widest]

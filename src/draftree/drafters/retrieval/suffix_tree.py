@@ -154,7 +154,9 @@ def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
         limits: of patterns.
     """
     places, lengths = np.empty(end, np.int32), np.empty(end, np.int32)
-    found, whole, last = 0, 0, text[end - 1]
+    found = 0
+    whole = 0
+    last = text[end - 1]
     for place in range(end - 2, -1, -1):
         if text[place] != last:
             continue
@@ -205,7 +207,10 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
 
     They are the longest matches; of equally long ones, those of later blocks come first.
     """
-    tokens, order, most, found = memory.tokens, memory.order, limits.longest, 0
+    tokens = memory.tokens
+    order = memory.order
+    most = limits.longest
+    found = 0
     blocks = len(memory.blocks) - 1
     places, lengths = (
         np.empty(blocks * limits.places, np.int32),
@@ -216,11 +221,9 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
         0,
     )  # how many were found, and the length of which there are enough
     for block in range(blocks - 1, -1, -1):
-        start, first, last = (
-            memory.blocks[block],
-            memory.sorted_blocks[block],
-            memory.sorted_blocks[block + 1],
-        )
+        start = memory.blocks[block]
+        first = memory.sorted_blocks[block]
+        last = memory.sorted_blocks[block + 1]
         right, high = first, last
         while right < high:
             middle = (right + high) // 2
@@ -293,7 +296,9 @@ def grown(
         parent's continuations, and the sum of the probabilities along the paths, which is the
         number of tokens expected to be right.
     """
-    nodes, shares, score = np.empty((budget, 2), np.int32), np.empty(budget), 0.0
+    nodes = np.empty((budget, 2), np.int32)
+    shares = np.empty(budget)
+    score = 0.0
     pool = np.empty(
         (len(places), 6), np.int64
     )  # token, parent, first place, last + 1, depth, number; no place is in two
@@ -301,7 +306,13 @@ def grown(
         np.empty(len(places)),
         np.empty(len(places)),
     )  # the probability along the path
-    node, begin, stop, ahead, value, waiting, pushed = -1, 0, len(places), 1, 1.0, 0, 0
+    node = -1
+    begin = 0
+    stop = len(places)
+    ahead = 1
+    value = 1.0
+    waiting = 0
+    pushed = 0
     while node + 1 < budget:
         at = begin + split(tokens, end, places[begin:stop], ahead) if ahead <= depth else stop
         total = stop - at
@@ -325,7 +336,10 @@ def grown(
                 best = i
         node += 1
         nodes[node, 0], nodes[node, 1], shares[node] = pool[best, 0], pool[best, 1], its_share[best]
-        begin, stop, ahead, value = pool[best, 2], pool[best, 3], pool[best, 4] + 1, values[best]
+        begin = pool[best, 2]
+        stop = pool[best, 3]
+        ahead = pool[best, 4] + 1
+        value = values[best]
         score += value
         waiting -= 1
         values[best], its_share[best] = values[waiting], its_share[waiting]

@@ -143,8 +143,12 @@ class Chains:
         context: int,
         vocab: int,
     ) -> None:
-        self.drafter, self.policy, self.costs = drafter, policy, costs
-        self.longest, self.context, self.vocab = longest, context, vocab
+        self.drafter = drafter
+        self.policy = policy
+        self.costs = costs
+        self.longest = longest
+        self.context = context
+        self.vocab = vocab
         self.slots, self.figures = Slots(), Figures()
         self._state: Any = None
         self._memory = policy.start()

@@ -47,7 +47,9 @@ class Proposer:
     def __init__(self, vllm_config: Any) -> None:
         self.options = ProposerOptions.of(vllm_config.additional_config)
         self.chains: Chains | None = None
-        self._config, self._failures, self._written = vllm_config, 0, 0.0
+        self._config = vllm_config
+        self._failures = 0
+        self._written = 0.0
         version = vllm_version()
         if not self.options.any_version and not version.startswith(TESTED):
             known = " and ".join(f"{v}x" for v in TESTED)

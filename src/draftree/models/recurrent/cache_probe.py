@@ -62,11 +62,15 @@ class Recorder(Passing):
 
     def __init__(self, config: PreTrainedConfig, name: str, device: torch.device) -> None:
         super().__init__()
-        self._config, self._name, self._device = config, name, device
+        self._config = config
+        self._name = name
+        self._device = device
         self._keys: dict[int, LayerShape] = {}
         self._columns: dict[Key, tuple[int, int]] = {}
         self._states: dict[Key, _Ours] = {}
-        self._convolved, self._rules, self._clamped = set[Key](), set[str](), False
+        self._convolved = set[Key]()
+        self._rules = set[str]()
+        self._clamped = False
         self._now: Key = (-1, 0)
 
     @override

@@ -122,7 +122,9 @@ def delta_fold(state: Tensor, parts: Parts) -> None:
 
     S = e^G S₀ + Σ e^(G − Gⱼ) kⱼ uⱼᵀ.
     """
-    k, u, along = parts["k"], parts["u"], parts["G"]
+    k = parts["k"]
+    u = parts["u"]
+    along = parts["G"]
     last = along[:, -1:]
     state.mul_(last.exp().mT).baddbmm_((k * (last - along).exp()).mT, u)
 
@@ -164,7 +166,9 @@ def ssd_fold(state: Tensor, parts: Parts) -> None:
 
     S = e^G S₀ + Σ e^(G − Gⱼ) xⱼ Bⱼᵀ.
     """
-    x, b, along = parts["x"], parts["B"], parts["G"]
+    x = parts["x"]
+    b = parts["B"]
+    along = parts["G"]
     last = along[:, -1:]
     state.mul_(last.exp()).baddbmm_((x * (last - along).exp()).mT, b)
 
@@ -224,7 +228,9 @@ def s6_fold(state: Tensor, parts: Parts, a: Tensor) -> None:
 
     S = e^(A ΣΔ) S₀ + Σ e^(A (ΣΔ − Σ Δ up to j)) xⱼ Bⱼᵀ.
     """
-    x, b, until = parts["x"][0], parts["B"][0], parts["Δ"][0].cumsum(0)
+    x = parts["x"][0]
+    b = parts["B"][0]
+    until = parts["Δ"][0].cumsum(0)
     left = ((until[-1:] - until)[:, :, None] * a).exp()
     state.mul_((until[-1, :, None] * a).exp()).add_((left * x[:, :, None] * b[:, None]).sum(0))
 

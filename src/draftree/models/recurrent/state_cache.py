@@ -101,13 +101,11 @@ class States:
         device: torch.device,
         clamped: bool = False,
     ) -> None:
-        self.shapes, self.rows, self.dtype, self.device, self.clamped = (
-            dict(shapes),
-            rows,
-            dtype,
-            device,
-            clamped,
-        )
+        self.shapes = dict(shapes)
+        self.rows = rows
+        self.dtype = dtype
+        self.device = device
+        self.clamped = clamped
         self.tails, self.bases = dict[Key, Tensor](), dict[Key, Tensor]()
         for key, shape in self.shapes.items():
             self.tails[key] = torch.zeros(
@@ -242,12 +240,10 @@ class Pass:
     """
 
     def __init__(self, states: States, scratch: Scratch, before: Scratch | None) -> None:
-        self.paths, self._states, self._scratch, self._before = (
-            scratch.paths,
-            states,
-            scratch,
-            before,
-        )
+        self.paths = scratch.paths
+        self._states = states
+        self._scratch = scratch
+        self._before = before
         self._key: Key = (-1, 0)
 
     def enter(self, key: Key, columns: Tensor) -> Tensor:
