@@ -115,12 +115,17 @@ def row(
         drafted = [step.fed > step.rows for step in work]
         found.append(
             {
-                "machine": name, "drafter": drafter, "policy": policy, "batch": size, "gain": alone / ours,
+                "machine": name,
+                "drafter": drafter,
+                "policy": policy,
+                "batch": size,
+                "gain": alone / ours,
                 "tokens_per_step": sum(w.stats.new_tokens for w in written) / steps,
                 "nodes_per_step": sum(step.fed for step in work) / steps - 1,
-                "last_drafted": max((i for i, d in enumerate(drafted, 1) if d), default=0), "steps": len(work),
+                "last_drafted": max((i for i, d in enumerate(drafted, 1) if d), default=0),
+                "steps": len(work),
             }
-        )  # fmt: skip
+        )
     return found
 
 
@@ -136,8 +141,10 @@ def behind(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         }
         mine = here.pop("yield")
         best = max({**here, "plain": 1.0}.items(), key=lambda item: item[1])
-        found.append(dict(zip(("machine", "drafter", "batch"), place, strict=True)) | {
-            "yield": mine, "best": best[1], "policy": best[0], "ratio": mine / best[1]})  # fmt: skip
+        found.append(
+            dict(zip(("machine", "drafter", "batch"), place, strict=True))
+            | {"yield": mine, "best": best[1], "policy": best[0], "ratio": mine / best[1]}
+        )
     return sorted(found, key=lambda f: float(f["ratio"]))
 
 

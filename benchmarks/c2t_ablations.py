@@ -189,15 +189,24 @@ def rows(
         found = {"setting": name, "paper": PAPER.get(name, "")}
         if note := notes.get(name):
             kept = next(r for r in note["history"] if r["step"] == note["step"])
-            found |= {"AUC": f"{kept['auc']:.4f}", "recall": kept["recall"], "positive rate": f"{kept['positive_rate']:.4f}",
-                      "steps": note["history"][-1]["step"], "ending": note["ending"]}  # fmt: skip
+            found |= {
+                "AUC": f"{kept['auc']:.4f}",
+                "recall": kept["recall"],
+                "positive rate": f"{kept['positive_rate']:.4f}",
+                "steps": note["history"][-1]["step"],
+                "ending": note["ending"],
+            }
             [at] = [r for r in curve if r["policy"].endswith(f"beta={AT}")]
         else:
             found |= dict.fromkeys(("AUC", "recall", "positive rate", "steps", "ending"), "")
             at = max(curve, key=lambda r: r["nodes_per_step"])
         needed = Share.of(reference, curve, np.random.default_rng(0)).inverse
-        yield found | {"policy": at["policy"], "τ": at["acceptance_length"], "nodes a step": at["nodes_per_step"],
-                       "nodes at equal τ [95 %]": "1" if at is reference else str(needed)}  # fmt: skip
+        yield found | {
+            "policy": at["policy"],
+            "τ": at["acceptance_length"],
+            "nodes a step": at["nodes_per_step"],
+            "nodes at equal τ [95 %]": "1" if at is reference else str(needed),
+        }
 
 
 def asked(what: str, needs_data: bool, limit: int) -> argparse.ArgumentParser:

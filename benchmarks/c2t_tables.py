@@ -149,8 +149,13 @@ def tuned(drafter: str, args: argparse.Namespace) -> Path:
 def rows(lines: Sequence[Line], benched: Sequence[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield a row for each line, from the bench's rows in the same order."""
     for line, row in zip(lines, benched, strict=True):
-        curve = [r for other, r in zip(lines, benched, strict=True)
-                 if line.beside and other.drafter == line.drafter and other.policy.startswith(line.beside)]  # fmt: skip
+        curve = [
+            r
+            for other, r in zip(lines, benched, strict=True)
+            if line.beside
+            and other.drafter == line.drafter
+            and other.policy.startswith(line.beside)
+        ]
         share = str(Share.of(row, curve, np.random.default_rng(0))) if curve else ""
         figures = {
             "τ": row["acceptance_length"],

@@ -155,8 +155,12 @@ def _llama_cpp(file: Path, lookup: bool, tokenizer: PreTrainedTokenizerBase) -> 
 def _vllm(python: Path, model: Path, speculative: dict[str, Any] | None) -> Way:
     worker: Any = subprocess.Popen(
         [python, Path(__file__).with_name("vllm_worker.py"), model, json.dumps(speculative)],
-        stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, bufsize=1, env=os.environ | vllm_settings(python),
-    )  # fmt: skip
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        bufsize=1,
+        env=os.environ | vllm_settings(python),
+    )
 
     def write(request: Request) -> list[int]:
         asked = {

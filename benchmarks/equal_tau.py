@@ -120,8 +120,15 @@ def lines(
         )
         curve = [r for r in rows if r["policy"] and theirs(r["policy"]) and same(r)]
         tau, nodes = figures(row, np.ones((1, len(row["per_prompt"]["steps"]))))
-        found.append({"drafter": row["drafter"], "policy": row["policy"], "τ": f"{tau[0]:.2f}", "nodes/step": f"{nodes[0]:.1f}",
-                      "nodes at equal τ, by the other's [95 %]": str(Share.of(row, curve, drawn))})  # fmt: skip
+        found.append(
+            {
+                "drafter": row["drafter"],
+                "policy": row["policy"],
+                "τ": f"{tau[0]:.2f}",
+                "nodes/step": f"{nodes[0]:.1f}",
+                "nodes at equal τ, by the other's [95 %]": str(Share.of(row, curve, drawn)),
+            }
+        )
     return found
 
 
@@ -183,10 +190,18 @@ def every(result: Mapping[str, Any], name: str) -> list[dict[str, Any]]:
                 tau, nodes = figures(row, np.ones((1, prompts)))
                 where = {"result": name, "drafter": drafter, "temperature": temperature}
                 where |= {k: v for k, v in (("rule", rule), ("machine", machine)) if v}
-                found.append(where | {
-                    "policy": row["policy"], "τ": round(float(tau[0]), 3), "nodes/step": round(float(nodes[0]), 2),
-                    "beside": spec, "prompts": prompts, "share": [round(x, 3) for x in (one.whole, one.low, one.high)],
-                    "reached": round(one.reached, 3)})  # fmt: skip
+                found.append(
+                    where
+                    | {
+                        "policy": row["policy"],
+                        "τ": round(float(tau[0]), 3),
+                        "nodes/step": round(float(nodes[0]), 2),
+                        "beside": spec,
+                        "prompts": prompts,
+                        "share": [round(x, 3) for x in (one.whole, one.low, one.high)],
+                        "reached": round(one.reached, 3),
+                    }
+                )
     if not known:
         raise UserError("no policy of it has two settings that differ in one number")
     if not found:

@@ -88,9 +88,14 @@ def there(target: str, folder: str, method: str, prompts: Sequence[str]) -> dict
     ]
     spec = {"method": method, "model": folder, "num_speculative_tokens": LENGTH}
     llm: Any = vllm.LLM(
-        model=place, dtype="float32", enforce_eager=True, max_model_len=512, max_num_seqs=16, disable_log_stats=False,
+        model=place,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=512,
+        max_num_seqs=16,
+        disable_log_stats=False,
         speculative_config=spec,
-    )  # fmt: skip
+    )
     asked = vllm.SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True)
     answers = llm.generate(ids, asked, use_tqdm=False)
     found = {m.name: getattr(m, "values", getattr(m, "value", None)) for m in llm.get_metrics()}

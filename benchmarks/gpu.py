@@ -91,9 +91,15 @@ def model(sizes: Sizes, context: int, device: torch.device, layers: int = 0) -> 
     """Return a Llama of random weights, with all its layers or a few."""
     count, hidden, wide, heads, groups, vocab = sizes
     config = LlamaConfig(
-        vocab_size=vocab, hidden_size=hidden, intermediate_size=wide, num_hidden_layers=layers or count,
-        num_attention_heads=heads, num_key_value_heads=groups, max_position_embeddings=context, attn_implementation="sdpa",
-    )  # fmt: skip
+        vocab_size=vocab,
+        hidden_size=hidden,
+        intermediate_size=wide,
+        num_hidden_layers=layers or count,
+        num_attention_heads=heads,
+        num_key_value_heads=groups,
+        max_position_embeddings=context,
+        attn_implementation="sdpa",
+    )
     dtype = torch.float32 if device.type == "cpu" else torch.bfloat16
     with torch.device("meta"):
         made = LlamaForCausalLM(config).to(dtype)
@@ -353,10 +359,25 @@ def assisted(made: Any, draft: Any, request: Request, device: torch.device) -> d
 
 
 HEADS = (
-    "model", "texts", "temperature", "plain, tokens/s", "plain, graphs", "assisted", "eager", "graphs", "trees, eager",
-    "trees, graphs", "graphs over assisted", "tokens a pass", "of assisted", "of trees", "plain over the floor", "with graphs",
-    "a step over the floor", "of trees",
-)  # fmt: skip
+    "model",
+    "texts",
+    "temperature",
+    "plain, tokens/s",
+    "plain, graphs",
+    "assisted",
+    "eager",
+    "graphs",
+    "trees, eager",
+    "trees, graphs",
+    "graphs over assisted",
+    "tokens a pass",
+    "of assisted",
+    "of trees",
+    "plain over the floor",
+    "with graphs",
+    "a step over the floor",
+    "of trees",
+)
 
 
 def table(done: Mapping[str, Any], shapes: Mapping[str, Sizes], about: Mapping[str, str]) -> str:
@@ -391,10 +412,15 @@ def _figures(cells: Mapping[str, Any], batch: int, floor: float) -> tuple[str, .
     theirs = cells["assisted"].get("per_pass")
     steps = [cells[mode]["per_pass"] * batch / speed[mode] for mode in ("graphs", "tree graphs")]
     return (
-        f"{speed['plain']:.0f}", *(ratio(mode, "plain") for mode in MODES[1:]), ratio("graphs", "assisted"),
-        f"{cells['graphs']['per_pass']:.2f}", f"{theirs:.2f}" if theirs else "–", f"{cells['tree graphs']['per_pass']:.2f}",
-        *(f"{batch / speed[mode] / floor:.2f}" for mode in MODES[:2]), *(f"{step / floor:.2f}" for step in steps),
-    )  # fmt: skip
+        f"{speed['plain']:.0f}",
+        *(ratio(mode, "plain") for mode in MODES[1:]),
+        ratio("graphs", "assisted"),
+        f"{cells['graphs']['per_pass']:.2f}",
+        f"{theirs:.2f}" if theirs else "–",
+        f"{cells['tree graphs']['per_pass']:.2f}",
+        *(f"{batch / speed[mode] / floor:.2f}" for mode in MODES[:2]),
+        *(f"{step / floor:.2f}" for step in steps),
+    )
 
 
 def multiplied(sizes: Sizes) -> int:

@@ -33,13 +33,36 @@ from draftree.tree import Candidates, Ints, Room, Tree
 from draftree.utils.hardware import machine
 
 POLICIES = {
-    16: ["chain:length=16", "vct:width=2,depth=3", "beam:preset=fast,width=4,depth=4", "eagle2:nodes=16,depth=4,width=4",
-         "pct:ratio=0.12", "opttree:nodes=16,threshold=0.1", "c2t:beta=0.9", "yield"],
-    64: ["chain:length=64", "vct:width=3,depth=3", "beam:preset=fast,width=10,depth=6", "eagle2:nodes=64,depth=6,width=10",
-         "pct:ratio=0.03", "opttree:nodes=64,threshold=0.1", "c2t:beta=0.65", "yield"],
-    256: ["vct:width=4,depth=4", "beam:preset=fast,width=32,depth=8", "eagle2:nodes=256,depth=8,width=32",
-          "pct:ratio=0.006,width=8", "opttree:nodes=256,threshold=0.1", "c2t:beta=0.05,layer_top=none", "yield"],
-}  # fmt: skip
+    16: [
+        "chain:length=16",
+        "vct:width=2,depth=3",
+        "beam:preset=fast,width=4,depth=4",
+        "eagle2:nodes=16,depth=4,width=4",
+        "pct:ratio=0.12",
+        "opttree:nodes=16,threshold=0.1",
+        "c2t:beta=0.9",
+        "yield",
+    ],
+    64: [
+        "chain:length=64",
+        "vct:width=3,depth=3",
+        "beam:preset=fast,width=10,depth=6",
+        "eagle2:nodes=64,depth=6,width=10",
+        "pct:ratio=0.03",
+        "opttree:nodes=64,threshold=0.1",
+        "c2t:beta=0.65",
+        "yield",
+    ],
+    256: [
+        "vct:width=4,depth=4",
+        "beam:preset=fast,width=32,depth=8",
+        "eagle2:nodes=256,depth=8,width=32",
+        "pct:ratio=0.006,width=8",
+        "opttree:nodes=256,threshold=0.1",
+        "c2t:beta=0.05,layer_top=none",
+        "yield",
+    ],
+}
 LAYER, STEP, FUSION = 100.0, 300.0, 200.0
 """Microseconds that a layer, a step and an expansion by a fusion may take."""
 PRICES = {16: 0.04, 64: 0.01, 256: 0.002}
@@ -163,11 +186,19 @@ def main(out: Annotated[Path, typer.Option()], rounds: Annotated[int, typer.Opti
                 )
                 for times, counts in ((seconds, layers), (seconds, nodes), (again, layers))
             )
-            rows.append({
-                "size": size, "policy": spec, "layers": statistics.median(layers), "nodes": statistics.median(nodes),
-                "us_per_layer": per_layer, "us_per_node": per_node, "us_per_step": round(1e6 * statistics.median(seconds), 1),
-                "again_per_layer": layer_again, "again_per_step": round(1e6 * statistics.median(again), 1),
-            })  # fmt: skip
+            rows.append(
+                {
+                    "size": size,
+                    "policy": spec,
+                    "layers": statistics.median(layers),
+                    "nodes": statistics.median(nodes),
+                    "us_per_layer": per_layer,
+                    "us_per_node": per_node,
+                    "us_per_step": round(1e6 * statistics.median(seconds), 1),
+                    "again_per_layer": layer_again,
+                    "again_per_step": round(1e6 * statistics.median(again), 1),
+                }
+            )
             if size == BOUNDED:
                 for of, bound in (("layer", LAYER), ("step", STEP)):
                     rows[-1] |= {

@@ -45,18 +45,40 @@ from hybrids import OneByOne
 from path_rows import PathRows
 
 MODELS: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen3_5": ("qwen3_5_text", {
-        "hidden_size": 1024, "intermediate_size": 3584, "num_hidden_layers": 24, "num_attention_heads": 8,
-        "num_key_value_heads": 2, "head_dim": 256, "linear_num_key_heads": 16, "linear_num_value_heads": 16,
-        "linear_key_head_dim": 128, "linear_value_head_dim": 128, "linear_conv_kernel_dim": 4, "tie_word_embeddings": True,
-        "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6,
-    }),
-    "lfm2": ("lfm2", {
-        "hidden_size": 1024, "intermediate_size": 6656, "num_hidden_layers": 16, "num_attention_heads": 16,
-        "num_key_value_heads": 8, "conv_L_cache": 3, "tie_word_embeddings": True,
-        "layer_types": ["conv", "conv", "full_attention"] * 3 + ["conv", "full_attention"] * 3 + ["conv"],
-    }),
-}  # fmt: skip
+    "qwen3_5": (
+        "qwen3_5_text",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 3584,
+            "num_hidden_layers": 24,
+            "num_attention_heads": 8,
+            "num_key_value_heads": 2,
+            "head_dim": 256,
+            "linear_num_key_heads": 16,
+            "linear_num_value_heads": 16,
+            "linear_key_head_dim": 128,
+            "linear_value_head_dim": 128,
+            "linear_conv_kernel_dim": 4,
+            "tie_word_embeddings": True,
+            "layer_types": (["linear_attention"] * 3 + ["full_attention"]) * 6,
+        },
+    ),
+    "lfm2": (
+        "lfm2",
+        {
+            "hidden_size": 1024,
+            "intermediate_size": 6656,
+            "num_hidden_layers": 16,
+            "num_attention_heads": 16,
+            "num_key_value_heads": 8,
+            "conv_L_cache": 3,
+            "tie_word_embeddings": True,
+            "layer_types": ["conv", "conv", "full_attention"] * 3
+            + ["conv", "full_attention"] * 3
+            + ["conv"],
+        },
+    ),
+}
 """By name, `model_type` and the published shape; the vocabulary is an option."""
 WIDTHS = (1, 2, 4, 8, 16, 32, 64)
 PATHS = (1, 4, 16)

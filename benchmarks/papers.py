@@ -87,10 +87,20 @@ ITEMS = (
     Item(EDD, "Fig. 5", "the layer that is read"),
     Item(EDD, "Fig. 6", "PCT's width: τ and nodes"),
     Item(EDD, "Fig. 7", "τ and nodes by category", CATEGORY.format("edd pct:ratio=0.037")),
-    Item(EAGLE2, "Fig. 1, 2", "speed-ups at temperature 1 and 0", "python benchmarks/papers.py --paper eagle2 --table 1"),
+    Item(
+        EAGLE2,
+        "Fig. 1, 2",
+        "speed-ups at temperature 1 and 0",
+        "python benchmarks/papers.py --paper eagle2 --table 1",
+    ),
     Item(EAGLE2, "Fig. 3, 4, 7, 8", "EAGLE, EAGLE-2", reason=DIAGRAM),
     Item(EAGLE2, "1", "all methods, both temperatures, six tasks"),
-    Item(EAGLE2, "2", "LLaMA-2 70B, LLaMA-3 70B and 8B", "python benchmarks/papers.py --paper eagle2 --table 1 --target MODEL"),
+    Item(
+        EAGLE2,
+        "2",
+        "LLaMA-2 70B, LLaMA-3 70B and 8B",
+        "python benchmarks/papers.py --paper eagle2 --table 1 --target MODEL",
+    ),
     Item(EAGLE2, "3", "value, reranking"),
     Item(EAGLE2, "Fig. 5", "acceptance by place", pictures=True),
     Item(EAGLE2, "Fig. 6", "acceptance by confidence", pictures=True),
@@ -121,13 +131,28 @@ ITEMS = (
     Item(C2T, "Fig. 5", "time by γ"),
     Item(C2T, "Fig. 6", "hidden sizes", ABLATIONS),
     Item(C2T, "Fig. 7", "fine-tuning", TABLES.format(2) + " --data CHATS.jsonl"),
-    Item(C2T, "Fig. 8", "other texts", "draftree train c2t --drafter eagle --data OTHER.jsonl --out other-c2t"),
+    Item(
+        C2T,
+        "Fig. 8",
+        "other texts",
+        "draftree train c2t --drafter eagle --data OTHER.jsonl --out other-c2t",
+    ),
     Item(C2T, "Fig. 9, 10", "answers of the classifier", "python benchmarks/papers.py --surfaces"),
-    Item(C2T, "Fig. 11", "parts of drafting's time", "draftree bench --suite demo --pair 'eagle c2t' --profile parts.png"),
+    Item(
+        C2T,
+        "Fig. 11",
+        "parts of drafting's time",
+        "draftree bench --suite demo --pair 'eagle c2t' --profile parts.png",
+    ),
     Item(ADED, "Fig. 1, 2, 8, 9", "ADED, its data flow", reason=DIAGRAM),
     Item(ADED, "1", "latency and accept length"),
     Item(ADED, "2", "corpus size", "benchmarks/paper_rows.sh aded_corpora"),
-    Item(ADED, "3", "memory", "python benchmarks/retrieval.py build --work FOLDER --chats gsm8k_train.jsonl"),
+    Item(
+        ADED,
+        "3",
+        "memory",
+        "python benchmarks/retrieval.py build --work FOLDER --chats gsm8k_train.jsonl",
+    ),
     Item(ADED, "Fig. 3", "throughput"),
     Item(ADED, "Fig. 4a", "adapting"),
     Item(ADED, "Fig. 4b", "categories", CATEGORY.format("aded:datastore=FOLDER mcts")),
@@ -135,7 +160,7 @@ ITEMS = (
     Item(ADED, "Fig. 5b", "temperature", BOTH),
     Item(ADED, "Fig. 6", "searches"),
     Item(ADED, "Fig. 7", "c1 and c2"),
-)  # fmt: skip
+)
 """All tables and figures of the papers, in their order."""
 
 D = "drafters/"
@@ -143,26 +168,73 @@ FIVE = "chain:length=5"
 R10 = "pct:max_depth=10,ratio=0.1"
 A = "aded-math"
 SAVED: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
-    (EDD, "1", "EDD over a drafter without the target's states"): ("draft_models", f"edd {FIVE}", f"vdm {FIVE}"),
-    (EDD, "3", "encoded states shorten decoding"): ("edd_ablations", f"{D}edd-e1 {R10}", f"{D}vdm-e1 {R10}"),
-    (EDD, "3", "KL divergence over cross-entropy"): ("edd_ablations", f"{D}edd-e1 {R10}", f"{D}edd-ce-e1 {R10}"),
-    (EDD, "3", "random block lengths"): ("edd_ablations", f"{D}edd-phase0-e1 {R10}", f"{D}edd-fixed-phase0-e1 {R10}"),
-    (C2T, "Fig. 5", "and faster"): ("curves_eagle", "eagle c2t:beta=0.3", "eagle eagle2:nodes=100,depth=10,width=15"),
-    (GLIDE, "Fig. 4", "over the Vanilla Drafter"): ("draft_models", f"glide {FIVE}", f"{D}glide-nocross {FIVE}"),
+    (EDD, "1", "EDD over a drafter without the target's states"): (
+        "draft_models",
+        f"edd {FIVE}",
+        f"vdm {FIVE}",
+    ),
+    (EDD, "3", "encoded states shorten decoding"): (
+        "edd_ablations",
+        f"{D}edd-e1 {R10}",
+        f"{D}vdm-e1 {R10}",
+    ),
+    (EDD, "3", "KL divergence over cross-entropy"): (
+        "edd_ablations",
+        f"{D}edd-e1 {R10}",
+        f"{D}edd-ce-e1 {R10}",
+    ),
+    (EDD, "3", "random block lengths"): (
+        "edd_ablations",
+        f"{D}edd-phase0-e1 {R10}",
+        f"{D}edd-fixed-phase0-e1 {R10}",
+    ),
+    (C2T, "Fig. 5", "and faster"): (
+        "curves_eagle",
+        "eagle c2t:beta=0.3",
+        "eagle eagle2:nodes=100,depth=10,width=15",
+    ),
+    (GLIDE, "Fig. 4", "over the Vanilla Drafter"): (
+        "draft_models",
+        f"glide {FIVE}",
+        f"{D}glide-nocross {FIVE}",
+    ),
     (ADED, "1", "adaptive retrieval over REST"): ("retrieval_math", f"{A} mcts", "rest-math trie"),
-    (ADED, "Fig. 4a", "adapting lengthens"): ("aded_math", f"{A} mcts", f"aded:datastore={A},adapt=false mcts"),
-    (ADED, "Fig. 6", "a search over a greedy sentence"): ("aded_math", f"{A} mcts", f"{A} chain:length=4"),
-    (ADED, "Fig. 6", "150 searches over 30"): ("aded_search", f"{A} mcts:iterations=150", f"{A} mcts:iterations=30"),
-    (ADED, "Fig. 7", "exploring over hardly any"): ("aded_search", f"{A} mcts:c1=128", f"{A} mcts:c1=0.3"),
+    (ADED, "Fig. 4a", "adapting lengthens"): (
+        "aded_math",
+        f"{A} mcts",
+        f"aded:datastore={A},adapt=false mcts",
+    ),
+    (ADED, "Fig. 6", "a search over a greedy sentence"): (
+        "aded_math",
+        f"{A} mcts",
+        f"{A} chain:length=4",
+    ),
+    (ADED, "Fig. 6", "150 searches over 30"): (
+        "aded_search",
+        f"{A} mcts:iterations=150",
+        f"{A} mcts:iterations=30",
+    ),
+    (ADED, "Fig. 7", "exploring over hardly any"): (
+        "aded_search",
+        f"{A} mcts:c1=128",
+        f"{A} mcts:c1=0.3",
+    ),
     (ADED, "2", "the size of the corpus"): ("aded_corpora", f"{A} mcts", "aded-934 mcts"),
-    (EAGLE2, "1", "a dynamic tree over Lookahead"): ("papers_lookahead", "eagle eagle2", "lookahead trie"),
-}  # fmt: skip
+    (EAGLE2, "1", "a dynamic tree over Lookahead"): (
+        "papers_lookahead",
+        "eagle eagle2",
+        "lookahead trie",
+    ),
+}
 """Claims on the demo whose drafters have names of their own in a saved result: its name, and the
 two pairings."""
 SMOLLM2: Mapping[tuple[str, str, str], tuple[str, str, str]] = {
     (C2T, "2", "a net of another target serves"): (
-        "papers_smollm2", "edd c2t:classifier=demo", "edd c2t:classifier=smollm2"),
-}  # fmt: skip
+        "papers_smollm2",
+        "edd c2t:classifier=demo",
+        "edd c2t:classifier=smollm2",
+    ),
+}
 """The same of SmolLM2."""
 
 
@@ -188,31 +260,48 @@ SIX, TEN = "eagle2:nodes=…", "eagle2:depth=10,nodes=…,width=15"
 """Curves of EAGLE-2 as published, and as deep and wide as C2T's paper has it."""
 EQUAL: Mapping[tuple[str, str, str], AtEqualTau] = {
     (C2T, "1", "entropy and depth as features"): AtEqualTau(
-        "c2t_ablations", ({"setting": "features=P+H"}, {"setting": "features=P+d"}), inverse=True),
+        "c2t_ablations", ({"setting": "features=P+H"}, {"setting": "features=P+d"}), inverse=True
+    ),
     (C2T, "3", "fewer nodes than a chain, and DyJoint, at their τ"): AtEqualTau(
-        "c2t_table3", ({"policy": "c2t:chain=true,beta=0.85", "beside": "dyjoint"},)),
+        "c2t_table3", ({"policy": "c2t:chain=true,beta=0.85", "beside": "dyjoint"},)
+    ),
     (C2T, "4", "C2T over both with fewer nodes"): AtEqualTau(
-        "c2t_abstract", ({"policy": "c2t:beta=0.7", "beside": "eagle2"},)),
+        "c2t_abstract", ({"policy": "c2t:beta=0.7", "beside": "eagle2"},)
+    ),
     (C2T, "6", "entropy over 1,000 tokens is enough"): AtEqualTau(
-        "c2t_ablations", ({"setting": "entropy_top=10000"},), inverse=True, keeps=True),
-    (C2T, "7", "fewer nodes over MTP at equal τ"): AtEqualTau("c2t_table7", ({"policy": "c2t", "beside": "eagle2"},)),
+        "c2t_ablations", ({"setting": "entropy_top=10000"},), inverse=True, keeps=True
+    ),
+    (C2T, "7", "fewer nodes over MTP at equal τ"): AtEqualTau(
+        "c2t_table7", ({"policy": "c2t", "beside": "eagle2"},)
+    ),
     (C2T, "Fig. 6", "12 to 48 hidden units learn alike"): AtEqualTau(
-        "c2t_ablations", ({"setting": "hidden=12"}, {"setting": "hidden=24"}), keeps=True),
+        "c2t_ablations", ({"setting": "hidden=12"}, {"setting": "hidden=24"}), keeps=True
+    ),
     (EDD, "Fig. 6", "fewer nodes than EAGLE-2's tree at its τ"): AtEqualTau(
-        "equal_tau", ({"result": "curves_edd", "policy": "pct:ratio=0.03,leaf_threshold=0.01", "beside": SIX},)),
+        "equal_tau",
+        ({"result": "curves_edd", "policy": "pct:ratio=0.03,leaf_threshold=0.01", "beside": SIX},),
+    ),
     (C2T, "2", "fewer nodes than EAGLE-2 at its τ"): AtEqualTau(
-        "equal_tau", ({"result": "curves_eagle", "policy": "c2t:beta=0.5", "beside": TEN},)),
+        "equal_tau", ({"result": "curves_eagle", "policy": "c2t:beta=0.5", "beside": TEN},)
+    ),
     (C2T, "Fig. 4", "fewer nodes than EAGLE-2's tree of 100 at its τ"): AtEqualTau(
-        "equal_tau", ({"result": "curves_eagle", "policy": "c2t:beta=0.3", "beside": TEN},)),
-}  # fmt: skip
+        "equal_tau", ({"result": "curves_eagle", "policy": "c2t:beta=0.3", "beside": TEN},)
+    ),
+}
 """Claims at equal τ, by the saved results of benchmarks/equal_tau.py, c2t_tables.py and
 c2t_ablations.py."""
 CONFOUNDED: Mapping[tuple[str, str, str], str] = {
-    (EDD, "1", "EDD over a drafter without the target's states"):
-        "SmolLM2: not judged, `edd` had six passes over 3,348 answers and `vdm` four over 1,848",
-    (GLIDE, "1", "the target's keys over none"):
-        "SmolLM2: of `preset=fast` with KL and a shared head beside `vdm`, which is no GLIDE without keys",
-}  # fmt: skip
+    (
+        EDD,
+        "1",
+        "EDD over a drafter without the target's states",
+    ): "SmolLM2: not judged, `edd` had six passes over 3,348 answers and `vdm` four over 1,848",
+    (
+        GLIDE,
+        "1",
+        "the target's keys over none",
+    ): "SmolLM2: of `preset=fast` with KL and a shared head beside `vdm`, which is no GLIDE without keys",
+}
 """Claims that SmolLM2's shipped drafters cannot decide, as they were not trained alike;
 recipes/fair.py trains them so."""
 TRAINS = "needs drafters trained for it, half an hour each on two cores: "

@@ -55,9 +55,14 @@ def theirs(target: Target, request: Request, **how: Any) -> tuple[list[int], int
     counted = target.decoder.model.register_forward_pre_hook(lambda *_: calls.append(1))
     ids, model = torch.tensor([request.prompt], device=target.decoder.device), target.decoder.model
     written: Any = model.generate(  # type: ignore[operator]
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=request.max_new_tokens, do_sample=False,
-        eos_token_id=sorted(request.eos), pad_token_id=min(request.eos, default=0), **how,
-    )  # fmt: skip
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=request.max_new_tokens,
+        do_sample=False,
+        eos_token_id=sorted(request.eos),
+        pad_token_id=min(request.eos, default=0),
+        **how,
+    )
     counted.remove()
     return written[0, len(request.prompt) :].tolist(), len(calls)
 
@@ -176,8 +181,18 @@ def summed_up(
         per_pass = (
             float(tokens[name].sum() / passes[name].sum()) if passes[name].sum() else None
         )  # of another engine
-        rows.append({"way": name, "tokens/s": rate, "speed-up": speed.value, "low": speed.low, "high": speed.high,
-                     "p": speed.p, "tokens/pass": per_pass, "same text": told})  # fmt: skip
+        rows.append(
+            {
+                "way": name,
+                "tokens/s": rate,
+                "speed-up": speed.value,
+                "low": speed.low,
+                "high": speed.high,
+                "p": speed.p,
+                "tokens/pass": per_pass,
+                "same text": told,
+            }
+        )
     return rows
 
 

@@ -41,9 +41,13 @@ def main() -> None:
     ids = torch.tensor([prompt], device=target.decoder.device)
     model: Any = target.decoder.model
     theirs = lambda: model.generate(
-        ids, attention_mask=torch.ones_like(ids), max_new_tokens=args.tokens, min_new_tokens=args.tokens, do_sample=False,
+        ids,
+        attention_mask=torch.ones_like(ids),
+        max_new_tokens=args.tokens,
+        min_new_tokens=args.tokens,
+        do_sample=False,
         eos_token_id=None,
-    )[0, len(prompt):].tolist()  # fmt: skip
+    )[0, len(prompt) :].tolist()
     ours = lambda: engine.plain(request).tokens[0]
     same = theirs() == ours()
     times: dict[str, list[float]] = {"generate": [], "plain": []}

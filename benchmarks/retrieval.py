@@ -136,8 +136,12 @@ def build(args: argparse.Namespace) -> list[dict[str, Any]]:
         for kind in KINDS:
             out = args.work / f"{kind}-{megabytes}"
             row = {"source_bytes": size} | built(kind, source, out)
-            held = subprocess.run([sys.executable, "-c", HELD, kind, str(out), str(sample)],
-                                  check=True, stdout=subprocess.PIPE, text=True).stdout  # fmt: skip
+            held = subprocess.run(
+                [sys.executable, "-c", HELD, kind, str(out), str(sample)],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+            ).stdout
             rows.append(row | json.loads(held))
     return rows
 
@@ -160,20 +164,37 @@ def steps(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
         engine = replace(engine, costs=costs)
         seconds = [s for request in requests for s in step_seconds(engine, request)]
         forward = costs.at(128, 1).target_seconds(1)
-        yield {"drafter": drafter, "policy": policy, "steps": len(seconds), "target_seconds": forward,
-               "median_seconds": float(np.median(seconds)), "p99_seconds": float(np.quantile(seconds, 0.99))}  # fmt: skip
+        yield {
+            "drafter": drafter,
+            "policy": policy,
+            "steps": len(seconds),
+            "target_seconds": forward,
+            "median_seconds": float(np.median(seconds)),
+            "p99_seconds": float(np.quantile(seconds, 0.99)),
+        }
 
 
 def shown(row: dict[str, Any]) -> dict[str, str]:
     """Return a row as text."""
     milli = lambda s: f"{1e3 * s:.2f}"
     if "kind" in row:
-        return {"kind": row["kind"], "source MB": f"{row['source_bytes'] / 1e6:.0f}", "build s": f"{row['build_seconds']:.1f}",
-                "MB": f"{row['bytes'] / 1e6:.1f}", "open ms": milli(row["open_seconds"]),
-                "resident MB, private": f"{row['RssAnon'] / 1e6:.1f}", "mapped": f"{row['RssFile'] / 1e6:.1f}"}  # fmt: skip
-    return {"drafter": row["drafter"], "policy": row["policy"], "steps": str(row["steps"]),
-            "median ms": milli(row["median_seconds"]), "p99 ms": milli(row["p99_seconds"]),
-            "target pass ms": milli(row["target_seconds"])}  # fmt: skip
+        return {
+            "kind": row["kind"],
+            "source MB": f"{row['source_bytes'] / 1e6:.0f}",
+            "build s": f"{row['build_seconds']:.1f}",
+            "MB": f"{row['bytes'] / 1e6:.1f}",
+            "open ms": milli(row["open_seconds"]),
+            "resident MB, private": f"{row['RssAnon'] / 1e6:.1f}",
+            "mapped": f"{row['RssFile'] / 1e6:.1f}",
+        }
+    return {
+        "drafter": row["drafter"],
+        "policy": row["policy"],
+        "steps": str(row["steps"]),
+        "median ms": milli(row["median_seconds"]),
+        "p99 ms": milli(row["p99_seconds"]),
+        "target pass ms": milli(row["target_seconds"]),
+    }
 
 
 def main() -> None:

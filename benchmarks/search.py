@@ -191,9 +191,12 @@ def stored(tokenizer: Tokenizer, megabytes: float, folder: Path) -> dict[str, An
     built = time.perf_counter() - start
     start = time.perf_counter()
     Grams.opened(folder)
-    return figures | {"build_s": built, "open_ms": 1e3 * (time.perf_counter() - start),
-                      "bytes_per_distinct": figures["bytes"] / figures["distinct"],
-                      "bytes_per_stored": figures["bytes"] / figures["stored"]}  # fmt: skip
+    return figures | {
+        "build_s": built,
+        "open_ms": 1e3 * (time.perf_counter() - start),
+        "bytes_per_distinct": figures["bytes"] / figures["distinct"],
+        "bytes_per_stored": figures["bytes"] / figures["stored"],
+    }
 
 
 def extrapolated(sizes: list[dict[str, Any]]) -> dict[str, float]:

@@ -33,15 +33,22 @@ from draftree.text.options import Options
 SCHEMA = {
     "type": "object",
     "properties": {
-        "question_kind": {"enum": ["addition", "subtraction", "multiplication", "division", "several_steps"]},
-        "numbers": {"type": "array", "items": {"type": "integer", "minimum": 0, "maximum": 9999}, "minItems": 2, "maxItems": 4},
+        "question_kind": {
+            "enum": ["addition", "subtraction", "multiplication", "division", "several_steps"]
+        },
+        "numbers": {
+            "type": "array",
+            "items": {"type": "integer", "minimum": 0, "maximum": 9999},
+            "minItems": 2,
+            "maxItems": 4,
+        },
         "explanation": {"type": "string", "maxLength": 60},
         "final_answer": {"type": "integer", "minimum": 0, "maximum": 99999},
         "confident": {"type": "boolean"},
     },
     "required": ["question_kind", "numbers", "explanation", "final_answer", "confident"],
     "additionalProperties": False,
-}  # fmt: skip
+}
 COSTS = Costs({1: 0.1}, {1: 1.0, 64: 1.5})
 VARIANTS = {
     "drafter alone": (False, False),
@@ -107,11 +114,17 @@ def main() -> None:
                 tell(i + 1)
         for (drafter, policy, name), stats in found.items():
             all_of_them = total(stats)
-            rows.append({
-                "drafter": drafter, "policy": policy, "temperature": temperature, "draft": name,
-                "acceptance_length": all_of_them.acceptance_length, "nodes_per_step": all_of_them.nodes_per_step,
-                "draft_steps_per_step": all_of_them.draft_steps_per_step,
-            })  # fmt: skip
+            rows.append(
+                {
+                    "drafter": drafter,
+                    "policy": policy,
+                    "temperature": temperature,
+                    "draft": name,
+                    "acceptance_length": all_of_them.acceptance_length,
+                    "nodes_per_step": all_of_them.nodes_per_step,
+                    "draft_steps_per_step": all_of_them.draft_steps_per_step,
+                }
+            )
             print(rows[-1], flush=True)
     result_rows.save(
         {

@@ -242,8 +242,16 @@ def speed(results: Path) -> str:
         theirs, plainly, drafted = (known.get(way) for way in ways)
         assert plainly is not None
         assert drafted is not None
-        rows.append([prompts, machine, "–" if theirs is None else f"{theirs:.0f}", f"{plainly:.0f}",
-                     f"**{drafted:.0f}**", f"{drafted / plainly:.2f} ×"])  # fmt: skip
+        rows.append(
+            [
+                prompts,
+                machine,
+                "–" if theirs is None else f"{theirs:.0f}",
+                f"{plainly:.0f}",
+                f"**{drafted:.0f}**",
+                f"{drafted / plainly:.2f} ×",
+            ]
+        )
     return lines(
         ["prompts", "CPU, precision", "transformers", "plain", "default", "drafting brings"], rows
     )

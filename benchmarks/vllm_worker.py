@@ -18,8 +18,14 @@ def main() -> int:
     from vllm import LLM, SamplingParams  # type: ignore[import-not-found,unused-ignore]
 
     model, speculative = sys.argv[1], json.loads(sys.argv[2])
-    engine = LLM(model, dtype="bfloat16", max_model_len=4096, max_num_seqs=1, enable_prefix_caching=False,
-                 speculative_config=speculative)  # fmt: skip
+    engine = LLM(
+        model,
+        dtype="bfloat16",
+        max_model_len=4096,
+        max_num_seqs=1,
+        enable_prefix_caching=False,
+        speculative_config=speculative,
+    )
     for line in sys.stdin:
         asked = json.loads(line)
         params = SamplingParams(

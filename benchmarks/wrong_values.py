@@ -27,12 +27,27 @@ from draftree.cli.unknown_options import commands
 LIMIT = 1.5
 """Seconds."""
 NAMED = {
-    "target": "./nowhere", "drafter": "nosuch", "policy": "nosuch", "acceptor": "nosuch", "pair": "nosuch pct",
-    "suite": "nosuch", "machine": "nosuch", "costs": "./nowhere", "result": "./nowhere", "init_from": "./nowhere",
-    "exclude": "./nowhere", "grammar": "./nowhere", "json_schema": "./nowhere", "logit_bias": "nosuch",
-    "knobs": "nosuch", "settings": "nosuch", "trees": "pictures.doc", "profile": "picture.doc", "plot": "picture.doc",
+    "target": "./nowhere",
+    "drafter": "nosuch",
+    "policy": "nosuch",
+    "acceptor": "nosuch",
+    "pair": "nosuch pct",
+    "suite": "nosuch",
+    "machine": "nosuch",
+    "costs": "./nowhere",
+    "result": "./nowhere",
+    "init_from": "./nowhere",
+    "exclude": "./nowhere",
+    "grammar": "./nowhere",
+    "json_schema": "./nowhere",
+    "logit_bias": "nosuch",
+    "knobs": "nosuch",
+    "settings": "nosuch",
+    "trees": "pictures.doc",
+    "profile": "picture.doc",
+    "plot": "picture.doc",
     "attn_implementation": "flash_attention_2",
-}  # fmt: skip
+}
 """Values that are wrong where a text or a path is expected; `data` differs from command to command.
 """
 KEYS = {"drafter": "edd:nosuch=1", "policy": "pct:nosuch=1", "acceptor": "match:nosuch=1"}
@@ -40,10 +55,16 @@ KEYS = {"drafter": "edd:nosuch=1", "policy": "pct:nosuch=1", "acceptor": "match:
 UNBOUNDED = ("logit_bias", "betas", "frequency_penalty", "presence_penalty")
 """Options that take any number, or take numbers with something else."""
 FIRST = {
-    "generate": ["hi"], "report": ["{result}"], "recount": ["{result}"], "export": ["demo"], "card": ["."],
-    "push": [".", "owner/name"], "train": ["edd", "--data", "{text}", "--out", "{new}"],
-    "build": ["--kind", "rest", "--data", "{text}", "--out", "{new}"], "show": ["."],
-}  # fmt: skip
+    "generate": ["hi"],
+    "report": ["{result}"],
+    "recount": ["{result}"],
+    "export": ["demo"],
+    "card": ["."],
+    "push": [".", "owner/name"],
+    "train": ["edd", "--data", "{text}", "--out", "{new}"],
+    "build": ["--kind", "rest", "--data", "{text}", "--out", "{new}"],
+    "show": ["."],
+}
 """Arguments that a command needs besides."""
 
 

@@ -30,9 +30,17 @@ SPECS = {
 }
 
 NUMBERS = {
-    "--batch-size": "8", "--lr": "2e-3", "--schedule": "cosine", "--floor": "0.05", "--warmup": "50", "--betas": "0.9 0.999",
-    "--weight-decay": "0.01", "--clip": "1.0", "--clip-by": "norm", "--max-tokens": "256",
-}  # fmt: skip
+    "--batch-size": "8",
+    "--lr": "2e-3",
+    "--schedule": "cosine",
+    "--floor": "0.05",
+    "--warmup": "50",
+    "--betas": "0.9 0.999",
+    "--weight-decay": "0.01",
+    "--clip": "1.0",
+    "--clip-by": "norm",
+    "--max-tokens": "256",
+}
 """The same for all drafters, so that they can be compared; each paper's own are in
 docs/how-to/train-a-drafter.md."""
 

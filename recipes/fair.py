@@ -36,10 +36,33 @@ SPECS = {
 THEIRS = {"edd-theirs": "edd:shared=true", "edd-ce-theirs": "edd:shared=true,loss=ce"}
 SEEDS = (0, 1)
 NUMBERS = (
-    "--batch-size", 8, "--lr", 2e-3, "--schedule", "cosine", "--floor", 0.05, "--warmup", 50, "--betas", 0.9, 0.999,
-    "--weight-decay", 0.01, "--clip", 1.0, "--clip-by", "norm", "--max-tokens", 256, "--cache-features", "--held-out", 0.02,
-    "--evaluate-every", 1000,
-)  # fmt: skip
+    "--batch-size",
+    8,
+    "--lr",
+    2e-3,
+    "--schedule",
+    "cosine",
+    "--floor",
+    0.05,
+    "--warmup",
+    50,
+    "--betas",
+    0.9,
+    0.999,
+    "--weight-decay",
+    0.01,
+    "--clip",
+    1.0,
+    "--clip-by",
+    "norm",
+    "--max-tokens",
+    256,
+    "--cache-features",
+    "--held-out",
+    0.02,
+    "--evaluate-every",
+    1000,
+)
 """The same for all."""
 CHAIN = "chain:length=5"
 

@@ -39,10 +39,34 @@ SPECS = {
 }
 """Each drafter, its rate, the passes over the data, and how many answers these are."""
 NUMBERS = (
-    "--batch-size", 8, "--schedule", "cosine", "--floor", 0.02, "--warmup", 100, "--betas", 0.9, 0.95, "--weight-decay", 0.01,
-    "--clip", 1.0, "--clip-by", "norm", "--max-tokens", 768, "--bf16", "--cache-features", "--accumulate", 4,
-    "--evaluate-every", 500, "--keep-every", 460,
-)  # fmt: skip
+    "--batch-size",
+    8,
+    "--schedule",
+    "cosine",
+    "--floor",
+    0.02,
+    "--warmup",
+    100,
+    "--betas",
+    0.9,
+    0.95,
+    "--weight-decay",
+    0.01,
+    "--clip",
+    1.0,
+    "--clip-by",
+    "norm",
+    "--max-tokens",
+    768,
+    "--bf16",
+    "--cache-features",
+    "--accumulate",
+    4,
+    "--evaluate-every",
+    500,
+    "--keep-every",
+    460,
+)
 """The same for all drafters, and not those of each one's paper (docs/how-to/train-a-drafter.md)."""
 
 

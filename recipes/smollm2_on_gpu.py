@@ -54,10 +54,20 @@ SPECS = {
 }
 """Each drafter and its rate."""
 NUMBERS: dict[str, Any] = {
-    "batch_size": 32, "accumulate": 2, "schedule": "cosine", "floor": 0.02, "warmup": 100, "betas": (0.9, 0.95),
-    "weight_decay": 0.01, "clip": 1.0, "max_tokens": SLOTS, "held_out": 0.0, "bf16": True,
-    "evaluate_every": 10**9, "save_every": 10**9,
-}  # fmt: skip
+    "batch_size": 32,
+    "accumulate": 2,
+    "schedule": "cosine",
+    "floor": 0.02,
+    "warmup": 100,
+    "betas": (0.9, 0.95),
+    "weight_decay": 0.01,
+    "clip": 1.0,
+    "max_tokens": SLOTS,
+    "held_out": 0.0,
+    "bf16": True,
+    "evaluate_every": 10**9,
+    "save_every": 10**9,
+}
 """The same for all drafters."""
 Row = dict[str, Any]
 
@@ -204,8 +214,16 @@ def passages(talks: Sequence[Talk]) -> dict[int, str]:
     return found
 
 
-def write(target: Target, rows: Sequence[Row], gsm8k: Sequence[str], excluded: Excluded, seconds: float,
-          rows_at_once: int = ROWS, made_up: int = MADE_UP, tell: Callable[[str], None] = print) -> list[Talk]:  # fmt: skip
+def write(
+    target: Target,
+    rows: Sequence[Row],
+    gsm8k: Sequence[str],
+    excluded: Excluded,
+    seconds: float,
+    rows_at_once: int = ROWS,
+    made_up: int = MADE_UP,
+    tell: Callable[[str], None] = print,
+) -> list[Talk]:
     """All prompts with their answers, as many as the time allows; passages come first, as others wait for them."""
     begun = time.monotonic()
     writing = Writing(target, rows_at_once, begun + seconds)
@@ -260,12 +278,14 @@ def keep(talks: Sequence[Talk], out: pathlib.Path) -> None:
     kinds = sorted({talk.row["kind"] for talk in talks})
     partial = out / "partial.npz"  # others may be waiting for the file
     np.savez(
-        partial, tokens=np.concatenate([talk.ids for talk in talks]).astype(np.int32),
+        partial,
+        tokens=np.concatenate([talk.ids for talk in talks]).astype(np.int32),
         learn=np.concatenate([talk.learn for talk in talks]).astype(np.bool_),
         length=np.array([len(talk.ids) for talk in talks]),
-        kind=np.array([kinds.index(talk.row["kind"]) for talk in talks]), kinds=np.array(kinds),
+        kind=np.array([kinds.index(talk.row["kind"]) for talk in talks]),
+        kinds=np.array(kinds),
         held=np.array([bool(talk.row.get("held")) for talk in talks]),
-    )  # fmt: skip
+    )
     partial.rename(out / "samples.npz")
     with gzip.open(out / "answers.jsonl.gz", "wt", 6, encoding="utf-8") as file:
         for talk in talks:
@@ -330,8 +350,16 @@ def measured(
     return {"mean_acceptance_length": float(np.mean(lengths)), "kinds": found}
 
 
-def train(target: Target, name: str, data: pathlib.Path, out: pathlib.Path, share: float, seconds: float, epochs: float,
-          **numbers: Any) -> Row:  # fmt: skip
+def train(
+    target: Target,
+    name: str,
+    data: pathlib.Path,
+    out: pathlib.Path,
+    share: float,
+    seconds: float,
+    epochs: float,
+    **numbers: Any,
+) -> Row:
     """Trains a drafter on a share of the data for so long at most, measures it, and writes both down."""
     spec, rate = SPECS[name]
     learnt, held = read(data, share)
@@ -353,18 +381,28 @@ def train(target: Target, name: str, data: pathlib.Path, out: pathlib.Path, shar
     def listen(progress: trainer.Progress) -> None:
         losses.append(progress.loss)
         if progress.step % 100 == 0:
-            print(f"{time.monotonic() - begun:.1f} s: {name} {share:g}, {progress.step} of {progress.steps} steps, "
-                  f"loss {np.mean(losses[-100:]):.4f}", flush=True)  # fmt: skip
+            print(
+                f"{time.monotonic() - begun:.1f} s: {name} {share:g}, {progress.step} of {progress.steps} steps, "
+                f"loss {np.mean(losses[-100:]):.4f}",
+                flush=True,
+            )
 
     end = trainer.train(target, drafter, learnt, plan, out, listen)
     spent, tokens = time.monotonic() - begun, sum(len(s.tokens) for s in learnt)
     figures = {
-        "drafter": spec, "share": share, "samples": len(learnt), "tokens": tokens,
+        "drafter": spec,
+        "share": share,
+        "samples": len(learnt),
+        "tokens": tokens,
         "learnt": sum(int(s.learn.sum()) for s in learnt),
-        "steps": end.steps, "epochs": end.steps * plan.batch_size / len(learnt), "seconds": spent, "lr": plan.lr,
-        "batch_size": plan.batch_size, "loss": float(np.mean(losses[-50:])),
+        "steps": end.steps,
+        "epochs": end.steps * plan.batch_size / len(learnt),
+        "seconds": spent,
+        "lr": plan.lr,
+        "batch_size": plan.batch_size,
+        "loss": float(np.mean(losses[-50:])),
         "losses": [float(np.mean(losses[i : i + 50])) for i in range(0, len(losses), 50)],
-    } | measured(target, drafter, held)  # fmt: skip
+    } | measured(target, drafter, held)
     (out / "figures.json").write_text(json.dumps(figures, indent=1) + "\n")
     print(
         json.dumps({k: v for k, v in figures.items() if k not in ("kinds", "losses")}), flush=True

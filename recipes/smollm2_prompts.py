@@ -83,8 +83,16 @@ class Filler:
 
     def __init__(self, words: dict[str, Any], random: np.random.Generator) -> None:
         self.words, self.random = words, random
-        plain = {"topic": "topics", "place": "places", "person": "people", "role": "roles", "style": "styles", 
-                 "product": "products", "name": "names", "event": "events"}  # fmt: skip
+        plain = {
+            "topic": "topics",
+            "place": "places",
+            "person": "people",
+            "role": "roles",
+            "style": "styles",
+            "product": "products",
+            "name": "names",
+            "event": "events",
+        }
         self.lists: dict[str, list[str]] = {
             one: words[many] for one, many in plain.items()
         } | words["extra"]
@@ -260,14 +268,25 @@ def elements() -> Iterator[tuple[str, str]]:
 
 CODE: tuple[Callable[[Filler, str, str, str], list[str]], ...] = (
     lambda f, name, told, source: [f"Write a Python function `{name}`. {first(told)}"],
-    lambda f, name, told, source: [f"Write a Python function with this docstring:\n\n{told}", "Add types and a test."],
+    lambda f, name, told, source: [
+        f"Write a Python function with this docstring:\n\n{told}",
+        "Add types and a test.",
+    ],
     lambda f, name, told, source: [f"Explain what this code does:\n\n```python\n{source}\n```"],
-    lambda f, name, told, source: [f"```python\n{source}\n```\n\nHow can this function be improved?"],
-    lambda f, name, told, source: [f"Write unit tests for this function:\n\n```python\n{source}\n```"],
-    lambda f, name, told, source: [f"Complete this Python function:\n\ndef {name}:\n    \"\"\"{first(told)}\"\"\""],
-    lambda f, name, told, source: [f"Translate this to {f.one(f.lists['language'][1:])}:\n\n```python\n{source}\n```"],
+    lambda f, name, told, source: [
+        f"```python\n{source}\n```\n\nHow can this function be improved?"
+    ],
+    lambda f, name, told, source: [
+        f"Write unit tests for this function:\n\n```python\n{source}\n```"
+    ],
+    lambda f, name, told, source: [
+        f'Complete this Python function:\n\ndef {name}:\n    """{first(told)}"""'
+    ],
+    lambda f, name, told, source: [
+        f"Translate this to {f.one(f.lists['language'][1:])}:\n\n```python\n{source}\n```"
+    ],
     lambda f, name, told, source: f(*f.one(f.words["chat"]["coding"])),
-)  # fmt: skip
+)
 
 
 def first(told: str) -> str:
@@ -415,9 +434,11 @@ def prompts(
             )
             found += [row | ({"held": True} if part else {}) for row in made]
     makers: dict[str, Callable[[Filler], Row]] = {
-        "code": lambda fill: code(fill, functions), "translation": translation, "chat": chat,
+        "code": lambda fill: code(fill, functions),
+        "translation": translation,
+        "chat": chat,
         "question": lambda fill: {"turns": fill(fill.one(fill.words["asks"]["question"]))},
-    }  # fmt: skip
+    }
     for kind, make in makers.items():
         rows = asked_of(kind, words, seed, excluded, make, count[kind])
         found += [row | ({"held": True} if i < held else {}) for i, row in enumerate(rows)]

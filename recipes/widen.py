@@ -58,10 +58,30 @@ DTYPES = {
     "float16": torch.float16,
 }
 METHODS = ("edd", "eagle", "eagle3", "mtp", "vdm")
-BESIDE = ("generation_config.json", "tokenizer.json", "tokenizer_config.json", "tokenizer.model", "special_tokens_map.json",
-          "added_tokens.json", "vocab.json", "merges.txt", "chat_template.jinja")  # fmt: skip
-AXES = {"q_proj": "qd", "k_proj": "kd", "v_proj": "kd", "o_proj": "dq", "gate_proj": "id", "up_proj": "id", "down_proj": "di",
-        "embed_tokens": "vd", "lm_head": "vd", "fc": "dp", "eh_proj": "dp"}  # fmt: skip
+BESIDE = (
+    "generation_config.json",
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "tokenizer.model",
+    "special_tokens_map.json",
+    "added_tokens.json",
+    "vocab.json",
+    "merges.txt",
+    "chat_template.jinja",
+)
+AXES = {
+    "q_proj": "qd",
+    "k_proj": "kd",
+    "v_proj": "kd",
+    "o_proj": "dq",
+    "gate_proj": "id",
+    "up_proj": "id",
+    "down_proj": "di",
+    "embed_tokens": "vd",
+    "lm_head": "vd",
+    "fc": "dp",
+    "eh_proj": "dp",
+}
 """The axes of each weight: d the stream, p two of them (embedding, feature), q queries, k keys, i MLP units, v vocabulary.
 
 EAGLE-3's layer reads p instead of d, its `fc` t, three streams, and its head writes w, a vocabulary
@@ -181,13 +201,22 @@ class Widening:
         self.random = torch.Generator().manual_seed(seed)
         d, wide = small.hidden_size, large.hidden_size
         self.sizes = {
-            "d": wide, "p": 2 * wide, "t": 3 * wide, "i": large.intermediate_size, "v": large.vocab_size,
-            "q": large.num_attention_heads * self.width, "k": large.num_key_value_heads * self.width,
-        }  # fmt: skip
+            "d": wide,
+            "p": 2 * wide,
+            "t": 3 * wide,
+            "i": large.intermediate_size,
+            "v": large.vocab_size,
+            "q": large.num_attention_heads * self.width,
+            "k": large.num_key_value_heads * self.width,
+        }
         q, k, source = heads(small, large)
-        everything = {"d": torch.arange(d), "p": torch.cat([n * wide + torch.arange(d) for n in range(2)]),
-                      "t": torch.cat([n * wide + torch.arange(d) for n in range(3)]),
-                      "i": torch.arange(small.intermediate_size), "v": torch.arange(small.vocab_size)}  # fmt: skip
+        everything = {
+            "d": torch.arange(d),
+            "p": torch.cat([n * wide + torch.arange(d) for n in range(2)]),
+            "t": torch.cat([n * wide + torch.arange(d) for n in range(3)]),
+            "i": torch.arange(small.intermediate_size),
+            "v": torch.arange(small.vocab_size),
+        }
         self.places = everything | {"q": self._channels(q), "k": self._channels(k)}
         self.copied = self._channels(source)
 
@@ -493,8 +522,14 @@ def widen(
     return counts
 
 
-OPTIONS = {"hidden": "hidden_size", "intermediate": "intermediate_size", "layers": "num_hidden_layers",
-           "heads": "num_attention_heads", "kv_heads": "num_key_value_heads", "vocab": "vocab_size"}  # fmt: skip
+OPTIONS = {
+    "hidden": "hidden_size",
+    "intermediate": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",
+    "vocab": "vocab_size",
+}
 
 
 def main() -> None:

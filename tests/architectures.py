@@ -60,37 +60,68 @@ CONFIGS: Mapping[str, tuple[str, dict[str, Any]]] = {
     "llama-linear-rope": ("llama", rope("linear", factor=2.0)),
     "llama-eager-yarn": ("llama", {"attn_implementation": "eager", **YARN}),
     "mistral-sliding": ("mistral", {"sliding_window": WINDOW}),
-    "gemma2": ("gemma2", {**GEMMA, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0, "layer_types": MIXED}),
+    "gemma2": (
+        "gemma2",
+        {
+            **GEMMA,
+            "attn_logit_softcapping": 2.0,
+            "final_logit_softcapping": 3.0,
+            "layer_types": MIXED,
+        },
+    ),
     "gemma3": ("gemma3_text", {**GEMMA, "layer_types": MIXED}),
     "qwen2": ("qwen2", {}),
-    "qwen2-mixed": ("qwen2", {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED[::-1]}),
+    "qwen2-mixed": (
+        "qwen2",
+        {"use_sliding_window": True, "sliding_window": WINDOW, "layer_types": MIXED[::-1]},
+    ),
     "qwen3": ("qwen3", {"head_dim": 16, "tie_word_embeddings": True}),
     "phi3-sliding": ("phi3", {"sliding_window": WINDOW}),
     "olmo2": ("olmo2", {}),
     "gpt_neox": ("gpt_neox", {"hidden_act": "gelu", "use_parallel_residual": True}),
     "mixtral-sliding": ("mixtral", {**EXPERTS, "sliding_window": WINDOW, "num_local_experts": 3}),
-    "granite": ("granite", {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5}),
-    "qwen3_moe": ("qwen3_moe", {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 16, "head_dim": 8}),
-}  # fmt: skip
+    "granite": (
+        "granite",
+        {"embedding_multiplier": 3.0, "logits_scaling": 2.0, "residual_multiplier": 0.5},
+    ),
+    "qwen3_moe": (
+        "qwen3_moe",
+        {**EXPERTS, "num_experts": 4, "moe_intermediate_size": 16, "head_dim": 8},
+    ),
+}
 """Name of the variant: `model_type`, and what differs from `SIZES`."""
 
 ROUTED: Mapping[str, tuple[str, dict[str, Any]]] = {
     "gpt_oss": (
         "gpt_oss",
         {
-            **EXPERTS, **rope("default"), "attn_implementation": "eager", "num_local_experts": 4, "head_dim": 8,
-            "sliding_window": WINDOW, "layer_types": MIXED,
+            **EXPERTS,
+            **rope("default"),
+            "attn_implementation": "eager",
+            "num_local_experts": 4,
+            "head_dim": 8,
+            "sliding_window": WINDOW,
+            "layer_types": MIXED,
         },
     ),
     "deepseek_v3": (
         "deepseek_v3",
         {
-            **EXPERTS, "num_local_experts": 8, "n_group": 2, "topk_group": 1, "moe_intermediate_size": 16,
-            "first_k_dense_replace": 1, "kv_lora_rank": 16, "q_lora_rank": 24, "qk_rope_head_dim": 8, "qk_nope_head_dim": 8,
-            "v_head_dim": 12, "num_key_value_heads": 4,
+            **EXPERTS,
+            "num_local_experts": 8,
+            "n_group": 2,
+            "topk_group": 1,
+            "moe_intermediate_size": 16,
+            "first_k_dense_replace": 1,
+            "kv_lora_rank": 16,
+            "q_lora_rank": 24,
+            "qk_rope_head_dim": 8,
+            "qk_nope_head_dim": 8,
+            "v_head_dim": 12,
+            "num_key_value_heads": 4,
         },
     ),
-}  # fmt: skip
+}
 """Further ones whose experts have biases or groups, for what depends on experts."""
 
 SCALED = "granite"

@@ -149,14 +149,22 @@ ENTRY = {
     "rows": 2,
 }
 CHAT = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
-SHARED = [{"text": "plain"}, {"question": "q", "answer": "a <<1=1>>"}, CHAT, {"prompt": "p", "completion": "c"},
-          {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]}]  # fmt: skip
+SHARED = [
+    {"text": "plain"},
+    {"question": "q", "answer": "a <<1=1>>"},
+    CHAT,
+    {"prompt": "p", "completion": "c"},
+    {"conversations": [{"from": "human", "value": "x"}, {"from": "gpt", "value": "y"}]},
+]
 ASKED = [*SHARED, {"prompt": "once", "category": "a"}, {"turns": ["who", "why"]}]
 LEARNT = [*SHARED, {"data": ["a", "b", "c"]}]
 SCHEMA = {
-    "type": "object", "properties": {"a": {"type": "integer", "minimum": 1}, "b": {"enum": ["x", "y"]}}, "required": ["a"],
-    "additionalProperties": False, "$defs": {"n": {"type": "array", "items": {"type": "string", "pattern": "a+"}}},
-}  # fmt: skip
+    "type": "object",
+    "properties": {"a": {"type": "integer", "minimum": 1}, "b": {"enum": ["x", "y"]}},
+    "required": ["a"],
+    "additionalProperties": False,
+    "$defs": {"n": {"type": "array", "items": {"type": "string", "pattern": "a+"}}},
+}
 LARK = 'start: a " " B\na: "x" | "y" a\nB: /[0-9]{1,3}/\n%ignore /;+/\n'
 WORDS = [*(bytes([i]) for i in range(256)), b"<eos>"]
 

@@ -29,10 +29,19 @@ def byte_tokenizer(template: str | None = TEMPLATE) -> PreTrainedTokenizerFast:
 def target_folder(folder: Path, template: str | None = TEMPLATE) -> Path:
     """Saves a target with a context of 160 tokens, and returns its folder."""
     config = LlamaConfig(
-        vocab_size=260, hidden_size=32, intermediate_size=48, num_hidden_layers=4, num_attention_heads=4,
-        num_key_value_heads=2, max_position_embeddings=160, initializer_range=0.3, bos_token_id=None, eos_token_id=1,
-        pad_token_id=0, tie_word_embeddings=False,
-    )  # fmt: skip
+        vocab_size=260,
+        hidden_size=32,
+        intermediate_size=48,
+        num_hidden_layers=4,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        max_position_embeddings=160,
+        initializer_range=0.3,
+        bos_token_id=None,
+        eos_token_id=1,
+        pad_token_id=0,
+        tie_word_embeddings=False,
+    )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(3)
         LlamaForCausalLM(config).save_pretrained(folder)

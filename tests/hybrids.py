@@ -17,22 +17,38 @@ from draftree.models.supported_architectures import cache_argument
 
 VOCAB = 97
 GDN = {
-    "linear_num_key_heads": 2, "linear_num_value_heads": 4, "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-    "linear_conv_kernel_dim": 4, "head_dim": 8,
-}  # fmt: skip
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+    "linear_conv_kernel_dim": 4,
+    "head_dim": 8,
+}
 ENDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 96}
 BASE = {
-    "vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_attention_heads": 4, "num_key_value_heads": 2,
-    "max_position_embeddings": 512, "tie_word_embeddings": False, "num_hidden_layers": 4, **ENDS,
-}  # fmt: skip
+    "vocab_size": VOCAB,
+    "hidden_size": 32,
+    "intermediate_size": 48,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "max_position_embeddings": 512,
+    "tie_word_embeddings": False,
+    "num_hidden_layers": 4,
+    **ENDS,
+}
 LINEAR = {
     "layer_types": ["linear_attention", "linear_attention", "full_attention", "linear_attention"]
 }
 CONV = {"layer_types": ["conv", "conv", "full_attention", "conv"], "conv_L_cache": 3}
 MAMBA2 = {
-    "mamba_n_heads": 8, "mamba_d_head": 8, "mamba_n_groups": 2, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2,
+    "mamba_n_heads": 8,
+    "mamba_d_head": 8,
+    "mamba_n_groups": 2,
+    "mamba_d_state": 8,
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
     "mamba_chunk_size": 16,
-}  # fmt: skip
+}
 EXPERTS = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 ROUTED = {
     "n_routed_experts": 4,
@@ -56,35 +72,73 @@ FAMILIES: Mapping[str, dict[str, Any]] = {
     "qwen3_next": {**BASE, **GDN, **LINEAR, **EXPERTS, "shared_expert_intermediate_size": 16},
     "olmo_hybrid": {**BASE, **{k: v for k, v in GDN.items() if k != "head_dim"}, **LINEAR},
     "kimi_linear": {
-        **BASE, **LINEAR, **ROUTED, "num_key_value_heads": 4, "linear_head_dim": 8, "linear_num_heads": 4,
-        "qk_rope_head_dim": 8, "qk_nope_head_dim": 8, "v_head_dim": 8, "kv_lora_rank": 16,
+        **BASE,
+        **LINEAR,
+        **ROUTED,
+        "num_key_value_heads": 4,
+        "linear_head_dim": 8,
+        "linear_num_heads": 4,
+        "qk_rope_head_dim": 8,
+        "qk_nope_head_dim": 8,
+        "v_head_dim": 8,
+        "kv_lora_rank": 16,
     },
     "lfm2": {**BASE, **CONV, "block_multiple_of": 16},
     "lfm2_moe": {**BASE, **CONV, **EXPERTS, "num_dense_layers": 1},
     "bamba": {**BASE, **MAMBA2, "attn_layer_indices": [2]},
     "falcon_h1": {**BASE, **MAMBA2, "mamba_d_ssm": 64, "num_hidden_layers": 3},
     "nemotron_h": {
-        **BASE, **ROUTED, "mamba_num_heads": 8, "mamba_head_dim": 8, "n_groups": 2, "ssm_state_size": 8, "conv_kernel": 4,
-        "chunk_size": 16, "head_dim": 8, "layers_block_type": ["mamba", "attention", "mamba", "moe"],
+        **BASE,
+        **ROUTED,
+        "mamba_num_heads": 8,
+        "mamba_head_dim": 8,
+        "n_groups": 2,
+        "ssm_state_size": 8,
+        "conv_kernel": 4,
+        "chunk_size": 16,
+        "head_dim": 8,
+        "layers_block_type": ["mamba", "attention", "mamba", "moe"],
         "moe_shared_expert_intermediate_size": 16,
     },
     "granitemoehybrid": {
-        **BASE, **MAMBA2, "layer_types": ["mamba", "mamba", "attention", "mamba"], "num_local_experts": 0,
+        **BASE,
+        **MAMBA2,
+        "layer_types": ["mamba", "mamba", "attention", "mamba"],
+        "num_local_experts": 0,
         "shared_intermediate_size": 48,
     },
     "zamba2": {
-        **BASE, "mamba_d_state": 8, "mamba_ngroups": 2, "n_mamba_heads": 8, "mamba_headdim": 8, "mamba_expand": 2,
-        "chunk_size": 16, "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"], "num_mem_blocks": 1, "adapter_rank": 4,
-        "use_shared_attention_adapter": False, "use_mem_rope": True, "attention_hidden_size": 64, "attention_head_dim": 16,
+        **BASE,
+        "mamba_d_state": 8,
+        "mamba_ngroups": 2,
+        "n_mamba_heads": 8,
+        "mamba_headdim": 8,
+        "mamba_expand": 2,
+        "chunk_size": 16,
+        "layers_block_type": ["mamba", "hybrid", "mamba", "hybrid"],
+        "num_mem_blocks": 1,
+        "adapter_rank": 4,
+        "use_shared_attention_adapter": False,
+        "use_mem_rope": True,
+        "attention_hidden_size": 64,
+        "attention_head_dim": 16,
     },
     "mamba2": {**STATES, "num_heads": 8, "head_dim": 8, "n_groups": 2, "chunk_size": 16},
     "jamba": {
-        **BASE, "attn_layer_period": 4, "attn_layer_offset": 2, "expert_layer_period": 100, "expert_layer_offset": 99,
-        "num_experts": 2, "mamba_d_state": 8, "mamba_d_conv": 4, "mamba_expand": 2, "mamba_dt_rank": 4,
+        **BASE,
+        "attn_layer_period": 4,
+        "attn_layer_offset": 2,
+        "expert_layer_period": 100,
+        "expert_layer_offset": 99,
+        "num_experts": 2,
+        "mamba_d_state": 8,
+        "mamba_d_conv": 4,
+        "mamba_expand": 2,
+        "mamba_dt_rank": 4,
     },
     "mamba": {**STATES, "time_step_rank": 4},
     "falcon_mamba": {**STATES, "time_step_rank": 4},
-}  # fmt: skip
+}
 """By `model_type`, what differs from the type's own config."""
 RULES = {
     "delta": "qwen3_5_text",

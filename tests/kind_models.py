@@ -86,11 +86,20 @@ def byte_tokenizer() -> PreTrainedTokenizerFast:
 
 
 GGUF_NAMES = {
-    "model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output", "model.layers": "blk",
-    "self_attn.q_proj": "attn_q", "self_attn.k_proj": "attn_k", "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output", "mlp.gate_proj": "ffn_gate", "mlp.up_proj": "ffn_up", "mlp.down_proj": "ffn_down",
-    "input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm",
-}  # fmt: skip
+    "model.embed_tokens": "token_embd",
+    "model.norm": "output_norm",
+    "lm_head": "output",
+    "model.layers": "blk",
+    "self_attn.q_proj": "attn_q",
+    "self_attn.k_proj": "attn_k",
+    "self_attn.v_proj": "attn_v",
+    "self_attn.o_proj": "attn_output",
+    "mlp.gate_proj": "ffn_gate",
+    "mlp.up_proj": "ffn_up",
+    "mlp.down_proj": "ffn_down",
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+}
 
 
 def gguf_tensors(model: PreTrainedModel) -> dict[str, Any]:
@@ -120,9 +129,15 @@ def write_gguf(
     writer = GGUFWriter(path, "llama")
     if split is None or split[0] == 0:
         sizes = {
-            "context_length": 256, "block_count": 2, "embedding_length": 32, "feed_forward_length": 48,
-            "attention.head_count": 4, "attention.head_count_kv": 2, "rope.dimension_count": 8, "vocab_size": 261,
-        }  # fmt: skip
+            "context_length": 256,
+            "block_count": 2,
+            "embedding_length": 32,
+            "feed_forward_length": 48,
+            "attention.head_count": 4,
+            "attention.head_count_kv": 2,
+            "rope.dimension_count": 8,
+            "vocab_size": 261,
+        }
         for name, value in {
             **sizes,
             **{key.replace("__", "."): value for key, value in header.items()},

@@ -13,10 +13,43 @@ from safetensors.torch import load_file, save_file
 
 DEEP = "[" * 10000 + "]" * 10000
 ODD: list[Any] = [
-    None, True, False, -1, 0, 1, 2, 3, 7, 10**6, 10**12, 2**31, 2**63, 10**400, -(10**12), 0.5, -1.5, 1e300, float("nan"),
-    float("inf"), -float("inf"), "", "x", "7", "\ud800", "\0", "../..", "a" * 9000, [], [0], [[]], [1, "x"], [None] * 2000, {},
-    {"a": None}, {"x": {"y": [1]}},
-]  # fmt: skip
+    None,
+    True,
+    False,
+    -1,
+    0,
+    1,
+    2,
+    3,
+    7,
+    10**6,
+    10**12,
+    2**31,
+    2**63,
+    10**400,
+    -(10**12),
+    0.5,
+    -1.5,
+    1e300,
+    float("nan"),
+    float("inf"),
+    -float("inf"),
+    "",
+    "x",
+    "7",
+    "\ud800",
+    "\0",
+    "../..",
+    "a" * 9000,
+    [],
+    [0],
+    [[]],
+    [1, "x"],
+    [None] * 2000,
+    {},
+    {"a": None},
+    {"x": {"y": [1]}},
+]
 BROKEN_TEXTS = (
     "",
     "null",
@@ -222,10 +255,15 @@ def mutate_numpy_header(content: bytes, rng: random.Random) -> bytes:
     header = content[10 : 10 + length].decode("latin1")
     shape = f"'shape': {rng.choice(['()', '(0,)', '(-1,)', '(99999999999,)', '(3, 5)', '(1,)', 'None', '(2.5,)'])}"
     dtype = f"'descr': '{rng.choice(['<f8', '|O', '<i8', '|S5', '>i4', '<U3', '<c16', '|V0', 'x', ''])}'"
-    edited = rng.choice([
-        re.sub(r"'shape': \([^)]*\)", shape, header), re.sub(r"'descr': '[^']*'", dtype, header),
-        header.replace("False", rng.choice(["True", "3", "None"])), header.replace("descr", "x"), "{" * 500,
-    ])  # fmt: skip
+    edited = rng.choice(
+        [
+            re.sub(r"'shape': \([^)]*\)", shape, header),
+            re.sub(r"'descr': '[^']*'", dtype, header),
+            header.replace("False", rng.choice(["True", "3", "None"])),
+            header.replace("descr", "x"),
+            "{" * 500,
+        ]
+    )
     text = edited.encode("latin1")
     return content[:8] + len(text).to_bytes(2, "little") + text + content[10 + length :]
 
@@ -241,9 +279,19 @@ def mutate_tensors(path: Path, rng: random.Random) -> None:
         tensors[key] = rng.choice([None, 3, "x", [value], {"x": value}, 10**12])
         torch.save(tensors, path)
         return
-    dense: list[Any] = [None, value.reshape(-1), value.reshape(-1)[:1], value.new_zeros(0), value.sum(), value.to(torch.int8),
-                        value.to(torch.complex64), value.double(), value.to(torch.float8_e4m3fn), value.bool(),
-                        value.float() * float("nan")]  # fmt: skip
+    dense: list[Any] = [
+        None,
+        value.reshape(-1),
+        value.reshape(-1)[:1],
+        value.new_zeros(0),
+        value.sum(),
+        value.to(torch.int8),
+        value.to(torch.complex64),
+        value.double(),
+        value.to(torch.float8_e4m3fn),
+        value.bool(),
+        value.float() * float("nan"),
+    ]
     odd = [value.float().to_sparse(), value.to("meta"), 3, "x", [value], {"x": value}]
     names = [key, key, key, f"{key}x", "", key.replace("0", "999999999")]
     new = rng.choice(dense if path.suffix == ".safetensors" else dense + odd)

@@ -63,12 +63,16 @@ def identity(target: Target) -> dict[str, str]:
     }
     shape["parameters"] = str(count_parameters(decoder.model))
     return {
-        **machine(decoder.device), **shape, "dtype": str(decoder.dtype).removeprefix("torch."),
-        "attention": str(decoder.config._attn_implementation), "target": target.name,
-        "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(replaced_kinds(decoder.model)),
+        **machine(decoder.device),
+        **shape,
+        "dtype": str(decoder.dtype).removeprefix("torch."),
+        "attention": str(decoder.config._attn_implementation),
+        "target": target.name,
+        "packed": " ".join(packed_shapes(decoder.model)),
+        "between": " ".join(replaced_kinds(decoder.model)),
         "compiled": " ".join(decoder.native_kinds) or "graphs" * decoder.capture.ladder.few,
         "draftree": version("draftree"),
-    }  # fmt: skip
+    }
 
 
 def target_size(decoder: Decoder) -> Size:

@@ -146,9 +146,22 @@ class Stats(Hinting):
 
     def as_json(self) -> dict[str, Any]:
         """Return the figures by the names of the command line."""
-        names = ("new_tokens", "acceptance_length", "alpha", "alpha_bound", "nodes_per_step", "depth_per_step",
-                 "draft_seconds", "verify_seconds", "seconds", "tokens_per_second", "acceptor", "draw", "lossy",
-                 "state_bytes")  # fmt: skip
+        names = (
+            "new_tokens",
+            "acceptance_length",
+            "alpha",
+            "alpha_bound",
+            "nodes_per_step",
+            "depth_per_step",
+            "draft_seconds",
+            "verify_seconds",
+            "seconds",
+            "tokens_per_second",
+            "acceptor",
+            "draw",
+            "lossy",
+            "state_bytes",
+        )
         return {"steps": len(self.steps)} | {n: getattr(self, n) for n in names}
 
 

@@ -352,16 +352,37 @@ class Tree:
         Every root, and the parent of every kept node, must be among them.
         """
         whole, real, connected = kept(
-            self.tokens, self.parents, self.depth, self.row, self.log_q, self.score, self.source, self.entropy, self.number,
-            self.q_row, keep,
-        )  # fmt: skip
+            self.tokens,
+            self.parents,
+            self.depth,
+            self.row,
+            self.log_q,
+            self.score,
+            self.source,
+            self.entropy,
+            self.number,
+            self.q_row,
+            keep,
+        )
         assert connected, "a kept node lost its parent"
         tokens, parents, depth, row, source, number, q_row = whole
         log_q, score, entropy = real
         return Tree(
-            tokens, parents, depth, row, log_q, score, source, entropy, number, q_row, self.draw, self.q, self.whole or self,
+            tokens,
+            parents,
+            depth,
+            row,
+            log_q,
+            score,
+            source,
+            entropy,
+            number,
+            q_row,
+            self.draw,
+            self.q,
+            self.whole or self,
             self.notes,
-        )  # fmt: skip
+        )
 
     @cached_property
     def ancestors(self) -> Bools:

@@ -28,9 +28,15 @@ def started(model: str, spec: dict[str, Any] | None, **own: Any) -> Any:
         {} if spec is None else {"speculative_config": spec, "additional_config": {"draftree": own}}
     )
     return vllm.LLM(
-        model=model, dtype="float32", enforce_eager=True, max_model_len=256, max_num_seqs=50, skip_tokenizer_init=True,
-        kv_cache_memory_bytes=1 << 28, **more,
-    )  # fmt: skip
+        model=model,
+        dtype="float32",
+        enforce_eager=True,
+        max_model_len=256,
+        max_num_seqs=50,
+        skip_tokenizer_init=True,
+        kv_cache_memory_bytes=1 << 28,
+        **more,
+    )
 
 
 def proposer(llm: Any) -> Any:
@@ -137,9 +143,18 @@ def test_the_distribution_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(sampler, "expand_batch_to_tokens", repeated)
     torch.manual_seed(0)
     config = LlamaConfig(
-        vocab_size=5, hidden_size=64, intermediate_size=64, num_hidden_layers=1, num_attention_heads=2, head_dim=32,
-        max_position_embeddings=256, initializer_range=0.08, bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
+        vocab_size=5,
+        hidden_size=64,
+        intermediate_size=64,
+        num_hidden_layers=1,
+        num_attention_heads=2,
+        head_dim=32,
+        max_position_embeddings=256,
+        initializer_range=0.08,
+        bos_token_id=None,
+        eos_token_id=None,
+        pad_token_id=None,
+    )
     model = LlamaForCausalLM(config).eval()
     model.save_pretrained(tmp_path)
     (tmp_path / "generation_config.json").write_text(json.dumps({}))

@@ -312,9 +312,17 @@ class Prepared:
             if asked.all_turns
             else "of several, the first is asked"
         )
-        told = {"name": suite.name, "sha256": suite.sha256, "categories": asked.category, "limit": asked.limit,
-                "per_category": asked.per_category, "skipped_too_long": self.skipped,
-                "turns": turns, "prompts": asked.prompts, "shuffled": asked.shuffle}  # fmt: skip
+        told = {
+            "name": suite.name,
+            "sha256": suite.sha256,
+            "categories": asked.category,
+            "limit": asked.limit,
+            "per_category": asked.per_category,
+            "skipped_too_long": self.skipped,
+            "turns": turns,
+            "prompts": asked.prompts,
+            "shuffled": asked.shuffle,
+        }
         return {"suite": told, "max_new_tokens": asked.max_new_tokens} | provenance(
             work.target, work.seed
         )

@@ -219,9 +219,20 @@ def _names(option: Any, ctx: Any) -> str:
     return f"{names} {SHOWN_TYPES.get(value, value)}"
 
 
-SHOWN_TYPES = {"str": "TEXT", "int": "N", "float": "X", "path": "PATH", "list[str]": "TEXT", "list[int]": "N",
-               "list[float]": "X", "list[path]": "PATH", "list[Path]": "PATH", "int range": "N", "float range": "X",
-               "file": "FILE"}  # fmt: skip
+SHOWN_TYPES = {
+    "str": "TEXT",
+    "int": "N",
+    "float": "X",
+    "path": "PATH",
+    "list[str]": "TEXT",
+    "list[int]": "N",
+    "list[float]": "X",
+    "list[path]": "PATH",
+    "list[Path]": "PATH",
+    "int range": "N",
+    "float range": "X",
+    "file": "FILE",
+}
 """The types of values as a help writes them."""
 
 

@@ -71,21 +71,36 @@ def rendered(result: "dict[str, object]", source: str) -> str:
     suite = (about.get("suite") or {}).get("name", source)
     title = f"{'Simulated: ' if known.get('simulated') else ''}{about['target']['name']} on prompts of {suite}"
     hardware = about.get("hardware", {})
-    told = {"draftree": about["versions"]["draftree"], "commit": ((about.get("commit") or {}).get("id") or "")[:12],
-            "date": about["date"], "dtype": about["target"]["dtype"], "machine": hardware.get("device", ""),
-            "threads": hardware.get("threads", ""), "seed": about["seed"], "command": about["command"]}  # fmt: skip
+    told = {
+        "draftree": about["versions"]["draftree"],
+        "commit": ((about.get("commit") or {}).get("id") or "")[:12],
+        "date": about["date"],
+        "dtype": about["target"]["dtype"],
+        "machine": hardware.get("device", ""),
+        "threads": hardware.get("threads", ""),
+        "seed": about["seed"],
+        "command": about["command"],
+    }
     environment = Environment(autoescape=True)
     environment.filters["breakable"] = lambda text: Markup(
         re.sub(r"([:,=+])", r"\1<wbr>", str(escape(text)))
     )
     return environment.from_string(TEMPLATE.read_text("utf-8")).render(
-        title=title, about={k: v for k, v in told.items() if v != ""}, simulated=known.get("simulated"),
-        columns=main, rest=rest, rows=shown,
-        legend=text_tables.legend(main), more=text_tables.legend(rest),
-        claims=text_tables.claims(known), gaps=report_text.gaps(known), texts=texts,
-        shown=report_text.name_of(best) if best else "", verdict=report_text.verdict(known),
+        title=title,
+        about={k: v for k, v in told.items() if v != ""},
+        simulated=known.get("simulated"),
+        columns=main,
+        rest=rest,
+        rows=shown,
+        legend=text_tables.legend(main),
+        more=text_tables.legend(rest),
+        claims=text_tables.claims(known),
+        gaps=report_text.gaps(known),
+        texts=texts,
+        shown=report_text.name_of(best) if best else "",
+        verdict=report_text.verdict(known),
         pictures=[(name, Markup(svg)) for name, svg in _pictures(known)],
-    )  # fmt: skip
+    )
 
 
 def _pictures(result: "dict[str, object]") -> "list[tuple[str, str]]":

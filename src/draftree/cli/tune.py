@@ -111,10 +111,16 @@ def tune(ctx: typer.Context, asked: TuneOptions) -> None:
         return
     where = f"simulated on {asked.machine}: " if machines else ""
     rows = [
-        {"half": half, "policy": policy, "τ": f"{r['acceptance_length']:.2f}", "nodes/step": f"{r['nodes_per_step']:.1f}",
-         "counted speed-up": f"{r['counted_speedup']:.3f}"}
-        for half, several in (("searched", found.searched), ("judged", found.judged)) for policy, r in several.items()
-    ]  # fmt: skip
+        {
+            "half": half,
+            "policy": policy,
+            "τ": f"{r['acceptance_length']:.2f}",
+            "nodes/step": f"{r['nodes_per_step']:.1f}",
+            "counted speed-up": f"{r['counted_speedup']:.3f}",
+        }
+        for half, several in (("searched", found.searched), ("judged", found.judged))
+        for policy, r in several.items()
+    ]
     terminal.output().print(
         terminal.table(f"{where}{drafter}, {found.trials} settings, {len(requests)} prompts", rows)
     )

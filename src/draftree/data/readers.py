@@ -45,11 +45,25 @@ ANSWERS = ("output", "answer", "response", "completion", "solution", "chosen")
 CONTEXT = "input"
 """The name of Alpaca's second field, next to the instruction."""
 ROLES = {
-    "human": "user", "user": "user", "prompter": "user", "gpt": "assistant", "assistant": "assistant",
-    "chatgpt": "assistant", "bing": "assistant", "bard": "assistant", "model": "assistant", "bot": "assistant",
-    "ai": "assistant", "function_call": "assistant", "system": "system", "developer": "system", "tool": "tool",
-    "function": "tool", "observation": "tool", "ipython": "tool",
-}  # fmt: skip
+    "human": "user",
+    "user": "user",
+    "prompter": "user",
+    "gpt": "assistant",
+    "assistant": "assistant",
+    "chatgpt": "assistant",
+    "bing": "assistant",
+    "bard": "assistant",
+    "model": "assistant",
+    "bot": "assistant",
+    "ai": "assistant",
+    "function_call": "assistant",
+    "system": "system",
+    "developer": "system",
+    "tool": "tool",
+    "function": "tool",
+    "observation": "tool",
+    "ipython": "tool",
+}
 """Names of senders in data, and their roles in templates."""
 
 

@@ -332,10 +332,15 @@ def _at_depth(places: Places, depth: int) -> Depth:
         return float(values[drafted].mean()) if drafted.any() else 0.0
 
     return Depth(
-        depth, int(at.sum()), float(places.drafted[at].mean()) if at.any() else 0.0, mean(places.agree), mean(places.overlap),
-        mean(places.confidence), calibration_error(places.confidence[drafted], places.agree[drafted]),
+        depth,
+        int(at.sum()),
+        float(places.drafted[at].mean()) if at.any() else 0.0,
+        mean(places.agree),
+        mean(places.overlap),
+        mean(places.confidence),
+        calibration_error(places.confidence[drafted], places.agree[drafted]),
         float(places.rates[depth - 1]),
-    )  # fmt: skip
+    )
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:

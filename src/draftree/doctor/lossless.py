@@ -300,6 +300,14 @@ class _Work:
             findings.append(lossless_report.frequencies(case, tests, self.level, self.noise))
         lossy = tuple(c.name for c, _ in self.drawn if c.rule.lossy)
         return Report(
-            self.target.name, drafter, texts, self.noise, allowed, self.level, tuple(findings), compared, tuple(self.tests),
+            self.target.name,
+            drafter,
+            texts,
+            self.noise,
+            allowed,
+            self.level,
+            tuple(findings),
+            compared,
+            tuple(self.tests),
             lossy,
-        )  # fmt: skip
+        )

@@ -36,12 +36,18 @@ class DFlash(ParallelMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            epochs=6, lr=6e-4, schedule="cosine", floor=0, warmup=0.04, clip=1.0, max_tokens=3072,
+            epochs=6,
+            lr=6e-4,
+            schedule="cosine",
+            floor=0,
+            warmup=0.04,
+            clip=1.0,
+            max_tokens=3072,
             loss="Σ exp(−k/γ) · cross-entropy with the text in slot k of a block, at random roots",
             source="the paper's recipe, as SpecForge has it",
             ours=("batch_size", "betas", "weight_decay"),
         ),
-    )  # fmt: skip
+    )
 
     loss: Literal["ce", "kl"] = "ce"
 

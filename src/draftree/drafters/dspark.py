@@ -48,13 +48,20 @@ class DSpark(ParallelMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            epochs=10, batch_size=512, lr=6e-4, schedule="cosine", floor=0, warmup=0.04, weight_decay=0, clip=1.0,
+            epochs=10,
+            batch_size=512,
+            lr=6e-4,
+            schedule="cosine",
+            floor=0,
+            warmup=0.04,
+            weight_decay=0,
+            clip=1.0,
             max_tokens=4096,
             loss="Σ exp(−k/γ) · (0.1 cross-entropy with the text + 0.9 Σ|p − q| + cross-entropy of the confidence)",
             source="DeepSpec's configuration",
             ours=("betas",),
         ),
-    )  # fmt: skip
+    )
 
     rank: int = knob(64, least=1)
     markov: Literal["vanilla", "gated", "rnn"] = "vanilla"

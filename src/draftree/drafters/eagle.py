@@ -63,11 +63,21 @@ class EAGLE(TrainableMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            epochs=20, batch_size=4, lr=3e-5, schedule="linear", floor=0, warmup=0.0025, betas=(0.9, 0.95), weight_decay=0.01,
-            clip=0.5, clip_by="value", max_tokens=2048, loss="smooth L1 of features + 0.1 · cross-entropy with the target",
+            epochs=20,
+            batch_size=4,
+            lr=3e-5,
+            schedule="linear",
+            floor=0,
+            warmup=0.0025,
+            betas=(0.9, 0.95),
+            weight_decay=0.01,
+            clip=0.5,
+            clip_by="value",
+            max_tokens=2048,
+            loss="smooth L1 of features + 0.1 · cross-entropy with the target",
             source="the official code, whose rate falls over 800,000 steps; rate, betas and clipping also the paper",
         ),
-    )  # fmt: skip
+    )
     formats = ("speculators", "eagle", "vllm-eagle")
     own_policy = "eagle2"
 

@@ -77,12 +77,21 @@ class EAGLE3(TrainableMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            epochs=40, batch_size=16, lr=5e-5, schedule="linear", floor=0, warmup=0.015, betas=(0.9, 0.95), weight_decay=0,
-            clip=0.5, max_tokens=2048, loss="Σ 0.8^i · cross-entropy with the target in pass i",
+            epochs=40,
+            batch_size=16,
+            lr=5e-5,
+            schedule="linear",
+            floor=0,
+            warmup=0.015,
+            betas=(0.9, 0.95),
+            weight_decay=0,
+            clip=0.5,
+            max_tokens=2048,
+            loss="Σ 0.8^i · cross-entropy with the target in pass i",
             source="the official code: 2 samples on each GPU, taken as 8; its rate falls over 800,000 steps",
             ours=("batch_size",),
         ),
-    )  # fmt: skip
+    )
     formats = ("speculators", "eagle")
     own_policy = "eagle2"
     chosen = ("head_rank", "head_candidates")

@@ -75,11 +75,14 @@ class EDD(TrainableMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            epochs=1, batch_size=8, lr=1e-4, loss="KL(p‖q) to the target (eq. 4)",
+            epochs=1,
+            batch_size=8,
+            lr=1e-4,
+            loss="KL(p‖q) to the target (eq. 4)",
             source="EDD + PCT, section 4.1",
             ours=("schedule", "warmup", "betas", "weight_decay", "clip", "max_tokens"),
         ),
-    )  # fmt: skip
+    )
 
     chosen = ("head_rank", "head_candidates")
     presets: ClassVar[Presets] = {"fast": {"shared": True, "init": "target", "phase": "random"}}

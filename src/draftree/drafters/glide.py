@@ -57,10 +57,21 @@ PREFIX = "small_model."
 """Before the names of tensors that were saved together with the target."""
 
 PRETRAINING = Stage(
-    name="pretraining", data="text", epochs=1, batch_size=64, lr=5e-4, schedule="cosine", floor=0, warmup=0.025,
-    betas=(0.9, 0.95), weight_decay=0, max_tokens=2048, loss="cross-entropy with the text",
-    source="GliDe + CaPE, appendix A; schedule, betas, weight decay and length the official code", ours=("clip",),
-)  # fmt: skip
+    name="pretraining",
+    data="text",
+    epochs=1,
+    batch_size=64,
+    lr=5e-4,
+    schedule="cosine",
+    floor=0,
+    warmup=0.025,
+    betas=(0.9, 0.95),
+    weight_decay=0,
+    max_tokens=2048,
+    loss="cross-entropy with the text",
+    source="GliDe + CaPE, appendix A; schedule, betas, weight decay and length the official code",
+    ours=("clip",),
+)
 
 
 @final

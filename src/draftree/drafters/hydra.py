@@ -77,12 +77,19 @@ class Hydra(TrainableMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            epochs=10, batch_size=32, lr=5e-4, schedule="cosine", floor=0.33, warmup=100, weight_decay=0.1, max_tokens=2048,
+            epochs=10,
+            batch_size=32,
+            lr=5e-4,
+            schedule="cosine",
+            floor=0.33,
+            warmup=100,
+            weight_decay=0.1,
+            max_tokens=2048,
             loss="Σ KL(p‖q) to the target over heads",
             source="the official code's command",
             ours=("betas", "clip"),
         ),
-    )  # fmt: skip
+    )
     files = (FILE, "hydra_lm_head.pt")
 
     heads: int = knob(4, least=1)

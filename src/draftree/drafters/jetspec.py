@@ -41,12 +41,27 @@ class JetSpec(ParallelMethod):
     chosen: ClassVar[tuple[str, ...]] = ("conditioned",)
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            epochs=6, lr=6e-4, schedule="cosine", floor=0, warmup=0.04, clip=1.0, max_tokens=3072,
+            epochs=6,
+            lr=6e-4,
+            schedule="cosine",
+            floor=0,
+            warmup=0.04,
+            clip=1.0,
+            max_tokens=3072,
             loss="KL(p‖q) to the target in every slot of a block alike, at random roots",
             source="JetSpec, section 4; what it leaves open as in DFlash's recipe",
-            ours=("epochs", "lr", "schedule", "warmup", "batch_size", "betas", "weight_decay", "max_tokens"),
+            ours=(
+                "epochs",
+                "lr",
+                "schedule",
+                "warmup",
+                "batch_size",
+                "betas",
+                "weight_decay",
+                "max_tokens",
+            ),
         ),
-    )  # fmt: skip
+    )
     gamma: float = knob(0.0, least=0)
     conditioned: bool = False
 

@@ -72,12 +72,19 @@ class Medusa(TrainableMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            epochs=2, batch_size=64, lr=2e-3, schedule="cosine", floor=0, warmup=40, weight_decay=0, max_tokens=4096,
+            epochs=2,
+            batch_size=64,
+            lr=2e-3,
+            schedule="cosine",
+            floor=0,
+            warmup=40,
+            weight_decay=0,
+            max_tokens=4096,
             loss="Σ 0.8^(i + 1) · cross-entropy with the text of head i",
             source="Medusa-1 in the paper's configuration for axolotl, its rate for the heads",
             ours=("betas", "clip"),
         ),
-    )  # fmt: skip
+    )
     files = (*FILES, *MERGED)
     formats = ("vllm-medusa",)
 

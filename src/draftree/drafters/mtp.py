@@ -77,12 +77,16 @@ class MTP(TrainableMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            lr=2.2e-4, betas=(0.9, 0.95), weight_decay=0.1, clip=1.0, max_tokens=4096,
+            lr=2.2e-4,
+            betas=(0.9, 0.95),
+            weight_decay=0.1,
+            clip=1.0,
+            max_tokens=4096,
             loss="KL(p‖q) to the target (the paper's: cross-entropy with the text)",
             source="DeepSeek-V3, section 4.2, where the layer is trained together with the model",
             ours=("epochs", "batch_size", "schedule", "warmup"),
         ),
-    )  # fmt: skip
+    )
 
     loss: Literal["kl", "ce"] = "kl"
     steps: int = knob(1, least=1)
@@ -170,8 +174,13 @@ def behind(begin: str) -> Mapping[str, str]:
 
     DeepSeek-V3 and GLM-4 store their layers so.
     """
-    return {"enorm.": f"{begin}enorm.", "hnorm.": f"{begin}hnorm.", "eh_proj.": f"{begin}eh_proj.",
-            "norm.": f"{begin}shared_head.norm.", "layer.": begin}  # fmt: skip
+    return {
+        "enorm.": f"{begin}enorm.",
+        "hnorm.": f"{begin}hnorm.",
+        "eh_proj.": f"{begin}eh_proj.",
+        "norm.": f"{begin}shared_head.norm.",
+        "layer.": begin,
+    }
 
 
 def beside(level: int = 0) -> Mapping[str, str]:
@@ -179,15 +188,25 @@ def beside(level: int = 0) -> Mapping[str, str]:
 
     Everything except the layers is stored once, for any number of layers.
     """
-    return {"enorm.": "mtp.pre_fc_norm_embedding.", "hnorm.": "mtp.pre_fc_norm_hidden.", "eh_proj.": "mtp.fc.",
-            "norm.": "mtp.norm.", "layer.": f"mtp.layers.{level}."}  # fmt: skip
+    return {
+        "enorm.": "mtp.pre_fc_norm_embedding.",
+        "hnorm.": "mtp.pre_fc_norm_hidden.",
+        "eh_proj.": "mtp.fc.",
+        "norm.": "mtp.norm.",
+        "layer.": f"mtp.layers.{level}.",
+    }
 
 
 def chained(begin: str, level: int = 0) -> Mapping[str, str]:
     """Return the names of the parts in Inkling, whose layers share the norm after them."""
     each = f"{begin}layers.{level}."
-    return {"enorm.": f"{each}embed_norm.", "hnorm.": f"{each}hidden_norm.", "eh_proj.": f"{each}input_proj.",
-            "norm.": f"{begin}chain_norm.", "layer.": f"{each}transformer_block."}  # fmt: skip
+    return {
+        "enorm.": f"{each}embed_norm.",
+        "hnorm.": f"{each}hidden_norm.",
+        "eh_proj.": f"{each}input_proj.",
+        "norm.": f"{begin}chain_norm.",
+        "layer.": f"{each}transformer_block.",
+    }
 
 
 def carried(keys: Set[str]) -> list[Mapping[str, str]]:

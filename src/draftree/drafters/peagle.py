@@ -69,12 +69,17 @@ class PEAGLE(TrainableMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            epochs=20, lr=1e-4, schedule="cosine", floor=0, warmup=0.0025, max_tokens=4096,
+            epochs=20,
+            lr=1e-4,
+            schedule="cosine",
+            floor=0,
+            warmup=0.0025,
+            max_tokens=4096,
             loss="KL(p‖q) to the target, of every depth alike, deeper ones at fewer places",
             source="the recipe in SpecForge",
             ours=("batch_size", "schedule", "floor", "betas", "weight_decay", "clip"),
         ),
-    )  # fmt: skip
+    )
     formats: ClassVar[tuple[str, ...]] = ("speculators",)
 
     layers: int = knob(1, least=1)
@@ -113,9 +118,12 @@ class PEAGLE(TrainableMethod):
         )
         reads = three.layers(target)
         found = replace(
-            self, layers=Entries(values, where).get("num_hidden_layers", int, 1, least=1), mask=mask,
-            drafts=_drafts(config) or self.drafts, draft_vocab=len(stored.tensors["d2t"]) if "d2t" in stored.tensors else 0,
-        )  # fmt: skip
+            self,
+            layers=Entries(values, where).get("num_hidden_layers", int, 1, least=1),
+            mask=mask,
+            drafts=_drafts(config) or self.drafts,
+            draft_vocab=len(stored.tensors["d2t"]) if "d2t" in stored.tensors else 0,
+        )
         normed = bool(said.get("norm_before_residual", bool | None, False))
         own = EMBEDDING in stored.tensors
         net = stored.network(lambda: PEAGLENet(values, found, target, reads, own, normed))

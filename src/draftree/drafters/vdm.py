@@ -42,11 +42,14 @@ class VDM(TrainableMethod):
 
     stages: ClassVar[tuple[Stage, ...]] = (
         Stage(
-            epochs=1, batch_size=8, lr=1e-4, loss="KL(p‖q) to the target",
+            epochs=1,
+            batch_size=8,
+            lr=1e-4,
+            loss="KL(p‖q) to the target",
             source="EDD + PCT, section 4.1, as EDD",
             ours=("schedule", "warmup", "betas", "weight_decay", "clip", "max_tokens"),
         ),
-    )  # fmt: skip
+    )
 
     presets: ClassVar[Presets] = {"fast": {"shared": True, "init": "target"}}
 

@@ -15,9 +15,27 @@ from draftree.utils.files import cache_folder
 from draftree.utils.hardware import machine
 
 INSTRUCTIONS = (
-    "avx", "avx2", "fma", "f16c", "avx_vnni", "avx512f", "avx512vl", "avx512bw", "avx512_vnni", "avx512_bf16", "avx512_fp16",
-    "amx_tile", "amx_bf16", "amx_int8", "asimd", "asimddp", "bf16", "i8mm", "sve", "sve2",
-)  # fmt: skip
+    "avx",
+    "avx2",
+    "fma",
+    "f16c",
+    "avx_vnni",
+    "avx512f",
+    "avx512vl",
+    "avx512bw",
+    "avx512_vnni",
+    "avx512_bf16",
+    "avx512_fp16",
+    "amx_tile",
+    "amx_bf16",
+    "amx_int8",
+    "asimd",
+    "asimddp",
+    "bf16",
+    "i8mm",
+    "sve",
+    "sve2",
+)
 """Instruction sets that decide which kernels are fast, by the kernel's names for them."""
 VARIABLES = (
     "OMP_NUM_THREADS",

@@ -14,8 +14,11 @@ from draftree.evaluation.bootstrap import ENOUGH, FEW, LEVEL, Ratio, ResultRow, 
 
 By = Literal["steps", "nodes", "counted_seconds", "places"]
 WORDS: Mapping[By, str] = {
-    "steps": "passes", "nodes": "nodes", "counted_seconds": "counted seconds", "places": "places a right one",
-}  # fmt: skip
+    "steps": "passes",
+    "nodes": "nodes",
+    "counted_seconds": "counted seconds",
+    "places": "places a right one",
+}
 PLAIN = "plain"
 """Names plain decoding as the other side of a pairing, counted at the costs of the pairing's
 drafter."""

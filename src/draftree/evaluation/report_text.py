@@ -41,10 +41,15 @@ def bars(result: Result) -> list[dict[str, Any]]:
     by = measure(result)
     bounds = {_place(b): b["counted_speedup"] for b in result.get("oracle", ())}
     return [
-        {"name": name_of(r), "value": r[by], "low": r["intervals"][by][0], "high": r["intervals"][by][1],
-         "bound": None if clocked(result) else bounds.get(_place(r))}
+        {
+            "name": name_of(r),
+            "value": r[by],
+            "low": r["intervals"][by][0],
+            "high": r["intervals"][by][1],
+            "bound": None if clocked(result) else bounds.get(_place(r)),
+        }
         for r in ranked(result)
-    ]  # fmt: skip
+    ]
 
 
 def gaps(result: Result) -> list[str]:

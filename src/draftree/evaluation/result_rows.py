@@ -258,15 +258,25 @@ def as_text(result: Mapping[str, Any]) -> str:
 
 RESULT = "a result as `draftree bench --out` writes it"
 KINDS: Mapping[str, Any] = {
-    "simulated": bool, "provenance": dict, "rows": list[ResultRow], "oracle": list[dict[str, Any]],
-    "categories": list[str], "texts": dict[str, list[dict[str, Any]]],
-}  # fmt: skip
+    "simulated": bool,
+    "provenance": dict,
+    "rows": list[ResultRow],
+    "oracle": list[dict[str, Any]],
+    "categories": list[str],
+    "texts": dict[str, list[dict[str, Any]]],
+}
 """Entries of a result, and their types."""
 ROW_KINDS: Mapping[str, Any] = {
-    "drafter": str, "policy": str | None, "temperature": float,
-    "acceptance_length": float, "machine": str,
-    "intervals": dict, "per_prompt": dict, "work": dict, "phases": dict,
-}  # fmt: skip
+    "drafter": str,
+    "policy": str | None,
+    "temperature": float,
+    "acceptance_length": float,
+    "machine": str,
+    "intervals": dict,
+    "per_prompt": dict,
+    "work": dict,
+    "phases": dict,
+}
 """Entries of a row, and their types."""
 
 

@@ -265,9 +265,14 @@ def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Draf
         timed = min(settled_costs(target, part, tell).entries, key=lambda e: e.context)
         seconds = {f: s + timed.draft_seconds(f) for f, s in seconds.items()}
     return Drafting(
-        step.layers / layer, step.heads / head, commit.layers / layer, commit.heads / head,
-        later.layers / layer, later.heads / head, seconds if any(seconds.values()) else {},
-    )  # fmt: skip
+        step.layers / layer,
+        step.heads / head,
+        commit.layers / layer,
+        commit.heads / head,
+        later.layers / layer,
+        later.heads / head,
+        seconds if any(seconds.values()) else {},
+    )
 
 
 def _sizes(target: Target) -> tuple[int, int]:

@@ -232,9 +232,17 @@ def _compared(block: Block, nodes: Ints, candidates: Candidates) -> Places:
     overlap, surprise, covered = _beside(p, choice, candidates)
     chosen, rows = choice.cpu().numpy(), tree.row[nodes]
     return Places(
-        rows, block.roots[rows], tree.depth[nodes] + 1, drafted, drafted & (draft == chosen), np.where(drafted, overlap, 0.0),
-        np.exp(np.where(drafted, candidates.log_q[:, 0], -np.inf)), surprise, covered, chosen == block.following(nodes),
-    )  # fmt: skip
+        rows,
+        block.roots[rows],
+        tree.depth[nodes] + 1,
+        drafted,
+        drafted & (draft == chosen),
+        np.where(drafted, overlap, 0.0),
+        np.exp(np.where(drafted, candidates.log_q[:, 0], -np.inf)),
+        surprise,
+        covered,
+        chosen == block.following(nodes),
+    )
 
 
 def _beside(p: Tensor, choice: Tensor, candidates: Candidates) -> tuple[Floats, Floats, Bools]:

@@ -104,12 +104,31 @@ def varied(figures: Sequence[Mapping[str, float]] | None) -> str:
 
 
 COUNTED = (
-    "machine", "drafter", "policy", "T", "τ [95 %]", "nodes/step", "drafts/step", "bound",
-    "counted speed-up [95 %]", "if varied",
-)  # fmt: skip
+    "machine",
+    "drafter",
+    "policy",
+    "T",
+    "τ [95 %]",
+    "nodes/step",
+    "drafts/step",
+    "bound",
+    "counted speed-up [95 %]",
+    "if varied",
+)
 """The columns of what was counted and not clocked."""
-MAIN = ("machine", "drafter", "policy", "acceptor", "T", "tokens/s", "speed-up [95 %]", "counted speed-up [95 %]", "τ [95 %]",
-        "nodes/step", "same output")  # fmt: skip
+MAIN = (
+    "machine",
+    "drafter",
+    "policy",
+    "acceptor",
+    "T",
+    "tokens/s",
+    "speed-up [95 %]",
+    "counted speed-up [95 %]",
+    "τ [95 %]",
+    "nodes/step",
+    "same output",
+)
 """The columns that answer a user's questions, in the order of a screen or a page; the others come
 after them."""
 FIRST = (

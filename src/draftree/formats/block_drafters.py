@@ -262,9 +262,11 @@ def _heads(layout: Layout) -> dict[str, Any]:
     """Return the entries of DSpark's heads."""
     there, with_markov = layout.confidence
     return {
-        "markov_rank": layout.rank, "markov_head_type": layout.markov,
-        "enable_confidence_head": there, "confidence_head_with_markov": with_markov,
-    }  # fmt: skip
+        "markov_rank": layout.rank,
+        "markov_head_type": layout.markov,
+        "enable_confidence_head": there,
+        "confidence_head_with_markov": with_markov,
+    }
 
 
 def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[str, Any]:
@@ -299,14 +301,20 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
     }
     how = {"algorithm": kind, "default_proposal_method": "greedy", "proposal_methods": [proposal]}
     return {
-        KIND: kind, "speculators_version": LAST_VERSION, "architectures": [SPECULATORS[kind]],
-        "draft_vocab_size": layout.draft_vocab or layer["vocab_size"], "block_size": layout.block,
-        "aux_hidden_state_layer_ids": list(layout.reads), "mask_token_id": layout.mask,
-        "target_hidden_size": layer["hidden_size"], "sample_from_anchor": layout.shifted,
+        KIND: kind,
+        "speculators_version": LAST_VERSION,
+        "architectures": [SPECULATORS[kind]],
+        "draft_vocab_size": layout.draft_vocab or layer["vocab_size"],
+        "block_size": layout.block,
+        "aux_hidden_state_layer_ids": list(layout.reads),
+        "mask_token_id": layout.mask,
+        "target_hidden_size": layer["hidden_size"],
+        "sample_from_anchor": layout.shifted,
         "sliding_window_non_causal": both,
         **(_heads(layout) if kind == "dspark" else {}),
-        HOW: how | {"verifier": dict(verifier)}, LAYER: layer,
-    }  # fmt: skip
+        HOW: how | {"verifier": dict(verifier)},
+        LAYER: layer,
+    }
 
 
 def _slides(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:

@@ -61,8 +61,17 @@ def fingerprint(config: PreTrainedConfig) -> str:
 
     It does not change with transformers' version.
     """
-    keys = ("model_type", "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads",
-            "num_key_value_heads", "head_dim", "tie_word_embeddings")  # fmt: skip
+    keys = (
+        "model_type",
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "tie_word_embeddings",
+    )
     values = {k: getattr(config, k, None) for k in keys}
     rope = getattr(config, "rope_parameters", None) or {}
     values["rope_theta"] = rope.get("rope_theta")

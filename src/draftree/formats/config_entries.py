@@ -101,61 +101,170 @@ def _written(value: Any) -> str:
     )
 
 
-SIZES = frozenset({
-    "vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "num_attention_heads", "num_key_value_heads",
-    "head_dim", "max_position_embeddings",
-})  # fmt: skip
+SIZES = frozenset(
+    {
+        "vocab_size",
+        "hidden_size",
+        "intermediate_size",
+        "num_hidden_layers",
+        "num_attention_heads",
+        "num_key_value_heads",
+        "head_dim",
+        "max_position_embeddings",
+    }
+)
 LAYER = SIZES | {
-    "rms_norm_eps", "hidden_act", "rope_theta", "rope_scaling", "rope_parameters", "initializer_range",
-    "attention_bias", "mlp_bias", "qkv_bias", "draftree",
-}  # fmt: skip
+    "rms_norm_eps",
+    "hidden_act",
+    "rope_theta",
+    "rope_scaling",
+    "rope_parameters",
+    "initializer_range",
+    "attention_bias",
+    "mlp_bias",
+    "qkv_bias",
+    "draftree",
+}
 """Entries of a decoder layer that are used, in every layout; biases are where the tensors have
 them."""
-ABOUT = frozenset({
-    "_name_or_path", "_attn_implementation", "_attn_implementation_autoset", "architectures", "auto_map", "model_type",
-    "transformers_version", "torch_dtype", "dtype", "base_model_name_or_path", "target_model_type", "num_target_layers",
-    "speculators_model_type", "speculators_version", "speculators_config",
-})  # fmt: skip
+ABOUT = frozenset(
+    {
+        "_name_or_path",
+        "_attn_implementation",
+        "_attn_implementation_autoset",
+        "architectures",
+        "auto_map",
+        "model_type",
+        "transformers_version",
+        "torch_dtype",
+        "dtype",
+        "base_model_name_or_path",
+        "target_model_type",
+        "num_target_layers",
+        "speculators_model_type",
+        "speculators_version",
+        "speculators_config",
+    }
+)
 """Entries about a checkpoint: names, versions, and the dtype, which the tensors have themselves."""
 OTHERS = ABOUT | {
-    "bos_token_id", "eos_token_id", "pad_token_id", "unk_token_id", "sep_token_id", "decoder_start_token_id",
-    "tie_word_embeddings", "use_cache", "return_dict", "output_attentions", "output_hidden_states", "chunk_size_feed_forward",
-    "attention_dropout", "hidden_dropout", "attn_pdrop", "embd_pdrop", "resid_pdrop", "classifier_dropout", "pretraining_tp",
-    "id2label", "label2id", "problem_type", "is_encoder_decoder", "is_decoder", "add_cross_attention", "max_window_layers",
-    "num_anchors", "embed_requires_grad", "topk_w", "topk",
-    "loss_decay_gamma", "loss_type", "gradient_checkpointing", "torchscript", "generation_config",
-}  # fmt: skip
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+    "unk_token_id",
+    "sep_token_id",
+    "decoder_start_token_id",
+    "tie_word_embeddings",
+    "use_cache",
+    "return_dict",
+    "output_attentions",
+    "output_hidden_states",
+    "chunk_size_feed_forward",
+    "attention_dropout",
+    "hidden_dropout",
+    "attn_pdrop",
+    "embd_pdrop",
+    "resid_pdrop",
+    "classifier_dropout",
+    "pretraining_tp",
+    "id2label",
+    "label2id",
+    "problem_type",
+    "is_encoder_decoder",
+    "is_decoder",
+    "add_cross_attention",
+    "max_window_layers",
+    "num_anchors",
+    "embed_requires_grad",
+    "topk_w",
+    "topk",
+    "loss_decay_gamma",
+    "loss_type",
+    "gradient_checkpointing",
+    "torchscript",
+    "generation_config",
+}
 """Entries of training, of generation and of transformers' own: the tensors alone decide what is
 tied or trained."""
 SWITCHES = (
     # Norms in other places
-    "layernorms", "norm_before_fc", "fc_norm", "norm_output", "post_norm", "use_post_norm", "sandwich_norm",
-    "use_sandwich_norm", "apply_residual_connection_post_layernorm", "norm_after_attention",
+    "layernorms",
+    "norm_before_fc",
+    "fc_norm",
+    "norm_output",
+    "post_norm",
+    "use_post_norm",
+    "sandwich_norm",
+    "use_sandwich_norm",
+    "apply_residual_connection_post_layernorm",
+    "norm_after_attention",
     # Attention parallel to the feed-forward layer
-    "use_parallel_residual", "parallel_residual", "parallel_attn",
+    "use_parallel_residual",
+    "parallel_residual",
+    "parallel_attn",
     # Attention sinks, scaled embeddings, other positions
-    "attention_sink", "attention_sinks", "use_attention_sinks", "add_swa_attention_sink_bias",
-    "add_full_attention_sink_bias", "scale_embeddings", "scale_embedding", "rope_interleave", "rope_interleaved",
-    "rotary_interleaved", "alibi", "use_alibi",
-)  # fmt: skip
+    "attention_sink",
+    "attention_sinks",
+    "use_attention_sinks",
+    "add_swa_attention_sink_bias",
+    "add_full_attention_sink_bias",
+    "scale_embeddings",
+    "scale_embedding",
+    "rope_interleave",
+    "rope_interleaved",
+    "rotary_interleaved",
+    "alibi",
+    "use_alibi",
+)
 NUMBERS = (
     # Soft caps and attention sinks
-    "attn_logit_softcapping", "final_logit_softcapping", "logit_softcapping", "logits_soft_cap", "num_attention_sinks",
-    "sink_size", "attention_sink_size", "num_sink_tokens",
+    "attn_logit_softcapping",
+    "final_logit_softcapping",
+    "logit_softcapping",
+    "logits_soft_cap",
+    "num_attention_sinks",
+    "sink_size",
+    "attention_sink_size",
+    "num_sink_tokens",
     # Layers without rope, chunks, experts, compressed keys
-    "no_rope_layer_interval", "nope_layer_interval", "attention_chunk_size", "num_experts", "num_local_experts",
-    "n_routed_experts", "kv_lora_rank", "q_lora_rank",
-)  # fmt: skip
+    "no_rope_layer_interval",
+    "nope_layer_interval",
+    "attention_chunk_size",
+    "num_experts",
+    "num_local_experts",
+    "n_routed_experts",
+    "kv_lora_rank",
+    "q_lora_rank",
+)
 FACTORS = (
     # Scales of embeddings, attention, residuals and logits
-    "embedding_multiplier", "embedding_scale", "embed_scale", "scale_emb", "residual_multiplier", "residual_scale",
-    "scale_depth", "logits_scaling", "logit_scale", "lm_head_multiplier", "output_multiplier", "attention_in_multiplier",
-    "attention_out_multiplier", "key_multiplier",
+    "embedding_multiplier",
+    "embedding_scale",
+    "embed_scale",
+    "scale_emb",
+    "residual_multiplier",
+    "residual_scale",
+    "scale_depth",
+    "logits_scaling",
+    "logit_scale",
+    "lm_head_multiplier",
+    "output_multiplier",
+    "attention_in_multiplier",
+    "attention_out_multiplier",
+    "key_multiplier",
     # A part of each head that is rotated
-    "partial_rotary_factor", "rotary_pct",
-)  # fmt: skip
-OBJECTS = ("attention_multiplier", "query_pre_attn_scalar", "attention_scale", "mup_width_scale", "dim_model_base",
-           "clip_qkv", "no_rope_layers")  # fmt: skip
+    "partial_rotary_factor",
+    "rotary_pct",
+)
+OBJECTS = (
+    "attention_multiplier",
+    "query_pre_attn_scalar",
+    "attention_scale",
+    "mup_width_scale",
+    "dim_model_base",
+    "clip_qkv",
+    "no_rope_layers",
+)
 NETWORKS: Mapping[str, Values] = {
     **dict.fromkeys(SWITCHES, (None, False)),
     **dict.fromkeys(NUMBERS, (None, 0)),
@@ -173,8 +282,15 @@ LLAMA = Table(
     LlamaConfig(),
 )
 """A layer of Llama's kind."""
-EAGLE_ENTRIES = {"bias", "draft_vocab_size", "target_hidden_size", "norm_before_residual", "eagle_aux_hidden_state_layer_ids",
-                 "eagle_config", "fusion_bias"}  # fmt: skip
+EAGLE_ENTRIES = {
+    "bias",
+    "draft_vocab_size",
+    "target_hidden_size",
+    "norm_before_residual",
+    "eagle_aux_hidden_state_layer_ids",
+    "eagle_config",
+    "fusion_bias",
+}
 EAGLE = Table(LLAMA.used | EAGLE_ENTRIES, LLAMA.harmless, LLAMA.refused, LLAMA.defaults)
 """EAGLE and EAGLE-3 in the original layout."""
 PEAGLE = Table(
@@ -185,14 +301,19 @@ PEAGLE = Table(
 )
 """P-EAGLE in a flat config."""
 SPECULATORS = Table(
-    EAGLE_ENTRIES | {"transformer_layer_config", "mask_token_id", "ptd_token_id", "pard_token", "draftree"},
-    OTHERS, NETWORKS, strict=True,
-)  # fmt: skip
+    EAGLE_ENTRIES
+    | {"transformer_layer_config", "mask_token_id", "ptd_token_id", "pard_token", "draftree"},
+    OTHERS,
+    NETWORKS,
+    strict=True,
+)
 """Entries of the layout of speculators other than its layer's config."""
 GLIDE = Table(
     LLAMA.used | {"block_size", "large_hidden_size", "large_num_attention_heads", "large_head_dim"},
-    LLAMA.harmless, {**LLAMA.refused, "use_remap": (None, False)}, LLAMA.defaults,
-)  # fmt: skip
+    LLAMA.harmless,
+    {**LLAMA.refused, "use_remap": (None, False)},
+    LLAMA.defaults,
+)
 QWEN3 = Table(
     LAYER | {"layer_types", "sliding_window", "use_sliding_window", "max_window_layers"},
     OTHERS - {"max_window_layers"},
@@ -201,10 +322,23 @@ QWEN3 = Table(
 )
 """A layer of Qwen3's kind."""
 BLOCK_ENTRIES = {
-    "block_size", "mask_token_id", "target_layer_ids", "aux_hidden_state_layer_ids", "sample_from_anchor", "projector_type",
-    "markov_rank", "markov_head_type", "enable_confidence_head", "confidence_head_with_markov", "causal_head", "is_causal",
-    "causal", "sliding_window_non_causal", "draft_vocab_size", "target_hidden_size",
-}  # fmt: skip
+    "block_size",
+    "mask_token_id",
+    "target_layer_ids",
+    "aux_hidden_state_layer_ids",
+    "sample_from_anchor",
+    "projector_type",
+    "markov_rank",
+    "markov_head_type",
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+    "causal_head",
+    "is_causal",
+    "causal",
+    "sliding_window_non_causal",
+    "draft_vocab_size",
+    "target_hidden_size",
+}
 BLOCKS = Table(
     QWEN3.used | BLOCK_ENTRIES | {"dflash_config"}, QWEN3.harmless, QWEN3.refused, QWEN3.defaults
 )
@@ -214,11 +348,21 @@ SPECULATED_BLOCKS = Table(
 )
 """The same in the layout of speculators, next to the layers' config."""
 MEDUSA = Table(
-    {"medusa_num_heads", "medusa_num_layers", "num_heads", "num_hidden_layers", "hidden_size", "vocab_size",
-     "truncated_vocab_size", "original_lm_head", "medusa_fc_bias", "draftree"},
+    {
+        "medusa_num_heads",
+        "medusa_num_layers",
+        "num_heads",
+        "num_hidden_layers",
+        "hidden_size",
+        "vocab_size",
+        "truncated_vocab_size",
+        "original_lm_head",
+        "medusa_fc_bias",
+        "draftree",
+    },
     OTHERS | {"max_paths", "version", "medusa_choices"},
     {},
-)  # fmt: skip
+)
 HYDRA = Table(
     {
         "hydra_num_heads",

@@ -94,9 +94,15 @@ def to_vllm(
     kept = {k: v for k, v in config.items() if k == "base_model_name_or_path"}
     sizes = {"hidden_size": hidden, "vocab_size": vocab or drafted, "truncated_vocab_size": drafted}
     return kept | sizes | {
-        "architectures": ["MedusaModel"], "model_type": "medusa", "num_heads": heads, "num_hidden_layers": layers,
-        "max_paths": 64, "topk": 10, "original_lm_head": False, "medusa_fc_bias": True,
-    }, renamed  # fmt: skip
+        "architectures": ["MedusaModel"],
+        "model_type": "medusa",
+        "num_heads": heads,
+        "num_hidden_layers": layers,
+        "max_paths": 64,
+        "topk": 10,
+        "original_lm_head": False,
+        "medusa_fc_bias": True,
+    }, renamed
 
 
 def from_vllm(

@@ -30,9 +30,10 @@ PREFIXES: Mapping[str, Mapping[str, str]] = {
 LEFT_OUT: Mapping[str, Sequence[str]] = {"eagle": (EMBEDDING,), "eagle3": ()}
 """Tensors of the original layout that have no place here."""
 ARCHITECTURES = {
-    "eagle": ("EagleSpeculator", "LlamaForCausalLM"), "eagle3": ("Eagle3Speculator", "LlamaForCausalLMEagle3"),
+    "eagle": ("EagleSpeculator", "LlamaForCausalLM"),
+    "eagle3": ("Eagle3Speculator", "LlamaForCausalLMEagle3"),
     "peagle": ("PEagleSpeculator", "PEagleDraftModel"),
-}  # fmt: skip
+}
 """The network's name in configs here, and in the original layout."""
 VERSIONS = {"eagle": "0.1.0", "eagle3": "0.2.0", "peagle": "0.5.0"}
 """Of the library, whose layout is written; later versions have no EAGLE-1."""
@@ -40,9 +41,13 @@ LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 FIELDS = ("draft_vocab_size", "norm_before_residual", "target_hidden_size", LAYER_IDS)
 """The entries of EAGLE-3's config outside the layer's; the original layout has it all in one."""
 TYPES: Mapping[str, Any] = {
-    "draft_vocab_size": int | None, "target_hidden_size": int | None, "norm_before_residual": bool | None, "bias": bool,
-    "fusion_bias": bool, LAYER_IDS: list[int] | None,
-}  # fmt: skip
+    "draft_vocab_size": int | None,
+    "target_hidden_size": int | None,
+    "norm_before_residual": bool | None,
+    "bias": bool,
+    "fusion_bias": bool,
+    LAYER_IDS: list[int] | None,
+}
 """The types of entries, in either layout, where they are there."""
 DRAFTED = 5
 """The chain a server drafts by default."""

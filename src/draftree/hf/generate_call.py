@@ -31,29 +31,54 @@ from draftree.sampling.logits_processors import Around
 from draftree.sampling.params import Sampling
 
 WARPERS: frozenset[type] = frozenset(
-    (stock.TemperatureLogitsWarper, stock.TopKLogitsWarper, stock.TopPLogitsWarper, stock.MinPLogitsWarper,
-     stock.TypicalLogitsWarper, stock.TopHLogitsWarper, stock.EpsilonLogitsWarper, stock.EtaLogitsWarper)
-)  # fmt: skip
+    (
+        stock.TemperatureLogitsWarper,
+        stock.TopKLogitsWarper,
+        stock.TopPLogitsWarper,
+        stock.MinPLogitsWarper,
+        stock.TypicalLogitsWarper,
+        stock.TopHLogitsWarper,
+        stock.EpsilonLogitsWarper,
+        stock.EtaLogitsWarper,
+    )
+)
 """Processors that look at the scores alone: the last ones of a list turn logits into p, for drafts
 as well."""
 PURE: frozenset[type] = frozenset(
-    (stock.RepetitionPenaltyLogitsProcessor, stock.NoRepeatNGramLogitsProcessor, stock.NoBadWordsLogitsProcessor,
-     stock.SequenceBiasLogitsProcessor, stock.SuppressTokensLogitsProcessor, stock.SuppressTokensAtBeginLogitsProcessor,
-     stock.ForcedBOSTokenLogitsProcessor, stock.ForcedEOSTokenLogitsProcessor, stock.MinLengthLogitsProcessor,
-     stock.MinNewTokensLengthLogitsProcessor, stock.ExponentialDecayLengthPenalty)
-)  # fmt: skip
+    (
+        stock.RepetitionPenaltyLogitsProcessor,
+        stock.NoRepeatNGramLogitsProcessor,
+        stock.NoBadWordsLogitsProcessor,
+        stock.SequenceBiasLogitsProcessor,
+        stock.SuppressTokensLogitsProcessor,
+        stock.SuppressTokensAtBeginLogitsProcessor,
+        stock.ForcedBOSTokenLogitsProcessor,
+        stock.ForcedEOSTokenLogitsProcessor,
+        stock.MinLengthLogitsProcessor,
+        stock.MinNewTokensLengthLogitsProcessor,
+        stock.ExponentialDecayLengthPenalty,
+    )
+)
 """Processors that are cheap functions of one sequence's text and scores, so that they are applied
 to drafts, too (`Request.guides`)."""
-ALONE: frozenset[type] = WARPERS | PURE | {
-    stock.InfNanRemoveLogitsProcessor, stock.LogitNormalization, stock.WatermarkLogitsProcessor, MaxTimeCriteria,
-    StopStringCriteria
-}  # fmt: skip
+ALONE: frozenset[type] = (
+    WARPERS
+    | PURE
+    | {
+        stock.InfNanRemoveLogitsProcessor,
+        stock.LogitNormalization,
+        stock.WatermarkLogitsProcessor,
+        MaxTimeCriteria,
+        StopStringCriteria,
+    }
+)
 """Processors and criteria that treat a sequence the same whatever its number and the size of the
 batch."""
 STATELESS: frozenset[type] = ALONE | {
-    stock.PrefixConstrainedLogitsProcessor, stock.EncoderNoRepeatNGramLogitsProcessor,
-    stock.EncoderRepetitionPenaltyLogitsProcessor
-}  # fmt: skip
+    stock.PrefixConstrainedLogitsProcessor,
+    stock.EncoderNoRepeatNGramLogitsProcessor,
+    stock.EncoderRepetitionPenaltyLogitsProcessor,
+}
 """Processors and criteria without state between calls, so that sequences can share them."""
 
 

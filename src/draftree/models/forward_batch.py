@@ -269,10 +269,11 @@ class DeviceFeed:
         }  # padding sees all
         nothing, lowest = torch.zeros((), dtype=dtype, device=ids.device), torch.finfo(dtype).min
         return {
-            "tokens": pad(ids, more), "positions": pad(positions, more),
+            "tokens": pad(ids, more),
+            "positions": pad(positions, more),
             "slots": first + deep - self.count + torch.arange(self.width, device=ids.device),
             **{name: nothing.masked_fill(each, lowest) for name, each in hidden.items()},
-        }  # fmt: skip
+        }
 
 
 def write_mask(mask: Tensor, batch: ForwardBatch, committed: Ints) -> Tensor:

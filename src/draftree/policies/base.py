@@ -228,11 +228,26 @@ def append(
         SAME if candidates.sources is None else candidates.sources,
     )
     whole, real = appended(
-        tree.tokens, tree.parents, tree.depth, tree.row, tree.source, tree.number, tree.q_row,
-        tree.log_q, tree.score, tree.entropy, frontier, new, np.ascontiguousarray(candidates.log_q),
-        ALL if keep is None else keep, OWN if score is None else score, ZEROS if entropy is None else entropy,
-        np.ascontiguousarray(sources), candidates.source, first,
-    )  # fmt: skip
+        tree.tokens,
+        tree.parents,
+        tree.depth,
+        tree.row,
+        tree.source,
+        tree.number,
+        tree.q_row,
+        tree.log_q,
+        tree.score,
+        tree.entropy,
+        frontier,
+        new,
+        np.ascontiguousarray(candidates.log_q),
+        ALL if keep is None else keep,
+        OWN if score is None else score,
+        ZEROS if entropy is None else entropy,
+        np.ascontiguousarray(sources),
+        candidates.source,
+        first,
+    )
     tokens, parents, depth, row, source, number, q_row = whole
     log_q, score, entropy = real
     return Tree(

@@ -100,8 +100,14 @@ class Classifier:
     def save(self, folder: Path) -> None:
         """Write `config.json` and `model.safetensors`."""
         tensors = {name: np.array(getattr(self, name), np.float32, order="C") for name in TENSORS}
-        config = {"policy": "c2t", "features": self.features, "hidden": len(self.hidden_bias), "entropy_top": self.entropy_top,
-                "log_joint": self.log_joint, "trained_on": dict(self.trained_on)}  # fmt: skip
+        config = {
+            "policy": "c2t",
+            "features": self.features,
+            "hidden": len(self.hidden_bias),
+            "entropy_top": self.entropy_top,
+            "log_joint": self.log_joint,
+            "trained_on": dict(self.trained_on),
+        }
         with filled(folder, last=CONFIG) as beside:
             save_file(tensors, beside / WEIGHTS)
             (beside / CONFIG).write_text(json.dumps(config, indent=1) + "\n")

@@ -110,9 +110,13 @@ class PCT(Layered):
             return None
         least = np.array([log(self.leaf_threshold), log(self.own), log(ratio)])
         return Pruned(
-            min(self.max_depth, outlook.layers), self.width, layer=int(1 / self.leaf_threshold) + 1,
-            frontier=min(doubled(int(1 / ratio) + 1), outlook.wide), nodes=outlook.large, least=least,
-        )  # fmt: skip
+            min(self.max_depth, outlook.layers),
+            self.width,
+            layer=int(1 / self.leaf_threshold) + 1,
+            frontier=min(doubled(int(1 / ratio) + 1), outlook.wide),
+            nodes=outlook.large,
+            least=least,
+        )
 
     @override
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:

@@ -244,9 +244,16 @@ class Yield(Policy):
         numbers = np.array([*learnt, budget.rate, budget.left - spent])
         prices = Prices(numbers, costs.draft_curve, costs.target_curve, tree.roots)
         return YieldPlan(
-            1 if probing else min(self.depth, outlook.layers), self.width, frontier=min(outlook.wide, WIDEST),
-            nodes=outlook.large, first=tree.row[chosen], ahead=AHEAD, certain=CERTAIN, probing=probing, prices=prices,
-        )  # fmt: skip
+            1 if probing else min(self.depth, outlook.layers),
+            self.width,
+            frontier=min(outlook.wide, WIDEST),
+            nodes=outlook.large,
+            first=tree.row[chosen],
+            ahead=AHEAD,
+            certain=CERTAIN,
+            probing=probing,
+            prices=prices,
+        )
 
     def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
         """Return [F, K] which candidates of a layer that costs nothing are considered.

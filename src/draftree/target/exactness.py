@@ -123,11 +123,16 @@ def identity(decoder: Decoder) -> dict[str, str]:
     """Return the machine and the model's shapes, which the findings depend on."""
     shapes = "".join(f"{name}{tuple(p.shape)}" for name, p in decoder.model.named_parameters())
     return {
-        **machine(decoder.device), "dtype": str(decoder.dtype), "attention": str(decoder.config._attn_implementation),
-        "model": str(decoder.config.model_type), "shapes": hashlib.sha256(shapes.encode()).hexdigest(), "layout": LAYOUT,
-        "packed": " ".join(packed_shapes(decoder.model)), "between": " ".join(replaced_kinds(decoder.model)),
+        **machine(decoder.device),
+        "dtype": str(decoder.dtype),
+        "attention": str(decoder.config._attn_implementation),
+        "model": str(decoder.config.model_type),
+        "shapes": hashlib.sha256(shapes.encode()).hexdigest(),
+        "layout": LAYOUT,
+        "packed": " ".join(packed_shapes(decoder.model)),
+        "between": " ".join(replaced_kinds(decoder.model)),
         "compiled": " ".join(decoder.native_kinds),
-    }  # fmt: skip
+    }
 
 
 def _stored(path: Path) -> Findings | None:

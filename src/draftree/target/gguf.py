@@ -42,9 +42,18 @@ PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", r
 BLOCK = re.compile(r"blk\.(\d+)\.")
 """The beginning of the name of a layer's tensor."""
 COUNTS = (
-    ".block_count", ".embedding_length", ".feed_forward_length", ".head_count", ".head_count_kv", ".key_length",
-    ".value_length", ".vocab_size", ".expert_count", ".expert_feed_forward_length", ".dimension_count",
-)  # fmt: skip
+    ".block_count",
+    ".embedding_length",
+    ".feed_forward_length",
+    ".head_count",
+    ".head_count_kv",
+    ".key_length",
+    ".value_length",
+    ".vocab_size",
+    ".expert_count",
+    ".expert_feed_forward_length",
+    ".dimension_count",
+)
 """Endings of entries that give the size or the number of tensors."""
 LISTED = 10_000
 """The most parts that are looked for, as a name may contain any number."""

@@ -131,18 +131,20 @@ class Coverage:
             return ", ".join(f"{k}: {n}" for k, n in sorted(of.items())) or "none"
 
         lines = [f"{kind:10}{', '.join(sorted(ran))}" for kind, ran in self.parts.items()]
-        return "\n".join([
-            *lines,
-            f"cases     {self.cases.total()} passed ({counts(self.cases)})",
-            f"refused   {', '.join(sorted(self.refused)) or 'none'}",
-            f"accepted  drafted nodes in a step: {counts(self.accepted)}",
-            f"siblings  accepted nodes by their place: {counts(self.siblings)}",
-            f"inside    texts that ended in the middle of an accepted path: {self.inside}",
-            f"preempted sequences that made room for others: {self.preempted}",
-            f"shared    requests whose prompt was read in part with another's: {self.shared}",
-            f"beside    passes over nodes that also read chunks of prompts: {self.beside}",
-            f"ties      {', '.join(self.ties) or 'none'}",
-        ])  # fmt: skip
+        return "\n".join(
+            [
+                *lines,
+                f"cases     {self.cases.total()} passed ({counts(self.cases)})",
+                f"refused   {', '.join(sorted(self.refused)) or 'none'}",
+                f"accepted  drafted nodes in a step: {counts(self.accepted)}",
+                f"siblings  accepted nodes by their place: {counts(self.siblings)}",
+                f"inside    texts that ended in the middle of an accepted path: {self.inside}",
+                f"preempted sequences that made room for others: {self.preempted}",
+                f"shared    requests whose prompt was read in part with another's: {self.shared}",
+                f"beside    passes over nodes that also read chunks of prompts: {self.beside}",
+                f"ties      {', '.join(self.ties) or 'none'}",
+            ]
+        )
 
 
 class Watched(Acceptor):

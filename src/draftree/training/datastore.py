@@ -81,13 +81,25 @@ def build(
             corpus, vocab, folder, settings, lambda doing: tell(done, doing, of)
         )
         said = {
-            "drafter": kind, "target": target, "tokenizer": tokenizer_hash(tokenizer), "vocab": vocab,
-            "files": len(found), "undecodable": corpus.undecodable,
-            "skipped": skipped.count if skipped else 0, "documents": corpus.documents, "tokens": corpus.tokens,
-            "text_bytes": corpus.text_bytes, "bytes": sum(path.stat().st_size for path in folder.iterdir()), **figures,
+            "drafter": kind,
+            "target": target,
+            "tokenizer": tokenizer_hash(tokenizer),
+            "vocab": vocab,
+            "files": len(found),
+            "undecodable": corpus.undecodable,
+            "skipped": skipped.count if skipped else 0,
+            "documents": corpus.documents,
+            "tokens": corpus.tokens,
+            "text_bytes": corpus.text_bytes,
+            "bytes": sum(path.stat().st_size for path in folder.iterdir()),
+            **figures,
             "seconds": round(time.perf_counter() - start, 3),
-            "data": list(map(str, data)), "settings": settings, "date": datetime.now(UTC).isoformat(timespec="seconds"),
-            "command": command(), "version": draftree.__version__, "commit": commit(),
-        }  # fmt: skip
+            "data": list(map(str, data)),
+            "settings": settings,
+            "date": datetime.now(UTC).isoformat(timespec="seconds"),
+            "command": command(),
+            "version": draftree.__version__,
+            "commit": commit(),
+        }
         (folder / CONFIG).write_text(json.dumps({ABOUT: said}, indent=2) + "\n")
     return said

@@ -39,8 +39,13 @@ FREE = frozenset(
 
 
 SINCE: Mapping[str, Any] = {
-    "stage": "", "betas": [0.9, 0.999], "weight_decay": 0.01, "clip_by": "norm", "floor": 0.05, "max_seconds": 0.0,
-}  # fmt: skip
+    "stage": "",
+    "betas": [0.9, 0.999],
+    "weight_decay": 0.01,
+    "clip_by": "norm",
+    "floor": 0.05,
+    "max_seconds": 0.0,
+}
 """Values of runs that were begun before these were written down."""
 
 

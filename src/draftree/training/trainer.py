@@ -296,8 +296,24 @@ class Run:
         costs = (
             settled_costs(target, drafter) if policy.reads_costs else UNIT
         )  # in float32: they are of this run alone
-        return cls(plan, out, drafter, teacher, accelerator, processes, objective, optimizer, learnt, held, first, steps, said,
-                   policy, costs, Clock(plan.max_seconds, spent, processes))  # fmt: skip
+        return cls(
+            plan,
+            out,
+            drafter,
+            teacher,
+            accelerator,
+            processes,
+            objective,
+            optimizer,
+            learnt,
+            held,
+            first,
+            steps,
+            said,
+            policy,
+            costs,
+            Clock(plan.max_seconds, spent, processes),
+        )
 
     def learn(self, step: int) -> float:
         """Run one step of the optimiser; return the loss of all processes' samples.

@@ -93,8 +93,12 @@ class Knobs:
         given = parsed(items, cls, "'c2t'")
         if start is None:
             return cls(**given)
-        own: dict[str, Any] = {"features": start.features, "log_joint": start.log_joint, "hidden": len(start.hidden_bias),
-                               "entropy_top": start.entropy_top}  # fmt: skip
+        own: dict[str, Any] = {
+            "features": start.features,
+            "log_joint": start.log_joint,
+            "hidden": len(start.hidden_bias),
+            "entropy_top": start.entropy_top,
+        }
         for key in own.keys() & given.keys():
             if given[key] != own[key]:
                 raise UserError(

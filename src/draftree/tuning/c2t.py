@@ -309,8 +309,17 @@ def summed(
         f"step {best.step:,} of {steps:,}, {best.told}; {entries:,} entries of {trees:,} trees ({accepted:,} of {nodes:,} "
         "nodes accepted)"
     )
-    figures = {"policy": "c2t", "texts": len(texts), "trees": trees, "nodes": nodes, "accepted": accepted, "entries": entries,
-               "rounds": [asdict(r) for r in rounds], "step": best.step, "to_the_end": to_the_end}  # fmt: skip
+    figures = {
+        "policy": "c2t",
+        "texts": len(texts),
+        "trees": trees,
+        "nodes": nodes,
+        "accepted": accepted,
+        "entries": entries,
+        "rounds": [asdict(r) for r in rounds],
+        "step": best.step,
+        "to_the_end": to_the_end,
+    }
     return Fitted(figures, [line, ending])
 
 
@@ -398,9 +407,17 @@ class Training(Tuning):
         figures = {k: v for k, v in end.figures.items() if k not in ("policy", "rounds")}
         said = {"target": target.name, "drafter": self.drafter, **figures}
         best = {name: getattr(picked(rounds), name) for name in ("auc", "recall", "positive_rate")}
-        note = {"command": command(), **asdict(plan), **asdict(knobs), **said, "skipped_too_long": too_long,
-                "data": kept.about["prompts"], "ending": end.lines[1], "history": end.figures["rounds"],
-                "held_out_trees": held.trees}  # fmt: skip
+        note = {
+            "command": command(),
+            **asdict(plan),
+            **asdict(knobs),
+            **said,
+            "skipped_too_long": too_long,
+            "data": kept.about["prompts"],
+            "ending": end.lines[1],
+            "history": end.figures["rounds"],
+            "held_out_trees": held.trees,
+        }
         with filled(out, last=CONFIG) as folder:
             replace(net, trained_on=said | best).save(folder)
             (folder / PLAN).write_text(json.dumps(note, indent=1) + "\n")

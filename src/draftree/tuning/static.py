@@ -268,11 +268,20 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
     ]  # each at its own roots
     return {
         "paths": [list(path) for path in sorted(shape.paths, key=lambda path: (len(path), path))],
-        "tau": shape.tau, "decoded_tau": tau, "nodes": len(shape.paths), "depth": shape.depth,
-        "speedup": shape.speedup, "settings": asdict(settings),
-        "sizes": [{"nodes": len(p.paths), "depth": p.depth, "tau": p.tau, "speedup": p.speedup} for p in sizes],
-        "places": seen.places.tolist(), "acceptance": np.round(seen.table, 6).tolist(), "costs": asdict(costs),
-    }  # fmt: skip
+        "tau": shape.tau,
+        "decoded_tau": tau,
+        "nodes": len(shape.paths),
+        "depth": shape.depth,
+        "speedup": shape.speedup,
+        "settings": asdict(settings),
+        "sizes": [
+            {"nodes": len(p.paths), "depth": p.depth, "tau": p.tau, "speedup": p.speedup}
+            for p in sizes
+        ],
+        "places": seen.places.tolist(),
+        "acceptance": np.round(seen.table, 6).tolist(),
+        "costs": asdict(costs),
+    }
 
 
 def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> list[list[int]]:

@@ -78,11 +78,17 @@ class ParallelMethod(TrainableMethod):
         llama = like(target.decoder.config)
         rope: Any = llama.rope_parameters
         values = {name: getattr(llama, name) for name in SIZES} | {
-            "vocab_size": vocab, "hidden_size": target.decoder.hidden, "model_type": "qwen3", "num_hidden_layers": self.layers,
-            "layer_types": ["full_attention"] * self.layers, "attention_bias": False, "tie_word_embeddings": False,
-            "rope_parameters": dict(rope), "rope_theta": rope["rope_theta"],
+            "vocab_size": vocab,
+            "hidden_size": target.decoder.hidden,
+            "model_type": "qwen3",
+            "num_hidden_layers": self.layers,
+            "layer_types": ["full_attention"] * self.layers,
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+            "rope_parameters": dict(rope),
+            "rope_theta": rope["rope_theta"],
             "num_target_layers": int(target.decoder.config.num_hidden_layers),
-        }  # fmt: skip
+        }
         reads = spread(target, self.features)
         mask = vocab - 1 if self.mask is None else self.mask
         return Layout(
@@ -98,9 +104,13 @@ class ParallelMethod(TrainableMethod):
     def known(self, layout: Layout) -> Self:
         """Return these options, with those that a checkpoint fixes."""
         return replace(
-            self, layers=len(layout.sights), block=layout.block, features=len(layout.reads), mask=layout.mask,
+            self,
+            layers=len(layout.sights),
+            block=layout.block,
+            features=len(layout.reads),
+            mask=layout.mask,
             draft_vocab=layout.draft_vocab,
-        )  # fmt: skip
+        )
 
 
 def opened(
@@ -273,9 +283,13 @@ class ParallelDrafter(Trainable[Blocks]):
             state = replace(state, outputs=self._block(state.cache, tree))
         shared = not self.by_path and drawing.shaped is None  # nodes of a depth share their list
         nodes, which = by_depth(tree, frontier) if shared else (frontier, None)
-        outputs = state.outputs if state.outputs is not None else self._like.new_zeros(
-            state.cache.rows, self.model.layout.block, self.model.config.hidden_size
-        )  # fmt: skip
+        outputs = (
+            state.outputs
+            if state.outputs is not None
+            else self._like.new_zeros(
+                state.cache.rows, self.model.layout.block, self.model.config.hidden_size
+            )
+        )
         found = self._offered(self.after(outputs, tree, nodes), tree, nodes, k, drawing)
         found = replace(found, confidence=self.confidence(outputs, tree, nodes))
         return found if which is None else found.shared(which), state

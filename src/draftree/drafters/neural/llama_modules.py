@@ -23,8 +23,18 @@ from draftree.models.supported_architectures import LENGTH_DEPENDENT_ROPE, cache
 from draftree.utils.files import Entries, understood
 
 Config = TypeVar("Config", LlamaConfig, Qwen3Config)
-SIZES = ("vocab_size", "hidden_size", "intermediate_size", "num_attention_heads", "num_key_value_heads", "head_dim",
-         "max_position_embeddings", "rms_norm_eps", "hidden_act", "initializer_range")  # fmt: skip
+SIZES = (
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "max_position_embeddings",
+    "rms_norm_eps",
+    "hidden_act",
+    "initializer_range",
+)
 CACHE = str(cache_argument(inspect.signature(LlamaDecoderLayer.forward).parameters))
 """What transformers' own layers, and their attention, call the cache in this version of it."""
 HEAD = 64

@@ -24,10 +24,14 @@ def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineC
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     device, dtype = torch.device(str(vllm_config.device_config.device)), model.dtype
     about = machine(device) | {
-        "vllm": version, "model": str(model.model), "dtype": str(dtype), "quantization": str(model.quantization),
-        "eager": str(model.enforce_eager), "tensor_parallel": str(parallel.tensor_parallel_size),
+        "vllm": version,
+        "model": str(model.model),
+        "dtype": str(dtype),
+        "quantization": str(model.quantization),
+        "eager": str(model.enforce_eager),
+        "tensor_parallel": str(parallel.tensor_parallel_size),
         "pipeline_parallel": str(parallel.pipeline_parallel_size),
-    }  # fmt: skip
+    }
     speed = partial(machine_speed, device, dtype)
     size = target_size(model.hf_text_config, dtype.itemsize, int(parallel.tensor_parallel_size))
     drafts = {"draft": LOOK_UP, "commit": LOOK_UP, "find": LOOK_UP}
