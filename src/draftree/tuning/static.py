@@ -235,12 +235,12 @@ def settled(
         The tree, with what is expected of it at its own roots; the acceptance there; τ of decoding
         along the texts.
     """
-    seen, tried = teacher_forcing.everywhere, dict[Paths, tuple[Shape, Acceptance, float]]()
+    seen, tried = driven.everywhere, dict[Paths, tuple[Shape, Acceptance, float]]()
     for _ in range(ROUNDS):
         paths = choose(seen.table).paths if seen.table.any() else ()
         if not paths or paths in tried:
             break
-        seen, tau = teacher_forcing.decoded(paths)
+        seen, tau = driven.decoded(paths)
         tried[paths] = Shape.of(paths, seen.table, costs), seen, tau
     return max(tried.values(), key=lambda found: found[2] * found[0].speedup / found[0].tau)
 
@@ -256,14 +256,14 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
         choose = lambda table: fastest(search, table, costs)
     else:
         choose = lambda table: Shape.of(searched(search, table, nodes)(nodes), table, costs)
-    if not teacher_forcing.everywhere.table.any():
+    if not driven.everywhere.table.any():
         raise UserError(
             "static: none of the drafter's candidates was the target's token: it does not fit this target or data"
         )
     shape, seen, tau = settled(driven, choose, costs)
     grow = searched(search, seen.table, max(SIZES))
     sizes = [
-        Shape.of(paths, teacher_forcing.decoded(paths)[0].table, costs)
+        Shape.of(paths, driven.decoded(paths)[0].table, costs)
         for paths in map(grow, SIZES)
     ]  # each at its own roots
     return {
