@@ -43,22 +43,22 @@ register()
 register_grouped()
 
 HEAD_FACTORS = ("logit_scale", "lm_head_multiplier", "logits_scaling")
-"""Config entries by which logits are multiplied: those of Cohere, Falcon-H1 and HyperCLOVA X."""
+"""Config entries by which models multiply their logits: Cohere, Falcon-H1 and HyperCLOVA X."""
 
 
 class Decoder:
-    """Hold a model, what trees need to know about it, and the runner of its passes.
+    """Run a causal language model of transformers over draft trees.
 
     Args:
         model: a causal language model of transformers 5.
         capture: how passes over trees are run; by default eagerly.
 
     Attributes:
-        hf: runs the model's own modules.
-        runner: runs the forward passes.
+        hf: the runner that calls the model's own modules.
+        runner: the runner of the forward passes.
 
     Raises:
-        UserError: the architecture cannot verify a tree; the text names it and the reason.
+        UserError: the architecture cannot verify a tree; the message names it and the reason.
     """
 
     def __init__(
@@ -79,17 +79,17 @@ class Decoder:
         return self.hf.config
 
     def use_runner(self, runner: HFRunner) -> None:
-        """Use another runner, of a model with the same weights."""
+        """Run passes by another runner, whose model has the same weights."""
         self.hf = runner
         self.use_capture(self.capture)
 
     def use_capture(self, capture: Capture) -> None:
-        """Change how passes over trees are run."""
+        """Change how passes over trees are run: eagerly, or recorded as CUDA graphs."""
         self.capture = capture
         self.runner = GraphRunner(self.hf, capture) if capture.ladder.few else self.hf
 
     def check_capture(self) -> None:
-        """Stop using CUDA graphs, and log it, if a recorded pass gives other logits."""
+        """Stop using CUDA graphs, with a warning, if a recorded pass gives other logits."""
         if not self.capture.ladder.few or self.context < TRIED:
             return
         cache = self.new_cache(1, TRIED)
@@ -100,7 +100,7 @@ class Decoder:
             self.use_capture(Eager())
 
     def use_native_kernels(self) -> bool:
-        """Choose the native runner if the kernels support this model; return whether it is used."""
+        """Use the native runner if it supports this model, and return whether it is used."""
         if not self.capture.ladder.few and not isinstance(self.runner, NativeRunner):
             with torch.inference_mode():
                 self.runner = NativeRunner.of(self.hf, self._behind_head) or self.hf
@@ -108,17 +108,17 @@ class Decoder:
 
     @property
     def native_kinds(self) -> list[str]:
-        """Return the kinds of layers that native kernels run, for the record."""
+        """Return the class names of the layers that native kernels run, for the record of a run."""
         return self.runner.kinds if isinstance(self.runner, NativeRunner) else []
 
     @cached_property
     def device(self) -> torch.device:
-        """Return the device of tokens and logits, which is cached because it is read often."""
+        """Return the device of tokens and logits. It is cached because it is read often."""
         return input_device(self.model)
 
     @cached_property
     def dtype(self) -> torch.dtype:
-        """Return the dtype of its weights."""
+        """Return the dtype of the weights."""
         dtype: torch.dtype = self.model.dtype
         return dtype
 
@@ -135,7 +135,7 @@ class Decoder:
         """Return the weight [V, D] of the LM head.
 
         Raises:
-            UserError: it is quantised or offloaded, so that it cannot be read.
+            UserError: the head is quantised or offloaded, so that its weight cannot be read.
         """
         weight: Tensor | None = getattr(self._head, "weight", None)
         name = type(self.model).__name__
@@ -149,7 +149,7 @@ class Decoder:
 
     @property
     def hidden(self) -> int:
-        """Return D, the width of its hidden states."""
+        """Return D, the width of the hidden states."""
         return int(self.config.hidden_size)
 
     @cached_property
@@ -163,22 +163,22 @@ class Decoder:
 
     @property
     def stack(self) -> PreTrainedModel:
-        """Return the transformer without its LM head, and without the encoders of other media."""
+        """Return the transformer without its LM head and without encoders of images or audio."""
         return self.hf.stack
 
     @property
     def layers(self) -> nn.ModuleList:
-        """Return its transformer layers."""
+        """Return the transformer layers."""
         return self.hf.layers
 
     @property
     def rope_boundary(self) -> tuple[str, int] | None:
-        """Return (kind, length) where rotary frequencies change with the length, else None."""
+        """Return (type, length) of a rotary embedding that changes at a text length, or None."""
         return self.hf.rope_boundary
 
     @property
     def kept(self) -> Kept:
-        """Return the shapes of what the layers store: keys, values and recurrent states."""
+        """Return the shapes of keys, values and recurrent states that the layers store."""
         return self.hf.kept
 
     @property
@@ -188,12 +188,12 @@ class Decoder:
 
     @property
     def keyed_layers(self) -> tuple[int, ...]:
-        """Return the layers that store keys and values."""
+        """Return the indices of the layers that store keys and values."""
         return tuple(i for i, shape in enumerate(self.shapes) if shape.heads)
 
     @property
     def attention_layers(self) -> tuple[int, ...]:
-        """Return the layers that store keys and values and have no recurrent state."""
+        """Return the indices of layers with keys and values but without a recurrent state."""
         states = {layer for layer, _ in self.kept.states}
         return tuple(i for i in self.keyed_layers if i not in states)
 
@@ -211,24 +211,28 @@ class Decoder:
     def forward(
         self, batch: ForwardBatch, cache: SlotCache, outputs: Outputs = Outputs()
     ) -> ModelOutput:
-        """Run a pass, see `ModelRunner.forward`."""
+        """Run a forward pass; see `ModelRunner.forward`."""
         return self.runner.forward(batch, cache, outputs)
 
     def forward_on_device(
         self, feed: DeviceFeed | ForwardBatch, cache: SlotCache, layers: tuple[int, ...], then: Then
     ) -> Made:
-        """Run a pass whose tokens may be known to the device only, and the epilogue on its results.
+        """Run a pass and its epilogue over tokens whose ids may be known only on the device.
 
         Args:
             feed: the tokens.
             cache: a cache of this model.
-            layers: entries of transformers' `hidden_states`.
-            then: the epilogue on padded logits and hidden states, captured in the same graph.
+            layers: indices into transformers' `hidden_states`.
+            then: the epilogue, which gets padded logits and hidden states; it is captured in the
+                same CUDA graph.
+
+        Returns:
+            The outputs of the epilogue.
         """
         return self.hf.run(cache, feed, 0, layers, then, self.capture)
 
     def hidden_index(self, layer: int) -> int:
-        """Return an entry of `hidden_states` as 0 … L, see `HFRunner.hidden_index`."""
+        """Return an index into `hidden_states` as 0 … L; see `HFRunner.hidden_index`."""
         return self.hf.hidden_index(layer)
 
     def embed(self, tokens: Tensor) -> Tensor:
@@ -242,7 +246,8 @@ class Decoder:
     def head(self, states: Tensor) -> Tensor:
         """Return logits […, V] of the final norm's output […, D].
 
-        They come from the stock LM head and the model's change of its output (a cap or a scale).
+        The stock LM head computes them. The model's own cap or scale of the logits is applied
+        afterwards.
         """
         if self._behind_head is None:
             return self._through_model(states)
@@ -253,8 +258,8 @@ class Decoder:
 
         Args:
             ids: [V′] the tokens; None for all of them.
-            raw: whether to leave out the model's change of the head's output (cap or scale),
-                because a model of the same kind will apply it.
+            raw: whether to leave out the model's cap or scale of the logits, because a model of the
+                same kind will apply it.
         """
         behind = (lambda x: x) if raw else self._behind_head
         if behind is None:
@@ -276,7 +281,7 @@ class Decoder:
         return lambda states: behind(multiplied(states))
 
     def _raw_logits(self, states: Tensor) -> Tensor:
-        """Return the output of the LM head, on the device of the states."""
+        """Return the output of the LM head before any cap or scale, on the device of the states."""
         return brought(self._head(states), states.device)
 
     @property
@@ -285,9 +290,10 @@ class Decoder:
 
     @cached_property
     def _behind_head(self) -> Callable[[Tensor], Tensor] | None:
-        """Return the function that the model applies to its head's output: none, a cap or a scale.
+        """Return the function that the model applies to its LM head's output: none, cap or scale.
 
-        The known functions are compared on a probe. The result is None if none of them matches.
+        Each known function is compared with the model on a probe. The result is None if none of
+        them matches.
         """
         cap = getattr(self.config, "final_logit_softcapping", None) or 1.0  # Gemma 2
         factors = [getattr(self.config, name, None) or 1.0 for name in HEAD_FACTORS]
@@ -310,9 +316,9 @@ class Decoder:
             )
 
     def _through_model(self, states: Tensor) -> Tensor:
-        """Return logits [n, V] for stack outputs [n, D], by the whole model.
+        """Return logits [n, V] for stack outputs [n, D], computed by a call of the whole model.
 
-        A hook replaces the stack's output in a pass over one token.
+        A hook replaces the stack's output during a pass over one token.
         """
 
         def replaced(_module: nn.Module, _inputs: Any, out: Any) -> Any:
@@ -330,8 +336,8 @@ class Decoder:
     def keys_and_values(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
         """Return the first layer's keys and values for inputs [R, n, D] at positions [R, n].
 
-        Each is [R, H, n, width]. The pass stops where the layer hands them to its cache, so that
-        nothing after that is computed.
+        Keys and values are [R, H, n, width] each. The pass is stopped as soon as the layer hands
+        them to its cache.
         """
         runner, learning = self.runner, torch.is_grad_enabled() and embeds.requires_grad
         plain = self.rope_boundary is None and embeds.dtype is self.dtype
@@ -345,10 +351,10 @@ class Decoder:
 
 
 def refuse_attention(model: PreTrainedModel) -> None:
-    """Refuse a loaded model whose attention implementation takes no tree mask.
+    """Refuse a loaded model whose attention implementation accepts no tree mask.
 
     Raises:
-        UserError: names the implementation.
+        UserError: the message names the implementation.
     """
     chosen = model.config.get_text_config(decoder=True)._attn_implementation
     if chosen not in (None, *ATTENTION):
@@ -361,7 +367,7 @@ def refuse_attention(model: PreTrainedModel) -> None:
 def pretrained(
     folder: str, config: PreTrainedConfig, dtype: torch.dtype, **how: Any
 ) -> tuple[Any, dict[str, Any]]:
-    """Load a model by transformers, and return it with the report of its tensors.
+    """Load a model with transformers, and return it with transformers' loading report.
 
     Args:
         folder: a folder or a hub id.
@@ -370,7 +376,7 @@ def pretrained(
         how: further arguments of `from_pretrained`.
 
     Raises:
-        UserError: the config's sizes differ from those of the weights.
+        UserError: the sizes in the config differ from those of the weights.
     """
     check_bounds(config, Path(folder))
     if not how.get("trust_remote_code"):  # else the class is the checkpoint's own
@@ -391,9 +397,14 @@ def pretrained(
 
 
 def one_layer(config: PreTrainedConfig, layers: int = 1, **changes: Any) -> PreTrainedModel:
-    """Return a fresh float32 model of the same architecture with few layers.
+    """Return a new float32 model of the same architecture with few layers and random weights.
 
-    Where the architecture mixes layer types, all layers have full attention.
+    All layers get full attention if the architecture mixes layer types.
+
+    Args:
+        config: the config of the original model.
+        layers: the number of layers.
+        changes: other config entries that replace the original ones.
     """
     values = config.to_dict() | {"num_hidden_layers": layers, "dtype": "float32"} | changes
     for name in ("layer_types", "layers_block_type"):

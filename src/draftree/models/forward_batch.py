@@ -17,12 +17,13 @@ from draftree.utils.hardware import to_device
 
 @dataclass(frozen=True)
 class Chunk:
-    """Hold a part of a prompt that is read in a pass with the nodes of other sequences.
+    """Hold a part of a prompt that is read in the same pass as the draft trees of other sequences.
 
     Attributes:
-        sequence: its place in the batch.
+        sequence: the slot of its sequence in the batch.
         tokens: [n] ids, which follow the committed tokens of that sequence.
-        ends: whether the prompt ends with it, so that logits after its last token are needed.
+        ends: whether this is the last part of the prompt, so that logits after its last token are
+            needed.
     """
 
     sequence: int
@@ -43,15 +44,16 @@ class ForwardBatch:
         starts: [R] the slot of each sequence's first token.
         visible: for each sequence, [n_r, m_r] whether its token i sees scratch slot j, where
             scratch slot 0 is the first slot after the committed ones and m_r = starts[r] + n_r −
-            committed. Committed slots are seen by all.
+            committed. All tokens see the committed slots.
         scratch_positions: for each sequence, [m_r] the positions of its scratch slots.
-        reach: [R] the length of each text, where rotary frequencies change with it; a prompt read
-            in parts has those of the whole from its first part on. By default a text ends with its
-            last token here.
-        whole: whether this is plain text, of which each sequence's tokens are committed all or not
-            at all. Layers with a recurrent state then read it as the model reads a prompt;
-            otherwise they keep what each path needs, even of a chain.
-        least: tokens that a sequence has at least in a padded pass.
+        reach: [R] the length of each text, for models whose rotary frequencies depend on it. For a
+            prompt that is read in parts, it is the length of the whole prompt. By default a text
+            ends with its last token in this batch.
+        whole: whether this is plain text rather than draft trees. A sequence's tokens are then
+            committed either all or not at all, and layers with a recurrent state read them as the
+            model reads a prompt. Otherwise these layers store an update for each token, even in a
+            chain.
+        least: the least number of tokens to which a padded pass pads each sequence.
     """
 
     tokens: Tensor
@@ -75,7 +77,16 @@ class ForwardBatch:
         scratch_positions: Sequence[Ints],
         device: torch.device,
     ) -> Self:
-        """Return the batch of sequences; `ids[r]` holds the tokens of sequence r."""
+        """Return the batch of sequences whose tokens are given as one array for each sequence.
+
+        Args:
+            ids: `ids[r]` holds the tokens of sequence r.
+            positions: `positions[r]` holds their positions.
+            starts: as the attribute.
+            visible: as the attribute.
+            scratch_positions: as the attribute.
+            device: the device of the token ids.
+        """
         counts = np.array([len(each) for each in ids], np.int64)
         one = len(ids) == 1
         tokens = to_device(ids[0] if one else np.concatenate(ids), device)
@@ -94,7 +105,14 @@ class ForwardBatch:
     ) -> Self:
         """Return the batch of draft trees, each after the committed tokens of its sequence.
 
-        See `kernels.tree_verification.packed`.
+        Args:
+            ids: [N] the tokens of all trees.
+            positions: [N] their positions.
+            counts: [R] the number of nodes of each tree.
+            starts: [R] the slot of each tree's root.
+            seen: the visibility matrices [n_r, n_r] of all trees, flattened one after another; see
+                `kernels.tree_verification.packed`.
+            device: the device of the token ids.
         """
         visible = list[Bools]()
         scratch = list[Ints]()
@@ -108,9 +126,14 @@ class ForwardBatch:
 
     @classmethod
     def chains(cls, ids: Sequence[Ints], starts: Ints, device: torch.device) -> Self:
-        """Return the batch of plain text after committed tokens.
+        """Return the batch of plain text after the committed tokens of each sequence.
 
-        Either all of its tokens are committed later, or none.
+        All of its tokens are committed later, or none.
+
+        Args:
+            ids: `ids[r]` holds the tokens of sequence r.
+            starts: [R] the slot of each sequence's first token.
+            device: the device of the token ids.
         """
         positions = [s + np.arange(len(t)) for s, t in zip(starts.tolist(), ids, strict=True)]
         visible = [np.tri(len(t), dtype=np.bool_) for t in ids]
@@ -118,11 +141,11 @@ class ForwardBatch:
         return replace(batch, whole=True)
 
     def beside(self, chunks: Sequence[Chunk]) -> tuple[Self, Ints]:
-        """Return the batch with chunks of prompts added, and the place [N] there of each own token.
+        """Return the batch with chunks of prompts, and the new index [N] of each present token.
 
         Args:
-            chunks: of sequences without tokens in this batch. Each token sees those before it in
-                its own sequence.
+            chunks: parts of prompts of sequences that have no tokens in this batch. Each token sees
+                all earlier tokens of its own sequence.
         """
         counts, visible = self.counts.copy(), list(self.visible)
         scratch = list(self.scratch_positions)
@@ -145,7 +168,7 @@ class ForwardBatch:
 
     @property
     def width(self) -> int:
-        """Return n, the tokens of a sequence in a padded pass."""
+        """Return n, the number of tokens of each sequence in a padded pass."""
         return max(self.least, int(self.counts.max()))
 
     @property
@@ -155,32 +178,32 @@ class ForwardBatch:
 
     @cached_property
     def firsts(self) -> Ints:
-        """Return [R + 1] which token is each sequence's first; the last entry is N."""
+        """Return [R + 1] the index of each sequence's first token; the last entry is N."""
         return np.concatenate((np.zeros(1, np.int64), self.counts.cumsum()))
 
     @cached_property
     def places(self) -> tuple[Ints, Ints]:
-        """Return [N] the sequence of each token, and its place there."""
+        """Return [N] the sequence of each token, and [N] its index in that sequence."""
         sequences = np.repeat(np.arange(len(self.counts)), self.counts)
         return sequences, np.arange(len(sequences)) - self.firsts[sequences]
 
     def of(self, sequence: int) -> slice:
-        """Return where the tokens of a sequence are."""
+        """Return the slice of a sequence's tokens."""
         return slice(int(self.firsts[sequence]), int(self.firsts[sequence + 1]))
 
     @property
     def full(self) -> bool:
-        """Return whether padding adds nothing."""
+        """Return whether all sequences have the padded width, so that no padding is needed."""
         return len(self.positions) == len(self.counts) * self.width
 
     @cached_property
     def padded_tokens(self) -> Tensor:
-        """Return [R, n] ids."""
+        """Return the token ids [R, n], padded with zeros."""
         return self.pad(self.tokens)
 
     @cached_property
     def padded_positions(self) -> Ints:
-        """Return [R, n] position ids."""
+        """Return the position ids [R, n], padded with zeros."""
         if self.full:
             return self.positions.reshape(len(self.counts), -1)
         padded = np.zeros((len(self.counts), self.width), np.int64)
@@ -188,7 +211,7 @@ class ForwardBatch:
         return padded
 
     def pad(self, values: Tensor) -> Tensor:
-        """Return [R, n, …] of values [N, …], with zeros after each sequence's own."""
+        """Pad values [N, …] with zeros after each sequence, to [R, n, …]."""
         if self.full:
             return values.view(len(self.counts), self.width, *values.shape[1:])
         padded = values.new_zeros(len(self.counts), self.width, *values.shape[1:])
@@ -196,7 +219,7 @@ class ForwardBatch:
         return padded
 
     def unpad(self, values: Tensor) -> Tensor:
-        """Return [N, …] of values [R, n, …]."""
+        """Remove the padding of values [R, n, …], and return them as [N, …]."""
         if len(self.counts) == 1:
             return values[0, : len(self.positions)]
         if self.full and values.shape[1] == self.width:  # a recorded pass may be wider
@@ -204,14 +227,16 @@ class ForwardBatch:
         return values[tuple(to_device(i, values.device) for i in self.places)]
 
     def widened(self, width: int) -> Self:
-        """Return the batch for a padded pass of `width` tokens a sequence, or more."""
+        """Return the batch with a padded width of at least `width` tokens for each sequence."""
         return replace(self, least=width)
 
 
 Laid = tuple[Tensor, Tensor, Tensor, Tensor]
-"""Ids [R, n]; positions [R, m] of scratch slots, of which the last n are the tokens' own; whether
-token i sees scratch slot j, [R, n, m]; and the first scratch slot [R, 1]. All tokens see the slots
-before it.
+"""Inputs of a pass that are computed on the device.
+
+They are ids [R, n]; positions [R, m] of scratch slots, the last n of which belong to the tokens;
+whether token i sees scratch slot j, [R, n, m]; and the first scratch slot [R, 1]. All tokens see
+the slots before that one.
 """
 
 
@@ -219,15 +244,15 @@ before it.
 class DeviceFeed:
     """Hold the tokens of one forward pass whose ids are known only on the device.
 
-    The host knows how many tokens there are and which slots they have.
+    The host knows the number of tokens and their slots.
 
     Attributes:
-        count: n, tokens per row.
-        width: tokens per row of the pass, with padding.
-        starts: [R] the slot of each row's first token.
+        count: n, the number of tokens of each sequence.
+        width: the number of tokens of each sequence with padding.
+        starts: [R] the slot of each sequence's first token.
         given: the tensors from which the tokens are computed, by name.
-        kind: a key of everything else that they are computed from.
-        make: computes the tokens from `given`.
+        kind: a key of all other inputs of that computation.
+        make: computes the inputs of the pass from `given`.
     """
 
     whole = False
@@ -239,7 +264,7 @@ class DeviceFeed:
     make: Callable[[Mapping[str, Tensor]], Laid]
 
     def widened(self, width: int) -> Self:
-        """Return the feed in a pass of `width` tokens a row; its padding is never read."""
+        """Return the feed padded to `width` tokens for each sequence; the padding is never read."""
         return replace(self, width=width)
 
     def laid(
@@ -277,12 +302,12 @@ class DeviceFeed:
 
 
 def write_mask(mask: Tensor, batch: ForwardBatch, committed: Ints) -> Tensor:
-    """Write the additive mask of a padded pass, for layers that see the whole text; return it.
+    """Write the additive mask of a padded pass, for layers with full attention, and return it.
 
     Args:
-        mask: [R, 1, n, S] to be written, where it is; S at least as far as the batch's last token.
-        batch: the batch, of n tokens a sequence.
-        committed: [R] tokens before it that all see.
+        mask: [R, 1, n, S] the memory to write to; S covers at least the batch's last token.
+        batch: the batch of n tokens for each sequence.
+        committed: [R] number of committed tokens, which all tokens see.
     """
     mask.fill_(torch.finfo(mask.dtype).min)
     for r, seen in enumerate(batch.visible):
@@ -295,7 +320,7 @@ def write_mask(mask: Tensor, batch: ForwardBatch, committed: Ints) -> Tensor:
 
 
 def write_masks(masks: Sequence[Tensor], batch: ForwardBatch, committed: Ints) -> None:
-    """Write the additive masks [n or more, S or more] of sequences, which are on the host."""
+    """Write the additive masks [n or more, S or more] of sequences, which are in host memory."""
     for r, (mask, seen) in enumerate(zip(masks, batch.visible, strict=True)):
         kind, lowest = _bits(mask.dtype)
         hide(mask.view(kind).numpy(), seen, int(committed[r]), lowest)
@@ -303,13 +328,13 @@ def write_masks(masks: Sequence[Tensor], batch: ForwardBatch, committed: Ints) -
 
 @cache
 def _bits(dtype: torch.dtype) -> tuple[torch.dtype, int]:
-    """Return an integer dtype of the same size, and the bits of the lowest number as one."""
+    """Return the integer dtype of the same size, and the lowest number's bits as an integer."""
     kind = {2: torch.int16, 4: torch.int32, 8: torch.int64}[dtype.itemsize]
     return kind, int(torch.tensor([torch.finfo(dtype).min], dtype=dtype).view(kind).numpy()[0])
 
 
 def hide_far(masks: Sequence[Tensor], batch: ForwardBatch, committed: Ints, window: int) -> None:
-    """Hide positions that are `window` or more back in written masks [n, S] of sequences."""
+    """Mask the positions that are at least `window` before a token, in written masks [n, S]."""
     for r, (mask, scratch) in enumerate(zip(masks, batch.scratch_positions, strict=True)):
         length, positions = int(committed[r]), batch.positions[batch.of(r)]
         if not len(positions):

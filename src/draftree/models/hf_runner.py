@@ -38,7 +38,7 @@ from draftree.models.supported_architectures import (
 from draftree.models.tree_pass import run_pass
 
 UNNORMED = 2**16
-"""Beyond transformers' `hidden_states`: the output of the last layer, before the last norm."""
+"""Index of a hidden state that transformers lacks: the last layer's output before the norm."""
 
 
 @final
@@ -46,16 +46,15 @@ class HFRunner(ModelRunner):
     """Run a model of transformers as it is.
 
     Args:
-        model: the given model, or a model over its weights whose recurrent layers support tree
-            passes.
-        few_operations: whether passes of Llama-like models run in few operations, see
-            `LlamaLayers`; by default on a GPU.
+        model: the model to run.
+        few_operations: whether passes of Llama-like models use `LlamaLayers`; by default on a GPU.
 
     Attributes:
-        model: the same, or a model over its weights whose recurrent layers support tree passes.
-        config: the config of its text part.
-        layer_types: the types of its layers, where they differ.
-        window: number of positions that its sliding layers see; None if there are none.
+        model: the given model, or one that shares its weights and whose recurrent layers support
+            draft trees.
+        config: the config of the model's text part.
+        layer_types: the type of each layer; empty if all are alike.
+        window: number of positions that sliding-window layers see; None if no layer has a window.
     """
 
     def __init__(self, model: PreTrainedModel, few_operations: bool | None = None) -> None:
@@ -69,19 +68,19 @@ class HFRunner(ModelRunner):
 
     @cached_property
     def device(self) -> torch.device:
-        """Return the device that tokens are given to, and logits come from."""
+        """Return the device of the tokens and of the logits."""
         return input_device(self.model)
 
     @cached_property
     def stack(self) -> PreTrainedModel:
-        """Return the transformer without its LM head, and without the encoders of other media."""
+        """Return the transformer without its LM head and without encoders of images or audio."""
         base: Any = self.model.base_model
         inner: PreTrainedModel = base.get_decoder()  # the outer model may call its LM head that
         return inner
 
     @cached_property
     def layers(self) -> nn.ModuleList:
-        """Return its transformer layers."""
+        """Return the transformer layers."""
         count = self.config.num_hidden_layers
         for module in self.stack.modules():
             if isinstance(module, nn.ModuleList) and len(module) == count:
@@ -91,7 +90,7 @@ class HFRunner(ModelRunner):
 
     @cached_property
     def kept(self) -> Kept:
-        """Return the shapes of what the layers store for a text, found by a pass over one token.
+        """Return the shapes of what the layers store, which a pass over one token records.
 
         Raises:
             UserError: a layer stores something that draftree cannot reach.
@@ -108,9 +107,9 @@ class HFRunner(ModelRunner):
         return Weights(self.model)
 
     def few_operations(self) -> LlamaLayers | None:
-        """Return a pass in few operations, or None if there is none.
+        """Return the model as `LlamaLayers`, or None if they are unwanted or do not support it.
 
-        It is built again after a module was replaced.
+        They are built again after a module was replaced.
         """
         wanted = self.device.type == "cuda" if self._wanted is None else self._wanted
         if not wanted or torch.is_grad_enabled():
@@ -129,14 +128,14 @@ class HFRunner(ModelRunner):
 
     @cached_property
     def changing_rope(self) -> dict[str, Any] | None:
-        """Return the parameters of rotary frequencies that depend on the length of the text."""
+        """Return the rotary parameters that depend on the length of the text, or None."""
         parameters = getattr(self.config, "rope_parameters", None) or {}
         kinds = (parameters, *(p for p in parameters.values() if isinstance(p, dict)))
         return next((p for p in kinds if p.get("rope_type") in LENGTH_DEPENDENT_ROPE), None)
 
     @cached_property
     def rope_boundary(self) -> tuple[str, int] | None:
-        """Return (kind, length) where rotary frequencies change with the length, else None."""
+        """Return (type, length) of a rotary embedding that changes at a text length, or None."""
         rope = self.changing_rope
         if rope is None:
             return None
@@ -146,29 +145,34 @@ class HFRunner(ModelRunner):
         return rope["rope_type"], int(known if dynamic else rope.get(key) or known)
 
     def _placed(self, positions: Tensor, mask: Tensor | Mapping[str, Tensor]) -> dict[str, Any]:
-        """Return positions and mask as arguments of the model, if it takes any."""
+        """Return positions and mask as arguments of the model, if it accepts any."""
         if "position_ids" not in self._takes:  # it has recurrent states alone
             return {}
         return {"position_ids": positions, "attention_mask": mask}
 
     def cached(self, cache: Cache) -> dict[str, Any]:
-        """Return a cache as arguments of the model's forward, and of its stack's."""
+        """Return a cache as keyword arguments of the forward of the model or of its stack."""
         return {str(cache_argument(self._takes)): cache, "use_cache": True}
 
     def by_type(self, full: Tensor, sliding: Tensor | None = None) -> Tensor | Mapping[str, Tensor]:
-        """Return the mask in the form that the model takes: one, or one for each type of layer."""
+        """Return a mask in the form that the model expects: a tensor, or a mapping by layer type.
+
+        Args:
+            full: the mask of layers with full attention.
+            sliding: the mask of layers with a sliding window; `full` by default.
+        """
         windowed = full if sliding is None else sliding
         if len(set(self.layer_types)) > 1 or set(self.layer_types) - {FULL, SLIDING}:
             return _Masks({FULL: full, "attention": full, SLIDING: windowed})
         return windowed if self.window is not None else full
 
     def mask(self, cache: SlotCache, batch: ForwardBatch) -> Tensor | Mapping[str, Tensor]:
-        """Return the additive mask [R, 1, n, S] of a batch as the model takes it."""
+        """Return the additive mask [R, 1, n, S] of a batch in the form that the model expects."""
         sliding = None if self.window is None else cache.mask(batch, self.window)
         return self.by_type(cache.mask(batch), sliding)
 
     def causal(self, ids: Tensor, cache: Cache | None = None) -> dict[str, Any]:
-        """Return arguments for whole texts [B, T]: positions, mask, and a cache if one is given."""
+        """Return forward arguments for whole texts [B, T]: positions, causal mask and cache."""
         sequences, count = ids.shape
         at = torch.arange(count, device=ids.device)
         lowest = torch.finfo(self.model.dtype).min
@@ -211,14 +215,14 @@ class HFRunner(ModelRunner):
         then: Then = Then(),
         capture: Capture = Eager(),
     ) -> Made:
-        """Return logits and hidden states of a padded pass, or the outputs of `then`.
+        """Run a padded pass, and return its logits and hidden states or the outputs of `then`.
 
         Args:
-            cache: of this model.
+            cache: a cache of this model.
             batch: the tokens.
-            keep: as transformers' `logits_to_keep`: 0 for all columns, or a tensor of columns.
-            layers: entries of transformers' `hidden_states`.
-            then: what is done with the results, in the same recording.
+            keep: transformers' `logits_to_keep`: 0 for all columns, or a tensor of columns.
+            layers: indices into transformers' `hidden_states`.
+            then: the epilogue on the results, which is captured in the same recording.
             capture: how passes over trees are run.
         """
         captured = cache.ladder.few and not batch.whole and isinstance(keep, int)
@@ -256,10 +260,11 @@ class HFRunner(ModelRunner):
 
     @contextmanager
     def rotated_apart(self, batch: ForwardBatch | DeviceFeed) -> Iterator[None]:
-        """Rotate every sequence as if it were alone and nothing else had been read.
+        """Compute each sequence's rotary embedding as if the sequence were alone.
 
-        Where rotary frequencies change with the length of the text, transformers takes the longest
-        sequence's for all, and `dynamic` keeps those of the longest text until a short one comes.
+        This matters where rotary frequencies change with the length of the text. transformers uses
+        the frequencies of the longest sequence for all. With type `dynamic` it also keeps them
+        until a short text comes.
         """
         if self.rope_boundary is None or isinstance(batch, DeviceFeed):
             yield
@@ -293,12 +298,12 @@ class HFRunner(ModelRunner):
             yield
 
     def hidden_index(self, layer: int) -> int:
-        """Return an entry of transformers' `hidden_states` as 0 … L; `UNNORMED` is L + 1.
+        """Return an index into transformers' `hidden_states` as 0 … L; `UNNORMED` becomes L + 1.
 
-        0 is the embedding, L is after the last norm.
+        Index 0 is the embedding, and L is the output of the final norm.
 
         Raises:
-            UserError: there is no such entry.
+            UserError: the index is out of range.
         """
         count = int(self.config.num_hidden_layers) + 1
         if layer == UNNORMED:
@@ -310,10 +315,10 @@ class HFRunner(ModelRunner):
 
     @contextmanager
     def tapped(self, layers: Sequence[int]) -> Iterator[dict[int, Tensor]]:
-        """Catch hidden states [R, n, D] of the passes inside, without storing every layer.
+        """Collect hidden states [R, n, D] of the passes inside the context, by their given index.
 
         Args:
-            layers: entries of transformers' `hidden_states`, negative ones counted from the end.
+            layers: indices into transformers' `hidden_states`; negative ones count from the end.
         """
         caught: dict[int, Tensor] = {}
 
@@ -337,7 +342,7 @@ class HFRunner(ModelRunner):
 
 
 class _Masks(dict[str, Tensor]):
-    """Hold masks by type of layer; layers of other types are recurrent and get no mask."""
+    """Hold masks by layer type; other types are recurrent layers, which get no mask."""
 
     def __missing__(self, key: str) -> None:
         return None

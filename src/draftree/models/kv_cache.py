@@ -28,7 +28,10 @@ from draftree.tree import Ints
 from draftree.utils.hardware import to_device
 
 Pages = tuple[tuple[Tensor, Tensor], ...]
-"""Keys and values [L, H, n, width] of n tokens, one pair for each distinct layer shape."""
+"""Keys and values of n tokens, one pair for each distinct layer shape.
+
+Each tensor is [L, H, n, width], where L counts the layers of that shape.
+"""
 
 
 @dataclass(frozen=True)
@@ -51,14 +54,14 @@ class LayerShape:
 class SlotCache:
     """Preallocated keys and values of all layers.
 
-    Layers of one shape share one tensor, so that a commit moves them all at once.
+    Layers of one shape share one tensor, so that a commit moves the slots of all of them at once.
 
     Args:
-        shapes: the shapes of the layers.
-        rows: R.
+        shapes: the shape of each layer's keys and values.
+        rows: R, the number of sequences.
         dtype: the dtype of keys and values.
-        device: the device of the tensors.
-        states: the recurrent states, if any layer has one.
+        device: the device of the tensors; a layer's own device takes precedence.
+        states: the recurrent states; None if no layer has one.
         ladder: the sizes to which passes are padded.
 
     Attributes:
@@ -97,7 +100,7 @@ class SlotCache:
         self._stored = self._on_host()
 
     def _on_host(self) -> list[NDArray[np.uint8]]:
-        """Return byte views of keys and values that NumPy shares, group by group.
+        """Return NumPy views of the bytes of keys and values, one for each tensor.
 
         The list is empty if a tensor is not on a CPU.
         """
@@ -119,7 +122,7 @@ class SlotCache:
 
     @property
     def place(self) -> Hashable:
-        """Return an identifier of this memory, which changes when the cache grows."""
+        """Return a key that identifies the tensors; it changes when the cache grows."""
         tensors = itertools.chain.from_iterable(self._groups)
         return tuple((t.data_ptr(), t.shape) for t in tensors), self.dtype
 
@@ -152,7 +155,7 @@ class SlotCache:
         return keys[place], values[place]
 
     def more(self, index: int) -> int:
-        """Return how many following layers are stored right after this one, in the same tensor."""
+        """Return how many of the following layers come right after this one in the same tensor."""
         group, place = self._place[index]
         behind = itertools.takewhile(
             lambda pair: pair[1] == (group, place + 1 + pair[0]),
@@ -163,8 +166,8 @@ class SlotCache:
     def lifted(self, by: int) -> "SlotCache":
         """Return a view in which layer i has the keys and values of layer i + `by`.
 
-        A layer keeps its own if that layer has another shape. Indices are clamped to the existing
-        layers.
+        Layer i keeps its own keys and values if layer i + `by` has another shape. Indices beyond
+        the first or last layer stand for that layer.
         """
         view, top = copy.copy(self), len(self.shapes) - 1
         others = [min(max(layer + by, 0), top) for layer in range(top + 1)]
@@ -179,16 +182,18 @@ class SlotCache:
     def writer(self, starts: Ints, n: int, at: Pass | None = None) -> "Writer":
         """Return the transformers cache of one forward pass of n tokens for each sequence.
 
-        Sequence r is written from slot `starts[r]` on; recurrent states are handled by the pass
-        `at`.
+        Args:
+            starts: [R] the slot of each sequence's first token in the pass.
+            n: the number of tokens of each sequence.
+            at: the pass that stores the recurrent states; None if no layer has one.
         """
         return Writer(self, starts, n, self._end(int(starts.max()) + n), at)
 
     def mask(self, batch: ForwardBatch, window: int | None = None) -> Tensor:
         """Return the additive mask [R, 1, n, S] of a padded pass.
 
-        The mask of a step (not a prompt) reuses the memory of the last one and is valid until the
-        next one of its kind.
+        The mask of a draft tree reuses the memory of the previous mask with the same kind of
+        window. It is valid until the next such call. The mask of a prompt has memory of its own.
 
         Args:
             batch: the tokens of the pass.
@@ -207,7 +212,7 @@ class SlotCache:
         return full
 
     def packed_masks(self, batch: ForwardBatch, window: int | None = None) -> Tensor:
-        """Return the additive masks [n_r, S_r] of all sequences, one after another in memory.
+        """Return the additive masks [n_r, S_r] of all sequences, joined in one flat tensor.
 
         Args:
             batch: the tokens; each sequence sees the slots up to its last token.
@@ -234,7 +239,7 @@ class SlotCache:
         return memory[:size]
 
     def _end(self, used: int) -> int:
-        """Return how many slots a pass sees: `used`, or the capacity for fixed sizes."""
+        """Return the number of slots that a pass sees: `used`, or the capacity of fixed sizes."""
         self.reserve(used)
         return self.capacity if self.ladder.few else used
 
@@ -261,13 +266,13 @@ class SlotCache:
             self._move(rows, slots, places)
 
     def _move(self, rows: Ints, old: Ints, new: Ints) -> None:
-        """Copy slots [A] on a device; all of them are read before any is written."""
-        if self.rows == 1:  # as one of several, it would take three times as long
+        """Copy slots [A] of sequences on a device; all of them are read before any is written."""
+        if self.rows == 1:  # the general path takes three times as long
             at, first = to_device(old, self.device), int(new[0])
             for t in itertools.chain.from_iterable(self._groups):
                 t[:, 0, :, first : first + len(old)] = t[:, 0].index_select(2, at.to(t.device))
             return
-        apart = old != new  # the root, and often nodes after it, are already in their places
+        apart = old != new  # the root and often nodes after it are in their places already
         rows = rows[apart]
         old = old[apart]
         new = new[apart]
@@ -277,7 +282,7 @@ class SlotCache:
             t[:, i, :, k] = t[:, i, :, j]
 
     def insert(self, layer: int, rows: Ints, slots: Ints, keys: Tensor, values: Tensor) -> None:
-        """Commit keys and values [H, T, width] that were computed elsewhere.
+        """Commit keys and values [H, T, width] that were computed outside this cache.
 
         Token t is stored in `slots[t]` of `rows[t]`. The slots of each sequence begin where its
         committed tokens end.
@@ -292,11 +297,11 @@ class SlotCache:
         np.maximum.at(self.lengths, rows, slots + 1)
 
     def taken(self, rows: Ints, spare: int = 0) -> "SlotCache":
-        """Return a copy of selected sequences' committed tokens, with space for `spare` more each.
+        """Return a copy of the committed tokens of selected sequences.
 
         Args:
             rows: the sequences; −1 stands for an empty one.
-            spare: the number of further tokens.
+            spare: the number of further tokens that each sequence of the copy has space for.
         """
         states = None if self.states is None else self.states.taken(rows)
         part = SlotCache(self.shapes, len(rows), self.dtype, self.device, states, self.ladder)
@@ -308,7 +313,12 @@ class SlotCache:
         return part
 
     def put(self, rows: Ints, part: "SlotCache") -> None:
-        """Replace sequences by those of another cache, `part`; the others are left unchanged."""
+        """Replace some sequences by the sequences of another cache; the others are left unchanged.
+
+        Args:
+            rows: [K] the sequences that are replaced.
+            part: a cache of K sequences.
+        """
         self.reserve(int(part.lengths.max()))
         self._copy(part, rows, np.arange(len(rows)))
         if self.states is not None and part.states is not None:
@@ -325,9 +335,9 @@ class SlotCache:
 
     @torch.inference_mode()
     def paste(self, row: int, start: int, pages: Pages) -> None:
-        """Commit copied keys and values from slot `start` on, where the committed tokens end.
+        """Commit copied keys and values from slot `start` on.
 
-        Recurrent states are not copied.
+        The committed tokens must end at that slot. Recurrent states are not copied.
         """
         stop = start + (pages[0][0].shape[2] if pages else 0)
         self.reserve(stop)
@@ -350,10 +360,11 @@ class SlotCache:
     def truncate(self, lengths: Ints) -> Ints:
         """Discard all but the first `lengths[r]` committed tokens of each sequence.
 
-        Recurrent states can go back only to a snapshot, so that fewer tokens may be left.
+        A recurrent state can only return to a snapshot. A sequence with such a state may therefore
+        keep fewer tokens than requested.
 
         Returns:
-            [R] the number of tokens that are left.
+            [R] the number of tokens that each sequence keeps.
         """
         left = np.minimum(self.lengths, lengths)
         if self.states is not None:
@@ -363,16 +374,16 @@ class SlotCache:
         return left.copy()
 
     def mark(self) -> None:
-        """Take a snapshot of recurrent states, so that `truncate` can return to it.
+        """Take a snapshot of the recurrent states, so that `truncate` can return to this length.
 
-        Without states, `truncate` can go back to any length.
+        Without recurrent states, `truncate` can return to any length.
         """
         if self.states is not None:
             self.states.mark(self.lengths)
 
     @property
     def reusable(self) -> Ints:
-        """Return [R] how many tokens' entries a prompt with the same beginning can reuse."""
+        """Return [R] the number of leading tokens that a later prompt can reuse."""
         clamped = self.states is not None and self.states.clamped
         return (
             np.minimum(self.lengths, self.states.read)
@@ -386,13 +397,13 @@ class Within:
     """The memory of one layer's keys and values in a forward pass.
 
     Attributes:
-        keys: [R, H, S, width].
-        values: [R, H, S, width].
+        keys: [R, H, S, width] the keys.
+        values: [R, H, S, width] the values.
         starts: [R] the slot of each sequence's first token; 0 by default.
-        slots: number of slots that are seen.
+        slots: number of slots that the pass sees.
         more: number of following layers stored at a constant stride.
-        of_keys: stride from this layer's keys to the next layer's, in elements.
-        of_values: as above, for values.
+        of_keys: stride from this layer's keys to those of the next layer, in elements.
+        of_values: stride from this layer's values to those of the next layer, in elements.
     """
 
     keys: Tensor
@@ -407,10 +418,18 @@ class Within:
 class Writer(Cache):
     """Give one forward pass of a transformers model access to a `SlotCache`.
 
-    It writes the tokens of the pass and returns them with everything before them.
+    Each layer stores the keys and values of the pass's tokens. It gets them back together with
+    those of all earlier tokens.
+
+    Args:
+        cache: the cache that is written to.
+        starts: [R] the slot of each sequence's first token in the pass.
+        n: the number of tokens of each sequence.
+        end: the number of slots that the pass sees.
+        at: the pass that stores the recurrent states; None if no layer has one.
 
     Attributes:
-        end: number of slots that are seen.
+        end: the number of slots that the pass sees.
     """
 
     def __init__(
@@ -432,7 +451,7 @@ class Writer(Cache):
             )
 
     def at(self, slots: Tensor) -> Self:
-        """Set the tensor of slots [R, n] to write to, and return the writer."""
+        """Set the tensor of slots [R, n] to write to, and return the writer itself."""
         self._slots = slots
         self._rows = torch.arange(len(slots), device=slots.device)[
             :, None
@@ -441,8 +460,11 @@ class Writer(Cache):
 
     @property
     def slots(self) -> Tensor:
-        """Return [R, n] the slots of the tokens, for padded sizes or different lengths."""
-        if self._slots is None:  # who knows them otherwise is spared the copy
+        """Return the slots [R, n] of the tokens, as a tensor on the cache's device.
+
+        They are needed if sizes are padded or if the sequences have different lengths.
+        """
+        if self._slots is None:  # a caller that knows them already avoids the copy
             self._slots = to_device(self._starts[:, None] + np.arange(self._n), self._cache.device)
         return self._slots
 
@@ -461,7 +483,11 @@ class Writer(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store [R, H, n, width], and return everything up to the last slot that the pass sees."""
+        """Store keys and values [R, H, n, width] of a layer; return those of all visible slots.
+
+        Returns:
+            Keys and values [R, H, end, width].
+        """
         keys, values = self._cache.layer(layer_idx)
         if self._uniform:
             keys[:, :, self._start : self._stop] = key_states
@@ -473,37 +499,40 @@ class Writer(Cache):
         return keys[:, :, : self.end], values[:, :, : self.end]
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Return the slots before this pass. Models read it only if no positions are given."""
+        """Return the number of slots before this pass.
+
+        Models read it only if they are given no positions.
+        """
         return self._start
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None, so that the model calls `update_conv_state` for a single token too.
+        """Return None, so that the model calls `update_conv_state` even for a single token.
 
-        Otherwise it would write to a state itself.
+        Otherwise the model would write to a state itself.
         """
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None, as `get_conv_state` does."""
+        """Return None, for the same reason as `get_conv_state`."""
 
     def has_previous_state(self, layer_idx: int | None = None, state_idx: int | None = 0) -> bool:
-        """Return True, so that no model takes the pass for the beginning of a text."""
+        """Return True, so that no model treats the pass as the beginning of a text."""
         return True
 
     def is_recording_past(self, layer_idx: int) -> bool:
-        """Return True: the inputs of convolutions are kept until a commit."""
+        """Return True, because the inputs of convolutions are needed until a commit."""
         return True
 
     def update_conv_state(
         self, conv_states: Tensor, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> Tensor:
-        """Store a convolution's input [R, C, n]; return it after the inputs of tokens before it."""
+        """Store a convolution's input [R, C, n]; return it after the inputs of earlier tokens."""
         assert self._pass is not None
         return self._pass.enter((layer_idx, state_idx), conv_states)
 
     def update_recurrent_state(
         self, recurrent_states: Any, layer_idx: int, state_idx: int = 0, **_: Any
     ) -> Any:
-        """Store the update of a layer's state that one of draftree's functions returned."""
+        """Store the update of a layer's state, which a function of draftree has computed."""
         assert self._pass is not None
         assert isinstance(recurrent_states, Stash | Final)
         self._pass.leave((layer_idx, state_idx), recurrent_states)

@@ -32,7 +32,7 @@ from draftree.models.llama_structure import (
 from draftree.models.load_options import GROUPED
 
 TRIED = 5
-"""Tokens of the passes that are compared with the model's own."""
+"""Number of tokens of the pass by which these layers are compared with the model."""
 
 
 @final
@@ -40,9 +40,9 @@ class LlamaLayers:
     """Run the pass of a model whose layers are all Llama-like.
 
     Args:
-        model: a causal language model; see `of`.
+        model: a causal language model for which `of` succeeds.
         stack: its transformer.
-        kinds: the type of attention of each layer, by which its mask is chosen.
+        kinds: the attention type of each layer, which selects its mask.
     """
 
     def __init__(self, model: Any, stack: Any, kinds: tuple[str, ...]) -> None:
@@ -54,12 +54,12 @@ class LlamaLayers:
 
     @classmethod
     def of(cls, model: Any, stack: Any, kinds: tuple[str, ...]) -> Self | None:
-        """Return the pass of a model, if it differs from the model's own by rounding alone.
+        """Return the pass of a model; None if it differs by more than rounding from the model's.
 
         Args:
             model: a causal language model.
             stack: its transformer.
-            kinds: the type of attention of each layer.
+            kinds: the attention type of each layer.
         """
         if {name for name, _ in stack.named_children()} != STACK or not all(
             map(_fits, stack.layers)
@@ -89,15 +89,15 @@ class LlamaLayers:
 
         Args:
             tokens: [R, n] ids.
-            positions: [R, n].
-            masks: [R, 1, n, S] added to the scores, by the type of attention.
-            cache: stores keys and values, and returns all that the tokens see.
-            keep: as transformers' `logits_to_keep`: 0 for all columns, or a tensor of columns.
-            entries: the requested hidden states. Entry i is the input of layer i; i + 1 of the last
-                layer is the norm's output, and i + 2 is the norm's input.
+            positions: [R, n] position ids.
+            masks: [R, 1, n, S] added to the scores, by attention type.
+            cache: stores keys and values, and returns those of all visible slots.
+            keep: transformers' `logits_to_keep`: 0 for all columns, or a tensor of columns.
+            entries: the requested hidden states. With L layers, i < L is the input of layer i, L is
+                the output of the final norm, and L + 1 is its input.
 
         Returns:
-            [R, n or fewer, V] logits, and hidden states [R, n, D] by entry.
+            Logits [R, n or fewer, V], and hidden states [R, n, D] by entry.
         """
         x: Tensor = self._stack.embed_tokens(tokens)
         wanted = set(entries)
@@ -118,7 +118,7 @@ class LlamaLayers:
         return logits, {entry: caught[entry] for entry in wanted}
 
     def _agrees(self) -> bool:
-        """Return whether each kind of layer, and a whole pass, agree with the model's own."""
+        """Return whether each kind of layer and a whole pass agree with the model's own."""
         kinds = {repr(layer.module): layer for layer in self._layers}
         device = self._stack.norm.weight.device
         if not all(layer.agrees(self._stack.rotary_emb, device) for layer in kinds.values()):
@@ -144,16 +144,16 @@ class LlamaLayers:
 
 @final
 class _Layer:
-    """Hold one layer with what its pass needs.
+    """Hold one layer and the sizes that its pass needs.
 
     Args:
-        module: transformers' own layer.
-        index: its place.
-        kind: the type of its attention.
+        module: the transformers layer.
+        index: its index in the model.
+        kind: its attention type.
 
     Attributes:
-        module: the same.
-        kind: likewise.
+        module: the transformers layer.
+        kind: the attention type.
         each: query heads that share a key-value head.
     """
 
@@ -168,11 +168,11 @@ class _Layer:
         self.each = self._heads // self._groups
 
     def add_to(self, x: Tensor, turned: tuple[Tensor, Tensor], seen: "_Seen", cache: Cache) -> None:
-        """Add the layer's output for hidden states [R, n, D] to them.
+        """Add the output of attention and feed-forward layer to hidden states [R, n, D] in place.
 
         Args:
-            x: is written to.
-            turned: [R or 1, n, 1, W] cosines, and sines of which the first half is negative.
+            x: [R, n, D] the hidden states, which are written to.
+            turned: [R or 1, n, 1, W] cosines, and sines whose first half is negated.
             seen: the mask.
             cache: stores keys and values.
         """
@@ -197,7 +197,7 @@ class _Layer:
         _add_product(x, activated * up, mlp.down_proj)
 
     def _attended(self, q: Tensor, keys: Tensor, values: Tensor, seen: "_Seen") -> Tensor:
-        """Return [R, n, H·W], attention of queries [R, H, n, W] as the model computes it."""
+        """Return the attention output [R, n, H·W] of queries [R, H, n, W], as the model does."""
         attention, (rows, _, n, _) = self.module.self_attn, q.shape
         implementation = attention.config._attn_implementation
         if implementation == GROUPED and n <= WIDEST and self.each > 1:
@@ -241,9 +241,9 @@ class _Layer:
 
 @final
 class _Seen:
-    """Hold a mask [R or 1, 1, n, S], and its copy for grouped heads [R or 1, 1, each·n, S].
+    """Hold a mask [R or 1, 1, n, S] and its copy for grouped heads [R or 1, 1, each·n, S].
 
-    The copy repeats the mask for the query heads of a group, one after the other.
+    The copy repeats the mask once for each query head of a group.
     """
 
     def __init__(self, mask: Tensor, each: int) -> None:
@@ -268,13 +268,13 @@ def _normed(x: Tensor, norm: Any) -> Tensor:
 
 
 def _signed(sines: Tensor) -> Tensor:
-    """Return sines [R, n, W] by which halves that have changed places are multiplied."""
+    """Return sines [R, n, W] with the first half negated, for the rotation by `roll`."""
     first, second = sines.chunk(2, dim=-1)
     return torch.cat((-first, second), dim=-1)
 
 
 def _add_product(x: Tensor, states: Tensor, layer: nn.Linear) -> None:
-    """Add a linear layer's output for states [R, n, …] to x [R, n, D]."""
+    """Add a linear layer's output for states [R, n, …] to x [R, n, D] in place."""
     if layer.bias is None:
         x.view(-1, x.shape[-1]).addmm_(states.reshape(-1, states.shape[-1]), layer.weight.t())
     else:
@@ -282,13 +282,13 @@ def _add_product(x: Tensor, states: Tensor, layer: nn.Linear) -> None:
 
 
 def _causal(n: int, like: Tensor) -> Tensor:
-    """Return the additive mask [1, 1, n, n] of a text."""
+    """Return the causal additive mask [1, 1, n, n], with the dtype and device of `like`."""
     lowest = torch.finfo(like.dtype).min
     return torch.full((1, 1, n, n), lowest, dtype=like.dtype, device=like.device).triu(1)
 
 
 def _apart(found: Tensor, wanted: Tensor) -> float:
-    """Return the distance of two tensors as a share of the second."""
+    """Return the distance of two tensors relative to the norm of the second."""
     return float((found.float() - wanted.float()).norm() / wanted.float().norm().clamp_min(1e-9))
 
 
@@ -330,5 +330,5 @@ def _rotates(attention: Any) -> bool:
 
 
 def _is_hooked(modules: Iterable[nn.Module]) -> bool:
-    """Return whether a module's forward was changed from outside, as accelerate and users do."""
+    """Return whether any module's forward was changed from outside, as accelerate does."""
     return any(m._forward_hooks or m._forward_pre_hooks or "forward" in vars(m) for m in modules)

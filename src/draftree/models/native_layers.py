@@ -35,19 +35,19 @@ from draftree.native.transformer_kernels import address
 from draftree.tree import Ints
 
 FIRST_PART, SECOND_PART, BOTH = 1, 2, 3
-"""Parts of a layer: up to the keys and values that it stores, and from its attention on."""
+"""Parts of a layer: up to storing keys and values; from attention on; or both."""
 UNIT = 32
-"""The outputs of the gate and of the up projection alternate in units of it."""
+"""Number of outputs in a block: blocks of the gate and of the up projection alternate in memory."""
 
 
 class PreparedLayer(nn.Module, ABC):
     """Describe a drafter's layer that prepares its own input and continues as a Llama layer.
 
     Attributes:
-        self_attn: its attention, which may read wider rows than it makes.
-        mlp: its feed-forward layer.
-        post_attention_layernorm: the norm before that.
-        native: the same layer by native kernels, where they are used.
+        self_attn: the attention, whose input may be wider than its output.
+        mlp: the feed-forward layer.
+        post_attention_layernorm: the norm before the feed-forward layer.
+        native: the same layer by native kernels, if they are used.
     """
 
     self_attn: nn.Module
@@ -58,18 +58,18 @@ class PreparedLayer(nn.Module, ABC):
 
 @dataclass(frozen=True)
 class Sizes:
-    """Hold what layers must have in common to be computed in one call.
+    """Hold the properties that layers must share to be computed in one call.
 
     Attributes:
-        width: D.
-        groups: G.
+        width: D, entries of a head.
+        groups: G, key-value heads.
         heads: query heads that share a key-value head.
-        deep: H.
-        reads: entries of the rows that attention reads.
-        inner: entries between the two products of the feed-forward layer.
-        dtype: of all weights.
-        four: whether weights are held in four bits.
-        scale: of scores.
+        deep: H, entries of a hidden state.
+        reads: entries of each input vector of the attention.
+        inner: entries of the feed-forward layer's inner vector.
+        dtype: the dtype of all weights.
+        four: whether weights are stored in four bits.
+        scale: the factor of the attention scores.
     """
 
     width: int
@@ -93,7 +93,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Angles:
-    """Hold cosines and sines [P, D] of positions, and the index [N] of each token's."""
+    """Hold the rotary cosines and sines, and which of them each token uses.
+
+    Attributes:
+        cosines: [P, D] by position.
+        sines: [P, D] by position.
+        positions: [N] each token's index into them.
+    """
 
     cosines: Tensor
     sines: Tensor
@@ -101,7 +107,7 @@ class Angles:
 
     @classmethod
     def in_order(cls, turned: tuple[Tensor, Tensor], rows: int, n: int) -> "Angles":
-        """Return the angles that are given for each token, [R or 1, n, D]."""
+        """Return angles from cosines and sines [R or 1, n, D] that are given token by token."""
         positions = np.arange(len(turned[0]) * n, dtype=np.int64)
         cosines, sines = (t.contiguous() for t in turned)
         if len(cosines) != rows:
@@ -111,13 +117,13 @@ class Angles:
 
 @dataclass(frozen=True)
 class Head:
-    """Hold the last norm of a pass, and its LM head if that is native.
+    """Hold the final norm of a pass, and the LM head if it is native.
 
     Attributes:
-        norm: as the kernels read it.
-        linear: the LM head as the kernels read it; None for no head.
-        states: [N, H] where the norm's output is written.
-        logits: [N, V].
+        norm: the norm in the form that the kernels read.
+        linear: the LM head in the form that the kernels read; None if it is not native.
+        states: [N, H] memory for the norm's output.
+        logits: [N, V] memory for the logits; None without a native head.
     """
 
     norm: Any
@@ -131,7 +137,7 @@ class NativeLayer:
     """Compute one layer by native kernels.
 
     Args:
-        module: a layer that `fits`; its weights are not expected to change.
+        module: a layer for which `fits` returned True; its weights must not change.
 
     Attributes:
         sizes: the sizes of the layer.
@@ -170,11 +176,11 @@ class NativeLayer:
 
     @property
     def bytes(self) -> int:
-        """Return the size of the packed weights."""
+        """Return the bytes of the packed weights."""
         return sum(t.nbytes for t in self._held[1:] if t is not None)
 
     def release(self) -> None:
-        """Release the memory of the weights that were packed, if they are mapped from a file."""
+        """Release the memory of the original weights, if they are mapped from a file."""
         for part in self._held[0].modules():
             if isinstance(part, FourBits):
                 part.release()
@@ -182,13 +188,12 @@ class NativeLayer:
                 let_go(weight)
 
     def _linear(self, join: Callable[..., Tensor], *linears: Any, pieces: int = 1) -> Any:
-        """Return linear layers of the same inputs as one, with the outputs joined.
+        """Pack linear layers with the same input as one linear layer with all their outputs.
 
         Args:
             join: joins tensors along a dimension.
             linears: the layers.
-            pieces: the number of layers that each of them stands for; those of a fused one are
-                views.
+            pieces: the number of projections that are fused in each of the layers.
         """
         first = linears[0]
 
@@ -214,7 +219,7 @@ class NativeLayer:
         )
 
     def __deepcopy__(self, memo: Any) -> "NativeLayer":
-        """Return the layer itself: its packed weights do not change."""
+        """Return the layer itself, because its packed weights do not change."""
         return self
 
 
@@ -230,23 +235,24 @@ def run_layers(
     head: Head | None = None,
     table: Ints | None = None,
 ) -> Tensor:
-    """Run layers of the same sizes, one after the other, in one call.
+    """Run layers of the same sizes, one after the other, in one native call.
 
     Args:
-        layers: one layer at least.
-        x: [R, n, H] what the first one's output is added to.
-        angles: of the tokens.
-        within: the first layer's keys and values; those of the others follow.
+        layers: the layers; at least one.
+        x: [R, n, H] the residual stream before the first layer.
+        angles: the rotary angles of the tokens.
+        within: the memory of the first layer's keys and values; that of the others follows it.
         mask: [R or 1, 1, n, S] added to the scores; by default causal.
-        parts: of the layers.
-        read: [R, n, …] what the first one's attention reads; x by default.
-        wanted: [R, n, H] where the outputs of some layers are written, by their place among them.
-        head: after the last layer.
-        table: [R' + 1, 5] of packed sequences, x being [1, N, H]: of each its first token, the slot
-            of that, the slots seen, where its mask [n, S] begins in `mask`, and that mask's S.
+        parts: the parts of each layer that run.
+        read: [R, n, …] the attention input of a first layer that prepared it itself; x by default.
+        wanted: [R, n, H] memory for the outputs of some layers, by index in `layers`.
+        head: the final norm and LM head, if they follow the last layer.
+        table: [R' + 1, 5] the layout of packed sequences, in which case x is [1, N, H]. For each
+            sequence it has the first token, the slot of that token, the number of visible slots,
+            the offset of its mask [n, S] in `mask`, and the S of that mask.
 
     Returns:
-        [R, n, H] after the last layer, if its second part is run.
+        [R, n, H] the output of the last layer, if its second part is run.
     """
     x = x.contiguous()
     out = torch.empty_like(x)
@@ -288,7 +294,7 @@ def run_layers(
 
 
 def norm_record(norm: Any) -> Any:
-    """Return a norm in the form that the kernels read, or None for no norm."""
+    """Return a norm in the form that the kernels read; an empty record stands for no norm."""
     if norm is None:
         return transformer_kernels.core.Norm()
     return transformer_kernels.core.Norm(address(norm.weight), epsilon(norm))
@@ -299,20 +305,20 @@ def _joined(dim: int, *parts: Tensor) -> Tensor:
 
 
 def _alternating(dim: int, *parts: Tensor) -> Tensor:
-    """Return tensors whose units of outputs, along a dimension, alternate."""
+    """Join tensors along a dimension so that blocks of `UNIT` outputs of each alternate."""
     units = [part.unflatten(dim, (-1, UNIT)) for part in parts]
     return torch.stack(units, dim + 1).flatten(dim, dim + 2)
 
 
 def _packable(linear: Any) -> bool:
-    """Return whether there is a kernel for a linear layer."""
+    """Return whether the native kernels support a linear layer."""
     if type(linear) is FourBits:
         return transformer_kernels.core is not None
     return isinstance(linear, nn.Linear) and can_pack(linear.weight, linear.bias)
 
 
 def fits(module: Any) -> bool:
-    """Return whether a module looks like a layer that the kernels can run."""
+    """Return whether a module has the structure of a layer that the kernels can run."""
     if not isinstance(module, PreparedLayer) and child_names(module) != CHILDREN:
         return False
     found = linears(module)
@@ -329,9 +335,9 @@ def fits(module: Any) -> bool:
 
 @torch.inference_mode()
 def agrees(module: Any, ours: NativeLayer) -> bool:
-    """Return whether a layer and its native form differ by rounding alone.
+    """Return whether a layer and its native form differ only by rounding.
 
-    The states are random; some see each other and some do not.
+    Both run on random hidden states, with a mask that hides some earlier tokens.
     """
     n = 5
     draw = torch.Generator().manual_seed(0)
@@ -369,15 +375,18 @@ def finish_layer(
     mask: Tensor,
     cache: dict[str, Any],
 ) -> Tensor:
-    """Return [R, n, H] after a layer whose input is ready, by its modules.
+    """Run a drafter's layer whose attention input is already prepared, by its torch modules.
 
     Args:
         layer: a layer of a drafter.
-        ready: [R, n, …] what its attention reads.
-        before: [R, n, H] what that is added to.
+        ready: [R, n, …] the input of its attention.
+        before: [R, n, H] the residual stream to which the attention's output is added.
         turned: [R, n, D] cosines and sines of the positions.
         mask: [R or 1, 1, n, S] added to the scores.
-        cache: under the name that the attention has for it.
+        cache: the cache, as a keyword argument of the attention.
+
+    Returns:
+        [R, n, H] the layer's output.
     """
     attended, _ = layer.self_attn(ready, position_embeddings=turned, attention_mask=mask, **cache)
     x = before + attended

@@ -38,19 +38,19 @@ from draftree.tree import Ints
 from draftree.utils.profiler import phase
 
 TRIAL = 5
-"""Tokens of the pass by which a model is compared with its own."""
+"""Number of tokens of the pass by which the native runner is compared with the model."""
 APART = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.02}
-"""How far hidden states may be from the model's own, as a share of their size."""
+"""Largest distance of hidden states from those of the model, relative to their norm, by dtype."""
 
 
 @final
 class NativeRunner(ModelRunner):
-    """Run a model whose layers are all of one kind that the kernels support.
+    """Run a model by native kernels, which must support all of its layers.
 
     Args:
-        hf: the runner of the same model by transformers.
-        layers: of the model.
-        after_head: the function that the model applies to the output of its head.
+        hf: the transformers runner of the same model.
+        layers: the model's layers by native kernels.
+        after_head: the function that the model applies to the output of its LM head.
     """
 
     packs = True
@@ -69,9 +69,14 @@ class NativeRunner(ModelRunner):
 
     @classmethod
     def of(cls, hf: HFRunner, after_head: Callable[[Tensor], Tensor] | None) -> Self | None:
-        """Return the runner of a model, if it is one of those that the kernels run.
+        """Return the native runner of a model, or None if the kernels do not support it.
 
-        Each kind of its layers is compared with the model's own, and then a pass over a few tokens.
+        One layer of each kind is compared with the model's own, and then a pass over a few tokens.
+
+        Args:
+            hf: the transformers runner of the model.
+            after_head: the function that the model applies to the output of its LM head; None if
+                unknown.
         """
         stack: Any = hf.stack
         if (
@@ -102,7 +107,7 @@ class NativeRunner(ModelRunner):
 
     @torch.inference_mode()
     def _agrees(self) -> bool:
-        """Return whether a pass agrees with the model's own up to rounding."""
+        """Return whether a pass agrees with the model's own pass up to rounding."""
         vocab = int(self._head.weight.shape[0])
         ids = np.arange(TRIAL) % vocab
         entries = (0, len(self._layers))
@@ -118,12 +123,12 @@ class NativeRunner(ModelRunner):
 
     @property
     def kinds(self) -> list[str]:
-        """Return the kinds of layers that it runs, for the record."""
+        """Return the class names of the layers that it runs, for the record of a run."""
         return sorted({type(module).__name__ for module in self._stack.layers})
 
     @property
     def bytes(self) -> int:
-        """Return the size of the packed weights."""
+        """Return the bytes of the packed weights."""
         head = self._native_head
         return sum(layer.bytes for layer in self._layers) + (0 if head is None else head.bytes)
 
@@ -207,8 +212,8 @@ class NativeRunner(ModelRunner):
         """Return the first layer's keys and values [R, G, n, width].
 
         Args:
-            x: [R, n, D] its inputs.
-            positions: [R, n].
+            x: [R, n, D] the layer's inputs.
+            positions: [R, n] the positions of the tokens.
         """
         sizes, (rows, n, _) = self._layers[0].sizes, x.shape
         k, v = (x.new_empty(rows, sizes.groups, n, sizes.width) for _ in range(2))
@@ -219,7 +224,10 @@ class NativeRunner(ModelRunner):
 
 
 def _table(batch: ForwardBatch) -> Ints | None:
-    """Return the layout of a batch's sequences for the kernels; None for a single sequence."""
+    """Return the layout [R + 1, 5] of a batch's packed sequences; None for a single sequence.
+
+    The columns are explained in `run_layers`.
+    """
     if len(batch.counts) == 1:
         return None
     table = np.zeros((len(batch.counts) + 1, 5), np.int64)
