@@ -1,7 +1,7 @@
 """The levels of the source, and a picture of what imports what: docs/images/architecture.svg.
 
-python benchmarks/structure.py            # draws the picture python benchmarks/structure.py --check
-# writes nothing; exit status 1 if the picture is not up to date
+    python benchmarks/structure.py            # draws the picture
+    python benchmarks/structure.py --check    # writes nothing; exit status 1 if it is out of date
 
 A part is a package or a single file of `src/draftree`; "draftree" itself is the package's
 `__init__`. Every import counts, also one inside a function or for type checking only.

@@ -1,4 +1,4 @@
-"""The program: a Ctrl-C that comes while the command line is imported ends it with one line, too."""
+"""Entry point of `python -m draftree` and of the command `draftree`."""
 
 import os
 import signal

@@ -1,4 +1,4 @@
-"""The rows of a batch: which request each one writes, what is committed, how much may still come, where it stops.
+"""The running batch: request, committed tokens, limits and stop conditions of each sequence.
 
 Shapes: R slots, N nodes, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""The learnt costs of a target with a drafter: what their passes read and compute, and the files the costs are kept in."""
+"""Estimate the costs of a target and its drafter from bytes and FLOPs; open their cost files."""
 
 from collections.abc import Iterator, Mapping
 from functools import partial

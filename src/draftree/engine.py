@@ -1,4 +1,4 @@
-"""A target, a drafter, a policy and an acceptor, put together and ready to write."""
+"""The engine: a target, drafter, policy and acceptor that generate text together."""
 
 import time
 import warnings

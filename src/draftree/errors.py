@@ -1,4 +1,4 @@
-"""The errors and warnings of draftree.
+"""The exceptions and warnings of draftree.
 
 Exception
 └── DraftreeError           something draftree can put into one line

@@ -1,4 +1,4 @@
-"""Draft steps and target passes, measured explicitly on this machine."""
+"""Measure the costs of draft steps and target passes explicitly."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Figures of runs: counted once, from token ids, the same way for plain and speculative decoding."""
+"""Counters of a run: tokens, passes, seconds and acceptance length."""
 
 from collections import Counter
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Logistic regression that learns one step at a time.
+"""Online logistic regression: one Newton step per batch of examples.
 
 Shapes: M examples, X features.
 """

@@ -1,17 +1,20 @@
-"""Specs and the parts they name: the file name is the part's name, its dataclass fields are the keys.
+"""Resolve specs such as `pct:width=3` to drafters, policies and acceptors; find plug-ins.
 
-A name that Python keeps for itself has an underscore behind it in the file's name.
+The file name of a part is its name, and the fields of its dataclass are the keys. A file whose
+name would be a Python keyword ends with an underscore.
 
-name                        the part with its defaults name:key=value,key=value    some knobs set
-FOLDER                      a trained drafter by its checkpoint, a datastore, or a plain language
-model (lm) OWNER/NAME                  the same from the Hugging Face hub FILE.gguf, demo, smollm2
-a plain language model (lm) a+b                         drafters fused, each of them a spec or a
-folder
+    name                        the part with its defaults
+    name:key=value,key=value    the part with some options set
+    FOLDER                      a trained drafter's checkpoint, a datastore, or a language model (lm)
+    OWNER/NAME                  the same from the Hugging Face hub
+    FILE.gguf, demo, smollm2    a plain language model (lm)
+    a+b                         drafters fused, each of them a spec or a folder
 
-Other packages add parts by entry points: groups `draftree.drafters`, `draftree.policies` and
-`draftree.acceptors`, the part's name, and its dataclass of knobs, a class of that name. What ships
-with draftree keeps its name, so that a spec means the same wherever it is read. A plug-in that
-cannot be used is told of when it is asked for, and is in nobody's way before.
+Other packages add parts by entry points in the groups `draftree.drafters`, `draftree.policies` and
+`draftree.acceptors`. The name of the entry point is the part's name. It refers to a dataclass of
+the part's options that has the same name. Parts that ship with draftree take precedence, so that a
+spec has the same meaning everywhere. A plug-in that cannot be imported is reported only when it is
+requested.
 """
 
 import importlib

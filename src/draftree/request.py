@@ -1,4 +1,4 @@
-"""A request for one text, and the tokens that a step writes for it.
+"""A request for one text, and the event that reports its new tokens after a step.
 
 Shapes: V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""The packed forest of candidate tokens, and the values beside it: candidates, verdict, room.
+"""Draft trees of a batch: nodes, candidates, node limits and accept results.
 
 Shapes: R rows (sequences), N nodes of all rows, F frontier nodes, K candidates, V vocabulary, E
 rows of full draft distributions. Tree arithmetic is on the host (numpy): trees have tens of nodes,

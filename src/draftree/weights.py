@@ -1,4 +1,4 @@
-"""Find the trained weights of the demo and of SmolLM2, which are a distribution of their own."""
+"""Find the trained weights of the demo and of SmolLM2, which are a separate distribution."""
 
 from contextlib import suppress
 from functools import cache

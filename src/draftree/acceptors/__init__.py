@@ -1,1 +1,1 @@
-"""Rules that keep what the target itself would have written."""
+"""Acceptors: rules that keep only tokens that the target would have generated."""

@@ -1,4 +1,4 @@
-"""The contract of an acceptor, which keeps of a verified tree exactly what the target would have produced."""
+"""Base class of acceptors, which decide the accepted path of a verified tree."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Names that other tools use for options, commands and parts, each with draftree's own.
+"""Names that other tools use for options, commands and parts, mapped to draftree's names.
 
 The tools are transformers, vLLM, the OpenAI API, ollama, llama.cpp, llama-cpp-python, mlx_lm and
 lm_eval.

@@ -1,4 +1,4 @@
-"""Attributes and methods that other tools have, where an object of draftree has the same: each word, and how it is read."""
+"""Attributes and methods of other tools that draftree's objects have under another name."""
 
 import json
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Names that users of other tools look for in draftree, its engines and its results."""
+"""Hints for attributes that users of other tools expect on draftree's objects."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Values in the forms of other tools, turned into options of draftree."""
+"""Convert option values in the formats of other tools to draftree's options."""
 
 import re
 from collections.abc import Mapping

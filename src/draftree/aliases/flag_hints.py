@@ -1,4 +1,4 @@
-"""What to write instead of the options of other command lines, where draftree's command line does not accept them.
+"""Hints for command-line options of other tools that draftree does not accept.
 
 The tools are llama.cpp, vLLM, ollama, mlx_lm, lm_eval, transformers and the OpenAI command line.
 Options that Python has, too, are in the table of Python's arguments, whose hints the command line

@@ -1,4 +1,4 @@
-"""Options of other tools' generation calls that are not draftree's, and the values of theirs that change nothing."""
+"""Options of other tools' generation calls that draftree ignores or does not have."""
 
 from collections.abc import Mapping
 from typing import Any

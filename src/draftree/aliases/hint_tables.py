@@ -1,4 +1,4 @@
-"""Tables that are written by meaning, one hint for many words, and read by word."""
+"""Build lookup tables from hints that are shared by several names."""
 
 from collections.abc import Mapping
 from typing import Any

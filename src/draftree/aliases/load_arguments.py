@@ -1,4 +1,4 @@
-"""Arguments with which other tools load models, and their names of drafters, policies, acceptors and dtypes."""
+"""Model-loading arguments of other tools, and their names of drafters, policies and dtypes."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""The kinds of names in the tables, as `UnknownName` is given them."""
+"""The kinds of names that the alias tables distinguish (option, flag, attribute, …)."""
 
 OPTION = "option"
 LOADING = "option of loading a target"

@@ -1,4 +1,4 @@
-"""What to write instead of names of other tools that mean something else, or something that draftree does not have."""
+"""Suggestions for names of other tools that have no exact equivalent in draftree."""
 
 from collections.abc import Mapping
 

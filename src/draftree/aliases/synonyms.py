@@ -1,4 +1,4 @@
-"""Names of other tools that mean what draftree's own mean, and are accepted for them."""
+"""Names of other tools that draftree accepts as synonyms of its own."""
 
 from collections.abc import Mapping
 

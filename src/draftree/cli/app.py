@@ -1,4 +1,4 @@
-"""The command line; other programs rely on its options, its JSON and its exit status.
+"""Entry point of the command line: its commands and exit statuses.
 
 Exit status: 0 done; 2 a user's mistake, told in one line; 128 + the signal that ended it (Ctrl-C
 130, SIGTERM 143, SIGHUP 129); 1 anything else, and output found not to be lossless. What needs

@@ -1,4 +1,4 @@
-"""Reads and checks what the command line was given, before any work begins."""
+"""Parse and check the arguments of commands before any work begins."""
 
 import logging
 import sys

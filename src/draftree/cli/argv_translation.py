@@ -1,4 +1,4 @@
-"""The command line as it is typed, in the words of any tool, turned into draftree's own commands and options."""
+"""Translate command-line options of other tools to draftree's commands and options."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Figures of `draftree bench --arrivals` and `draftree bench --batch`: requests that are served together."""
+"""Tables of `draftree bench --arrivals` and `draftree bench --batch`."""
 
 from collections.abc import Mapping, Sequence
 from functools import partial

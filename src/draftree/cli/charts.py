@@ -1,4 +1,4 @@
-"""Pictures of what was measured, in colours that colour-blind readers tell apart, legible in print; they need matplotlib."""
+"""Charts of saved results (matplotlib), in colours that colour-blind readers can tell apart."""
 
 from collections.abc import Mapping, Sequence
 from io import StringIO

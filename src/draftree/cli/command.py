@@ -1,4 +1,4 @@
-"""A command of the command line: the words of other tools that it accepts, and its help."""
+"""The command class: it accepts the options of other tools and formats its help."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""The standard streams and how a program ends; imports nothing heavy."""
+"""Standard streams, JSON output and exit of the command line; imports nothing heavy."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""Plots of measured costs, and of where a step's time goes; they need matplotlib, an optional package."""
+"""Charts of measured costs and of the phases of a step (matplotlib)."""
 
 from collections.abc import Mapping, Sequence
 from importlib.util import find_spec

@@ -1,4 +1,4 @@
-"""What `draftree doctor` prints: figures with their verdicts, and in the last line what follows from them."""
+"""Print the reports of `draftree doctor`: figures, verdicts, and a conclusion."""
 
 from collections.abc import Sequence
 from dataclasses import asdict

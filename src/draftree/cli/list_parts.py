@@ -1,4 +1,4 @@
-"""`draftree list`: the drafters, policies and acceptors, and their knobs. `draftree drafters`: trained ones by target."""
+"""`draftree list` prints drafters, policies and acceptors; `draftree drafters`, trained ones."""
 
 from dataclasses import asdict
 from typing import Annotated, Any

@@ -1,4 +1,4 @@
-"""`draftree card` and `draftree push`: a trained drafter's model card, and its way to the hub."""
+"""`draftree card` writes a drafter's model card; `draftree push` uploads the drafter to the hub."""
 
 from pathlib import Path
 from typing import Annotated

@@ -1,4 +1,4 @@
-"""Checks of a command's options that need no model and no torch, made before either is loaded.
+"""Check the options of a command without importing torch or loading a model.
 
 What is refused here would be refused later, in the same words: the names, keys and ranges of specs
 are read from the source of the parts, which are not imported. What cannot be decided here is left

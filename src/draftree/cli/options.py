@@ -1,4 +1,4 @@
-"""Options that several commands share, and commands whose options are the fields of a dataclass."""
+"""Options that several commands share, and commands built from a dataclass of options."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping

@@ -1,4 +1,4 @@
-"""The rule for everything that a command writes: it is checked before the work, and overwritten only with consent."""
+"""Check output paths before the work begins; overwrite files only with `--force`."""
 
 import re
 import shutil

@@ -1,4 +1,4 @@
-"""Output of the command line: text as it is written, tables, and the progress of a run."""
+"""Terminal output of commands: streamed text, tables and progress."""
 
 import os
 import re

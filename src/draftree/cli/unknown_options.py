@@ -1,4 +1,4 @@
-"""What the command line says about an option that a command does not have."""
+"""Error messages for options that a command does not have."""
 
 import re
 from collections.abc import Iterator, Mapping

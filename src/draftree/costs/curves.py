@@ -1,4 +1,4 @@
-"""The seconds of a draft step and of a target pass on a machine, by number of tokens; `online` learns them.
+"""Cost curves: seconds of a draft step and of a target pass by number of tokens.
 
 A cost depends on the device, the dtype, both models, how many tokens are fed, how many rows there
 are and how long they are; on a GPU a pass over 16 tokens costs what one token costs, on a CPU it

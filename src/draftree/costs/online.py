@@ -1,4 +1,4 @@
-"""Costs that are learnt from the steps that run, shared by the engines of a process and kept on disk.
+"""Costs learnt from running steps, shared by the engines of a process and stored on disk.
 
 No user waits for a measurement: the first steps use the estimate of `model`, and each step that
 runs corrects it. Corrections are written once a minute and when the process ends. Several processes

@@ -1,4 +1,4 @@
-"""A probe of the machine: memory bandwidth, arithmetic rate and the overhead of an operation, for the first cost estimate.
+"""Probe the machine: memory bandwidth, arithmetic rate and overhead of an operation.
 
 It takes some hundred milliseconds once per machine, in a thread of its own while weights are
 loaded. Figures are rough: timings of real steps correct whatever they get wrong.

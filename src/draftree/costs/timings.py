@@ -1,4 +1,4 @@
-"""The timings of one step of the loop, from which costs are learnt."""
+"""The timings of one decoding step, from which costs are learnt."""
 
 from dataclasses import dataclass
 

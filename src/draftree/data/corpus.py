@@ -1,4 +1,4 @@
-"""A corpus as documents of token ids: text, rows, chats, and folders of source code.
+"""A corpus as documents of token ids, from text, JSONL rows, chats or source code.
 
 A text or source file is one document; of a JSONL, JSON or parquet file each row is one, in the
 forms that `training.data` knows. A chat is one document, both sides of it, as the target's template

@@ -1,4 +1,4 @@
-"""Prompts that must not be learnt, as those of an evaluation set, wherever data hold them."""
+"""Remove prompts of an evaluation set from training data."""
 
 import re
 from collections.abc import Iterable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""A prompt as token ids: a chat through the target's template, or text as it is."""
+"""Encode a prompt: a chat with the target's chat template, or plain text."""
 
 import json
 import logging

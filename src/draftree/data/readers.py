@@ -1,17 +1,17 @@
-"""Texts to train on, tokenised, with the tokens that are to be learnt.
+"""Read training texts from JSONL, JSON, parquet and text files, and tokenise them.
 
-A row may be
+A row is one of
 
-{"text"}                                        plain text, as in SlimPajama (its `meta` is not
-read) {"prompt", "completion"}                        text of which the completion is learnt
-{"messages": [{"role", "content"}]}             a chat, as in UltraChat 200k; or a bare list of
-messages {"conversations": [{"from", "value"}]}          ShareGPT's chats {"data": [question,
-answer, …]}                 UltraChat's chats {"instruction", "input", "output"}
-Alpaca's, and other pairs of a question and an answer
+    {"text"}                                 plain text, as in SlimPajama (`meta` is ignored)
+    {"prompt", "completion"}                 text of which the completion is learnt
+    {"messages": [{"role", "content"}]}      a chat, as in UltraChat 200k, or a bare list of messages
+    {"conversations": [{"from", "value"}]}   a chat in the format of ShareGPT
+    {"data": [question, answer, …]}          a chat in the format of UltraChat
+    {"instruction", "input", "output"}       Alpaca's format, and other pairs of question and answer
 
-and stands in a JSONL file, in a JSON file as one list, or in a parquet file (which needs the
-package `datasets`). Any other file is plain text; of a folder all text files are read. Chats learn
-their responses only.
+in a JSONL file, in a JSON file with one list, or in a parquet file (which needs the package
+`datasets`). Any other file is plain text. Of a folder all text files are read. Only the responses
+of a chat are learnt.
 """
 
 import importlib

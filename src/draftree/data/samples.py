@@ -1,4 +1,4 @@
-"""Training samples: token ids, and which of them are answers."""
+"""Training samples: token ids, and a mask of the tokens to learn."""
 
 import hashlib
 import re

@@ -1,4 +1,4 @@
-"""Faults that only drafters of blocks have: another mask token, slots read one off, no injection of the target's states."""
+"""Faults that only block drafters can have, such as a wrong mask token."""
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager

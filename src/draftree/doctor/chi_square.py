@@ -1,4 +1,4 @@
-"""Tests of whether tokens come with the frequencies they should: Pearson's χ², its p-value and its power.
+"""Pearson's χ² tests of token frequencies: p-value and power.
 
 Shapes: V outcomes (tokens), B bins.
 """

@@ -1,4 +1,4 @@
-"""What keeps a token's bits in a target, kind by kind of its layers, and what that costs on this machine."""
+"""Report which layer kinds of a target are not batch invariant, and the cost of making them so."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass

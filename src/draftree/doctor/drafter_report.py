@@ -1,4 +1,4 @@
-"""Examines a drafter: its fit to a target, its quality, and the likely faults.
+"""Examine a drafter: its fit to a target, its quality, and likely faults.
 
 It is driven along texts, by default the target's own greedy answers, and measured at every token.
 Then it is driven again with one thing changed at a time (the hidden layer, the rope, …): a change

@@ -1,4 +1,4 @@
-"""What to expect of a pairing on a device before a text is written: its figures, and what has to be accepted to be faster."""
+"""Predict the speed of a pairing on a device from its costs, before a text is generated."""
 
 from dataclasses import asdict, dataclass
 from typing import Any

@@ -1,4 +1,4 @@
-"""Examines an exported drafter without the engine that it is for."""
+"""Check an exported drafter without the engine it was exported for."""
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Looks for a drafter's fault: it is driven again with one thing changed, and does better where that was the fault.
+"""Find a drafter's fault: change one setting at a time and see whether the drafts improve.
 
 Each alternative is one change of what the drafter is told or of how it is read; weights are left as
 they are.

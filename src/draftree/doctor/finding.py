@@ -1,4 +1,4 @@
-"""A figure with its verdict, and what counts as noise."""
+"""One figure of a report with its verdict."""
 
 import json
 from dataclasses import asdict, dataclass

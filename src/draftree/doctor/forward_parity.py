@@ -1,4 +1,4 @@
-"""A drafter's distributions along a text by its training forward and by decoding; they should be the same.
+"""Compare a drafter's distributions in its training forward with those in decoding.
 
 Shapes: B texts, T tokens, V vocabulary.
 """

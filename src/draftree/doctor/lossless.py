@@ -1,4 +1,4 @@
-"""Examines the output against the target's own, on the user's target, drafter and prompts.
+"""Check that the output equals the target's own for given prompts.
 
 Texts are compared with plain decoding's token for token where a rule promises them: in greedy
 decoding, and for the same seed. A rule that promises no more than the distribution is put to a

@@ -1,4 +1,4 @@
-"""The pairings of acceptor, policy and temperature whose output is examined."""
+"""The pairings of acceptor, policy and temperature that the lossless check runs."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

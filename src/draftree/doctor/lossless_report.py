@@ -1,4 +1,4 @@
-"""The result of an examination of the output: comparisons, frequency tests, and verdicts on them."""
+"""The report of the lossless check: comparisons, frequency tests and verdicts."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

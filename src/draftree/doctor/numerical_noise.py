@@ -1,4 +1,4 @@
-"""Measurements behind the judgement of losslessness: runs compared, the numerical noise, and draws behind a root.
+"""Measure numerical noise between runs, and sample tokens after a root for frequency tests.
 
 Shapes: n tokens of a text, V vocabulary or outcomes.
 """

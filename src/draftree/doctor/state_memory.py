@@ -1,4 +1,4 @@
-"""How much a target keeps whose layers fold the text into a state."""
+"""Memory that the recurrent states of a target take."""
 
 from collections.abc import Iterator
 

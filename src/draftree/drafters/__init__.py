@@ -1,1 +1,1 @@
-"""Drafters: what proposes tokens."""
+"""Drafters: they propose candidate tokens."""

@@ -1,4 +1,4 @@
-"""Drafters that are given as objects: a loaded language model, or a drafter that is open already."""
+"""Drafters given as Python objects: a loaded language model or an open drafter."""
 
 from dataclasses import dataclass, field
 from typing import Any, final

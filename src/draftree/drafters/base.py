@@ -1,4 +1,4 @@
-"""The contract of a drafter: what proposes tokens.
+"""Base classes of drafters, which propose candidate tokens.
 
 A method's file holds its options, a frozen dataclass derived from `Method`, and the `Drafter` that
 they open. State is passed and returned, never stored on the drafter, so one drafter serves many

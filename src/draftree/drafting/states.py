@@ -1,4 +1,4 @@
-"""A drafter's state from text to text, and what follows where a drafter raises an exception."""
+"""Drafter states across requests, and what happens when a drafter raises an exception."""
 
 import warnings
 from collections.abc import Callable

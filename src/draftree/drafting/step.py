@@ -1,4 +1,4 @@
-"""One step's drafting: between a policy that asks for candidates and the drafter that is asked.
+"""Drafting in one step: pass requests for candidates from the policy to the drafter.
 
 Shapes: F frontier nodes, K candidates, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Says for a target, a machine and some text whether to speculate, with which drafter and policy, and what it brings.
+"""Recommend a drafter and policy for a target, machine and text, or plain decoding.
 
 Half of the prompts, by their hash, choose among the pairings: the target writes them once, and all
 pairings are counted along these texts by the costs of this machine. The other half judges the one

@@ -1,4 +1,4 @@
-"""Requests that arrive at random times, or several at a time, served in a running batch: throughput and waiting times."""
+"""Benchmark continuous batching: throughput and latency under Poisson arrivals or fixed batches."""
 
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence

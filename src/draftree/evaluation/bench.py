@@ -1,4 +1,4 @@
-"""Benchmarks the plain baseline and every cell side by side, one text at a time.
+"""Benchmark plain decoding and every pairing side by side, one text at a time.
 
 No cache is reused between runs, whoever comes first changes from prompt to prompt, and all of it
 happens in one process. What a drafter keeps over a session goes from prompt to prompt, within its

@@ -1,4 +1,4 @@
-"""Intervals, p-values and comparisons of figures that are quotients of sums over prompts, by bootstrap.
+"""Bootstrap intervals, p-values and comparisons of ratios of sums over prompts.
 
 Shapes: P prompts, B bootstrap samples.
 """

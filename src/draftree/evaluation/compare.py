@@ -1,4 +1,4 @@
-"""Compares one run with speculation to one without, on one prompt."""
+"""Compare one run with speculation to one without, on one prompt."""
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,4 +1,4 @@
-"""Benchmarks' own formats: which fields a row has, the page that defines them, and what is asked.
+"""Row formats of public benchmarks, and the prompt that each asks.
 
 `--suite NAME:FILE` reads a file in the format NAME; `--suite NAME` alone the set on the hub, where
 that is known and the package `datasets` is installed. A row of another format is refused, and that

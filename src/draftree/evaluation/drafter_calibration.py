@@ -1,4 +1,4 @@
-"""How well a drafter knows when it is right: calibration, and which of its candidates are accepted, by depth and by entropy.
+"""Calibration of a drafter, and acceptance of its candidates by depth, rank and entropy.
 
 Shapes: M places, K candidates, D depths.
 """

@@ -1,4 +1,4 @@
-"""What a bug report needs: versions, processor and instruction sets, threads, torch's build, kernels, the cache folder."""
+"""Facts for a bug report: versions, processor, threads, kernels, cache folder."""
 
 import os
 import platform

@@ -1,4 +1,4 @@
-"""The cells of a benchmark: combinations of drafter, policy, acceptor and temperature, and their output."""
+"""The grid of a benchmark: combinations of drafter, policy, acceptor and temperature."""
 
 import itertools
 import statistics

@@ -1,4 +1,4 @@
-"""The model card of a trained drafter, from what its folder says of itself, and if one is given a saved result."""
+"""The text of a trained drafter's model card."""
 
 import json
 from collections.abc import Mapping

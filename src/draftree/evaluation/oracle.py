@@ -1,4 +1,4 @@
-"""How much any policy could still win with a drafter: an oracle that knows the text, and what formulas say.
+"""Upper bound on the speed of any policy with a drafter: an oracle that knows the text.
 
 The oracle knows before each step how long a prefix of what the target will write stands token for
 token among the drafter's eight likeliest, and drafts as much of it as pays: a chain of depth d

@@ -1,4 +1,4 @@
-"""Plain decoding as the scheduler runs it: a drafter and a policy that draft nothing."""
+"""A drafter and a policy that draft nothing: plain decoding under the scheduler."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Searches for the knobs of a policy on half of the prompts, and judges them beside the defaults on the other half.
+"""Search the options of a policy on half of the prompts, and test them on the other half.
 
 The target writes every text once; each setting is then replayed along them and counted by the costs
 of a machine.

@@ -1,4 +1,4 @@
-"""A target that has written its text before: drafters and policies are judged along it without a pass of the model.
+"""A target that replays recorded texts, so that policies are compared without model passes.
 
 What is decoded is the same step by step, τ and the work of every step with it; seconds mean
 nothing. Of the logits only the chosen token is true, and that only after nodes which stand on the

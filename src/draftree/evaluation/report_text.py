@@ -1,4 +1,4 @@
-"""What a report of a saved result says: which pairing is best, what could still be won, and the answer in words."""
+"""The sentences of an HTML report of a saved result."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any

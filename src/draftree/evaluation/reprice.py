@@ -1,4 +1,4 @@
-"""Prices a saved result on another machine's costs: the steps stay what they were, the seconds of each are counted anew.
+"""Recompute the seconds of a saved result with the costs of another machine.
 
 That is right for what does not read costs. A policy that does would have grown other trees on
 another machine.

@@ -1,4 +1,4 @@
-"""A result as it is saved, made of what a benchmark or a replay has run."""
+"""Assemble the result file of a benchmark or replay."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, replace

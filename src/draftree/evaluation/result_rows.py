@@ -1,4 +1,4 @@
-"""Rows of figures with bootstrap intervals, from the output of a benchmark; saved results are written and read.
+"""Rows of figures with bootstrap intervals; read and write saved results.
 
 Shapes: P prompts.
 """

@@ -1,4 +1,4 @@
-"""Keeps what a benchmark has measured so far, so that an interrupted run goes on."""
+"""Store measurements of a benchmark as they are made, so that an interrupted run can resume."""
 
 import json
 from collections.abc import Mapping, Sequence

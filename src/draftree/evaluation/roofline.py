@@ -1,4 +1,4 @@
-"""Machines that are not here: costs by name, from published fits or derived from what weights a pass has to read.
+"""Roofline costs of machines that are not at hand, by name.
 
 A pass over n tokens takes t₀ + w/B + kv/B + n · 2P/F seconds: launches, the weights w and the
 context's keys and values at the bandwidth B, and the arithmetic of P weights at the rate F. A

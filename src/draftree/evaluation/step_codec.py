@@ -1,4 +1,4 @@
-"""The work of every step of a run, run-length coded, so that a saved result can be priced again on another machine.
+"""Run-length coding of the token counts of each step, stored in results for repricing.
 
 Texts are written one at a time, so a step is of one row: it feeds the target its root, its nodes
 and its probes.

@@ -1,4 +1,4 @@
-"""Where the time of a step goes, phase by phase, beside what this machine could do at best."""
+"""Profile a step phase by phase, beside the limits of the machine."""
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass

@@ -1,4 +1,4 @@
-"""Prompts to measure on: a shipped suite by name, or a file.
+"""Prompt suites: a shipped one by name, or a file.
 
 A row of a file with `turns` (of which all but the first may be left out), `question`, `messages` or
 `conversations` is a chat; one with `prompt` or `text` is raw text. `category` may stand beside

@@ -1,4 +1,4 @@
-"""What a target made of texts, kept so that drafters can be driven along them again without it.
+"""A recording of a target along texts: its tokens, hidden states, keys and values.
 
 Shapes: R texts, T tokens of all texts, M places, N nodes, D hidden size, V vocabulary.
 """

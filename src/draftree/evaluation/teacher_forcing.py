@@ -1,4 +1,4 @@
-"""Drives a drafter along known texts: its drafts after every token beside the target's own choice there.
+"""Drive a drafter along known texts and compare its drafts with the target's tokens.
 
 Shapes: R texts, M places, N nodes, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""A benchmark's rows of figures as text."""
+"""Format the rows of a benchmark as text tables."""
 
 from collections.abc import Collection, Mapping, Sequence
 from typing import Any

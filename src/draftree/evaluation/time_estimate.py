@@ -1,4 +1,4 @@
-"""How long work will take, said before it begins: by the costs that this machine has learnt, or an estimate of them."""
+"""Estimate how long a run will take, from learnt or estimated costs."""
 
 import math
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""A folder of recordings: texts that a target has written, and what drafters read of it along them.
+"""A folder of recordings of a target: texts, hidden states, keys and values.
 
 `recording.json` says whose they are, `texts.jsonl` holds a line for each text, `taps/` a file with
 the hidden states, keys and values along each. What is missing is recorded when it is asked for;

@@ -1,4 +1,4 @@
-"""How far a policy's trees are accepted along known texts, where the target's choice after every token is known.
+"""Acceptance length of a policy's trees along known texts.
 
 Decoding goes along a text: after each root the policy grows its tree with the drafter, as it would,
 and what of the text is in the tree is committed. With r_d the share of trees that hold the target's

@@ -1,1 +1,1 @@
-"""The layouts of other projects' checkpoints: read where a drafter is opened, written by `draftree export`."""
+"""Checkpoint layouts of other projects: read when a drafter is opened, written by `export`."""

@@ -1,10 +1,13 @@
-"""The layouts of drafters that give a block in one pass: DFlash, DSpark and JetSpec, as five programs write them.
+"""Checkpoint layouts of block drafters (DFlash, DSpark, JetSpec) in five programs.
 
-z-lab        DFlash and JetSpec: flat config, `dflash_config` with the layers read and the mask
-token; SpecForge's DSpark too. DeepSpec     DSpark: flat config, embedding and LM head of its own.
-Its slots are shifted: slot 0, the root's, drafts already. speculators  the layers' config nested;
-entries of `hidden_states` are named, where all others name layers, one less. transformers the class
-that reads DFlash there: other names for two tensors, sliding windows that look both ways.
+    z-lab         DFlash and JetSpec: a flat config; `dflash_config` has the layers that are read and
+                  the mask token. SpecForge's DSpark has this layout too.
+    DeepSpec      DSpark: a flat config, with its own embedding and LM head. Its slots are shifted:
+                  slot 0, the root's, drafts already.
+    speculators   the config of the layers is nested. It names entries of `hidden_states`; all other
+                  layouts name layers, which are one less.
+    transformers  the class that reads DFlash there: other names for two tensors, and sliding windows
+                  in both directions.
 
 Shapes: V vocabulary, V′ draft vocabulary.
 """

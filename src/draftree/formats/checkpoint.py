@@ -1,4 +1,4 @@
-"""A trained drafter on disk: weights in the layout their kind is published in, and a `config.json`.
+"""Read and write a drafter checkpoint: weights in their published layout and `config.json`.
 
 What draftree has to know stands in that config under `draftree`: the method, its knobs, the
 target's name and a hash of the target's config. A published checkpoint has no such entry; each

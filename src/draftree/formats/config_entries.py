@@ -1,4 +1,4 @@
-"""The entries of drafters' configs, one table per layout: used, harmless, or refused unless they change nothing."""
+"""Known entries of drafters' configs by layout: used, ignored, or refused."""
 
 import json
 import warnings

@@ -1,4 +1,4 @@
-"""Trained drafters that others have published, by target. None is downloaded unasked."""
+"""A list of published drafter checkpoints by target. None is downloaded unasked."""
 
 import json
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Medusa's heads under the names of their official code and of vLLM."""
+"""Checkpoint layouts of Medusa heads: the official code's and vLLM's."""
 
 import re
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""The layout of the library speculators: EAGLE (HASS too), EAGLE-3 and P-EAGLE, their layers' config nested.
+"""Checkpoint layout of the library `speculators`: EAGLE, EAGLE-3 and P-EAGLE.
 
 Beside the original layout: `fc.` is `fusion_fc.` and `layers.0.` is `transformer.` in EAGLE's,
 which has no embedding of its own; `midlayer.` is `layers.0.` in EAGLE-3's; P-EAGLE's tensors are

@@ -1,4 +1,4 @@
-"""transformers' `generate`, with drafts: the hook for its `custom_generate`, and the options that it takes or refuses.
+"""The hook for transformers' `custom_generate`, and the options that it accepts.
 
 transformers prepares prompts, processors and criteria, and calls the hook instead of its own loop.
 Whatever the hook cannot honour it refuses by name, so that nobody gets another output than asked

@@ -1,4 +1,4 @@
-"""The prompts, rows and records of a call of transformers' `generate`."""
+"""Convert a call of transformers' `generate` to requests, and the results back."""
 
 import copy
 import warnings

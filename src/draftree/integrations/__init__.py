@@ -1,1 +1,1 @@
-"""draftree inside other programs: a proposer for vLLM, replicas under Ray Serve. Each is imported where it is used."""
+"""Integrations: a proposer for vLLM, replicas under Ray Serve. Each is imported on use."""

@@ -1,4 +1,4 @@
-"""Functions and classes by the names of other tools: `from draftree import LLM` loads an engine (`draftree.aliases`)."""
+"""Functions and classes with the names of other tools, for example `draftree.LLM`."""
 
 from collections.abc import Iterator, Sequence
 from functools import lru_cache

@@ -1,4 +1,4 @@
-"""The entropy of distributions over their likeliest tokens.
+"""Entropy of distributions over their likeliest tokens.
 
 Shapes: F distributions, V tokens.
 """

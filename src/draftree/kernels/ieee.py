@@ -1,4 +1,4 @@
-"""Functions of numbers as IEEE 754 and C define them: where Python raises an error, they return infinity or NaN."""
+"""Float functions that return infinity or NaN, as in C, where Python raises an error."""
 
 import math
 

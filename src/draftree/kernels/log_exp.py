@@ -1,4 +1,4 @@
-"""A logarithm and an exponential of float64 with the same bits on every device.
+"""Logarithm and exponential of float64 with the same bits on every device.
 
 The functions of libraries and devices differ in the last place. These consist of sums, products and
 quotients and of operations on integers, each a separate operation. IEEE 754 fixes the result of

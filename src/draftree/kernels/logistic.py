@@ -1,4 +1,4 @@
-"""A step of logistic regression: policies and fusions take several after each pass, over few examples.
+"""One Newton step of logistic regression over few examples.
 
 Shapes: M examples, X features.
 """

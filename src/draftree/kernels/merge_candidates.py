@@ -1,4 +1,4 @@
-"""The candidates of several drafters as one list for each node.
+"""Merge the candidates of several drafters into one list per node.
 
 Shapes: F frontier nodes, M candidates of all parts side by side, K candidates of the list.
 """

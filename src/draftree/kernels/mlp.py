@@ -1,4 +1,4 @@
-"""A classifier of two layers: each node by the same operations in any company.
+"""A batch-invariant two-layer classifier of tree nodes.
 
 Shapes: M nodes, X features, D hidden units.
 """

@@ -1,4 +1,4 @@
-"""The likeliest tokens: of logits in bfloat16 without widening them, and the first few of any.
+"""Top-k tokens of logits, in bfloat16 without conversion to float32.
 
 Shapes: N rows, F distributions, V tokens, K likeliest ones.
 """

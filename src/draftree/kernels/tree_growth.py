@@ -1,4 +1,4 @@
-"""The growth of a draft tree, layer by layer. In NumPy it takes as long as a small draft pass.
+"""Grow a draft tree layer by layer, in C++ or NumPy.
 
 Shapes: N drafted nodes, F frontier nodes, K candidates, M nodes added, X features, S sources.
 """

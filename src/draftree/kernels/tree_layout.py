@@ -1,4 +1,4 @@
-"""Where the nodes of a draft step lie in its pass, and what they see: a call each, where numpy takes ten small ones.
+"""Positions, visibility and mask of the tokens of a draft pass.
 
 Shapes: N nodes of a tree, F frontier nodes, B nodes fed before, P pending tokens, n tokens of a
 pass, m scratch slots, S slots.

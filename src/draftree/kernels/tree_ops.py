@@ -1,4 +1,4 @@
-"""What a forest of drafted tokens is asked for in every step, a call each: the nodes to keep, and who lies on whose path.
+"""Tree operations: select nodes, and compute their ancestor matrix.
 
 Shapes: N nodes, M of them that are kept.
 """

@@ -1,4 +1,4 @@
-"""A verified forest: its pass, the path that is accepted below each root, and the slots that are committed; a call each.
+"""Verification of draft trees: inputs of the pass, accepted paths, and slots to commit.
 
 Shapes: N nodes, R sequences, A accepted nodes with their roots, L layers, H key-value heads, S
 slots.

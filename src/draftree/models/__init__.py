@@ -1,1 +1,1 @@
-"""Models of transformers and the runners of their passes."""
+"""The runners of forward passes of transformers models, their batches and caches."""

@@ -1,4 +1,4 @@
-"""Operations that give a row the same bits in a pass of any width: a kernel's habits are found out here, and evened out.
+"""Make a model batch invariant: pad each layer to widths at which its bits do not change.
 
 For each kind of layer, the widths are searched at which a row has the same bits in every pass, and
 passes are padded or cut to them (`invariant_widths.py`). With batch-invariant attention

@@ -1,4 +1,4 @@
-"""A stock Hugging Face causal language model, fed with tokens, positions, mask and cache from outside.
+"""A causal language model of transformers, run with explicit tokens, positions, mask and cache.
 
 The target is one, and so are the drafters that are transformers; no modeling file is forked.
 

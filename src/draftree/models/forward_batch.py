@@ -1,4 +1,4 @@
-"""The input of a forward pass: tokens, positions, and which tokens see which."""
+"""The inputs of a forward pass: tokens, positions, and the attention mask."""
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -1,4 +1,4 @@
-"""Modules of draftree in the place of a loaded model's own: norms, gates and layers in one call each.
+"""Fused CPU modules: norms, gates and whole layers in one call each.
 
 Torch runs six to twelve small operations for a norm or a gate. After a matrix product, when the
 caches hold weights, each costs several times what it costs alone. These modules replace those of

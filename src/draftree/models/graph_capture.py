@@ -1,4 +1,4 @@
-"""Ways to run a pass again and again: as it is written, or recorded once and replayed on a GPU.
+"""Run a function of tensors eagerly, or as a CUDA graph that is captured once and replayed.
 
 Both run the same function of the same tensors; the recorder alone differs between a GPU and the
 tests on a CPU.

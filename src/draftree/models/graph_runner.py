@@ -1,4 +1,4 @@
-"""Forward passes that are recorded once for each size, as CUDA graphs, and repeated."""
+"""Run forward passes as CUDA graphs, one for each size."""
 
 from typing import final
 

@@ -1,4 +1,4 @@
-"""Attention in which the heads that share keys and values are rows of one product, by the name `grouped` in transformers.
+"""Grouped-query attention without copies of keys and values; `grouped` in transformers.
 
 transformers' own `sdpa` copies keys and values for each such head whenever a mask is given, as for
 the tokens of a tree: for the heads of Llama 3 it writes and reads four times the size of the cache.

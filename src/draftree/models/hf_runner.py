@@ -1,4 +1,4 @@
-"""Forward passes of any supported model of transformers, over a padded batch.
+"""Run any supported transformers model over a padded batch.
 
 This is the only file that knows masks as transformers takes them, rotary embeddings that depend on
 the length of a text, and the calls of layers with a recurrent state.

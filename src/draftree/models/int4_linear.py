@@ -1,4 +1,4 @@
-"""Linear layers that hold four bits a weight, in groups with a step and a middle of their own: a third of bfloat16's bytes.
+"""Linear layers with 4-bit weights in groups, each with a scale and a zero point.
 
 A pass over a few tokens takes the time in which its weights are read. Torch's kernel multiplies by
 the packed weights directly. Weights of a file that held four bits of the same kind, GGUF's Q4_1,

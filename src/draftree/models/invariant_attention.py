@@ -1,4 +1,4 @@
-"""Attention that gives a query the same bits alone and in company, by the name `draftree` in transformers.
+"""Batch-invariant attention, registered in transformers as `draftree`.
 
 The output of a query depends on the query, and on the visible keys and values in their order. It
 does not depend on the width of the pass, on the slots of the keys, on hidden slots between them, on

@@ -1,4 +1,4 @@
-"""Widths at which an operation gives a row the same bits in any company: tried out, and kept to by padding and cutting.
+"""Find batch widths at which an operation is batch invariant, and pad or split to them.
 
 A library chooses its kernels by the width of a pass, and another kernel sums in another order. In
 elementwise functions, the last entries of a tensor or of a thread's share are computed by other

@@ -1,4 +1,4 @@
-"""A key-value cache whose slots are written, moved and forgotten from outside.
+"""A KV cache with explicit slots: committed tokens first, then scratch slots of a step.
 
 Shapes: R sequences, H key-value heads, S slots, L layers. Slots [0, length) of a sequence are
 committed. Later slots are scratch memory of the current step; the mask hides them from every later

@@ -1,4 +1,4 @@
-"""Caches of a single pass, which keep nothing for another one, and catch what a layer would store.
+"""Caches for one pass that record the keys, values or states that a layer would store.
 
 Shapes: R rows, n tokens of each, H key-value heads.
 """

@@ -1,4 +1,4 @@
-"""Passes of Llama-like models in few torch operations, for GPUs.
+"""Run Llama-like models on a GPU in few torch operations.
 
 A layer of transformers takes some forty operations, most of them on a few numbers. On a GPU each is
 a kernel of at least two microseconds, so that a pass over one token of 32 layers spends a third of

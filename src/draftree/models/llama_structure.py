@@ -1,4 +1,4 @@
-"""What decoder layers of the Llama kind are made of, by the names that transformers gives the parts."""
+"""The parts of a Llama-like decoder layer, by their names in transformers."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""The options that a target is loaded with; free of torch, so that the command line has them at once."""
+"""Options of loading a target; free of torch, so that the command line can import them."""
 
 import json
 from collections.abc import Mapping

@@ -1,4 +1,4 @@
-"""Transformers' progress bar while weights are loaded, hidden without a change of the user's settings."""
+"""Hide transformers' progress bar while weights are loaded."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager

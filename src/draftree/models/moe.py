@@ -1,4 +1,4 @@
-"""Experts one by one: what each makes of the tokens that were sent to it, in a way that leaves their widths to the caller.
+"""Run mixture-of-experts layers one expert at a time, so that they can be batch invariant.
 
 With transformers' own implementations, a token's bits depend on how many tokens go to the same
 expert.

@@ -1,4 +1,4 @@
-"""Decoder layers of the Llama kind by native kernels, over packed weights (`native/`).
+"""Llama-like decoder layers by native kernels over packed weights.
 
 A layer of transformers takes some hundred operations of torch; here all layers of a pass are one
 call. They are batch invariant.

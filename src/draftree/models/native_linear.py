@@ -1,4 +1,4 @@
-"""Linear layers by native kernels: over packed weights, as fast for eight tokens as for one, and batch invariant.
+"""Batch-invariant linear layers by native kernels over packed weights.
 
 Shapes: n tokens of a pass, K and E entries of a row before and after.
 """

@@ -1,4 +1,4 @@
-"""Forward passes of Llama-like models on a CPU: one call of the native kernels from embedding to head.
+"""Run Llama-like models on a CPU: one native call from embedding to LM head.
 
 Shapes: R sequences, N tokens of all, n tokens of each where they are padded, S slots, D hidden
 size, V vocabulary, L layers.

@@ -1,4 +1,4 @@
-"""Linear layers on a CPU by another kernel than torch's own: oneDNN's over weights laid out for it beforehand, or ours.
+"""Linear layers on a CPU over packed weights, by oneDNN or the native kernels.
 
 Torch's own kernel reads a weight in its stored layout. For a few tokens this uses about half of the
 memory's speed, and in float32 a pass over eight tokens takes up to twice as long as one over one

@@ -1,4 +1,4 @@
-"""Checkpoints whose weights are quantised: refuses, by name and before weights are loaded, those that cannot be served."""
+"""Refuse quantised checkpoints that cannot be served, before their weights are loaded."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -1,4 +1,4 @@
-"""Rotary angles that are looked up, where transformers' modules compute them anew in every pass."""
+"""A cache of rotary cos/sin tables, which transformers' modules recompute in every pass."""
 
 from typing import Any, final
 

@@ -1,4 +1,4 @@
-"""The sizes that passes come in: as many tokens and slots as there are, or a few that passes are compiled or captured for."""
+"""Sizes of passes: exact ones, or a few sizes to pad to, so that few graphs are captured."""
 
 from dataclasses import dataclass
 

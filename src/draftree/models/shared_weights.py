@@ -1,4 +1,4 @@
-"""A second model over the same weights, whose modules are draftree's own to change.
+"""A copy of a model that shares its weights and whose modules draftree may change.
 
 If a pass needs modules that compute in another way, they are changed in such a copy. The original
 model stays as it was, and no weight is stored twice.

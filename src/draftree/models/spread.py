@@ -1,4 +1,4 @@
-"""Models that accelerate has spread over devices, or whose weights it keeps in host memory or on disk until a layer runs.
+"""Models that accelerate has distributed over devices, or offloaded to host memory or disk.
 
 accelerate's hooks move the inputs of a layer to the device where the layer computes. draftree
 stores the keys and values of each layer there, and brings all else to the device of the input

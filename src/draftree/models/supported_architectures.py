@@ -1,4 +1,4 @@
-"""Refuses models that a tree cannot be verified with, by name and reason, before weights are loaded."""
+"""Refuse unsupported architectures, with the reason, before weights are loaded."""
 
 import copy
 import inspect

@@ -1,4 +1,4 @@
-"""One pass of any network over the tokens of a batch: padded, recorded where it can be, with what is made of its results.
+"""Run one pass of a network over the tokens of a batch, padded and captured where possible.
 
 Shapes: R sequences, n tokens of each, S slots.
 """

@@ -1,4 +1,4 @@
-"""The native kernels: C++, chosen for the processor when the library is loaded.
+"""Load the native kernels (C++) and select the variant for the processor.
 
 `DRAFTREE_NATIVE` forces a variant, for tests and timing, or turns the kernels `off`. Without them,
 models run on PyTorch and loops on Python and NumPy, which is slower. The loops give the same bits.

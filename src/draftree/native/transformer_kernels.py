@@ -1,4 +1,4 @@
-"""Native kernels of transformer layers: linear layers over packed weights, attention, norms, rotations, gates, whole passes.
+"""Native kernels of transformer layers: GEMM, attention, norms, RoPE, gates, whole passes.
 
 The kernels are C++ (`kernels/`); without them `core` is None, and models run on PyTorch.
 

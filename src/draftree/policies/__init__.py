@@ -1,1 +1,1 @@
-"""Policies: which drafted tokens become a tree."""
+"""Policies: they choose which drafted tokens become a tree."""

@@ -1,4 +1,4 @@
-"""Grows trees on the device that drafts, so that the host waits for no layer of them.
+"""Grow draft trees on the device, without waiting for each layer on the host.
 
 A plan describes how, with tensors that stay on the device. The tree is copied to the host
 afterwards, in one transfer.

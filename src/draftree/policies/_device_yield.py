@@ -1,4 +1,4 @@
-"""The trees of `yield` grown on the device: the sums of `kernels/tree_growth.py`, over tensors.
+"""Grow the trees of `yield` on the device; the device version of `kernels/tree_growth.py`.
 
 The numbers of layers, of expanded nodes and of verified nodes are bounded before the step, by those
 of recent steps. Within these bounds the device stops where a layer does not pay; everything after

@@ -1,4 +1,4 @@
-"""The contract of a policy, which grows candidates into a tree and keeps the nodes worth their cost.
+"""Base class of policies, which grow candidates into a draft tree.
 
 Shapes: R rows, N nodes, F frontier nodes, K candidates, M nodes added.
 """

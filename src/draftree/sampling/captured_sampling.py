@@ -1,4 +1,4 @@
-"""Sampling as a part of recorded passes: functions of tensors alone, which say what they are made for.
+"""Sampling functions of tensors alone, which can be captured in a CUDA graph.
 
 Shapes: R rows, F nodes of a frontier, n verified nodes, D depths, V vocabulary, V′ tokens that can
 be drafted.

@@ -1,4 +1,4 @@
-"""Where sampling is computed."""
+"""Choose where sampling is computed: on the host or on the device."""
 
 import torch
 

@@ -1,4 +1,4 @@
-"""The target's distribution at a node, and the only source of randomness.
+"""The target's distribution at each tree node, and the interface of random sources.
 
 Shapes: N nodes, V vocabulary.
 """

@@ -1,4 +1,4 @@
-"""Draws candidates from the draft distribution q.
+"""Choose or sample candidates from the draft distribution q.
 
 Shapes: F frontier nodes, K candidates, V vocabulary.
 """

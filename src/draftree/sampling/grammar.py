@@ -1,4 +1,4 @@
-"""Output that must fit a JSON schema, a regular expression or a context-free grammar.
+"""Constrained decoding by a JSON schema, a regular expression or a context-free grammar.
 
 A grammar is a logits processor like any other: p is the target's distribution restricted to the
 tokens after which the text can still be completed. Its state is a function of the text alone, so it

@@ -1,4 +1,4 @@
-"""Counter-based random numbers: each draw by the place where it is made, not by the order of draws."""
+"""Counter-based random numbers, keyed by seed, request and position."""
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""The numbers by which tokens are chosen: the fields that `Sampling`, `Options` and the command line have in common."""
+"""Sampling fields that `Sampling`, `Options` and the command line share."""
 
 from dataclasses import dataclass
 from functools import partial

@@ -1,4 +1,4 @@
-"""Sampling from the target's logits: temperature, truncation, seed."""
+"""Sampling parameters: temperature, truncation, seed."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace

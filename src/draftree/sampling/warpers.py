@@ -1,4 +1,4 @@
-"""Warpers with the same results on every device: those of transformers, without what depends on it.
+"""Logits warpers of transformers with the same results on every device.
 
 On a GPU, PyTorch divides by a number by multiplying with its reciprocal. It sums a softmax or a
 cumulative sum in an order that differs between devices, and for sums between runs. Here quotients

@@ -1,4 +1,4 @@
-"""What the scheduler needs of the engine that it belongs to."""
+"""The interface of the engine that the scheduler needs."""
 
 from typing import Protocol
 

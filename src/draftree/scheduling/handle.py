@@ -1,4 +1,4 @@
-"""A submitted request: what its caller holds, and what the scheduler knows of it."""
+"""The handle of a submitted request: its state, its output and its figures."""
 
 import math
 import time

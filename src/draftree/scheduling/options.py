@@ -1,4 +1,4 @@
-"""The limits of the scheduler."""
+"""Limits of the scheduler: sequences, cached tokens, tokens per step."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields

@@ -1,4 +1,4 @@
-"""How prompts are read: in the passes of running sequences, or in passes of their own.
+"""Prefill prompts in chunks, in passes of their own or in the passes of running sequences.
 
 One pass over the nodes of running sequences and a chunk of a prompt reads the weights once, and
 computes what both need. Where a pass would be padded, or layers keep a state, each chunk is read in

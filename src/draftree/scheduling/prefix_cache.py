@@ -1,4 +1,4 @@
-"""Prompts that were read before, in blocks of tokens, so that a request with the same beginning need not read it again.
+"""A prefix cache: blocks of prompt tokens with their KV cache, shared between requests.
 
 A block is found by its tokens and all those before it. It holds the target's keys and values of its
 tokens, and the hidden states that the drafter reads, so that any drafter starts as if the whole

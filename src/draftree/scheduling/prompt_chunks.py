@@ -1,4 +1,4 @@
-"""How many prompt tokens a step reads, so that it ends in time, and how prompts share them."""
+"""Choose how many prompt tokens a step reads, so that it ends in time."""
 
 import math
 import statistics

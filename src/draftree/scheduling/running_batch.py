@@ -1,4 +1,4 @@
-"""The batch that runs: which request has which row, the state of drafter and policy, and how many rows there are."""
+"""The running batch of the scheduler: slots, drafter and policy states, and its size."""
 
 from collections.abc import Callable
 from typing import final

@@ -1,4 +1,4 @@
-"""The scheduler: requests wait, are read, run together in one batch, and leave it, at any step.
+"""The scheduler: admit requests, prefill their prompts, and decode them in one batch.
 
 A step decodes all running sequences, frees the slots of those that have ended, and gives free slots
 to waiting requests, first come first served. Prompts are read in chunks, so that running sequences

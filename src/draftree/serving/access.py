@@ -1,4 +1,4 @@
-"""Who may use the server, and what reaches it: API keys, origins, the size and the time of bodies."""
+"""Access control of the server: API keys, origins, and limits on request bodies."""
 
 import asyncio
 import hashlib

@@ -1,4 +1,4 @@
-"""One text of an answer while it is written: reasoning, words and tool calls, piece by piece."""
+"""The text of one answer as it is generated, split into reasoning, content and tool calls."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

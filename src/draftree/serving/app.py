@@ -1,4 +1,4 @@
-"""The application: the routes of OpenAI's API, of operation, and of the playground."""
+"""The ASGI application: routes of OpenAI's API, of operations, and of the playground."""
 
 import asyncio
 import json

@@ -1,4 +1,4 @@
-"""The answers of `/v1/chat/completions` and `/v1/completions`, whole and in pieces."""
+"""Responses of `/v1/chat/completions` and `/v1/completions`, streamed or not."""
 
 import json
 import secrets

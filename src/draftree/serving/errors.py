@@ -1,4 +1,4 @@
-"""Errors of the server, in the shape that OpenAI's clients expect."""
+"""Errors of the server in OpenAI's format."""
 
 from collections.abc import Mapping
 from http import HTTPStatus

@@ -1,4 +1,4 @@
-"""Figures of the server for Prometheus, and those of one request for its answer; vLLM's names where it has one."""
+"""Prometheus metrics of the server, and figures of one request; named as in vLLM where possible."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""The options of the server: where it listens, who may use it, and how much one request may ask for."""
+"""Options of the server: address, access, and limits of one request."""
 
 import ipaddress
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""Messages of the API as a prompt: the chat template, with tools where the template knows them."""
+"""Render the messages of a request by the chat template, with tools where it supports them."""
 
 import json
 from collections.abc import Sequence

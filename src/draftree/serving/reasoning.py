@@ -1,4 +1,4 @@
-"""The reasoning that a model writes before its answer, where its chat template marks it."""
+"""Separate the reasoning of a model from its answer."""
 
 from dataclasses import dataclass
 from typing import final

@@ -1,4 +1,4 @@
-"""The bodies of requests, as OpenAI's API has them, with draftree's own fields.
+"""Request bodies of OpenAI's API, with draftree's own fields (pydantic models).
 
 A field that is not known is refused, so that nobody believes in an option that has no effect.
 Fields of OpenAI's API that have no meaning for a local model (`user`, `metadata`, …) are accepted;

@@ -1,4 +1,4 @@
-"""A request's fields as options of a completion, checked against the limits of the server."""
+"""Convert a request's fields to completion options, and check them against the server's limits."""
 
 import json
 import secrets

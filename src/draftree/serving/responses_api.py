@@ -1,4 +1,4 @@
-"""The answers of `/v1/responses`: nothing is stored, so a client sends the whole conversation each time."""
+"""Responses of `/v1/responses`. The server stores no conversations."""
 
 import time
 from collections.abc import AsyncGenerator

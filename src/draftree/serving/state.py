@@ -1,4 +1,4 @@
-"""What all requests share: the model, the worker, the options; and how a request becomes work."""
+"""State shared by all requests: the model, the worker and the options."""
 
 import time
 from collections.abc import Sequence

@@ -1,4 +1,4 @@
-"""Tool calls: the grammar that forces them, and how they are read from a text.
+"""Tool calls: the grammar that forces them, and their parsing.
 
 A forced call (`tool_choice` `required`, or a named function) is written under a JSON schema, so its
 arguments always parse, and the tokens that the schema leaves no choice about are drafted for free.

@@ -1,4 +1,4 @@
-"""The one thread that owns the model: it starts, advances and cancels the texts of all requests.
+"""The thread that owns the model: it starts, advances and cancels generations.
 
 Requests come from the tasks of the server, and what is written goes back to them through queues.
 Texts that must not share what a drafter remembers (other API keys), or that are drafted otherwise,

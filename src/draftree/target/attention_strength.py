@@ -1,4 +1,4 @@
-"""The strength of each layer's attention: a drafter that reads a layer at which the model itself hardly looks learns little.
+"""Measure how much each layer's attention contributes to its output.
 
 Shapes: B batch (1 here), T tokens, D hidden size, L layers.
 """

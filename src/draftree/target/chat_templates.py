@@ -1,4 +1,4 @@
-"""Chat templates that are given beside a model: shipped ones by name, or files; and a system message for every chat.
+"""Chat templates from a file or by name, and a default system message.
 
 A model's tokenizer often lacks the template that the model was tuned with (Vicuna's and the first
 LLaMA-2's do). Prompts then reach the model as bare text, and a drafter that was trained on the

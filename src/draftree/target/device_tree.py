@@ -1,4 +1,4 @@
-"""Trees that lie on the device alone: verified before the host has seen them, and told to it in one transfer.
+"""Draft trees that are built and verified on the device, and copied to the host once per step.
 
 Shapes: R rows, N nodes a row so far (the root is the first), M nodes fed to the drafter, F nodes of
 a frontier, n nodes to be verified, V vocabulary. A node that does not exist, because its row has no

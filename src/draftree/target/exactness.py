@@ -1,4 +1,4 @@
-"""Whether a token's logits shall have the same bits in any company: asked for, or decided by what it costs on this machine.
+"""Decide whether a target runs with batch-invariant kernels, by request or by measured cost.
 
 The findings about a kind of model are saved in the cache folder, by machine, dtype and shapes.
 """

@@ -1,4 +1,4 @@
-"""GGUF files, dequantised once and kept as folders that transformers opens like any other."""
+"""Convert a GGUF file once to a folder that transformers can load."""
 
 import hashlib
 import logging

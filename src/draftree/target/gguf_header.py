@@ -1,4 +1,4 @@
-"""A GGUF file's header, read before another reader loops over its counts or allocates by them.
+"""Parse and check the header of a GGUF file before another reader trusts its counts.
 
 The layout is that of ggml's `docs/gguf.md`, versions 2 and 3, little-endian: magic, version, the
 numbers of tensors and of entries, the entries, and for each tensor its name, dimensions, type and

@@ -1,4 +1,4 @@
-"""Names of models on the Hugging Face hub: what may be one, whether the hub answers, and where a copy is stored."""
+"""Model names on the Hugging Face hub: check, download, and find in the cache."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Which kernels compute a target that was loaded, as its options and this machine ask for."""
+"""Choose the kernels of a loaded target by its options and the machine."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Changes of a target's weights between the checkpoint and the first pass: where they lie, an adapter, rounding to 8 bits."""
+"""Load a target's weights: device placement, adapters, 8-bit quantisation."""
 
 import warnings
 from importlib.util import find_spec

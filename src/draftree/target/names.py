@@ -1,4 +1,4 @@
-"""The names of targets, and where each is found; free of torch, so that the command line has them at once."""
+"""Names of targets and where each is stored; free of torch, so that commands can import it."""
 
 from importlib.util import find_spec
 from pathlib import Path

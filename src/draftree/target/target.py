@@ -1,4 +1,4 @@
-"""The target: prefill, verify a forest in one pass, commit what was accepted.
+"""The target: prefill prompts, verify draft trees in one pass, commit accepted tokens.
 
 Shapes: R rows, N nodes, P probe rows, D hidden size, V vocabulary, T tokens of all rows.
 """

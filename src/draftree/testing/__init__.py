@@ -1,4 +1,4 @@
-"""Public fakes, enumerable randomness, and the conformance suite: `python -m draftree.testing [--full]`."""
+"""Public fakes and the conformance suite: `python -m draftree.testing [--full]`."""
 
 from draftree.testing.conformance import Case, Coverage, Suite, cases
 from draftree.testing.fakes import (

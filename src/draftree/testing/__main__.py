@@ -1,4 +1,4 @@
-"""Runs the conformance suite and says what it covered: `python -m draftree.testing [--full] [--drafter NAME …]`.
+"""Run the conformance suite: `python -m draftree.testing [--full] [--drafter NAME …]`.
 
 Named drafters, policies or acceptors, be they of other packages, are tested with all the others;
 without names all are.

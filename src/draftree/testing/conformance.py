@@ -1,4 +1,4 @@
-"""The conformance suite: checks of every drafter with every policy and acceptor; the parts are found, none is listed here.
+"""The conformance suite: check every drafter with every policy and acceptor.
 
 A method's drafter is its `example`, of random weights, coached so that paths of it are accepted
 (`fakes.Coached`). A `Case` is one drafter, policy and acceptor under one check. `Suite.run` raises

@@ -1,4 +1,4 @@
-"""Targets and drafters whose behaviour is known beforehand.
+"""Fake targets and drafters with known behaviour.
 
 Shapes: R rows, N nodes, F frontier nodes, K candidates, V vocabulary, C context, S slots, n tokens
 a row in one pass.

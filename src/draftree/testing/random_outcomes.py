@@ -1,4 +1,4 @@
-"""Randomness that can be enumerated: every outcome of a run, with its probability."""
+"""Enumerate every outcome of a random run with its probability."""
 
 from collections import defaultdict
 from collections.abc import Callable, Hashable

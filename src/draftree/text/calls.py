@@ -1,4 +1,4 @@
-"""Calls with a prompt: it may have the name that another tool gives it, and options have names."""
+"""Handle prompt arguments that are named as in other tools."""
 
 import inspect
 from collections.abc import Callable, Sequence

@@ -1,4 +1,4 @@
-"""Text in, text out: completions, chats, streams of tokens with their text, and the same for asyncio.
+"""Generate text from text: completions, chats and streams, also for asyncio.
 
 Every call goes through the engine's lock step by step, so that any number of threads and tasks may
 share an engine; their texts are then written in turns.

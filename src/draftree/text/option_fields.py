@@ -1,4 +1,4 @@
-"""The fields of `Options` with their ranges and help texts; free of torch, so that the command line has them at once."""
+"""Fields of `Options` with ranges and help texts; free of torch, so that commands can import them."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

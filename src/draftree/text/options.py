@@ -1,4 +1,4 @@
-"""The options of a completion, and the request they stand for."""
+"""The options of a completion, and their conversion to a request."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

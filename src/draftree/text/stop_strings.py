@@ -1,4 +1,4 @@
-"""The text of tokens as they come, its part that no later token changes, and stop texts that end it."""
+"""Incremental detokenisation, and stop strings."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""Those who write what a drafter learns from: the target at hand, or a server of the same model (`openai_client.py`)."""
+"""Sources of training answers: the local target, or a server of the same model."""
 
 from abc import ABC, abstractmethod
 from collections import deque

@@ -1,4 +1,4 @@
-"""The contract of trainings and tunings: jobs made from options and fitted to a target and data."""
+"""Base class of training and tuning jobs."""
 
 import logging
 from abc import ABC, abstractmethod

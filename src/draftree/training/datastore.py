@@ -1,4 +1,4 @@
-"""Builds the datastores that drafters without training search."""
+"""Build the datastores of drafters that need no training."""
 
 import json
 import time

@@ -1,4 +1,4 @@
-"""The processes that train together: those `accelerate launch` started, or this one alone.
+"""The processes of a distributed training run (accelerate), or a single process.
 
 All of them run the same command. The main one speaks and writes; what fails in one fails in all.
 """

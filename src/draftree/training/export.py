@@ -1,4 +1,4 @@
-"""Checkpoints written for other programs; tensors keep their bits and dtypes, `draftree`'s entry of the config is left out.
+"""Export checkpoints to the layouts of other programs.
 
 speculators  eagle, eagle3, peagle, dflash, dspark, jetspec: the library of that name, and vLLM. An embedding in EAGLE's file
              is left out, as there it is always the target's; a peagle's has always one; the last three have copies of the

@@ -1,4 +1,4 @@
-"""The target's internals for the texts a drafter learns from, read in a pass, or computed once and kept in safetensors shards.
+"""The target's hidden states along training texts, computed on demand or cached on disk.
 
 Of kept ones a layer is a series of files of its own, so that another drafter that reads other
 layers adds to a folder what it lacks.

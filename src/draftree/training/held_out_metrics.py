@@ -1,4 +1,4 @@
-"""Measurements on held-out text while a drafter is trained.
+"""Metrics of a drafter on held-out text during training.
 
 Shapes: B batch, T tokens, V vocabulary, M learnt tokens.
 """

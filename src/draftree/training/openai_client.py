@@ -1,4 +1,4 @@
-"""Texts by a server of the same model, for targets that outgrow this machine: the OpenAI API, as vLLM and SGLang serve it."""
+"""Generate training answers by a server with OpenAI's API, such as vLLM or SGLang."""
 
 import os
 from collections import deque

@@ -1,4 +1,4 @@
-"""Sequence-level distillation: the target's own answers in the place of those in the data (Kim and Rush 2016, section 3.2).
+"""Replace the answers in training data by the target's own (Kim and Rush 2016, section 3.2).
 
 A drafter has to predict the target's output, so it learns most from text that the target generated.
 In a chat every response is generated anew, in order, each with the new responses before it as its

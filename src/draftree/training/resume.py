@@ -1,4 +1,4 @@
-"""The files of a training run: its plan, its log, and the state from which an interrupted run goes on.
+"""Files of a training run: its plan, its log, and the state to resume from.
 
 Everything random follows from (seed, step), so that the state is the weights, the optimiser's
 moments and the step: the position in the data, the objective's draws and dropout are the same

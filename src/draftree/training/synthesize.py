@@ -1,4 +1,4 @@
-"""Questions that the target makes up itself, so that a drafter can be trained without any data (Magpie, Xu et al. 2024).
+"""Let the target generate questions, to train without data (Magpie, Xu et al. 2024).
 
 A chat model that is given nothing but what its template puts before a user's message writes a
 message such as users write. These are sampled until their end of turn; broken ones, those that came

@@ -1,4 +1,4 @@
-"""Batches of texts with the frozen target's internals and logits, which a drafter learns from.
+"""Training batches with the frozen target's hidden states and logits.
 
 Shapes: B batch, T tokens, M requested positions, D hidden size, V vocabulary, H key-value heads.
 """

@@ -1,4 +1,4 @@
-"""The time of a training run that is bounded by it."""
+"""The time limit of a training run."""
 
 import time
 

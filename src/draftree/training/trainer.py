@@ -1,4 +1,4 @@
-"""Trains a drafter against its frozen target, on one process or many; an interrupted run goes on to the same weights.
+"""Train a drafter against its frozen target, on one process or several; runs can be resumed.
 
 Everything a step needs follows from (seed, step): which samples, in which order, what the objective
 draws, and dropout. So a step is the same sum over the same samples however it is cut: among

@@ -1,4 +1,4 @@
-"""The training of a drafter from its data to its checkpoint, in each process of a run."""
+"""The training of a drafter from its data to its checkpoint, in each process."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Trees of fixed shape that are best under the product model, by acceptance by rank and depth (see `static`).
+"""Search for the best static tree from acceptance rates by rank and depth.
 
 Shapes: D depths, K ranks, N nodes at most.
 """

@@ -1,4 +1,4 @@
-"""Trees that a drafter grows while the target writes, every node labelled by whether it was accepted (C2T, appendix B.1).
+"""Draft trees along the target's texts, each node labelled accepted or not (C2T, appendix B.1).
 
 Shapes: N nodes of a tree, n entries (nodes of many trees).
 """

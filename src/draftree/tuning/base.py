@@ -1,4 +1,4 @@
-"""The contract of a tuning: it fits a policy to a drafter, a target and data. Each file of this package is one."""
+"""Base class of tunings, which fit a policy to a drafter, a target and data."""
 
 import os
 from abc import abstractmethod

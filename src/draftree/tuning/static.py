@@ -263,8 +263,7 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
     shape, seen, tau = settled(driven, choose, costs)
     grow = searched(search, seen.table, max(SIZES))
     sizes = [
-        Shape.of(paths, driven.decoded(paths)[0].table, costs)
-        for paths in map(grow, SIZES)
+        Shape.of(paths, driven.decoded(paths)[0].table, costs) for paths in map(grow, SIZES)
     ]  # each at its own roots
     return {
         "paths": [list(path) for path in sorted(shape.paths, key=lambda path: (len(path), path))],

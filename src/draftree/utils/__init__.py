@@ -1,1 +1,1 @@
-"""What lies between draftree and its surroundings: files, options, machines, progress."""
+"""Utilities: files, option fields, hardware, signals, progress."""

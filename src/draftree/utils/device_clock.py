@@ -1,4 +1,4 @@
-"""Clocks of devices: they mark moments in a device's queue of work, and no mark makes the host wait."""
+"""Time work on a device by events, without making the host wait."""
 
 import time
 from typing import Any, Protocol, final

@@ -1,4 +1,4 @@
-"""Careful reading of files by others, and writing of ours, whole or not at all.
+"""Read foreign files with clear errors, and write files atomically.
 
 Whatever a file can hold (no JSON, JSON nested ten thousand deep, a number for a text, broken
 weights) becomes one line that names the file, what was got and what is allowed.

@@ -1,4 +1,4 @@
-"""Python's search for unreachable objects, put off while libraries and models are loaded."""
+"""Pause Python's garbage collector while libraries and models are loaded."""
 
 import gc
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""The machine at hand: its figures, the seconds that works take on it, and where what was found out about it is kept."""
+"""Identify the hardware, time work in interleaved rounds, and locate cached measurements."""
 
 import ctypes
 import hashlib

@@ -1,4 +1,4 @@
-"""Where time goes: code names its phases, and whoever records them gets the seconds of each, without those inside it."""
+"""A profiler of nested phases by wall-clock time."""
 
 import time
 from collections.abc import Callable, Iterator, MutableMapping

@@ -1,4 +1,4 @@
-"""Progress of long work: a callback, and a line about what is being waited for."""
+"""The protocol of progress callbacks."""
 
 import logging
 import sys

@@ -1,4 +1,4 @@
-"""The signals that ask a program to end: each is raised as Ctrl-C is, or waits until a step is done."""
+"""Turn SIGINT, SIGTERM and SIGHUP into exceptions, or defer them until a step has ended."""
 
 import signal
 import threading

@@ -1,4 +1,4 @@
-"""Rows of token ids, given as lists, arrays or tensors."""
+"""Convert lists, arrays and tensors to rows of token ids."""
 
 from contextlib import suppress
 from operator import index

@@ -1,4 +1,4 @@
-"""Dataclass fields that carry their range: instances are checked as they are made, and read from key=value texts."""
+"""Dataclass fields with allowed ranges; parse them from `key=value` texts."""
 
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence

@@ -1,4 +1,4 @@
-"""Each step's tree, drawn in the terminal, or of all steps in a file: a static SVG, or an HTML page to go through them."""
+"""Draw the draft trees of a run: in the terminal, as SVG, or as an HTML page."""
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A page to go through the steps: the text, and the tree of the step that is chosen. It loads nothing from anywhere."""
+"""An HTML page that shows the draft tree of each step, without external resources."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""The places of a picture's boxes: depth goes to the right, and a first child stands on its parent's line."""
+"""Positions of a tree's boxes: depth increases to the right."""
 
 from dataclasses import dataclass
 

@@ -1,4 +1,4 @@
-"""All steps in one static picture, one below another."""
+"""Draw all steps of a run in one static SVG."""
 
 import math
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""A step's tree in the terminal: a chain of single children on one line, a branch only where the tree branches."""
+"""Draw a step's tree in the terminal."""
 
 from collections.abc import Iterable, Iterator
 

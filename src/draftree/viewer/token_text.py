@@ -1,4 +1,4 @@
-"""Tokens as a person can read them: white space made visible, control characters and halves of characters escaped."""
+"""Printable forms of tokens: visible white space, escaped control characters."""
 
 import re
 import unicodedata

@@ -1,4 +1,4 @@
-"""The steps of one text as plain values: verified trees, accepted tokens and figures."""
+"""Records of the steps of one text: verified trees, accepted tokens and figures."""
 
 import codecs
 from collections.abc import Callable, Mapping, Sequence

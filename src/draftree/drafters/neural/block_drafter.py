@@ -1,4 +1,4 @@
-"""How drafters of blocks are driven and taught: one pass a step, of which every candidate of the step follows.
+"""Base class of block drafters: one pass drafts all tokens of a step.
 
 Shapes: R slots, n slots of a block, A anchors, B batch, T tokens, F frontier nodes, M nodes or
 blocks, D hidden size, V′ (draft) vocabulary.

@@ -1,4 +1,4 @@
-"""The objective of drafters of blocks: at random roots of a text, what each slot behind the root says.
+"""The training objective of block drafters: losses of the slots after random roots of a text.
 
 Shapes: B batch, T tokens, A anchors, M learnt slots, V′ (draft) vocabulary.
 """

@@ -1,4 +1,4 @@
-"""The network that drafts a block in one pass: DFlash, DSpark, JetSpec.
+"""The network of block drafters (DFlash, DSpark, JetSpec): one pass drafts a block.
 
 The root and a mask token in every other slot go through a few layers (of Qwen3's kind). Committed
 tokens come in as keys and values alone, which each layer computes of the target's own hidden

@@ -1,4 +1,4 @@
-"""What the slots of a block hold: masks behind a root, or the tokens of a path with a mask behind each.
+"""The input slots of a block: mask tokens after a root, or a path with a mask after each token.
 
 If slots see only the slots before them, later masks do not change their outputs. So one pass reads
 a whole tree: its tokens once, and after every expanded node a mask that sees the node's path.

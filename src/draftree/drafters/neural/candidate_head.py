@@ -1,4 +1,4 @@
-"""A head that finds a few candidates by factors of low rank, and scores these alone exactly.
+"""A low-rank LM head that finds candidate tokens; the full head then scores them exactly.
 
 A token's logit is the product of its row and a state. With the r directions in which the rows
 differ most, W ≈ 1 μᵀ + U V, and what μ adds is the same for all tokens; so the largest entries of U

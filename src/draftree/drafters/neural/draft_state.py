@@ -1,4 +1,4 @@
-"""What a drafter that is a transformer has read of a step, and how the nodes of the next pass lie behind it.
+"""The state of a transformer drafter within a step, and the inputs of its next pass.
 
 Shapes: R slots, F frontier nodes, V vocabulary.
 """

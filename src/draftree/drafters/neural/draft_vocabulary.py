@@ -1,4 +1,4 @@
-"""The target's embedding and LM head under a drafter, the head for a draft vocabulary (FR-Spec, Zhao et al. 2025; EAGLE-3).
+"""Draft vocabulary, and the embedding and LM head that a drafter shares with its target.
 
 A draft vocabulary is the tokens that are most frequent in the training data. The head is computed
 for these alone, which in a small drafter is most of a pass; a token outside cannot be drafted, and

@@ -1,4 +1,4 @@
-"""Drafters that go on from the target's features: EAGLE, EAGLE-3, MTP.
+"""Base class of drafters that extrapolate the target's hidden states: EAGLE, EAGLE-3, MTP.
 
 They read pairs (f_t, x_{t+1}) at position t: the target's feature (hidden state) of token t, and
 the token that follows it. The output of pair t approximates the target's feature of x_{t+1}. It is

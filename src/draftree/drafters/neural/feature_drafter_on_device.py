@@ -1,4 +1,4 @@
-"""Passes of a network over drafted pairs that the host does not see; see `feature_drafter.py`.
+"""Draft passes of feature drafters over trees that stay on the device.
 
 Shapes: R slots, n tokens a slot, M nodes fed, F frontier nodes, D hidden size, V vocabulary.
 """

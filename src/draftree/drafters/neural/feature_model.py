@@ -1,4 +1,4 @@
-"""The network of a drafter that goes on from the target's features; see `feature_drafter.py`.
+"""The interface of the network of a feature drafter.
 
 Shapes: R slots, n tokens a slot, D hidden size, V vocabulary, S slots.
 """

@@ -1,4 +1,4 @@
-"""The network of GLIDE: Llama layers that also attend to keys and values that layers of the target have cached.
+"""The network of GLIDE: Llama layers with cross-attention to the target's KV cache.
 
 Shapes: B batch, n tokens a slot in one pass, S target slots, D hidden size, V vocabulary, H
 key-value heads of the target.

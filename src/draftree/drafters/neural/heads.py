@@ -1,4 +1,4 @@
-"""Drafters that are a row of heads, one for each depth, on the target's last hidden state: Medusa, Hydra.
+"""Base class of drafters with one head per depth on the target's last hidden state.
 
 Shapes: R slots, F frontier nodes, K candidates, B batch, T tokens, M learnt positions, D hidden
 size, V vocabulary.

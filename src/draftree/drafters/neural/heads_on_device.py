@@ -1,4 +1,4 @@
-"""Passes of heads, one for each depth, over nodes that the host does not see; see `heads.py`.
+"""Draft passes of heads (Medusa, Hydra) over trees that stay on the device.
 
 Shapes: R slots, F frontier nodes, V′ (draft) vocabulary.
 """

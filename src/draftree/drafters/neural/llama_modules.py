@@ -1,4 +1,4 @@
-"""Pieces of the small networks that published drafters are, made of transformers' own Llama modules.
+"""Building blocks of small draft networks, made of transformers' Llama modules.
 
 Shapes: R slots, n tokens a slot, S slots, D hidden size.
 """

@@ -1,4 +1,4 @@
-"""Training losses: sums over learnt positions, divided by the batch's count of learnt tokens.
+"""Training losses: sums over learnt tokens, divided by the number of learnt tokens in the batch.
 
 Shapes: B batch, T tokens, M learnt positions, V vocabulary, V′ draft vocabulary.
 """

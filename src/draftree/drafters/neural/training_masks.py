@@ -1,4 +1,4 @@
-"""Attention masks of training forwards, each the visibility that decoding has; and of passes over pairs.
+"""Attention masks of training forwards; they equal the visibility in decoding.
 
 Shapes: T tokens.
 """

@@ -1,4 +1,4 @@
-"""Drafters that are transformers: a cache of committed tokens, and the nodes fed so far behind them.
+"""Base class of drafters that are transformers with a KV cache of their own.
 
 Shapes: R slots, n tokens a slot, V vocabulary.
 """

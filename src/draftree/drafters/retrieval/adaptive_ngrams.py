@@ -1,4 +1,4 @@
-"""N-gram counts that adapt to the text: increments of the text being written and of earlier ones, beside a corpus's table.
+"""N-gram counts of a corpus plus increments from the running and earlier texts (ADED).
 
 Shapes: T tokens of a text, C contexts, S successors, N nodes, F frontier nodes, K candidates.
 """

@@ -1,4 +1,4 @@
-"""A table from tokens to their likeliest successors, filled while a text is written (Token Recycling's adjacency matrix).
+"""A table from each token to its likeliest successors, filled while decoding (Token Recycling).
 
 Shapes: V vocabulary, K successors, N tokens with a line each, M stored lines, F tokens looked up.
 """

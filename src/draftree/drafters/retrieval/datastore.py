@@ -1,4 +1,4 @@
-"""Drafters that search a datastore: a folder built from a corpus, with a note of what it is and for whom.
+"""Base class of drafters that search a datastore: a folder built from a corpus.
 
 The note is the entry of the folder's `config.json` that is ours, as a trained drafter has one.
 Token ids mean nothing without the tokenizer they come from, so the note has a hash of it, and no

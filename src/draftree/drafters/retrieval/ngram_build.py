@@ -1,4 +1,4 @@
-"""Counts the n-grams of a corpus, in memory of fixed size."""
+"""Count the n-grams of a corpus in bounded memory."""
 
 import json
 import os

@@ -1,4 +1,4 @@
-"""N-grams as sorted arrays: built in bounded memory, opened as memory maps, looked up, extended by a text.
+"""An n-gram table in sorted arrays: built in bounded memory and read by memory maps.
 
 A context is the n − 1 tokens before a token. As a number it is their ids side by side, `width` bits
 each, the first the highest. On disk contexts are sorted and grouped by their first token, so that

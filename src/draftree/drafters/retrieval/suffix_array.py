@@ -1,4 +1,4 @@
-"""Suffix arrays over tokens: built, searched for what stood before, and what followed there counted into a trie.
+"""A suffix array over tokens, and the trie of continuations of a match.
 
 A corpus is one array of tokens, with a separator after each document. The separator is larger than
 any token. So the occurrences of a pattern at the end of a document come last, and are cut off with

@@ -1,4 +1,4 @@
-"""What the draft behind a text, and drafts behind what others proposed, say of the nodes of a tree.
+"""Expand tree nodes from suffix matches of the text and of other drafters' tokens.
 
 Shapes: N nodes of a tree, F frontier nodes, K candidates, M nodes that something is found after.
 """

@@ -1,4 +1,4 @@
-"""Frequencies of what followed a pattern, in the text being written and in earlier outputs, and the draft grown from them.
+"""Suffix matching in the running text and earlier outputs, and the draft from its frequencies.
 
 Of a suffix tree only the parts that the next draft reads are computed. The occurrences of the last
 p tokens are the leaves below that pattern's node. The search for the longest match also finds the

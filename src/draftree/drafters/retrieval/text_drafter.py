@@ -1,4 +1,4 @@
-"""Drafters whose state is the text itself: each row's committed tokens.
+"""Base class of drafters whose only state is the committed text of each sequence.
 
 Shapes: F frontier nodes, K candidates.
 """

@@ -1,4 +1,4 @@
-"""The learnt costs of a model inside vLLM: an estimate by its config, corrected by the time of each step."""
+"""Learnt costs of a model inside vLLM: an estimate, corrected by the time of each step."""
 
 from functools import partial
 from typing import Any

@@ -1,4 +1,4 @@
-"""The options of the proposer, given as "draftree" of vLLM's `--additional-config`, and the parts that they name."""
+"""Options of the vLLM proposer, given as "draftree" in `--additional-config`."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace

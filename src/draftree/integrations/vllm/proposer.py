@@ -1,4 +1,4 @@
-"""The class that vLLM calls between two steps. Whatever goes wrong here costs speed and never a text, nor the engine.
+"""The proposer class that vLLM calls after each step. Its errors never reach the engine.
 
 vLLM verifies what is proposed itself: by the likeliest token at temperature 0, by rejection
 sampling above it.

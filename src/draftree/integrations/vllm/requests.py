@@ -1,4 +1,4 @@
-"""Recognises requests by their texts: vLLM shows a proposer token ids and not which request they belong to.
+"""Match rows of tokens to requests by their text: vLLM passes a proposer no request ids.
 
 Shapes: R slots of the batch, S slots of the drafter's state.
 """

@@ -1,4 +1,4 @@
-"""Layers that keep a recurrent state (SSM, linear attention) instead of keys and values, in trees.
+"""Layers with a recurrent state (SSM, linear attention) in draft trees.
 
 Attention layers store an entry for each token, so the branches of a tree are stored next to each
 other. A recurrent state holds one text. The files here keep the same contract as the cache of keys

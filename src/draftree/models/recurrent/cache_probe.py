@@ -1,4 +1,4 @@
-"""What each layer of a model keeps of a text, learnt from a pass over one token.
+"""Find what each layer of a model caches, by a pass over one token.
 
 A layer may hand keys and values to its cache, or a state, or both. A state must be computed by a
 function that draftree replaces; a layer that hides it, such as one with a kernel for the whole

@@ -1,4 +1,4 @@
-"""The rules by which layers fold a text into a state, for all tokens of a tree at once, and the fold of one path.
+"""State recurrences of SSM and linear-attention layers along all paths of a tree.
 
 A token's own quantities, and those that its ancestors left in the stash, are enough: the state
 itself is read once and is not copied for each token. In all equations a(i) are the ancestors of

@@ -1,4 +1,4 @@
-"""The functions of transformers' state layers, as a tree needs them, asked in our passes alone.
+"""Tree versions of the functions that transformers' recurrent layers call.
 
 Every modeling file calls the functions of its recurrent layers by names of its module. In a copy of
 the model over the same weights, a dispatcher replaces them. In a pass of draftree, which a context

@@ -1,4 +1,4 @@
-"""What layers that fold the text into a state keep of each row: a base, a stash for scratch slots, and snapshots.
+"""The cache of recurrent states: committed state, per-token terms of scratch slots, snapshots.
 
 The committed part is a base of fixed size: the last K columns that a convolution read, and the
 state. The scratch part is a stash with an entry for each slot, as keys and values have; committing

@@ -1,4 +1,4 @@
-"""The path of each token of a forward pass, for layers that fold a text into a state.
+"""The ancestors of each token of a pass, for layers with a recurrent state.
 
 The state holds everything that is committed. After it, a token's path goes through scratch slots
 alone, from its first ancestor to the token itself. Slots are topological: a token's parent comes
