@@ -220,7 +220,7 @@ def rotates_as_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("rotates_as_a_gpu")
-@pytest.mark.parametrize(("growth", "rows", "sampling"), one_in(2, [
+@pytest.mark.parametrize(("growth", "rows", "sampling"), one_in(3, [
     *((drafter, "eagle2", 6) for drafter in ("edd", "eagle", "eagle3", "mtp", "medusa:heads=6", "hydra:heads=6")),
     *(("eagle3", policy, layers) for policy, layers in (
         ("chain:length=4", 4), ("beam:preset=fast,width=3,depth=4", 4), ("beam:width=3,depth=4", 4),

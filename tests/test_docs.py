@@ -6,7 +6,8 @@ place of the hub id HUB. Where a block without a language follows, it is what th
 **Commands**, `draftree …` and `python -m draftree…`, run in the order of their page, in a folder
 with small files of the names that they use. For FOLDER stands a small target, or a drafter of the
 target that is named; on a page that makes a package, it is installed. Costs are timed in fewer
-rounds, and of the conformance suite every eighth case runs. Of some lines only the options are
+rounds, training takes one epoch, texts have few tokens, and of the conformance suite every
+32nd case runs. Of some lines only the options are
 parsed, by the command's own parser: those after `accelerate launch`, those of a block behind `<!--
 only parsed -->`, and those that hold one of the words in `<!-- only parsed: WORD, … -->`; behind
 these marks are commands for data and machines that are not here, and some that take minutes.
@@ -61,6 +62,8 @@ TOP = {"--help", "--version", "--install-completion", "--show-completion"}
 """Options of the program itself."""
 HUB = "HuggingFaceTB/SmolLM2-135M-Instruct"
 """The model that a reader may take; the demo stands for it in the tests, which need no network."""
+TOKENS = 8
+"""The most that a command writes here for a prompt, where it says how many."""
 CHATS = "".join(PROMPT.replace("3", str(n)) for n in range(12))
 
 
@@ -174,6 +177,11 @@ def filled(line: str, home: Path) -> list[str]:
         else demo_folder("eagle" if " export " in line else "edd")
     )
     words = shlex.split(line.replace("--target FOLDER", f"--target {home / 'target'}"))
+    if "--max-new-tokens" in words:
+        at = words.index("--max-new-tokens") + 1
+        words[at] = str(min(int(words[at]), TOKENS))
+    if " train " in line and "--epochs" not in words:
+        words += ["--epochs", "1"]
     return [str(drafter) if word == "FOLDER" else word for word in words]
 
 

@@ -411,7 +411,14 @@ def test_first_token_has_the_targets_distribution() -> None:
 
 
 @pytest.mark.parametrize(
-    "acceptor", [Match(coupled=False), Rejection(), Block(), MultiRound()], ids=str
+    "acceptor",
+    [
+        Match(coupled=False),
+        pytest.param(Rejection(), marks=pytest.mark.long),  # as Block() with one draft
+        Block(),
+        MultiRound(),
+    ],
+    ids=str,
 )
 def test_rows_of_unequal_texts_are_independent_and_exact(acceptor: Acceptor) -> None:
     asked = ASKED["whole text"]

@@ -140,7 +140,10 @@ def test_a_seeds_text_is_that_of_plain_decoding(family: str, name: str, policy: 
 
 @pytest.mark.parametrize(
     ("family", "dtype"),
-    [(f, torch.bfloat16) for f in FAMILIES]
+    [
+        pytest.param(f, torch.bfloat16, marks=[pytest.mark.long] * (i % 2))
+        for i, f in enumerate(FAMILIES)
+    ]
     + [
         pytest.param(f, torch.float32, marks=[pytest.mark.long] * (f not in RULES.values()))
         for f in FAMILIES

@@ -77,7 +77,7 @@ def test_a_drafter_of_one_file_passes_conformance(bigram: None) -> None:
         case for case in every if case.check != "joining-8"
     ]  # which is as joining, with more rows
     for policy in registry.names("policy"):
-        for case in [each for each in some if each.policy == policy][::3]:
+        for case in [each for each in some if each.policy == policy][::5]:
             suite.run(case)
     assert suite.coverage.parts["drafter"] == {"bigram"}
     assert suite.coverage.parts["policy"] == set(registry.names("policy"))
@@ -153,7 +153,7 @@ def test_policies_and_acceptors_are_found_too(
     for case in cases(
         only={"drafter": ["sometimes"], "policy": ["twin"], "acceptor": ["copy", "match"]}
     ):
-        if case.check != "joining-8":
+        if not case.check.endswith("-8"):
             suite.run(case)
     assert suite.coverage.parts["acceptor"] == {"copy", "match"}
 

@@ -677,7 +677,7 @@ def test_a_full_queue_and_the_end(engine: Engine) -> None:
     with served(
         engine, DRAFTER, POLICY, limits=limits, batching=SchedulerOptions(max_sequences=1)
     ) as running:
-        body = {"messages": CHAT, "temperature": 0, "max_tokens": 300, "ignore_eos": True}
+        body = {"messages": CHAT, "temperature": 0, "max_tokens": 120, "ignore_eos": True}
         with (
             ThreadPoolExecutor(4) as pool,
             httpx.Client(base_url=running.url, timeout=60) as client,

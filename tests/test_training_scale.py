@@ -156,7 +156,7 @@ def figures(out: Path) -> list[list[float]]:
     ]
 
 
-@pytest.mark.parametrize("accumulate", [1, 2])
+@pytest.mark.parametrize("accumulate", [pytest.param(1, marks=pytest.mark.long), 2])
 def test_two_processes_learn_what_one_does(accumulate: int, straight: Path, tmp_path: Path) -> None:
     assert on_two(lambda: learn(tmp_path, accumulate=accumulate)) == ["done", "done"]
     assert apart(straight, tmp_path) < CLOSE
@@ -230,7 +230,7 @@ def test_micro_batches_learn_what_a_batch_does(straight: Path, tmp_path: Path) -
     assert ended(tmp_path)[1].loss == pytest.approx(ended(straight)[1].loss, rel=1e-6)
 
 
-@pytest.mark.parametrize("signalled", [0, 1])
+@pytest.mark.parametrize("signalled", [pytest.param(0, marks=pytest.mark.long), 1])
 def test_a_run_goes_on_with_another_number_of_processes(
     signalled: int, straight: Path, tmp_path: Path
 ) -> None:
