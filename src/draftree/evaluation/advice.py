@@ -23,11 +23,11 @@ from draftree.request import Request
 from draftree.utils.progress import Tell, silent
 
 Pair = tuple[str, str]
-"""The specs of a drafter and a policy."""
+"""Specs of a drafter and a policy."""
 UNTRAINED: tuple[Pair, ...] = (("suffix", "yield"), ("pld", "trie"))
-"""Pairings that any target can have."""
+"""Pairings whose drafters need no training, so that they work with any target."""
 FEWEST = 4
-"""Prompts below which a verdict would be a guess."""
+"""Smallest number of different prompts for which advice is given."""
 
 
 @dataclass(frozen=True)
@@ -35,9 +35,10 @@ class Verdict:
     """Store the result of `advise`.
 
     Attributes:
-        chosen: the pairing with the most counted tokens a second on the first half.
-        counted: row of figures of the first half, by pairing.
-        judged: the row of the chosen pairing on the other half, by the clock.
+        chosen: the pairing with the most tokens per counted second on the first half of the
+            prompts.
+        counted: rows of counted figures on the first half, by pairing.
+        judged: row of the chosen pairing on the second half, measured by the clock.
     """
 
     chosen: Pair
@@ -46,12 +47,12 @@ class Verdict:
 
     @property
     def speculate(self) -> bool | None:
-        """Return whether drafting is faster than plain decoding; None if the interval holds 1."""
+        """Return whether drafting is faster than plain decoding; None if that is uncertain."""
         low, high = self.judged["intervals"]["speedup"]
         return True if low > 1 else False if high < 1 else None
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures by the names of the command line."""
+        """Return the figures as a dictionary with the names that the command line prints."""
         rows = [
             {"drafter": d, "policy": p, "interval": r["intervals"]["counted_speedup"]}
             | {name: r[name] for name in ("acceptance_length", "counted_speedup")}
@@ -69,7 +70,7 @@ class Verdict:
 
 
 def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
-    """Return two halves of some requests, split by the hash of their prompts.
+    """Split requests into two halves by the hash of their prompts.
 
     The split does not depend on the order of the requests.
     """
@@ -78,15 +79,15 @@ def halves(requests: Sequence[Request]) -> tuple[list[Request], list[Request]]:
 
 
 def pairings(drafters: Sequence[str], usual: Pair, given: bool) -> list[Pair]:
-    """Return the pairs of drafter and policy that are compared.
+    """Return the pairs of drafter and policy to compare.
 
-    Each named drafter is paired with the policies that suit most drafters. Without a named drafter,
-    the usual pair and the usual drafter with `pct` are compared. Pairs without training are added.
+    Each named drafter is paired with the policies `yield` and `pct`. Without a named drafter, the
+    usual pair and the usual drafter with `pct` are compared. The pairs `UNTRAINED` are added.
 
     Args:
-        drafters: specs that were named.
-        usual: drafter and policy for the target where none is named.
-        given: whether a drafter was named.
+        drafters: specs of the drafters that the user named.
+        usual: default drafter and policy for the target.
+        given: whether the user named a drafter.
     """
     own = (
         [(d, p) for d in drafters for p in ("yield", "pct")]
@@ -99,16 +100,16 @@ def pairings(drafters: Sequence[str], usual: Pair, given: bool) -> list[Pair]:
 def advise(
     engines: Mapping[Pair, Engine], requests: Sequence[Request], seed: int = 0, tell: Tell = silent
 ) -> Verdict:
-    """Choose a pairing on one half of the requests, and measure it on the other half.
+    """Choose a pairing by counted costs on one half of the requests, and time it on the other.
 
     Args:
         engines: engines by pairing, with their costs.
         requests: greedy requests, at least `FEWEST`.
-        seed: seed of the intervals.
-        tell: called with the number of finished steps of work.
+        seed: seed of the bootstrap for the intervals.
+        tell: called with the number of finished requests.
 
     Raises:
-        UserError: there are too few requests, or all prompts are the same.
+        UserError: there are fewer than `FEWEST` different prompts.
     """
     if len({r.prompt for r in requests}) < FEWEST:
         raise UserError(
@@ -144,7 +145,7 @@ def advise(
 
 
 def told(verdict: Verdict, target: str) -> str:
-    """Return the verdict in words."""
+    """Return a sentence that says whether to speculate with the target, and with which pairing."""
     row, (drafter, policy) = verdict.judged, verdict.chosen
     low, high = row["intervals"]["speedup"]
     speed = f"{row['speedup']:.2f} × [{low:.2f}, {high:.2f}] plain decoding's speed"

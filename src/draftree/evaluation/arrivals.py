@@ -19,12 +19,13 @@ Name = TypeVar("Name")
 
 @dataclass(frozen=True)
 class Served:
-    """Store what one request received, and when.
+    """Store the times at which one request received tokens, and their numbers.
 
     Attributes:
         handle: handle of the request.
-        due: time of its arrival in seconds from the start of the run.
-        times: times of the steps that returned tokens, in seconds from the start of the run.
+        due: arrival time of the request, in seconds from the start of the run.
+        times: times of the steps that returned tokens for the request, in seconds from the start of
+            the run.
         counts: number of tokens that each of these steps returned.
     """
 
@@ -35,7 +36,7 @@ class Served:
 
 
 def arrival_times(count: int, rate: float, seed: int) -> Floats:
-    """Return [count] arrival times in seconds: a Poisson process of `rate` requests a second."""
+    """Return [count] arrival times in seconds of a Poisson process with `rate` per second."""
     gaps: Floats = np.random.default_rng(seed).exponential(1 / rate, count)
     return np.cumsum(gaps)
 
@@ -46,19 +47,19 @@ def serve(
     times: Floats,
     advance: Callable[[int], None] = lambda _: None,
 ) -> tuple[list[Served], float]:
-    """Submit each request at its time and run steps until all have ended.
+    """Submit each request at its arrival time, and run steps until all requests have ended.
 
-    A request that arrives during a step is submitted right after it; its waiting time counts from
-    its arrival.
+    A request that arrives during a step is submitted right after the step. Its waiting time counts
+    from its arrival.
 
     Args:
-        engine: without unfinished requests.
+        engine: an engine without unfinished requests.
         requests: requests in the order of their arrival.
-        times: [N] when each arrives, in seconds from the start.
+        times: [N] arrival time of each request, in seconds from the start.
         advance: called with the number of requests that have ended.
 
     Returns:
-        What each request got, and the seconds of the whole run.
+        The record of each request, and the seconds of the whole run.
     """
     start, served = time.perf_counter(), dict[int, Served]()
     coming, ended = list(zip(requests, times.tolist(), strict=True)), 0
@@ -85,10 +86,10 @@ def serve(
 
 
 def row(served: Sequence[Served], seconds: float) -> dict[str, Any]:
-    """Return the figures of a run.
+    """Return the figures of a run that took `seconds`: throughput, waiting times and steps.
 
-    `time_between_tokens` shares the seconds since the last tokens of a request among the tokens
-    that come at a time; `time_between_updates` does not.
+    `time_between_updates` is the time between two steps that return tokens of a request. For
+    `time_between_tokens` this time is divided by the number of tokens that the second step returns.
     """
     first = [one.times[0] - one.due for one in served]
     gaps = [(np.diff(one.times), np.array(one.counts[1:], np.int64)) for one in served]
@@ -117,7 +118,7 @@ def measured(
     limits: SchedulerOptions,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[str, Any]:
-    """Return the figures of requests that arrive at given times, after a warm-up by one of them."""
+    """Return the figures of requests that arrive at given times, measured after a warm-up."""
     engine.set_limits(**vars(limits))
     serve(engine, [replace(requests[0], max_new_tokens=2)], np.zeros(1))
     return row(*serve(engine, requests, times, advance))
@@ -130,17 +131,17 @@ def measured_in_batches(
     limits: SchedulerOptions,
     advance: Callable[[int], None] = lambda _: None,
 ) -> dict[Name, dict[str, Any]]:
-    """Return the figures of each engine when requests are submitted in batches of `size`.
+    """Return the figures by engine when requests are submitted in batches of `size`.
 
-    Each batch runs to its end. Engines take turns after every batch, so other work on the machine
-    affects all of them alike. Requests that do not fill a batch are left out. Each engine first
-    runs a warm-up batch that is not timed. What its drafter remembers of earlier answers is dropped
-    before: another size may have answered the same requests.
+    Each batch runs to its end. Engines take turns after every batch, so that other work on the
+    machine affects all of them equally. Requests that do not fill a batch are left out. Each engine
+    first runs a warm-up batch that is not timed. Before it, the drafter's memory of earlier answers
+    is dropped, because runs with another size may have answered the same requests.
 
     Args:
         engines: the engines that are compared.
-        requests: requests of each engine, the same number for each.
-        size: requests in a batch; `max_sequences` of the limits is set to it.
+        requests: requests by engine, the same number for each.
+        size: number of requests in a batch; it replaces `max_sequences` in the limits.
         limits: limits of the scheduler.
         advance: called with the number of requests that have ended.
     """
@@ -170,7 +171,7 @@ def measured_in_batches(
 def _turns(
     requests: Mapping[Name, Sequence[Request]], size: int
 ) -> Iterator[tuple[Name, Sequence[Request]]]:
-    """Yield batches of the engines in turn, starting with another engine each time."""
+    """Yield (engine, batch) with the engines in turn; each round starts with another engine."""
     names = list(requests)
     for number in range(min(map(len, requests.values())) // size):
         first = number % len(names)
@@ -179,7 +180,7 @@ def _turns(
 
 
 def _spread(values: Floats) -> dict[str, float] | None:
-    """Return the percentiles of seconds; None where there are none."""
+    """Return the percentiles of some seconds by name; None if there are no values."""
     if not len(values):
         return None
     return {name: float(np.percentile(values, share)) for name, share in PERCENTILES.items()}

@@ -33,9 +33,9 @@ from draftree.tree import Ints
 from draftree.utils.progress import Tell, silent
 
 TOGETHER = 8
-"""Texts along which a drafter is driven at a time."""
+"""Number of texts that are replayed in one batch when a drafter's quality is measured."""
 SAMPLED = 16
-"""Texts that are sampled for the overlap where temperature 1 is not part of the run."""
+"""Number of texts that are sampled for measuring the overlap if the run has no temperature 1."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,17 @@ class Bench:
 
     Attributes:
         cells: combinations to measure, with the baseline of each temperature.
-        engines: by (drafter, policy).
+        engines: engines by (spec of the drafter, spec of the policy).
         requests: one for each prompt.
         seed: seed of sampling.
-        repeats: how often each text is generated.
-        recordings: recordings of the texts, where they are replayed instead of generated.
-        read: returns the costs learnt up to now by drafter, where policies read costs that are
-            learnt during the run.
-        sessions: each cell's engine after its last prompt, with what its drafter remembers from
-            prompt to prompt.
-        plains: each baseline's last text and cache, where questions of a conversation follow.
+        repeats: number of times each text is generated.
+        recordings: recordings of the texts if they are replayed; None if they are generated.
+        read: costs by drafter that the policies read, if they are not those by which the result is
+            counted; empty otherwise.
+        sessions: each cell's engine after its last prompt; its drafter keeps what it remembers for
+            the next prompt.
+        plains: token ids and cache of each baseline's last text, for later questions of the same
+            conversation.
     """
 
     cells: Sequence[Cell]
@@ -73,9 +74,9 @@ class Bench:
         return next(iter(self.engines.values())).target
 
     def write(self, cell: Cell, request: Request, last: bool = False) -> Generation:
-        """Generate one text with one cell.
+        """Generate the text of one request with the drafter, policy and temperature of one cell.
 
-        After the last repeat, the drafter may remember the text.
+        If `last` is true, this is the last repeat, and the drafter may remember the text.
         """
         request, follows = (
             self.asked(request, cell.temperature),
@@ -103,11 +104,11 @@ class Bench:
 
     @property
     def converses(self) -> bool:
-        """Return whether there are later questions of conversations, so that caches are kept."""
+        """Return whether any request is a later question of a conversation, which needs caches."""
         return self.recordings is None and any(r.number >= FOLLOWING for r in self.requests)
 
     def _plain(self, cell: Cell, request: Request, follows: bool) -> Generation:
-        """Run plain decoding with the cache of the conversation so far."""
+        """Run plain decoding with the cache that the conversation's earlier turns have left."""
         text, cache = self.plains.get(cell, ((), None))
         if follows and cache is not None and self.target.reuses_prefixes:
             cache.truncate(np.minimum(common(text, request.prompt[:-1]), cache.reusable))
@@ -118,11 +119,11 @@ class Bench:
         return written
 
     def asked(self, request: Request, temperature: float) -> Request:
-        """Return a request with the settings of a temperature."""
+        """Return a copy of the request with the given temperature and the run's seed."""
         return replace(request, sampling=Sampling(temperature=temperature, seed=self.seed))
 
     def prompt(self, index: int) -> dict[Cell, PromptResult]:
-        """Run all cells on one prompt; each repeat starts with another cell."""
+        """Run all cells on one prompt, and let each repeat start with another cell."""
         request = self.requests[index]
         done: dict[Cell, list[Generation]] = {cell: [] for cell in self.cells}
         for repeat in range(self.repeats):
@@ -135,7 +136,7 @@ class Bench:
 
     @property
     def prices(self) -> dict[str, Costs | CostTable]:
-        """Return the costs of each drafter: fixed ones, or those learnt up to now."""
+        """Return the costs by drafter: the fixed costs, or those learnt on this machine so far."""
         return {
             d: e.costs or learnt_costs(e.target, e.drafter).table()
             for (d, _), e in self.engines.items()
@@ -144,11 +145,12 @@ class Bench:
     def quality(
         self, drafter: str, done: Sequence[Mapping[Cell, PromptResult]], costs: Costs | CostTable
     ) -> Quality:
-        """Return a drafter's overlap with the target, its relative cost, and its reach.
+        """Measure a drafter's overlap with the target, its relative cost, and its reach.
 
         The overlap is measured along texts sampled at temperature 1. It is the α of Leviathan et
-        al., the share that rejection sampling accepts at temperature 1. The reach is measured along
-        the plain texts of the first temperature.
+        al.: the share of drafts that rejection sampling accepts at temperature 1. The reach of a
+        token is the number of tokens in a row that the drafter proposes correctly after it. It is
+        measured along the baseline's texts at the first temperature.
         """
         engine = next(e for (d, _), e in self.engines.items() if d == drafter)
         reach: list[Ints] = [np.zeros(0, np.int64)] * len(done)
@@ -166,10 +168,9 @@ class Bench:
         return Quality(overlap, costs.ratio, tuple(reach))
 
     def sampled(self, done: Sequence[Mapping[Cell, PromptResult]]) -> list[Text]:
-        """Return texts of the target sampled at temperature 1.
+        """Return texts that the target samples at temperature 1.
 
-        These are texts of the run if it has that temperature. Otherwise they are generated once for
-        this purpose.
+        They come from the run if temperature 1 is part of it. Otherwise they are generated once.
         """
         if (
             cell := next((c for c in self.cells if c.plain and c.temperature == 1), None)
@@ -183,7 +184,7 @@ class Bench:
         return self._written
 
     def _texts(self, cell: Cell, done: Sequence[Mapping[Cell, PromptResult]]) -> list[Text]:
-        """Return the texts of a baseline, prompt by prompt."""
+        """Return the texts that a baseline cell generated, in the order of the prompts."""
         return [
             _text(request, written[cell].tokens)
             for request, written in zip(self.requests, done, strict=True)
@@ -192,7 +193,10 @@ class Bench:
     def _along(
         self, drafter: Drafter[Any], found: Sequence[Text], temperature: float
     ) -> Iterator[tuple[list[int], Source, list[Text]]]:
-        """Yield numbers, source of hidden states, and texts long enough to draft in."""
+        """Yield batches of texts long enough for drafts: their indices, a source, and the texts.
+
+        The source provides hidden states: it is the target or a recording.
+        """
         long = [i for i, text in enumerate(found) if len(text.tokens) > text.start + 1]
         if self.recordings is not None and any(
             c.plain and c.temperature == temperature for c in self.cells
@@ -217,9 +221,9 @@ class Bench:
             yield long[at : at + together], source, texts
 
     def remember(self, requests: Sequence[Request]) -> None:
-        """Generate earlier requests' texts again, so that drafters and policies learn from them.
+        """Generate the texts of earlier requests again for drafters and policies to learn from.
 
-        What a drafter or a policy remembers is not saved, so a resumed run has to rebuild it.
+        The memory of drafters and policies is not saved, so a resumed run has to rebuild it.
         """
         for (drafter, policy), engine in self.engines.items():
             if engine.drafter.remembers or engine.policy.start() is not None:
@@ -228,14 +232,14 @@ class Bench:
                         self.write(cell, request, last=True)
 
     def warm(self) -> None:
-        """Run every cell for a moment, as a warm-up before timing."""
+        """Generate a few tokens with every cell as a warm-up before timing."""
         for cell in self.cells:
             self.write(cell, short(self.requests[0]))
 
     def run(
         self, journal: Journal, advance: Callable[[int], None] = lambda _: None
     ) -> list[dict[Cell, PromptResult]]:
-        """Run all prompts in order, except those in the journal."""
+        """Run all prompts that the journal does not contain, and return the results by prompt."""
         if self.recordings is None:
             self.warm()
         done = journal.read(self.cells)[: len(self.requests)]
@@ -249,17 +253,17 @@ class Bench:
 
 
 def _text(request: Request, written: Sequence[int]) -> Text:
-    """Return a prompt and what was written after it."""
+    """Return the prompt and the generated tokens as one text."""
     return Text(np.array([*request.prompt, *written], np.int64), len(request.prompt))
 
 
 def priced(
     engines: Mapping[tuple[str, str], Engine], tell: Tell = silent
 ) -> dict[tuple[str, str], Engine]:
-    """Return the same engines with fixed costs: the given ones, or those learnt on this machine.
+    """Return the engines with fixed costs: their own costs, or those learnt on this machine.
 
-    Learnt costs are read after all drafters have been measured, so that one cost curve of the
-    target holds for all of them.
+    Learnt costs are read after all drafters have been measured. All drafters then share one cost
+    curve of the target.
     """
     known = {drafter: engine.costs for (drafter, _), engine in engines.items()}
     learnt = {d: e for (d, _), e in engines.items() if e.costs is None}

@@ -14,20 +14,21 @@ from draftree.tree import Floats, Ints
 from draftree.utils.files import Entries
 
 SAMPLES = 2000
-"""B, number of bootstrap samples of an interval."""
+"""Number B of bootstrap samples for an interval."""
 MANY = 10_000
-"""B where things are compared: a p-value is at least 2/B, and Holm's method multiplies it by the
-number of comparisons."""
+"""Number B of bootstrap samples for comparisons. It is larger than `SAMPLES`, because a p-value is
+at least 2/B and Holm's method multiplies it by the number of comparisons."""
 ENOUGH = 8
-"""Prompts from which on intervals are studentised, and comparisons judged.
+"""Smallest number of prompts for which intervals are studentised and comparisons are judged.
 
-Of fewer, samples of one prompt alone have no spread to divide by, and quantiles tell equal methods
-apart far too often: in 100 %, 53 %, 26 % and 15 % of trials with 1, 2, 3 and 7 prompts.
+With fewer prompts, a bootstrap sample can consist of one prompt only, and then has no standard
+error to divide by. Quantiles are no remedy: they find a difference between equal methods in 100 %,
+53 %, 26 % and 15 % of trials with 1, 2, 3 and 7 prompts.
 """
 FEW = "too few prompts"
-"""The verdict of a comparison over fewer."""
+"""Verdict of a comparison with fewer than `ENOUGH` prompts."""
 LEVEL = 0.05
-"""The error that is allowed: of an interval, and of all claims of one table together."""
+"""Allowed probability of error: for one interval, and for all claims of one table together."""
 ResultRow = dict[str, Any]
 
 
@@ -41,12 +42,12 @@ def rate(tokens: Ints | Floats, seconds: Floats, chosen: Ints) -> Floats:
 
 
 def samples(prompts: int, seed: int, count: int = SAMPLES) -> Ints:
-    """Return [B, P] bootstrap samples of prompts."""
+    """Return [B, P] bootstrap samples: indices of prompts, drawn with replacement."""
     return np.random.default_rng(seed).integers(0, prompts, (count, prompts))
 
 
 def bounds(values: Floats) -> list[float]:
-    """Return a 95 % interval."""
+    """Return the 95 % interval of bootstrap values: their 2.5 % and 97.5 % quantiles."""
     return [float(x) for x in np.quantile(values, (LEVEL / 2, 1 - LEVEL / 2))]
 
 
@@ -54,14 +55,14 @@ def bounds(values: Floats) -> list[float]:
 class Ratio:
     """Store a figure that is compared with 1, with its 95 % interval and a two-sided p-value.
 
-    The p-value is that of the hypothesis that the figure is 1.
+    The p-value tests the hypothesis that the figure is 1.
 
     Attributes:
         value: the figure.
         low: lower end of the interval.
         high: upper end of the interval.
         p: the p-value.
-        few: whether it comes from too few prompts to be judged.
+        few: whether the number of prompts is too small for a verdict.
     """
 
     value: float
@@ -72,28 +73,28 @@ class Ratio:
 
     @property
     def verdict(self) -> str:
-        """Return the verdict on a ratio of seconds."""
+        """Return the verdict on a ratio of seconds; below 1 the first method is faster."""
         if self.few:
             return FEW
         return "not told apart" if self.p >= LEVEL else "faster" if self.value < 1 else "slower"
 
     @property
     def inverse(self) -> "Ratio":
-        """Return the same comparison with both sides exchanged."""
+        """Return the comparison with the two methods exchanged."""
         return Ratio(1 / self.value, 1 / self.high, 1 / self.low, self.p, self.few)
 
 
 def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints) -> Ratio:
     """Return a ratio of products of sums over prompts, by bootstrap-t on its logarithm.
 
-    Its coverage at 20 prompts is 94 %, where that of BCa is 91 % and that of the samples' quantiles
-    90 % (tests/test_statistics.py). The error of each sample is linearised (Efron and Tibshirani
-    1993, chapters 12 and 13). Below `ENOUGH` prompts, quantiles are used. The interval contains 1
-    exactly where p is at least 5 %.
+    With 20 prompts, the interval contains the true value in 94 % of trials. BCa intervals reach 91
+    % and quantiles of the samples 90 % (tests/test_statistics.py). The standard error of each
+    sample is computed by linearisation (Efron and Tibshirani 1993, chapters 12 and 13). Below
+    `ENOUGH` prompts, quantiles are used. The interval contains 1 exactly where p is at least 5 %.
 
     Args:
-        over: figures of each prompt [P]; their sums are multiplied.
-        under: figures of each prompt [P] in the denominator.
+        over: arrays [P] of figures by prompt, whose sums are multiplied in the numerator.
+        under: arrays [P] of figures by prompt, whose sums are multiplied in the denominator.
         chosen: [B, P] bootstrap samples.
     """
     signs, columns = (
@@ -102,7 +103,7 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
     )
 
     def fitted(taken: Floats) -> tuple[Floats, Floats]:
-        """Return the logarithm, and its standard error, of figures [C, …, P]."""
+        """Return the logarithm of the ratio and its standard error, from C figures [C, …, P]."""
         means = np.maximum(taken.mean(-1), 1e-12)
         influence = np.tensordot(signs, taken / means[..., None], 1)
         spread = np.sqrt((influence**2).sum(-1) / max(count * (count - 1), 1))
@@ -124,18 +125,18 @@ def ratio(over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen:
 def ratio_bounds(
     over: Sequence[Ints | Floats], under: Sequence[Ints | Floats], chosen: Ints
 ) -> list[float]:
-    """Return the 95 % interval of `ratio`."""
+    """Return the lower and upper end of the 95 % interval of `ratio`."""
     found = ratio(over, under, chosen)
     return [found.low, found.high]
 
 
 def holm(several: Sequence[Ratio]) -> list[Ratio]:
-    """Return comparisons with p-values adjusted by Holm's method (1979).
+    """Adjust the p-values of several comparisons by Holm's method (1979), and return them.
 
-    The level then holds for all of them together.
+    The probability of any wrong claim is then at most `LEVEL`.
 
-    The k-th smallest of m p-values is multiplied by m − k + 1. Those of too few prompts are not
-    among the m.
+    The k-th smallest of m p-values is multiplied by m − k + 1. Comparisons with too few prompts are
+    not counted in m.
     """
     found, least = list(several), 0.0
     judged = sorted((i for i in range(len(found)) if not found[i].few), key=lambda i: found[i].p)
@@ -146,18 +147,18 @@ def holm(several: Sequence[Ratio]) -> list[Ratio]:
 
 
 def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed: int = 0) -> Ratio:
-    """Return one row's seconds per token over another's for the same prompts.
+    """Return the seconds per token of one row over those of another, for the same prompts.
 
     Below 1 the first row is faster.
 
     Args:
         mine: a row of a result.
         other: another row, for the same prompts.
-        by: `counted_seconds`, `seconds` on the clock, or `steps`.
+        by: the total to compare: `counted_seconds`, `seconds` by the clock, or `steps`.
         seed: seed of the bootstrap.
 
     Raises:
-        UserError: a row has no figures by prompt, or the numbers of prompts differ.
+        UserError: a row does not store this total by prompt, or the numbers of prompts differ.
     """
     each = [r.get("per_prompt") or {} for r in (mine, other)]
     if any(e.get(by) is None for e in each):
@@ -178,9 +179,9 @@ def paired(mine: ResultRow, other: ResultRow, by: str = "counted_seconds", seed:
 
 @dataclass(frozen=True)
 class Compared:
-    """Store two result rows and the ratio of their seconds per token, first over second.
+    """Store two result rows and the seconds per token of the first over those of the second.
 
-    The p-value is adjusted for all comparisons of the table.
+    The p-value of the ratio is adjusted for all comparisons in the table.
     """
 
     mine: ResultRow
@@ -191,13 +192,13 @@ class Compared:
 def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Compared]:
     """Return pairs of rows that differ only in their drafter or only in their policy.
 
-    The first row of each pair has the given name.
+    The first row of each pair is the one whose drafter or policy is `name`.
 
     Args:
         result: a saved result.
         of: `policy` or `drafter`.
-        name: the spec of one of them.
-        by: as for `paired`.
+        name: spec of the policy or drafter to compare with the others.
+        by: the total to compare; see `paired`.
     """
     rows = [r for r in result["rows"] if r["policy"] is not None]
     if name not in (names := {r[of] for r in rows}):
@@ -216,10 +217,10 @@ def compared(result: Mapping[str, Any], of: str, name: str, by: str) -> list[Com
 
 
 def beside_plain(result: Mapping[str, Any], by: str = "counted_seconds") -> list[Compared]:
-    """Return each row with a drafter paired with plain decoding of its temperature and machine.
+    """Compare each row with a drafter to plain decoding at the same temperature on its machine.
 
-    Rows without the figure `by` are left out. By counted seconds, the baseline is what plain
-    decoding costs on the cost curve of the row's drafter.
+    Rows that do not store the total `by` for each prompt are left out. For `counted_seconds`, the
+    seconds of plain decoding are counted with the cost curve of the row's drafter.
     """
     pairs = []
     for row in (r for r in result["rows"] if r["policy"] is not None):

@@ -16,14 +16,15 @@ from draftree.sampling.distributions import processed
 from draftree.target.target import Needs, Target
 
 WARM_PROMPT, WARM_TOKENS = 64, 16
-"""Tokens of the warm-up: prompt tokens that are read, and tokens generated after them."""
+"""Number of prompt tokens that the warm-up reads, and number of tokens that it generates."""
 
 CHEAP = Costs({1: 1e-3}, {1: 1.0})
-"""Costs at which every drafter is asked for as many candidates as it has."""
+"""Costs with which a policy asks every drafter for as many candidates as it has: a draft step takes
+1 ms, and a target pass 1 s."""
 
 
 def short(request: Request) -> Request:
-    """Return a request to warm up with; it does not end early."""
+    """Return a short version of a request for the warm-up; it ignores end tokens."""
     tokens = min(WARM_TOKENS, request.max_new_tokens)
     return replace(
         request, prompt=request.prompt[-WARM_PROMPT:], max_new_tokens=tokens, eos=frozenset()
@@ -34,9 +35,10 @@ def short(request: Request) -> Request:
 class Difference:
     """Describe the first token at which two greedy outputs differ.
 
-    The margin is the difference of plain decoding's two best logits at that token. In half
-    precision a pass over many tokens rounds differently from a pass over one. A margin above that
-    noise is a bug.
+    `token` is the index of the first token that differs, and `margin` is the difference of plain
+    decoding's two largest logits there. In half precision, a pass over many tokens rounds
+    differently from a pass over one token. If the margin is larger than this rounding noise, the
+    difference is a bug.
     """
 
     token: int
@@ -45,16 +47,16 @@ class Difference:
 
 @dataclass(frozen=True)
 class Comparison:
-    """Store a generated text and, where requested, its comparison with plain decoding.
+    """Store a generated text and, if requested, its comparison with plain decoding.
 
     Attributes:
-        tokens: tokens of the text.
-        stats: figures of its runs.
-        plain: figures of plain decoding's runs.
+        tokens: token ids of the text.
+        stats: figures of the runs with drafts.
+        plain: figures of the runs with plain decoding; None without a comparison.
         same_output: whether all runs returned the same tokens.
-        difference: the first token at which they differ.
-        same_bits: whether every token had the same log-probability, to the last bit, in both; None
-            where that is not guaranteed.
+        difference: the first token at which the runs differ; None if they do not.
+        same_bits: whether every token had the same log-probability as in plain decoding, to the
+            last bit; None if that is not guaranteed.
     """
 
     tokens: list[int]
@@ -66,13 +68,13 @@ class Comparison:
 
     @property
     def speedup(self) -> float | None:
-        """Return the ratio of tokens per second."""
+        """Return the tokens per second with drafts over those of plain decoding."""
         if self.plain is None or not self.plain.tokens_per_second:
             return None
         return self.stats.tokens_per_second / self.plain.tokens_per_second
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures by the names of the command line."""
+        """Return the figures as a dictionary with the names that the command line prints."""
         if self.plain is None:
             return {"stats": self.stats.as_json()}
         seconds, speed = self.plain.seconds, self.plain.tokens_per_second
@@ -89,10 +91,10 @@ class Comparison:
 
 
 def warm(engine: Engine, request: Request, baseline: bool) -> None:
-    """Warm up what is timed afterwards.
+    """Run short versions of a request before timing, with drafts and optionally without.
 
-    What drafter, policy and caches keep of the warm-up is dropped, so that the timed run does not
-    find its own text.
+    The memory that drafter, policy and caches keep of the warm-up is dropped. Otherwise the timed
+    run could draft from its own text.
     """
     if engine.policy.reads_costs:  # with cheap drafts, every size that may be used runs once
         replace(engine, costs=CHEAP, learned={}).write([short(request)], reuse=False)
@@ -104,8 +106,9 @@ def warm(engine: Engine, request: Request, baseline: bool) -> None:
 def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
     """Compare a finished run with plain decoding.
 
-    After it run plain decoding twice and the engine once more; seconds are means of the two runs.
-    With this order, a machine that slowly becomes faster or slower favours neither.
+    After the finished run, plain decoding runs twice and the engine once more. Seconds are means of
+    the two runs. With this order, a machine that slowly becomes faster or slower favours neither
+    method.
     """
     plain = [engine.plain([request]) for _ in range(2)]
     again = replace(
@@ -131,9 +134,9 @@ def compare(engine: Engine, request: Request, first: Generation) -> Comparison:
 
 
 def bits(engine: Engine, request: Request) -> bool:
-    """Return whether each token has the log-probability of plain decoding, to the last bit.
+    """Return whether each token has the same log-probability as in plain decoding, bit by bit.
 
-    The text is written twice more for that.
+    The text is generated twice more for this check.
     """
     ours = list[Emitted]()
     plain = list[Emitted]()
@@ -148,9 +151,9 @@ def bits(engine: Engine, request: Request) -> bool:
 def difference(
     target: Target, request: Request, ours: Sequence[int], plain: Sequence[int]
 ) -> Difference:
-    """Return the first token at which another greedy output differs, and its margin of logits.
+    """Return the first token at which a greedy output differs from plain decoding's.
 
-    It is compared with plain decoding's.
+    The result includes the margin of the two largest logits there.
     """
     at = common(ours, plain)
     text = np.array([*request.prompt, *plain[:at]], np.int64)

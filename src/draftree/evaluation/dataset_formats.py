@@ -13,7 +13,8 @@ from draftree.errors import UserError
 
 Row = Mapping[str, Any]
 Wording = Literal["plain", "official"]
-"""Wording of a benchmark's questions: ours, or that of the evaluations of EAGLE-2 and GLIDE."""
+"""Wording of a benchmark's questions: `plain` is our own, `official` the one in the evaluations of
+EAGLE-2 and GLIDE."""
 MT_BENCH = [
     "writing",
     "roleplay",
@@ -26,24 +27,28 @@ MT_BENCH = [
 ]
 SPEC_BENCH = ["translation", "summarization", "qa", "math_reasoning", "rag"]
 WITHHELD = "FULL BENCHMARK DATA SHOULD BE FETCHED FROM THE SOURCE USING SPECDEC_BENCH"
-"""Placeholder in SPEED-Bench for third-party texts, until its own script has fetched them."""
+"""Placeholder that SPEED-Bench stores for third-party texts until its own script has fetched
+them."""
 
 
 @dataclass(frozen=True)
 class Format:
     """Describe the format of a benchmark's file, whose items are called rows.
 
+    A row is a dictionary of fields.
+
     Attributes:
-        page: address of its definition.
-        fields: the fields of a row, with their types.
-        ask: returns a row's questions in order; or a template of one, with fields in braces.
-        fine: returns whether other conditions on a row hold.
-        without: fields that a row does not have.
-        category: returns the category of a row.
-        raw: whether the text is continued as it is, instead of being asked in a chat.
-        hub: name, configuration and split of the set on the hub.
-        official: returns the question in a chat as the papers' evaluations word it, where that
-            differs.
+        page: address of the page that defines the format.
+        fields: types of a row's fields by name.
+        ask: function that returns a row's questions in order, or a template of one question with
+            fields in braces.
+        fine: function that checks further conditions on a row's values.
+        without: names of fields that a row of this format never has.
+        category: function that returns the category of a row.
+        raw: whether the question is continued as raw text instead of being put into a chat.
+        hub: name, configuration and split of the data set on the hub; None if it is not there.
+        official: function that returns a row's question in the wording of the papers' evaluations;
+            None if that equals `ask`.
     """
 
     page: str
@@ -57,7 +62,7 @@ class Format:
     official: Callable[[Row], str] | None = None
 
     def fault(self, row: Row) -> str:
-        """Return why a row does not have this format; empty if it has."""
+        """Return the reason why a row does not have this format; empty if it has."""
         for name, kind in self.fields.items():
             if not isinstance(row.get(name), kind):
                 return (
@@ -83,14 +88,14 @@ def _told(row: Row) -> bool:
 
 
 def _task(row: Row) -> str:
-    """Return the task of Spec-Bench; the categories of MT-bench are one task."""
+    """Return the Spec-Bench task of a row; all categories of MT-bench form one task."""
     return "mt_bench" if row["category"] in MT_BENCH else str(row["category"])
 
 
 def _deepspec(name: str) -> Format:
-    """Return the format of the sets that DeepSpec and DFlash evaluate on.
+    """Return the format of the data sets on which DeepSpec and DFlash are evaluated.
 
-    An item of these files holds the turns of a conversation; the set's name is the category.
+    A row contains the turns of a conversation. The name of the data set serves as category.
     """
     page = "https://github.com/deepseek-ai/DeepSpec/blob/main/deepspec/eval/base_evaluator.py"
     return Format(page, {"turns": list}, _turns, _told, ("question_id",), lambda row: name)
@@ -100,7 +105,7 @@ SPIDER = (
     "Could you translate the following question into SQL. "
     "Please only generate SQL, don't include explanation in the answer."
 )
-"""Text before a question of Spider in GLIDE's evaluation."""
+"""Instruction that GLIDE's evaluation puts before a question of Spider."""
 _ALPACA = {"instruction": str, "input": str, "output": str}
 _QUESTIONS = {"question_id": int, "category": str, "turns": list}
 FORMATS: Mapping[str, Format] = {
@@ -208,7 +213,7 @@ FORMATS: Mapping[str, Format] = {
 
 @dataclass(frozen=True)
 class Asked:
-    """Store the questions of a row, in order, and their category."""
+    """Store the questions of a row in order, their category, and whether they are raw text."""
 
     questions: list[str]
     category: str
@@ -216,17 +221,17 @@ class Asked:
 
 
 def asked(name: str, row: Row, where: str, wording: Wording = "plain") -> Asked:
-    """Return the questions of a row.
+    """Check the format of a benchmark's row, and return its questions.
 
     Args:
-        name: name of its format.
+        name: name of the format.
         row: the row.
-        where: its place, for the error.
+        where: place of the row in its file, for error messages.
         wording: wording of the question.
 
     Raises:
-        UserError: the row has another format, which is named where it is known; or it has no
-            question.
+        UserError: the row has another format, or no question. The message names the other format if
+            it is known.
     """
     known = FORMATS[name]
     if fault := known.fault(row):

@@ -18,23 +18,24 @@ from draftree.metrics import Step
 from draftree.tree import Bools, Floats, Ints
 
 RANKS, DEPTHS, BINS = 8, 10, 10
-"""K, D, and the bins of confidence and of entropy."""
+"""Number of candidates K, number of depths D, and number of bins for confidence and entropy."""
 
 
 @dataclass(frozen=True)
 class Looked:
-    """Hold a drafter's candidates at each position of texts that the target has written.
+    """Store figures of a drafter's candidates at each position of texts written by the target.
 
-    The tokens before a position are those of the text.
+    Before each position the drafter is given the text's own tokens. All arrays have length M, the
+    number of positions.
 
     Attributes:
-        depth: [M] depth of the position below the root of its block, from 1.
+        depth: [M] distance in tokens from the root of the position's block, from 1.
         rank: [M] rank of the text's token among the candidates, from 0; K where it is not a
             candidate.
-        confidence: [M] q of the likeliest candidate.
+        confidence: [M] probability q that the drafter gives to its likeliest candidate.
         entropy: [M] entropy of q in nats.
-        reached: [M] whether a chain of likeliest candidates reaches the position, that is, whether
-            all tokens of the chain before it equal the text's.
+        reached: [M] whether the likeliest candidates at all earlier depths of the block equal the
+            text's tokens, so that a greedy chain reaches the position.
     """
 
     depth: Ints
@@ -45,11 +46,11 @@ class Looked:
 
     @classmethod
     def along(cls, source: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Self:
-        """Run a drafter along texts in blocks of `DEPTHS` tokens.
+        """Replay texts in blocks of `DEPTHS` tokens, and collect the drafter's candidates.
 
         Args:
             source: the target, or a recording of these texts.
-            drafter: proposes K candidates after every token.
+            drafter: drafter that proposes K candidates after every token.
             texts: greedy texts, all in one batch.
         """
         parts = list[tuple[Ints, Ints, Floats, Floats, Bools]]()
@@ -75,10 +76,11 @@ class Looked:
         return cls(*map(np.concatenate, zip(*parts, strict=True)))
 
     def reliability(self) -> list[dict[str, float]]:
-        """Return mean confidence, share of correct likeliest candidates, and count for each bin.
+        """Return the mean confidence, the share of correct candidates and the count of each bin.
 
-        Bins are intervals of the confidence. Only positions count that a chain of likeliest
-        candidates reaches, up to its first rejection (EDD, section 3.2 and Figure 3b).
+        The bins are intervals of the confidence. Only the likeliest candidate of each position is
+        judged, and only positions with `reached` count (EDD, section 3.2 and Figure 3b). Empty bins
+        are left out.
         """
         bins = np.minimum((self.confidence * BINS).astype(np.int64), BINS - 1)
         found = []
@@ -96,7 +98,8 @@ class Looked:
     def calibration_error(self) -> float | None:
         """Return the expected calibration error.
 
-        It is the mean distance of confidence and acceptance, weighted by the bins' sizes.
+        It is the mean of |confidence − acceptance| over the bins, weighted by their counts. It is
+        None without positions.
         """
         bins = self.reliability()
         count = sum(b["count"] for b in bins)
@@ -107,13 +110,13 @@ class Looked:
         )
 
     def by_depth(self) -> list[list[float]]:
-        """Return [D, K] the share of positions at which the text's token has each rank."""
+        """Return [D, K] for each depth the shares of positions whose token has rank 0 … K − 1."""
         return self._shares(self.depth - 1, DEPTHS)
 
     def by_entropy(self) -> tuple[list[float], list[list[float]]]:
-        """Return the limits of bins of entropy, and the share of each rank in each bin [bins, K].
+        """Return the limits of entropy bins, and [bins, K] the share of each rank in each bin.
 
-        Each bin has the same number of places.
+        Each bin has about the same number of positions.
         """
         ends = (
             np.unique(np.quantile(self.entropy, np.linspace(0, 1, BINS + 1)))
@@ -134,7 +137,7 @@ class Looked:
         return shares
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures by the names of the command line."""
+        """Return the figures as a dictionary with the names that the command line prints."""
         ends, shares = self.by_entropy()
         return {
             "places": len(self.rank),
@@ -146,9 +149,9 @@ class Looked:
 
 
 def frontiers(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float, str]]]:
-    """Return (γ, τ, spec) of each setting by drafter and kind of policy, sorted by γ.
+    """Return (γ, τ, policy spec) of each row, by drafter and kind of policy, sorted by γ.
 
-    γ is the number of nodes per step, and τ the acceptance length that it reaches.
+    γ is the mean number of drafted nodes per step, and τ is the acceptance length.
     """
     found = dict[str, list[tuple[float, float, str]]]()
     for r in (r for r in rows if r["policy"]):
@@ -160,7 +163,7 @@ def frontiers(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, flo
 
 
 def reached(steps: Sequence[Step]) -> list[float]:
-    """Return the share of the steps that accepted a node at each depth, from depth 1."""
+    """Return for each depth from 1 the share of steps that accepted a node at it."""
     deepest = max((step.accepted for step in steps), default=0)
     return [
         sum(step.accepted >= depth for step in steps) / len(steps)
@@ -169,7 +172,7 @@ def reached(steps: Sequence[Step]) -> list[float]:
 
 
 def reached_by_row(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return how often each depth was reached, for each saved row that drafts."""
+    """Return the shares of `reached` for each saved row with a policy and the work of its steps."""
     found = []
     for r in (r for r in rows if r["policy"] and "work" in r):
         steps = [step for of, _ in step_codec.decode(r["work"], "row") for step in of]
@@ -187,7 +190,10 @@ def reached_by_row(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
 def by_category(
     row: dict[str, Any], categories: Sequence[str], name: str = "nodes"
 ) -> dict[str, list[float]]:
-    """Return the nodes (or accepted tokens) per step of each prompt, by category."""
+    """Return the nodes (or accepted tokens) per step of each prompt, grouped by its category.
+
+    `name` is the total to divide by the steps, such as `nodes` or `accepted`.
+    """
     found = dict[str, list[float]]()
     each = row["per_prompt"]
     for category, count, steps in zip(categories, each[name], each["steps"], strict=True):
@@ -196,7 +202,7 @@ def by_category(
 
 
 OPEN, CLOSED = 2.0, 1.0
-"""Nats from which an entropy counts as high, and below which as low (C2T, Figure 2, has seven
+"""Entropies in nats: at least `OPEN` is high, and below `CLOSED` is low (C2T, Figure 2, has seven
 intervals)."""
 Group = Callable[[Looked], tuple[Bools, Floats | Bools]]
 GROUPS: Mapping[str, Group] = {
@@ -210,18 +216,20 @@ GROUPS: Mapping[str, Group] = {
     "closed": lambda at: (at.entropy < CLOSED, at.rank == 0),
     "closed-said": lambda at: (at.entropy < CLOSED, at.confidence),
 }
-"""Groups of candidates that claims of papers compare: which positions belong to each, and whether
-the candidate was right, or how likely that was by q."""
+"""Groups of positions that claims of papers compare. Each function returns [M] whether a position
+belongs to the group, and [M] whether its candidate was right or the drafter's probability q of
+that."""
 
 
 def grouped(looked: Sequence[Looked], drafter: str) -> list[ResultRow]:
-    """Return groups of a drafter's candidates as rows of a result.
+    """Return the figures of `GROUPS` for a drafter as rows of a result.
 
-    Each row gives the number of positions of each text (`places`), and how many are right.
+    For each text, a row gives the number of positions in the group (`places`) and the number of
+    right candidates (`tokens`).
 
     Args:
-        looked: candidates of each text.
-        drafter: its spec.
+        looked: figures of the drafter's candidates, one object for each text.
+        drafter: spec of the drafter.
     """
     rows = list[ResultRow]()
     for name, group in GROUPS.items():

@@ -36,7 +36,7 @@ INSTRUCTIONS = (
     "sve",
     "sve2",
 )
-"""Instruction sets that decide which kernels are fast, by the kernel's names for them."""
+"""Instruction sets that determine which kernels are fast, as Linux names them."""
 VARIABLES = (
     "OMP_NUM_THREADS",
     "MKL_NUM_THREADS",
@@ -48,7 +48,7 @@ VARIABLES = (
 
 
 def environment() -> dict[str, Any]:
-    """Return what a bug report needs, by name; every value can be written as JSON."""
+    """Return the facts that a bug report needs, by name, as values that JSON can represent."""
     build: Any = torch.version
     return {
         "draftree": {
@@ -78,7 +78,7 @@ def environment() -> dict[str, Any]:
 
 
 def packages() -> dict[str, str]:
-    """Return the versions of the installed dependencies of draftree, extras included."""
+    """Return the versions of draftree's installed dependencies by name, including extras."""
     named = (match(r"[A-Za-z0-9_.-]+", line) for line in requires("draftree") or ())
     names = sorted({name[0] for name in named if name} - {"draftree"})
     found = {}
@@ -93,7 +93,7 @@ def packages() -> dict[str, str]:
 def instruction_sets() -> list[str]:
     """Return the processor's instruction sets that matter for speed.
 
-    The list is empty where the system does not report them.
+    The list is empty if the system does not report them.
     """
     try:
         lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
@@ -109,7 +109,7 @@ def instruction_sets() -> list[str]:
 
 
 def memory() -> float | None:
-    """Return the machine's memory in GB; None where the system does not say."""
+    """Return the size of the machine's memory in GB; None if the system does not report it."""
     try:
         return round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 1e9, 1)
     except (AttributeError, OSError, ValueError):
@@ -117,7 +117,7 @@ def memory() -> float | None:
 
 
 def kernels() -> dict[str, str]:
-    """Return the variant of the native kernels in use, and those that this processor can run."""
+    """Return the variant of the native kernels in use, and the variants that this CPU can run."""
     from draftree import native
 
     return {"variant": native.variant(), "available": ", ".join(native.available()) or "none"}

@@ -26,9 +26,10 @@ from draftree.tree import Ints
 
 @dataclass(frozen=True)
 class Cell:
-    """Describe one combination to measure.
+    """Describe one combination of drafter, policy, acceptor and temperature to measure.
 
-    Plain decoding has neither drafter nor policy. Without an acceptor the default one is used.
+    For plain decoding, drafter and policy are None. If `acceptor` is None, the default acceptor for
+    the temperature is used.
     """
 
     drafter: str | None
@@ -38,20 +39,23 @@ class Cell:
 
     @property
     def plain(self) -> bool:
-        """Return whether the cell is the baseline."""
+        """Return whether the cell is plain decoding, which is the baseline."""
         return self.drafter is None
 
 
 @dataclass(frozen=True)
 class PromptResult:
-    """Store one cell's output for one prompt: the ids, and the figures of every repeat."""
+    """Store one cell's output for one prompt: the token ids, and the figures of every repeat."""
 
     tokens: list[int]
     repeats: list[Stats]
 
     @property
     def stats(self) -> Stats:
-        """Return the counts of the first repeat, valid for all, with the mean seconds of all."""
+        """Return the first repeat's figures, with seconds that are means over all repeats.
+
+        All repeats have the same counts.
+        """
         return replace(
             self.repeats[0],
             draft_seconds=statistics.fmean(s.draft_seconds for s in self.repeats),
@@ -65,10 +69,12 @@ class Quality:
     """Store figures of a drafter that do not depend on the policy.
 
     Attributes:
-        overlap: E[Σ min(p, q)] over drafts at temperature 1, along texts sampled at it: Leviathan's
-            α; None where there are no texts.
-        cost_ratio: sₐ/sₜ for one token each.
-        reach: how far drafts reach after every root, for each prompt; see `oracle.reaches`.
+        overlap: mean of Σ min(p, q) over drafted positions in texts sampled at temperature 1. It is
+            Leviathan's α; None without such texts.
+        cost_ratio: sₐ/sₜ, the seconds of a draft step over those of a target pass, for one token
+            each.
+        reach: for each prompt, the number of tokens in a row that the drafter proposes correctly
+            after every root; see `oracle.reaches`.
     """
 
     overlap: float | None
@@ -77,7 +83,7 @@ class Quality:
 
 
 Pairing = tuple[str, str, str | None]
-"""The specs of a drafter, a policy and an acceptor; None for the usual one."""
+"""Specs of a drafter, a policy and an acceptor. None stands for the default acceptor."""
 
 
 def paired(
@@ -88,10 +94,11 @@ def paired(
 ) -> list[Pairing]:
     """Return every combination of drafter, policy and acceptor, followed by the explicit pairs.
 
-    An explicit pair holds its specs separated by spaces.
+    In an explicit pair, the specs are separated by spaces.
 
     Raises:
-        UserError: a pair is not a drafter's and a policy's spec, optionally with an acceptor's.
+        UserError: an explicit pair does not consist of the specs of a drafter, a policy and
+            optionally an acceptor.
     """
     rules: Sequence[str | None] = acceptors or (None,)
     found = [(d, p, a) for d in drafters for p in policies for a in rules]
@@ -107,10 +114,10 @@ def paired(
 
 
 def product(pairs: Sequence[Pairing], temperatures: Sequence[float]) -> list[Cell]:
-    """Return the baseline and every pairing, at each temperature.
+    """Return the cells to measure: the baseline and every pairing, at each temperature.
 
     Raises:
-        UserError: a pairing is not exact, or its acceptor does not serve a temperature.
+        UserError: an acceptor is not exact with its policy, or does not support a temperature.
     """
     for (_, policy, acceptor), temperature in itertools.product(pairs, temperatures):
         if acceptor is not None:
@@ -126,15 +133,15 @@ def assemble(
     costs: Mapping[str, CostTable] | CostTable | None,
     acceptor: str | None = None,
 ) -> dict[tuple[str, str], Engine]:
-    """Return an engine for every pair.
+    """Return an engine for every pair of drafter and policy.
 
     Specs are parsed before the target is loaded, so that mistakes in them are reported at once.
 
     Args:
-        load: the target.
-        pairs: specs of a drafter and a policy.
-        costs: fixed costs for all drafters or by drafter, instead of measured ones.
-        acceptor: a spec; by default it depends on the temperature.
+        load: function that loads the target.
+        pairs: pairs of specs of a drafter and a policy; a third spec is ignored.
+        costs: fixed costs, for all drafters or by drafter; None for costs learnt on this machine.
+        acceptor: spec of the acceptor; by default it depends on the temperature.
     """
     known = costs if isinstance(costs, Mapping) else dict.fromkeys((d for d, *_ in pairs), costs)
     methods = {d: build("drafter", d) for d, *_ in pairs}
@@ -153,18 +160,18 @@ def chosen(
     per_category: int | None = None,
     shuffled: int | None = None,
 ) -> tuple[list[Request], dict[str, int]]:
-    """Return the requests to run, and the number of prompts left out by category.
+    """Return the requests to run, and by category the number of prompts that are left out.
 
-    A prompt is left out where its text would not fit the target's context.
+    A prompt is left out if it and its new tokens would not fit the target's context.
 
     Args:
         prompts: prompts in the order of their file.
         engine: engine whose target and tokenizer are used.
-        max_new_tokens: for each request.
+        max_new_tokens: number of new tokens for each request.
         limit: largest number of requests; None for no limit.
         per_category: largest number of requests of each category, applied before `limit`.
-        shuffled: seed for choosing these requests at random instead of from the start of the file;
-            the requests stay in the order of the file.
+        shuffled: seed for choosing the requests at random instead of from the start of the file.
+            The chosen requests stay in the order of the file.
 
     Raises:
         UserError: no prompt fits.
@@ -190,21 +197,22 @@ def chosen(
 
 
 FOLLOWING = 1 << 32
-"""What the numbers of a conversation's later questions begin with: the k-th has its prompt's number
-and k times this."""
+"""Difference between the numbers of successive questions in a conversation. The k-th later question
+has the number of its prompt plus k times this value."""
 
 
 def conversations(
     engine: Engine, prompts: Sequence[SuitePrompt], requests: Sequence[Request]
 ) -> list[Request]:
-    """Return the requests, each followed by the later questions of its conversation.
+    """Return the requests, each followed by requests for the later questions of its conversation.
 
-    The target's greedy answers come in between. What does not fit the context is left out.
+    The prompts of later questions contain the target's greedy answers to the earlier ones. A
+    conversation ends before the first question that does not fit the context.
 
     Args:
-        engine: engine whose target answers.
+        engine: engine whose target generates the answers.
         prompts: prompts of the suite.
-        requests: requests for some of their first questions.
+        requests: requests for the first questions of some of these prompts.
     """
     of, found = {p.number: p for p in prompts}, list[Request]()
     for request in requests:

@@ -16,14 +16,17 @@ from draftree.engine import speculate
 
 @register_model("draftree")
 class DraftreeLM(HFLM):  # type: ignore[misc]
-    """Run the harness's `hf` model with drafted texts; likelihoods are computed as before.
+    """Run the harness's `hf` model with speculative decoding for generated texts.
+
+    Likelihoods are computed as by `hf`.
 
     Args:
-        pretrained: as for `hf`.
-        drafter: a spec or a checkpoint's folder; the usual one by default.
-        policy: a spec.
-        acceptor: a spec.
-        how: any other argument of `hf`.
+        pretrained: model or its name, as for `hf`.
+        drafter: spec of a drafter or folder of its checkpoint; by default the usual drafter of the
+            target.
+        policy: spec of a policy.
+        acceptor: spec of an acceptor.
+        how: other arguments of `hf`.
     """
 
     def __init__(

@@ -11,7 +11,7 @@ from draftree.utils.files import read_object
 
 CARD = "README.md"
 LEARNT = ("epochs", "batch_size", "lr", "schedule", "max_tokens", "data", "seed")
-"""Fields of the training that a card shows."""
+"""Entries of the training plan that a card shows."""
 COLUMNS = (
     "policy",
     "T",
@@ -24,15 +24,16 @@ COLUMNS = (
 
 
 def card(folder: Path, result: Mapping[str, Any] | None = None, licence: str | None = None) -> str:
-    """Return the card as Markdown.
+    """Return the model card of a trained drafter as Markdown.
 
     Args:
-        folder: folder of the drafter's checkpoint.
-        result: result of a bench; the rows of this method are shown.
-        licence: identifier of the licence on the hub.
+        folder: folder with the drafter's checkpoint.
+        result: saved result of a benchmark, whose rows with this drafter are shown; None for no
+            figures.
+        licence: identifier of the licence, as the hub defines it.
 
     Raises:
-        UserError: the folder has no drafter, or the result has no row of its method.
+        UserError: the folder contains no drafter, or the result has no row with it.
     """
     config = read_object(folder / "config.json", "the configuration of a drafter's checkpoint")
     own = config.get("draftree")

@@ -29,26 +29,27 @@ from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
 from draftree.utils.files import Entries
 
 LIKELIEST = 8
-"""Candidates among which the oracle finds the right token."""
+"""Number of the drafter's likeliest candidates among which the oracle may find the right token."""
 NONE: Ints = np.zeros(0, np.int64)
 DEEPEST = 24
-"""No prefix is looked for beyond it."""
+"""Largest reach that is searched for, in tokens."""
 
 
 @torch.inference_mode()
 def reaches(
     source: Source, drafter: Drafter[Any], texts: Sequence[Text], carried: Any = None
 ) -> tuple[list[Ints], Any]:
-    """Return how many tokens in turn a drafter gets right after each root.
+    """Return the number of tokens in a row that a drafter proposes correctly after each root.
 
-    The first value is an array [T − start − 1] for each text. The second value is what the drafter
-    carries to the next texts.
+    A token is correct if it is among the `LIKELIEST` candidates. The first value is an array [T −
+    start − 1] for each text. The second value is the memory that the drafter carries to the next
+    texts.
 
     Args:
         source: a target, or a recording of these texts.
-        drafter: proposes candidates as long as the text's token is among them.
+        drafter: drafter that proposes candidates as long as the text's next token is among them.
         texts: the texts, all in one batch; the first root of each is its first new token.
-        carried: what the drafter remembers of earlier texts.
+        carried: memory of earlier texts, as this function returned it; None at first.
     """
     cache = source.new_cache(len(texts), max(len(t.tokens) for t in texts) + DEEPEST)
     prompts = [t.tokens[: t.start] for t in texts]
@@ -76,7 +77,11 @@ def reaches(
 def _followed(
     drafter: Drafter[Any], state: Any, live: Ints, behind: Sequence[Ints]
 ) -> tuple[Tree, Any]:
-    """Return the chains of each sequence after its root, as far as the drafter proposes them."""
+    """Return a tree with the tokens that the drafter proposes correctly, as one chain per sequence.
+
+    `behind` holds the tokens of each live sequence from its root on. The second value is the
+    drafter's new state.
+    """
     tree = Tree.planted(live, np.array([tokens[0] for tokens in behind]))
     frontier = np.arange(len(live))
     for depth in range(1, DEEPEST + 1):
@@ -97,7 +102,7 @@ def _followed(
 
 @dataclass(frozen=True)
 class Division:
-    """Store the oracle's steps along one text: depths, seconds, and plain decoding's seconds."""
+    """Store the oracle's steps in one text: depths, their seconds, and plain decoding's."""
 
     depths: tuple[int, ...]
     seconds: float
@@ -105,12 +110,13 @@ class Division:
 
 
 def divided(reach: Ints, start: int, costs: Costs | CostTable, ahead: int = 1) -> Division:
-    """Return the cheapest division of a text into steps, given the reach of each root.
+    """Return the division of a text into steps that takes the fewest seconds.
 
     Args:
-        reach: [M] reach of each root.
-        start: position of the first root, which equals the number of tokens committed before it.
-        costs: of draft steps and target passes.
+        reach: [M] number of tokens that the drafter proposes correctly after each root; see
+            `reaches`.
+        start: position of the first root in the text, which is also the number of tokens before it.
+        costs: costs of draft steps and target passes.
         ahead: number of depths that one draft step proposes.
     """
     count = len(reach)
@@ -141,11 +147,13 @@ def _steps(choice: Ints) -> Iterator[int]:
 def log(
     drafter: str, temperature: float, starts: Sequence[int], reach: Sequence[Ints], ahead: int = 1
 ) -> dict[str, Any]:
-    """Return what a result stores of a drafter's reach, so that other costs can be applied later.
+    """Return a drafter's reach in the form in which a result stores it.
+
+    Other costs can be applied to it later; see `row`.
 
     Args:
-        drafter: its spec.
-        temperature: of the texts.
+        drafter: spec of the drafter.
+        temperature: temperature of the texts.
         starts: [P] position of each text's first root.
         reach: [P] reach of every root of each text.
         ahead: number of depths that one draft step proposes.
@@ -165,16 +173,16 @@ def log(
 def row(
     saved: Mapping[str, Any], costs: Costs | CostTable, seed: int, overlap: float | None = None
 ) -> dict[str, Any]:
-    """Return the oracle's row at some costs, from its log.
+    """Return the oracle's row of figures for the given costs.
 
     Args:
-        saved: result of `log`.
-        costs: of drafts and passes.
+        saved: the drafter's reach, as `log` returned it.
+        costs: costs of draft steps and target passes.
         seed: seed of the bootstrap.
         overlap: the drafter's overlap, for Leviathan's formula.
 
     Raises:
-        UserError: the log is broken.
+        UserError: the entries of the log do not fit together.
     """
     entries = Entries(saved, "the oracle's log")
     lengths = entries.get("lengths", list[int], least=0)
@@ -204,15 +212,15 @@ def row(
 
 
 def leviathan(overlap: float, cost_ratio: float, most: int = 64) -> float:
-    """Return the largest gain of a chain of fixed length by Leviathan et al.
+    """Return the largest speed-up of chains of a fixed length γ by Leviathan's formula.
 
     The source is their paper of 2023, theorem 3.8: (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)).
 
     Args:
-        overlap: a, how often a draft is accepted.
-        cost_ratio: c = sₐ/sₜ of one token each; a target pass is assumed to cost the same at every
-            width.
-        most: the longest chain that is tried.
+        overlap: a, the probability that a drafted token is accepted.
+        cost_ratio: c = sₐ/sₜ, the seconds of a draft step over those of a target pass, for one
+            token each. A target pass is assumed to cost the same for every number of tokens.
+        most: largest γ that is tried.
     """
     gamma = np.arange(most + 1)
     tokens = gamma + 1.0 if overlap >= 1 else (1 - overlap ** (gamma + 1.0)) / (1 - overlap)
@@ -220,8 +228,10 @@ def leviathan(overlap: float, cost_ratio: float, most: int = 64) -> float:
 
 
 def free_passes(acceptance_length: float, drafts: float, cost_ratio: float) -> float:
-    """Return τ / (1 + drafts · sₐ/sₜ), the speed-up with free tree passes.
+    """Return τ / (1 + drafts · sₐ/sₜ), the speed-up if a tree costs no more than a token.
 
-    A pass over a whole tree is taken to cost as much as one over a single token.
+    A target pass over a whole tree is assumed to cost the same as a pass over a single token. τ is
+    `acceptance_length`, `drafts` the number of draft steps before a pass, and sₐ/sₜ is
+    `cost_ratio`.
     """
     return acceptance_length / (1 + drafts * cost_ratio)

@@ -26,7 +26,7 @@ def plain_engine(target: Target, acceptor: Acceptor | None = None) -> Engine:
 
 @final
 class _NoDrafts(Drafter[int]):
-    """Propose nothing, and so have no state."""
+    """Propose no candidates; the state is always 0."""
 
     def start(
         self,
@@ -56,7 +56,7 @@ class _NoDrafts(Drafter[int]):
 @final
 @dataclass(frozen=True)
 class _NoTrees(Policy):
-    """Verify only the roots."""
+    """Draft nothing, so that a step verifies only the roots."""
 
     prunes_on_draws = False
 

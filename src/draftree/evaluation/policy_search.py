@@ -27,23 +27,25 @@ from draftree.utils.progress import Tell, silent
 from draftree.utils.validated_dataclass import Range
 
 SPREAD, LEAST_SPREAD = 4, 8
-"""Whole numbers are tried up to 4 times their default and 8 at least, others from a 16th of theirs
-to 16 times it."""
+"""Limits of the values that are tried. The upper limit of an integer option is `SPREAD` times its
+default, and at least `LEAST_SPREAD`. A real option ranges from its default divided by `SPREAD`² to
+its default times `SPREAD`²."""
 Space = dict[str, tuple[str, Any, Any]]
-"""By option: `whole`, `share` or `choice`, then the bounds, or the values and None."""
+"""Values to try by option: (`whole`, lower limit, upper limit) for integers, (`share`, lower limit,
+upper limit) for real numbers, or (`choice`, list of values, None)."""
 
 
 def space(policy: Policy, named: Sequence[str] = ()) -> Space:
-    """Return the options of a policy that can be searched, with the values to try.
+    """Return the options of a policy that can be searched and the values to try for each.
 
     The values follow from each option's type, range and default.
 
     Args:
-        policy: policy whose options are searched around its values.
+        policy: policy whose current option values are the centre of the search.
         named: names of the options to search; all by default.
 
     Raises:
-        UserError: there is no such option, or none at all.
+        UserError: a named option cannot be searched, or the policy has no option that can.
     """
     found, hints = Space(), get_type_hints(type(policy))
     for f in fields(policy):  # type: ignore[arg-type]  # every policy is a dataclass
@@ -71,7 +73,7 @@ def space(policy: Policy, named: Sequence[str] = ()) -> Space:
 
 
 def spec(name: str, knobs: Mapping[str, Any]) -> str:
-    """Return the spec of a policy with some options."""
+    """Return the spec `name:option=value,…` of a policy."""
     return f"{name}:{','.join(f'{k}={v}' for k, v in knobs.items())}" if knobs else name
 
 
@@ -80,11 +82,11 @@ class Tuned:
     """Store the result of a search.
 
     Attributes:
-        policy: spec of the best setting on the first half.
+        policy: spec of the setting that was fastest on the first half of the prompts.
         default: spec of the initial setting.
-        searched: rows of both by spec, on the half that was searched.
-        judged: rows of both by spec, on the other half.
-        beside: tokens per counted second over the default's, on the other half.
+        searched: rows of figures on the first half, by spec, for `policy` and `default`.
+        judged: rows of figures on the second half, by spec, for `policy` and `default`.
+        beside: tokens per counted second of `policy` over those of `default`, on the second half.
         trials: number of settings tried.
     """
 
@@ -97,11 +99,11 @@ class Tuned:
 
     @property
     def better(self) -> bool:
-        """Return whether the interval is above 1."""
+        """Return whether the best setting is faster: the interval of `beside` is above 1."""
         return self.beside.low > 1
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures by the names of the command line."""
+        """Return the result as a dictionary with the names that the command line prints."""
         names = ("acceptance_length", "nodes_per_step", "counted_speedup", "prompts")
         rows = {
             half: {
@@ -119,7 +121,7 @@ class Tuned:
         return told | rows | {"beside_default": asdict(self.beside)}
 
     def told(self) -> str:
-        """Return the verdict in words."""
+        """Return in words whether to use the best setting or to keep the default."""
         figure = f"{self.beside.value:.3f} × [{self.beside.low:.3f}, {self.beside.high:.3f}] the default's speed, counted"
         if self.policy == self.default:
             return f"Keep the default: none of {self.trials} settings was faster on the half that was searched."
@@ -135,12 +137,12 @@ class Search:
     """Search the options of one policy.
 
     Attributes:
-        engine: engine with the drafter, the initial policy, and costs.
+        engine: engine with the drafter, the initial policy and the costs.
         drafter: the drafter's spec.
         policy: spec of the initial policy.
         recordings: recordings of all requests.
         temperature: temperature of the requests.
-        seed: seed of texts, search and intervals.
+        seed: seed of the texts, of the search and of the intervals.
     """
 
     engine: Engine
@@ -151,7 +153,7 @@ class Search:
     seed: int = 0
 
     def row(self, policy: str, requests: Sequence[Request]) -> ResultRow:
-        """Return the figures of one setting along some texts."""
+        """Return the row of figures of one policy spec for the texts of some requests."""
         cells = [Cell(None, None, self.temperature), Cell(self.drafter, policy, self.temperature)]
         engines = {
             (self.drafter, policy): replace(self.engine, policy=build("policy", policy), learned={})
@@ -171,15 +173,16 @@ class Search:
         named: Sequence[str] = (),
         tell: Tell = silent,
     ) -> Tuned:
-        """Search on one half of the requests, and measure on the other half.
+        """Search settings on one half of the requests, and measure the best on the other half.
 
         Args:
-            requests: the requests, all recorded.
-            trials: number of settings to try, including those in `storage`.
-            storage: a file of Optuna's, from which an interrupted search is resumed.
-            named: names of the options to search; by default all that can be searched and that the
-                policy's spec does not set.
-            tell: called with the number of settings tried.
+            requests: the requests, which must all be recorded.
+            trials: number of settings to try, including those that `storage` already contains.
+            storage: file in which Optuna stores the search, so that it can be resumed; None for no
+                file.
+            named: names of the options to search. By default all options are searched that can be
+                and that the policy's spec does not set.
+            tell: called with the number of settings tried so far.
 
         Raises:
             UserError: there are too few requests, or Optuna is not installed.
@@ -230,9 +233,9 @@ class Search:
         return Tuned(best, self.policy, searched, judged, beside, finished())
 
     def _study(self, requests: Sequence[Request], tried: Space, storage: Path | None) -> Any:
-        """Return Optuna's study of this search.
+        """Open or create the Optuna study of this search.
 
-        Any other target, drafter, prompt, cost or option gives another study.
+        The study's name is a hash of target, drafter, policy, options, costs, seed and requests.
         """
         try:
             import optuna

@@ -20,7 +20,7 @@ from draftree.utils.hardware import machine
 
 
 def provenance(target: Target, seed: int) -> dict[str, Any]:
-    """Return commit, versions, hardware, command, seed and date of this run, and its target."""
+    """Return the provenance of a run: commit, versions, hardware, command, seed, date, target."""
     decoder = target.decoder
     return {
         "command": command(),
@@ -59,9 +59,9 @@ def command() -> str:
 
 
 def commit() -> dict[str, Any] | None:
-    """Return the commit the package is at and whether its files differ from it.
+    """Return the commit of the package's checkout, and whether its files have been changed since.
 
-    Return None where it is not a checkout of its own.
+    Return None if the package is not installed from a git checkout.
     """
     folder = Path(draftree.__file__).parent
     if _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
@@ -87,9 +87,10 @@ def _git(folder: Path, *command: str) -> str | None:
 
 
 def fingerprint(model: torch.nn.Module) -> str:
-    """Return a hash of the shapes and a sample of all weights.
+    """Return a hash over the names, the shapes and a sample of the values of all weights.
 
-    It is cheap for large models, and differs after further training.
+    At most about 128 values of each tensor are read, so that hashing large models is fast. After
+    further training, the hash differs.
     """
     digest = hashlib.sha256()
     for name, p in sorted(model.state_dict().items()):

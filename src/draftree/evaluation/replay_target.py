@@ -23,17 +23,19 @@ from draftree.target.target import Needs, Probes, Target, Verified
 from draftree.tree import Ints, Tree, Verdict
 
 CERTAIN = 1e4
-"""Logit of the text's next token, where all others are 0; it exceeds any noise or penalty."""
+"""Logit of the text's next token. All other logits are 0. The value exceeds any noise or
+penalty."""
 
 
 @final
 class Replayed(Target):
-    """Stand in for a target while one recorded text is generated again.
+    """Replace a target while one recorded text is generated again, without passes of the model.
 
-    The text is reproduced greedily or, with the seed that it was sampled with, by `match`.
+    The text is reproduced by greedy decoding or, with the seed of the original sampling, by the
+    acceptor `match`.
 
     Args:
-        recording: recording of the text.
+        recording: recording with exactly one text.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -43,13 +45,13 @@ class Replayed(Target):
 
     @classmethod
     def along(cls, target: Target, text: Text, layers: Sequence[int]) -> Self:
-        """Read a text in one pass.
+        """Record a text in one pass of the target, and return a replay of it.
 
         Args:
             target: the target that generated it.
-            text: prompt and answer.
-            layers: entries of `hidden_states` that drafters will read; negative ones count from the
-                end.
+            text: the text, with prompt and answer.
+            layers: entries of `hidden_states` that drafters will read; negative numbers count from
+                the end.
         """
         return cls(Recording.of(target, [text], layers))
 
@@ -96,7 +98,7 @@ class Replayed(Target):
         self._recording.commit(cache, tree, verdict)
 
     def _after(self, positions: Ints) -> Tensor:
-        """Return [N, V] logits that strongly favour the text's next token."""
+        """Return [N, V] logits that strongly favour the text's next token after each position."""
         following = np.append(self._text.tokens[1:], 0)[
             np.minimum(positions, len(self._text.tokens) - 1)
         ]

@@ -10,23 +10,23 @@ Result = Mapping[str, Any]
 
 
 def clocked(result: Result) -> bool:
-    """Return whether the result was measured by the clock, and not only counted."""
+    """Return whether the result has speed-ups by the clock, and not only counted ones."""
     return "speedup" in result["rows"][0]
 
 
 def name_of(row: ResultRow) -> str:
-    """Return drafter and policy of a row, with what distinguishes it from other rows."""
+    """Return a row's drafter and policy, with its temperature and machine if it has them."""
     also = (f"T = {row['temperature']:g}" if row["temperature"] else None, row.get("machine"))
     return " ".join(filter(None, (row["drafter"], row["policy"] or "", *also)))
 
 
 def measure(result: Result) -> str:
-    """Return the name of the speed-up that the result is judged by."""
+    """Return the key of the speed-up by which rows are ranked."""
     return "speedup" if clocked(result) else "counted_speedup"
 
 
 def ranked(result: Result) -> list[ResultRow]:
-    """Return the rows that draft and have a speed-up, the fastest first."""
+    """Return the rows that have a policy and a speed-up, the fastest first."""
     by = measure(result)
     return sorted(
         (r for r in result["rows"] if r["policy"] and r.get(by) is not None), key=lambda r: -r[by]
@@ -34,9 +34,10 @@ def ranked(result: Result) -> list[ResultRow]:
 
 
 def bars(result: Result) -> list[dict[str, Any]]:
-    """Return the speed-ups as the chart draws them.
+    """Return the speed-ups with their intervals in the form that the bar chart needs.
 
-    The oracle's bound is added only to counted speed-ups, because it is a counted one.
+    The oracle's bound is added only if the speed-ups are counted, because the bound is counted,
+    too.
     """
     by = measure(result)
     bounds = {_place(b): b["counted_speedup"] for b in result.get("oracle", ())}
@@ -53,7 +54,7 @@ def bars(result: Result) -> list[dict[str, Any]]:
 
 
 def gaps(result: Result) -> list[str]:
-    """Return for each drafter the oracle's speed-up compared with its best counted row."""
+    """Return a sentence for each drafter that compares its best counted row with the oracle."""
     found = []
     for bound in result.get("oracle", ()):
         place = _place(bound)
@@ -73,12 +74,12 @@ def gaps(result: Result) -> list[str]:
 
 
 def _place(row: ResultRow) -> tuple[Any, ...]:
-    """Return the key that a row and the oracle's row share."""
+    """Return the key that a row and the corresponding oracle's row have in common."""
     return row["drafter"], row["temperature"], row.get("machine")
 
 
 def texts(result: Result, row: ResultRow) -> list[dict[str, Any]]:
-    """Return the stored texts, each piece with its token's origin in a row's steps."""
+    """Return the stored texts in pieces, each with the origin of its token in a row's steps."""
     kept = result.get("texts", {}).get(f"{row['temperature']:g}", ())
     if not kept or not row["promises_text"] or not row["same_output"] or "work" not in row:
         return []
@@ -95,7 +96,7 @@ def texts(result: Result, row: ResultRow) -> list[dict[str, Any]]:
 
 
 def verdict(result: Result) -> str:
-    """Return in words whether and how much to speculate."""
+    """Return sentences that say whether to speculate, how, and with what speed-up."""
     by, rows = measure(result), ranked(result)
     if not rows:
         return "Nothing was measured beside plain decoding, so there is nothing to advise."
@@ -136,7 +137,7 @@ def verdict(result: Result) -> str:
 
 
 def _close(rows: Sequence[ResultRow], best: Compared, by: str) -> str:
-    """Return which other rows may be as good, because their intervals reach the best figure."""
+    """Return a sentence on the other rows whose intervals reach the best row's speed-up."""
     near = [
         name_of(r) for r in rows if r is not best.mine and r["intervals"][by][1] >= best.mine[by]
     ]

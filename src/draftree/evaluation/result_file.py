@@ -17,9 +17,9 @@ from draftree.utils.progress import Tell, silent
 from draftree.viewer.token_text import Spellings, flowing
 
 KEPT = 3
-"""Texts that a result holds for each temperature."""
+"""Number of texts that a result stores for each temperature."""
 Run = tuple[Sequence[Mapping[Cell, PromptResult]], Prices]
-"""What was done for each prompt, and the costs of each drafter that it is counted by."""
+"""Results by prompt and cell, and the costs by drafter with which their work is counted."""
 
 
 def finished(
@@ -29,12 +29,12 @@ def finished(
     categories: Sequence[str],
     tell: Tell = silent,
 ) -> dict[str, Any]:
-    """Return the result of all cells: rows, the oracle's rows, and the provenance.
+    """Return the result of a benchmark: rows of all cells, oracle rows, and provenance.
 
     Args:
-        work: the benchmark that was run.
-        runs: runs by machine; the key is empty for this machine.
-        about: the provenance so far.
+        work: the benchmark that has been run.
+        runs: runs by the name of the machine; the name is empty for this machine.
+        about: entries of the provenance that are already known.
         categories: category of each prompt.
         tell: called with the number of drafters measured so far.
     """
@@ -93,7 +93,7 @@ def finished(
 def texts_of(
     work: Bench, done: Sequence[Mapping[Cell, PromptResult]]
 ) -> dict[str, list[dict[str, Any]]]:
-    """Return the first texts of plain decoding by temperature, token by token, for display."""
+    """Return the first `KEPT` texts of plain decoding by temperature, token by token."""
     tokenizer = work.target.tokenizer
     spelt = Spellings(tokenizer)
     return {
@@ -113,12 +113,12 @@ def texts_of(
 
 
 def named(machine: str) -> ResultRow:
-    """Return the fields that identify a machine's rows; empty for this machine."""
+    """Return the field `machine` for the rows of a machine; no field for this machine."""
     return {"machine": machine} if machine else {}
 
 
 def by_category(row: ResultRow, categories: Sequence[str]) -> ResultRow:
-    """Return τ of the prompts of each category, where there are several."""
+    """Return the acceptance length τ by category; empty if there is only one category."""
     accepted, steps = (np.array(row["per_prompt"][k]) for k in ("accepted", "steps"))
     names = np.array(categories)
     if len(set(categories)) < 2:

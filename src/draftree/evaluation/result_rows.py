@@ -25,14 +25,14 @@ from draftree.tree import Floats, Ints
 from draftree.utils.files import Entries, read_object, understood, write_text
 
 NGRAM = 8
-"""Length of the n-grams whose repetition is counted."""
+"""Length in tokens of the n-grams whose repetitions are counted."""
 
 
 @dataclass(frozen=True)
 class Totals:
-    """Store sums for each prompt [P]: accepted and drafted nodes, steps, new tokens, and seconds.
+    """Store totals of each prompt [P]: accepted and drafted nodes, steps, tokens and seconds.
 
-    Counted seconds are those of the cost model, 0 where none is known.
+    `counted` holds the seconds by the cost model; they are 0 without a cost model.
     """
 
     accepted: Ints
@@ -48,7 +48,10 @@ class Totals:
         written: Sequence[PromptResult],
         seconds: Callable[[Sequence[Work]], float] = lambda _: 0.0,
     ) -> "Totals":
-        """Return the sums of one cell; `seconds` gives those by the cost model."""
+        """Return the totals of one cell.
+
+        `seconds` computes the seconds of some work by the cost model.
+        """
         stats = [w.stats for w in written]
         columns = (
             [sum(step.accepted for step in s.steps) for s in stats],
@@ -62,7 +65,7 @@ class Totals:
 
     @classmethod
     def read(cls, row: "ResultRow", counted: Sequence[float]) -> "Totals":
-        """Return the sums of a saved row, with other counted seconds."""
+        """Return the totals of a saved row, with the given counted seconds."""
         saved = Entries(row["per_prompt"], "per_prompt")
         columns = (saved.get(name, list[int]) for name in ("accepted", "nodes", "steps", "tokens"))
         return cls(
@@ -74,7 +77,7 @@ class Totals:
 
     @property
     def per_prompt(self) -> dict[str, list[float] | list[int] | None]:
-        """Return the figures of each prompt, for paired comparisons."""
+        """Return the totals as lists over prompts, by name, for paired comparisons."""
         found = {
             name: getattr(self, name).tolist()
             for name in ("accepted", "nodes", "steps", "tokens", "seconds")
@@ -83,7 +86,7 @@ class Totals:
 
 
 Prices = Mapping[str, Costs | CostTable]
-"""The cost model of each drafter."""
+"""Cost models by the spec of the drafter."""
 
 
 def rows(
@@ -92,9 +95,9 @@ def rows(
     quality: Mapping[str, Quality] | None = None,
     prices: Prices | None = None,
 ) -> list[ResultRow]:
-    """Return a row for each cell, in the given order.
+    """Return one row of figures for each cell, in the order of the cells.
 
-    It has a drafter's own figures and counted work where they are known.
+    `quality` adds the drafter's overlap and cost ratio, and `prices` adds the counted figures.
     """
     by_cell = {cell: [prompt[cell] for prompt in done] for cell in done[0]}
     plain = {cell.temperature: written for cell, written in by_cell.items() if cell.plain}
@@ -115,9 +118,10 @@ def expected_speedup(r: ResultRow) -> float | None:
     """Return E(Spd.) of GLIDE, (1 − aᵞ⁺¹) / ((1 − a)(γ c + 1)), for chains; None for trees.
 
     The source is section 5.1 of GLIDE, after Leviathan et al. a is the overlap, so the figure is
-    what speculative sampling at temperature 1 would gain. c is sₐ/sₜ for one token each. γ is the
-    mean length of the chain over all steps. A policy that ends a chain where the drafter is unsure
-    drafts tokens that are accepted more often than a predicts, and gains more.
+    the speed-up of speculative sampling at temperature 1. c is sₐ/sₜ, the seconds of a draft step
+    over those of a target pass, for one token each. γ is the mean length of the chains over all
+    steps. A policy that ends a chain where the drafter is unsure has more of its tokens accepted
+    than a predicts, and gains more.
     """
     a = r.get("overlap")
     c = r.get("cost_ratio")
@@ -135,12 +139,12 @@ def row(
     seed: int,
     costs: Costs | CostTable | None = None,
 ) -> ResultRow:
-    """Return the figures of one cell, compared with the baseline of the same temperature.
+    """Return the figures of one cell compared with the baseline at the same temperature.
 
-    Counts are of one repeat, and seconds are the mean of all repeats. The speed-up is the ratio of
-    tokens per second over all prompts. The counted speed-up is the ratio of tokens per second by
-    the cost model, which neither fluctuations of the machine nor Python influence. The draft share
-    is the drafter's part of the counted seconds.
+    Counts are those of one repeat. Seconds are means over all repeats. The speed-up is the cell's
+    tokens per second over the baseline's, over all prompts. The counted speed-up is the same ratio
+    with seconds by the cost model, which do not depend on the machine's load or on Python. The
+    draft share is the drafter's share of the counted seconds.
     """
     stats, base = total([w.stats for w in written]), total([w.stats for w in plain])
     different = sum(a.tokens != b.tokens for a, b in zip(written, plain, strict=True))
@@ -173,9 +177,9 @@ def row(
 
 
 def counted_figures(mine: Totals, base: Totals, drafting: float) -> ResultRow:
-    """Return the figures by the cost model, compared with the baseline's.
+    """Return a cell's figures by the cost model: seconds, speed-up over the baseline, draft share.
 
-    `drafting` is the drafter's part of the counted seconds.
+    `drafting` is the number of counted seconds that the drafter takes.
     """
     spent = float(mine.counted.sum())
     return {
@@ -186,13 +190,13 @@ def counted_figures(mine: Totals, base: Totals, drafting: float) -> ResultRow:
 
 
 CLOCKED = ("tokens_per_second", "speedup", "draft_seconds", "verify_seconds", "seconds", "phases")
-"""The figures by the clock."""
+"""Names of the figures that are measured by the clock."""
 
 
 def unclocked(figures: Mapping[str, Any]) -> ResultRow:
-    """Return figures without those measured by the clock.
+    """Return a copy of some figures without those measured by the clock.
 
-    A replay has no such figures, and they mean nothing with the costs of another machine.
+    A replay does not measure them, and they say nothing about another machine.
     """
     inside = {
         k: unclocked(v) if k in ("intervals", "per_prompt") else v for k, v in figures.items()
@@ -203,7 +207,7 @@ def unclocked(figures: Mapping[str, Any]) -> ResultRow:
 def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
     """Return 95 % intervals by a paired bootstrap over prompts.
 
-    Each sample holds the same prompts of both runs.
+    A bootstrap sample takes the same prompts from both runs.
     """
     chosen = samples(len(mine.steps), seed)
     found = {
@@ -219,26 +223,27 @@ def intervals(mine: Totals, base: Totals, seed: int) -> dict[str, list[float]]:
 
 
 def _speedup(mine: Totals, base: Totals) -> float:
-    """Return the ratio of tokens per counted second, without the prefill."""
+    """Return the ratio of the two rates in tokens per counted second, without the prefill."""
     rates = [t.tokens.sum() / max(t.counted.sum(), 1e-12) for t in (mine, base)]
     return float(rates[0] / rates[1])
 
 
 NUMBERS = re.compile(r"\[\n[^][{}\"]*\]")
-"""An array of numbers in indented JSON; a string there holds no line end."""
+"""Pattern for an array of numbers in indented JSON. Strings in JSON contain no line breaks."""
 
 
 def promises_text(acceptor: str | None) -> bool:
-    """Return whether a rule guarantees plain decoding's text for a seed.
+    """Return whether an acceptor generates the same text as plain decoding with the same seed.
 
-    It is true for plain decoding itself.
+    `acceptor` is a spec. None stands for plain decoding, for which the result is true.
     """
     rule: type[Acceptor] | None = None if acceptor is None else part("acceptor", acceptor)
     return rule is None or rule.keeps_text
 
 
 FORMAT = 2
-"""Of saved results. 1 had no work of the steps, and did not name its format."""
+"""Version of the format of saved results. Version 1 had no work of the steps and no entry
+`format`."""
 
 
 def save(result: Mapping[str, Any], path: Path) -> None:
@@ -247,7 +252,7 @@ def save(result: Mapping[str, Any], path: Path) -> None:
 
 
 def as_text(result: Mapping[str, Any]) -> str:
-    """Return a result as JSON, each list of numbers on one line.
+    """Return a result as JSON text with each list of numbers on one line.
 
     Raises:
         ValueError: a figure is not finite.
@@ -265,7 +270,7 @@ KINDS: Mapping[str, Any] = {
     "categories": list[str],
     "texts": dict[str, list[dict[str, Any]]],
 }
-"""Entries of a result, and their types."""
+"""Types of a saved result's entries by name."""
 ROW_KINDS: Mapping[str, Any] = {
     "drafter": str,
     "policy": str | None,
@@ -277,18 +282,18 @@ ROW_KINDS: Mapping[str, Any] = {
     "work": dict,
     "phases": dict,
 }
-"""Entries of a row, and their types."""
+"""Types of a row's entries by name."""
 
 
 @contextmanager
 def consistent(*paths: Path) -> Iterator[None]:
-    """Turn whatever goes wrong with what saved results hold into one line.
+    """Turn an error inside the context into a `UserError` that names the result files.
 
-    A result is read by its types; whether its figures fit together shows only where they are
-    counted with. Without a path, errors stay as they are.
+    Reading a result checks only the types of its entries. Entries that do not fit together cause
+    errors only in computations. Without a path, errors are not changed.
 
     Raises:
-        UserError: something went wrong inside.
+        UserError: an error occurred inside the context.
     """
     names = ", ".join(f"'{path}'" for path in paths)
     with understood(f"{names}: the entries do not fit together") if paths else nullcontext():
@@ -296,10 +301,10 @@ def consistent(*paths: Path) -> Iterator[None]:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return a saved result.
+    """Read a saved result and check the types of its entries.
 
     Raises:
-        UserError: the file is not one.
+        UserError: the file is not a saved result.
     """
     result = Entries(read_object(path, RESULT), path)
     if (version := result.get("format", int, 1)) not in range(1, FORMAT + 1):

@@ -18,17 +18,17 @@ class Journal:
     """Record the finished prompts of a run in a file, so that an interrupted run can be resumed.
 
     Attributes:
-        path: file next to the run's output; removed once the result is saved.
-        key: description of the run; a journal of another run is started anew.
+        path: file of the journal, next to the run's output; it is removed once the result is saved.
+        key: description of the run. A journal with another description is replaced by a new one.
     """
 
     path: Path
     key: Mapping[str, Any]
 
     def read(self, cells: Sequence[Cell]) -> list[dict[Cell, PromptResult]]:
-        """Return the finished prompts if the journal is of this run.
+        """Return the results of the finished prompts if the journal belongs to this run.
 
-        An incomplete last line is left out.
+        An incomplete last line is removed. If there is no journal of this run, one is created.
         """
         lines, done = list[str](), list[dict[Cell, PromptResult]]()
         with suppress(UserError), understood("what comes after it cannot be read"):
@@ -42,14 +42,14 @@ class Journal:
         return done
 
     def add(self, done: Mapping[Cell, PromptResult]) -> None:
-        """Append one prompt; the journal must have been read before."""
+        """Append the results of one prompt; `read` must have been called before."""
         append(
             self.path,
             json.dumps([[w.tokens, [astuple(s) for s in w.repeats]] for w in done.values()]) + "\n",
         )
 
     def remove(self) -> None:
-        """Remove the journal after the result was saved."""
+        """Delete the journal's file once the result is saved."""
         self.path.unlink(missing_ok=True)
 
 

@@ -33,26 +33,33 @@ from draftree.utils.validated_dataclass import Part, knob
 
 FOLDER = Path(__file__).parents[1] / "machines"
 CONTEXTS = (0, 8192)
-"""Committed tokens at which a derived file has costs; they are linear between."""
+"""Numbers of committed tokens for which a derived cost file has entries. Costs at other contexts
+are interpolated linearly."""
 READ = 8
-"""Tokens of the prompt after which a drafter's pass is examined."""
+"""Length in tokens of the prompt that is read before the weights of a draft step are counted."""
 LEAST = 1e-9
-"""Seconds of what costs nothing: a cost is above 0."""
+"""Seconds stored for a draft step that costs nothing. A stored cost has to be above 0."""
 
 
 @dataclass(frozen=True)
 class Drafting(Part):
-    """Describe a drafter's work in a step independently of the machine and the target's size.
+    """Describe how many weights a drafter reads in a step, relative to the target's size.
+
+    The description does not depend on the machine.
 
     Attributes:
-        layers: weights that a draft step reads, in units of one layer of the target.
-        heads: weights of LM heads that it reads, in units of the target's head.
-        commit_layers: weights that a commit reads.
-        commit_heads: weights of LM heads that a commit reads.
-        later_layers: weights whose reading a commit postpones to the next draft step.
-        later_heads: likewise, weights of LM heads.
-        processor: {f: seconds} that its look-ups took on this machine's CPU for f frontier nodes;
-            empty where there are none.
+        layers: number of weights that a draft step reads, divided by the weights of one target
+            layer.
+        heads: number of LM-head weights that a draft step reads, divided by the weights of the
+            target's head.
+        commit_layers: number of weights that a commit reads, in the unit of `layers`.
+        commit_heads: number of LM-head weights that a commit reads, in the unit of `heads`.
+        later_layers: number of weights that a commit leaves to the next draft step to read, in the
+            unit of `layers`.
+        later_heads: number of LM-head weights that a commit leaves to the next draft step, in the
+            unit of `heads`.
+        processor: {f: seconds} measured on this machine's CPU for the drafter's look-ups over f
+            frontier nodes; empty for a drafter without look-ups.
     """
 
     layers: float = knob(0.0, least=0)
@@ -65,15 +72,16 @@ class Drafting(Part):
 
     @classmethod
     def read(cls, saved: Mapping[str, Any]) -> Self:
-        """Return the instance that was saved by `asdict` as JSON."""
+        """Return an instance from the dictionary that `asdict` wrote as JSON."""
         return cls(
             **{**saved, "processor": {int(f): s for f, s in saved.get("processor", {}).items()}}
         )
 
     def seconds(self, f: int) -> float:
-        """Return the seconds of look-ups over f nodes.
+        """Return the seconds that look-ups over f frontier nodes take.
 
-        They are linear between the measured widths, and constant beyond the widest.
+        The time is interpolated linearly between the measured numbers of nodes, and constant above
+        the largest.
         """
         widths = sorted(self.processor)
         return float(np.interp(f, widths, [self.processor[w] for w in widths])) if widths else 0.0
@@ -81,22 +89,23 @@ class Drafting(Part):
 
 @dataclass(frozen=True)
 class Roofline(Part):
-    """Store the figures of a dense target on a machine, in weights, bytes and seconds.
+    """Store the figures from which the cost of a pass of a dense target on a machine is computed.
 
     Attributes:
-        parameters: P, weights that every token is multiplied with.
-        weights: w, bytes of weights that a pass reads.
-        kv: bytes of one token's keys and values.
-        bandwidth: B, achieved bytes per second.
-        rate: F, achieved operations per second.
-        launch: t₀, seconds of kernel launches and of communication between devices.
-        overhead: o, seconds of the host in every step, also in plain decoding.
-        layers: layers of the target.
-        layer: weights of one layer.
-        head: weights of the LM head.
-        draft_bytes: bytes of one weight of a drafter.
-        state: bytes of a sequence's recurrent states.
-        stash: bytes of a token's state updates in a scratch slot.
+        parameters: P, number of weights that take part in the matrix products of every token.
+        weights: w, bytes of weights that one pass reads.
+        kv: bytes of the keys and values of one token.
+        bandwidth: B, memory bandwidth that is reached, in bytes per second.
+        rate: F, arithmetic rate that is reached, in operations per second.
+        launch: t₀, seconds that a pass spends on kernel launches and on communication between
+            devices.
+        overhead: o, seconds that the host spends in every step, also in plain decoding.
+        layers: number of the target's layers.
+        layer: number of weights in one layer.
+        head: number of weights in the LM head.
+        draft_bytes: bytes per weight of a drafter.
+        state: bytes of the recurrent states of one sequence.
+        stash: bytes of the state updates that a pass stores for each token until the commit.
     """
 
     parameters: float = knob(above=0)
@@ -114,7 +123,10 @@ class Roofline(Part):
     stash: float = knob(0.0, least=0)
 
     def target(self, n: int, context: int) -> float:
-        """Return sₜ(n) after `context` tokens, with the host's overhead."""
+        """Return sₜ(n), the seconds of a target pass over n tokens after `context` tokens.
+
+        The host's overhead is included.
+        """
         reading = (
             self.weights + self.kv * context + 3 * self.state + n * 2 * self.stash
         ) / self.bandwidth
@@ -123,7 +135,11 @@ class Roofline(Part):
     def drafted(self, layers: float, heads: float, f: int) -> float:
         """Return the seconds of a drafter's pass over f tokens.
 
-        Launch time counts in proportion to the target's layers.
+        `layers` and `heads` are weights in units of a target layer and of the target's head.
+
+        `layers` and `heads` are weights in units of a target layer and of the target's head.
+
+        The launch time is that of the target times `layers` over the number of the target's layers.
         """
         parameters = layers * self.layer + heads * self.head
         launches = self.launch * layers / self.layers
@@ -134,7 +150,7 @@ class Roofline(Part):
         )
 
     def entries(self, work: Drafting) -> tuple[Costs, ...]:
-        """Return the costs of a drafter on this machine."""
+        """Return a drafter's costs on this machine, one entry for each context in `CONTEXTS`."""
         found = []
         for context in CONTEXTS:
             target = {n: self.target(n, context) for n in (*FED, *FED_WIDE)}
@@ -150,35 +166,35 @@ class Roofline(Part):
         return tuple(found)
 
     def steps(self, work: Drafting) -> dict[int, float]:
-        """Return sₐ of a drafter."""
+        """Return {f: sₐ(f)}, the seconds of a draft step over f frontier nodes."""
         return {
             f: max(self.drafted(work.layers, work.heads, f) + work.seconds(f), LEAST)
             for f in DRAFTED
         }
 
     def commit(self, work: Drafting) -> float:
-        """Return the seconds of a drafter's commit of one token."""
+        """Return the seconds in which a drafter commits one token."""
         return self.drafted(work.commit_layers, work.commit_heads, 1)
 
     def catch_up(self, work: Drafting) -> float:
-        """Return the seconds of the work that a drafter's commit postpones."""
+        """Return the seconds of the work that a drafter's commit leaves to the next draft step."""
         return self.drafted(work.later_layers, work.later_heads, 1)
 
 
 ONE_LAYER = Drafting(layers=1, heads=1)
-"""The drafter that the files' own draft curves are for: one of the target's layers, and a head of
-its width."""
+"""Work of the drafter that the draft curves in the machine files assume. Its draft step reads the
+weights of one target layer and of one LM head."""
 
 
 @dataclass(frozen=True)
 class Machine:
-    """Describe a machine with a target on it.
+    """Describe the costs of one target on one machine.
 
     Attributes:
-        name: name of its file.
-        table: its costs with a drafter of one layer.
-        roofline: figures from which other drafters' costs are derived; None where only the target's
-            curve was published.
+        name: name of the machine's file, without `.json`.
+        table: costs on the machine with the drafter `ONE_LAYER`.
+        roofline: figures from which the costs of other drafters are computed; None if only the
+            target's cost curve was published.
     """
 
     name: str
@@ -187,11 +203,11 @@ class Machine:
 
     @classmethod
     def load(cls, name: str) -> Self:
-        """Return the machine of that name.
+        """Return the machine with the given name.
 
         Raises:
-            UnknownName: there is none.
-            UserError: its file cannot be read.
+            UnknownName: no machine has this name.
+            UserError: the machine's file cannot be read.
         """
         if name not in names():
             raise UnknownName("machine", name, names())
@@ -212,7 +228,7 @@ class Machine:
         return f"{self.table.about['device']} ({self.table.about['kind']})"
 
     def costs(self, work: Drafting) -> CostTable:
-        """Return the costs of a drafter here: its draft steps, and the target's curves."""
+        """Return this machine's cost table with the draft and commit costs of the given drafter."""
         about = {**self.table.about, "machine": self.name}
         entries = tuple(self._entry(entry, work) for entry in self.table.entries)
         return CostTable(entries, about)
@@ -234,12 +250,13 @@ def names() -> list[str]:
 
 
 def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostTable:
-    """Return a cost table for a machine with other costs of further tokens or more host time.
+    """Return a cost table in which further tokens or the host's work cost more or less.
 
     Args:
         table: the table to change.
-        slope: factor for what a pass over n tokens costs beyond a pass over one token.
-        overhead: seconds added to every pass of the target, those of plain decoding included.
+        slope: factor for the difference between the cost of a pass over n tokens and of a pass over
+            one token.
+        overhead: seconds added to every target pass, including the passes of plain decoding.
     """
 
     def bent(entry: Costs) -> Costs:
@@ -253,9 +270,10 @@ def varied(table: CostTable, slope: float = 1.0, overhead: float = 0.0) -> CostT
 
 
 def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Drafting:
-    """Return what a drafter reads in the second draft step of a tree and in its commit.
+    """Count the weights that a drafter reads in the second draft step of a tree and in a commit.
 
-    Look-ups are timed here unless their time is known.
+    Parts of the drafter that look up continuations are timed on this machine, unless their times
+    have been learnt before.
     """
     layer, head = _sizes(target)
     step, commit, later = _read(target, drafter)
@@ -276,20 +294,21 @@ def drafting(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> Draf
 
 
 def _sizes(target: Target) -> tuple[int, int]:
-    """Return the weights of one of a target's layers, and of its LM head."""
+    """Return the number of weights in the target's first layer and in its LM head."""
     decoder = target.decoder
     return sum(p.numel() for p in decoder.layers[0].parameters()), decoder.vocab * decoder.hidden
 
 
 MULTIPLIED = ("linear", "_linear_pointwise", "addmm")
-"""Names of the functions that multiply rows by a weight: torch's own, oneDNN's, and that of GPT-2's
-layers."""
+"""Names of the functions that multiply activations by a weight matrix: torch's `linear`, oneDNN's
+fused variant, and `addmm`, which GPT-2's layers call."""
 
 
 class _Reading(TorchFunctionMode):
-    """Sum the weights of all linear layers that are called, with those of LM heads apart.
+    """Count the weights of all linear layers that are called, and those of LM heads separately.
 
-    A layer counts as LM head where its output is wider than that of any other layer.
+    A layer counts as an LM head if its output is wider than `widest`, the largest dimension of a
+    weight in the target's layers.
     """
 
     def __init__(self, widest: int) -> None:
@@ -312,10 +331,10 @@ class _Reading(TorchFunctionMode):
 
 
 def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _Reading]:
-    """Return the weights read by a draft step, by the commit of a root, and by postponed work.
+    """Count the weights read by a draft step, by the commit of a root, and by postponed work.
 
-    The draft step is the one after the root's children. It is that of the root for a drafter that
-    proposes several depths in one step.
+    The draft step is the one that expands a child of the root. A drafter that proposes several
+    depths in one step reads nothing there; for it the step that expands the root is counted.
     """
     widest = max(max(p.shape) for p in target.decoder.layers[0].parameters())
     first, step, commit, later = (_Reading(widest) for _ in range(4))
@@ -343,7 +362,7 @@ def _read(target: Target, drafter: Drafter[Any]) -> tuple[_Reading, _Reading, _R
 
 
 def derived(name: str) -> dict[str, Any]:
-    """Return the contents of a derived machine's file, computed from the roofline stored there."""
+    """Return the contents of a machine file, computed again from the roofline stored in it."""
     machine = Machine.load(name)
     assert machine.roofline is not None
     entries = [asdict(entry) for entry in machine.roofline.entries(ONE_LAYER)]

@@ -15,29 +15,32 @@ from draftree.metrics import Stats, Step, Work
 from draftree.utils.files import Entries
 
 Runs = list[int]
-"""A column of numbers as value, count, value, count, …"""
+"""Run-length encoding of a column of numbers: value, count, value, count, …"""
 WorkLog = dict[str, Any]
-"""`shapes`: the frontiers' widths that occur; `steps` [P]: how many each prompt took; and of all
-steps in order the columns `shape` (which of them), `fed`, `context` (by how much it grows),
-`accepted`, `depth` and, since it is counted, `finds`, all of them `Runs`."""
+"""Encoded work of all steps, by name. `shapes` lists the distinct sequences of frontier sizes that
+occur in a step. `steps` [P] is the number of steps for each prompt. The other entries are columns
+over all steps in order, each encoded as `Runs`: `shape` (index into `shapes`), `fed` (tokens in the
+target pass), `context` (increase of the context since the previous step), `accepted`, `depth`, and
+`finds`, which older results do not have."""
 COLUMNS = ("shape", "fed", "context", "accepted", "depth", "finds")
 
 
 def runs(values: Sequence[int]) -> Runs:
-    """Return a column with run-length encoding."""
+    """Return the run-length encoding of a column."""
     return list(chain.from_iterable((value, len(list(same))) for value, same in groupby(values)))
 
 
 def unrun(coded: Runs, length: int, where: str) -> list[int]:
-    """Return the column of a run-length encoding.
+    """Decode a run-length encoding, and return the column.
 
     Args:
         coded: pairs of a value and its count.
-        length: length of the column. A wrong count is detected before memory is allocated for it.
-        where: origin of the column, for the error.
+        length: expected length of the column. It is checked before memory for the column is
+            allocated.
+        where: origin of the column, for error messages.
 
     Raises:
-        UserError: it is not an encoding of such a column.
+        UserError: `coded` does not encode a column of this length.
     """
     if len(coded) % 2 or any(count < 1 for count in coded[1::2]):
         raise UserError(
@@ -51,7 +54,7 @@ def unrun(coded: Runs, length: int, where: str) -> list[int]:
 
 
 def encode(prompts: Sequence[Stats]) -> WorkLog:
-    """Return the work of each prompt's steps, from one run of each text."""
+    """Encode the steps of each prompt and their work, given one run of each text."""
     work, steps = [w for s in prompts for w in s.work], [step for s in prompts for step in s.steps]
     shapes = list(dict.fromkeys(w.frontiers for w in work))
     columns = (
@@ -67,10 +70,10 @@ def encode(prompts: Sequence[Stats]) -> WorkLog:
 
 
 def decode(log: WorkLog, where: str) -> list[tuple[list[Step], list[Work]]]:
-    """Return the steps and their work, prompt by prompt.
+    """Decode a log, and return the steps and their work, prompt by prompt.
 
     Raises:
-        UserError: it is not what `encode` gives; the message begins with `where`.
+        UserError: `log` was not made by `encode`. The message begins with `where`.
     """
     entries = Entries(log, where)
     shapes = [tuple(shape) for shape in entries.get("shapes", list[list[int]])]

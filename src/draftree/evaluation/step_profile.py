@@ -23,24 +23,25 @@ PARTS: Mapping[str, tuple[str, ...]] = {
     "committing": ("commit",),
     "text": ("text",),
 }
-"""Names of the loop's phases, and which of them are summed; the rest is `other`."""
+"""Phases of the decoding loop by the name of the part to which their seconds are added. Time
+outside these phases is called `other`."""
 READ, RATE = 1 << 26, 1024
-"""Numbers that are read to measure the memory's speed, and the size of the matrices that measure
-the arithmetic's."""
+"""Number of float32 values that are read to measure the memory bandwidth, and number of rows and
+columns of the matrices that are multiplied to measure the arithmetic rate."""
 LONGEST = 1.0
-"""Seconds in which a machine's ceilings are measured."""
+"""Time limit in seconds for measuring a machine's upper limits."""
 
 
 @dataclass(frozen=True)
 class Ceilings:
-    """Store a machine's upper limits: bytes read and operations done per second."""
+    """Store a machine's upper limits: bytes read per second, and operations per second."""
 
     bytes: float
     operations: float
 
     @classmethod
     def measured(cls, decoder: Decoder) -> "Ceilings":
-        """Measure the limits by reading much memory and by multiplying large matrices.
+        """Measure the limits of the model's device: read a large tensor, and multiply matrices.
 
         The matrices have the model's dtype.
         """
@@ -53,11 +54,11 @@ class Ceilings:
         return cls(4 * READ / read, 2 * RATE**3 / done)
 
     def floor(self, decoder: Decoder, tokens: float, context: float) -> float:
-        """Return a lower bound of the seconds of a pass over some tokens with a given context.
+        """Return a lower bound for the seconds of a pass over `tokens` after `context` tokens.
 
-        It is the time to read all data once, or to do all operations, whichever is longer. Weights
-        are read once per pass; of the embedding only the tokens' rows are read. Keys and values of
-        the context are read once, too.
+        The bound is the time for reading all data once or the time for all operations, whichever is
+        longer. The data are the weights without the embedding, and the keys and values of the
+        context.
         """
         model: Any = decoder.model
         own = {id(p): p for p in model.parameters()}
@@ -81,9 +82,9 @@ class Part:
 
     Attributes:
         name: name of the part.
-        seconds: seconds of the part per step; for the prompt, per text.
-        share: share of all seconds of the text.
-        floor: lower bound of the seconds on this machine, where it is known.
+        seconds: seconds of the part per step; for the part `prompt`, per text.
+        share: share of the part in all seconds of the text.
+        floor: lower bound for the seconds on this machine; None if it is not known.
     """
 
     name: str
@@ -93,11 +94,11 @@ class Part:
 
 
 def parts(stats: Stats, floor: float | None = None) -> list[Part]:
-    """Return the parts of a step, in the order of the loop.
+    """Return the figures of a step's parts, in the order in which they run.
 
     Args:
         stats: figures of generated texts.
-        floor: lower bound of the seconds of a target pass.
+        floor: lower bound for the seconds of a target pass.
     """
     steps, whole = max(len(stats.work), 1), max(stats.seconds, 1e-12)
     return [
@@ -112,7 +113,7 @@ def parts(stats: Stats, floor: float | None = None) -> list[Part]:
 
 
 def together(phases: Mapping[str, float], whole: float) -> dict[str, float]:
-    """Return the seconds by part, from all seconds and those by phase.
+    """Return the seconds by part, given the seconds by phase and the total.
 
     Parts without any time are left out.
     """
@@ -122,15 +123,15 @@ def together(phases: Mapping[str, float], whole: float) -> dict[str, float]:
 
 
 def per_token(row: Mapping[str, Any]) -> dict[str, float]:
-    """Return the milliseconds per token by part, from a benchmark's row."""
+    """Return the milliseconds per new token by part, from a benchmark's row."""
     parts = together(row["phases"], row["seconds"])
     return {name: 1e3 * seconds / max(row["new_tokens"], 1) for name, seconds in parts.items()}
 
 
 def profiled(target: Target, stats: Stats) -> list[Part]:
-    """Return the parts of a step with a lower bound for the target's pass.
+    """Return the figures of a step's parts, with a lower bound for the target pass.
 
-    The bound follows from the limits of this machine, which are measured here.
+    The bound is computed from the limits of this machine, which this function measures.
     """
     work = stats.work
     tokens, context = (
@@ -141,5 +142,5 @@ def profiled(target: Target, stats: Stats) -> list[Part]:
 
 
 def as_json(found: list[Part]) -> list[dict[str, Any]]:
-    """Return the parts by the names of the command line."""
+    """Return the parts as dictionaries with the names that the command line prints."""
     return [asdict(part) for part in found]

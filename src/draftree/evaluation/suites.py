@@ -23,17 +23,17 @@ from draftree.utils.files import understood
 
 FOLDER = Path(__file__).parent / "prompts"
 APART = 1 << 20
-"""Between the numbers of prompts of different suites that are joined."""
+"""Difference between the numbers of corresponding prompts in two suites that are joined."""
 
 
 @dataclass(frozen=True)
 class SuitePrompt:
-    """Store one prompt.
+    """Store one prompt of a suite.
 
     Attributes:
-        number: number in its file, which determines its random draws.
-        content: the question.
-        category: its category.
+        number: number of the prompt in its file, which determines the random draws of its text.
+        content: raw text, or the messages of a chat.
+        category: category of the prompt; empty for none.
         later: later questions of the conversation, in order.
     """
 
@@ -45,13 +45,13 @@ class SuitePrompt:
 
 @dataclass(frozen=True)
 class Suite:
-    """Store the prompts of a file, and the hash of its bytes.
+    """Store the prompts of one file or of several joined files.
 
     Attributes:
         name: name of the suite, or of its file.
-        sha256: hash of the file.
+        sha256: SHA-256 hash of the file's bytes, in hexadecimal.
         prompts: prompts in the order of the file.
-        rule: how a text file was split into prompts; empty for other files.
+        rule: sentence that describes how a text file was split into prompts; empty for other files.
     """
 
     name: str
@@ -70,10 +70,10 @@ class Suite:
         return f"{len(self.prompts)} prompts: {', '.join(c for c in self.categories if c) or 'no categories'}"
 
     def select(self, categories: Sequence[str]) -> list[SuitePrompt]:
-        """Return the prompts of some categories; of all where none is named.
+        """Return the prompts of the given categories; without a category, return all prompts.
 
         Raises:
-            UnknownName: no prompt is of such a category.
+            UnknownName: no prompt has one of these categories.
         """
         for name in categories:
             if name not in self.categories:
@@ -82,7 +82,7 @@ class Suite:
 
 
 def names() -> tuple[str, ...]:
-    """Return the shipped suites: one for each file."""
+    """Return the names of the shipped suites, one for each file."""
     return tuple(sorted(p.stem for p in FOLDER.glob("*.jsonl")))
 
 
@@ -92,12 +92,12 @@ def joined(several: Sequence[str], whole: bool = False, wording: Wording = "plai
     A prompt without a category gets the name of its suite.
 
     Args:
-        several: names as `load` takes them, at least one.
-        whole: as for `load`.
-        wording: as for `load`.
+        several: names of suites or files as for `load`, at least one.
+        whole: see `load`.
+        wording: see `load`.
 
     Raises:
-        UserError: one cannot be read, or one is named twice.
+        UserError: a suite cannot be read, or two suites contain the same prompts.
     """
     found = [load(name, whole, wording) for name in several]
     if len(found) == 1:
@@ -119,16 +119,17 @@ def joined(several: Sequence[str], whole: bool = False, wording: Wording = "plai
 def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
     """Return a shipped suite, a suite from a file, or a benchmark's own file.
 
-    For a benchmark's file, the name of its format stands before a colon.
+    A benchmark's own file is named `FORMAT:FILE`. `FORMAT` alone stands for the data set on the
+    hub.
 
     Args:
-        name: name of the suite or the file.
+        name: name of a suite, a file, or a benchmark.
         whole: take a text file as one prompt; by default each line of a file `.txt` is a question.
-        wording: of a benchmark's questions: `official` is that of the papers' own evaluations,
-            where it is another.
+        wording: wording of a benchmark's questions. `official` takes the wording of the papers' own
+            evaluations where it differs.
 
     Raises:
-        UserError: there is no such suite or file, or a row of it is not a prompt.
+        UserError: there is no suite or file with this name, or one of its rows is not a prompt.
     """
     benchmark, _, file = name.partition(":")
     path = FOLDER / f"{name}.jsonl" if name in names() else Path(name)
@@ -149,7 +150,7 @@ def load(name: str, whole: bool = False, wording: Wording = "plain") -> Suite:
 
 
 def _read(path: Path, whole: bool) -> tuple[list[tuple[Row, str]], str]:
-    """Return the rows of a file, and how a text file was split into them."""
+    """Return the rows of a file, and a sentence on how a text file was split into rows."""
     if path.suffix.lower() in READERS:
         return list(rows(path)), ""
     if whole or path.suffix.lower() != ".txt":
@@ -162,7 +163,7 @@ def _read(path: Path, whole: bool) -> tuple[list[tuple[Row, str]], str]:
 
 
 def _benchmark(name: str, file: str, wording: Wording) -> Suite:
-    """Return a benchmark's own rows, from a file, or from the hub where none is named."""
+    """Read a benchmark's rows from its own file, or from the hub if `file` is empty."""
     if file and not isfile(file):
         raise UserError(f"suite '{name}:{file}': there is no file '{file}'")
     digest, prompts = hashlib.sha256(), []
@@ -180,7 +181,7 @@ def _benchmark(name: str, file: str, wording: Wording) -> Suite:
 
 
 def _hub(name: str) -> Iterator[tuple[dict[str, Any], str]]:
-    """Yield the rows of a benchmark on the hub."""
+    """Yield the rows of a benchmark's data set on the hub, each with its place for messages."""
     if (hub := FORMATS[name].hub) is None:
         raise UserError(
             f"suite '{name}' is read from a file alone: {name}:FILE, as of {FORMATS[name].page}"
@@ -197,16 +198,16 @@ def _hub(name: str) -> Iterator[tuple[dict[str, Any], str]]:
 
 
 def later(row: dict[str, Any]) -> tuple[str, ...]:
-    """Return the questions of a row with `turns` after the first."""
+    """Return the questions after the first one of a row with `turns`; empty for other rows."""
     turns = row.get("turns")
     return tuple(t for t in turns[1:] if isinstance(t, str)) if isinstance(turns, list) else ()
 
 
 def content(row: dict[str, Any], where: str) -> Content:
-    """Return the prompt of a row.
+    """Return the prompt of a row: raw text, or the messages of a chat.
 
     Raises:
-        UserError: the row has no key of a prompt, or its value is of another type.
+        UserError: the row has no key that contains a prompt, or the prompt has the wrong type.
     """
     for key, first in (("turns", True), ("question", False), ("prompt", False)):
         if key in row:

@@ -20,7 +20,7 @@ from draftree.tree import Ints, Tree, Verdict
 
 @dataclass(frozen=True)
 class Text:
-    """Hold one text: its token ids, and the number of prompt tokens (at least 1)."""
+    """Store one text: its token ids, and the number of prompt tokens `start`, at least 1."""
 
     tokens: Ints
     start: int
@@ -28,20 +28,22 @@ class Text:
 
 @dataclass(frozen=True)
 class Recording:
-    """Replay a target's recorded hidden states, keys and values along texts.
+    """Replay the hidden states, keys and values that a target computed for given texts.
 
-    It verifies nothing. It returns what a pass over the texts has computed. Drafters that use
-    probes need the target itself.
+    No pass of the target is run: all results come from one recorded pass over the texts. Drafters
+    that use probes need the target itself.
 
     Attributes:
         target: the target that was recorded.
         texts: [R] the recorded texts.
-        hidden: for each recorded entry 0 … L of `hidden_states`, [T, D] of all tokens, text by
-            text.
-        cache: the texts' keys and values; all replays share it.
-        given: {entry: entry that is returned in its place}.
-        later: offset in tokens of the state that is returned for a token, never beyond those that
-            the target has read by then.
+        hidden: hidden states [T, D] of all tokens, text by text, by the recorded entry 0 … L of
+            `hidden_states`.
+        cache: cache with the texts' keys and values; all replays share it.
+        given: {entry: entry of `hidden` that is returned in its place}, to test a drafter with
+            wrong layers.
+        later: offset in tokens between a token and the one whose hidden state is returned for it,
+            to test a drafter with wrong positions. The offset never leads beyond the tokens that
+            the target has read.
     """
 
     target: Target
@@ -54,9 +56,9 @@ class Recording:
     @classmethod
     @torch.inference_mode()
     def of(cls, target: Target, texts: Sequence[Text], layers: Sequence[int] = ()) -> Self:
-        """Read all texts in one pass.
+        """Record all texts in one pass of the target.
 
-        Layers are entries of `hidden_states`; the last one is always recorded.
+        `layers` are entries of `hidden_states`. The last entry is always recorded.
         """
         index = target.decoder.hidden_index
         needs = Needs(
@@ -79,7 +81,7 @@ class Recording:
         return np.array([len(t.tokens) - 1 for t in self.texts], np.int64)
 
     def after(self, rows: Ints, positions: Ints) -> Tensor:
-        """Return [M, V] logits after some tokens; after a text's end, those of its last token."""
+        """Return [M, V] logits after the given positions; beyond a text's end, those at its end."""
         decoder = self.target.decoder
         at = torch.from_numpy(self._begins[rows] + np.minimum(positions, self._lasts[rows])).to(
             decoder.device
@@ -87,12 +89,12 @@ class Recording:
         return decoder.head(self.hidden[decoder.hidden_index(LAST)][at])
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
-        """Return the texts' own cache, with nothing committed."""
+        """Return the recorded cache with no committed tokens."""
         self.cache.truncate(np.zeros(rows, np.int64))
         return self.cache
 
     def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
-        """Return the recorded pass's outputs after the prompts, see `Target.prefill`."""
+        """Return the recorded hidden states of prompts, without logits; see `Target.prefill`."""
         rows = np.concatenate([np.full(len(p), r) for r, p in enumerate(prompts)])
         positions = np.concatenate([np.arange(len(p)) for p in prompts])
         cache.lengths[:] = [len(p) for p in prompts]
@@ -103,7 +105,7 @@ class Recording:
     def verify(
         self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
     ) -> Verified:
-        """Return the recorded pass's outputs along a tree, see `Target.verify`."""
+        """Return the recorded outputs at a tree's positions; see `Target.verify`."""
         positions = cache.lengths[tree.row] + tree.depth
         return Verified(
             self.after(tree.row, positions),
@@ -111,16 +113,16 @@ class Recording:
         )
 
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
-        """Move on along the text, see `Target.commit`."""
+        """Advance in the texts by the accepted tokens; see `Target.commit`."""
         for root in range(tree.roots):
             cache.lengths[tree.row[root]] += len(verdict.kept(root))
 
     def taps(
         self, cache: SlotCache, rows: Ints, positions: Ints, tokens: Ints, needs: Needs
     ) -> Taps:
-        """Return the target's hidden states at some positions.
+        """Return the recorded hidden states at the given positions of the given texts.
 
-        For positions after the end of a text, return those of its last token.
+        Positions after the end of a text get the hidden states of its last token.
         """
         last = {r: int(positions[rows == r].max()) for r in np.unique(rows).tolist()}
         ends = np.minimum(np.array([last[r] for r in rows.tolist()]), self._lasts[rows])

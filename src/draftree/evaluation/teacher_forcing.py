@@ -27,31 +27,35 @@ from draftree.tree import Bools, Candidates, Floats, Ints, Tree, Verdict
 
 T = TypeVar("T")
 DEPTHS = 5
-"""The depth to which drafts are looked at, and the tokens that one step of the drive commits."""
+"""Depth to which drafts are compared with the target. It is also the number of tokens that one step
+of `drive` commits."""
 FLOOR = -20.0
-"""Lowest log q that counts: a token that cannot be drafted is not infinitely surprising."""
+"""Lower limit for log q in cross-entropies, so that a token that the drafter cannot propose does
+not make them infinite."""
 
 
 @dataclass(frozen=True)
 class Places:
     """Compare drafts with the target's choices, position by position.
 
-    A position is the one after a token of a text.
+    A position is the place after one token of a text. All arrays have length M, the number of
+    positions.
 
     Attributes:
         text: [M] index of the text.
-        root: [M] position of the token that is the root of the block.
-        depth: [M] depth of the draft, 1 … `DEPTHS`.
-        drafted: [M] whether anything was drafted.
-        agree: [M] whether the likeliest draft is the target's choice; false where nothing was
-            drafted.
-        overlap: [M] Σ min(p, q) with the target's p at temperature 1; p of the draft where q is not
-            known over the whole vocabulary; 0 where nothing was drafted.
-        confidence: [M] q of the likeliest draft; 0 where nothing was drafted.
-        surprise: [M] cross-entropy of q against p in nats, with log q of each token at least
+        root: [M] index in its text of the token that is the root of the position's block.
+        depth: [M] depth of the drafted token in its chain, 1 … `DEPTHS`.
+        drafted: [M] whether the drafter proposed a token.
+        agree: [M] whether the drafter's likeliest token is the target's greedy choice; false where
+            nothing was drafted.
+        overlap: [M] Σ min(p, q) over the vocabulary, with the target's p at temperature 1. Where q
+            is not known over the whole vocabulary, it is p of the drafted token. It is 0 where
+            nothing was drafted.
+        confidence: [M] q of the drafter's likeliest token; 0 where nothing was drafted.
+        surprise: [M] cross-entropy −Σ p log q in nats, where log q of each token is at least
             `FLOOR`; 0 where q is not known over the whole vocabulary.
-        covered: [M] whether the target's choice is in the draft vocabulary.
-        followed: [M] whether the text's next token is the target's choice.
+        covered: [M] whether the target's greedy choice is in the draft vocabulary.
+        followed: [M] whether the text's next token is the target's greedy choice.
     """
 
     text: Ints
@@ -67,14 +71,14 @@ class Places:
 
     @classmethod
     def joined(cls, parts: Sequence[Self]) -> Self:
-        """Join the positions of several runs."""
+        """Return one object with the positions of several runs, in order."""
         return cls(
             *(np.concatenate([getattr(p, f) for p in parts]) for f in cls.__dataclass_fields__)
         )
 
     @property
     def rates(self) -> Floats:
-        """Return [depths] how often a greedy draft is accepted after an accepted path."""
+        """Return [DEPTHS] the acceptance rate of greedy drafts after an accepted path."""
         there, agree, alive = np.zeros((3, int(self.block.max()) + 1, 1 + DEPTHS), np.bool_)
         at = self.block, self.depth
         there[at], agree[at], alive[at], alive[:, 0] = (
@@ -89,42 +93,43 @@ class Places:
 
     @property
     def block(self) -> Ints:
-        """Return the number of each position's block, that is, of its root in its text [M]."""
+        """Return [M] an index for each position; positions with the same text and root share it."""
         return np.unique(np.stack((self.text, self.root)), axis=1, return_inverse=True)[1].ravel()
 
 
 class Source(Protocol):
-    """Define what a drafter reads from a target, or from a stand-in for one."""
+    """Define the methods that a drafter needs from a target or from a recorded one."""
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
-        """Return an empty cache, see `Target.new_cache`."""
+        """Return an empty cache for `rows` sequences; see `Target.new_cache`."""
         ...
 
     def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
-        """Read prompts, see `Target.prefill`."""
+        """Run the prompts through the target; see `Target.prefill`."""
         ...
 
     def verify(
         self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
     ) -> Verified:
-        """Verify a tree, see `Target.verify`."""
+        """Run a draft tree through the target; see `Target.verify`."""
         ...
 
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
-        """Keep what was accepted, see `Target.commit`."""
+        """Commit the accepted tokens to the cache; see `Target.commit`."""
         ...
 
 
 @dataclass(frozen=True)
 class Block:
-    """Store one step of a replay: a chain for each live text, with candidates and logits.
+    """Store one step of a replay: a chain of each unfinished text, with candidates and logits.
 
     Attributes:
-        tree: the chains, with as many roots as texts are live.
-        asked: the nodes of each depth, and the candidates proposed after them.
+        tree: the chains of known tokens, with one root for each unfinished text.
+        asked: for each depth, the indices of its nodes and the candidates proposed after them.
         logits: [N, V] the target's logits after each node.
-        tokens: for each live text, the tokens of the chain and the token after it.
-        roots: [R] the position of each text's root.
+        tokens: for each unfinished text, the tokens of its chain and the one that follows the
+            chain.
+        roots: [R] index in its text of the token that is the root, for every text.
     """
 
     tree: Tree
@@ -134,7 +139,7 @@ class Block:
     roots: Ints
 
     def following(self, nodes: Ints) -> Ints:
-        """Return the texts' tokens after some nodes [F]."""
+        """Return [F] the tokens that follow the given nodes in their texts."""
         chains = np.searchsorted(self.tree.row[: self.tree.roots], self.tree.row[nodes])
         return np.array(
             [self.tokens[i][d + 1] for i, d in zip(chains, self.tree.depth[nodes], strict=True)],
@@ -146,18 +151,19 @@ class Block:
 def replay(
     target: Source, drafter: Drafter[Any], texts: Sequence[Text], k: int, length: int, step: int = 0
 ) -> Iterator[Block]:
-    """Decode along given texts as if they were accepted, and yield each block.
+    """Decode given texts as if all their tokens were accepted, and yield each block.
 
-    The steps are those of decoding: prefill and start, then expand, verify and commit for each
+    The drafter runs as in decoding: prefill and start, then expand, verify and commit for each
     block.
 
     Args:
         target: verifies every block, as in decoding.
-        drafter: proposes candidates after every token.
+        drafter: drafter that proposes candidates after every token.
         texts: the texts, all in one batch.
-        k: number of candidates.
-        length: tokens of a block; the first is its root, the others are treated as drafts.
-        step: tokens that are committed of each block; all by default.
+        k: number of candidates after each token.
+        length: number of tokens in a block; the first is its root, the others are treated as
+            drafts.
+        step: number of tokens of each block that are committed; 0 commits all of them.
 
     Raises:
         NotANumber: the target's logits are not finite.
@@ -188,7 +194,10 @@ def replay(
 def _chained(
     drafter: Drafter[Any], state: Any, live: Ints, blocks: Sequence[Ints], k: int
 ) -> tuple[Tree, list[tuple[Ints, Candidates]], Any]:
-    """Return a chain for each live sequence, and k candidates after the nodes of each depth."""
+    """Return the known tokens as chains, and the drafter's k candidates after each node.
+
+    The third value is the drafter's new state. `blocks` holds the tokens of each live sequence.
+    """
     tree = Tree.planted(live, np.array([b[0] for b in blocks]))
     frontier, asked = np.arange(len(live)), []
     for depth in range(max(map(len, blocks))):
@@ -208,11 +217,11 @@ def _chained(
 
 
 def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Places:
-    """Decode along texts in blocks of `DEPTHS` tokens, with one candidate after every token.
+    """Decode given texts in blocks of `DEPTHS` tokens, with one candidate after every token.
 
     Args:
         target: verifies every block, as in decoding.
-        drafter: proposes the candidates.
+        drafter: drafter that proposes the candidates.
         texts: the texts, all in one batch.
 
     Raises:
@@ -225,7 +234,7 @@ def drive(target: Source, drafter: Drafter[Any], texts: Sequence[Text]) -> Place
 
 
 def _compared(block: Block, nodes: Ints, candidates: Candidates) -> Places:
-    """Return the positions after the nodes of one depth."""
+    """Compare candidates with the target's choices after the nodes of one depth."""
     tree, logits = block.tree, block.logits[torch.from_numpy(nodes).to(block.logits.device)].float()
     p, choice = torch.softmax(logits, dim=-1), logits.argmax(-1)
     drafted, draft = np.isfinite(candidates.log_q[:, 0]), candidates.tokens[:, 0]
@@ -246,7 +255,10 @@ def _compared(block: Block, nodes: Ints, candidates: Candidates) -> Places:
 
 
 def _beside(p: Tensor, choice: Tensor, candidates: Candidates) -> tuple[Floats, Floats, Bools]:
-    """Compare q with p: Σ min(p, q), the cross-entropy, and whether q covers the choice [F]."""
+    """Return Σ min(p, q), the cross-entropy, and whether q includes the target's choice, all [F].
+
+    `p` is [F, V], and `choice` is [F].
+    """
     q = candidates.log_probs
     if q is None:
         token = torch.from_numpy(candidates.tokens[:, :1]).to(p.device)
@@ -262,12 +274,12 @@ def _beside(p: Tensor, choice: Tensor, candidates: Candidates) -> tuple[Floats, 
 
 
 TEXTS, TOKENS, PROMPT = 12, 48, 16
-"""Texts measured on, tokens of each that are drafted, and tokens of a plain text that are taken for
-its prompt."""
+"""Number of texts to measure on, number of tokens to draft in each, and number of first tokens of a
+plain text that serve as its prompt."""
 
 
 def answers(target: Target, count: int = TEXTS, tokens: int = TOKENS) -> list[Text]:
-    """Return the target's greedy answers to shipped prompts, spread evenly.
+    """Return the target's greedy answers to `count` prompts, spread evenly over the shipped suite.
 
     Raises:
         UserError: no prompt fits the target's context, or every answer is shorter than 2 tokens.
@@ -284,7 +296,7 @@ def fitting(prompts: Sequence[list[int]], target: Target, tokens: int) -> list[l
     """Return the prompts that leave room in the target's context for `tokens` new tokens.
 
     Raises:
-        UserError: there is none.
+        UserError: every prompt is too long.
     """
     context = target.decoder.context
     if fit := [ids for ids in prompts if len(ids) + tokens <= context]:
@@ -318,7 +330,7 @@ def read(target: Target, path: Path, count: int = TEXTS, tokens: int = TOKENS) -
     A text is a chat, continued from its response, or plain text, continued after its first tokens.
 
     Raises:
-        UserError: nothing in it can be read, or is long enough.
+        UserError: the file contains no readable text that is long enough.
     """
     found = []
     for sample in samples.read([path], target.tokenizer, min(512, target.decoder.context)):

@@ -10,14 +10,14 @@ from draftree.evaluation.step_profile import Part
 
 
 def interval(value: float, bounds: Sequence[float]) -> str:
-    """Return a figure with its interval."""
+    """Return a figure with the bounds of its interval as text."""
     return f"{value:.2f} [{bounds[0]:.2f}, {bounds[1]:.2f}]"
 
 
 def cells(r: ResultRow) -> dict[str, str]:
-    """Return a result row as text by column heading.
+    """Return the figures of a result row as texts by column heading.
 
-    Columns measured by the clock are left out for a replay, which has none.
+    A replay has no columns measured by the clock.
     """
     between = r["intervals"]
     counted = r.get("counted_speedup")
@@ -59,7 +59,10 @@ def cells(r: ResultRow) -> dict[str, str]:
 
 
 def same_text(r: ResultRow) -> str:
-    """Return for how many prompts the output equals plain decoding's, where that is guaranteed."""
+    """Return for how many prompts the output equals that of plain decoding, as text.
+
+    If the acceptor does not guarantee equal output, the text says so.
+    """
     if r.get("lossy"):
         return "lossy"
     if not r.get("promises_text", True):
@@ -70,12 +73,15 @@ def same_text(r: ResultRow) -> str:
 
 
 def figure(value: float | None) -> str:
-    """Return a figure as text; empty for None."""
+    """Return a figure with two decimals as text; the text is empty for None."""
     return "" if value is None else f"{value:.2f}"
 
 
 def profile_rows(parts: Sequence[Part]) -> list[dict[str, str]]:
-    """Return the parts of a step as text, in milliseconds; the prefill's are per text."""
+    """Return table rows for the parts of a step, in milliseconds per step.
+
+    The time of the prefill is in milliseconds per generated text.
+    """
     return [
         {
             "part": part.name,
@@ -88,7 +94,11 @@ def profile_rows(parts: Sequence[Part]) -> list[dict[str, str]]:
 
 
 def bound(r: ResultRow) -> float | None:
-    """Return τ / (1 + drafts · sₐ/sₜ), the speed-up if a pass costs the same at every width."""
+    """Return τ / (1 + drafts · sₐ/sₜ), the speed-up if a target pass costs the same for any tree.
+
+    τ is the acceptance length, `drafts` the number of draft steps before a pass, and sₐ/sₜ the cost
+    of a draft step over that of a target pass, for one token each.
+    """
     drafts, ratio = r.get("draft_steps_per_step"), r.get("cost_ratio")
     return (
         None
@@ -98,7 +108,7 @@ def bound(r: ResultRow) -> float | None:
 
 
 def varied(figures: Sequence[Mapping[str, float]] | None) -> str:
-    """Return the range of the counted speed-up where a machine's costs are varied."""
+    """Return the range of the counted speed-up over variations of a machine's costs, as text."""
     known = [f["counted_speedup"] for f in figures or () if f["counted_speedup"] is not None]
     return f"{min(known):.2f} … {max(known):.2f}" if known else ""
 
@@ -115,7 +125,7 @@ COUNTED = (
     "counted speed-up [95 %]",
     "if varied",
 )
-"""The columns of what was counted and not clocked."""
+"""Columns of a table of counted figures, without those measured by the clock."""
 MAIN = (
     "machine",
     "drafter",
@@ -129,8 +139,7 @@ MAIN = (
     "nodes/step",
     "same output",
 )
-"""The columns that answer a user's questions, in the order of a screen or a page; the others come
-after them."""
+"""Columns that are shown first on a screen or a page, in this order."""
 FIRST = (
     "drafter",
     "policy",
@@ -140,9 +149,9 @@ FIRST = (
     "speed-up [95 %]",
     "same output",
 )
-"""The columns that a narrow terminal shows."""
+"""Columns that are shown on a narrow terminal."""
 HEADS = {"τ [95 %]": "tokens/pass (τ)", "nodes/step": "drafted/pass", "T": "temperature"}
-"""Headings on a screen or page in place of those in the documentation's tables."""
+"""Headings on a screen or a page by the heading in the documentation's tables that they replace."""
 LEGEND = {
     "tokens/s": "new tokens per second, the prompt's pass included",
     "speed-up [95 %]": "plain decoding's seconds over these by the clock, measured in turns; in brackets the 95 % interval",
@@ -162,13 +171,13 @@ LEGEND = {
     "if varied": "counted speed-up where the machine's costs are varied",
     "draft share": "share of the time that drafting takes",
 }
-"""What the heads of columns mean."""
+"""Explanations of the columns by heading."""
 
 
 def readable(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
-    """Return rows as a screen or a page shows them.
+    """Return table rows in the form for a screen or a page.
 
-    The main columns come first, headings are in plain words, and τ has no interval.
+    The columns `MAIN` come first, the headings `HEADS` are replaced, and τ has no interval.
     """
     names = [
         *(name for name in MAIN if name in rows[0]),
@@ -179,18 +188,18 @@ def readable(rows: Sequence[Mapping[str, str]]) -> list[dict[str, str]]:
 
 
 def legend(names: Collection[str]) -> list[str]:
-    """Return an explanation for each of these headings that is not in plain words."""
+    """Return a line of explanation for each of the given headings that `LEGEND` explains."""
     return [
         f"{name.removesuffix(' [95 %]')}: {told}" for name, told in LEGEND.items() if name in names
     ]
 
 
 ORACLE = "oracle (bound)"
-"""Text in the policy column for the oracle, which knows the text."""
+"""Text in the policy column of an oracle's row. The oracle knows the text beforehand."""
 
 
 def oracle_cells(bound: ResultRow) -> dict[str, str]:
-    """Return an oracle's row as text."""
+    """Return the figures of an oracle's row as texts by column heading."""
     return {
         "machine": bound.get("machine", ""),
         "drafter": bound["drafter"],
@@ -206,13 +215,14 @@ def oracle_cells(bound: ResultRow) -> dict[str, str]:
 
 
 def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
-    """Return rows as text, with τ and nodes first and seconds last.
+    """Return the rows of a result as table rows of text.
 
-    Temperature and acceptor are shown where there are several, or where an acceptor was named.
+    The temperature is shown if the rows differ in it, and the acceptor if a row names one. The
+    machine is shown if a row names one.
 
     Args:
         rows: rows of a result.
-        bounds: its oracles' rows; they come last.
+        bounds: rows of the oracles; they come last.
     """
     hidden = set[str]()
     if len({r["temperature"] for r in rows}) == 1:
@@ -228,14 +238,14 @@ def shown(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[d
 
 
 def counted(rows: Sequence[ResultRow], bounds: Sequence[ResultRow] = ()) -> list[dict[str, str]]:
-    """Return rows as text, without what is measured by the clock."""
+    """Return the rows of a result as table rows with the counted columns only."""
     return [{name: row[name] for name in COUNTED if name in row} for row in shown(rows, bounds)]
 
 
 def claims(result: Mapping[str, Any]) -> str:
     """Return one line that lists the rows faster and slower than plain decoding.
 
-    It also gives the number of comparisons.
+    The line also states the number of comparisons.
     """
     clocked, named = "speedup" in result["rows"][0], {"faster": list[str](), "slower": list[str]()}
     found = beside_plain(result, "seconds" if clocked else "counted_seconds")

@@ -10,23 +10,23 @@ from draftree.request import Request
 from draftree.target.target import Target
 
 TIMED = 12
-"""Estimated time of reading the contexts and one round of passes and draft steps, in passes over
-128 tokens of a sequence."""
+"""Estimated time for reading the contexts and for one round of timed passes and draft steps. The
+unit is one pass over 128 tokens of each sequence."""
 BACKWARD = 3.0
-"""A training step of a drafter over its forward pass: the backward pass takes twice as long as
-that."""
+"""Time of a drafter's training step divided by the time of its forward pass. The backward pass is
+assumed to take twice the time of the forward pass."""
 
 
 def plain_seconds(target: Target, drafter: Drafter[Any], requests: Sequence[Request]) -> float:
-    """Return the seconds of plain decoding for texts one after another, at full length.
+    """Estimate the seconds of plain decoding for texts one after another, at full length.
 
-    The costs are those learnt on this machine, or an estimate. Texts that end earlier, batches and
-    drafters take less.
+    The costs of a pass are learnt on this machine or estimated. Texts that end earlier, batches and
+    drafts reduce the time.
 
     Args:
         target: the target.
-        drafter: any drafter for it.
-        requests: the texts.
+        drafter: any drafter for the target; the costs are looked up with it.
+        requests: the requests whose texts would be generated.
     """
     costs = learnt_costs(target, drafter)
     seconds = 0.0
@@ -39,14 +39,14 @@ def plain_seconds(target: Target, drafter: Drafter[Any], requests: Sequence[Requ
 def written_seconds(
     target: Target, drafter: Drafter[Any], texts: int, tokens: int, batch: int = 1
 ) -> float:
-    """Return the seconds of plain decoding for texts in batches, each at full length.
+    """Estimate the seconds of plain decoding for texts in batches, each at full length.
 
     Args:
         target: the target.
-        drafter: any drafter for it.
+        drafter: any drafter for the target; the costs are looked up with it.
         texts: number of texts.
-        tokens: tokens of each.
-        batch: size of a batch.
+        tokens: number of tokens in each text.
+        batch: number of texts in a batch.
     """
     costs = learnt_costs(target, drafter).at(tokens, 1)
     return math.ceil(texts / batch) * tokens * costs.target_seconds(min(batch, texts))
@@ -55,13 +55,13 @@ def written_seconds(
 def timed_seconds(
     target: Target, drafter: Drafter[Any], rows: Sequence[int], seconds: float
 ) -> float:
-    """Return the seconds in which passes of all widths are timed.
+    """Estimate the seconds that timing passes over different numbers of tokens takes.
 
     Args:
         target: target whose passes are timed.
         drafter: drafter whose draft steps are timed.
-        rows: the batch sizes.
-        seconds: seconds for each batch size with a fast model.
+        rows: batch sizes for which passes are timed.
+        seconds: seconds that each batch size takes with a fast model.
     """
     costs = learnt_costs(target, drafter).at(1, 1)
     wide = sum(costs.target_seconds(128 * several) for several in rows)
@@ -71,14 +71,16 @@ def timed_seconds(
 def training_seconds(
     target: Target, drafter: Drafter[Any], tokens: int, epochs: float, read_once: bool
 ) -> float:
-    """Estimate the seconds of a training; methods that unroll several steps take longer.
+    """Estimate the seconds of training a drafter.
+
+    Methods that unroll several draft steps take longer.
 
     Args:
-        target: target whose hidden states are learnt from.
+        target: target whose hidden states the drafter learns from.
         drafter: drafter that is trained.
-        tokens: tokens of all samples.
-        epochs: passes over the samples.
-        read_once: whether the target reads the samples once, and not in each epoch.
+        tokens: number of tokens in all samples.
+        epochs: number of passes over the samples.
+        read_once: whether the target reads the samples only once instead of in each epoch.
     """
     costs = learnt_costs(target, drafter).at(128, 1)
     reading, learning = costs.target_seconds(128) / 128, BACKWARD * costs.draft_seconds(32) / 32

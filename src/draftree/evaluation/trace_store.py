@@ -41,7 +41,7 @@ from draftree.utils.progress import Tell, silent
 
 FORMAT = 1
 TOGETHER = 8
-"""Texts that the target writes at a time."""
+"""Number of texts that the target generates in one batch."""
 ABOUT = "recording.json"
 
 
@@ -52,9 +52,9 @@ class Recordings:
     Attributes:
         folder: the folder.
         target: the recorded target.
-        needs: what drafters will read; the last hidden state is always recorded, for the target's
-            own logits.
-        texts: generated tokens by key.
+        needs: layers whose hidden states, keys and values are recorded for drafters. The last
+            hidden state is always included, because the target's logits are computed from it.
+        texts: generated tokens by the key of their request; see `key`.
     """
 
     folder: Path
@@ -65,10 +65,10 @@ class Recordings:
 
     @classmethod
     def open(cls, folder: Path, target: Target, needs: Sequence[Needs]) -> Self:
-        """Return the recordings in a folder, which is made if it is not there.
+        """Open the recordings in a folder, and create the folder if it does not exist.
 
         Raises:
-            UserError: it holds recordings of another target, or other files.
+            UserError: the folder contains recordings of another target, or other files.
         """
         _check(folder, target)
         index = target.decoder.hidden_index
@@ -89,7 +89,7 @@ class Recordings:
 
     @property
     def bytes_per_token(self) -> int:
-        """Return the bytes per token on disk."""
+        """Return the number of bytes that the recording of one token takes on disk."""
         decoder, size = self.target.decoder, torch.finfo(self.target.decoder.dtype).bits // 8
         kv = sum(
             s.heads * (s.key + s.value) for s in (decoder.shapes[layer] for layer in self.needs.kv)
@@ -97,7 +97,7 @@ class Recordings:
         return size * (len(self.needs.hidden) * decoder.hidden + kv)
 
     def missing(self, requests: Sequence[Request]) -> list[Request]:
-        """Return the requests whose text or hidden states for some drafter are not recorded."""
+        """Return the requests whose text or needed tensors are not recorded."""
         return [
             r
             for r in requests
@@ -105,9 +105,9 @@ class Recordings:
         ]
 
     def record(self, requests: Sequence[Request], tell: Tell = silent) -> None:
-        """Generate texts with the target and read each of them in a pass.
+        """Generate missing texts with the target, and record the hidden states of each in one pass.
 
-        A call that was interrupted can be repeated, and then resumes.
+        After an interruption, the same call resumes the work.
         """
         unwritten = sorted(
             (r for r in requests if key(r) not in self.texts), key=lambda r: len(r.prompt)
@@ -123,10 +123,10 @@ class Recordings:
             tell(len(requests) + i + 1, "reading", 2 * len(requests))
 
     def recording(self, request: Request) -> Recording:
-        """Return the recording of a text.
+        """Load the recording of a request's text.
 
         Raises:
-            UserError: it was not recorded.
+            UserError: the request was not recorded.
         """
         if self.missing([request]):
             raise UserError(
@@ -150,7 +150,7 @@ class Recordings:
         return Recording(self.target, (text,), hidden, cache)
 
     def source(self, request: Request) -> Replayed:
-        """Return a stand-in for the target along a text; the newest one is cached."""
+        """Return a target that replays a request's recorded text; the newest one is cached."""
         if (k := key(request)) not in self._newest:
             self._newest.clear()
             self._newest[k] = Replayed(self.recording(request))
@@ -158,7 +158,7 @@ class Recordings:
 
     @torch.inference_mode()
     def _read(self, request: Request) -> None:
-        """Run a pass along a text, and write what drafters read of it into a file."""
+        """Run one pass over a text, and save the tensors that drafters need."""
         file, text = self._file(key(request)), self._text(request)
         cache = self.target.new_cache(1, len(text.tokens))
         hidden = self.target.prefill(cache, [text.tokens], self.needs).taps.hidden
@@ -186,7 +186,7 @@ class Recordings:
         }
 
     def _recorded(self, name: str) -> set[str]:
-        """Return the names of the tensors in a text's file, read from its header alone."""
+        """Return the names of the tensors in a text's file; only the header of the file is read."""
         with suppress(OSError, ValueError), self._file(name).open("rb") as file:
             header: dict[str, Any] = json.loads(file.read(int.from_bytes(file.read(8), "little")))
             return set(header)
@@ -194,10 +194,10 @@ class Recordings:
 
 
 def _written(line: str, vocab: int) -> dict[str, list[int]]:
-    """Return the key and the tokens of a line.
+    """Return {key: tokens} from a line of `texts.jsonl`.
 
     Raises:
-        UserError: it is incomplete, or holds tokens that the target does not have.
+        UserError: the line is incomplete, or contains tokens outside the target's vocabulary.
     """
     with understood("the line is not a key and its tokens"):
         key, tokens = json.loads(line)
@@ -208,10 +208,10 @@ def _written(line: str, vocab: int) -> dict[str, list[int]]:
 
 
 def key(request: Request) -> str:
-    """Return a request's name in a folder.
+    """Return the name under which a request is recorded: a hash of 24 hexadecimal digits.
 
-    It is derived from everything that determines the text: prompt and limit, and for a sampled text
-    also its number and settings.
+    The hash covers everything that determines the text: prompt, token limit and end tokens, and for
+    a sampled text also the request's number and sampling settings.
     """
     sampling = request.sampling
     drawn = "" if sampling.greedy else f"{sampling} {request.number}"
@@ -220,10 +220,10 @@ def key(request: Request) -> str:
 
 
 def _of_shape(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
-    """Return a tensor after checking it.
+    """Return a tensor after checking its shape and dtype.
 
     Raises:
-        ValueError: it has another shape or dtype.
+        ValueError: the tensor has another shape or dtype.
     """
     if tuple(tensor.shape) != tuple(shape) or tensor.dtype != dtype:
         raise ValueError(
@@ -233,7 +233,7 @@ def _of_shape(tensor: Tensor, shape: Sequence[int], dtype: torch.dtype) -> Tenso
 
 
 def identity(target: Target) -> dict[str, str]:
-    """Return what identifies a target's recordings."""
+    """Return hashes of a target's weights and tokenizer, and its dtype."""
     vocabulary = sorted(target.tokenizer.get_vocab().items())
     told = json.dumps([vocabulary, target.tokenizer.chat_template])
     return {

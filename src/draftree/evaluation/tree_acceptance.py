@@ -32,19 +32,19 @@ from draftree.target.target import Target
 from draftree.tree import MAX_NODES, Below, Candidates, Floats, Ints, Room, Tree, Verdict
 
 DEPTHS = 10
-"""The deepest layer of these trees."""
+"""Largest depth of the draft trees, and number of depths that are counted."""
 TOGETHER = 4
-"""Texts that are gone along at a time."""
+"""Number of texts that are replayed in one batch."""
 
 
 @dataclass
 class Asking(Search):
-    """Expand nodes with a drafter, and carry its state.
+    """Give a policy access to a drafter, and update the drafter's state after each call.
 
     Attributes:
         drafter: the drafter.
-        state: its state.
-        frontiers: number of nodes in each draft step.
+        state: state of the drafter.
+        frontiers: number of frontier nodes in each draft step so far.
     """
 
     drafter: Drafter[Any]
@@ -91,18 +91,20 @@ def counted(
     texts: Sequence[Text],
     costs: Costs | CostTable,
 ) -> tuple[Floats, Floats]:
-    """Count by depth the trees that hold the target's choice, and those that could hold it.
+    """Count by depth the trees that contain the target's greedy choice, and those that could.
 
     Args:
-        target: reads each text once.
-        drafter: runs as in decoding.
-        policy: grows the trees; one that reads costs grows them for one text at a time, because the
-            number of texts changes which nodes pay.
+        target: target that reads each text in one pass.
+        drafter: drafter that runs as in decoding.
+        policy: policy that grows the trees. A policy that reads costs runs on one text at a time,
+            because its trees depend on the batch size.
         texts: given texts with at least 2 tokens after each prompt.
-        costs: for a policy that reads costs.
+        costs: costs for a policy that reads them.
 
     Returns:
-        Two arrays [depths]: trees that hold the choice, and trees that could.
+        Two arrays [DEPTHS]: the number of trees whose nodes at this depth include the target's
+            choice, and the number of trees in which that was possible, because the text followed
+            the target's choices up to this depth.
     """
     memory = policy.start()
     matched = np.zeros(DEPTHS)
@@ -115,7 +117,10 @@ def counted(
 
 
 def expected_length(matched: Floats, reached: Floats) -> float:
-    """Return 1 + Σ_d Π_{j ≤ d} r_j of the counts by depth, with r_d = matched / reached."""
+    """Return the expected acceptance length 1 + Σ_d Π_{j ≤ d} r_j, with r_d = matched / reached.
+
+    Both arguments are counts by depth, as `counted` returns them.
+    """
     return float(1 + np.cumprod(matched / np.maximum(reached, 1)).sum())
 
 
@@ -128,7 +133,7 @@ def _along(
     matched: Floats,
     reached: Floats,
 ) -> Any:
-    """Run along texts and add to the counts; return what the policy has learnt."""
+    """Replay texts, add to the counts in place, and return the policy's new memory."""
     texts, needs = source.texts, drafter.needs
     choices = [_choices(source, row) for row in range(len(texts))]
     cache = source.new_cache(len(texts), 0)
@@ -172,7 +177,7 @@ def _along(
 
 
 def _choices(source: Recording, row: int) -> Ints:
-    """Return [T] the target's likeliest token after each token; −1 before the response."""
+    """Return [T] the target's likeliest token after each token; −1 within the prompt."""
     text = source.texts[row]
     positions = np.arange(text.start, len(text.tokens))
     chosen = source.after(np.full(len(positions), row), positions).argmax(-1).cpu().numpy()
@@ -182,17 +187,17 @@ def _choices(source: Recording, row: int) -> Ints:
 def _walk(
     tree: Tree, root: int, tokens: Ints, choices: Ints, matched: Floats, reached: Floats
 ) -> Ints:
-    """Return the nodes of a tree that match the text, and add to the counts by depth.
+    """Return the path of nodes that match the text, and add to the counts by depth.
 
-    Counting stops where the text differs from the target's choice.
+    Counting stops at the depth after which the text differs from the target's choice.
 
     Args:
         tree: the draft tree.
-        root: its root.
+        root: index of the tree's root.
         tokens: [T] the text from the root on; a node for its last token is not committed.
-        choices: [T] the target's choice after each of them.
-        matched: counts by depth of trees that hold the target's choice; changed in place.
-        reached: counts by depth of all trees; changed in place.
+        choices: [T] the target's choice after each token of the text.
+        matched: number of trees by depth that contain the target's choice; changed in place.
+        reached: number of trees by depth that could contain the target's choice; changed in place.
     """
     node = root
     path = []
