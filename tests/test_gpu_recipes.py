@@ -48,7 +48,7 @@ def test_greedy_answers_are_those_of_generate(target: Target, answers: ModuleTyp
         assert found[i] == whole[0, len(prompt) :].tolist()
 
 
-@pytest.mark.parametrize("top_p", [1.0, 0.9])
+@pytest.mark.parametrize("top_p", [pytest.param(1.0, marks=pytest.mark.long), 0.9])
 def test_sampled_answers_depend_on_seed_and_number_alone(
     target: Target, answers: ModuleType, top_p: float
 ) -> None:

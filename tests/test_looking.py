@@ -22,6 +22,7 @@ from draftree.request import Request
 from draftree.sampling.params import Sampling
 from draftree.testing.fakes import Always, tiny_target
 from draftree.tree import Candidates, Draw, Room, Tree, Verdict
+from selection import one_in
 from test_exactness import ASKED, FAR, Asking, distance, law, tabled, wanted
 
 
@@ -67,8 +68,9 @@ class Looking(Policy):
 KINDS = ("unlikely", "parity", "unlike", "half")
 
 
-@pytest.mark.parametrize("keeps", KINDS)
-@pytest.mark.parametrize("draw", [Draw.COUPLED, Draw.WITH_REPLACEMENT], ids=str)
+@pytest.mark.parametrize(
+    ("keeps", "draw"), one_in(2, KINDS, [Draw.COUPLED, Draw.WITH_REPLACEMENT]), ids=str
+)
 def test_the_distribution_is_the_targets_whatever_it_looks_at(keeps: Any, draw: Draw) -> None:
     rule = Match() if draw is Draw.COUPLED else Asking(Match(), draw)
     asked, depth = ASKED["t=1"], 2 - draw.sampled  # of draws there are many more outcomes

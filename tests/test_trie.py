@@ -29,7 +29,7 @@ def test_the_most_frequent_continuations_are_kept() -> None:
     )
 
 
-@settings(max_examples=40)
+@settings(max_examples=15)
 @given(st.integers(0, 200), st.integers(1, 4), st.integers(1, 6))
 def test_no_other_nodes_are_worth_more(seed: int, width: int, nodes: int) -> None:
     rule = likely(seed, width)

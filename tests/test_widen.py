@@ -29,6 +29,8 @@ from folders import target_folder
 sys.path.append(str(Path(__file__).parents[1] / "recipes"))
 import widen
 
+from selection import one_in
+
 QUESTIONS = (
     "How many legs do 3 dogs and 2 birds have together?",
     "Write a Python function that adds two numbers.",
@@ -274,7 +276,12 @@ def engine(target: Target, drafter: str) -> Engine:
     )
 
 
-@pytest.mark.parametrize("name", ["edd", "eagle", "eagle3"])
+@pytest.mark.parametrize(
+    ("name", "both"),
+    one_in(2, ["edd", "eagle", "eagle3"], [torch.float64, torch.float32]),
+    indirect=["both"],
+    ids=str,
+)
 def test_the_same_text_in_the_same_steps(
     name: str, both: tuple[Target, Target], wide: Path
 ) -> None:
@@ -305,7 +312,12 @@ def drafted(target: Target, drafter: str) -> Iterator[Candidates]:
         )
 
 
-@pytest.mark.parametrize("name", widen.METHODS)
+@pytest.mark.parametrize(
+    ("name", "both"),
+    one_in(2, widen.METHODS, [torch.float64, torch.float32]),
+    indirect=["both"],
+    ids=str,
+)
 def test_the_same_draft_probabilities_along_a_tree(
     name: str, both: tuple[Target, Target], wide: Path
 ) -> None:
