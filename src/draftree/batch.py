@@ -30,7 +30,7 @@ from draftree.tree import MAX_NODES, Draw, Ints, Room, Tree, Verdict
 from draftree.utils.profiler import in_phase
 
 IDLE = Request([0])
-"""The request of a free slot."""
+"""The request that is stored for a free slot."""
 
 
 class Rows:
@@ -39,24 +39,24 @@ class Rows:
     Requests come and go between two steps.
 
     Args:
-        cache: the target's KV cache, with a slot for each sequence. What it holds in a slot must be
-            a proper prefix of the prompt that is admitted there.
-        source: returns the randomness of the target's tokens for this batch, instead of the keyed
-            noise; a test enumerates it.
+        cache: the target's KV cache, with a slot for each sequence. The tokens it holds in a slot
+            must be a proper prefix of the prompt that is admitted to that slot.
+        source: returns the randomness from which this batch's tokens are chosen, in place of the
+            keyed noise. Tests use it to enumerate all outcomes.
         calls: the number of earlier calls with the same seeds, see `Keyed`.
         stats: collects the figures of all sequences.
 
     Attributes:
         requests: [R] the request in each slot; `IDLE` in a free one.
-        committed: [R] the tokens in the target's cache.
+        committed: [R] the token ids that the target's cache holds for each sequence.
         last: [R] the root of each sequence, its newest token.
         written: [R] the output of each sequence.
         live: the slots that are still generating, in order.
-        seated: the slots whose prompts are being read; the drafter knows nothing of them yet.
+        seated: the slots whose prompts are being read; the drafter has not read them yet.
         undrafted: the slots that are generated without drafts because the drafter raised an
             exception.
-        growth: the maximum depth of a tree, so that a step does not exceed a bound of the cache;
-            None for no bound.
+        growth: the largest depth of a tree that the free space of the cache allows; None for no
+            bound.
     """
 
     def __init__(
@@ -93,18 +93,18 @@ class Rows:
         )
 
     def admit(self, requests: Sequence[Request], own_noise: bool = False) -> Ints:
-        """Give each request a free slot; the next step generates it with the others.
+        """Give each request a free slot; the next step generates it with the other sequences.
 
         Args:
-            requests: at most as many as slots are free.
-            own_noise: whether draws must differ from those of requests of the same seed and number
-                that were admitted before.
+            requests: at most one for each free slot.
+            own_noise: whether the draws must differ from those of earlier requests with the same
+                seed and number.
 
         Returns:
-            The rows, in the order of the requests.
+            The slots, in the order of the requests.
 
         Raises:
-            UserError: there are more requests than free rows.
+            UserError: more requests than free slots are given.
         """
         rows = self.free[: len(requests)]
         if len(rows) < len(requests):
@@ -117,19 +117,26 @@ class Rows:
         return rows
 
     def seat(self, row: int, request: Request) -> None:
-        """Give a request a free slot, in which its prompt is read; `begin` starts its output."""
+        """Give a request a free slot in which its prompt is read; `begin` starts its output."""
         self.requests[row], self.written[row] = request, []
         self.seated.add(row)
         self.follow(row)
 
     def follow(self, row: int) -> None:
-        """Record how much of its prompt the cache holds for a seated slot."""
+        """Set the committed tokens of a seated slot to the part of its prompt in the cache."""
         self.committed[row] = np.array(
             self.requests[row].prompt[: self.cache.lengths[row]], np.int64
         )
 
     def begin(self, rows: Ints, own_noise: bool = False) -> None:
-        """Let seated requests be written, whose prompts are read now or have been; see `admit`."""
+        """Start the output of seated requests.
+
+        Their prompts have been read, or are read by the prefill that follows.
+
+        Args:
+            rows: their slots.
+            own_noise: as in `admit`.
+        """
         for row in rows.tolist():
             prompt = self.requests[row].prompt
             # Until the prefill has spoken, a prompt's last token is its root: the token after it is
@@ -145,26 +152,26 @@ class Rows:
 
     @property
     def texts(self) -> list[Ints]:
-        """Return the committed tokens [R] of the sequences that the drafter knows; else none."""
+        """Return the committed tokens [R] of each slot; none while its prompt is being read."""
         return [text[:0] if row in self.seated else text for row, text in enumerate(self.committed)]
 
     def read_by_drafter(self) -> bool:
-        """Note that the drafter has read all sequences.
+        """Mark all sequences as read by the drafter.
 
-        Return whether it has read the prompt of one of them since the last call.
+        Return whether one of them was unread, which means that it began after the last call.
         """
         unread, self._unread = self._unread, set()
         return bool(unread)
 
     @property
     def admitted(self) -> int:
-        """Return the number of calls of `admit`, those before this batch included."""
+        """Return the number of calls of `admit`, including those of earlier batches."""
         return self._admitted
 
     def selected(self, rows: Ints) -> "Rows":
-        """Return the same sequences in other slots, with a copy of the cache.
+        """Return a batch with the same sequences in other slots, and with a copy of the cache.
 
-        `rows` [R'] gives the old slot of each new one, −1 for a free one.
+        `rows` [R'] gives the old slot of each new slot, −1 for a slot that is to be free.
         """
         new = Rows(self.cache.taken(rows, MAX_NODES), self._source, self._admitted, self.stats)
         moves = list(enumerate(rows.tolist()))
@@ -177,7 +184,7 @@ class Rows:
         return new
 
     def leave(self, row: int) -> list[int]:
-        """Free a slot, whether its text has ended or not; return what was generated there."""
+        """Free a slot, even if its text has not ended, and return the tokens generated in it."""
         self.live = self.live[self.live != row]
         self.seated.discard(row)
         self.requests[row], self.committed[row] = IDLE, np.zeros(0, np.int64)
@@ -196,7 +203,7 @@ class Rows:
 
     @property
     def noise(self) -> Keyed:
-        """Return the keyed randomness for the present roots of the sequences."""
+        """Return the keyed noise for the token after each sequence's root."""
         seeds = [r.sampling.seed for r in self.requests]
         return Keyed(
             seeds, np.array([r.number for r in self.requests], np.int64), self.lengths, self._calls
@@ -204,13 +211,13 @@ class Rows:
 
     @property
     def chance(self) -> Chance:
-        """Return the randomness that the acceptor draws from."""
+        """Return the randomness from which the acceptor draws."""
         return self.noise if self._source is None else self._source(self)
 
     def drawing(self, kind: Draw) -> Drawing:
-        """Return the draft sampling parameters of this step.
+        """Return the parameters by which this step samples drafts from q.
 
-        Where all sequences are greedy, nothing is sampled.
+        Nothing is sampled if all sequences are greedy.
         """
         if all_greedy(self.requests):
             return Drawing()
@@ -218,14 +225,14 @@ class Rows:
         return Drawing(kind, settings, None if kind is Draw.POINT else self.noise)
 
     def recorded(self, kind: Draw, vocab: int) -> Recorded | None:
-        """Return how recorded passes choose tokens; None where they cannot.
+        """Return how captured passes (CUDA graphs) choose tokens, or None if they cannot.
 
-        They cannot if no passes are recorded, if the sequences' settings differ, or if the choice
-        depends on the text.
+        They cannot if no passes are captured, if the sequences have different settings, or if a
+        choice depends on the text.
 
         Args:
-            kind: of draw, of the drafts.
-            vocab: V.
+            kind: the way in which drafts are drawn.
+            vocab: V, the size of the vocabulary.
         """
         mine = [self.requests[row] for row in self.live.tolist()]
         if not self.cache.ladder.few or self.steered or any(request.processors for request in mine):
@@ -244,14 +251,14 @@ class Rows:
 
     @property
     def steered(self) -> bool:
-        """Return True if a rule restricts or determines the next token of a text."""
+        """Return whether guides or forced tokens restrict the next token of a running sequence."""
         mine = [self.requests[row] for row in self.live.tolist()]
         return any(r.guides or r.forced for r in mine)
 
     def shown(self, tree: Tree, node: int) -> list[int]:
-        """Return the token ids of a node's text, as processors and criteria see them.
+        """Return the token ids from the start of a node's sequence to the node, for processors.
 
-        The node's own token is the last of them.
+        The list includes padding before the prompt and ends with the node's own token.
         """
         row, path = int(tree.row[node]), tree.tokens[tree.path(node)].tolist()
         return [*self.requests[row].before, *self.committed[row].tolist(), *path]
@@ -270,9 +277,9 @@ class Rows:
         return found
 
     def guided(self, tree: Tree, frontier: Ints) -> Callable[[Tensor], Tensor] | None:
-        """Return a function that applies guides to draft logits [F, V] after a frontier.
+        """Return a function that applies guides to draft logits [F, V] after the frontier.
 
-        Return None where there are none.
+        Return None if no sequence has guides.
         """
         guides = [self.requests[row].guides for row in tree.row[frontier].tolist()]
         if not any(guides):
@@ -292,12 +299,12 @@ class Rows:
         verified: Verified,
         drawn: bool = False,
     ) -> Distributions:
-        """Return p after every node of a verified tree.
+        """Return the target's distribution p after every node of a verified tree.
 
         Args:
             tree: the verified tree.
-            verified: the target's pass over it.
-            drawn: whether the token after each node is sampled from the target with keyed noise.
+            verified: the results of the target's pass over the tree.
+            drawn: whether the token after each node is sampled from p with keyed noise.
         """
 
         def processors(node: int) -> Sequence[LogitsProcessor]:
@@ -331,9 +338,9 @@ class Rows:
         )
 
     def _noise_after(self, tree: Tree, logits: Tensor) -> Callable[[Ints], Tensor] | None:
-        """Return the noise of the tokens after nodes, on the logits' device.
+        """Return a function from nodes to the noise of their next tokens, on the logits' device.
 
-        Return None where these are chosen from on the host.
+        Return None if the next tokens are chosen on the host.
         """
         here = devices.on_host(logits.device) and not self.cache.ladder.few
         if (
@@ -348,9 +355,9 @@ class Rows:
         )
 
     def room(self, target: Target) -> Room:
-        """Return the bounds of each sequence's tree.
+        """Return the largest tree of each sequence.
 
-        A tree is not deeper than the tokens that may still be generated before the bonus token.
+        Its depth leaves at least one of the remaining new tokens for the bonus token.
         """
         depth = [
             min(r.max_new_tokens - len(w) - 1, target.depth_room(len(c)))
@@ -370,15 +377,18 @@ class Rows:
         probes: Probes | None = None,
         step: bool = True,
     ) -> list[Emitted]:
-        """Write down what was accepted, cut exactly where plain decoding stops.
+        """Add the accepted tokens to the texts, and end each text where plain decoding ends it.
 
         Args:
-            target: determines where a sequence's context ends.
+            target: the model; its context bounds the texts.
             tree: the verified tree.
-            p: what was accepted by.
+            p: the distributions by which tokens were accepted.
             verdict: the accept result.
-            probes: extra tokens in the same pass, counted with the nodes.
-            step: whether this was a verification, and not the prefill.
+            probes: extra tokens that were verified in the same pass; they are counted as nodes.
+            step: True for a verification, False for the prefill.
+
+        Returns:
+            The new tokens of each sequence.
         """
         events, done = [], set[int]()
         self.stats.lossy |= verdict.lossy
@@ -423,21 +433,21 @@ class Rows:
         return events
 
     def _origins(self, tree: Tree, parents: Ints) -> list[Origin]:
-        """Return the origin of accepted nodes, by their parents.
+        """Return the origin of each accepted node, given the nodes' parents.
 
-        A node was drafted, or it was the only token allowed.
+        A node's token was drafted, or forced because no other token was allowed.
         """
         if not len(parents) or self.requests[int(tree.row[parents[0]])].forced is None:
             return ["drafted" for _ in parents]
         return ["forced" if token >= 0 else "drafted" for token in self.forced(tree, parents)]
 
     def _cut(self, row: int, tokens: list[int], full: bool) -> tuple[int, Ending | None]:
-        """Return how many of a step's tokens a sequence emits, and why it ends with them, if so.
+        """Return how many of a step's tokens a sequence emits, and why it ends if it does.
 
         Args:
-            row: which.
-            tokens: accepted ones and the bonus.
-            full: whether the context has no room after them.
+            row: the slot of the sequence.
+            tokens: the accepted tokens and the bonus token.
+            full: whether the target's context is full after them.
         """
         request, written = self.requests[row], self.written[row]
         before = [*request.before, *request.prompt, *written] if request.criteria else []
@@ -461,54 +471,54 @@ class Rows:
     def work(
         self, frontiers: Sequence[int], tree: Tree, probes: Probes | None = None, finds: int = 0
     ) -> Work:
-        """Record the work of the models in a step, before its tokens are emitted."""
+        """Record how many tokens the models read in a step, before its new tokens are emitted."""
         fed = len(tree) + (0 if probes is None else len(probes.row))
         self.stats.work.append(Work(tuple(frontiers), fed, tree.roots, self.context, finds))
         return self.stats.work[-1]
 
     def warn(self, told: str) -> None:
-        """Warn once, however many steps give the same warning."""
+        """Give a warning once, even if many steps repeat it."""
         if told not in self._warned:
             self._warned.add(told)
             warnings.warn(told, DraftreeWarning, stacklevel=2)
 
     def clock(self, draft: float = 0.0, verify: float = 0.0) -> None:
-        """Add to the seconds spent drafting and verifying."""
+        """Add the given seconds to the times of drafting and verifying."""
         self.stats.draft_seconds += draft
         self.stats.verify_seconds += verify
 
 
 @dataclass(frozen=True)
 class Generation:
-    """The tokens written for each request, and the figures of all of them together."""
+    """The tokens generated for each request, and the figures of all requests together."""
 
     tokens: list[list[int]]
     stats: Stats
 
 
 class Writer(Protocol):
-    """An engine, as far as those need it who hand it requests."""
+    """The methods of an engine that other modules use to run requests."""
 
     @property
     def target(self) -> Target:
-        """Return the model."""
+        """Return the target."""
         ...
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """Return the model's tokenizer."""
+        """Return the target's tokenizer."""
         ...
 
     def begin(
         self, requests: Sequence[Request], sampling: Sampling | None = ..., reuse: bool = ...
     ) -> tuple[Rows, Iterator[list[Emitted]]]:
-        """Return the batch that will be generated, and the steps, see `Engine.begin`."""
+        """Return the batch and an iterator over its steps; see `Engine.begin`."""
         ...
 
     def timed(
         self, steps: Iterator[list[Emitted]], rows: Rows
     ) -> Generator[list[Emitted], None, None]:
-        """Yield steps while their seconds are counted."""
+        """Yield the steps of a batch and count their seconds."""
         ...
 
     def write(
@@ -518,9 +528,9 @@ class Writer(Protocol):
         on_tokens: Callable[[list[Emitted]], None] | None = ...,
         reuse: bool = ...,
     ) -> Generation:
-        """Write requests to their ends, see `Engine.write`."""
+        """Generate the outputs of all requests; see `Engine.write`."""
         ...
 
     def forget(self) -> None:
-        """Forget the texts that were written."""
+        """Drop the cached texts."""
         ...

@@ -65,28 +65,34 @@ from draftree.utils.progress import announced
 from draftree.utils.validated_dataclass import translated, whole
 
 SETTING = Lock()
-"""Guards the creation of schedulers."""
+"""Lock held while an engine creates its scheduler."""
 USUAL = {DEMO: ("edd", "pct"), SMOLLM2: ("eagle3+suffix", "yield")}
-"""The fastest shipped drafter and policy of a target, used if no drafter is named.
+"""Maps a target to the spec of its fastest shipped drafter and that of its fastest policy.
 
-Measurements are in `docs/reference/benchmarks/`.
+`load` uses them if no drafter is named. The measurements are in `docs/reference/benchmarks/`.
 """
 UNTRAINED = ("suffix", "yield")
-"""Drafter and policy for other targets: they need no training."""
+"""Specs of the default drafter and policy for other targets; this drafter needs no training."""
 PUBLISHED = "published"
-"""Name of the drafter spec for the published drafter that is known for the target."""
+"""The drafter spec that selects the published drafter known for the target."""
 NAMED = "pct"
-"""The policy of a named drafter that does not define its own."""
+"""Spec of the default policy for a named drafter that defines no policy itself."""
 
 
 PARTS = ("drafter", "policy", "acceptor")
 LOADED = (*(f.name for f in fields(Loading)), "target", *PARTS)
-"""The arguments that are also accepted under other tools' names."""
+"""Names of the arguments of `load` for which the names of other tools are accepted too."""
 
 
 @dataclass(frozen=True)
 class Held:
-    """The prefix cache: texts, and the caches of target and drafter that hold them."""
+    """The prefix cache: the texts of the last call, and the caches that hold their tokens.
+
+    Attributes:
+        texts: [B] the token ids that the target's cache holds for each sequence.
+        cache: the target's KV cache.
+        drafter_state: the drafter's state after the same tokens.
+    """
 
     texts: list[Ints]
     cache: SlotCache
@@ -94,10 +100,10 @@ class Held:
 
 
 class _Loads(type):
-    """Metaclass of `Engine` that forwards to `load`.
+    """Metaclass of `Engine` that forwards construction to `load`.
 
-    `Engine(…)` with anything other than an opened `Target` calls `load`. `Engine.load` and
-    `Engine.from_pretrained` are `load` as well.
+    `Engine(…)` calls `load`, unless its first argument is an opened `Target`. `Engine.load` and
+    `Engine.from_pretrained` are other names of `load`.
     """
 
     if not TYPE_CHECKING:
@@ -114,20 +120,20 @@ class _Loads(type):
 
 @dataclass(repr=False)
 class Engine(Hinting, metaclass=_Loads):
-    """Writes with one target, one drafter and one policy.
+    """Generates text with one target, one drafter and one policy.
 
     Attributes:
-        target: the model whose output is wanted.
+        target: the model whose output is generated.
         drafter: proposes tokens.
-        policy: grows them into trees.
-        acceptor: keeps what the target would have produced; by default `greedy` at temperature 0,
-            else `match`.
-        costs: fixed ones; by default they are learnt from the steps that run.
-        held: what the last call left in the caches, for the next one with the same beginning.
-        carried: what the drafter keeps from text to text.
-        calls: how many the drafter may remember.
-        learned: what policies that learn have learnt, by policy, drafter, how tokens are chosen,
-            and acceptor.
+        policy: builds draft trees from the proposed tokens.
+        acceptor: decides which drafted tokens are accepted. None selects `greedy` at temperature 0
+            and `match` otherwise.
+        costs: fixed costs of the passes; None to learn the costs from the steps that run.
+        held: the prefix cache that the last call left, for a next call with the same beginning.
+        carried: the part of the drafter's state that is kept from one text to the next.
+        calls: the number of earlier calls that the drafter may remember.
+        learned: the state of policies that learn. The key holds the policy, the drafter's
+            description, the sampling settings and the acceptor.
     """
 
     kind_of_name: ClassVar[str] = ENGINE
@@ -154,12 +160,12 @@ class Engine(Hinting, metaclass=_Loads):
     )
 
     def __post_init__(self) -> None:
-        """Refuse a target that the drafter cannot read, and size the policy by the target."""
+        """Check that the drafter can read the target, and fit the policy to the target's size."""
         self.target.refuse_needs(self.drafter.needs)
         self.policy = self.policy.sized(count_parameters(self.target.decoder.model))
 
     def __repr__(self) -> str:
-        """Return its parts."""
+        """Return a text that names the target, the drafter, the policy and the acceptor."""
         rule = "" if self.acceptor is None else f", acceptor={self.acceptor!r}"
         return f"Engine(target={self.target.name!r}, drafter={self.drafter!r}, policy={self.policy!r}{rule})"
 
@@ -173,7 +179,7 @@ class Engine(Hinting, metaclass=_Loads):
 
     @takes_hook_calls
     def __call__(self, *prompt: Any, **options: Any) -> Any:
-        """Run `complete`, as a pipeline of transformers is called."""
+        """Run `complete`, so that an engine can be called like a pipeline of transformers."""
         if prompt and isinstance(prompt[0], torch.Tensor):
             raise UserError(
                 "an Engine is called with a text: engine.target.decoder.model(ids) is the model's forward pass"
@@ -181,7 +187,7 @@ class Engine(Hinting, metaclass=_Loads):
         return self.complete(*prompt, **options)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield the engine and its tokenizer: `load` of other tools returns both."""
+        """Yield the engine and its tokenizer, because `load` of other tools returns such a pair."""
         yield from (self, self.tokenizer)
 
     def __enter__(self) -> Self:
@@ -189,22 +195,22 @@ class Engine(Hinting, metaclass=_Loads):
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Forget the texts that were written."""
+        """Drop the cached texts; see `forget`."""
         self.forget()
 
     def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled or copied."""
+        """Raise a `UserError`, because an engine cannot be pickled or copied."""
         told = "it holds a model, its caches and a lock; load one in each process, or share one among threads"
         raise UserError(f"an Engine cannot be pickled or copied: {told}")
 
     @property
     def tokenizer(self) -> PreTrainedTokenizerBase:
-        """The target's tokenizer."""
+        """Return the target's tokenizer."""
         return self.target.tokenizer
 
     @property
     def eos(self) -> frozenset[int]:
-        """The ids that end a text, by the target's generation config."""
+        """Return the token ids that end a text, as given by the target's generation config."""
         return self.target.eos
 
     def write(
@@ -214,20 +220,24 @@ class Engine(Hinting, metaclass=_Loads):
         on_tokens: Callable[[list[Emitted]], None] | None = None,
         reuse: bool = True,
     ) -> Generation:
-        """Write what the target would write, in fewer passes.
+        """Generate the target's own output for each request, in fewer forward passes.
 
-        A call that is interrupted (Ctrl-C), at whatever point, leaves an engine that can be used
-        again.
+        A call may be interrupted at any point, for example with Ctrl-C. The engine can be used
+        again afterwards.
 
         Args:
-            requests: one for each row.
-            sampling: of all requests, instead of their own.
-            on_tokens: told the new tokens of every step; its own time is not counted.
-            reuse: whether a prefix shared with the last call's texts is taken from the caches. What
-                a drafter carries from text to text it keeps in any case.
+            requests: one for each sequence.
+            sampling: replaces the sampling settings of all requests.
+            on_tokens: called with the new tokens of every step. Its own time is not counted.
+            reuse: whether to take a prefix that a prompt shares with the texts of the last call
+                from the caches. The state that a drafter carries from text to text is kept in any
+                case.
+
+        Returns:
+            The tokens written for each request, and the figures of all requests together.
 
         Raises:
-            UserError: a request cannot be served, or the pairing of policy and acceptor is not
+            UserError: a request cannot be served, or the policy and the acceptor together are not
                 exact.
         """
         check_listener(on_tokens)
@@ -251,27 +261,28 @@ class Engine(Hinting, metaclass=_Loads):
     def complete(self, prompt: Any, *, stream: bool, **options: Any) -> Any: ...
     @takes_prompt
     def complete(self, prompt: Prompt | Prompts, *, stream: bool = False, **options: Any) -> Any:
-        """Continue a text, token ids or a chat, or each prompt of a list.
+        """Continue a text, token ids or a chat; or continue each prompt of a list.
 
-        A text is continued as it is. A chat is a list of messages and goes through the chat
+        A text is continued as it is. A chat is a list of messages and is rendered with the chat
         template.
 
-        A question to a chat model goes to `chat`, which applies the chat template: without it such
-        a model often ends at once.
+        Use `chat` to ask a chat model a question, because it applies the chat template. Without the
+        template such a model often generates an end token at once.
 
-        The texts of a list are written in one batch. Each is the text that it would be alone, of
-        the same seed too: one seed, one text, so a prompt that stands there twice gets it twice.
-        (`write` takes requests with numbers of their own.)
+        The prompts of a list run in one batch. Each text is the same as it would be alone with the
+        same seed. Equal prompts in a list therefore get equal texts. (`write` takes requests that
+        have numbers, and different numbers give different texts.)
 
         Args:
-            prompt: what to continue or to answer. What its elements are says what a list is: ids,
-                messages, or prompts.
-            stream: return an iterator of tokens, as `stream` does.
-            options: the attributes of `Options`, of all prompts.
+            prompt: the prompt or the list of prompts. The type of a list's elements decides its
+                meaning: token ids, messages, or prompts.
+            stream: whether to return an iterator of tokens, as `stream` does.
+            options: the attributes of `Options`; they apply to all prompts.
 
         Returns:
-            The completion; for `n` above 1 a list of n, and for a list of prompts a list of what
-            each of them has.
+            The completion of a prompt, or a list of n completions for `n` above 1. For a list of
+                prompts,
+            a list with one such result for each prompt.
 
         Raises:
             UserError: an option does not exist or is out of its range, or the prompt cannot be
@@ -290,12 +301,12 @@ class Engine(Hinting, metaclass=_Loads):
 
     @takes_prompt
     def stream(self, prompt: Any, **options: Any) -> Iterator[Token]:
-        """Yield the tokens of `complete`, each with the text that has become certain.
+        """Yield the tokens of `complete` one by one, each with the text that it completes.
 
         Closing the iterator early ends the generation.
 
         Raises:
-            UserError: as `complete`, or there are several prompts.
+            UserError: as in `complete`, or several prompts are given.
         """
         return Writing(self, prompt, Options.of(None, options), alone=True).tokens()
 
@@ -319,7 +330,8 @@ class Engine(Hinting, metaclass=_Loads):
     ) -> Any:
         """Run `complete` for asyncio.
 
-        Steps run in worker threads, and tasks take turns. Cancelling the task ends the generation.
+        Steps run in worker threads, and concurrent tasks take turns. Cancelling the task ends the
+        generation.
         """
         if stream:
             return self.astream(prompt, **options)
@@ -344,7 +356,7 @@ class Engine(Hinting, metaclass=_Loads):
 
     @takes_prompt
     def astream(self, prompt: Any, **options: Any) -> AsyncIterator[Token]:
-        """`stream` for asyncio."""
+        """Run `stream` for asyncio."""
         return completion.stream(self, prompt, Options.of(None, options))
 
     @overload
@@ -380,19 +392,19 @@ class Engine(Hinting, metaclass=_Loads):
     ) -> Any:
         """Answer a question, or the messages of a chat, through the target's chat template.
 
-        Nothing is kept for the next call: `conversation` keeps its messages. A model without a chat
-        template continues the text of the messages.
+        No message is kept for the next call; use `conversation` to keep them. A model without a
+        chat template continues the text of the messages.
 
         Args:
-            messages: a question; messages, each with a role and a content; or a list of either,
-                which is one batch.
+            messages: a question, a list of messages with a role and a content each, or a list of
+                questions or chats, which runs as one batch.
             system: the system message, placed before the messages.
-            stream: return an iterator of tokens, as `stream` does.
+            stream: whether to return an iterator of tokens, as `stream` does.
             options: the attributes of `Options`.
 
         Returns:
-            The answer; a list of answers for a list of strings or a list of chats, and for `n`
-            above 1.
+            The answer. For a list of questions or chats, and for `n`
+            above 1, a list of answers.
 
         Raises:
             UserError: the messages are malformed or refused by the template, `system` is given
@@ -408,7 +420,7 @@ class Engine(Hinting, metaclass=_Loads):
     async def achat(
         self, messages: Any, *, system: str | None = None, stream: bool = False, **options: Any
     ) -> Any:
-        """Run `chat` for asyncio, as `acomplete` runs `complete`."""
+        """Run `chat` for asyncio, in the same way as `acomplete` runs `complete`."""
         system, values = of_template(system, options)
         messages = after_history(messages, options)
         return await self.acomplete(
@@ -418,7 +430,7 @@ class Engine(Hinting, metaclass=_Loads):
     def conversation(
         self, system: str | None = None, messages: Messages | None = None, **options: Any
     ) -> Conversation:
-        """Start a conversation that keeps its messages and their part of the caches between turns.
+        """Start a conversation that keeps its messages and their cache entries between turns.
 
         Args:
             system: the system message.
@@ -439,20 +451,20 @@ class Engine(Hinting, metaclass=_Loads):
         reuse: bool = True,
         source: Callable[[Rows], Chance] | None = None,
     ) -> tuple[Rows, Iterator[list[Emitted]]]:
-        """Return the sequences to generate, and an iterator that runs one step at a time.
+        """Return the batch of sequences, and an iterator that runs one step at a time.
 
-        Each step yields the tokens it wrote.
-
-        `write` runs it to the end.
+        Each item of the iterator is the list of tokens that one step wrote. `write` runs the
+        iterator to its end.
 
         Args:
-            requests: one for each row.
-            sampling: of all requests, instead of their own.
+            requests: one for each sequence.
+            sampling: replaces the sampling settings of all requests.
             reuse: as for `write`.
-            source: of the rows, what tokens are drawn from instead of the keyed noise.
+            source: returns the randomness that tokens are drawn from for a batch; None for keyed
+                noise.
 
         Raises:
-            UserError: a request cannot be served, or the pairing of policy and acceptor is not
+            UserError: a request cannot be served, or the policy and the acceptor together are not
                 exact.
         """
         if not isinstance(reuse, bool):
@@ -506,17 +518,22 @@ class Engine(Hinting, metaclass=_Loads):
         stops: Stops | None = None,
         **options: Any,
     ) -> Handle:
-        """Let a prompt, or a request, wait for its turn in the running batch, and return at once.
+        """Queue a prompt or a request for the running batch, and return at once.
 
-        Requests join and leave the batch at any step; each text is the one that it is alone.
-        Greedy, sampled and constrained requests run together. `step` writes; it may run in another
-        thread.
+        Requests join and leave the batch between steps. Each text is the same as it would be alone.
+        Greedy, sampled and constrained requests run together. `step` generates the tokens; another
+        thread may call it.
 
         Args:
-            prompt: what to continue or to answer, as for `complete`, or a request.
-            number: tells apart several texts of one seed, as `n` of `complete` counts them.
-            stops: the stop texts of a request; with a prompt, `stop` among the options names them.
-            options: the attributes of `Options`; none with a request.
+            prompt: the prompt, in any form that `complete` accepts, or a request.
+            number: distinguishes several texts that have the same seed, as the numbers of the `n`
+                texts of `complete` do.
+            stops: the stop texts, if `prompt` is a request. With other prompts use the option
+                `stop`.
+            options: the attributes of `Options`; not allowed with a request.
+
+        Returns:
+            A handle from which the tokens can be read.
 
         Raises:
             UserError: an option does not exist or is out of its range, or the request cannot be
@@ -549,27 +566,28 @@ class Engine(Hinting, metaclass=_Loads):
         return self.scheduler.submit(request, Reading(self.target.tokenizer_or_none, stops))
 
     def step(self) -> list[Update]:
-        """Run one step of all submitted requests and return the new tokens of each.
+        """Run one step of all submitted requests and return the new tokens of each request.
 
-        The list is empty if no request is unfinished.
+        The list is empty if all requests have finished.
         """
         return [] if self._scheduler is None else self._scheduler.step()
 
     def cancel(self, handle: Handle) -> None:
         """End a submitted request; the next step frees its slot.
 
-        The tokens written so far stay readable.
+        The tokens that were written before can still be read.
         """
         if self._scheduler is not None:
             self._scheduler.cancel(handle)
 
     def set_limits(self, **options: Any) -> None:
-        """Set the limits of submitted requests: the attributes of `SchedulerOptions`.
+        """Set the limits of submitted requests, which are the attributes of `SchedulerOptions`.
 
-        Limits that are not named get their defaults.
+        Limits that are not named are reset to their defaults.
 
         Raises:
-            UserError: a limit does not exist or is out of its range, or requests are unfinished.
+            UserError: a limit does not exist or is out of its range, or some requests are
+                unfinished.
         """
         limits = SchedulerOptions.of(options)
         with SETTING:
@@ -581,7 +599,7 @@ class Engine(Hinting, metaclass=_Loads):
 
     @property
     def scheduler(self) -> Scheduler:
-        """The scheduler of submitted requests: its limits, and how many wait and run."""
+        """Return the scheduler of submitted requests, which knows their number and limits."""
         with SETTING:
             if self._scheduler is None:
                 self._scheduler = Scheduler(self, self._lock)
@@ -595,7 +613,7 @@ class Engine(Hinting, metaclass=_Loads):
         return parts, State(self.carried, self.learned.get(self._mixed_lesson(acceptor)))
 
     def remember(self, state: State) -> None:
-        """Keep what drafter and policy have learnt from submitted requests."""
+        """Store the state that drafter and policy have learnt from submitted requests."""
         self.learned[self._mixed_lesson(self.acceptor or Match())] = state.policy
         self.carried = carried(self.drafter, state.drafter)
 
@@ -610,18 +628,25 @@ class Engine(Hinting, metaclass=_Loads):
         sampling: Sampling | None = None,
         on_tokens: Callable[[list[Emitted]], None] | None = None,
     ) -> Generation:
-        """Write one token a pass: the baseline, and what `generate` must equal."""
+        """Generate one token per forward pass without drafts, as a baseline."""
         return plain(self.target, requests, on_tokens, sampling, self._lock)
 
     def keeps_text(self, sampling: Sampling = GREEDY) -> bool:
-        """Return whether texts equal those of plain decoding, not only in distribution."""
+        """Return whether each text equals that of plain decoding token by token.
+
+        If it is false, the texts agree with plain decoding in distribution at most.
+        """
         acceptor = self.acceptor or usual(sampling.greedy)
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
 
     def timed(
         self, steps: Iterator[list[Emitted]], rows: Rows
     ) -> Generator[list[Emitted], None, None]:
-        """Step that were begun, timed, and each of them alone with the models."""
+        """Yield the steps of a begun batch and count their seconds; see the function `timed`.
+
+        Each step runs under the engine's lock, so that no other thread uses the models at the same
+        time.
+        """
         return timed(steps, rows, self._lock)
 
     @takes_hook_calls
@@ -635,22 +660,23 @@ class Engine(Hinting, metaclass=_Loads):
         tokenizer: PreTrainedTokenizerBase | None = None,
         **options: Any,
     ) -> Any:
-        """Return what the target's own `generate` returns, in fewer passes; see `speculate`.
+        """Return the same ids as the target's own `generate`, in fewer passes; see `speculate`.
 
-        Given a text, or a list of texts, as in vLLM, it is `complete`.
+        Given a text or a list of texts, as vLLM accepts them, it runs `complete`.
 
         Args:
-            inputs: [B, n] prompt ids, padded on the left; or `input_ids=` and `attention_mask=`
-                among the options.
-            generation_config: options in transformers' own form.
-            seed: of the draws; by default from torch's global generator, so that
-                `torch.manual_seed` repeats a call.
-            streamer: told the prompt, each token and the end; for one row.
-            tokenizer: for stop strings; the target's own by default.
-            options: what transformers' `generate` takes.
+            inputs: [B, n] prompt ids, padded on the left. They may also be given as the options
+                `input_ids=` and `attention_mask=`.
+            generation_config: the options as an object of transformers.
+            seed: the seed of the draws. By default it is drawn from torch's global generator, so
+                that `torch.manual_seed` repeats a call.
+            streamer: receives the prompt, each token and the end; allowed for one sequence.
+            tokenizer: used for stop strings; by default that of the target.
+            options: the arguments of transformers' `generate`.
 
         Returns:
-            Ids [B, n + T], or a `GenerateDecoderOnlyOutput` with `return_dict_in_generate=True`.
+            Ids [B, n + T] with T new tokens, or a `GenerateDecoderOnlyOutput` with
+            `return_dict_in_generate=True`.
 
         Raises:
             UserError: an option cannot be honoured.
@@ -673,14 +699,14 @@ class Engine(Hinting, metaclass=_Loads):
         return generate(self, inputs, seed, streamer, tokenizer, options)
 
     def forget(self) -> None:
-        """Drop what the last call and the prompts of submitted requests left in the caches."""
+        """Drop the cached texts of the last call and the cached prompts of submitted requests."""
         self.held = None
         if self._scheduler is not None:
             self._scheduler.forget()
 
     @property
     def step_costs(self) -> CostSource:
-        """Return the costs of a step: the given ones, or those learnt on this machine.
+        """Return the costs of a step: the given costs, or those learnt on this machine.
 
         A policy that reads no costs gets `UNIT` unless costs are given.
         """
@@ -697,9 +723,9 @@ class Engine(Hinting, metaclass=_Loads):
         )
 
     def _beginning(self, requests: Sequence[Request], held: Held | None) -> tuple[SlotCache, Any]:
-        """Return the target's cache and the drafter's state that a call begins with.
+        """Return the target's cache and the drafter's state for a call that begins.
 
-        As much of the last call's is used as can be.
+        They reuse the longest prefix that each prompt shares with a text of the last call.
         """
         if held is None or len(held.texts) != len(requests) or not self.target.reuses_prefixes:
             return cache_of(self.target, requests), self.carried
@@ -724,15 +750,15 @@ def plain(
     lock: AbstractContextManager[Any] = nullcontext(),
     cache: SlotCache | None = None,
 ) -> Generation:
-    """Write one token a pass with a target alone, as no drafter is needed for it.
+    """Generate one token per forward pass with a target alone, without a drafter.
 
     Args:
-        target: the model that writes.
-        requests: one for each row.
-        on_tokens: told the new tokens of every step; its own time is not counted.
-        sampling: of all requests, instead of their own.
+        target: the model.
+        requests: one for each sequence.
+        on_tokens: called with the new tokens of every step. Its own time is not counted.
+        sampling: replaces the sampling settings of all requests.
         lock: held during each step.
-        cache: holds what is committed of the prompts' beginnings; a new one by default.
+        cache: a KV cache that may already hold the beginnings of the prompts; by default a new one.
 
     Raises:
         UserError: a request cannot be served.
@@ -751,26 +777,28 @@ def plain(
 def plain_stream(
     target: Target, requests: Iterable[Request | None], rows: int = 32
 ) -> Iterator[tuple[Request, list[int]]]:
-    """Write any number of texts with a target alone, `rows` of them at a time.
+    """Generate any number of texts with a target alone, `rows` texts at a time.
 
-    When a text ends, the next request takes its place.
+    When a text ends, the next request takes its place. New requests begin in groups of an eighth of
+    `rows`, so that their prompts are read in one pass. Consecutive requests should therefore have
+    prompts of similar length.
 
-    Requests begin an eighth of the rows at a time, so that their prompts are read in one pass:
-    those that follow one another should be of like length. A text is the one that its request gets
-    alone, up to rounding: the last bits of a row's logits depend on the rows beside it, and in half
-    precision that can turn two tokens that are as good as equally likely.
+    A text equals the text of its request alone, up to rounding. The last bits of a sequence's
+    logits depend on the other sequences in the pass. In half precision this can swap two tokens
+    that are almost equally likely.
 
     Args:
-        target: the model that writes.
-        requests: read when rows are free, so that one may depend on texts that came before it. None
-            says that none waits now; they are asked again while any text is written.
-        rows: the number of texts that are written at a time, at least 1.
+        target: the model.
+        requests: read when slots are free, so that a request may depend on texts that ended before
+            it. None in place of a request means that no request waits at present. The iterator is
+            called again as long as any text is being generated.
+        rows: the number of texts that are generated at a time, at least 1.
 
     Yields:
-        A request and the tokens written for it, as soon as they end.
+        A request and the tokens generated for it, as soon as its text ends.
 
     Raises:
-        UserError: a request cannot be served, or there are no rows.
+        UserError: a request cannot be served, or `rows` is not at least 1.
     """
     if not whole(rows, 1):
         raise UserError(f"rows is {shown(rows)}, allowed is a whole number of at least 1")
@@ -799,7 +827,7 @@ def plain_stream(
 def rest(target: Target) -> bool:
     """Put a target into evaluation mode and return whether it was in training mode.
 
-    In that case it warns, and the weights may have changed since the last call.
+    If it was, a warning is given, and the weights may have changed since the last call.
     """
     if training := warn_of_training(target.decoder.model):
         target.decoder.model.train(False)
@@ -812,27 +840,30 @@ def held_of(rows: Rows, state: State) -> Held | None:
 
 
 def cache_of(target: Target, requests: Sequence[Request]) -> SlotCache:
-    """Return a cache with room for requests, as far as the target's context reaches."""
+    """Return a KV cache that is large enough for the requests.
+
+    It is not larger than the target's context requires.
+    """
     longest = max(len(r.prompt) + r.max_new_tokens for r in requests)
     return target.new_cache(len(requests), min(longest, target.decoder.context) + 64)
 
 
 def usual(greedy: bool) -> Acceptor:
-    """Return the default acceptor, which is also that of plain decoding.
+    """Return the default acceptor, which plain decoding uses too.
 
-    It is `Greedy` if `greedy` (no token is drawn), and `Match` otherwise.
+    It is `Greedy` if `greedy` is true (no token is drawn), and `Match` otherwise.
     """
     return Greedy() if greedy else Match()
 
 
 def check_listener(on_tokens: Any) -> None:
-    """Raise a `UserError` for a listener that cannot be told anything."""
+    """Raise a `UserError` if a listener is neither None nor callable."""
     if on_tokens is not None and not callable(on_tokens):
         raise UserError(f"on_tokens is {shown(on_tokens)}, allowed is what can be called, or None")
 
 
 def common(a: Ints | Sequence[int], b: Ints | Sequence[int]) -> int:
-    """Return the number of first tokens that two texts share."""
+    """Return the length of the longest common prefix of two token sequences."""
     n = min(len(a), len(b))
     differ = np.flatnonzero(np.array(a[:n], np.int64) != np.array(b[:n], np.int64))
     return int(differ[0]) if differ.size else n
@@ -844,7 +875,7 @@ def run(
     on_tokens: Callable[[list[Emitted]], None] | None = None,
     lock: AbstractContextManager[Any] = nullcontext(),
 ) -> None:
-    """Drives a loop to its end and times it; the listener's time is not the loop's."""
+    """Run a loop to its end and measure its time, without the time of the listener."""
     for events in timed(steps, rows, lock):
         if on_tokens is not None:
             on_tokens(events)
@@ -855,7 +886,7 @@ def timed(
 ) -> Generator[list[Emitted], None, None]:
     """Yield the steps of a loop, each run under a lock, and add up their seconds.
 
-    Neither waiting for the lock nor the time of the reader counts.
+    The time spent waiting for the lock or in the caller between steps does not count.
     """
     while True:
         with lock, recorded(rows.stats.phases):
@@ -878,38 +909,40 @@ def load(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **how: Any,
 ) -> Engine:
-    """Load a target, and put it together with the parts that are named.
+    """Load a target and combine it with a drafter, a policy and an acceptor.
 
-    A model that was loaded before is used as it is and where it is. It is put into evaluation mode,
-    with a warning where it was not, as with dropout no two passes would agree; and its weights must
-    stay what they are while the engine is used.
+    A model that is passed already loaded is used in place. It is put into evaluation mode, because
+    with dropout no two passes would agree; a warning is given if it was in training mode. Its
+    weights must not change while the engine is used.
 
     Args:
         target: `demo`, `smollm2`, a Hugging Face folder, a GGUF file (dequantised), a hub id, a
             loaded transformers model, or a loaded target.
         drafter: a spec, the folder or hub id of a trained drafter or of a small language model, a
             method's options, a loaded language model, or an open drafter. `published` downloads the
-            published drafter that is known for the target. By default the fastest that is shipped
-            for the target, or `suffix`, which needs no training, with a warning. A tokenizer here,
-            `load(model, tokenizer)`, is the target's.
-        policy: a spec or a policy; by default the fastest with that drafter, with one that is named
-            `pct`, or on a GPU `eagle2` with heads of EAGLE and EAGLE-3.
-        acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
-        costs: fixed costs, instead of those that are learnt from the steps that run.
-        dtype: of the weights that are loaded, or its name.
-        device: to load them to.
-        tokenizer: the target's; by default the one in the folder or under the hub id that the
-            target was loaded from. Without one `write` and `generate` work, and what takes or gives
-            text says what it lacks.
-        how: the other options of loading a target, the attributes of `Loading`: revision,
-            trust_remote_code, device_map, attn_implementation, adapter, quantize, exactness,
-            kernels, compile. A loaded model takes exactness alone: `bits` where a token's logits
-            shall have the same bits in a tree as in a step; outside the engine it computes as
-            before. The names that other tools have for arguments are accepted where they mean the
-            same (`draftree.aliases`).
+            published drafter that is known for the target. The default is the fastest drafter that
+            is shipped for the target. For other targets it is `suffix`, which needs no training,
+            and a warning is given. A tokenizer in this place, `load(model, tokenizer)`, is taken as
+            `tokenizer`.
+        policy: a spec or a policy. Without a named drafter the default is the fastest policy of the
+            default drafter. With a named drafter it is `pct`, or, on a GPU, the drafter's own
+            policy (`eagle2` for heads of EAGLE and EAGLE-3).
+        acceptor: a spec or an acceptor; by default it is chosen by the temperature.
+        costs: fixed costs of the passes; by default they are learnt from the steps that run.
+        dtype: dtype of the loaded weights, or its name.
+        device: device to which the weights are loaded.
+        tokenizer: the target's tokenizer. By default it is read from the folder or hub id of the
+            target. Without a tokenizer `write` and `generate` work with ids, and methods that read
+            or return text raise an error.
+        how: further options for loading the target, which are the attributes of `Loading`:
+            revision, trust_remote_code, device_map, attn_implementation, adapter, quantize,
+            exactness, kernels, compile. For a loaded model only `exactness` is allowed. With
+            `bits`, a token's logits have the same bits in a tree pass and in a one-token pass;
+            outside the engine the model computes as before. Other tools' names of these arguments
+            are accepted if they mean the same (`draftree.aliases`).
 
     Raises:
-        UserError: something does not exist, is of the wrong type, or does not fit.
+        UserError: a part does not exist, is of the wrong type, or does not fit the others.
     """
     if isinstance(drafter, PreTrainedTokenizerBase) and tokenizer is None:
         tokenizer, drafter = drafter, None
@@ -942,7 +975,7 @@ def with_threads(how: dict[str, Any]) -> dict[str, Any]:
     Native kernels use the same number.
 
     Raises:
-        UserError: it is no number.
+        UserError: the value is not a whole number of at least 1.
     """
     for name in [name for name in how if name in THREAD_WORDS and how[name] is not None]:
         if not whole(number := how.pop(name), 1):
@@ -952,9 +985,10 @@ def with_threads(how: dict[str, Any]) -> dict[str, Any]:
 
 
 def device_named(device: Any) -> Any:
-    """Return a device by torch's name.
+    """Return a device under the name that torch uses.
 
-    `auto` becomes None, the default, and -1 (as in transformers' pipelines) becomes `cpu`.
+    `auto` becomes None, which selects the default, and -1 (used in transformers' pipelines) becomes
+    `cpu`.
     """
     if isinstance(device, str):
         return None if device == "auto" else accepted(DEVICE, device, ["cpu", "cuda"])
@@ -962,17 +996,19 @@ def device_named(device: Any) -> Any:
 
 
 def named(target: Any) -> str:
-    """Return the name of a target that is given as a name, a model or a target."""
+    """Return the name of a target that is given as a name, a loaded model or a `Target`."""
     if isinstance(target, Target):
         return target.name
     return name_of(target) if isinstance(target, PreTrainedModel) else str(target)
 
 
 def given_once(what: str, given: Any, named: dict[str, Any], default: Any = None) -> Any:
-    """Return an argument given under its own name or another tool's, and remove it from `named`.
+    """Return an argument that is given under its own name or under that of another tool.
+
+    The other name is removed from `named`.
 
     Raises:
-        UserError: it is given twice.
+        UserError: the argument is given twice.
     """
     if what not in named:
         return given
@@ -993,10 +1029,12 @@ def given_parts(named: dict[str, Any], drafter: Any, policy: Any, acceptor: Any)
 def parts_of(
     drafter: Any, policy: Any, acceptor: Any
 ) -> tuple[Method | None, Policy | None, Acceptor | None]:
-    """Return the parts that specs, folders or the parts themselves stand for; None for none.
+    """Return drafter, policy and acceptor, which may be given as specs, folders or objects.
+
+    A part that is None stays None.
 
     Raises:
-        UserError: one stands for none.
+        UserError: an argument does not denote such a part.
     """
     return (
         part_of("drafter", drafter, True),
@@ -1006,12 +1044,15 @@ def parts_of(
 
 
 def part_of(kind: str, given: Any, optional: bool = False) -> Any:
-    """Return the part that a spec, a folder or the part itself stands for.
+    """Return the part of a kind that is given as a spec, a folder or an object.
 
-    Return None for none where that is allowed.
+    Args:
+        kind: `drafter`, `policy` or `acceptor`.
+        given: the spec, folder or object.
+        optional: whether None is allowed; it is returned as None.
 
     Raises:
-        UserError: it stands for none.
+        UserError: `given` does not denote such a part.
     """
     base = KINDS[kind][1]
     if isinstance(given, base) or (given is None and optional):
@@ -1035,11 +1076,11 @@ def target_of(
     tokenizer: PreTrainedTokenizerBase | None = None,
     **how: Any,
 ) -> Target:
-    """Return the target that a name, a folder, a loaded model or the target itself stands for.
+    """Return the target that is given as a name, a folder, a loaded model or a `Target`.
 
     Raises:
-        UserError: it stands for none, or it is loaded and yet is said how to load it; or
-            `DRAFTREE_NATIVE` names no variant.
+        UserError: `given` is not a target, options of loading are given for a loaded model, or
+            `DRAFTREE_NATIVE` does not name a variant of the native kernels.
     """
     check_variable()
     report_absence()
@@ -1073,10 +1114,10 @@ def target_of(
 def usual_drafter(target: str) -> tuple[str, str]:
     """Return the default drafter of a target, and a warning if it is not trained for the target.
 
-    The warning is empty for a drafter that is shipped for the target.
+    The warning is empty if the drafter is shipped for the target.
 
     Raises:
-        UserError: the target is the demo, which is not installed.
+        UserError: the target is the demo model, which is not installed.
     """
     if told := without_weights(target):
         if known(target) == DEMO:  # the target itself is among them
@@ -1096,14 +1137,14 @@ def usual_drafter(target: str) -> tuple[str, str]:
 def usual_policy(
     target: str, drafter: str | Path | Method | None = None, device: Any = None
 ) -> str:
-    """Return the spec of the policy where none is named.
+    """Return the spec of the default policy.
 
     Args:
-        target: its name.
-        drafter: that is named; None where the target's usual one drafts, whose fastest policy is
-            known.
-        device: of the target. A drafter's own policy verifies as many nodes as a GPU's pass has
-            room for; on a CPU it takes twice the time of `pct`
+        target: the name of the target.
+        drafter: the drafter that the user named. None if the target's default drafter is used,
+            whose fastest policy is known.
+        device: the device of the target. A drafter's own policy verifies a number of nodes that
+            suits a GPU. On a CPU it takes twice the time of `pct`
             (docs/reference/benchmarks/smollm2.md).
     """
     if drafter is None:
@@ -1115,7 +1156,10 @@ def usual_policy(
 
 
 ENGINES = "_draftree"
-"""The attribute of a model that keeps its engines, so that they live as long as it does."""
+"""Name of the attribute in which a model keeps its engines.
+
+They live as long as the model does.
+"""
 
 
 def speculate(
@@ -1131,53 +1175,57 @@ def speculate(
 ) -> Any:
     """Make `generate` speculate: `model.generate(**inputs, custom_generate=draftree.speculate(…))`.
 
-    Without arguments the parentheses may be left out: `custom_generate=draftree.speculate`.
+    Without arguments the parentheses may be omitted: `custom_generate=draftree.speculate`.
 
-    Prompts with padding on the left and hidden ids, `GenerationConfig`, logits processors, stopping
-    criteria, `stop_strings`, `num_return_sequences`, `return_dict_in_generate` with `output_scores`
-    and `output_logits` mean what they mean without it; what cannot be honoured is refused by name.
-    Greedy ids are those of `generate`; sampled ones are of the same distribution, and with the
-    default acceptor those of plain decoding with the same seed, whatever the drafter. Beyond that:
+    Left-padded prompts, `GenerationConfig`, logits processors, stopping criteria, `stop_strings`,
+    `num_return_sequences`, and `return_dict_in_generate` with `output_scores` and `output_logits`
+    mean the same as without the hook. An option that cannot be honoured raises an error that names
+    it. Greedy ids equal those of `generate`. Sampled ids have the same distribution; with the
+    default acceptor they equal those of plain decoding with the same seed, whatever the drafter.
+    There are these differences:
 
-    - `generate` takes one more argument, `seed`. Without one it is drawn from torch's global
-      generator, so that `torch.manual_seed` repeats a call. The seed's text is that of
-      `Engine.complete` with it: transformers' own sampling draws from torch's generator token by
-      token, so the same seed gives another text there.
-    - `assistant_model` of `generate` drafts, as `drafter=assistant_model` does here; the policy
-      bounds the drafts, and not `num_assistant_tokens`.
-    - transformers does not give a hook its `tokenizer`, which is an argument here where the model's
-      own is not to be used for `stop_strings`. Stop strings in a generation config need that
-      tokenizer, so transformers refuses them: give `stop_strings=` itself. With
-      `cache_implementation="paged"` transformers goes another way before it asks any hook.
-      `Engine.generate` has none of these limits.
-    - `scores` and `logits` of rows that have ended are 0; `cache` (before transformers 5.24
+    - `generate` takes one more argument, `seed`. By default it is drawn from torch's global
+      generator, so that `torch.manual_seed` repeats a call. The text of a seed is that of
+      `Engine.complete` with the same seed. The sampling of transformers draws from torch's
+      generator token by token, so the same seed gives another text there.
+    - `assistant_model` of `generate` becomes the drafter, like `drafter=assistant_model` here. The
+      policy bounds the drafts, and `num_assistant_tokens` has no effect.
+    - transformers does not pass its `tokenizer` to a hook. Give it here if `stop_strings` need
+      another one than the model's own. transformers refuses stop strings in a generation config,
+      because they need that tokenizer: give `stop_strings=` itself. With
+      `cache_implementation="paged"` transformers does not call any hook. `Engine.generate` has none
+      of these limits.
+    - `scores` and `logits` of sequences that have ended are 0; `cache` (before transformers 5.24
       `past_key_values`) is None.
-    - A row's processors and criteria see a batch whose rows all are that row, because rows are not
-      written in step; rows after the first get copies of those that may remember something. Every
-      processor is called once for each token, in order.
-    - A text ends with the model's context, with a warning. A processor that forbids every token is
-      an error, where transformers writes token 0. Ids that a mask hides are refused inside a row
-      for models with windows, and at the end of a row. The model is in evaluation mode during the
-      call. Logits that are not numbers are an error, whatever `remove_invalid_values` says.
-    - In half precision a pass over a tree rounds otherwise than one over a token, so that ids may
-      part where two scores are as good as equal. With `exactness="bits"` they are those of the
-      attention `draftree` (`set_attn_implementation`), to the last bit.
+    - The processors and criteria of a sequence are called with a batch in which every row is that
+      sequence, because the sequences do not advance in step. Sequences after the first get copies
+      of processors and criteria that may have a state. Every processor is called once for each
+      token, in order.
+    - A text ends where the model's context ends, with a warning. A processor that forbids every
+      token is an error, where transformers writes token 0. Ids that a mask hides are refused at the
+      end of a prompt, and, for models with sliding windows, also in its middle. The model is in
+      evaluation mode during the call. Logits that are not finite are an error, whatever
+      `remove_invalid_values` is.
+    - In half precision a pass over a tree rounds differently from a pass over one token. Ids may
+      therefore differ where two scores are nearly equal. With `exactness="bits"` they equal those
+      of the attention `draftree` (`set_attn_implementation`) bit by bit.
 
-    The engine is kept with the model, for the next call with the same arguments.
+    The engine is stored with the model, for the next call with the same arguments.
 
     Args:
-        drafter: what `load` takes: a spec, a folder or hub id, a method's options, or a loaded
-            model.
+        drafter: the same values as in `load`: a spec, a folder or hub id, a method's options, or a
+            loaded model.
         policy: a spec or a policy; by default that of `load`.
-        acceptor: a spec or an acceptor; chosen by the temperature where it is not given.
-        costs: fixed costs, instead of those that are learnt from the steps that run.
-        seed: of the draws, for every call.
-        streamer: given the prompt, the tokens of each accepted run one by one, and the end; by
-            default that of `generate`.
-        tokenizer: for stop strings; the model's own by default.
-        exactness: `bits` where logits shall have the same bits in a tree as in a step; outside the
-            call nothing changes.
-        **prepared: other tools' names of these arguments, and what transformers passes to a hook.
+        acceptor: a spec or an acceptor; by default it is chosen by the temperature.
+        costs: fixed costs of the passes; by default they are learnt from the steps that run.
+        seed: the seed of the draws of every call.
+        streamer: receives the prompt, the accepted tokens one by one, and the end; by default that
+            of `generate`.
+        tokenizer: used for stop strings; by default the model's own.
+        exactness: `bits` if a token's logits must have the same bits in a tree pass and in a
+            one-token pass. Outside the call nothing changes.
+        **prepared: other tools' names of these arguments, and the arguments that transformers
+            passes to a hook.
 
     Raises:
         UserError: a part does not exist or does not fit the model, or an option cannot be honoured.
@@ -1207,10 +1255,12 @@ def speculate(
 def hooked(
     model: PreTrainedModel, assistant: PreTrainedModel | None, drafter: Method | None, *more: Any
 ) -> Engine:
-    """Return the engine around a model, with the assistant model of `generate` as drafter if given.
+    """Return the engine around a model for a call of `generate`.
+
+    The assistant model of `generate` is the drafter if it is given.
 
     Raises:
-        UserError: there is a drafter, too.
+        UserError: both an assistant model and a drafter are given.
     """
     if assistant is not None and drafter is not None:
         raise UserError(
@@ -1220,14 +1270,14 @@ def hooked(
 
 
 class Engines(dict[Any, Engine]):
-    """The engines of one model; a copy of the model begins without any."""
+    """The engines of one model. A copy of the model starts without engines."""
 
     def __deepcopy__(self, memo: dict[int, Any]) -> Self:
-        """Return an empty one: engines are not copied."""
+        """Return an empty dictionary, because engines are not copied."""
         return type(self)()
 
     def __reduce__(self) -> Any:
-        """Return how to make an empty one: engines are not pickled."""
+        """Make pickle restore an empty dictionary, because engines are not pickled."""
         return type(self), ()
 
 
@@ -1239,9 +1289,10 @@ def opened(
     costs: Costs | CostTable | None,
     exactness: Literal["bits", "ties"] = "ties",
 ) -> Engine:
-    """Return the engine of these parts around a model, and keep it with the model.
+    """Return the engine of these parts around a model, and store it with the model.
 
-    A new engine is made when the model has moved to another device or changed its dtype.
+    A later call with the same parts returns the same engine, unless the model's device or dtype has
+    changed.
     """
     kept: Engines = vars(model).setdefault(ENGINES, Engines())
     # A shallow copy of a model shares the dict, and costs need not be hashable; the engine keeps

@@ -33,12 +33,12 @@ class Parts:
     """A target with the drafter, policy and acceptor that speed it up.
 
     Attributes:
-        target: the model whose output is wanted.
+        target: the model whose output is generated.
         drafter: proposes tokens.
-        policy: grows them into trees.
-        acceptor: keeps what the target itself would have produced.
-        costs: seconds of a draft step and of a target pass on this machine; it learns from the
-            timings of each step.
+        policy: builds draft trees from the proposed tokens.
+        acceptor: decides which drafted tokens are accepted.
+        costs: seconds of a draft step and of a target pass on this machine; they are updated with
+            the measured times of each step.
     """
 
     target: Target
@@ -50,9 +50,9 @@ class Parts:
 
 @dataclass(frozen=True)
 class State:
-    """The drafter's state after a step, and what the policy has learnt.
+    """The state of the drafter after a step, and the state that the policy has learnt.
 
-    `step` takes one and returns the next.
+    `step` takes a state and returns the next one.
     """
 
     drafter: Any = None
@@ -62,7 +62,7 @@ class State:
 def decode(
     parts: Parts, rows: Rows, requests: Sequence[Request], state: State = State()
 ) -> Iterator[tuple[list[Emitted], State]]:
-    """Generate the target's own text, several tokens per pass.
+    """Generate the target's own output, several tokens per pass.
 
     Yield the new tokens of each step and the state after it.
     """
@@ -78,29 +78,32 @@ def admit(
 ) -> tuple[list[Emitted], State]:
     """Read the prompts of requests into free slots and choose the first token of each.
 
-    Other slots are left as they are.
+    Sequences in other slots are not affected.
 
     Args:
         parts: the target with its drafter, policy and acceptor.
-        rows: the batch; it has a free slot for each request.
-        requests: the requests; each text is the same as it would be alone.
-        state: the state after the last step; at first that of an earlier text, or none.
+        rows: the batch, which has a free slot for each request.
+        requests: the requests. Each text is the same as it would be alone.
+        state: the state after the last step, or that of an earlier batch, or an empty one.
+
+    Returns:
+        The first token of each request, and the next state.
     """
     begun, events, taps = prefill(parts.target, parts.acceptor, parts.drafter.needs, rows, requests)
     return events, start(parts, rows, begun, taps, state)
 
 
 def start(parts: Parts, rows: Rows, begun: Ints, taps: Taps, state: State) -> State:
-    """Let the drafter read the prompts of sequences that begin.
+    """Let the drafter read the prompts of sequences that begin, and return the next state.
 
-    `taps` are the hidden states of all their tokens that the drafter has not read.
+    `taps` are the target's hidden states of all prompt tokens that the drafter has not read.
     """
     drafter = started(parts.drafter, rows, taps, state.drafter, begun)
     return State(drafter, parts.policy.start() if state.policy is None else state.policy)
 
 
 def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
-    """Draft, verify and commit a tree for every sequence that still runs; at least one must."""
+    """Draft, verify and commit a tree for every running sequence; at least one must run."""
     events, state, _ = step_and_read(parts, rows, state, ())
     return events, state
 
@@ -108,7 +111,7 @@ def step(parts: Parts, rows: Rows, state: State) -> tuple[list[Emitted], State]:
 def step_and_read(
     parts: Parts, rows: Rows, state: State, chunks: Sequence[Chunk]
 ) -> tuple[list[Emitted], State, Read | None]:
-    """Run a step as `step` does, and read chunks of seated prompts in the target's pass."""
+    """Run `step`, and read chunks of seated prompts in the same target pass."""
     target = parts.target
     drafter = parts.drafter
     policy = parts.policy
@@ -150,7 +153,7 @@ def step_and_read(
 
 
 def read(parts: Parts, rows: Rows, chunks: Sequence[Chunk]) -> Read:
-    """Read chunks of the prompts of seated slots, while no sequence is generated."""
+    """Read chunks of the prompts of seated slots in a step that generates no sequence."""
     found = parts.target.read(rows.cache, parts.drafter.needs, chunks)
     for chunk in chunks:
         rows.follow(chunk.sequence)
@@ -160,14 +163,14 @@ def read(parts: Parts, rows: Rows, chunks: Sequence[Chunk]) -> Read:
 def begin(
     parts: Parts, rows: Rows, begun: Ints, logits: Tensor, taps: Taps, state: State
 ) -> tuple[list[Emitted], State]:
-    """Choose the token after prompts that have been read, and let the drafter read them.
+    """Choose the first token after prompts that the target has read, and let the drafter read them.
 
     Args:
-        parts: what writes.
+        parts: the target with its drafter, policy and acceptor.
         rows: the batch; the prompts are in seated slots.
-        begun: [B] these slots, in rising order.
+        begun: [B] these slots, in ascending order.
         logits: [B, V] the target's logits after each prompt.
-        taps: the hidden states of all tokens of the prompts, slot by slot.
+        taps: the target's hidden states of all prompt tokens, slot by slot.
         state: the state after the last step.
     """
     rows.begin(begun, own_noise=not parts.acceptor.keeps_text)
@@ -176,18 +179,22 @@ def begin(
 
 
 def release(parts: Parts, rows: Rows, row: int, state: State) -> State:
-    """Free a slot, whether its text has ended or not; `admit` may give it to another request."""
+    """Free a slot, even if its text has not ended; `admit` may give it to another request."""
     rows.leave(row)
     return State(released(parts.drafter, rows, state.drafter, row), state.policy)
 
 
 def select(parts: Parts, rows: Rows, chosen: Ints, state: State) -> tuple[Rows, State] | None:
-    """Return the same sequences in a batch of another size.
+    """Return a batch of another size with the same sequences.
 
-    `chosen` [R'] gives the old slot of each new one, −1 for a free one.
+    Args:
+        parts: the target with its drafter, policy and acceptor.
+        rows: the present batch.
+        chosen: [R'] the old slot of each new slot, −1 for a slot that is to be free.
+        state: the state after the last step.
 
     Returns:
-        None where the drafter cannot do that.
+        The new batch and its state, or None if the drafter cannot change the batch.
     """
     new = rows.selected(chosen)
     drafter = selected(parts.drafter, rows, state.drafter, chosen, new.cache)
@@ -197,7 +204,10 @@ def select(parts: Parts, rows: Rows, chosen: Ints, state: State) -> tuple[Rows, 
 def plain(
     target: Target, acceptor: Acceptor, rows: Rows, requests: Sequence[Request]
 ) -> Iterator[list[Emitted]]:
-    """Yield the baseline: one token a pass, with the same target, cache and choice of tokens."""
+    """Yield the tokens of plain decoding, one per pass, as the baseline.
+
+    It uses the same target, cache and choice of tokens as speculative decoding.
+    """
     _, events, _ = prefill(target, acceptor, Needs(), rows, requests)
     yield events
     while rows.live.size:
@@ -222,9 +232,9 @@ def plain_step(target: Target, acceptor: Acceptor, rows: Rows) -> list[Emitted]:
 def prefill(
     target: Target, acceptor: Acceptor, needs: Needs, rows: Rows, requests: Sequence[Request]
 ) -> tuple[Ints, list[Emitted], Taps]:
-    """Read prompts and choose the token after each; return the slots and the hidden states.
+    """Read prompts and choose the token after each; return slots, tokens and hidden states.
 
-    The last token of each is treated as a tree without drafts.
+    The last token of each prompt is treated as a draft tree that consists of its root.
     """
     begun = rows.admit(requests, own_noise=not acceptor.keeps_text)
     verified = target.prefill(
@@ -236,7 +246,7 @@ def prefill(
 def _first_tokens(
     target: Target, acceptor: Acceptor, rows: Rows, begun: Ints, verified: Verified
 ) -> list[Emitted]:
-    """Choose the token after each prompt, of which [B, V] logits are known."""
+    """Choose the token after each prompt from the logits [B, V] in `verified`."""
     roots = Tree.planted(begun, rows.last[begun].copy())
     p = rows.distributions(roots, verified, acceptor.keeps_text)
     return rows.emit(target, roots, p, acceptor.accept(roots, p, rows.chance), step=False)

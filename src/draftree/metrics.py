@@ -13,13 +13,13 @@ from draftree.errors import Hinting
 
 @dataclass(frozen=True)
 class Step:
-    """One verification of one sequence.
+    """The figures of one verification of one sequence.
 
     Attributes:
-        accepted: drafted nodes that were accepted.
-        nodes: drafted nodes and probes.
-        depth: of its tree.
-        sequence: its number, by the order in which sequences began in the batch.
+        accepted: number of drafted nodes that were accepted.
+        nodes: number of drafted nodes and probes.
+        depth: depth of the verified tree.
+        sequence: the number of the sequence, by the order in which sequences began in the batch.
     """
 
     accepted: int
@@ -30,14 +30,14 @@ class Step:
 
 @dataclass(frozen=True)
 class Work:
-    """Count the passes of one step of all rows together.
+    """The number of tokens that the models read in one step, for all sequences together.
 
     Attributes:
-        frontiers: number of nodes that each draft step was fed.
-        fed: number of tokens that the target was fed: roots, drafted nodes and probes.
-        rows: number of rows that took part.
-        context: length of the longest of them.
-        finds: number of retrievals without a pass.
+        frontiers: number of nodes that each draft step read.
+        fed: number of tokens that the target read: roots, drafted nodes and probes.
+        rows: number of sequences in the step.
+        context: number of committed tokens of the longest of these sequences.
+        finds: number of retrievals without a model pass.
     """
 
     frontiers: tuple[int, ...]
@@ -52,20 +52,20 @@ class Stats(Hinting):
     """Figures of one or more generations.
 
     Attributes:
-        new_tokens: tokens emitted, after every cut.
-        steps: one for each row and verification; the prefill is none.
-        draft_seconds: drafting, growing and the drafter's commit.
-        verify_seconds: the target's pass, the acceptance and the commit.
-        seconds: everything from the prompt's ids to the last token's.
-        work: one for each verification.
-        acceptor: the rule that accepted drafts; none for plain decoding.
-        draw: the kind of draw that it requested.
-        lossy: whether a rule that may change the output was used.
-        deepest: the deepest layer that the policy allows; None where it allows any, and for plain
-            decoding.
-        state_bytes: the largest size of recurrent states and their snapshots, of a target that has
-            them.
-        phases: seconds by phase of the loop, each without those inside it (see
+        new_tokens: number of tokens emitted, without those after the end of a text.
+        steps: one entry for each sequence and verification; the prefill has none.
+        draft_seconds: seconds of drafting, tree growth and the drafter's commit.
+        verify_seconds: seconds of the target's pass, the acceptance and the target's commit.
+        seconds: total seconds from the prompt's ids to the last token's id.
+        work: one entry for each verification.
+        acceptor: name of the acceptor; None for plain decoding.
+        draw: how the acceptor needed candidates to be drawn.
+        lossy: whether an acceptor that may change the output distribution was used.
+        deepest: the largest depth that the policy allows. None if the policy has no bound, and for
+            plain decoding.
+        state_bytes: largest size in bytes of recurrent states and their snapshots, for a target
+            that has such states.
+        phases: seconds of each phase of the loop, without the phases inside it (see
             `evaluation/step_profile.py`).
     """
 
@@ -85,19 +85,22 @@ class Stats(Hinting):
     state_bytes: int = 0
 
     def __repr__(self) -> str:
-        """Return the main figures."""
+        """Return a text with the main figures."""
         told = f"{self.new_tokens} tokens, {self.tokens_per_second:.1f} tokens/s, "
         told += f"acceptance_length={self.acceptance_length:.2f}"
         return f"Stats({told})"
 
     @property
     def acceptance_length(self) -> float:
-        """Return τ = Σ(accepted + 1) / steps, before any cut at the end; 1.00 is plain decoding."""
+        """Return τ, the mean of (accepted + 1) over all steps; it is 1.00 for plain decoding.
+
+        Tokens that are cut off after the end of a text are counted.
+        """
         return _mean([s.accepted + 1 for s in self.steps], 1.0)
 
     @property
     def acceptance_lengths(self) -> dict[int, float]:
-        """Return τ of each sequence that was verified, by its number."""
+        """Return τ of each verified sequence, keyed by the number of the sequence."""
         numbers = sorted({step.sequence for step in self.steps})
         return {
             n: _mean([s.accepted + 1 for s in self.steps if s.sequence == n], 1.0) for n in numbers
@@ -105,47 +108,50 @@ class Stats(Hinting):
 
     @property
     def alpha(self) -> float | None:
-        """Return the mean of τ / depth over the steps that drafted; it can exceed 1.
+        """Return the mean of (accepted + 1) / depth over the steps that drafted; it can exceed 1.
 
-        τ is that of the step, and depth that of its verified tree. EDD + PCT (section 4.1) divides
-        "by the maximum depth of the candidate tree", which for its own trees, of any depth, is
-        nearest to this: 3.99 / 0.74 = 5.4 layers where `max_depth` is 10.
+        The depth is that of the step's verified tree. EDD + PCT (section 4.1) divides "by the
+        maximum depth of the candidate tree". For the paper's own trees, whose depths vary, this
+        definition gives the nearest values: 3.99 / 0.74 = 5.4 layers with `max_depth` 10.
         """
         rates = [(s.accepted + 1) / s.depth for s in self.steps if s.depth]
         return _mean(rates, 0.0) if rates else None
 
     @property
     def alpha_bound(self) -> float | None:
-        """Return τ / the deepest layer that the policy allows, None where it allows any.
+        """Return τ divided by the largest depth that the policy allows; None if it has no bound.
 
-        This is α of EDD + PCT (section 4.1) where trees are all drafted to one depth: its Table 2
-        has 3.99 / 6 = 0.67 for EAGLE-2, whatever of the six layers is left after reranking, and
+        This is α of EDD + PCT (section 4.1) for policies that draft all trees to one depth. Its
+        Table 2 has 3.99 / 6 = 0.67 for EAGLE-2, even if reranking leaves fewer than six layers, and
         3.56 / 5 = 0.71 for VCT.
         """
         return self.acceptance_length / self.deepest if self.deepest else None
 
     @property
     def nodes_per_step(self) -> float:
-        """Return the mean γ: drafted nodes and probes sent to the target, the root not counted."""
+        """Return the mean γ, the number of drafted nodes and probes per verification.
+
+        The root is not counted.
+        """
         return _mean([s.nodes for s in self.steps], 0.0)
 
     @property
     def depth_per_step(self) -> float:
-        """Return the mean depth of the trees."""
+        """Return the mean depth of the verified trees."""
         return _mean([s.depth for s in self.steps], 0.0)
 
     @property
     def draft_steps_per_step(self) -> float:
-        """Return the mean number of draft steps for a verification."""
+        """Return the mean number of draft steps per verification."""
         return _mean([len(w.frontiers) for w in self.work], 0.0)
 
     @property
     def tokens_per_second(self) -> float:
-        """Return new tokens divided by all seconds, with those of the prefill."""
+        """Return new tokens divided by all seconds, the prefill included."""
         return self.new_tokens / self.seconds if self.seconds else 0.0
 
     def as_json(self) -> dict[str, Any]:
-        """Return the figures by the names of the command line."""
+        """Return the figures as a dictionary, under the names that the command line uses."""
         names = (
             "new_tokens",
             "acceptance_length",
@@ -180,9 +186,9 @@ def total(parts: Sequence[Stats]) -> Stats:
 
 
 def repeated_ngrams(tokens: Sequence[int], n: int = 8) -> float:
-    """Return the share of a text's n-grams that occur in it before.
+    """Return the fraction of a text's n-grams that have occurred in the text before.
 
-    It is near 0 for prose, and near 1 for a model caught in a loop.
+    It is near 0 for prose, and near 1 for a model that repeats itself in a loop.
     """
     grams = [tuple(tokens[i : i + n]) for i in range(len(tokens) - n + 1)]
     return 1 - len(set(grams)) / len(grams) if grams else 0.0

@@ -23,16 +23,22 @@ from draftree.utils.token_ids import row_of_ids
 from draftree.utils.validated_dataclass import Knobs, Rule, knob, optional, several
 
 Origin = Literal["prefill", "drafted", "forced", "bonus"]
-"""The origin of a token: the prefill, a draft that was accepted, the only token allowed, or the
-target's choice.
+"""The origin of a token.
+
+`prefill` and `bonus` tokens are chosen by the target, `drafted` tokens are accepted drafts, and a
+`forced` token is the only one that was allowed.
 """
 Ending = Literal["length", "eos", "stop", "context"]
-"""The reason why a text ended: its limit, an EOS token, a stopping criterion, or the target's
+"""The reason why a text ended.
+
+It is the limit of new tokens, an EOS token, a stopping criterion, or the end of the target's
 context.
 """
 Criterion = Callable[[Tensor, Any], Any]
-"""criterion(ids [1, n], scores) → whether a text ends here, a bool or a tensor [1]; transformers'
-StoppingCriteria are such."""
+"""A function of ids [1, n] and scores that returns whether a text ends after these ids.
+
+It returns a bool or a tensor [1]. The StoppingCriteria of transformers are such functions.
+"""
 CALLABLES: Rule = "a tuple of what can be called", lambda v: several(v, callable)
 
 
@@ -44,25 +50,25 @@ class Request(Knobs):
         prompt: token ids, at least one and at most the target's context.
         max_new_tokens: the most tokens to generate, at least one.
         eos: ids that end the text; they are emitted.
-        number: the request's number; with a seed it decides the noise, so equal numbers get equal
-            draws.
+        number: distinguishes requests with the same seed. Seed and number together determine the
+            noise, so that equal numbers give equal draws.
         sampling: how its tokens are chosen; greedily by default.
-        processors: its own logits processors, applied before those of the sampling, in greedy
-            decoding too.
-        guides: those of the processors that are applied to drafts too, so that no draft is wasted
-            on what they forbid. They must be functions of the text alone. Output does not depend on
-            them.
-        stateless: further processors that are functions of the text alone; all others may count
-            their calls, and rules that look ahead refuse them.
-        forced: returns the one token that can come after a text, if there is only one; it is
+        processors: logits processors of this request, applied before those of `sampling`, also in
+            greedy decoding.
+        guides: the members of `processors` that are also applied to draft logits, so that no
+            forbidden token is drafted. They must be functions of the text alone. The output does
+            not depend on them.
+        stateless: further processors that are functions of the text alone. All other processors may
+            have a state, and acceptors that evaluate several nodes in advance refuse them.
+        forced: returns the only token that may follow a text, or None if several may. That token is
             drafted without calling the drafter.
-        criteria: stopping criteria, called after every token; the first that returns true makes it
-            the last.
-        before: padding that processors and criteria are shown before the prompt, as transformers
-            shows it.
-        logprobs: how many of the likeliest tokens' log-probabilities are returned with each token's
-            own; None for no log-probabilities.
-        keep_scores: whether the whole logits, raw and processed, are kept for each token.
+        criteria: stopping criteria, called after every token; the text ends after the first token
+            for which one returns true.
+        before: padding ids that are put before the prompt in the ids passed to processors and
+            criteria, as transformers does.
+        logprobs: number of most likely tokens whose log-probabilities are returned in addition to
+            that of each generated token; None for no log-probabilities.
+        keep_scores: whether the raw and the processed logits [V] are stored for each token.
 
     Raises:
         UserError: a value is not allowed.
@@ -99,15 +105,15 @@ class Request(Knobs):
 
 
 def all_greedy(requests: Sequence[Request]) -> bool:
-    """Return whether none of the requests draws its tokens."""
+    """Return whether all requests choose their tokens greedily."""
     return all(request.sampling.greedy for request in requests)
 
 
 def under(requests: Sequence[Request], sampling: Sampling | None) -> list[Request]:
-    """Return the requests with one sampling instead of their own, if one is given.
+    """Return the requests, with their sampling settings replaced if `sampling` is given.
 
     Raises:
-        UserError: it is no sampling.
+        UserError: `sampling` is not a `Sampling`.
     """
     return (
         [*requests]
@@ -118,7 +124,7 @@ def under(requests: Sequence[Request], sampling: Sampling | None) -> list[Reques
 
 @dataclass(frozen=True)
 class Logprob:
-    """Hold the log-probability of a token, and those of the likeliest tokens.
+    """The log-probability of a token, and the log-probabilities of the most likely tokens.
 
     They are computed from the target's raw logits, before any processor.
     """
@@ -130,10 +136,9 @@ class Logprob:
 
 @dataclass(frozen=True)
 class Scores:
-    """Hold the logits [V] that a token was chosen by, before and after the request's processors.
+    """The logits [V] by which a token was chosen, before and after the request's processors.
 
-    A processor may write into its input, and as in transformers the raw logits include such
-    changes.
+    A processor may write into its input. As in transformers, the raw logits include such changes.
     """
 
     raw: Tensor
@@ -142,17 +147,17 @@ class Scores:
 
 @dataclass(frozen=True)
 class Emitted:
-    """Hold the new tokens of a row.
+    """The new tokens of one sequence.
 
     Attributes:
-        row: its number in the batch.
-        tokens: after every cut.
+        row: the slot of the sequence.
+        tokens: the token ids, without those after the end of the text.
         origins: the origin of each token.
-        tree: the verified draft trees of all rows.
-        path: the row's accepted nodes in it.
-        logprobs: one for each token, where the request wants them.
-        scores: one for each token, where the request keeps them.
-        ending: why the text ends with these tokens, if it does.
+        tree: the verified draft trees of all sequences.
+        path: the accepted nodes of this sequence in `tree`.
+        logprobs: one for each token, if the request wants them.
+        scores: one for each token, if the request keeps them.
+        ending: the reason why the text ends with these tokens; None if it continues.
     """
 
     row: int
@@ -166,7 +171,7 @@ class Emitted:
 
     @property
     def step(self) -> Step | None:
-        """Return the figures of the row's part in the verification; None for the prefill."""
+        """Return the figures of this sequence's verification; None for the prefill."""
         if self.origins[-1] == "prefill":
             return None
         mine = self.tree.of_row(self.row)
@@ -174,7 +179,7 @@ class Emitted:
 
 
 def check(requests: Sequence[Request], target: Target) -> None:
-    """Raise a `UserError` for a request that cannot be served."""
+    """Raise a `UserError` if one of the requests cannot be served."""
     context, vocab = target.decoder.context, target.decoder.vocab
     if not several(requests, lambda r: isinstance(r, Request)):
         raise UserError(
@@ -197,9 +202,9 @@ def check(requests: Sequence[Request], target: Target) -> None:
 
 
 def logprobs(p: Distributions, kept: Ints, tokens: Sequence[int], top: int) -> list[Logprob]:
-    """Return log-probabilities of tokens, each after the node before it.
+    """Return the log-probability of each token after the node before it.
 
-    Those of the `top` likeliest tokens there are included.
+    Those of the `top` most likely tokens at the same place are included.
     """
     found = []
     for node, token in zip(kept.tolist(), tokens, strict=False):

@@ -24,47 +24,46 @@ Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
 MAX_NODES = 512
-"""Largest number of drafted nodes of a sequence in one step, whatever the policy."""
+"""Largest number of drafted nodes of one sequence in one step, under any policy."""
 ENTROPY_TOP = 1000
-"""M, the likeliest tokens of a distribution that its entropy is taken over (C2T, section 4.1: M =
-1,000)."""
+"""M, the number of most likely tokens over which an entropy is computed.
+
+C2T, section 4.1: M = 1,000.
+"""
 
 
 class Draw(Enum):
-    """The ways to draw candidates from the draft distribution q."""
+    """The ways in which candidates are drawn from the draft distribution q."""
 
     POINT = "point"
-    """A deterministic function of the prefix (top-k, retrieval)."""
+    """The candidates are a deterministic function of the prefix (top-k, retrieval)."""
     WITH_REPLACEMENT = "with-replacement"
-    """Independent samples of q (SpecInfer)."""
+    """The candidates are independent samples of q (SpecInfer)."""
     WITHOUT_REPLACEMENT = "without-replacement"
-    """Samples of q that exclude the earlier siblings (EAGLE-1)."""
+    """Each candidate is a sample of q without the earlier siblings (EAGLE-1)."""
     COUPLED = "coupled"
-    """The likeliest tokens by q combined with the noise of the target's own draw.
+    """The candidates have the largest log q plus noise, with the noise of the target's own draw.
 
-    If q = p, the first one is the token that the target will choose.
+    If q = p, the first candidate is the token that the target will choose.
     """
 
     @property
     def sampled(self) -> bool:
-        """Return whether candidates are draws of their own.
-
-        An acceptor compares such candidates with their q.
-        """
+        """Return whether candidates are random samples, whose q an acceptor must know."""
         return self in (Draw.WITH_REPLACEMENT, Draw.WITHOUT_REPLACEMENT)
 
 
 def absent(log_q: Tensor) -> Tensor:
-    """Return log q [F, V] with −∞ in place of NaN, so that such tokens count as missing."""
+    """Return log q [F, V] with NaN replaced by −∞, so that such tokens count as missing."""
     return log_q.nan_to_num(nan=-torch.inf, neginf=-torch.inf)
 
 
 @dataclass(frozen=True)
 class Drafted:
-    """A draft vocabulary within the target's.
+    """The tokens that a drafter with a reduced vocabulary can propose.
 
     Attributes:
-        ids: [V′] the target's ids, in ascending order.
+        ids: [V′] the target's ids of these tokens, in ascending order.
         vocab: V, the size of the target's vocabulary.
     """
 
@@ -72,28 +71,36 @@ class Drafted:
     vocab: int
 
     def whole(self, logits: Tensor) -> Tensor:
-        """Return […, V] of logits or log probabilities […, V′]; −∞ for tokens outside."""
+        """Expand logits or log-probabilities […, V′] to […, V].
+
+        Tokens that cannot be drafted get −∞.
+        """
         return logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf).index_copy(
             -1, self.ids, logits
         )
 
     @cached_property
     def numbers(self) -> Ints:
-        """Return [V′] the ids on the host."""
+        """Return `ids` [V′] as a numpy array on the host."""
         numbers: Ints = self.ids.cpu().numpy()
         return numbers
 
     @cached_property
     def places(self) -> Ints:
-        """Return [V] the column of each token; −1 where it cannot be drafted."""
+        """Return [V] the column of each target token in V′, −1 if the token cannot be drafted."""
         found = np.full(self.vocab, -1)
         found[self.numbers] = np.arange(len(self.numbers))
         return found
 
     def columns(self, tokens: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-        """Return which tokens [M] can be drafted, as columns [m], and their logits.
+        """Drop the tokens [M] that cannot be drafted; return the columns and logits of the others.
 
-        The logits [m, V′] are the corresponding ones of `logits` [M, V′].
+        Args:
+            tokens: [M] target token ids.
+            logits: [M, V′] one row of draft logits for each token.
+
+        Returns:
+            The columns [m] of the m tokens that remain, and their rows of logits [m, V′].
         """
         column = torch.searchsorted(self.ids, tokens).clamp(max=len(self.ids) - 1)
         there = self.ids[column] == tokens
@@ -102,24 +109,27 @@ class Drafted:
 
 @dataclass(frozen=True)
 class Candidates:
-    """A drafter's proposals after each frontier node.
+    """The tokens that a drafter proposes after each frontier node.
 
     Attributes:
-        tokens: [F, K] token ids; their order is draw order.
-        log_q: [F, K] natural log of q(token | path); −∞ where there are fewer than K.
-        logs: [F, V] the whole log q, or None for a drafter without one (retrieval); of a draft
-            vocabulary [F, V′]. With `log_sums`, logits of a model.
+        tokens: [F, K] token ids, in the order in which they were drawn.
+        log_q: [F, K] natural logarithm of q(token | path). It is −∞ in unused places, after a node
+            with fewer than K candidates.
+        logs: [F, V] log q of all tokens, or [F, V′] for a draft vocabulary. None for a drafter that
+            computes no distribution (retrieval). If `log_sums` is given, `logs` are logits.
         draw: how the tokens were drawn.
-        source: which drafter proposed them, see `Tree.source`.
-        sources: [F, K] of each, where they are of several drafters, fused.
-        finite: whether what the drafter computed was numbers; after nodes where it was not, nothing
-            is found.
-        unconditioned: [F, V] log q as it was before it was conditioned on the target's noise, for
-            coupled draws.
-        confidence: [F] how probably a child is accepted, by a head of the drafter's that says so.
-        drafted: the draft vocabulary that `logs` are of.
-        log_sums: [F] float32 the log-sum-exp of logits, where `logs` are logits: most policies never
-            read the whole log q. NaN where logits are not finite.
+        source: the number of the drafter that proposed them; see `Tree.source`.
+        sources: [F, K] the number of the drafter of each token, if several drafters are fused.
+        finite: False if the drafter computed values that are not finite. There are no candidates
+            after the nodes concerned.
+        unconditioned: [F, V] for coupled draws, log q before it was conditioned on the target's
+            noise.
+        confidence: [F] the probability that a child is accepted, predicted by a confidence head of
+            the drafter.
+        drafted: the draft vocabulary of `logs`; None if `logs` cover the target's vocabulary.
+        log_sums: [F] float32, the log-sum-exp of each row of logits in `logs`; NaN for logits that
+            are not finite. The logarithms are normalised only when read, because most policies
+            never read them.
     """
 
     tokens: Ints
@@ -136,20 +146,26 @@ class Candidates:
 
     @cached_property
     def log_probs(self) -> Tensor | None:
-        """Return [F, V] the whole log q, if there is one; −∞ for tokens that cannot be drafted."""
+        """Return [F, V] log q of all tokens, −∞ for those that cannot be drafted.
+
+        Return None for a drafter without a distribution.
+        """
         whole = self.drafted_log_probs
         return whole if whole is None or self.drafted is None else self.drafted.whole(whole)
 
     @cached_property
     def drafted_log_probs(self) -> Tensor | None:
-        """Return [F, V′] log q of the tokens that can be drafted, if there is one."""
+        """Return [F, V′] log q of the tokens that can be drafted.
+
+        Return None for a drafter without a distribution.
+        """
         if self.logs is None or self.log_sums is None:
             return self.logs
         whole = self.logs.float() - torch.from_numpy(self.log_sums)[:, None]
         return absent(whole) if np.isnan(self.log_sums).any() else whole
 
     def log_of(self, tokens: Ints) -> Floats:
-        """Return log q [F, K] of given tokens after each node; needs a drafter with a whole q."""
+        """Return log q [F, K] of the given tokens [F, K]; `logs` must be present."""
         assert self.logs is not None
         at = tokens if self.drafted is None else self.drafted.places[tokens]
         index = torch.from_numpy(np.maximum(at, 0)).to(self.logs.device)
@@ -160,7 +176,7 @@ class Candidates:
 
     @property
     def raw(self) -> "Candidates":
-        """Return the same tokens with log q as it was before conditioning on the target's noise."""
+        """Return the same tokens with their log q before conditioning on the target's noise."""
         if self.unconditioned is None:
             return self
         own = replace(self, logs=self.unconditioned, unconditioned=None)
@@ -168,7 +184,7 @@ class Candidates:
 
     @property
     def origin(self) -> Ints:
-        """Return [F, K] the drafter of each, see `Tree.source`."""
+        """Return [F, K] the number of the drafter of each token; see `Tree.source`."""
         return np.full(self.tokens.shape, self.source) if self.sources is None else self.sources
 
     def last(self, nodes: int) -> "Candidates":
@@ -176,7 +192,7 @@ class Candidates:
         return self if nodes == len(self.tokens) else self._each(lambda column: column[-nodes:])
 
     def shared(self, which: Ints) -> "Candidates":
-        """Return candidates for nodes that share lists: list `which[i]` for node i of [F]."""
+        """Return candidates [F] for nodes that share lists: node i gets list number `which[i]`."""
 
         def spread(column: Any) -> Any:
             if isinstance(
@@ -201,9 +217,9 @@ class Candidates:
         )
 
     def entropy(self, top: int = ENTROPY_TOP) -> Floats:
-        """Return the entropy [F] of q in nats over its `top` likeliest tokens.
+        """Return the entropy [F] of q in nats over its `top` most likely tokens.
 
-        It is 0 without a distribution (C2T, section 4.1, eq. 3).
+        It is 0 for a drafter without a distribution (C2T, section 4.1, eq. 3).
         """
         likeliest = self.drafted_log_probs
         if likeliest is None:
@@ -219,13 +235,13 @@ class Candidates:
 
 @dataclass(frozen=True)
 class Below:
-    """Candidates of all layers below some nodes of a tree.
+    """The candidates of all layers below certain nodes of a tree, found without a model pass.
 
     Attributes:
-        nodes: [F] the parents, by their numbers in the tree that all candidates are appended to,
-            node after node.
-        rows: [F] the sequences of these nodes.
-        candidates: [F, K].
+        nodes: [F] the parents, node after node. Their numbers are those in the tree to which all
+            these candidates have been appended.
+        rows: [F] the sequence of each parent.
+        candidates: [F, K] the candidates after each parent.
         alone: whether the drafter has no other candidates, so that no model pass was saved.
     """
 
@@ -237,32 +253,32 @@ class Below:
 
 @dataclass(frozen=True)
 class Tree:
-    """Hold draft trees, one for each live row, topologically ordered and immutable.
+    """The draft trees of all running sequences in one immutable, topologically sorted table.
 
-    The first nodes are the roots (one for each row that is still generated); `parents[i] < i`
-    everywhere else. While drafting, nodes are only appended to a tree, so that node numbers stay
-    valid. Only `select` renumbers, and `number` keeps the earlier numbers.
+    The first nodes are the roots, one for each running sequence; every other node i has `parents[i]
+    < i`. Drafting only appends nodes, so that node numbers stay valid. Only `select` renumbers the
+    nodes, and `number` keeps their earlier numbers.
 
     Attributes:
         tokens: [N] token ids.
-        parents: [N] the parent's node number, −1 for a root.
+        parents: [N] the node number of the parent, −1 for a root.
         depth: [N] distance from the root.
-        row: [N] the sequence of each node.
+        row: [N] the slot of each node's sequence.
         log_q: [N] log q(token | path), 0 for a root.
-        score: [N] what the policy ranks by; for most, the node's log value (the sum of log q along
-            its path).
-        source: [N] the drafter that proposed the node, −1 for a root and 0 for a single drafter.
-            For fused drafters, source + 1 has a bit for each that proposed it: of two, 0 is the
-            first, 1 the second, 2 both.
-        entropy: [N] of the distribution a node was drawn from, in nats, where the policy requests
-            it; else 0.
-        number: [N] the node's number during drafting; drafters key their caches by it.
-        q_row: [N] the row of `q` a node was drawn from, −1 where there is none.
+        score: [N] the value by which the policy ranks nodes; for most policies the sum of log q
+            along the node's path.
+        source: [N] the number of the drafter that proposed the node, −1 for a root and 0 for a
+            single drafter. For fused drafters, source + 1 is a bit mask of the drafters that
+            proposed the node. With two drafters, 0 means the first, 1 the second, and 2 both.
+        entropy: [N] entropy in nats of the distribution that the node was drawn from, if the policy
+            needs it; otherwise 0.
+        number: [N] the node's number during drafting, by which drafters index their caches.
+        q_row: [N] the row of `q` that the node was drawn from, −1 for none.
         draw: how the nodes were drawn.
-        q: [E, V] draft distributions of sampled draws, else None.
-        whole: the tree that this one was first selected from, for learning from nodes that were
-            drafted and not verified.
-        notes: what the policy needs again together with the accept result.
+        q: [E, V] the draft distributions of sampled draws; None for other draws.
+        whole: the tree before its first `select`. Policies learn from its nodes that were drafted
+            but not verified.
+        notes: data that the policy reads again when it gets the accept result.
     """
 
     tokens: Ints
@@ -282,7 +298,7 @@ class Tree:
 
     @classmethod
     def planted(cls, rows: Ints, tokens: Ints) -> "Tree":
-        """Return bare roots: `tokens[i]` is the last token chosen in sequence `rows[i]`."""
+        """Return trees of roots only; root i is token `tokens[i]` of sequence `rows[i]`."""
         n = len(rows)
         minus = np.full(n, -1)
         zero = np.zeros(n, np.int64)
@@ -300,7 +316,7 @@ class Tree:
 
     @property
     def drafted(self) -> int:
-        """Return the number of nodes that are not roots (γ summed over rows)."""
+        """Return the number of nodes that are not roots (γ summed over the sequences)."""
         return len(self) - self.roots
 
     def append(
@@ -315,18 +331,18 @@ class Tree:
         entropy: Floats | None = None,
         source: Ints | None = None,
     ) -> "Tree":
-        """Return the tree with further nodes after the present ones, in the order given.
+        """Return the tree with further nodes appended in the given order.
 
         Args:
-            parents: [M] node numbers of this tree.
+            parents: [M] node numbers in this tree.
             tokens: [M] token ids.
             log_q: [M] log q(token | path of the parent).
-            score: [M] the policy's ranking.
-            candidates: where they come from (draw, source).
-            q_row: [M] for sampled draws, the row of `q` each was drawn from.
-            q: [E, V] all draft distributions so far, for sampled draws.
-            entropy: [M] of the distribution each was drawn from.
-            source: [M] which drafter proposed each, where it was not the same for all.
+            score: [M] the values by which the policy ranks the nodes.
+            candidates: the candidates that the nodes were taken from; `draw` and `source` are read.
+            q_row: [M] for sampled draws, the row of `q` that each node was drawn from.
+            q: [E, V] for sampled draws, all draft distributions so far.
+            entropy: [M] entropy in nats of the distribution that each node was drawn from.
+            source: [M] the number of the drafter of each node; by default `candidates.source`.
         """
         n, m = len(self), len(parents)
         return Tree(  # `replace` takes as long as all the rest
@@ -349,7 +365,7 @@ class Tree:
     def select(self, keep: Bools) -> "Tree":
         """Return the tree of the nodes marked in `keep` [N].
 
-        Every root, and the parent of every kept node, must be among them.
+        `keep` must include every root and the parent of every kept node.
         """
         whole, real, connected = kept(
             self.tokens,
@@ -386,7 +402,7 @@ class Tree:
 
     @cached_property
     def ancestors(self) -> Bools:
-        """Return [N, N] True where node j is node i or one of its ancestors."""
+        """Return [N, N] whether node j (column) is node i (row) or one of its ancestors."""
         return paths(self.parents)
 
     def children(self, node: int) -> Ints:
@@ -404,10 +420,10 @@ class Tree:
 
 @dataclass(frozen=True)
 class Verdict:
-    """The accept result: the path accepted below each root, and the bonus token after it.
+    """The accept result: the accepted path below each root, and the bonus token after it.
 
     Attributes:
-        paths: for each root the accepted drafted nodes in order, without the root.
+        paths: for each root, the accepted drafted nodes in order, without the root.
         bonus: [roots] the token that the target chooses after each path.
         lossy: whether the acceptance rule may change the output distribution.
     """
@@ -418,7 +434,7 @@ class Verdict:
 
     @cached_property
     def nodes(self) -> Ints:
-        """Return [A] the nodes that are committed: each root, and those accepted below it."""
+        """Return [A] the nodes that are committed: each root and the accepted nodes below it."""
         found = list[int]()
         for root, path in enumerate(self.paths):
             found.append(root)
@@ -426,30 +442,36 @@ class Verdict:
         return np.array(found, np.int64)
 
     def kept(self, root: int) -> Ints:
-        """Return the nodes that are committed: the root and those accepted below it."""
+        """Return the committed nodes of one tree: the root and the accepted nodes below it."""
         return np.append(root, self.paths[root])
 
 
 @dataclass(frozen=True)
 class Room:
-    """The budget of a step's trees.
+    """The largest size of a step's trees.
 
     Attributes:
-        depth: [R] the largest depth of a node of each sequence (new tokens left, end of the
-            context, change of rope).
-        nodes: largest number of drafted nodes of a sequence.
+        depth: [R] the largest depth of a node in each sequence. It depends on the new tokens left,
+            the end of the context, and a change of the rotary embedding.
+        nodes: largest number of drafted nodes of one sequence.
     """
 
     depth: Ints
     nodes: int
 
     def expandable(self, tree: Tree, nodes: Ints, deepest: float = np.inf) -> Ints:
-        """Return the nodes that may have children; `deepest` is a further bound of depth."""
+        """Return those of the given nodes that may have children.
+
+        `deepest` is a further bound on the depth of nodes.
+        """
         return shallow(nodes, tree.depth, tree.row, self.depth, float(deepest))
 
 
 def of_rows(tree: Tree, verdict: Verdict, rows: list[int]) -> tuple[Tree, Verdict]:
-    """Return a verified tree with the given sequences only, and its accept result."""
+    """Return the part of a verified tree and its accept result that belongs to some sequences.
+
+    `rows` are the slots of these sequences.
+    """
     nodes, place = np.flatnonzero(np.isin(tree.row, rows)), np.full(len(tree) + 1, -1)
     place[nodes] = np.arange(len(nodes))
     columns = {f.name: getattr(tree, f.name) for f in fields(tree)}

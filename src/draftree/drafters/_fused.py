@@ -25,24 +25,26 @@ from draftree.target.target import Needs, Probes, Taps, Target
 from draftree.tree import Below, Bools, Candidates, Draw, Floats, Ints, Tree, Verdict
 
 BESIDE = (1.0, 0.5, 1.0, 2.0)
-"""Initial weights of `Find.x` for the log-odds of acceptance of a retrieval hit, with a guide.
+"""Initial weights of `Find.x` for the log-odds of a retrieval hit's acceptance, with a guide.
 
-A hit multiplies the odds that the guide gives the token, as independent evidence does; modestly, by
-2.7 for one of q = ½."""
+A hit multiplies the odds that the guide gives to the token, as independent evidence would. The
+factor is moderate: 2.7 for a hit with q = ½.
+"""
 ALONE = (0.0, 1.0, 0.0, 2.0)
-"""The same without a guide: at first, the part's own q is the estimate."""
+"""Initial weights of `Find.x` without a guide; the first estimate is the part's own q."""
 PRIOR = 4.0
-"""The number of examples of unit curvature that these count for."""
+"""The number of examples of unit curvature that count as much as the initial weights."""
 RECENT, NEUTRAL = 0.2, 0.5
-"""Weight of the last hit in the moving mean of a sequence, and the mean before any hit."""
+"""Weight of the newest hit in a sequence's moving mean, and the mean before any hit."""
 CERTAIN = 1e-4
 """Probabilities are clipped to this distance from 0 and 1 before the weights learn from them."""
 UNGUIDED = np.zeros((0, 0))
-"""Replaces the guide's log q where there is no guide."""
+"""Stands for the guide's log q where there is no guide."""
 MOST, LEAST = 1 - 1e-3, 1e-300
-"""The largest sum of the values of all hits after a node, and the least value of one.
+"""The largest sum of the values of all hits after a node, and the smallest value of a hit.
 
-The bound leaves some probability for the guide's tokens."""
+The bound on the sum leaves some probability for the guide's tokens.
+"""
 
 
 @final
@@ -51,7 +53,8 @@ class Fused(Method):
     """Drafters whose candidates go into one tree; a spec joins them with `+`.
 
     Attributes:
-        parts: their options; of equal candidates the earlier part's come first.
+        parts: the options of the drafters. Among candidates of equal q, those of earlier parts come
+            first.
     """
 
     parts: tuple[Method, ...]
@@ -70,9 +73,9 @@ class Trust:
     They are conditional on the acceptance of the parent.
 
     Attributes:
-        beside: the estimate where there was a guide.
-        alone: the estimate where there was none.
-        recent: how often the last candidates in this sequence held the right token.
+        beside: the model of acceptance for candidates that were proposed together with a guide.
+        alone: the model of acceptance for candidates without a guide.
+        recent: moving mean of how often this sequence's last candidates included the right token.
     """
 
     beside: Logistic = field(default_factory=lambda: Logistic.around(*BESIDE, prior=PRIOR))
@@ -82,18 +85,18 @@ class Trust:
 
 @dataclass(frozen=True)
 class Find:
-    """Candidates that one part proposes for a frontier, kept until the accept result judges them.
+    """Candidates that one part proposes for a frontier, stored until the accept result is known.
 
     Attributes:
-        part: which one.
+        part: the number of the part.
         guided: whether there was a guide.
-        numbers: [F] the frontier's nodes.
-        tokens: [F, K] ids.
-        place: [F, K] −∞ where there is a candidate, else NaN.
-        guide: [F, K] the guide's q; 0 without one.
-        x: [F, K, X] what its acceptance is judged by: 1, the log-odds of the part's q and of the
-            guide's, recent success.
-        value: [F, K] the estimate of it.
+        numbers: [F] the numbers of the frontier's nodes.
+        tokens: [F, K] token ids.
+        place: [F, K] −∞ where there is a candidate, NaN elsewhere.
+        guide: [F, K] the guide's q of each candidate; 0 without a guide.
+        x: [F, K, X] the features from which acceptance is estimated: 1, the log-odds of the part's
+            q, the log-odds of the guide's q, and the recent success.
+        value: [F, K] the estimated probability of acceptance.
     """
 
     part: int
@@ -111,12 +114,12 @@ class Fusing:
     """The state of fused drafters.
 
     Attributes:
-        parts: [P] their own states.
-        trust: [R][P] the trust of each slot; what `carry` returns has one slot, which stands for
-            all.
-        finds: of this step.
-        searched: of the frontier that was searched last, where each node stands in it, by its
-            number, and what each part that searches proposed.
+        parts: [P] the state of each part.
+        trust: [R][P] the trust in each part for each slot. In the result of `carry` there is one
+            slot, which stands for all.
+        finds: the candidates that were proposed in this step.
+        searched: the results of the last search: a map from node number to place in the frontier,
+            and the candidates of each part that searches.
     """
 
     parts: tuple[Any, ...]
@@ -126,7 +129,7 @@ class Fusing:
 
     @property
     def together(self) -> tuple[Trust, ...]:
-        """Return the trust [P] in each part, averaged over all sequences."""
+        """Return the trust in each part [P], averaged over all sequences."""
         return tuple(_together(rows) for rows in zip(*self.trust, strict=True))
 
 
@@ -135,7 +138,7 @@ class FusedDrafter(Drafter[Fusing]):
     """Drafters that expand the same nodes; their candidates are merged.
 
     Raises:
-        UserError: more than one of them sends probes along with a verification.
+        UserError: more than one of the drafters sends probes with a verification.
     """
 
     remembers = True  # how often each part was right
@@ -194,9 +197,9 @@ class FusedDrafter(Drafter[Fusing]):
     def find(
         self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates | None, Fusing]:
-        """Return what the parts that search find, valued as without a guide.
+        """Return the retrieval hits of the parts that search, valued as without a guide.
 
-        `expand` does not search for the same nodes again.
+        `expand` does not search again for the same nodes.
         """
         if self.searches or drawing.kind.sampled:  # draws of one part leave no room for others
             return None, state
@@ -212,9 +215,9 @@ class FusedDrafter(Drafter[Fusing]):
     def below(
         self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing, deepest: Ints
     ) -> tuple[Below | None, Fusing]:
-        """Return the candidates of the only part that searches, where there is exactly one.
+        """Return the candidates of the searching part, if exactly one part searches; else None.
 
-        They are valued as `find` values them.
+        They are valued in the same way as in `find`.
         """
         searching = [i for i, part in enumerate(self.parts) if part.searches]
         if self.searches or drawing.kind.sampled or len(searching) != 1:
@@ -242,9 +245,9 @@ class FusedDrafter(Drafter[Fusing]):
         )
 
     def passes(self, state: Fusing, tree: Tree, frontier: Ints) -> int:
-        """Return as many passes as the part that needs most.
+        """Return the largest result of `passes` of any part.
 
-        Parts that search take none where a model drafts, too.
+        Parts that search are ignored if another part has a model.
         """
         asked = [i for i, part in enumerate(self.parts) if self.searches or not part.searches]
         return max(self.parts[i].passes(state.parts[i], tree, frontier) for i in asked)
@@ -252,9 +255,9 @@ class FusedDrafter(Drafter[Fusing]):
     def expand(
         self, state: Fusing, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, Fusing]:
-        """Return the merged candidates.
+        """Return the merged candidates of all parts.
 
-        Samples are never merged: they come from the first part that can draw them.
+        Random samples are never merged; they come from the first part that can draw samples.
         """
         inner, proposed = list(state.parts), dict[int, Candidates]()
         places, found = state.searched
@@ -287,7 +290,10 @@ class FusedDrafter(Drafter[Fusing]):
         proposed: Mapping[int, Candidates],
         guide: int | None,
     ) -> list[Find]:
-        """Return the candidates of each part, except the guide, that proposes something."""
+        """Return the candidates of all parts except the guide.
+
+        Parts that propose no token are left out.
+        """
         rows, found = tree.row[frontier].tolist(), []
         for i, candidates in proposed.items():
             if i != guide and (candidates.log_q > -np.inf).any():
@@ -352,7 +358,7 @@ class FusedDrafter(Drafter[Fusing]):
 
 
 def own(part: Drafter[Any], taps: Taps) -> Taps:
-    """Return the hidden states that a part needs; one that needs none may get all of them."""
+    """Return the hidden states that a part needs; a part that needs none may get all of them."""
     wanted = part.needs.hidden
     if not wanted or len(wanted) == len(taps.hidden):
         return taps
@@ -365,10 +371,10 @@ def _find(
     """Return a part's candidates with their estimated acceptance.
 
     Args:
-        part: which one.
-        found: its candidates.
-        guide: the guide's.
-        numbers: [F] of the frontier's nodes.
+        part: the number of the part.
+        found: the candidates of the part.
+        guide: the candidates of the guide, if there is one.
+        numbers: [F] the numbers of the frontier's nodes.
         trust: [F] the trust in the part for each node's sequence.
     """
     log_q = UNGUIDED if guide is None else guide.log_of(found.tokens)
@@ -390,19 +396,19 @@ def _find(
 
 
 def merged(guide: Candidates | None, finds: Sequence[Find], k: int) -> Candidates:
-    """Return the K best candidates of each node by falling q.
+    """Return the K best candidates of each node in descending order of q.
 
-    Candidates of equal q keep the order of the parts, and then of their ranks.
+    Candidates of equal q are ordered by part, and then by their rank within the part.
 
-    A token proposed by several parts becomes one candidate. If retrieval found it, it gets the
-    largest of the values: parts that search the same text have the same evidence, so a noisy-or
-    would count it twice. The guide's q is not added either, because the value was estimated from
-    it.
+    A token that several parts propose becomes one candidate. If retrieval found it, its q is the
+    largest of the estimated values. A noisy-or would count the same evidence twice, because parts
+    that search the same text have the same evidence. The guide's q is not added, because the value
+    was estimated from it.
 
     Args:
-        guide: the guide's candidates.
-        finds: of the other parts, at least one.
-        k: how many.
+        guide: the candidates of the guide, if there is one.
+        finds: the candidates of the other parts; at least one entry.
+        k: the number of candidates per node.
     """
     listed = [(f.tokens, f.place, f.value, f.guide, 1 << f.part) for f in finds]
     if guide is not None:
@@ -432,12 +438,12 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
     """Return the trust in a part after a step of its sequence.
 
     Args:
-        trust: what was known.
-        finds: of the part in this step.
-        kept: [n] numbers of root and accepted nodes.
-        nexts: [n] the token that the target chose after each. So all that was found after them is
-            judged, whether it came into the verified tree or not; of what was found after other
-            nodes nothing is known.
+        trust: the trust before the step.
+        finds: the candidates of the part in this step.
+        kept: [n] numbers of the root and the accepted nodes.
+        nexts: [n] the token that the target chose after each of these nodes. It decides about all
+            candidates after these nodes, even those that were not verified. Nothing is learnt from
+            candidates after other nodes.
     """
     recent = trust.recent
     beside = trust.beside
@@ -458,9 +464,9 @@ def _learnt(trust: Trust, finds: Sequence[Find], kept: Ints, nexts: Ints) -> Tru
 
 
 def _together(rows: Sequence[Trust]) -> Trust:
-    """Return the trust of several sequences in one part.
+    """Return the average over sequences of the trust in one part.
 
-    The weights are averaged in proportion to the information that each sequence has.
+    Each sequence's weights count in proportion to the sequence's information matrix.
     """
     if len(rows) == 1:
         return rows[0]

@@ -45,7 +45,7 @@ T = TypeVar("T")
 
 
 def set_knobs(knobs: Any) -> str:
-    """Return a method's name with the options that differ from the defaults: `PLD(ngram=2)`."""
+    """Return a method's name with those options that differ from their defaults: `PLD(ngram=2)`."""
     own = [f for f in fields(knobs) if f.repr and f.name != "checkpoint"]
     changed = [
         f"{f.name}={shown(getattr(knobs, f.name))}"
@@ -59,11 +59,10 @@ class Drafter(ABC, Generic[State]):
     """Proposes tokens after the nodes of a tree.
 
     Attributes:
-        knobs: the options of its method, if it has any.
-        ahead: how many layers of a tree one pass gives; with most drafters only the next one. See
-            `passes`.
-        expands_paths: whether nodes can be expanded in one pass together with nodes above them, and
-            not only layer by layer.
+        knobs: the options of the drafter's method, if it has any.
+        ahead: number of tree layers that one pass computes; 1 for most drafters. See `passes`.
+        expands_paths: whether one pass can expand nodes of different layers, a node and its
+            ancestors included. If not, nodes are expanded layer by layer.
         remembers: whether `carry` returns a state, so that drafts may depend on earlier calls.
         searches: whether it finds candidates in text, without a forward pass.
         sends_probes: whether `probes` returns extra tokens for a verification.
@@ -78,20 +77,20 @@ class Drafter(ABC, Generic[State]):
 
     @property
     def needs(self) -> Needs:
-        """Return the target's internals that it reads; none by default."""
+        """Return the internals of the target that the drafter reads; by default none."""
         return Needs()
 
     @property
     def replayable(self) -> bool:
-        """Return True if a known text determines all that the drafter reads of the target.
+        """Return whether a known text determines everything that the drafter reads of the target.
 
-        Rejected tokens must play no part in it.
+        This is false if the drafter reads values that depend on rejected tokens.
         """
         return not (self.sends_probes or self.needs.top)
 
     @property
     def described(self) -> str:
-        """Return a line that distinguishes drafters of different costs or training."""
+        """Return a line of text that differs for drafters of different cost or training."""
         return repr(self.knobs) if self.knobs else type(self).__name__
 
     def __repr__(self) -> str:
@@ -117,16 +116,16 @@ class Drafter(ABC, Generic[State]):
         state: State | None = None,
         rows: Ints | None = None,
     ) -> State:
-        """Return the state after some sequences begin a text; the others stay unchanged.
+        """Return the state after some sequences have begun a text; other sequences do not change.
 
         Args:
-            prompts: [R] committed token ids of each sequence; none for a free slot.
-            roots: [R] the root of each.
-            taps: hidden states of the prompt tokens that the target was fed: all tokens, or those
-                after a reused prefix.
+            prompts: [R] committed token ids of each sequence; empty for a free slot.
+            roots: [R] token id of each sequence's root.
+            taps: the target's hidden states of the prompt tokens that it has read: all tokens, or
+                those after a reused prefix.
             state: the state after the last step, in which the sequences that begin are truncated to
-                that prefix; or what `carry` returned.
-            rows: [B] the sequences that begin; all by default.
+                the reused prefix; or the result of `carry`.
+            rows: [B] the slots of the sequences that begin; by default all.
         """
 
     @abstractmethod
@@ -135,7 +134,7 @@ class Drafter(ABC, Generic[State]):
     ) -> tuple[Candidates, State]:
         """Return up to K candidates after each node of the frontier [F], and the new state.
 
-        Missing candidates have log q = −∞; tokens are never made up.
+        Unused places have log q = −∞. A drafter never fills them with arbitrary tokens.
         """
 
     def find(
@@ -143,8 +142,8 @@ class Drafter(ABC, Generic[State]):
     ) -> tuple[Candidates | None, State]:
         """Return the candidates of `expand` that need no forward pass (retrieval hits), or None.
 
-        A node whose children are retrieval hits only has not been read by the model: nothing below
-        it is expanded in this step.
+        The model does not read a node whose children are all retrieval hits. Therefore no node
+        below it is expanded by the model in this step.
         """
         return None, state
 
@@ -153,7 +152,7 @@ class Drafter(ABC, Generic[State]):
     ) -> tuple[Below | None, State]:
         """Return the retrieval hits of all layers below the frontier [F] at once.
 
-        Return None if they are requested layer by layer.
+        Return None if the drafter supports only requests for one layer at a time.
 
         Args:
             state: see `find`.
@@ -166,18 +165,18 @@ class Drafter(ABC, Generic[State]):
         return None, state
 
     def passes(self, state: State, tree: Tree, frontier: Ints) -> int:
-        """Return how many nodes a pass would be fed to `expand` the frontier [F]; all by default.
+        """Return the number of nodes that the model must read to expand the frontier; by default F.
 
-        A drafter that computed several layers in one pass returns 0 if nothing is left to compute.
-        Such an expansion is no draft step and costs nothing, so that policies may request as many
-        candidates as they like.
+        A drafter that has computed several layers in one pass returns 0 if nothing is left to
+        compute. Such an expansion is not counted as a draft step and costs nothing, so that
+        policies may request any number of candidates.
         """
         return len(frontier)
 
     def layers(self, state: State, roots: Tree, depth: Ints) -> Layers | None:
-        """Return the passes of `expand` for nodes that only the device knows.
+        """Return the passes of `expand` for trees that are built on the device.
 
-        Return None if the drafter does not support that.
+        Return None if the drafter does not support such trees.
 
         Args:
             state: the state before the step.
@@ -191,67 +190,70 @@ class Drafter(ABC, Generic[State]):
         """Return the state after a verification.
 
         Args:
-            state: the state before the step's draft was verified.
+            state: the state after drafting, before the verification.
             tree: the verified tree.
             verdict: the accept result.
-            taps: hidden states of root and accepted nodes, sequence by sequence, after the target's
-                cache was compacted; `taps.top` covers all nodes.
+            taps: the target's hidden states of root and accepted nodes, sequence by sequence. The
+                target's cache has already been compacted. `taps.top` covers all nodes.
         """
 
     def caught_up(self, state: State) -> State:
-        """Run the work that `start` and `commit` postponed, and return the state.
+        """Run the work that `start` and `commit` have postponed, and return the new state.
 
-        `expand` does it first. By default nothing is postponed. The network's pass over committed
-        tokens waits until something is drafted, because one pass over the tokens of several steps
-        takes no longer than a pass over the tokens of one step. So a step without a draft costs
-        nothing, and neither does a prompt.
+        `expand` calls this method first. By default no work is postponed. A drafter may postpone
+        its pass over committed tokens until it drafts, because one pass over the tokens of several
+        steps takes no longer than a pass over the tokens of one step. A prompt or a step without a
+        draft then costs nothing.
         """
         return state
 
     @abstractmethod
     def truncate(self, state: State, lengths: Ints, rows: Ints | None = None) -> State:
-        """Return the state from when sequences had `lengths[r]` tokens; `start` goes on from it.
+        """Return the state cut back to the first `lengths[r]` tokens of each sequence r.
+
+        `start` continues from that state.
 
         Args:
             state: the state after the last step.
             lengths: [R] number of tokens of each sequence.
-            rows: [B] the sequences to cut; all by default. The others are left unchanged.
+            rows: [B] the slots of the sequences to cut; by default all. Other sequences do not
+                change.
         """
 
     def select(self, state: State, rows: Ints, cache: SlotCache) -> State | None:
-        """Return the state with sequences in other slots, between two steps.
+        """Return the state with the sequences moved to other slots, between two steps.
 
-        Return None where that cannot be done, as by default. The texts are then read anew where a
-        batch grows or shrinks.
+        Return None if the drafter cannot move them, which is the default. When the batch grows or
+        shrinks, the texts are then read again.
 
         Args:
             state: the state after the last step.
-            rows: [R'] the old slot of each new one; −1 for a free slot.
+            rows: [R'] the old slot of each new slot; −1 for a slot that is to be free.
             cache: the target's KV cache with the new slots.
         """
         return None
 
     def carry(self, state: State) -> State | None:
-        """Return the part of a finished call's state that later calls begin with; None by default.
+        """Return the part of a finished call's state that later calls begin with; by default None.
 
-        It does not depend on sequences: `start` is given it with any number of prompts. Whatever a
-        drafter learns over a session passes through here, so that no sequence depends on others
+        It does not depend on sequences: `start` accepts it with any number of prompts. All that a
+        drafter learns across calls is returned here, so that no sequence depends on the sequences
         that run with it.
         """
         return None
 
     def probes(self, state: State) -> Probes | None:
-        """Return the probes to compute in the next verification; none by default."""
+        """Return the probes for the next verification; by default None."""
         return None
 
 
 def every(rows: Ints | None, count: int) -> Ints:
-    """Return the slots that are given, or all R of them."""
+    """Return the given slots, or all slots 0 … `count` − 1 if `rows` is None."""
     return np.arange(count) if rows is None else rows
 
 
 def put(old: Sequence[T], rows: Ints | None, new: Sequence[T]) -> tuple[T, ...]:
-    """Return a tuple [R] with new values for the given sequences and old ones for the others."""
+    """Return a tuple [R] with new values for the given slots and old values for the others."""
     found = list(old)
     for row in every(rows, len(found)).tolist():
         found[row] = new[row]
@@ -259,7 +261,7 @@ def put(old: Sequence[T], rows: Ints | None, new: Sequence[T]) -> tuple[T, ...]:
 
 
 def picked(values: Sequence[T], rows: Ints, empty: T) -> tuple[T, ...]:
-    """Return the values of selected sequences [R'], and `empty` where the index is −1."""
+    """Return the values of the slots `rows` [R'], and `empty` where `rows` is −1."""
     return tuple(values[row] if row >= 0 else empty for row in rows.tolist())
 
 
@@ -269,8 +271,8 @@ class Method(Part, ABC):
     Implementations are frozen dataclasses.
 
     Attributes:
-        own_policy: a spec of the policy that it is published with, if draftree takes that one for
-            it on a GPU.
+        own_policy: the spec of the policy with which the method was published, if draftree uses
+            that policy by default on a GPU.
     """
 
     own_policy: ClassVar[str | None] = None
@@ -293,24 +295,23 @@ class Method(Part, ABC):
 
 @dataclass(frozen=True)
 class Batch:
-    """Text to train on, with the outputs of the frozen target.
+    """Texts to train on, with the outputs of the frozen target.
 
     Attributes:
         tokens: [B, T] ids, padded at the end.
-        learn: [B, T] whether the token is to be predicted (a response token, not padding, not the
-            first).
-        hidden: the hidden states of each layer needed, [B, T, D].
-        kv: the keys and values that the target caches, for each layer needed, [B, H, T, width]
-            each.
-        target: returns the target's logits [M, V] after the tokens marked in a mask [B, T]; with
-            ids [V′] it returns only their logits, [M, V′].
-        generators: a generator for each sample, for random numbers of the objective. It depends on
-            seed, step and sample only, so that a batch may be divided among processes.
-        count: learnt tokens that the loss is divided by: those of the whole global batch, for each
-            process. A process's own sum over this count, averaged over processes, is the mean over
-            all tokens.
-        shared: a generator for random numbers of a whole step. It depends on seed and step only, so
-            that all parts of a batch draw the same numbers.
+        learn: [B, T] whether the token is a training label (a response token that is neither
+            padding nor the first token).
+        hidden: the target's hidden states [B, T, D], keyed by layer.
+        kv: the target's cached keys and values, [B, H, T, width] each, keyed by layer.
+        target: returns the target's logits [M, V] after the M tokens that are marked in a mask [B,
+            T]. With ids [V′] it returns only the logits of these ids, [M, V′].
+        generators: [B] a random generator for each sample, for draws in the objective. It depends
+            only on seed, step and sample, so that a batch may be divided among processes.
+        count: number of labels by which the loss is divided. It is the same in each process: the
+            number in the global batch, divided by the number of processes. The mean of the
+            processes' losses is then the mean over all labels.
+        shared: a random generator for draws that all samples of a step share. It depends only on
+            seed and step, so that all processes draw the same numbers.
     """
 
     tokens: Tensor
@@ -324,10 +325,10 @@ class Batch:
 
 
 class Logits(Protocol):
-    """The target's logits at marked positions."""
+    """A function that returns the target's logits at marked positions."""
 
     def __call__(self, at: Tensor, ids: Tensor | None = None, /) -> Tensor:
-        """Return logits after states, of some tokens or of all."""
+        """Return logits [M, V] after the tokens marked in `at` [B, T]; [M, V′] of given ids."""
         ...
 
 
@@ -335,10 +336,11 @@ class Trainable(Drafter[State]):
     """A drafter with weights.
 
     Args:
-        knobs: the options of its method.
-        model: its network.
-        target: the target that it drafts for.
-        stored: the checkpoint of its weights; for a new drafter, the initial content of its own.
+        knobs: the options of the drafter's method.
+        model: the draft network.
+        target: the target for which tokens are drafted.
+        stored: the checkpoint of the weights; for a new drafter, the initial content of the
+            checkpoint that will be saved.
     """
 
     knobs: "TrainableMethod"
@@ -354,22 +356,25 @@ class Trainable(Drafter[State]):
 
     @cached_property
     def capture(self) -> Capture:
-        """Return how its passes over trees are recorded: as the target's are."""
+        """Return how the drafter's passes are captured as CUDA graphs; the target decides it."""
         return self._target.decoder.capture.of(self.model)
 
     @cached_property
     def recorded_weights(self) -> Weights:
-        """Return the weights that its passes read."""
+        """Return the weights that captured passes read.
+
+        They include the target's embedding and head.
+        """
         outer: Any = self._target.decoder.model
         return Weights(self.model, outer.get_input_embeddings(), outer.get_output_embeddings())
 
     def use_kernels(self, target: Target) -> None:
-        """Run the network on the same kernels as the target; it cannot be trained after that."""
+        """Run the network on the same kernels as the target; it cannot be trained afterwards."""
         accelerate(self.model, target.loading.kernels, bool(target.decoder.native_kinds))
 
     @property
     def _like(self) -> Tensor:
-        """Return a weight of the network; the results have its dtype and device."""
+        """Return a weight of the network, whose dtype and device new tensors shall have."""
         return next(self.model.parameters())
 
     @property
@@ -381,47 +386,52 @@ class Trainable(Drafter[State]):
 
     @property
     def decodes_otherwise(self) -> str:
-        """Return why drafts in decoding may differ from the training forward, in words.
+        """Return the reason why drafts may differ from the forward pass in training.
 
-        By default they may not differ.
+        It is empty if they may not differ, which is the default.
         """
         return ""
 
     def study(self, counts: Ints) -> None:
-        """Read the data's token counts [V] (learnt tokens) before training; nothing by default."""
+        """Read the number of occurrences [V] of each token as a label, before training.
+
+        By default nothing is done.
+        """
 
     def settle(self, texts: Sequence[Ints]) -> Mapping[str, Any]:
-        """Choose values for the options that depend on a measurement of the target.
+        """Choose the values of options that depend on a measurement of the target.
 
-        This happens before training. By default there are no such options.
+        It runs before training. By default there are no such options.
 
         Args:
-            texts: token ids of the texts that it will learn from; the same texts give the same
-                numbers.
+            texts: token ids of training texts; the same texts give the same values.
 
         Returns:
-            The options that were chosen, with their values. `knobs` do not change; a checkpoint
-            stores the values.
+            The chosen options with their values. `knobs` does not change; the checkpoint stores the
+                values.
         """
         return {}
 
     @abstractmethod
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        """Return draft logits [B, T, V] after each token, as decoding would compute them.
+        """Return draft logits [B, T, V] after each token, equal to those computed in decoding.
 
-        Decoding drafts in blocks of that length and phase.
+        Args:
+            batch: the texts.
+            block: number of tokens that are drafted in one block.
+            phase: position in its block of the first token of a text.
         """
 
     @abstractmethod
     def loss(self, batch: Batch) -> Tensor:
         """Return the training objective of a batch.
 
-        It is a sum over the learnt tokens of the batch, divided by `batch.count`.
+        It is the sum over the labels of the batch, divided by `batch.count`.
         """
 
     @property
     def settled(self) -> "TrainableMethod":
-        """Return the options with the numbers that `settle` measured.
+        """Return the options, with the values that `settle` has chosen.
 
         The checkpoint stores them.
         """
@@ -431,7 +441,7 @@ class Trainable(Drafter[State]):
     def save(self, folder: Path) -> None:
         """Write a checkpoint: `config.json` and the weights.
 
-        It has the layout in which weights of this kind are published.
+        Its layout is that in which weights of this method are published.
         """
         made_for = {
             "target": self._target.name,
@@ -449,11 +459,11 @@ class Trainable(Drafter[State]):
     def published(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return config and tensors as published checkpoints have them; by default unchanged.
+        """Return config and tensors in the form of published checkpoints; by default unchanged.
 
         Args:
-            config: of the checkpoint it comes from.
-            tensors: the network's, under their names on disk.
+            config: the config of the checkpoint that the weights were loaded from.
+            tensors: the network's tensors, under their names in the checkpoint.
         """
         return config, tensors
 
@@ -468,23 +478,26 @@ def _betas(value: Any) -> bool:
 
 @dataclass(frozen=True)
 class Recipe(Knobs):
-    """The numbers by which weights are learnt; the optimiser is AdamW.
+    """The hyperparameters of training; the optimiser is AdamW.
 
     Attributes:
-        epochs: passes over the data.
-        batch_size: samples in a step, of all processes together.
-        lr: the learning rate.
-        schedule: of the rate: `constant`, or `cosine` or `linear` down to `floor`.
-        floor: the share of the rate with which such a schedule ends.
-        warmup: steps in which the rate rises linearly; below 1, their share of all steps.
-        betas: by which AdamW's two moments decay.
-        weight_decay: share of the rate by which AdamW shrinks weights.
+        epochs: number of passes over the data.
+        batch_size: number of samples in a step, over all processes together.
+        lr: the peak learning rate.
+        schedule: the course of the learning rate: `constant`, or a `cosine` or `linear` decay to
+            `floor`.
+        floor: the final learning rate of a decay, as a fraction of `lr`.
+        warmup: number of steps in which the learning rate rises linearly; below 1, a fraction of
+            all steps.
+        betas: decay rates of AdamW's two moments.
+        weight_decay: weight decay of AdamW, which is multiplied by the learning rate.
         clip: bound of the gradient.
-        clip_by: what is bounded: the `norm` of all weights' gradient, or each `value` of it.
-        max_tokens: longest sample.
+        clip_by: the bounded quantity: the `norm` of the whole gradient, or the absolute `value` of
+            each entry.
+        max_tokens: length in tokens at which samples are cut.
 
     Raises:
-        UserError: one of them is not a number that can be used.
+        UserError: a value is not allowed.
     """
 
     epochs: float = knob(1.0, above=0)
@@ -501,12 +514,12 @@ class Recipe(Knobs):
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
-    """Return the numbers of a training run, by the names of the options that set them."""
+    """Return the numbers of a training run as text, under the names of their options."""
     return ", ".join(f"{k} {number_text(v)}" for k, v in plan.items() if v not in ("", None))
 
 
 def number_text(value: Any) -> str:
-    """Return a number, or several, as an option takes them."""
+    """Return one or several numbers in the form in which an option accepts them."""
     if isinstance(value, tuple | list):
         return " ".join(map(number_text, value))
     return f"{value:g}" if isinstance(value, float) else str(value)
@@ -519,10 +532,10 @@ class Stage(Recipe):
 
     Attributes:
         name: the name by which the stage is chosen.
-        data: what it learns from.
-        loss: the default objective, in words.
-        source: the source of the numbers.
-        ours: names of the numbers that the source leaves open.
+        data: the kind of training data: `chats` or `text`.
+        loss: a description of the default objective.
+        source: the place in the paper or code that gives the numbers.
+        ours: names of the numbers that the source does not give, chosen by draftree.
     """
 
     name: str = "training"
@@ -539,14 +552,14 @@ class TrainableMethod(Method):
     A checkpoint fixes all of them except its own path and those in `chosen`.
 
     Attributes:
-        stages: how it is trained; each stage goes on from the weights of the one before.
-        files: the possible names of its weights' files, draftree's own first.
-        formats: the layouts of other programs in which `draftree export` writes it.
+        stages: the stages of training; each stage continues from the weights of the stage before.
+        files: the possible names of the files with weights, draftree's own name first.
+        formats: the layouts of other programs that `draftree export` can write.
         chosen: names of the options that a checkpoint does not fix: they control how the weights
             are used.
-        checkpoint: its folder; the shipped one by default, for the demo target.
-        dtype: the dtype in which it drafts; the target's by default.
-        named: the options that were set by name, even to their defaults; not an option itself.
+        checkpoint: the folder of the checkpoint; by default the shipped one, for the demo target.
+        dtype: the dtype of the draft network; by default that of the target.
+        named: names of the options that the user set, even to their defaults; not an option itself.
     """
 
     stages: ClassVar[tuple[Stage, ...]]
@@ -565,20 +578,20 @@ class TrainableMethod(Method):
         It is called for folders that do not name their method.
 
         Args:
-            config: contents of its `config.json`.
-            keys: the names of its tensors.
+            config: contents of the folder's `config.json`.
+            keys: the names of the checkpoint's tensors.
         """
         return False
 
     @property
     def fixed(self) -> dict[str, Any]:
-        """Return the options that a checkpoint fixes."""
+        """Return the options that a checkpoint fixes, with their values."""
         left = ("checkpoint", "dtype", "named", *self.chosen)
         return {f.name: getattr(self, f.name) for f in fields(self) if f.name not in left}
 
     @final
     def open(self, target: Target) -> "Trainable[Any]":
-        """Return the drafter of the checkpoint, with all options that were set.
+        """Return the drafter that the checkpoint contains, with the options that the user set.
 
         Raises:
             UserError: the checkpoint is missing, does not fit the target, or fixes an option to
@@ -595,9 +608,9 @@ class TrainableMethod(Method):
 
     @final
     def restored(self, target: Target) -> "Trainable[Any]":
-        """Return the drafter of the checkpoint.
+        """Return the drafter that the checkpoint contains.
 
-        Options that the checkpoint fixes are taken from it.
+        Options that the checkpoint fixes are taken from it, even if the user set others.
 
         Raises:
             UserError: the checkpoint is missing or does not fit the target.
@@ -615,10 +628,10 @@ class TrainableMethod(Method):
 
     @final
     def fresh(self, target: Target) -> "Trainable[Any]":
-        """Return a drafter to be trained for a target, in float32.
+        """Return a new drafter for training, in float32 and on the target's device.
 
         Raises:
-            UserError: the target lacks something the method reads.
+            UserError: the target lacks something that the method reads.
         """
         drafter = self.new(target)
         drafter.model.to(target.decoder.device)
@@ -633,14 +646,14 @@ class TrainableMethod(Method):
 
     @abstractmethod
     def read(self, stored: Checkpoint, target: Target) -> "Trainable[Any]":
-        """Return the drafter that a checkpoint holds.
+        """Build the drafter from the weights of a checkpoint.
 
-        It has these options where neither its weights nor a published config fix others.
+        These options apply where neither the weights nor a published config fix other values.
 
         Args:
             stored: the checkpoint with its config; its tensors are not loaded yet.
-            target: the target that it drafts for; the network is moved to its device and dtype
-                later.
+            target: the target for which tokens are drafted. The network is moved to its device and
+                dtype later.
 
         Raises:
             UserError: the checkpoint is broken or does not fit the target.
@@ -648,14 +661,14 @@ class TrainableMethod(Method):
 
     @abstractmethod
     def new(self, target: Target) -> "Trainable[Any]":
-        """Return a float32 drafter to be trained; it is brought to the target's device afterwards.
+        """Return a new float32 drafter for training; the caller moves it to the target's device.
 
         Raises:
-            UserError: the target lacks something the method reads.
+            UserError: the target lacks something that the method reads.
         """
 
 
 def _as_precise(model: nn.Module, dtype: torch.dtype) -> None:
-    """Give weights a dtype; `to` would also round rotary frequencies."""
+    """Convert parameters to a dtype; `to` would also round the rotary frequencies."""
     for parameter in model.parameters():
         parameter.data = parameter.data.to(dtype)

@@ -50,11 +50,11 @@ from draftree.utils.files import Entries
 from draftree.utils.validated_dataclass import Presets, knob
 
 WIDTH = 4096
-"""The draft model's hidden size in the paper, for every target (section 5.1)."""
+"""Hidden size of the draft model in the paper, for every target (section 5.1)."""
 OFFICIAL = "smallLlamaForCausalLM"
-"""The name of the model in a published checkpoint's config."""
+"""Name of the architecture in the config of a published checkpoint."""
 PREFIX = "small_model."
-"""Before the names of tensors that were saved together with the target."""
+"""Prefix of the draft model's tensors in a file that also contains the target's tensors."""
 
 PRETRAINING = Stage(
     name="pretraining",
@@ -80,37 +80,38 @@ class GLIDE(TrainableMethod):
     """Glimpse draft model.
 
     Attributes:
-        layers: of the draft model; the paper has 1, and 2 for its largest target.
-        hidden: its hidden size; 0 is the target's, the official code's `--keep_same`, and `paper`
-            4,096 (section 5.1), or less where the target has less. The paper's "47M" parameters
-            contradict it, and so does the 768 of its script.
-        block: length of the blocks it is trained in (5 in the paper). A node at depth d looks past
-            d of the target's tokens, so that below a depth of `block` it looks from farther away
-            than it ever did in training; the paper drafts 5 deep.
-        init: what embedding and LM head begin with: `scratch`, random numbers, as in the paper
-            ("will be trained from scratch", section 4.1); `target`, copies of the target's where
-            the hidden sizes are equal, which is EDD's way and leaves cross-attention less to gain;
-            `shared` has the target's own, which are neither trained nor stored.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from;
-            0 for all of them. With `init=shared` alone.
-        loss: `ce` against the text, the paper's, or `kl` against the target.
-        cross: whether it looks at the target at all; without, it is the paper's Vanilla Drafter
-            (section 5.2).
-        kv_layer: the target layer that the last draft layer reads, counted from 0, negative ones
-            from the end; the layers before read those right below it. The paper's choice is the top
-            (l = N_T − N_D + m); lower ones are its figure 7. `auto` is settled when training
-            begins: of the upper third of the target's layers the one whose attention adds most to
-            its residual stream (`draftree.attention`), for in some targets hardly anything is
-            looked up at the top.
-        phase: how many tokens a text's first block lacks: 0 has blocks at multiples of their
-            length, as in the paper (section 4.1); `random` is drawn for each sample, since in
-            decoding a block begins anywhere. Training only.
-        variant: `paper`, in which every token keeps the view it was drafted with; or `official`, in
-            which tokens committed in a step are read once more, seeing all the target has committed
-            since, prompts see all of themselves, and queries are rotated with base 10,000;
-            published checkpoints are. In training a text's first block sees nothing of the target
-            in both; the official code lets it see itself, and in the paper's formula it has nothing
-            to attend to.
+        layers: number of layers of the draft model. The paper has 1, and 2 for its largest target.
+        hidden: the hidden size. 0 means that of the target (`--keep_same` in the official code).
+            `paper` means 4,096 (section 5.1), or that of the target if it is smaller. The "47M"
+            parameters in the paper and the 768 in its script contradict 4,096.
+        block: number of tokens in a training block (5 in the paper). A node at depth d cannot see
+            the target's last d tokens. Below depth `block` it is farther from the visible tokens
+            than in training. The paper drafts to depth 5.
+        init: the initial embedding and LM head. `scratch` means random weights, as in the paper
+            ("will be trained from scratch", section 4.1). `target` means copies of the target's
+            weights, as in EDD, if the hidden sizes are equal; cross-attention then has less to
+            gain. `shared` means the target's own modules, which are neither trained nor stored.
+        draft_vocab: V′, the number of tokens that can be drafted, which are the most frequent ones
+            in the training data; 0 for all. Other values require `init=shared`.
+        loss: `ce`, the cross-entropy with the text (the paper's loss), or `kl`, the KL divergence
+            from the target.
+        cross: whether the draft model attends to the target's cache. Without cross-attention it is
+            the Vanilla Drafter of the paper (section 5.2).
+        kv_layer: the target layer that the last draft layer reads, counted from 0, or from the end
+            if negative. Earlier draft layers read the target layers directly below. The paper reads
+            the top layers (l = N_T − N_D + m), and lower ones in its figure 7. `auto` is decided
+            when training begins: it selects, in the upper third of the target, the layer whose
+            attention adds most to the residual stream (`draftree.attention`), because in some
+            targets the top layers attend to hardly anything.
+        phase: number of tokens by which the first block of a training text is shortened. With 0
+            blocks begin at multiples of their length, as in the paper (section 4.1). `random` is
+            drawn for each sample, because in decoding a block begins anywhere.
+        variant: `paper`: a token keeps the visible target tokens that it was drafted with.
+            `official`: accepted tokens are read again and see all tokens that the target has
+            committed, prompt tokens see the whole prompt, and queries are rotated with base 10,000.
+            Published checkpoints need `official`. In both variants the first block of a training
+            text sees no target token. In the official code it sees itself, and in the paper's
+            formula it has no token to attend to.
 
     The defaults are the paper's; `preset=fast` learns faster.
     """
@@ -182,9 +183,9 @@ class GLIDE(TrainableMethod):
     def network(
         self, config: dict[str, Any], views: Sequence[View | None], target: Target
     ) -> GlimpseModel:
-        """Return a new network for a published config.
+        """Return a new draft network for a published config.
 
-        It has the target's embedding and head where the config shares them.
+        With `init=shared` it uses the target's embedding and head.
         """
         model = GlimpseModel(of_values(config), views)
         if self.init == "shared":
@@ -194,7 +195,7 @@ class GLIDE(TrainableMethod):
         return model
 
     def _of(self, stored: Checkpoint) -> Self:
-        """Return the options with those that a published config fixes."""
+        """Return these options, with the values that a published config fixes."""
         if stored.about:
             return self
         said = Entries(stored.config, stored.folder / CONFIG)
@@ -215,9 +216,9 @@ class GLIDE(TrainableMethod):
         )
 
     def views(self, target: Target) -> tuple[View | None, ...]:
-        """Return the part of the target that each draft layer reads.
+        """Return for each draft layer the target layer that it reads.
 
-        While `auto` is not settled, these are the layers of the paper.
+        As long as `auto` is not decided, these are the layers of the paper.
 
         Raises:
             UserError: the target has no such layers.
@@ -242,9 +243,9 @@ class GLIDE(TrainableMethod):
         )
 
     def busiest(self, layers: Sequence[Attending]) -> int:
-        """Return the layer that `auto` means: the one whose attention adds most to its input.
+        """Return the layer that `auto` selects, whose attention adds most to the layer's input.
 
-        It is looked for in the last third of the target's layers, as in many targets the first
+        Only the last third of the target's layers is searched, because in many targets the first
         layer adds most of all.
         """
         lowest = max(2 * len(layers) // 3, self.layers - 1)
@@ -256,9 +257,10 @@ class Glimpsing:
     """The drafter's state.
 
     Attributes:
-        own: its own cache, and the tokens that wait to be read.
+        own: the drafter's own cache, and the tokens that it has not read yet.
         target: the target's cache.
-        limits: for each slot and waiting token, how many of the target's tokens it sees.
+        limits: for each slot and each token that is not read yet, the number of target tokens that
+            it sees.
     """
 
     own: Decoding
@@ -271,9 +273,9 @@ class Glimpsing:
         return self.own.cache.lengths + np.array([len(p) for p in self.own.pending], np.int64)
 
     def seen(self, positions: Ints) -> Ints:
-        """Return the number [R, n] of target tokens that each position sees.
+        """Return the number of target tokens that each position sees, [R, n].
 
-        The root and the nodes see all tokens before the root.
+        The root and all nodes see the tokens before the root.
         """
         rows = zip(self.limits, self.roots, self.own.cache.lengths, positions, strict=True)
         found = [
@@ -335,7 +337,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return {"kv_layer": layer}
 
     def _settle(self, knobs: GLIDE) -> None:
-        """Read the layers that these options name; `auto` is already replaced by numbers."""
+        """Select the target layers that the options name; `auto` must have been replaced before."""
         views = [view for view in knobs.views(self._target) if view is not None]
         self._settled, self._layers = knobs, tuple(view.layer for view in views)
         for layer, view in zip(
@@ -381,7 +383,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return replace(state, target=taps.cache)
 
     def _reading(self, length: int) -> Ints:
-        """Return how many of the target's tokens each token of a prompt sees, [T]."""
+        """Return the number of target tokens that each token of a prompt sees, [T]."""
         if self.knobs.variant == "official":
             return np.full(length, length)
         starts: Ints = block_starts(
@@ -390,9 +392,9 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return starts
 
     def _read(self, state: Glimpsing, feed: ForwardBatch) -> Tensor:
-        """Return the last norm's output [R, n, D] after the tokens of a forward batch.
+        """Return the final norm's output [R, n, D] after the tokens of a forward batch.
 
-        Their keys and values are written to scratch slots.
+        The keys and values of the tokens are written to scratch slots.
         """
         cache = state.own.cache
         places = torch.from_numpy(feed.padded_positions).to(self.decoder.device)
@@ -404,9 +406,9 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
     def _states(
         self, ids: Tensor, places: Tensor, mask: Any, past: Cache | None, glimpse: Glimpse | None
     ) -> Tensor:
-        """Return the last norm's output [R, n, D] after each token.
+        """Return the final norm's output [R, n, D] after each token.
 
-        Without a mask a token sees those before it.
+        Without a mask the attention is causal.
         """
         out = self.model.model(ids, mask, places, past, use_cache=past is not None, glimpse=glimpse)
         states: Tensor = out.last_hidden_state
@@ -473,7 +475,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         return whole(logits, self.drafted)
 
     def _trained(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
-        """Return the last norm's output [B, T, D] after each token, for a phase of each sample."""
+        """Return the final norm's output [B, T, D] after each token, for a phase of each sample."""
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)
         glimpse = None
@@ -500,15 +502,15 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
 def _waiting(
     cache: SlotCache, target: SlotCache, tokens: Sequence[Ints], limits: Sequence[Ints]
 ) -> Glimpsing:
-    """Return the state in which tokens wait after those in the cache."""
+    """Return a state in which `tokens` are still to be read after the tokens in the cache."""
     return Glimpsing(replace(Decoding.empty(cache), pending=tuple(tokens)), target, tuple(limits))
 
 
 def _published(knobs: GLIDE, target: Target) -> dict[str, Any]:
-    """Return the config of a new draft model, with the fields of the official code.
+    """Return the config of a new draft model, with the fields that the official code reads.
 
     Raises:
-        UserError: the hidden size cannot be cut into heads.
+        UserError: the hidden size cannot be divided into heads.
     """
     theirs, decoder = target.decoder.config, target.decoder
     hidden = (

@@ -38,19 +38,26 @@ from draftree.tree import Drafted, Ints
 from draftree.utils.validated_dataclass import knob
 
 PROJECTION = re.compile(r"(?P<begin>.*\.layers\.\d+\.)eh_proj\.weight$")
-"""The tensor by which a layer after the target's last one is known; DeepSeek-V3's and GLM-4's."""
+"""Name of the projection in a layer that is stored after the target's last layer.
+
+DeepSeek-V3 and GLM-4 name it so.
+"""
 CHAINED = re.compile(r"(?P<begin>(?:model\.)?mtp\.)layers\.\d+\.input_proj\.weight$")
-"""Likewise of Inkling's."""
+"""Name of the corresponding projection in Inkling."""
 Where = Literal["normed", "raw"]
 WAYS: tuple[tuple[Where, Where], ...] = tuple(
     itertools.product(("normed", "raw"), ("raw", "normed"))
 )
-"""What h is, and what is fed on; of two that do as well the earlier one is taken, and DeepSeek-V3's
-is the first."""
+"""The possible pairs of (`first`, `fed`), see `MTP`; DeepSeek-V3's comes first.
+
+If two pairs predict equally well, the earlier one is chosen.
+"""
 OPENING = "The library is open on every day of the week but Monday, when it is"
 WRITTEN, BLOCK = 32, 3
-"""The text by which a way is chosen: what begins it, tokens that the target writes, and tokens of
-it predicted in a row."""
+"""Number of tokens that the target generates after `OPENING`, and length of a drafted block.
+
+The text is used to choose one of `WAYS`.
+"""
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
 
 
@@ -60,19 +67,20 @@ class MTP(TrainableMethod):
     """Multi-token-prediction layer.
 
     Attributes:
-        loss: `kl` against the target, or `ce` against the text (DeepSeek-V3's objective).
-        steps: passes of training, each fed the output of the one before, at least one a layer;
-            DeepSeek-V3's training has no more than those.
-        draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
-        layers: how many layers, one for each depth of a draft, the last for all deeper ones; 0 for
-            all that a checkpoint carries, and for one where there is none.
-        first: whether h is what the target's last norm gives (`normed`), or the last layer (`raw`).
-            Programs that run published layers disagree, so by default each is tried when one is
-            opened: that way is taken in which it predicts most tokens of a short text that the
-            target writes. Fresh layers take `normed`.
-        fed: whether what is fed on is the layer's output (`raw`, DeepSeek-V3), or what its own norm
-            makes of it (`normed`, transformers' MTP); by default it is found likewise, and fresh
-            layers take `raw`.
+        loss: `kl`, the KL divergence from the target, or `ce`, the cross-entropy with the text
+            (DeepSeek-V3's objective).
+        steps: number of passes in training, at least one for each layer. Each pass reads the output
+            of the pass before. DeepSeek-V3 trains with one pass for each layer.
+        draft_vocab: V′, the number of tokens that can be drafted; 0 for all.
+        layers: number of layers, one for each depth of a draft. The last layer serves all larger
+            depths too. 0 means all layers of the checkpoint, or one layer for a new drafter.
+        first: whether h is the output of the target's final norm (`normed`) or of its last layer
+            (`raw`). Programs that run published layers disagree. By default both are tried when a
+            checkpoint is opened, and the one that predicts most tokens of a short text by the
+            target is chosen. New layers use `normed`.
+        fed: whether the next draft step reads the layer's output (`raw`, DeepSeek-V3) or the output
+            of the norm after it (`normed`, transformers' MTP). By default it is chosen in the same
+            way as `first`, and new layers use `raw`.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -132,7 +140,7 @@ class MTP(TrainableMethod):
     def _best(
         self, ways: list[tuple[Where, Where]], net: "MTPNet", target: Target, stored: Checkpoint
     ) -> "MTPDrafter":
-        """Return the drafter, in the way in which it predicts most of what the target writes."""
+        """Return the drafter in that way of `WAYS` that predicts most of the target's tokens."""
         drafters = [
             MTPDrafter(
                 replace(self, first=f, fed=g, layers=net.levels), net.reading(f, g), target, stored
@@ -165,7 +173,7 @@ class MTP(TrainableMethod):
 
 
 def prefix(target: Target, level: int = 0) -> str:
-    """Return the beginning of the names of the tensors of a layer after the target's last."""
+    """Return the prefix of the names of the tensors of a layer after the target's last layer."""
     return f"model.layers.{int(target.decoder.config.num_hidden_layers) + level}."
 
 
@@ -184,9 +192,9 @@ def behind(begin: str) -> Mapping[str, str]:
 
 
 def beside(level: int = 0) -> Mapping[str, str]:
-    """Return the names of the parts in Qwen3-Next, Qwen3.5 and Mellum.
+    """Return the names of a layer's parts in Qwen3-Next, Qwen3.5 and Mellum.
 
-    Everything except the layers is stored once, for any number of layers.
+    All parts except the layers themselves are stored once, for any number of layers.
     """
     return {
         "enorm.": "mtp.pre_fc_norm_embedding.",
@@ -198,7 +206,7 @@ def beside(level: int = 0) -> Mapping[str, str]:
 
 
 def chained(begin: str, level: int = 0) -> Mapping[str, str]:
-    """Return the names of the parts in Inkling, whose layers share the norm after them."""
+    """Return the names of a layer's parts in Inkling, whose layers share the norm after them."""
     each = f"{begin}layers.{level}."
     return {
         "enorm.": f"{each}embed_norm.",
@@ -210,7 +218,10 @@ def chained(begin: str, level: int = 0) -> Mapping[str, str]:
 
 
 def carried(keys: Set[str]) -> list[Mapping[str, str]]:
-    """Return the names of the parts of each layer that a checkpoint with these tensors has."""
+    """Return for each MTP layer of a checkpoint the names of the layer's parts.
+
+    `keys` are the names of the checkpoint's tensors.
+    """
     if "mtp.fc.weight" in keys:
         return [
             beside(level)
@@ -223,17 +234,18 @@ def carried(keys: Set[str]) -> list[Mapping[str, str]]:
 
 
 def _layer(key: str) -> int:
-    """Return the number of the layer that a tensor's name begins with; −1 for one of no layer."""
+    """Return the layer number in a tensor's name; −1 if the name contains none."""
     found = re.match(r".*?\blayers\.(\d+)\.", key)
     return int(found[1]) if found else -1
 
 
 @torch.inference_mode()
 def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
-    """Return a short text that the target writes.
+    """Let the target generate a short text.
 
-    The result is its tokens [1, T], its hidden states [1, T, D], and where the target's own part
-    begins.
+    Returns:
+        The tokens [1, T], their hidden states [1, T, D] keyed by layer, and the index of the first
+        generated token.
     """
     text = np.random.default_rng(0).integers(0, target.decoder.vocab, 8)
     with suppress(UserError):  # some have no tokenizer
@@ -253,9 +265,10 @@ def written(target: Target) -> tuple[Tensor, dict[int, Tensor], int]:
 
 
 def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the tensors with the experts stacked, as transformers' modules hold them.
+    """Return the tensors with the weights of all experts stacked, as transformers' modules expect.
 
-    Their shapes are gate and up [E, 2 I, D] and down [E, D, I].
+    The stacked shapes are gate and up [E, 2 I, D] and down [E, D, I], with E experts of inner size
+    I.
     """
     experts = sorted({int(m[2]) for k in tensors if (m := EXPERT.match(k))})
     out = {k: v for k, v in tensors.items() if not EXPERT.match(k)}
@@ -272,7 +285,7 @@ def fused(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 
 def split(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the inverse of `fused`."""
+    """Undo `fused`: return the tensors with one set of weights for each expert."""
     out: dict[str, Tensor] = {}
     for key, value in tensors.items():
         for e, expert in (
@@ -292,19 +305,19 @@ def split(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
 
 @final
 class MTPNet(PairNet):
-    """The layers between the target's embedding and head, one a level.
+    """The MTP layers between the target's embedding and head, one for each depth of a draft.
 
     Args:
-        target: whose embedding, LM head and architecture they have.
-        sparse: whether their MLPs are mixtures of experts, where the target's first layer is not
-            one.
+        target: the target; its embedding, LM head and architecture are used.
+        sparse: whether the MLPs are mixtures of experts although that of the target's first layer
+            is not.
         draft_vocab: V′; 0 for all tokens.
-        names: of each layer's parts, those that they are published under; by default one layer
-            after the target's last. Parts of one name are one.
+        names: for each layer, the published names of its parts; by default those of one layer after
+            the target's last layer. Parts with the same name are shared.
 
     Raises:
-        UserError: there is not exactly one norm after the architecture's layers, or there are
-            other weights.
+        UserError: the architecture does not have exactly one norm after its layers, or it has other
+            weights.
     """
 
     def __init__(
@@ -354,7 +367,7 @@ class MTPNet(PairNet):
 
     @property
     def layer(self) -> "MTPLayer":
-        """Return the layer of this level."""
+        """Return the layer for the current depth."""
         found: Any = self.layers[self._level]
         layer: MTPLayer = found
         return layer
@@ -385,7 +398,7 @@ class MTPNet(PairNet):
 
 @final
 class MTPLayer(nn.Module):
-    """A decoder layer of the target's kind after a projection of its inputs; see `MTPNet`.
+    """A decoder layer of the target's architecture after a projection of its inputs; see `MTPNet`.
 
     The projection combines embeddings and hidden states.
     """
@@ -429,9 +442,9 @@ class MTPLayer(nn.Module):
     def forward(
         self, embeds: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
     ) -> Tensor:
-        """Return the layer's output [R, n, D] before its norm; see `PairNet.forward`.
+        """Return the layer's output [R, n, D] before the norm after it; see `PairNet.forward`.
 
-        Embeddings and hidden states are [R, n, D].
+        The embeddings and the hidden states (`features`) have the shape [R, n, D].
         """
         pair = self.enorm(embeds), self.hnorm(features)
         x, out = (
@@ -484,9 +497,14 @@ class MTPDrafter(PairDrafter):
 
     @torch.inference_mode()
     def predicted(self, tokens: Tensor, hidden: dict[int, Tensor], begin: int) -> tuple[int, float]:
-        """Return how many tokens of a text are the likeliest ones of the drafts, and their log q.
+        """Return how many tokens of a text the drafter predicts, and the sum of their log q.
 
-        The text has the shape [1, T]. Tokens from position `begin` on are counted.
+        A token is predicted if it is the most likely one. Only tokens from index `begin` on count.
+
+        Args:
+            tokens: [1, T] the text.
+            hidden: [1, T, D] the target's hidden states, keyed by layer.
+            begin: index of the first token that counts.
         """
         batch = Batch(
             tokens,

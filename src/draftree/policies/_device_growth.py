@@ -26,21 +26,21 @@ from draftree.tree import Floats, Ints, Room, Tree
 from draftree.utils.hardware import to_device
 
 LEAST_DEPTH, LEAST_FRONTIER, LEAST_NODES = 3, 2, 8
-"""What recent trees are taken to have had at least."""
+"""Lower bounds for the depth, the frontier and the number of nodes of recent trees."""
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """Describe what is known of a step before anything is drafted.
+    """What is known of a step before anything is drafted.
 
     Attributes:
-        costs: of the step.
+        costs: the costs of the step.
         roots: the roots of the step.
-        room: bounds of the trees.
-        memory: of the policy.
-        depth: of the deepest recent trees.
-        nodes: of a sequence, in the largest recent trees.
-        frontier: the most nodes of a sequence that a recent draft step was fed.
+        room: the largest size of the trees.
+        memory: the policy's memory.
+        depth: depth of the deepest recent trees.
+        nodes: number of nodes per sequence in the largest recent trees.
+        frontier: largest number of nodes per sequence that a recent draft step read.
     """
 
     costs: Costs
@@ -53,47 +53,49 @@ class Outlook:
 
     @property
     def layers(self) -> int:
-        """Return how many layers to draft: one more than the deepest recent trees have."""
+        """Return the number of layers to draft: one more than the deepest recent trees have."""
         return max(self.depth + 1, LEAST_DEPTH)
 
     @property
     def wide(self) -> int:
-        """Return how many nodes to expand in a layer: twice as many as recently.
+        """Return the number of nodes to expand per layer: twice the recent number.
 
-        The number is a power of two, so that few kinds of passes are recorded.
-
-        The number is a power of two, so that few kinds of passes are recorded.
+        It is rounded up to a power of two, so that few kinds of passes are captured.
         """
         return doubled(max(self.frontier, LEAST_FRONTIER))
 
     @property
     def large(self) -> int:
-        """Return how many nodes to verify: twice as many as recently.
+        """Return the number of nodes to verify: twice the recent number.
 
-        With the root they are a power of two.
+        Together with the root they are a power of two.
         """
         return doubled(max(self.nodes, LEAST_NODES)) - 1
 
 
 def doubled(count: int) -> int:
-    """Return the least power of two that is twice a number at least."""
+    """Return the smallest power of two that is at least twice a number."""
     return 1 << (2 * count - 1).bit_length()
 
 
 @dataclass(frozen=True)
 class Plan:
-    """Describe how trees grow on the device, where the host does not see them.
+    """Describes how trees grow on the device, without the host.
 
-    Of equal candidates or nodes the lower numbers are chosen.
+    Of equal candidates or nodes, those with lower numbers are chosen.
 
     Attributes:
-        depth: layers.
-        candidates: K, after each node of the frontier.
-        layer: number of nodes of a layer, the best of its candidates by score; all by default.
-        frontier: number of a layer's nodes that are expanded, the best first; all by default.
-        confidence: whether the nodes to expand are the best by their own log q, and not by score.
-        nodes: number of drafted nodes of a row to verify, the best of all by rank; all by default.
-        first: the rows that are drafted for; all by default.
+        depth: number of layers.
+        candidates: K, the number of candidates after each expanded node.
+        layer: largest number of nodes of a layer, the best candidates by score; by default all
+            candidates.
+        frontier: largest number of a layer's nodes that are expanded, the best first; by default
+            all.
+        confidence: whether the nodes to expand are chosen by their own log q instead of their
+            score.
+        nodes: largest number of drafted nodes per sequence that are verified, the best by `rank`;
+            by default all.
+        first: the slots of the sequences that are drafted for; by default all.
     """
 
     depth: int
@@ -105,7 +107,7 @@ class Plan:
     first: Ints | None = field(default=None, compare=False)
 
     def drafted(self, depth: int) -> int:
-        """Return the largest number of nodes of a row that are drafted down to a depth."""
+        """Return the largest number of nodes of a sequence that are drafted down to a depth."""
         frontier, total = 1, 0
         for _ in range(depth):
             layer = (
@@ -120,38 +122,44 @@ class Plan:
         return total
 
     def known(self, layers: Layers) -> Floats:
-        """Return the numbers [X] that its choices read as `Nodes.known`; they are not recorded."""
+        """Return the values [X] for `Nodes.known` that the choices read.
+
+        They are inputs of captured passes, so that they may change from step to step.
+        """
         return np.zeros(0)
 
     def values(self, own: Tensor, frontier: Tensor, nodes: Nodes) -> tuple[Tensor, Tensor]:
         """Return scores [R, F, K] of candidates, and the entropy [R, F] of their q.
 
-        A score is −∞ for candidates that become no nodes.
+        A candidate with the score −∞ does not become a node.
 
         Args:
             own: [R, F, K] log q; −∞ where there is no candidate.
             frontier: [R, F] the candidates' parents.
-            nodes: the draft trees without them.
+            nodes: the draft trees before the candidates are added.
         """
         above = nodes.score.gather(1, frontier)
         return above[..., None] + own, torch.zeros_like(above)
 
     def chosen(self, worth: Tensor, depth: int, nodes: Nodes) -> Tensor:
-        """Return the places [R, M] of a layer's nodes among its candidates, in rising order.
+        """Return the indices [R, M] of a layer's nodes among its candidates, in ascending order.
 
-        `worth` holds the candidates' scores [R, F · K].
+        `worth` holds the scores of the candidates, [R, F · K].
         """
         return leading(worth, self.layer or worth.shape[1]).sort(dim=1).values
 
     def ask(self, added: int, depth: int, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the nodes [R, F] of a layer that are expanded, best first.
-
-        Two more results follow: whether each is really expanded, and the new `Nodes.known`.
+        """Choose the nodes of a layer that are expanded next.
 
         Args:
-            added: M.
-            depth: of the layer.
-            nodes: the draft trees with the layer, whose nodes are the last.
+            added: M, the number of nodes in the layer.
+            depth: the depth of the layer.
+            nodes: the draft trees including the layer, whose nodes come last.
+
+        Returns:
+            The indices [R, F] of these nodes within the layer, best first; whether each of them is
+                really
+            expanded; and the new `Nodes.known`.
         """
         score = nodes.score[:, -added:]
         if self.frontier is None:
@@ -161,9 +169,9 @@ class Plan:
         return order, torch.ones_like(order, dtype=torch.bool), nodes.known
 
     def rank(self, nodes: Nodes) -> Tensor:
-        """Return the ranks [R, N] by which the nodes to verify are chosen; −∞ for none.
+        """Return the ranks [R, N] by which the nodes to verify are chosen; −∞ excludes a node.
 
-        No node ranks above its parent.
+        No node may have a higher rank than its parent.
         """
         return nodes.score
 
@@ -171,14 +179,13 @@ class Plan:
 @final
 @dataclass(frozen=True)
 class Choices:
-    """Choose a layer's nodes from logits, as a function of tensors alone.
+    """Chooses the nodes of a layer from logits, as a function of tensors only.
 
-    It is recorded with the layer's pass.
-
-    No number is handed to `torch.where`, which would bring it to the device.
+    It is captured together with the layer's pass. No Python number is passed to `torch.where`,
+    because that would copy the number to the device.
 
     Attributes:
-        plan: the trees' shape.
+        plan: the shape of the trees.
         layer: the depth of the children.
         recorded: how tokens are chosen.
     """
@@ -188,7 +195,7 @@ class Choices:
     recorded: Recorded = LIKELIEST
 
     def __call__(self, logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
-        """Return the draft trees with the chosen children; see `Choose`."""
+        """Return the draft trees with the chosen children appended; see `Choose`."""
         plan, count = self.plan, logits.shape[1]
         if self.layer == 1 and not self.recorded.setting.greedy:  # once for all passes of a step
             nodes = replace(nodes, noise=gumbel_on_device(nodes.places, self.recorded.vocab))
@@ -236,7 +243,10 @@ class Choices:
 @final
 @dataclass(frozen=True)
 class Ranks:
-    """Call a plan's `rank`; objects of equal plans are equal, as bound methods would not be."""
+    """Calls the `rank` method of a plan.
+
+    Objects with equal plans are equal, which bound methods are not.
+    """
 
     plan: Plan
 
@@ -255,20 +265,20 @@ def grow(
     keyed: Keyed | None = None,
     mark: Callable[[], None] = lambda: None,
 ) -> Unseen:
-    """Return the draft trees that a plan makes of a drafter's logits.
+    """Build the draft trees of a plan from a drafter's logits.
 
-    Nothing is copied to the device once the first pass has begun, because such a copy may wait for
+    Nothing is copied to the device after the first pass has begun, because such a copy may wait for
     all earlier work.
 
     Args:
         plan: the shape of the trees.
         layers: the drafter's passes.
-        roots: [R] tokens.
-        depth: [R] the depth limit of each row's tree; −1 for rows without a root.
-        starts: [R] the roots' slots in the target's cache.
+        roots: [R] token ids of the roots.
+        depth: [R] the depth limit of each sequence's tree; −1 for slots without a root.
+        starts: [R] the positions of the roots in the target's cache.
         recorded: how tokens are chosen.
-        keyed: the noise that tokens are drawn with, if they are drawn.
-        mark: called after each layer has been queued.
+        keyed: the keyed noise, if tokens are drawn.
+        mark: called after each layer has been queued on the device.
     """
     bounds = to_device(np.stack((roots, depth, layers.begin, starts), axis=1), layers.device)
     known = to_device(plan.known(layers), layers.device)
@@ -319,19 +329,20 @@ def grow(
 
 
 def leading(values: Tensor, k: int) -> Tensor:
-    """Return the places [R, min(k, N)] of the k largest of values [R, N], in falling order.
+    """Return the indices [R, min(k, N)] of the k largest of values [R, N], in descending order.
 
-    Of equal values the first comes first.
+    Equal values keep their order.
     """
     return values.sort(dim=1, descending=True, stable=True).indices[:, :k]
 
 
 def leading_tokens(log_probs: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """Return the k likeliest tokens [R, F, K] of log_probs [R, F, V], and their log q in float64.
+    """Return the k most likely tokens [R, F, K] of log_probs [R, F, V], and their log q in float64.
 
-    They are in falling order, and of equals the lower id comes first. `torch.topk` does not define
-    which of equals it takes, and a full sort is slow. So the k-th value is found first, then the
-    tokens above it and the first of its equals.
+    They are in descending order; among equals the lower id comes first. `torch.topk` does not
+    define which of several equal values it selects, and a full sort is slow. The function therefore
+    finds the k-th largest value first. It then selects the tokens above that value, and the first
+    tokens equal to it.
     """
     k, vocab = min(k, log_probs.shape[-1]), log_probs.shape[-1]
     last = log_probs.topk(k, dim=-1).values[..., -1:]

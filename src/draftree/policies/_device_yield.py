@@ -20,20 +20,21 @@ from draftree.target.device_tree import Layers, Nodes
 from draftree.tree import Floats
 
 LEFT = 13
-"""The place of the seconds that may still be spent, among what is known."""
+"""Index in `Nodes.known` of the seconds that may still be spent."""
 TABLES = LEFT + 1
-"""The place of the first table."""
+"""Index in `Nodes.known` of the first table."""
 
 
 @dataclass(frozen=True)
 class Prices:
-    """Hold the costs of a step, and what was learnt of acceptance.
+    """The costs of a step, and the learnt weights that predict acceptance.
 
     Attributes:
-        numbers: [14] what `yield` has learnt, then λ (the batch's running rate in tokens per
-            second), then the seconds that the step has left.
-        draft: [W] nodes of a sequence, and seconds of a draft step over them.
-        target: [W] tokens of a sequence, and seconds of a pass over them.
+        numbers: [14] the weights that `yield` has learnt, then λ (the batch's present rate in
+            tokens per second), then the seconds that the step may still spend.
+        draft: [W] numbers of nodes per sequence, and seconds of a draft step over so many nodes.
+        target: [W] numbers of tokens per sequence, and seconds of a target pass over so many
+            tokens.
         rows: number of sequences that are drafted for.
     """
 
@@ -46,14 +47,14 @@ class Prices:
 @final
 @dataclass(frozen=True)
 class YieldPlan(Plan):
-    """Plan a tree whose nodes are worth their time.
+    """Plans a tree of nodes whose expected tokens are worth their time.
 
     Attributes:
-        ahead: further nodes over which the price of one is averaged.
-        certain: no draft probability is taken to be closer to 1, or to 0.
-        probing: whether a node of each row is verified even where none is worth it, to find out
-            whether drafting pays again.
-        prices: of the step.
+        ahead: number of further nodes over which the cost of one node is averaged.
+        certain: smallest distance from 0 and 1 to which draft probabilities are clipped.
+        probing: whether one node of each sequence is verified even if none is worth its cost, to
+            measure whether drafting pays again.
+        prices: the costs of the step.
     """
 
     ahead: int = 1
@@ -75,14 +76,15 @@ class YieldPlan(Plan):
     def _verified(self, rows: int) -> int:
         """Return the length of the table of target passes.
 
-        Its entry 0 is a pass over the roots alone.
+        Its entry 0 is the time of a pass over the roots alone.
         """
         return rows * self.drafted(self.depth) + self.ahead + 1
 
     def _tables(self, nodes: Nodes) -> tuple[Tensor, Tensor]:
-        """Return the seconds of a target pass and of a draft step over 0, 1, … nodes of all rows.
+        """Return the seconds of target passes and of draft steps over 0, 1, … nodes.
 
-        The nodes of the target pass are drafted ones, in addition to the roots.
+        The nodes of all sequences are counted. For target passes they are the nodes in addition to
+        the roots.
         """
         end = TABLES + self._verified(len(nodes.tokens))
         return nodes.known[TABLES:end], nodes.known[end:]
@@ -112,9 +114,12 @@ class YieldPlan(Plan):
         return above[..., None] + value.log(), entropy
 
     def _worth_verifying(self, nodes: Nodes) -> tuple[Tensor, Tensor, Tensor]:
-        """Return the drafted nodes of all rows by falling score, and how many of them to verify.
+        """Choose how many drafted nodes to verify.
 
-        The third result is the least cost of verifying one more.
+        Returns:
+            The drafted nodes of all sequences in descending order of score, the number of the first
+                of them
+            that are verified, and the cost of verifying one more node, in tokens.
         """
         scores, (target, _) = nodes.score[:, 1:].flatten(), self._tables(nodes)
         rate, left = nodes.known[12], nodes.known[LEFT].clamp(min=0)
@@ -164,6 +169,9 @@ class YieldPlan(Plan):
 
 
 def _most(net: Tensor, allowed: Tensor) -> Tensor:
-    """Return [] the number of first entries with the largest net value; 0 if none is above 0."""
+    """Return the number of first entries whose net value is largest; 0 if none is above 0.
+
+    The result is a tensor without dimensions.
+    """
     most, at = net.masked_fill(~allowed, -torch.inf).max(dim=0)
     return (at + 1) * (most > 0)

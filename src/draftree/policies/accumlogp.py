@@ -24,14 +24,14 @@ from draftree.utils.validated_dataclass import knob
 class AccumLogP(Policy):
     """Whole families, the likeliest parent first.
 
-    Of equally likely parents the shallower comes first, then the one whose parent was drafted
-    first.
+    Among equally likely parents the shallower one is expanded first, then the one whose own parent
+    was drafted first.
 
     Attributes:
-        budget: nodes to verify, the root counted (128 and 256 in the paper); the last family may be
-            cut.
-        width: children of a node.
-        depth: deepest layer; the drafter's block ends it, too.
+        budget: number of nodes to verify, including the root (128 and 256 in the paper). Only some
+            children of the last expanded node may fit.
+        width: number of children of an expanded node.
+        depth: largest depth of a node; the drafter's block is a further bound.
     """
 
     budget: int = knob(33, least=2)
@@ -61,9 +61,10 @@ class AccumLogP(Policy):
 
 
 def _families(tree: Tree, popped: Ints, nodes: int) -> Bools:
-    """Return [N] True at the roots and at the children of popped nodes that fit the budget.
+    """Return [N] whether a node is verified: the roots, and children of popped nodes.
 
-    In each row, children are counted in the order in which their parents [M] were popped.
+    In each sequence, children are taken in the order in which their parents [M] were popped, until
+    the budget of `nodes` is used up.
     """
     turn = np.full(len(tree), len(tree))
     turn[popped] = np.arange(len(popped))

@@ -21,9 +21,9 @@ from draftree.tree import Floats, Ints, Room, Tree, Verdict
 from draftree.utils.validated_dataclass import knob
 
 CERTAIN = 1e-4
-"""No q is taken to be closer to 0 or to 1."""
+"""Smallest distance from 0 and 1 to which q is clipped."""
 BELIEVED = Logistic.around(0, 1, prior=10.0)
-"""Acceptance before anything was verified: q itself."""
+"""Estimate of acceptance before the first verification: q itself."""
 
 
 @final
@@ -31,11 +31,11 @@ BELIEVED = Logistic.around(0, 1, prior=10.0)
 class Adaptive(Policy):
     """Chains for all sequences, cut where the batch as a whole gains the most.
 
-    vLLM ranks by smoothed estimates of the steps before, so that the size of a pass is known before
-    the drafts are; here the estimates are those of the step itself.
+    vLLM ranks by smoothed estimates from earlier steps, so that it knows the size of a pass before
+    it drafts. Here the estimates come from the drafts of the step itself.
 
     Attributes:
-        length: tokens drafted for each sequence (7 in vLLM's examples).
+        length: number of tokens drafted for each sequence (7 in vLLM's examples).
     """
 
     reads_costs: ClassVar[bool] = True
@@ -79,6 +79,6 @@ class Adaptive(Policy):
 
 
 def _features(log_q: Floats) -> Floats:
-    """Return the features […, 2] of q […]: 1 and its log-odds."""
+    """Return the features […, 2] of q […]: 1 and the log-odds of q."""
     q = np.clip(np.exp(log_q), CERTAIN, 1 - CERTAIN)
     return np.stack((np.ones_like(q), np.log(q / (1 - q))), axis=-1)

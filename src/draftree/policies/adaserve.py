@@ -24,17 +24,17 @@ from draftree.utils.validated_dataclass import knob
 class AdaServe(Policy):
     """The likeliest nodes of a batch, after a share for each sequence.
 
-    The paper sets depth and width of the beam search by the number of running sequences, and what
-    each one is owed by its deadline. Here they are options, equal for all, as requests have no
-    deadlines.
+    In the paper the number of running sequences determines depth and width of the beam search, and
+    a sequence's deadline determines its share. Here they are options that are equal for all
+    sequences, because requests have no deadlines.
 
     Attributes:
-        budget: drafted nodes of all sequences that are verified in one pass.
-        owed: tokens that each sequence is expected to get in a step before the rest of the budget
-            is shared; a step without drafts gives 1.
-        most: nodes of a sequence that may be taken for what it is owed.
-        depth: layers of the beam search.
-        width: beams of each sequence.
+        budget: number of drafted nodes that are verified in one pass, over all sequences.
+        owed: expected number of tokens that each sequence gets in a step before the rest of the
+            budget is shared. A step without drafts gives 1.
+        most: largest number of nodes of a sequence that may be used to reach `owed`.
+        depth: number of layers of the beam search.
+        width: number of beams of each sequence.
     """
 
     budget: int = knob(64, least=1)

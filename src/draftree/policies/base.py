@@ -22,21 +22,22 @@ from draftree.tree import Below, Bools, Candidates, Floats, Ints, Room, Tree, Ve
 from draftree.utils.validated_dataclass import Part
 
 Expand = Callable[[Tree, Ints, int], Candidates]
-"""expand(tree, frontier [F], K) → K candidates after each frontier node."""
+"""A function `expand(tree, frontier [F], K)` that returns K candidates after each frontier node."""
 ALL, OWN, ZEROS, SAME = (
     np.zeros((0, 0), np.bool_),
     np.zeros((0, 0)),
     np.zeros(0),
     np.zeros((0, 0), np.int64),
 )
-"""Empty arrays that select the defaults of compiled calls.
+"""Empty arrays that select the default arguments of native calls.
 
-The defaults: all candidates are kept, scored by log q, with entropy 0 and of one drafter.
+By default all candidates are kept, their scores are log q, the entropy is 0, and all have the same
+drafter.
 """
 
 
 class Search(ABC):
-    """An `Expand` that can return retrieval hits, and the size of a pass, without a pass."""
+    """An `Expand` with further methods for candidates that need no forward pass."""
 
     @abstractmethod
     def __call__(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
@@ -44,93 +45,95 @@ class Search(ABC):
 
     @abstractmethod
     def find(self, tree: Tree, frontier: Ints, k: int) -> Candidates | None:
-        """Return candidates that need no forward pass; None if there are none or all need it."""
+        """Return the candidates that need no forward pass; None if they all need one.
+
+        None is also returned if no candidate needs one, see `searches`.
+        """
 
     def below(self, tree: Tree, frontier: Ints, k: int, deepest: Ints) -> Below | None:
-        """Return the retrieval hits of all layers below the frontier, down to depths [R].
+        """Return the retrieval hits of all layers below the frontier, down to depths `deepest` [R].
 
-        Return None if the drafter searches layer by layer.
+        Return None if the drafter can only search one layer at a time.
         """
         return None
 
     @property
     def searches(self) -> bool:
-        """Return whether all candidates are found without a pass of a model."""
+        """Return whether the drafter finds all candidates without a forward pass."""
         return False
 
     def passes(self, tree: Tree, frontier: Ints) -> int:
-        """Return how many nodes a pass would be fed to expand the frontier.
+        """Return the number of nodes that the drafter's model must read to expand the frontier.
 
-        It is 0 if an earlier pass of the step computed the candidates already.
+        It is 0 if an earlier pass of the step has already computed the candidates.
         """
         return len(frontier)
 
     @property
     def ahead(self) -> int:
-        """Return how many layers one pass computes."""
+        """Return the number of layers that one pass computes."""
         return 1
 
 
 class Policy(Part, ABC):
-    """A way to grow a tree; implementations are frozen dataclasses of their knobs."""
+    """A strategy for growing draft trees; implementations are frozen dataclasses of options."""
 
     @property
     def prunes_on_draws(self) -> bool:
-        """Return whether a node's existence or survival depends on what was drawn.
+        """Return whether the existence or survival of a node depends on the drawn candidates.
 
-        That includes its own and its siblings' q. Such trees are exact only with candidates that
-        are not draws of their own, or under `match`. Any other policy keeps siblings in draw order
-        and drops none before one that it keeps.
+        This includes dependence on the q of the node and of its siblings. Such trees are exact only
+        if candidates are not random samples, or with the acceptor `match`. All other policies keep
+        siblings in draw order, and drop a sibling only if they drop all later ones too.
         """
         return True
 
     @property
     def reads_costs(self) -> bool:
-        """Return whether the policy reads the cost model, which then has to be measured first."""
+        """Return whether the policy reads the costs, which must then be measured first."""
         return False
 
     @property
     def plan(self) -> Plan | None:
-        """Return the shape of its trees, if it is known before drafting; None by default."""
+        """Return the plan of the trees if their shape is fixed; by default None."""
         return None
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
-        """Return how to grow the trees of `draft` on a device without the host.
+        """Return a plan by which the trees of `draft` grow on the device, without the host.
 
         Return None if that is not possible.
 
         Args:
-            outlook: what is known of the step.
+            outlook: what is known of the step before it drafts.
         """
         return self.plan
 
     @cached_property
     def deepest(self) -> int | None:
-        """Return the deepest layer that the options allow: the value of the one declared `deepest`.
+        """Return the largest depth of a node, which is the value of the option declared `deepest`.
 
-        It is None if only the drafter and the budget end a tree.
+        It is None if only the drafter and the budget bound the depth.
         """
         knobs: tuple[Field[Any], ...] = fields(self) if is_dataclass(self) else ()
         return next((getattr(self, f.name) for f in knobs if f.metadata.get("deepest")), None)
 
     @abstractmethod
     def draft(self, expand: Expand, tree: Tree, costs: Costs, room: Room, memory: Any) -> Tree:
-        """Grow bare roots into the draft trees to be verified.
+        """Grow trees that consist of a root only into the draft trees to verify.
 
         Args:
             expand: requests candidates from the drafter.
             tree: the roots.
             costs: seconds of a draft step and of a target pass on this machine.
-            room: bounds of depth and nodes.
-            memory: the last return value of `start` or `observe`.
+            room: the largest depth and number of nodes.
+            memory: the last result of `start` or `observe`.
+
+        Returns:
+            The draft trees.
         """
 
     def sized(self, parameters: int) -> Self:
-        """Return the policy for a target of that size; by default the same for all.
-
-        Args:
-            parameters: number of the target's parameters.
-        """
+        """Return the policy for a target of the given size; by default the policy itself."""
         return self
 
     def start(self) -> Any:
@@ -141,20 +144,20 @@ class Policy(Part, ABC):
         """Return the memory after a verification.
 
         Args:
-            memory: the memory before it.
+            memory: the memory before the verification.
             tree: the verified tree.
             verdict: the accept result.
-            work: the passes of the step.
-            costs: of the step, on this machine.
+            work: the numbers of tokens that the models read in the step.
+            costs: the costs of the step on this machine.
         """
         return memory
 
 
 class Layered(Policy):
-    """A policy that drafts layer by layer and verifies what it drafts.
+    """A policy that drafts layer by layer and verifies all nodes that it drafts.
 
-    It stops at the layer given by its option declared `deepest`. A sequence that has drafted as
-    many nodes as its budget allows gets no more, whatever the others do.
+    It stops at the depth given by the option declared `deepest`. A sequence that has drafted as
+    many nodes as its budget allows gets no more, whatever other sequences do.
     """
 
     @property
@@ -164,14 +167,14 @@ class Layered(Policy):
 
     @abstractmethod
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
-        """Append the nodes to keep of one layer's candidates."""
+        """Return the tree with those candidates of one layer appended that shall become nodes."""
 
     def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
-        """Return the roots, or new nodes of a layer, to draft below; by default all."""
+        """Return those of the given new nodes (or roots) that are expanded; by default all."""
         return nodes
 
     def finish(self, tree: Tree) -> Tree:
-        """Select the nodes to verify; by default all."""
+        """Return the tree of the nodes to verify; by default all nodes."""
         return tree
 
     @override
@@ -191,7 +194,7 @@ class Layered(Policy):
         )
 
     def _with_room(self, tree: Tree, nodes: Ints, room: Room) -> Ints:
-        """Return the nodes above the deepest layer whose sequences have budget for more nodes."""
+        """Return the nodes that may have children within the bounds of depth and nodes."""
         if tree.drafted >= room.nodes:
             drafted = np.bincount(tree.row[tree.roots :], minlength=len(room.depth))
             nodes = nodes[drafted[tree.row[nodes]] < room.nodes]
@@ -206,17 +209,18 @@ def append(
     score: Floats | None = None,
     entropy: Floats | None = None,
 ) -> Tree:
-    """Return the tree with the frontier's candidates as children.
+    """Return the tree with the frontier's candidates appended as children.
 
     Args:
         tree: the nodes drafted so far.
-        frontier: [F] the candidates' parents. Numbers beyond the tree's nodes refer to earlier
-            candidates.
-        candidates: [F, K].
-        keep: [F, K] which of them become nodes; all by default. Missing candidates (log q = −∞)
-            never do.
-        score: [F, K] the policy's ranking; by default the log value of the path, `path_log_q`.
-        entropy: [F] of the distributions they were drawn from, for policies that read it.
+        frontier: [F] the candidates' parents. Numbers beyond the nodes of `tree` refer to
+            candidates earlier in this call.
+        candidates: [F, K] the candidates after each parent.
+        keep: [F, K] whether a candidate becomes a node; by default all do. Missing candidates (log
+            q = −∞) never become nodes.
+        score: [F, K] the values by which the policy ranks; by default `path_log_q`.
+        entropy: [F] entropy in nats of the distributions that the candidates were drawn from, for
+            policies that read it.
     """
     q, first = tree.q, -1
     if candidates.draw.sampled:  # an acceptor will need the whole q that each child was drawn from
@@ -267,55 +271,58 @@ def append(
 
 
 def path_log_q(tree: Tree, frontier: Ints, candidates: Candidates) -> Floats:
-    """Return the log value [F, K] of candidates if q is the estimate: parent's score + log q."""
+    """Return the scores [F, K] of candidates: the score of the parent plus log q.
+
+    It is the logarithm of the candidate's value, if q estimates acceptance.
+    """
     return tree.score[frontier][:, None] + candidates.log_q
 
 
 def best(tree: Tree, nodes: Ints, k: int, by: Floats | None = None) -> Ints:
-    """Return the k best nodes of each sequence, best first; the lower number wins ties.
+    """Return the k best nodes of each sequence, best first; of equals, the lower number.
 
-    The frontier's order is that of its children's numbers, which decide ties in the next layer and
-    at the end.
+    The order of a frontier determines the numbers of its children, and these decide ties in the
+    next layer and at the end.
 
     Args:
         tree: the nodes drafted so far.
         nodes: the nodes to choose from.
         k: the number of nodes of each sequence.
-        by: [N] the ranking; the score by default.
+        by: [N] the values to rank by; by default the scores.
     """
     nodes = np.sort(nodes)
     return nodes[leading(tree.row[nodes], (tree.score if by is None else by)[nodes], k)]
 
 
 def top(tree: Tree, frontier: Ints, score: Floats, k: int) -> Bools:
-    """Return a mask [F, K] of the k best candidates of a layer in each sequence.
+    """Return [F, K] whether a candidate is among the k best of its layer in its sequence.
 
-    Of equals, those that get the lower node numbers are chosen.
+    Among equals, those that get the lower node numbers are chosen.
 
     Args:
         tree: the nodes drafted so far.
         frontier: [F] the candidates' parents.
-        score: [F, K] the ranking; −∞ for missing candidates.
+        score: [F, K] the values to rank by; −∞ for missing candidates.
         k: the number of candidates of each sequence.
     """
     return leading_of_layer(tree.row, frontier, np.ascontiguousarray(score), k)
 
 
 def log(x: float) -> float:
-    """Return the natural logarithm; −∞ for values of at most 0."""
+    """Return the natural logarithm of x, or −∞ if x is not positive."""
     return math.log(x) if x > 0 else -math.inf
 
 
 def fit(tree: Tree, nodes: int, by: Floats | None = None) -> Tree:
-    """Return the tree with the best `nodes` drafted nodes of each sequence at most.
+    """Return the tree with at most the best `nodes` drafted nodes of each sequence.
 
-    The lower number wins ties. No score exceeds its parent's, and a parent's number is lower, so
-    the result is connected.
+    Among equals, lower numbers are kept. The result is connected, because no score exceeds that of
+    the parent, and a parent's number is lower.
 
     Args:
         tree: the drafted nodes.
         nodes: the largest number of drafted nodes of each sequence.
-        by: [N] the ranking instead of the score; no node's value exceeds its parent's.
+        by: [N] values to rank by instead of the scores. No node's value may exceed its parent's.
     """
     if tree.drafted <= nodes or np.bincount(tree.row[tree.roots :]).max() <= nodes:
         return tree

@@ -27,7 +27,7 @@ from draftree.utils.validated_dataclass import Presets, knob
 @final
 @dataclass(frozen=True)
 class Survivors(Plan):
-    """Plan trees of which only the paths to each row's last layer are verified."""
+    """Plans trees in which only paths to a sequence's last layer are verified."""
 
     @override
     def rank(self, nodes: Nodes) -> Tensor:
@@ -43,12 +43,13 @@ class Beam(Layered):
     """Beam search by joint probability.
 
     Attributes:
-        width: beams, and so the nodes of a layer (4 and 8 in the paper); of equals those with the
-            lower numbers.
-        depth: layers (4 in the official code).
-        survivors: whether only paths to the row's last layer are verified, as in the official code.
+        width: number of beams, which is the number of nodes of a layer (4 and 8 in the paper).
+            Among equals those with the lower numbers are kept.
+        depth: number of layers (4 in the official code).
+        survivors: whether only paths to a sequence's last layer are verified, as in the official
+            code.
 
-    `preset=fast` verifies every beam, five deep.
+    `preset=fast` verifies every beam, down to depth 5.
     """
 
     presets: ClassVar[Presets] = {"fast": {"depth": 5, "survivors": False}}

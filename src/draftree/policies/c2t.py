@@ -27,30 +27,32 @@ from draftree.utils.files import Entries, filled, read_object, understood
 from draftree.utils.validated_dataclass import knob
 
 FEATURES = ("P+H+d", "P+H", "P+d", "H+d", "P")
-"""The sets of features that a classifier may read (C2T, table 1): joint probability, entropy,
-depth."""
+"""The sets of features that a classifier may read (C2T, table 1).
+
+P is the joint probability, H the entropy, and d the depth.
+"""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 TENSORS = ("hidden_weight", "hidden_bias", "output_weight", "output_bias")
 LEAST = math.log(1e-12)
-"""The smallest log P that a net reads; all below count as this."""
+"""The smallest log P that a net reads; smaller values are raised to it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Classifier:
-    """F of C2T, eq. 4: a ReLU layer, a linear one, a sigmoid (section 4.1).
+    """The classifier F of C2T, eq. 4: a ReLU layer, a linear layer and a sigmoid (section 4.1).
 
     Attributes:
-        hidden_weight: [D, X].
-        hidden_bias: [D].
-        output_weight: [D].
-        output_bias: [].
-        features: the features, in this order.
-        entropy_top: M, the number of likeliest tokens over which the entropy was summed in
+        hidden_weight: [D, X] weights of the ReLU layer.
+        hidden_bias: [D] biases of the ReLU layer.
+        output_weight: [D] weights of the linear layer.
+        output_bias: [] bias of the linear layer.
+        features: the names of the features, in the order of the inputs.
+        entropy_top: M, the number of most likely tokens over which the entropy was summed in
             training.
-        log_joint: whether the net reads log P, which is not in the paper, instead of P. Most P are
-            so close to 0 that a net distinguishes them only after very many steps. With log P it
-            learns in a fifth of them, and decodes no better in the end.
-        trained_on: the training data and the quality reached, for readers.
+        log_joint: whether the net reads log P instead of P, which is not in the paper. Most P are
+            so close to 0 that a net distinguishes them only after very many training steps. With
+            log P it needs a fifth of the steps; it decodes no better in the end.
+        trained_on: a description of the training data and the quality reached.
     """
 
     hidden_weight: Floats
@@ -64,20 +66,20 @@ class Classifier:
 
     @property
     def reads_entropy(self) -> bool:
-        """Return whether the entropy has to be computed at all."""
+        """Return whether the entropy must be computed."""
         return "H" in self.features
 
     def confidence(self, log_p: Floats, entropy: Floats, depth: Floats | Ints) -> Floats:
         """Return the confidence C in [0, 1] of some nodes, in the shape of `log_p`.
 
-        The arithmetic of a node does not depend on the other nodes (a matrix product would round by
-        its shape). So a sequence gets the same tree alone and in a batch.
+        Each node is computed independently of the other nodes, whereas the rounding of a matrix
+        product depends on its shape. A sequence therefore gets the same tree alone and in a batch.
 
         Args:
             log_p: log P, the sum of log q along the path (eq. 1).
-            entropy: H in nats of the distribution the node was drawn from (eq. 3); broadcast
-                against `log_p`.
-            depth: d, 1 for children of the root; broadcast against `log_p`.
+            entropy: H in nats, of the distribution that the node was drawn from (eq. 3); it is
+                broadcast to the shape of `log_p`.
+            depth: d, which is 1 for children of the root; it is broadcast to the shape of `log_p`.
         """
         read = {"P": scaled(log_p, self.log_joint), "H": entropy, "d": depth}
         x = np.empty((len(self._names), *log_p.shape))
@@ -98,7 +100,7 @@ class Classifier:
         return hidden, bias, output, float(self.output_bias)
 
     def save(self, folder: Path) -> None:
-        """Write `config.json` and `model.safetensors`."""
+        """Write `config.json` and `model.safetensors` into a folder."""
         tensors = {name: np.array(getattr(self, name), np.float32, order="C") for name in TENSORS}
         config = {
             "policy": "c2t",
@@ -114,10 +116,10 @@ class Classifier:
 
     @classmethod
     def load(cls, folder: Path) -> Self:
-        """Return the classifier in a folder.
+        """Return the classifier that is stored in a folder.
 
         Raises:
-            UserError: there is none, or its parts do not fit each other.
+            UserError: the folder contains no classifier, or its files do not match each other.
         """
         config = Entries(read_object(folder / CONFIG, "a classifier's config"), folder / CONFIG)
         if config.values.get("policy") != "c2t":
@@ -157,18 +159,19 @@ class Classifier:
 
 
 def scaled(log_p: Floats, log_joint: bool) -> Floats:
-    """Return the joint probability as a net reads it.
+    """Return the joint probability in the form in which a net reads it.
 
-    This is its logarithm, at least that of 10⁻¹², or the probability itself.
+    With `log_joint` this is its logarithm, raised to log 10⁻¹² if it is smaller; otherwise it is
+    the probability itself.
     """
     return np.maximum(log_p, LEAST) if log_joint else np.exp(log_p)
 
 
 def check_features(features: str) -> None:
-    """Refuse a set of features that is none of the paper's.
+    """Check that a set of features is one of the paper's.
 
     Raises:
-        UnknownName: with the allowed sets.
+        UnknownName: it is not; the message lists the allowed sets.
     """
     if features not in FEATURES:
         raise UnknownName("features", features, FEATURES)
@@ -180,23 +183,23 @@ class C2T(Layered):
     """Classifier-based tree (algorithm 1).
 
     Attributes:
-        beta: the least confidence of a candidate that is kept (0.2 to 0.9 in the paper, mostly
-            0.5). A confidence is no probability of acceptance: the classifier learnt from three
-            rejected nodes for each accepted one, where whole trees have about 190 (the demo's), so
-            0.5 means 1.6 %. The paper does not give its ratio; with another one, the same β means
-            another probability.
-        width: the number of likeliest candidates after each node that the classifier sees (the
+        beta: the smallest confidence of a candidate that is kept (0.2 to 0.9 in the paper, mostly
+            0.5). A confidence is not a probability of acceptance. The classifier was trained with
+            three rejected nodes for each accepted one, whereas whole trees of the demo have about
+            190, so that 0.5 means 1.6 %. The paper does not give its ratio; with another ratio, the
+            same β means another probability.
+        width: the number of most likely candidates after each node that the classifier rates (the
             first TopK of section 4.2.2; 15).
-        layer_top: the most nodes of a layer that are kept, the most confident first (the second
-            TopK; 15); none for all.
-        depth: layers (10 in the paper).
-        classifier: its folder, as `draftree train c2t` writes it, or the name of a target for which
-            one is shipped; the demo's by default.
-        chain: whether only the likeliest candidate is considered, and drafting ends at the first
-            that is not kept (section 5.5).
-        raw: the features that are computed from q itself where it is conditioned on the target's
-            noise (`match` above temperature 0): P, H, both (P+H), or none. Candidates are chosen by
-            the conditioned q, whatever the classifier reads.
+        layer_top: the largest number of nodes kept in a layer, the most confident first (the second
+            TopK; 15); None keeps all.
+        depth: number of layers (10 in the paper).
+        classifier: the folder of a classifier, as written by `draftree train c2t`, or the name of a
+            target for which a classifier is shipped; by default that of the demo.
+        chain: whether to draft a chain: only the most likely candidate is considered, and drafting
+            ends at the first candidate that is not kept (section 5.5).
+        raw: the features that are computed from the unconditioned q when drafts are conditioned on
+            the target's noise (`match` above temperature 0): P, H, both (P+H), or none. Candidates
+            are always chosen by the conditioned q.
     """
 
     beta: float = knob(0.5, least=0, most=1)

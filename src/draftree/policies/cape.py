@@ -20,9 +20,12 @@ from draftree.tree import Bools, Candidates, Floats, Ints, Tree
 from draftree.utils.validated_dataclass import knob
 
 PAPER = "7/0.3/5/0.6/3/0.8/1"
-"""S(p) of section 4.2: 7 for p in (0, 0.3], 5 in (0.3, 0.6], 3 in (0.6, 0.8], 1 in (0.8, 1]."""
+"""The function S(p) of section 4.2.
+
+It is 7 for p in (0, 0.3], 5 in (0.3, 0.6], 3 in (0.6, 0.8], and 1 in (0.8, 1].
+"""
 OFFICIAL = np.array([7, 7, 7, 5, 5, 5, 3, 3, 1, 1, 1, 1])
-"""S(p) by ⌊10 p⌋ in the official code, which also counts the chain's token."""
+"""S(p) in the official code, indexed by ⌊10 p⌋; it includes the token of the chain."""
 
 
 @final
@@ -31,22 +34,24 @@ class CAPE(Layered):
     """Confidence-aware proposal expansion.
 
     Attributes:
-        length: tokens of the chain. The paper verifies 32 tokens at most (section 5.1), which are 4
-            steps of up to 8, as in the official code; its γ = 5 is that of GLIDE alone.
-        max_nodes: the most drafted nodes to verify. If there are more, the chain is kept before all
-            alternatives, because everything below a removed token is lost. Alternatives are kept by
-            value, of equals those drafted first. The paper needs no such rule.
-        bins: the number of alternatives by confidence: `paper`; `official`, which differs only at
-            the edges p = 0.3, 0.6, 0.8, where it takes the smaller number; or sizes with the edges
-            between them, where an edge belongs to the size before it. The paper's are
-            7/0.3/5/0.6/3/0.8/1.
-        sets: the same number of alternatives whatever the confidence; 4 is the paper's ablation
+        length: number of tokens of the chain. The paper verifies at most 32 tokens (section 5.1),
+            which are 4 draft steps with up to 8 tokens, as in the official code. Its γ = 5 is that
+            of GLIDE without CaPE.
+        max_nodes: the largest number of drafted nodes to verify. If more are drafted, the tokens of
+            the chain are kept first, because everything below a removed token is lost. Alternatives
+            are then kept in order of value, among equals those drafted first. The paper needs no
+            such rule.
+        bins: the number of alternatives as a function of confidence p: `paper`; `official`, which
+            differs only at p = 0.3, 0.6 and 0.8, where it gives the smaller number; or a list of
+            numbers with the edges between them, where an edge belongs to the number before it. The
+            paper's list is 7/0.3/5/0.6/3/0.8/1.
+        sets: a fixed number of alternatives for any confidence; the ablation in the paper has 4
             (section 5.4).
 
-    Sizes do not count the chain's own token. EDD + PCT (section 4.1), which compares with CaPE,
-    calls 7, 5, 3 and 1 the "expansion width of each layer", which may count it:
-    `bins=6/0.3/4/0.6/2/0.8/0`. Where drafts know the target's noise (`match` above temperature 0),
-    confidence is that of q given the noise, of which the paper's edges were not chosen.
+    These numbers do not include the token of the chain. EDD + PCT (section 4.1) compares with CaPE
+    and calls 7, 5, 3 and 1 the "expansion width of each layer", which may include it:
+    `bins=6/0.3/4/0.6/2/0.8/0`. If drafts are conditioned on the target's noise (`match` above
+    temperature 0), p comes from the conditioned q, for which the paper did not choose its edges.
     """
 
     length: int = knob(4, least=1, deepest=True)
@@ -65,7 +70,10 @@ class CAPE(Layered):
 
     @cached_property
     def _bins(self) -> tuple[Floats, Ints]:
-        """Return edges and sizes; the official bins use ⌊10 p⌋ and no edges."""
+        """Return the edges [B − 1] and the numbers of alternatives [B].
+
+        For `official` there are no edges, and the numbers are indexed by ⌊10 p⌋.
+        """
         if self.bins == "official":
             return np.zeros(0), OFFICIAL
         return _parsed(PAPER if self.bins == "paper" else self.bins)
@@ -94,9 +102,9 @@ class CAPE(Layered):
         return fit(tree, self.max_nodes, np.where(_chain(tree), 1.0, tree.score))
 
     def children(self, p: Floats) -> Ints:
-        """Return the number of children [F] of nodes whose likeliest child has probability p [F].
+        """Return the number of children [F] of nodes whose most likely child has probability p [F].
 
-        The likeliest child is counted too.
+        The most likely child is included.
         """
         if self.sets is not None:
             return np.full(len(p), 1 + self.sets)
@@ -110,9 +118,9 @@ class CAPE(Layered):
 
 
 def _chain(tree: Tree) -> Bools:
-    """Return [N] True at the nodes of the chains: the roots, and the likeliest child of each node.
+    """Return [N] whether a node is on a chain: a root, or the most likely child of a node.
 
-    Of equally likely children the first is taken.
+    Among equally likely children the first one is taken.
     """
     order, place = ranked(tree.parents, tree.log_q)
     chain = tree.parents < 0
@@ -121,10 +129,10 @@ def _chain(tree: Tree) -> Bools:
 
 
 def _parsed(bins: str) -> tuple[Floats, Ints]:
-    """Return the edges [B − 1] and the sizes [B] of bins written as size/edge/size/…/size.
+    """Return the edges [B − 1] and the numbers [B] of bins in the form number/edge/number/…/number.
 
     Raises:
-        UserError: the bins are not written so.
+        UserError: the bins do not have this form.
     """
     parts = bins.split("/")
     try:

@@ -16,8 +16,8 @@ from draftree.utils.validated_dataclass import knob
 class Chain(Layered):
     """A fixed number of tokens in a row.
 
-    Its shape does not depend on what was drawn: no token is worth more than the one before it, so
-    that where there is no room for all the first ones stay.
+    The shape does not depend on the drawn tokens. If the budget is smaller than the chain, its
+    first tokens are kept, because no token has a larger value than the token before it.
 
     Attributes:
         length: number of tokens.

@@ -24,11 +24,12 @@ from draftree.utils.validated_dataclass import knob
 class DDTree(Policy):
     """The likeliest prefixes.
 
-    Of equally likely ones the shallower stays, then the one whose parent was drafted first.
+    Among equally likely prefixes the shorter one is kept, then the one whose parent was drafted
+    first.
 
     Attributes:
         nodes: number of nodes to verify, without the root (16 to 1,024 in the paper).
-        depth: deepest layer; the drafter's block ends it, too.
+        depth: largest depth of a node; the drafter's block is a further bound.
     """
 
     nodes: int = knob(32, least=1)
@@ -46,13 +47,13 @@ class DDTree(Policy):
 
 
 def among_best(tree: Tree, frontier: Ints, score: Floats, nodes: int) -> Bools:
-    """Return [F, K] True at a layer's candidates that are among the best nodes of their row so far.
+    """Return [F, K] whether a candidate is among the best nodes of its sequence so far.
 
     Args:
         tree: the tree drafted so far.
         frontier: [F] the candidates' parents.
-        score: [F, K] what to rank by.
-        nodes: the number of nodes of each row.
+        score: [F, K] the values to rank by.
+        nodes: the number of best nodes of each sequence.
     """
     drafted = tree.score[tree.roots :]
     rows = np.concatenate((tree.row[tree.roots :], np.repeat(tree.row[frontier], score.shape[1])))

@@ -20,9 +20,9 @@ class DyJoint(Layered):
     """The likeliest tokens in a row, while all of them together are likely enough.
 
     Attributes:
-        threshold: a token whose path has a smaller probability ends the chain, and is not verified
-            (0.08 in the paper).
-        length: tokens at most (10 in the paper).
+        threshold: the smallest path probability (0.08 in the paper). The first token below it ends
+            the chain and is not verified.
+        length: largest number of tokens (10 in the paper).
     """
 
     candidates: ClassVar[int] = 1

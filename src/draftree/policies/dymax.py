@@ -20,8 +20,9 @@ class DyMax(Layered):
     """The likeliest tokens in a row, while each is likely enough after the one before it.
 
     Attributes:
-        threshold: a token of smaller q ends the chain, and is not verified (0.3 in the paper).
-        length: tokens at most (10 in the paper).
+        threshold: the smallest q of a token (0.3 in the paper). The first token below it ends the
+            chain and is not verified.
+        length: largest number of tokens (10 in the paper).
     """
 
     candidates: ClassVar[int] = 1

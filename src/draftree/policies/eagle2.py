@@ -19,7 +19,10 @@ from draftree.tree import Room, Tree
 from draftree.utils.validated_dataclass import knob
 
 NODES = ((10e9, 60), (30e9, 50), (inf, 48))
-"""Pairs of a bound for the target's parameters and the nodes to verify below it (appendix A)."""
+"""Pairs of a bound on the target's parameters and the number of nodes to verify below it.
+
+The numbers are from appendix A of EAGLE-2.
+"""
 
 
 @final
@@ -27,26 +30,30 @@ NODES = ((10e9, 60), (30e9, 50), (inf, 48))
 class EAGLE2(Policy):
     """Expand the best of each layer, then rank all.
 
-    It drafts several times the nodes it verifies, so it is not layered: those stop once they have
-    drafted what there is room to verify.
+    It is not a `Layered` policy, because it drafts several times as many nodes as it verifies. A
+    `Layered` policy stops when it has drafted as many nodes as the budget allows to verify.
 
     Attributes:
-        nodes: number of nodes to verify, without the root (the official code's `total_token` counts
-            it). The default depends on the target's parameters, as in the paper: 60 below 10
-            billion, 50 below 30, and 48 (its targets have 7, 13 and 70).
-        depth: layers (6 in the paper; the official code's `depth` does not count the first).
-        width: nodes expanded in a layer, and candidates after each (10 in the paper).
-        expand_by: whether a layer's nodes are chosen for expansion by value, or by their own
-            confidence alone, the paper's ablation "w/o value" (section 5.2.1, Table 3).
-        rank_by: the value of the last ranking. The paper's "w/o value" is described only as "not
-            using value and directly using confidence", which may mean the expansion alone, or this
-            too. A node then counts for no more than the least sure node of its path, as none can be
-            verified without its parent; the paper does not define this case.
-        rerank: whether all candidates are ranked at the end. Without it ("w/o reranking"), the
-            nodes chosen for expansion in each layer, the last layer included, are verified, the
-            best `nodes` of them by `rank_by`. This follows from "we do not use the tokens selected
-            during the expansion phase as the draft directly" (section 4.2). "W/o both" is `rerank`
-            off, with `expand_by` and `rank_by` confidence.
+        nodes: number of nodes to verify, without the root (`total_token` of the official code
+            includes it). The default depends on the number of the target's parameters, as in the
+            paper: 60 below 10 billion, 50 below 30 billion, and 48 above. The paper's targets have
+            7, 13 and 70 billion.
+        depth: number of layers (6 in the paper; `depth` of the official code does not count the
+            first layer).
+        width: number of nodes expanded in a layer, and of candidates after each of them (10 in the
+            paper).
+        expand_by: whether the nodes to expand are chosen by `value` or by their own `confidence`.
+            The latter is the paper's ablation "w/o value" (section 5.2.1, Table 3).
+        rank_by: whether the final ranking is by `value` or by `confidence`. The paper describes
+            "w/o value" only as "not using value and directly using confidence", which may mean the
+            expansion alone, or the ranking too. With `confidence`, a node is ranked by the smallest
+            confidence on its path, because it cannot be verified without its parent; the paper does
+            not define this case.
+        rerank: whether all candidates are ranked at the end. Without it ("w/o reranking"), only the
+            nodes chosen for expansion in each layer, the last layer included, can be verified; the
+            best `nodes` of them by `rank_by` are. This follows from "we do not use the tokens
+            selected during the expansion phase as the draft directly" (section 4.2). The ablation
+            "w/o both" is `rerank=false` with `expand_by=confidence` and `rank_by=confidence`.
     """
 
     nodes: int | None = knob(None, least=1)
@@ -70,7 +77,7 @@ class EAGLE2(Policy):
     def kept(self) -> int:
         """Return the number of nodes to verify.
 
-        For a target of unknown size it is 60, as for the paper's smallest.
+        For a target of unknown size it is 60, the number for the paper's smallest target.
         """
         return NODES[0][1] if self.nodes is None else self.nodes
 

@@ -22,9 +22,9 @@ from draftree.utils.validated_dataclass import knob
 
 
 def uniform(seed: int, count: int) -> float:
-    """Return number `count` of a random stream, in [0, 1).
+    """Return number `count` of a pseudo-random stream, in [0, 1).
 
-    The generator is SplitMix64 (Steele, Lea, Flood 2014), by counter instead of by state.
+    The generator is SplitMix64 (Steele, Lea, Flood 2014), indexed by a counter instead of a state.
     """
     mixed = (int(seed) * 0xD1342543DE82EF95 + (count + 1) * 0x9E3779B97F4A7C15) % 2**64
     mixed = (mixed ^ (mixed >> 30)) * 0xBF58476D1CE4E5B9 % 2**64
@@ -33,15 +33,15 @@ def uniform(seed: int, count: int) -> float:
 
 
 def puct(mean: float, prior: float, visits: int, siblings: int, c1: float, c2: float) -> float:
-    """Return the worth of looking at a child (eq. 16-17).
+    """Return the PUCT value of a child, by which the search descends (eq. 16-17).
 
     Args:
-        mean: Q(s, a), the mean reward of the sentences that went through it; 0 for none.
-        prior: P(s, a).
-        visits: N(s, a).
-        siblings: Σ_b N(s, b), visits of all children of its parent.
-        c1: of eq. 16.
-        c2: of eq. 16.
+        mean: Q(s, a), the mean reward of the sentences through the child; 0 if there are none.
+        prior: P(s, a), the draft probability of the child.
+        visits: N(s, a), the number of visits of the child.
+        siblings: Σ_b N(s, b), the number of visits of all children of its parent.
+        c1: constant c₁ of eq. 16.
+        c2: constant c₂ of eq. 16.
     """
     exploration = c1 + math.log((siblings + c2 + 1) / c2)
     return mean + exploration * prior * math.sqrt(siblings) / (1 + visits)
@@ -57,7 +57,10 @@ def _select(
     c2: float,
     each_first: bool,
 ) -> int:
-    """Return the child to descend to, the first of equals."""
+    """Return the child with the largest PUCT value, to which the search descends.
+
+    Among equals the first one is returned.
+    """
     siblings = 0
     for child in range(start, end):
         siblings += visits[child]
@@ -73,7 +76,7 @@ def _select(
 
 
 def _drawn(start: int, end: int, prior: Floats, chance: float) -> int:
-    """Return a child drawn in proportion to its prior."""
+    """Return a child drawn with probability proportional to its prior."""
     mass = 0.0
     for child in range(start, end):
         mass += prior[child]
@@ -98,30 +101,32 @@ def search(
     c2: float,
     each_first: bool,
 ) -> tuple[Ints, Floats]:
-    """Run algorithm 1 for every row.
+    """Run algorithm 1 for every sequence.
 
-    An iteration goes down from the root by PUCT to a node whose children do not exist yet, makes
-    all of them, and goes on to the end by drawing. The sentence's reward counts for every node of
-    the path that exists, the first one drawn included.
+    Each iteration descends from the root by PUCT to a node whose children do not exist yet. It
+    creates all children of that node, and continues to the end of a sentence by drawing. The reward
+    of the sentence counts for every existing node of its path, including the first node drawn.
 
-    Algorithm 1 goes on with the last of the new children; in the official code's order of a hash
-    map that is any of them. In an order by likelihood it would be the least likely one, which then
-    had a visit before all the others.
+    Algorithm 1 continues with the last of the new children. In the official code, which uses the
+    order of a hash map, that can be any of them. In an order by likelihood it would be the least
+    likely child, which would then have a visit before all others.
 
     Args:
-        seeds: [R] seeds of the rows' draws; the root of row r is node r.
-        first: [M] the node's first child.
-        last: [M] the end of its children, exclusive.
-        prior: [M] q(node | its parent's path).
-        gain: [M] added to the reward of a sentence that goes through the node.
-        offset: the reward that every sentence begins with.
-        iterations: number of iterations for each row.
-        c1: of eq. 16.
-        c2: of eq. 16.
-        each_first: whether a child that was never visited is taken before all others.
+        seeds: [R] seeds of the draws of each sequence; the root of sequence r is node r.
+        first: [M] the first child of each node.
+        last: [M] the end of the node's children, exclusive.
+        prior: [M] q(node | path of its parent).
+        gain: [M] the amount that each node adds to the reward of a sentence through it.
+        offset: the initial reward of a sentence.
+        iterations: number of iterations for each sequence.
+        c1: constant c₁ of eq. 16.
+        c2: constant c₂ of eq. 16.
+        each_first: whether a child without visits is taken before all others.
 
     Returns:
-        [M] visits of each node, and the sum of the rewards of the sentences that went through it.
+        [M] the number of visits of each node, and [M] the sum of the rewards of the sentences
+            through
+        it.
     """
     visits, total = np.zeros(len(first), np.int64), np.zeros(len(first))
     exist = np.zeros(len(first), np.bool_)  # True where the node's children do
@@ -153,7 +158,7 @@ def search(
 
 
 BREADTH = 1024
-"""The most nodes of a row that are expanded in a layer; the paper's setting has 144."""
+"""Largest number of nodes of a sequence expanded in a layer; the paper's setting needs 144."""
 
 
 @final
@@ -161,45 +166,47 @@ BREADTH = 1024
 class MCTS(Policy):
     """The search of ADED (Algorithm 1, eq. 16-17; official code: Adaptix), for any drafter.
 
-    First the drafter proposes all sentences of `length` tokens, root included, layer by layer: with
-    12 candidates after each node these are three calls of 1, 12 and 144 nodes. The search itself
-    then needs no model. Of the nodes it reached, the most visited are kept, and each is continued
-    by its likeliest next token.
+    First the drafter proposes all sentences of `length` tokens, including the root, layer by layer.
+    With 12 candidates after each node these are three calls for 1, 12 and 144 nodes. The search
+    then needs no model. The most visited nodes are kept, and each of them is continued by its most
+    likely next token.
 
     Where the paper and the official code differ, the paper is the default:
 
-    - reward: Algorithm 1 adds "score from tri-gram matrix" along the sentence, which is taken to be
-      the probability of each token after the two before it. The official code looks for the token
-      before instead.
-    - unvisited: by eq. 17 as it stands a child that was never visited has Q = 0; the official code
-      visits each once first.
-    - Algorithm 1 sorts sentences "by score" and does not say which; like the official code this
-      sorts by visits. Nodes never visited are not drafted. What is kept are nodes, so a sentence
-      and its beginning count as two; and each goes on for one token more than the search, which is
-      the official code's: the paper has 24 candidates of 4 tokens.
-    - The official code takes candidates in the order of a hash map, so the last of new children,
-      which Algorithm 1 goes on with, is any of them. Here the likeliest comes first, ties go to the
-      lower number, and the child is drawn as in the simulation. Draws follow from the root's token,
-      so that a text always gets the same trees.
-    - PUCT takes the sum of the children's visits (eq. 17); the official code the parent's own,
-      which is one more.
+    - Reward: Algorithm 1 adds the "score from tri-gram matrix" along the sentence. This is
+      understood as the probability of each token after the two tokens before it. The official code
+      looks up the preceding token instead.
+    - Children without visits: by eq. 17 such a child has Q = 0. The official code visits each child
+      once first.
+    - Algorithm 1 sorts sentences "by score" and does not say by which. Like the official code, this
+      policy sorts by visits. Nodes without visits are not drafted. The policy keeps nodes, so that
+      a sentence and its beginning count as two. As in the official code, each kept node is
+      continued by one token more than the search has; the paper has 24 candidates of 4 tokens.
+    - The official code takes candidates in the order of a hash map. The last of the new children,
+      with which Algorithm 1 continues, can therefore be any of them. Here the most likely child
+      comes first, the lower number wins ties, and the child to continue with is drawn as in the
+      simulation. The root's token is the seed of the draws, so that a text always gets the same
+      trees.
+    - PUCT uses the sum of the children's visits (eq. 17). The official code uses the visits of the
+      parent, which are one more.
 
     Attributes:
         iterations: number of iterations of the search (150 in the paper).
-        c1: exploration (eq. 16; 32 in the paper, 2.414 in its Figures 4a and 5).
-        c2: number of visits after which exploration grows (eq. 16; 8 in the paper).
-        length: tokens of a sentence, root included; it is also the largest depth of a node, as one
-            more token follows each sentence.
+        c1: weight of exploration (eq. 16; 32 in the paper, 2.414 in its Figures 4a and 5).
+        c2: number of visits after which the weight of exploration grows (eq. 16; 8 in the paper).
+        length: number of tokens of a sentence, including the root. It is also the largest depth of
+            a node, because one more token follows each sentence.
         continuations: number of nodes kept (24 in the paper).
-        width: candidates after each node (12 in the paper).
-        reward: the reward of a sentence: `paper`, 1 + Σ q of its tokens; `official`, 1 + Σ q of the
-            token before coming once more; `likelihood`, Σ log q, which is eq. 8 with the sign of a
-            log-likelihood.
-        unvisited: `zero`, Q = 0 (eq. 17); `first`, before all others (official code).
-        search: `mcts`, or `greedy`, which takes the nodes of the largest path probability without
-            any search. The paper does not define its "greedy search"; its τ of 1.49, where the
-            search has 2.42, is that of one greedy sentence, the policy `chain:length=4`.
-        nodes: the most drafted nodes of a row.
+        width: number of candidates after each node (12 in the paper).
+        reward: the reward of a sentence. `paper` is 1 + Σ q of its tokens. `official` is 1 + Σ q of
+            the repetition of each preceding token. `likelihood` is Σ log q, which is eq. 8 with the
+            sign of a log-likelihood.
+        unvisited: the treatment of children without visits: with `zero` they have Q = 0 (eq. 17);
+            with `first` they are visited before all others (official code).
+        search: `mcts`, or `greedy`, which takes the nodes with the largest path probability without
+            a search. The paper does not define its "greedy search". Its τ of 1.49 (2.42 with the
+            search) is that of one greedy sentence, which is the policy `chain:length=4`.
+        nodes: largest number of drafted nodes of a sequence.
     """
 
     iterations: int = knob(150, least=1)
@@ -249,7 +256,7 @@ class MCTS(Policy):
         return tree, nodes[:0], Candidates(np.zeros((0, 1), np.int64), np.zeros((0, 1)))
 
     def _searched(self, near: "Local") -> Floats:
-        """Return the log of the share of sentences through each node [M]; −∞ for none."""
+        """Return [M] the log of the fraction of sentences through each node; −∞ for no sentence."""
         gain, offset = near.gain(self.reward)
         seeds, each_first = near.tree.tokens[: near.tree.roots], self.unvisited == "first"
         visits, _ = search(
@@ -271,13 +278,14 @@ class MCTS(Policy):
 
 @dataclass(frozen=True)
 class Local:
-    """Hold the local model: a tree of all sentences, with their last layer.
+    """The local model: a tree of all sentences, including their last layer.
 
     Attributes:
-        tree: of M nodes; parents never fall, as a layer follows the order of its frontier.
-        prior: [M] q.
-        first: [M] the node's first child.
-        last: [M] the end of its children, exclusive.
+        tree: a tree of M nodes. `parents` is in ascending order, because a layer follows the order
+            of its frontier.
+        prior: [M] q of each node.
+        first: [M] the first child of each node.
+        last: [M] the end of the node's children, exclusive.
     """
 
     tree: Tree
@@ -287,7 +295,7 @@ class Local:
 
     @classmethod
     def of(cls, tree: Tree, frontier: Ints, candidates: Candidates) -> "Local":
-        """Return the model of a tree and the candidates of its last layer."""
+        """Return the local model made of a tree and the candidates of its last layer."""
         whole = append(tree, frontier, candidates)
         first, last = (
             np.searchsorted(whole.parents, np.arange(len(whole)), side)
@@ -296,24 +304,26 @@ class Local:
         return cls(whole, np.exp(whole.log_q), first, last)
 
     def best(self, value: Floats, k: int) -> Ints:
-        """Return the k best nodes of each row, in the order of their numbers.
+        """Return the k best nodes of each sequence, in the order of their numbers.
 
-        Of equal values the lower number is taken; nodes of value −∞ are never taken.
-
-        No value exceeds the parent's, so what is kept is connected.
+        Among equal values the lower number is taken. Nodes of value −∞ are never taken. No value
+        exceeds that of the parent, so that the chosen nodes are connected.
         """
         return np.sort(
             best(self.tree, np.flatnonzero((value > -np.inf) & (self.tree.parents >= 0)), k, value)
         )
 
     def longer(self, nodes: Ints) -> Ints:
-        """Return the likeliest child of each node that has any, unless it is one of the nodes."""
+        """Return the most likely child of each given node that has children.
+
+        Children that are among the given nodes are left out.
+        """
         children = np.flatnonzero(np.isin(self.tree.parents, nodes))
         order, place = ranked(self.tree.parents[children], self.prior[children])
         return np.setdiff1d(children[order[place == 0]], nodes)
 
     def gain(self, reward: str) -> tuple[Floats, float]:
-        """Return the reward [M] that each node adds to its sentences, and the initial reward."""
+        """Return [M] what each node adds to the reward of a sentence, and the initial reward."""
         if reward == "likelihood":
             return self.tree.log_q, 0.0
         if (

@@ -24,18 +24,18 @@ from draftree.utils.validated_dataclass import knob
 class OPTTree(Policy):
     """The best nodes under a budget, drafted as deep as it pays.
 
-    It drafts more than it verifies, so it is not layered. The official code drafts one layer more
-    than it verifies: it looks at what a layer adds after the next one is drafted, and expands all n
-    best of a layer. Here a layer is looked at at once, and only nodes among the best so far are
-    expanded: no other can have descendants among the best.
+    It is not a `Layered` policy, because it drafts more nodes than it verifies. The official code
+    examines the gain of a layer only after the next layer has been drafted, and expands all n best
+    nodes of a layer. Here the gain is examined at once, and only nodes among the best so far are
+    expanded, because descendants of other nodes cannot be among the best.
 
     Attributes:
-        nodes: number of nodes to verify, without the root, and of candidates after each node (50 in
-            the official code).
-        threshold: another layer is drafted only if the last one added more than this to Σ value;
-            what a draft step costs in target passes, sₐ/sₜ as measured on this machine, by default
-            (0.5 in the official code).
-        max_depth: deepest layer (10 in the official code).
+        nodes: number of nodes to verify, without the root, and number of candidates after each node
+            (50 in the official code).
+        threshold: the smallest increase of Σ value by a layer after which another layer is drafted
+            (0.5 in the official code). By default it is sₐ/sₜ, the time of a draft step divided by
+            that of a target pass, as measured on this machine.
+        max_depth: largest depth of a node (10 in the official code).
     """
 
     nodes: int = knob(50, least=1)

@@ -25,11 +25,11 @@ from draftree.utils.validated_dataclass import knob
 @final
 @dataclass(frozen=True)
 class Pruned(Plan):
-    """Plan trees of nodes that have enough value, and expand those that have enough more.
+    """Plans trees that keep nodes above one value, and expand nodes above a larger value.
 
     Attributes:
-        least: [3] logarithms: the least value of a node, the least log q of a node, and the least
-            value of a parent.
+        least: [3] the smallest log value of a node, the smallest log q of a node, and the smallest
+            log value of a node that is expanded.
     """
 
     least: Floats = field(default_factory=lambda: np.full(3, -np.inf), compare=False)
@@ -65,22 +65,24 @@ class PCT(Layered):
     """Pruned candidate tree.
 
     Attributes:
-        width: candidates after each expanded node (5 in the paper).
-        max_depth: deepest layer (10 in the paper).
-        leaf_threshold: leaves of a smaller value are removed (0.01 in the paper).
-        ratio: sₐ/sₜ; by default as measured on this machine, at the step's own length and batch.
-            The paper has one average for each pair of models, 0.037 and 0.028 (section 4.1).
-        gain: whether a node is expanded by its value, and with it by the expected gain of eq. 5, or
-            by its own confidence; both at `ratio`. No confidence is below its value, so without,
-            every tree holds the tree with it and more.
-        own: nodes whose own confidence is smaller are removed, and so nothing is below them; 0
-            removes none.
+        width: number of candidates after each expanded node (5 in the paper).
+        max_depth: largest depth of a node (10 in the paper).
+        leaf_threshold: the smallest value of a leaf (0.01 in the paper); leaves below it are
+            removed.
+        ratio: sₐ/sₜ, the time of a draft step divided by that of a target pass. By default it is
+            measured on this machine, for the context length and batch size of the step. The paper
+            has one average for each of its two pairs of models, 0.037 and 0.028 (section 4.1).
+        gain: whether a node is expanded if its value is at least `ratio` (the expected time gain of
+            eq. 5), or if its own confidence is. A confidence is never below the value, so that
+            trees are larger without `gain`.
+        own: the smallest confidence of a node; nodes below it are removed with all their
+            descendants. 0 removes none.
 
-    The paper's ablation "w/o expected time gain" (section 4.3.2, Table 3) removes: "the expected
-    time gain is not estimated, and confidence score is directly used to prune the candidate tree".
-    That is `ratio=0`, at which all that is left is expanded, with `own` at a threshold which the
-    paper does not give. Leaves are removed by their value in all of these, which is an ablation of
-    its own (`leaf_threshold=0`).
+    In the paper's ablation "w/o expected time gain" (section 4.3.2, Table 3) "the expected time
+    gain is not estimated, and confidence score is directly used to prune the candidate tree". This
+    corresponds to `ratio=0`, with which all remaining nodes are expanded, and a threshold `own`
+    that the paper does not give. Leaves are still removed by their value; turning that off is
+    another ablation (`leaf_threshold=0`).
     """
 
     width: int = knob(5, least=1)
@@ -101,9 +103,10 @@ class PCT(Layered):
         return self.width
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
-        """Return the same trees with fixed bounds for a device.
+        """Return a plan for the same trees within fixed bounds, for the device.
 
-        A layer's values add up to 1 at most, so that few nodes reach a threshold.
+        The bounds follow from the thresholds: the values of a layer sum to at most 1, so that few
+        nodes reach a threshold.
         """
         ratio = outlook.costs.ratio if self.ratio is None else self.ratio
         if not self.gain or not 0 < ratio <= 1 or not self.leaf_threshold:
@@ -126,7 +129,7 @@ class PCT(Layered):
         return append(tree, frontier, candidates, keep & (candidates.log_q >= log(self.own)))
 
     def expandable(self, tree: Tree, nodes: Ints, costs: Costs) -> Ints:
-        """Return the nodes whose value is at least sₐ/sₜ (eq. 5); a root's value is 1.
+        """Return the nodes whose value is at least sₐ/sₜ (eq. 5); the value of a root is 1.
 
         Without `gain`, their confidence is compared instead.
         """

@@ -27,19 +27,19 @@ from draftree.tree import Floats, Ints, Room, Tree
 from draftree.utils.files import read_json
 
 RANKS = 1024
-"""Number of candidates of a node that a path can name."""
+"""Number of ranks that a path can name; ranks are 0 … `RANKS` − 1."""
 SHIPPED = Path(__file__).with_name("trees.json")
-"""The trees of the official codes, by name."""
+"""File with the trees of the official codes, by name."""
 
 
 @final
 @dataclass(frozen=True)
 class Paths(Plan):
-    """Plan trees whose paths are given by ranks.
+    """Plans trees whose paths are given by ranks.
 
     Attributes:
-        name: of the tree.
-        children: of each path, see `Static.children`.
+        name: the name of the tree.
+        children: the children of each path, see `Static.children`.
     """
 
     name: str = ""
@@ -47,7 +47,7 @@ class Paths(Plan):
 
     @cached_property
     def shape(self) -> list[tuple[Ints, Ints]]:
-        """Return each layer's nodes [M] among its candidates, and those that are expanded [F]."""
+        """Return, for each layer, its nodes [M] among its candidates and its expanded nodes [F]."""
         found, frontier = list[tuple[Ints, Ints]](), np.zeros(1, np.int64)
         while frontier.size:
             below = self.children[frontier]
@@ -88,12 +88,13 @@ class Paths(Plan):
 class Static(Policy):
     """The same tree in every step, less what the drafter has no candidate for.
 
-    Its shape does not depend on what was drawn; it is not layered, because a node's rank decides
-    what is below it, and a tree does not store ranks where an earlier candidate is missing.
+    The shape does not depend on the drawn tokens. It is not a `Layered` policy, because the ranks
+    on a node's path determine its children, and a `Tree` does not store ranks.
 
     Attributes:
-        paths: a shipped tree, or a JSON file with a list of paths, each a list of ranks. The list
-            is the whole file or its entry `paths`, as `draftree train static` writes it.
+        paths: the name of a shipped tree, or a JSON file with a list of paths, each of which is a
+            list of ranks. The list is either the whole file or its entry `paths`, as written by
+            `draftree train static`.
     """
 
     paths: str = "eagle1/mc_sim_7b_63"
@@ -105,16 +106,16 @@ class Static(Policy):
 
     @property
     def prunes_on_draws(self) -> bool:
-        """Return whether a path is in the tree without its earlier siblings.
+        """Return whether the tree has a path without that of an earlier sibling.
 
-        The draws of these siblings are part of how the path was drawn.
+        The draws of such siblings influence how the later candidate is drawn.
         """
         gaps: np.ndarray = (self.children[:, 1:] > 0) & (self.children[:, :-1] == 0)
         return bool(gaps.any())
 
     @cached_property
     def children(self) -> Ints:
-        """Return [T + 1, K] the number of each path's child by rank, 0 where there is none.
+        """Return [T + 1, K] the number of each path's child by rank; 0 for no child.
 
         See `_table`.
         """
@@ -158,12 +159,13 @@ class Static(Policy):
 
 
 def _table(name: str) -> Ints:
-    """Return the children of each path of a tree.
+    """Return a table [T + 1, K] of the children of each path, by rank.
 
-    Paths are numbered from 1, the shorter ones first, then by ranks; 0 is the root.
+    Paths are numbered from 1, shorter ones first, then in order of their ranks. The root has number
+    0, and an entry 0 means that there is no child.
 
     Raises:
-        UserError: a path's beginning is not among the paths, or there is no such tree.
+        UserError: the parent of a path is not among the paths, or there is no such tree.
     """
     number = {p: i for i, p in enumerate(sorted(_load(name), key=lambda p: (len(p), p)))}
     table = np.zeros((len(number), 1 + max(p[-1] for p in number if p)), np.int64)
@@ -178,11 +180,11 @@ def _table(name: str) -> Ints:
 
 
 def _load(name: str) -> set[tuple[int, ...]]:
-    """Return the paths of a shipped tree or of a file, with the empty path of the root.
+    """Return the paths of a shipped tree or of a file, and the empty path for the root.
 
     Raises:
         UnknownName: there is no such tree or file.
-        UserError: the file holds no list of paths.
+        UserError: the file does not contain a list of paths.
     """
     shipped: dict[str, list[list[int]]] = json.loads(SHIPPED.read_text())
     if name in shipped:

@@ -24,11 +24,12 @@ class TALON(Policy):
     """Layers gated by confidence, under a budget of nodes.
 
     Attributes:
-        nodes: N, to verify, the root not counted (60 in the paper).
-        width: K, of the first layer (10 in EAGLE-3's trees, which the paper compares with).
-        mu: μ, the share of the layer's highest path probability that a node must have (0.03 in the
-            paper).
-        depth: deepest layer; the paper has no bound but the budget.
+        nodes: N, the number of nodes to verify, without the root (60 in the paper).
+        width: K, the number of nodes in the first layer (10 in EAGLE-3's trees, with which the
+            paper compares).
+        mu: μ, the smallest path probability of a node, as a fraction of the largest one in its
+            layer (0.03 in the paper).
+        depth: largest depth of a node; in the paper only the budget bounds it.
     """
 
     nodes: int = knob(60, least=1)
@@ -59,15 +60,15 @@ class TALON(Policy):
 
 
 def _gated(rows: Ints, score: Floats, left: Ints, mu: float) -> Bools:
-    """Return [F, K] True at a layer's candidates that are kept (eq. 4).
+    """Return [F, K] whether a candidate of a layer is kept (eq. 4).
 
-    They are the best of their row, and no more than the row's budget has left.
+    The best candidates of each sequence are kept, as many as its budget still allows.
 
     Args:
-        rows: [F] of the parents.
+        rows: [F] the sequences of the parents.
         score: [F, K] log path probabilities.
-        left: [F] nodes left of each parent's row.
-        mu: μ; 0 lets all pass.
+        left: [F] the number of nodes that the budget of each parent's sequence still allows.
+        mu: μ; with 0 all candidates pass.
     """
     best = np.full(int(rows.max()) + 1, -np.inf)
     np.maximum.at(best, rows, score.max(axis=1))

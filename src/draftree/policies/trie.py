@@ -17,12 +17,12 @@ from draftree.utils.validated_dataclass import knob
 class Trie(Policy):
     """All that the drafter finds, cut to the nodes of the largest value (the product of q along the path).
 
-    Where q is the share of continuations that go on with a token, a node's value is the share of
-    all that begin with its path, so that the trie is pruned by frequency, as REST prunes it. It
-    drafts more than it verifies, so it is not layered.
+    If q is the fraction of retrieved continuations that continue with a token, then a node's value
+    is the fraction of continuations that begin with its path. The trie is then pruned by frequency,
+    as in REST. It is not a `Layered` policy, because it drafts more nodes than it verifies.
 
     Attributes:
-        nodes: drafted nodes of a row at most (64 in REST).
+        nodes: largest number of drafted nodes of a sequence (64 in REST).
     """
 
     nodes: int = knob(64, least=1)

@@ -17,12 +17,12 @@ class VCT(Layered):
     """Every node has the same number of children down to a fixed depth; layers can be capped.
 
     Attributes:
-        width: children of a node (3 in the paper).
-        depth: layers (5 in the paper).
-        layer_top: nodes of a layer and row at most: the best by value (the product of q along the
-            path), of equals those with the lower numbers; the others are neither verified nor
-            expanded. No cap by default, as in the paper, where 3 + 9 + … + 243 = 363 nodes are
-            verified.
+        width: number of children of a node (3 in the paper).
+        depth: number of layers (5 in the paper).
+        layer_top: largest number of nodes in a layer of one sequence. The nodes of largest value
+            (the product of q along the path) are kept, among equals those with the lower numbers.
+            Other nodes are neither verified nor expanded. By default there is no cap, as in the
+            paper, where 3 + 9 + … + 243 = 363 nodes are verified.
     """
 
     width: int = knob(3, least=1)

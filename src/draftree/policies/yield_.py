@@ -34,66 +34,73 @@ from draftree.tree import Bools, Candidates, Floats, Ints, Room, Tree, Verdict
 from draftree.utils.validated_dataclass import knob
 
 MEMORY = 1 / 128
-"""The share of a step in the running sums of the rate."""
+"""Weight of one step in the running sums from which the rate is computed."""
 BEGINNING = 8.0
-"""Number of passes that plain decoding's rate counts for before anything was measured."""
+"""Number of plain decoding passes by which the rate is initialised."""
 RECENT = 0.1
-"""Weight of the last step in the running mean of recent success."""
+"""Weight of the newest step in the moving mean of recent success."""
 LIKELY = 0.6
-"""The expected success of the first steps: the share of accepted nodes after which some draft is
-accepted.
+"""Initial value of the moving mean of recent success.
+
+Success is the fraction of accepted nodes after which some draft is accepted.
 """
 WIDEST = 32
-"""The most nodes of a row that are expanded in one layer."""
+"""Largest number of nodes of a sequence that are expanded in one layer."""
 FREE = 4
-"""Factor of the candidates per node where one pass predicts many layers, as more of them then cost
-no pass.
+"""Factor for the number of candidates per node if one pass predicts many layers.
+
+More candidates then need no further pass.
 """
 AHEAD = 64
-"""The most further nodes over which the price of one is averaged."""
+"""Largest number of further nodes over which the cost of one node is averaged."""
 CREDIT, SAVINGS = 3.0, 12.0
-"""The regret budget in passes, for one sequence: at the beginning, and at most, however much
-drafting has gained. A batch of R begins with 1/√R of it, because a pass teaches R times as much,
-and its sequences end after as few passes as one alone.
+"""Initial and largest regret budget, in target passes, for one sequence.
+
+The largest value holds however much drafting has gained. A batch of R sequences begins with 1/√R of
+the initial value per sequence, because a pass over R sequences teaches R times as much, and the
+sequences of a batch end after as few passes as one alone.
 """
 UNREAD = -1.0
-"""Stands for the entropy of a q that was not computed."""
+"""Stands for the entropy of a q that has not been computed."""
 CERTAIN = 1e-4
-"""No draft probability is taken to be closer to 1, or to 0."""
+"""Smallest distance from 0 and 1 to which draft probabilities are clipped."""
 FOLLOWS, BESIDE = 2.0, -2.5
-"""Prior weights of recent success and of the share that was found, in the log-odds that a model's
-own draft is accepted. The first is half as large as if the estimate were the recent success itself;
-the second follows roughly what is not found.
+"""Prior weights in the log-odds that the model's own draft is accepted.
+
+The first is the weight of recent success. It is half of the weight with which the estimate would be
+the recent success itself. The second is the weight of the share of a node's value that retrieval
+has already found.
 """
 NONE = np.zeros((0, 0), np.int64)
-"""The sources of candidates that all have the same source."""
+"""Stands for the sources of candidates that all have the same source."""
 NOTHING = np.zeros(0, np.int64), np.zeros(0), NONE
-"""The note of a tree in which no model expanded a node after which something was found."""
+"""Columns of the note of a tree in which no node with retrieval hits was expanded by a model."""
 BELIEVED = Logistic.around(0, 1, 1, 0, 0, prior=10.0)
-"""The acceptance of drafts before anything is learnt: q itself."""
+"""Initial estimate of the acceptance of drafts: q itself."""
 ADDED = Logistic.around(np.log(LIKELY / (1 - LIKELY)), 0, 0, FOLLOWS, BESIDE, prior=3.0)
-"""The acceptance of a model's own drafts before anything is learnt."""
+"""Initial estimate of the acceptance of a model's own drafts."""
 
 
 @dataclass(frozen=True)
 class Learned:
-    """Hold tokens and time of the run so far, the calibration of acceptance, and the regret budget.
+    """The tokens and time of the run so far, the calibration of acceptance, and the regret budget.
 
     Attributes:
-        gained: passes that plain decoding would have needed for the tokens written, recent ones
-            counting more.
-        spent: the time that they took, in passes of plain decoding.
-        acceptance: by source of the drafts, P(accepted | its parent was) of a node, see `lessons`.
-        reach: P(some child that was not found before accepted | accepted and expanded), see
-            `outcomes`.
-        recent: the share of recent steps with a draft pass in which a draft of the model was
+        gained: number of passes that plain decoding would have needed for the generated tokens;
+            recent steps count more.
+        spent: time in which these tokens were generated, in units of one pass of plain decoding.
+        acceptance: models of the probability that a node is accepted if its parent was, keyed by
+            the source of the draft; see `lessons`.
+        reach: a model of the probability that expanding an accepted node yields an accepted child
+            that retrieval had not found; see `outcomes`.
+        recent: the fraction of recent steps with a draft pass in which a draft of the model was
             accepted.
-        beyond: the number of accepted nodes that no model expanded and that followed directly after
+        beyond: mean number of accepted nodes, not expanded by a model, that followed directly after
             such a draft.
-        regret_budget: target passes that drafting may still lose against plain decoding, so that
-            whatever the drafter does, the whole run takes at most `CREDIT` passes and the share for
-            probes more than plain decoding; None before its first step.
-        idle: passes since something was drafted; they stay while probes succeed.
+        regret_budget: number of target passes that drafting may still lose against plain decoding.
+            With any drafter, the whole run takes at most `CREDIT` passes and the share for probes
+            longer than plain decoding. None before the first step.
+        idle: number of passes since the last draft; it is kept while probes succeed.
     """
 
     gained: float = 0.0
@@ -108,22 +115,22 @@ class Learned:
     def left(self, rows: int) -> float:
         """Return how many target passes drafting may still lose.
 
-        Before the first step it is the initial credit, which depends on the number of rows.
+        Before the first step it is the initial credit, which depends on the number of sequences.
         """
         return CREDIT / rows**0.5 if self.regret_budget is None else self.regret_budget
 
     def calibration(self, source: int) -> Logistic:
-        """Return the acceptance of a source's drafts; at first, q itself is the estimate."""
+        """Return the model of acceptance for a source's drafts; initially the estimate is q."""
         return self.acceptance.get(source, BELIEVED)
 
     def weights(self, sources: int) -> Floats:
-        """Return the weights [S, X] of the calibrations of sources 0, 1, …."""
+        """Return the weights [S, X] of the models of acceptance of sources 0, 1, …, S − 1."""
         return np.array([self.calibration(source).weights for source in range(sources)])
 
     def rate(self, costs: Costs, rows: int) -> float:
-        """Return λ, tokens per second: the rate of plain decoding times the gain over it so far.
+        """Return λ in tokens per second: the rate of plain decoding times the gain over it so far.
 
-        It is never below the rate of plain decoding.
+        It is at least the rate of plain decoding.
         """
         return max((self.gained + BEGINNING) / (self.spent + BEGINNING), 1.0) * rows / costs.token
 
@@ -134,11 +141,11 @@ class Yield(Policy):
     """The tree that gains the most tokens for its time.
 
     Attributes:
-        width: candidates after each expanded node; four times as many where one pass predicts many
-            layers.
-        depth: deepest layer.
-        probe: where drafting does not pay, the share of time that may be spent on finding out
-            whether it does again.
+        width: number of candidates after each expanded node; four times as many if one pass
+            predicts many layers.
+        depth: largest depth of a node.
+        probe: when drafting does not pay, the fraction of time that may be spent on measuring
+            whether it pays again.
     """
 
     reads_costs: ClassVar[bool] = True
@@ -219,9 +226,10 @@ class Yield(Policy):
         return fit(replace(budget.selected(tree, probing), notes=_Note.all(notes)), room.nodes)
 
     def plan_step(self, outlook: Outlook) -> Plan | None:
-        """Return the plan that grows the same trees on the device, within bounds, or None.
+        """Return the plan that grows the same trees on the device, within bounds.
 
-        It is None if nothing is drafted. A plan of one layer finds out whether drafting pays again.
+        It is None if nothing is to be drafted. A plan of one layer is a probe, which measures
+        whether drafting pays again.
         """
         costs = outlook.costs
         tree = outlook.roots
@@ -256,9 +264,9 @@ class Yield(Policy):
         )
 
     def _likeliest(self, tree: Tree, chosen: Ints, after: "_Guesses") -> Bools:
-        """Return [F, K] which candidates of a layer that costs nothing are considered.
+        """Return [F, K] whether a candidate of a layer without a pass is considered.
 
-        They are as many as in any other layer.
+        As many candidates are considered as in a layer with a pass.
         """
         return top(tree, chosen, after.score, WIDEST * self.width)
 
@@ -312,13 +320,13 @@ class Yield(Policy):
 
 @dataclass(frozen=True)
 class _Budget:
-    """Hold the price of a second in tokens, and the seconds that the regret budget has left.
+    """The value of a second in tokens, and the seconds that the regret budget allows.
 
     Attributes:
-        costs: of the step.
-        rows: R.
-        rate: λ.
-        left: seconds that the step may still cost, in addition to a pass over the roots.
+        costs: the costs of the step.
+        rows: R, the number of sequences.
+        rate: λ in tokens per second.
+        left: seconds that the step may still cost in addition to a pass over the roots.
     """
 
     costs: Costs
@@ -328,24 +336,24 @@ class _Budget:
 
     @classmethod
     def of(cls, costs: Costs, rows: int, memory: Learned) -> "_Budget":
-        """Return the budget before anything is drafted."""
+        """Return the budget of a step before anything is drafted."""
         return cls(costs, rows, memory.rate(costs, rows), memory.left(rows) * costs.token)
 
     @property
     def probe(self) -> float:
-        """Return the seconds that one node per row takes to be drafted and verified."""
+        """Return the seconds that drafting and verifying one node per sequence takes."""
         more = self.costs.target_seconds(2) - self.costs.token
         return more + self.costs.draft_seconds(1) + self.costs.catch_up
 
     @property
     def prices(self) -> tuple[Curve, int, float, float]:
-        """Return the arguments of `worth_verifying` after the scores."""
+        """Return the arguments of `worth_verifying` that follow the scores."""
         return self.costs.target_curve, self.rows, self.rate, self.left
 
     def due(self, memory: Learned, share: float) -> bool:
-        """Return whether a probe of whether drafting pays again may be run now.
+        """Return whether a probe, which measures whether drafting pays again, may run now.
 
-        It may take a share of the time that was spent without drafts.
+        It may take the fraction `share` of the time that was spent without drafts.
         """
         return memory.idle > 0 and self.probe <= min(
             share * memory.idle * self.costs.token, self.left
@@ -354,7 +362,7 @@ class _Budget:
     def promising(
         self, tree: Tree, start: int, room: Room, depth: int
     ) -> tuple[Ints, Ints, float, float]:
-        """Return the best of the nodes from `start` on, those of them to expand, and two prices.
+        """Return the best nodes from number `start` on, those of them to expand, and two costs.
 
         See `kernels.tree_growth.promising`.
         """
@@ -372,20 +380,21 @@ class _Budget:
         ahead: int,
         waiting: float,
     ) -> tuple[Ints, float]:
-        """Return the nodes of the frontier that are worth a draft step together, and its seconds.
+        """Return the frontier nodes for which one more draft step pays, and the step's seconds.
 
-        The best come first. There are none if no number of them is worth it.
+        The best nodes come first. None are returned if the step does not pay for any number of
+        nodes.
 
         Args:
             tree: the tree so far.
             frontier: [F] nodes whose parents the drafter has read.
-            below: [F] the worth of what is found after each without a draft step; [0] for none.
-            memory: of the run.
-            least: the cost of verifying one more node.
-            fed: the most nodes that the draft step can be fed.
-            ahead: layers that the step predicts: after an accepted child, another is accepted with
-                the same probability.
-            waiting: seconds of work that has to be done before the step.
+            below: [F] the value of the retrieval hits after each node; [0] for no hits.
+            memory: the policy's memory.
+            least: the cost of verifying one more node, in tokens.
+            fed: the largest number of nodes that the draft step can read.
+            ahead: number of layers that the step predicts. After an accepted child, another one is
+                accepted with the same probability.
+            waiting: seconds of postponed work that must run before the step.
         """
         known = (
             memory.reach.weights,
@@ -401,9 +410,9 @@ class _Budget:
         )
 
     def selected(self, tree: Tree, probing: bool) -> Tree:
-        """Return the tree with the roots and the nodes that are each worth their verification.
+        """Return the tree with the roots and the nodes that are worth their verification.
 
-        They are found in one scan from the best node to the worst.
+        The nodes are chosen in one scan from the best to the worst.
         """
         keep = selected(tree.score, *self.prices)
         if probing and not keep[tree.roots :].any():  # the best child of every root
@@ -413,12 +422,12 @@ class _Budget:
 
 @dataclass(frozen=True)
 class _Guesses:
-    """Hold candidates after a frontier, and their values.
+    """Candidates after a frontier, and their values.
 
     Attributes:
-        candidates: [F, K].
-        score: [F, K] the log value of each.
-        entropy: [F] of q, `UNREAD` after nodes that the drafter has not read.
+        candidates: [F, K] the candidates.
+        score: [F, K] the log value of each candidate.
+        entropy: [F] entropy of q in nats; `UNREAD` after nodes that the drafter has not read.
     """
 
     candidates: Candidates
@@ -426,16 +435,17 @@ class _Guesses:
     entropy: Floats
 
     def grown(self, tree: Tree, frontier: Ints, keep: Bools | None = None) -> Tree:
-        """Return the tree with all candidates, or those to keep [F, K].
+        """Return the tree with all candidates appended, or with those marked in `keep` [F, K].
 
-        Those not worth their verification are dropped at the end, when the whole tree is known.
+        Nodes that are not worth their verification are dropped at the end, when the whole tree is
+        known.
         """
         return append(tree, frontier, self.candidates, keep, self.score, self.entropy)
 
     def beside(self, tree: Tree, frontier: Ints, chosen: Ints, pays: Bools) -> Tree:
-        """Return the tree with the guesses after nodes [F] where they pay.
+        """Return the tree with the candidates appended after those nodes [F] where they pay.
 
-        Nodes that were chosen for a draft step get none.
+        Nodes that were chosen for a draft step are skipped.
         """
         if chosen.size:
             pays = pays & ~np.isin(frontier, chosen)
@@ -448,14 +458,14 @@ class _Guesses:
 
 @dataclass(frozen=True)
 class _Note:
-    """Store what was found after nodes before the model expanded them.
+    """Retrieval hits after nodes that the model expanded later.
 
-    It is read again together with the accept result.
+    The note is read again when the accept result is known.
 
     Attributes:
-        asked: [A] the nodes' numbers.
-        share: [A] the share of each node's value that was found after it.
-        found: [A, K] the tokens found; −1 where there are fewer.
+        asked: [A] the numbers of the expanded nodes.
+        share: [A] the share of each node's value that retrieval found after it.
+        found: [A, K] the tokens found; −1 in unused places.
     """
 
     asked: Ints
@@ -466,9 +476,10 @@ class _Note:
     def of(
         cls, tree: Tree, asked: Ints, searched: Ints, found: Candidates, worth: Floats
     ) -> "_Note":
-        """Return the note of nodes that are among those searched [F].
+        """Return the note of the nodes `asked` [A], which are among the nodes `searched` [F].
 
-        `found` holds the candidates found there [F, K] and `worth` their worth [F].
+        `found` holds the candidates [F, K] after the searched nodes, and `worth` [F] their total
+        value.
         """
         at = (asked[:, None] == searched).argmax(axis=1)
         tokens = np.where(found.log_q > -np.inf, found.tokens, -1)[at]
@@ -476,7 +487,7 @@ class _Note:
 
     @classmethod
     def all(cls, notes: "Sequence[_Note]") -> "_Note | None":
-        """Return one note of all layers; None if there is none."""
+        """Return the notes of all layers as one note; None if there are none."""
         if not notes:
             return None
         width = max(n.found.shape[1] for n in notes)
@@ -492,7 +503,7 @@ class _Note:
 
     @classmethod
     def columns(cls, tree: Tree) -> tuple[Ints, Floats, Ints]:
-        """Return the columns of a tree's note; empty ones if it has none."""
+        """Return the columns `asked`, `share` and `found` of a tree's note, empty without one."""
         return (
             (tree.notes.asked, tree.notes.share, tree.notes.found)
             if isinstance(tree.notes, cls)
@@ -505,7 +516,7 @@ def _guesses(
 ) -> _Guesses:
     """Return candidates after nodes, and their values.
 
-    `read` is whether the drafter has read the nodes.
+    `read` is True if the drafter has read the nodes.
     """
     count, sources = len(frontier), candidates.sources
     known = 0.0 if candidates.logs is None else np.nan  # which is computed
@@ -531,7 +542,7 @@ def _guesses(
 def _found(
     tree: Tree, frontier: Ints, candidates: Candidates, memory: Learned
 ) -> "tuple[_Guesses, Floats]":
-    """Return candidates after nodes that the drafter has not read, and their total worth [F]."""
+    """Return candidates after nodes that the drafter has not read, and their total value [F]."""
     guesses = _guesses(tree, frontier, candidates, memory, read=False)
     return guesses, np.exp(guesses.score).sum(axis=1)
 
@@ -539,11 +550,9 @@ def _found(
 def _all_below(
     search: Search | None, tree: Tree, frontier: Ints, k: int, deepest: Ints, memory: Learned
 ) -> Tree | None:
-    """Return the tree with all retrieval hits below nodes, of all layers at once.
+    """Return the tree with all retrieval hits below the given nodes, of all layers at once.
 
-    It is None where they are searched layer by layer.
-
-    Return None where it is found by layers.
+    Return None if the drafter can only search one layer at a time.
     """
     found = None if search is None else search.below(tree, frontier, k, deepest)
     if found is None:
@@ -556,13 +565,12 @@ def _all_below(
 def _calibrated(
     memory: Learned, tree: Tree, verdict: Verdict, accepted: Bools
 ) -> Mapping[int, Logistic]:
-    """Return the calibration of acceptance after an accept result, by source.
+    """Return the models of acceptance after an accept result, by source.
 
-    The result has judged the drafts after every accepted node.
-
-    Of an accepted node the children that were verified are learnt from. Where none was, all that
-    were drafted are: else drafts that were once taken for worthless would never be verified, and
-    nothing would be learnt of them again.
+    The accept result decides about the drafts after every accepted node. The models learn from the
+    verified children of accepted nodes. If no child of a node was verified, they learn from all its
+    drafted children. Otherwise drafts that were once considered worthless would never be verified,
+    and nothing would be learnt about them again.
     """
     whole = tree.whole or tree
     columns = whole.parents, whole.tokens, whole.log_q, whole.entropy, whole.depth
@@ -579,7 +587,8 @@ def _calibrated(
 def _of_roots(tree: Tree, recent: float) -> Floats:
     """Return the features [R, 5] of accepted roots, in the order of `outcomes`.
 
-    They are 1, whether it is a root, log value, recent success, and the share that was found.
+    They are 1, whether the node is a root, log value, recent success, and the share of the node's
+    value that retrieval found.
     """
     one, share, (asked, found, _) = np.ones(tree.roots), np.zeros(tree.roots), _Note.columns(tree)
     share[asked[asked < tree.roots]] = found[asked < tree.roots]
