@@ -31,9 +31,9 @@ from draftree.models.runner import ModelRunner, Outputs
 from draftree.models.shared_weights import share_weights
 
 CUTS = (1, 1, 2, 3, 1, 5, 8, 13, 1, 16, 33)
-"""Lengths of the parts in which a text is read, for comparison with one pass."""
+"""Lengths of the parts in which a test text is read; the result is compared with a single pass."""
 TURNED = 32
-"""Positions whose rotation is computed at a time."""
+"""Number of positions whose rotary embedding is computed at a time."""
 
 
 @dataclass(frozen=True)
@@ -41,10 +41,10 @@ class Seen:
     """Hold what a layer received and returned in a pass.
 
     Attributes:
-        args: its arguments, cut to one row.
-        entries: D of its rows.
-        to: E of its output, where it computes entries one by one, as activations and routers do;
-            else 0.
+        args: the layer's arguments, reduced to one vector each.
+        entries: D, the width of the input vectors.
+        to: E, the width of the output if its entries are computed independently of one another, as
+            in activations and routers; else 0.
     """
 
     args: tuple[Tensor, ...]
@@ -57,12 +57,12 @@ class Kind:
     """Describe a kind of layer and its batch-invariant forward.
 
     Attributes:
-        widths: at which it is computed; None where none are stable, or where the kind of its
-            weights is unknown.
-        own: the forward of one such layer.
-        ours: the batch-invariant forward; the same as `own` where nothing has to be changed.
-        args: the arguments of both.
-        count: the number of such layers.
+        widths: the batch widths at which it is computed; None if no width is stable or its weights
+            are of an unknown kind.
+        own: the original forward of one such layer.
+        ours: the batch-invariant forward; the same as `own` if it needs no change.
+        args: example arguments of both.
+        count: the number of such layers in the model.
     """
 
     widths: Widths | None
@@ -74,18 +74,18 @@ class Kind:
 
 @final
 class Stable:
-    """Run passes in which a token has the same bits whatever else is in the batch.
+    """Run passes in which a token's bits do not depend on the other tokens in the batch.
 
-    Layers without submodules, experts and rotary embeddings are made batch invariant in a model
-    over the same weights. Native kernels are batch invariant as they are.
+    Linear layers, experts and rotary embeddings are made batch invariant in a copy of the model
+    that shares its weights. Native kernels are batch invariant already.
 
     Args:
-        decoder: the model; it is left as it is.
-        known: what was found before, by kind of layer.
+        decoder: the model, which stays unchanged.
+        known: the widths that were found earlier, by kind of layer.
 
     Attributes:
-        kinds: the kinds of layers, by name; those without stable widths are not changed.
-        runner: of batch-invariant passes.
+        kinds: the kinds of layers by name; a kind without stable widths is not changed.
+        runner: the runner of batch-invariant passes.
     """
 
     def __init__(self, decoder: Decoder, known: Mapping[str, Widths | None] = {}) -> None:
@@ -116,7 +116,10 @@ class Stable:
 
     @property
     def exact(self) -> bool:
-        """Return whether its attention is batch invariant too; some models allow only their own."""
+        """Return whether attention is batch invariant too.
+
+        Some models allow only their own attention implementation.
+        """
         return (
             not isinstance(self.runner, HFRunner)
             or self.runner.config._attn_implementation == EXACT
@@ -151,19 +154,22 @@ class Stable:
 
     @property
     def widths(self) -> dict[str, Widths | None]:
-        """Return the widths at which each kind of layer is computed, by its name."""
+        """Return the batch widths at which each kind of layer is computed, by its name."""
         return {name: kind.widths for name, kind in self.kinds.items()}
 
 
 def _change(module: nn.Module, to: Callable[..., Any]) -> Callable[..., Any]:
-    """Give a module of draftree's copy another forward; return it."""
+    """Replace the forward of a module in draftree's copy of the model, and return the new one."""
     module.forward = MethodType(to, module)
     return module.forward
 
 
 @torch.inference_mode()
 def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
-    """Return the experts of a pass, and its layers without submodules that map rows to rows."""
+    """Return the modules of a model that compute each token separately, with example arguments.
+
+    They are experts, and layers without submodules that map each vector to a vector.
+    """
     found: dict[nn.Module, Seen] = {}
 
     def note(module: nn.Module, args: tuple[Any, ...], out: Any) -> None:
@@ -197,9 +203,11 @@ def _layers(runner: HFRunner, decoder: Decoder) -> dict[nn.Module, Seen]:
 
 
 def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
-    """Return the forward of a layer at stable widths, as a function of the layer.
+    """Return a batch-invariant forward of a layer, as a function of the layer and its input.
 
-    `own` is the layer's, if not its class's.
+    Args:
+        own: the forward that was set on the layer itself; None if it has that of its class.
+        kept: the batch widths at which it is computed.
     """
 
     def forward(module: nn.Module, rows: Tensor) -> Made:
@@ -213,7 +221,8 @@ def _evened(own: Rows | None, kept: Widths) -> Callable[..., Made]:
 def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tuple[Tensor, ...]]:
     """Return a rotary embedding's forward that computes `TURNED` positions at a time.
 
-    So no position is at the end of a tensor, where other instructions may compute it.
+    No position is then in the remainder of a vectorised loop, whose instructions may round
+    otherwise.
     """
 
     def forward(
@@ -229,9 +238,9 @@ def _turned(own: Callable[..., tuple[Tensor, ...]] | None) -> Callable[..., tupl
 
 @torch.inference_mode()
 def parting(decoder: Decoder, runner: ModelRunner | None = None) -> str | None:
-    """Return the first place where a text's bits depend on how it is cut: a layer, or the head.
+    """Return the first layer at which a text's bits depend on how it is split into passes.
 
-    It is None if they do not depend on it.
+    The result is the LM head if only logits differ, and None if nothing differs.
     """
     count = min(sum(CUTS), decoder.context)
     ids = np.random.default_rng(1).integers(0, decoder.vocab, count)

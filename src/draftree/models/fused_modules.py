@@ -35,10 +35,12 @@ from draftree.native.transformer_kernels import DTYPES
 
 
 class _Replacement(nn.Module):
-    """Replace a module whose parts it keeps; a copy of it is a copy of that module.
+    """Replace a module and keep its parameters and submodules.
+
+    A deep copy is a copy of the replaced module.
 
     Args:
-        replaced: the module.
+        replaced: the module that is replaced.
     """
 
     def __init__(self, replaced: nn.Module) -> None:
@@ -50,7 +52,7 @@ class _Replacement(nn.Module):
 
     @property
     def replaced(self) -> Any:
-        """Return the module that this one stands for."""
+        """Return the module that was replaced."""
         return self._replaced[0]
 
     def __getattr__(self, name: str) -> Any:
@@ -66,14 +68,14 @@ class _Replacement(nn.Module):
 
 @final
 class KernelRMSNorm(_Replacement):
-    """Normalise over the last dimension of […, D]."""
+    """Compute RMSNorm over the last dimension of […, D] by a native kernel."""
 
     def __init__(self, replaced: nn.Module) -> None:
         super().__init__(replaced)
         self._epsilon = epsilon(replaced)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return rows, each divided by the root of its mean square, times the weight."""
+        """Return each vector divided by its root mean square, times the weight."""
         weight = self._parameters["weight"]
         assert weight is not None
         if not _plain(rows, weight):
@@ -84,10 +86,10 @@ class KernelRMSNorm(_Replacement):
 
 @final
 class KernelMLP(_Replacement):
-    """Compute a gated feed-forward layer."""
+    """Compute a gated feed-forward layer by a native kernel."""
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return [..., D] of rows [..., D]."""
+        """Return the outputs […, D] for inputs […, D]."""
         gate, up = self.gate_proj(rows), self.up_proj(rows)
         gated = transformer_kernels.swiglu(gate, up) if _plain(gate, up) else self.act_fn(gate) * up
         out: Tensor = self.down_proj(gated)
@@ -99,8 +101,8 @@ class KernelLayer(_Replacement):
     """Compute a decoder layer of a drafter by native kernels, in one call or two.
 
     Args:
-        replaced: the layer.
-        native: its native form.
+        replaced: the layer that is replaced.
+        native: the same layer by native kernels.
     """
 
     def __init__(self, replaced: nn.Module, native: NativeLayer) -> None:
@@ -108,7 +110,7 @@ class KernelLayer(_Replacement):
         self.native = native
 
     def forward(self, hidden_states: Tensor, **given: Any) -> Tensor:
-        """Return [R, n, D] of states [R, n, D], as the layer does."""
+        """Return the layer's output [R, n, D] for hidden states [R, n, D]."""
         turned, mask = given.get("position_embeddings"), given.get("attention_mask")
         if turned is None or not usable(self.native, mask, hidden_states, *turned):
             stock: Tensor = self.replaced(hidden_states, **given)
@@ -119,7 +121,7 @@ class KernelLayer(_Replacement):
 
 
 def usable(native: NativeLayer, mask: Tensor | None, *given: Tensor) -> bool:
-    """Return whether the kernels can run a pass."""
+    """Return whether the native kernels support a pass with these inputs."""
     if torch.is_grad_enabled() and any(t.requires_grad for t in given):
         return False
     if mask is not None and mask.shape[1] != 1:
@@ -136,16 +138,16 @@ def run_native(
     cache: Cache | None,
     read: Tensor | None = None,
 ) -> Tensor:
-    """Run layers over a cache of any kind; several at once only over a `Writer`.
+    """Run native layers over a cache of any class; several at once require a `Writer`.
 
     Args:
-        layers: the layers; those after the first one store their keys and values after it.
-        index: the first one's number in the cache.
-        x: [R, n, D] before it.
+        layers: the layers.
+        index: the index of the first one in the cache.
+        x: [R, n, D] the hidden states before the first layer.
         turned: [R or 1, n, D] cosines and sines of the positions.
         mask: [R or 1, 1, n, S] added to the scores; by default causal.
-        cache: gives keys and values for those that are stored there.
-        read: [R, n, …] what its attention reads; x by default.
+        cache: stores keys and values, and returns those of all visible slots.
+        read: [R, n, …] the attention input of a first layer that prepared it itself; x by default.
     """
     (rows, n, _), sizes = x.shape, layers[0].sizes
     angles = Angles.in_order(turned, rows, n)
@@ -166,7 +168,7 @@ def run_native(
 
 
 def _plain(*tensors: Tensor) -> bool:
-    """Return whether a kernel may read tensors' memory, and no gradient is wanted."""
+    """Return whether kernels may read the memory of tensors, and no gradient is needed."""
     dtype, grad = tensors[0].dtype, torch.is_grad_enabled()
     for t in tensors:  # called a hundred times in a pass
         wanted = grad and t.requires_grad
@@ -176,7 +178,7 @@ def _plain(*tensors: Tensor) -> bool:
 
 
 def _kernel_for(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
-    """Return the constructor of a replacement for a module that looks like a supported one."""
+    """Return the class that replaces a module, chosen by its structure; None if none fits."""
     found = vars(module).get("variance_epsilon", vars(module).get("eps"))
     weights = {name for name, _ in module.named_parameters()}
     normed = type(module).__name__.endswith("RMSNorm") and weights == {"weight"}
@@ -188,7 +190,7 @@ def _kernel_for(module: nn.Module) -> Callable[[nn.Module], nn.Module] | None:
 
 @torch.inference_mode()
 def _agrees(module: Any, ours: nn.Module, dtype: torch.dtype) -> bool:
-    """Return whether two modules differ by rounding alone, on random rows."""
+    """Return whether two modules differ only by rounding, on random inputs."""
     normed = isinstance(ours, KernelRMSNorm)
     width = module.weight.shape[-1] if normed else module.gate_proj.in_features
     draw = torch.Generator().manual_seed(0)
@@ -200,12 +202,12 @@ def _agrees(module: Any, ours: nn.Module, dtype: torch.dtype) -> bool:
 def replace_modules(
     model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()
 ) -> None:
-    """Replace norms and gated layers of a model on a CPU by equivalent kernels.
+    """Replace norms and gated feed-forward layers of a model on a CPU by native kernels.
 
     Args:
-        model: that draftree loaded, in a dtype of the kernels; others are left as they are.
-        kernels: `stock` leaves it as it is.
-        but: modules that are left as they are.
+        model: a model that draftree loaded; a dtype that the kernels lack leaves it unchanged.
+        kernels: `stock` leaves the model unchanged.
+        but: modules that are left unchanged.
     """
     own = next(model.parameters(), None)
     unfit = transformer_kernels.core is None or kernels == "stock" or own is None
@@ -227,7 +229,7 @@ def replace_modules(
 def _children(
     model: nn.Module, but: Container[nn.Module] = ()
 ) -> Iterator[tuple[nn.Module, str, nn.Module]]:
-    """Yield the submodules of a model with their parents, except below some modules."""
+    """Yield (parent, name, submodule) for a model's submodules, except inside excluded modules."""
     for parent in list(model.modules()):
         if parent not in but:
             for name, child in list(parent.named_children()):
@@ -236,25 +238,25 @@ def _children(
 
 
 def replaced_kinds(model: nn.Module) -> list[str]:
-    """Return the kinds of norms and gates that kernels compute, for the record."""
+    """Return the class names of norms and gated layers that kernels compute, for the record."""
     kinds = (KernelRMSNorm, KernelMLP)
     return sorted({type(m.replaced).__name__ for m in model.modules() if isinstance(m, kinds)})
 
 
 def layer_kinds(network: nn.Module) -> list[str]:
-    """Return the kinds of a drafter's layers that native kernels compute, for the record."""
+    """Return the class names of a drafter's layers that native kernels compute, for the record."""
     found = {type(m.replaced).__name__ for m in network.modules() if isinstance(m, KernelLayer)}
     prepared = (m for m in network.modules() if isinstance(m, PreparedLayer) and m.native)
     return sorted(found | {type(m).__name__ for m in prepared})
 
 
 def accelerate(network: nn.Module, kernels: Kernels | None, layers: bool) -> None:
-    """Replace the layers of a drafter's network by kernels, as its target's are.
+    """Replace the layers of a drafter's network by kernels, as was done for its target.
 
     Args:
-        network: the network of a loaded drafter; its weights are not expected to change.
+        network: the network of a loaded drafter; its weights must not change.
         kernels: the option with which the target was loaded.
-        layers: whether its layers are native ones where they can be.
+        layers: whether whole layers are replaced by native ones where possible.
     """
     inside = set[nn.Module]()
     if layers:

@@ -24,19 +24,19 @@ from draftree.models.shape_buckets import Ladder
 LOG = logging.getLogger("draftree")
 
 Given = Mapping[str, Tensor]
-"""The inputs of a pass other than weights and the cache, by name."""
+"""The inputs of a pass by name; weights and cache are not among them."""
 Made = tuple[Tensor, ...]
-"""The outputs of a pass: logits, and the requested hidden states."""
+"""The outputs of a pass: logits, followed by the requested hidden states."""
 Pass = Callable[[Given], Made]
 Record = Callable[[Callable[[], Made]], tuple[Callable[[], None], Made]]
-"""Runs a function once and records it.
+"""A function that runs another function once and records it.
 
-It returns a function that replays the recording, and the tensors that hold the results.
+It returns a function that replays the recording, and the tensors that receive the results.
 """
 UNPLANNED = [SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.MATH]
-"""Attention kernels that take any size without planning."""
+"""Attention kernels of torch that need no planning for a new size."""
 MOST = 64
-"""Largest number of recorded passes that are kept."""
+"""Largest number of recorded passes that are kept at a time."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +45,9 @@ class Then:
 
     Attributes:
         kind: a key that distinguishes epilogues.
-        given: its inputs other than the results, by name.
-        made: function of the results and of everything that the pass was given; returns the new
-            results. Any other tensor that it reads must outlive it.
+        given: further input tensors of the epilogue, by name.
+        made: a function of the pass's results and of all its inputs; it returns the new results.
+            Any other tensor that it reads must live as long as the recording.
     """
 
     kind: Hashable = None
@@ -56,41 +56,40 @@ class Then:
 
 
 class Capture(ABC):
-    """Runs the passes of a model over trees, eagerly or recorded.
+    """Run the passes of a model over draft trees, either eagerly or recorded.
 
-    Prompts and layers with a recurrent state are never captured.
+    Passes over prompts and passes of models with recurrent states are never recorded.
 
     Attributes:
         ladder: the sizes to which passes are padded.
-        recordings: number of passes recorded so far, by this object and all that `of` made from it.
+        recordings: number of passes recorded so far, including those of objects that `of` returned.
     """
 
     ladder: Ladder
 
     @property
     def recordings(self) -> int:
-        """Return how many passes were recorded so far."""
+        """Return the number of passes recorded so far."""
         return 0
 
     @abstractmethod
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
-        """Return the results of a pass.
+        """Run a pass and return its results.
 
         Args:
-            kind: passes of one kind differ only in what is given, whose shapes are part of the
-                kind.
-            given: the tensors of this pass.
-            body: the pass.
+            kind: a key; passes of one kind differ only in the values of `given`, not in its shapes.
+            given: the input tensors of this pass, by name.
+            body: the pass as a function of the inputs.
         """
 
     @abstractmethod
     def of(self, network: nn.Module) -> "Capture":
-        """Return the same way to run passes, for another network such as a drafter's."""
+        """Return an object of the same kind for another network, such as that of a drafter."""
 
 
 @final
 class Eager(Capture):
-    """Runs each pass eagerly, without padding."""
+    """Run each pass eagerly, without padding."""
 
     ladder = Ladder()
 
@@ -106,21 +105,21 @@ class Eager(Capture):
 @final
 @dataclass
 class Tally:
-    """A counter that several objects share."""
+    """Count recordings for several objects."""
 
     count: int = 0
 
 
 @final
 class Graphs(Capture):
-    """Records each kind of pass once and replays it with a single launch.
+    """Record each kind of pass once and replay it with a single launch.
 
-    If a pass cannot be recorded, this and all later ones run eagerly.
+    If a pass cannot be recorded, this pass and all later ones run eagerly.
 
     Args:
-        record: how to record; by default as a CUDA graph.
+        record: the function that records a pass; by default it makes a CUDA graph.
         name: the network's name, for the log.
-        tally: counts the recordings.
+        tally: the counter of recordings.
     """
 
     ladder = Ladder(few=True)
@@ -176,10 +175,10 @@ class Graphs(Capture):
 
 
 def unrecorded(given: Given, body: Pass) -> Made:
-    """Run a pass whose size may not occur again.
+    """Run a pass eagerly, without cuDNN's attention on a GPU.
 
-    On a GPU, attention does not use cuDNN then: cuDNN plans each new size for some 50 ms (an H100,
-    torch 2.11), which is several passes.
+    cuDNN plans each new size for about 50 ms (H100, torch 2.11), which is several passes. The size
+    of this pass may not occur again.
     """
     if all(t.device.type != "cuda" for t in given.values()):
         return body(given)
@@ -188,7 +187,7 @@ def unrecorded(given: Given, body: Pass) -> Made:
 
 
 def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
-    """Copy each second tensor to the first, those of one dtype at once."""
+    """Copy the second tensor of each pair to the first, with one operation for each dtype."""
     by_dtype = defaultdict[torch.dtype, list[tuple[Tensor, Tensor]]](list)
     for pair in pairs:
         by_dtype[pair[0].dtype].append(pair)
@@ -198,7 +197,7 @@ def _copy(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
 
 
 def usual_capture(model: nn.Module, asked: bool | None) -> Capture:
-    """Return how to run passes of a loaded model: recorded on one GPU, else eagerly.
+    """Return the default way to run a model's passes: recorded on a single GPU, else eagerly.
 
     Args:
         model: the model, on its devices.
@@ -211,7 +210,7 @@ def usual_capture(model: nn.Module, asked: bool | None) -> Capture:
 
 @final
 class Weights:
-    """Detects whether the weights of networks still are those that a pass was recorded with.
+    """Detect whether networks still have the weights with which a pass was recorded.
 
     Args:
         networks: the networks whose weights the pass reads.
@@ -232,7 +231,7 @@ class Weights:
 
     @property
     def version(self) -> Hashable:
-        """Return a key that changes when a tensor or module is replaced or a tensor is modified."""
+        """Return a key that changes when a module or tensor is replaced or a tensor is modified."""
         parts = self.structure
         tensors = [t for held in self._tensors for t in held.values() if t is not None]
         try:
@@ -255,13 +254,13 @@ def _address(tensor: Tensor) -> int:
 
 @final
 class _CUDAGraphs:
-    """Records work as CUDA graphs that share one memory pool, as they are replayed in turn."""
+    """Record functions as CUDA graphs that share one memory pool, as they run in turn."""
 
     def __init__(self) -> None:
         self._pool: Any = None
 
     def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
-        """Record work after it has run twice on another stream, as torch's manual asks."""
+        """Record a function after two runs on another stream, as torch's manual recommends."""
         cuda: Any = torch.cuda
         side = cuda.Stream()
         side.wait_stream(cuda.current_stream())

@@ -13,16 +13,16 @@ from draftree.models.kv_cache import SlotCache
 from draftree.models.runner import ModelOutput, ModelRunner, Outputs
 
 TRIED = 3
-"""Tokens of the passes that are compared."""
+"""Number of tokens of the passes that are compared."""
 
 
 @final
 class GraphRunner(ModelRunner):
-    """Record another runner's passes; prompts are run without recording.
+    """Run another runner's passes as CUDA graphs; prompts are run without recording.
 
     Args:
-        inner: the runner.
-        capture: records its passes.
+        inner: the runner whose passes are recorded.
+        capture: records and replays the passes.
     """
 
     def __init__(self, inner: HFRunner, capture: Capture) -> None:
@@ -41,14 +41,14 @@ class GraphRunner(ModelRunner):
 
 @torch.inference_mode()
 def records_rightly(runner: HFRunner, capture: Capture, cache: SlotCache) -> bool:
-    """Return whether recorded passes have the same results as the same passes run eagerly.
+    """Return whether recorded passes give the same results as eager ones.
 
-    A pass is recorded, and repeated with other tokens.
+    A pass is recorded, and replayed with other tokens.
 
     Args:
-        runner: the model.
-        capture: records its passes.
-        cache: an empty one, with one sequence.
+        runner: the runner of the model.
+        capture: records and replays the passes.
+        cache: an empty cache of one sequence.
     """
     place = np.arange(TRIED)
     for first in range(2):

@@ -21,7 +21,7 @@ from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
 from draftree.models.load_options import GROUPED
 
 WIDEST = 256
-"""The most queries that are grouped; a prompt's mask would be larger than keys and values."""
+"""The most queries per sequence that are grouped; a prompt's mask would exceed keys and values."""
 
 
 def grouped_attention(
@@ -35,23 +35,25 @@ def grouped_attention(
     position_bias: Tensor | None = None,
     **others: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention with the signature that transformers calls.
+    """Compute attention of grouped heads without copies of keys and values.
 
-    Whatever is not a tree over grouped heads is left to transformers' own function.
+    transformers calls it with the signature of its attention functions. Any pass other than a draft
+    tree over grouped heads is left to transformers' `sdpa`.
 
     Args:
-        module: the layer.
-        query: [B, H, n, D].
-        key: [B, G, S, D].
-        value: [B, G, S, W].
-        attention_mask: [B or 1, H or 1, n, ≥ S] added to the scores, or true where a slot is seen.
+        module: the attention layer.
+        query: [B, H, n, D] queries.
+        key: [B, G, S, D] keys.
+        value: [B, G, S, W] values.
+        attention_mask: [B or 1, H or 1, n, ≥ S] added to the scores, or boolean with True at
+            visible slots.
         dropout: as in `sdpa`.
-        scaling: of the scores; by default 1/√D.
+        scaling: the factor of the scores; by default 1/√D.
         position_bias: as in `sdpa`.
         others: as in `sdpa`.
 
     Returns:
-        [B, n, H, W], and no weights.
+        The output [B, n, H, W], and None in place of attention weights.
     """
     (rows, heads, n, _), (_, groups, slots, wide) = query.shape, value.shape
     each, mask = heads // groups, attention_mask
@@ -90,6 +92,6 @@ def use_grouped_attention(model: PreTrainedModel) -> None:
 
 
 def register_grouped() -> None:
-    """Register this attention in transformers, so that any model takes it by its name."""
+    """Register grouped attention in transformers, so that any model accepts it by its name."""
     AttentionInterface.register(GROUPED, grouped_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(GROUPED, sdpa_mask)

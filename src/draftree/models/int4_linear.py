@@ -16,11 +16,11 @@ from torch import Tensor, nn
 from draftree.errors import UserError
 
 GROUP = 32
-"""Weights of a group."""
+"""Number of weights that share a scale."""
 ROWS = 16
-"""E has to be a multiple of it."""
+"""Number of outputs of which E must be a multiple."""
 LARGEST = 15
-"""The largest number of four bits; the number 8 stands for a group's middle."""
+"""The largest four-bit number; the number 8 stands for a group's middle value."""
 
 
 @final
@@ -28,7 +28,7 @@ class FourBits(nn.Module):
     """Replace a linear layer by one whose weights are rounded to four bits.
 
     Args:
-        linear: [E, D] on a CPU, in bfloat16.
+        linear: a layer of weight [E, D] on a CPU, in bfloat16.
     """
 
     def __init__(self, linear: nn.Linear) -> None:
@@ -44,12 +44,12 @@ class FourBits(nn.Module):
 
     @property
     def numbers(self) -> Tensor:
-        """Return the numbers [E, D], from 0 to 15."""
+        """Return the four-bit numbers [E, D], from 0 to 15."""
         return torch.stack((self.pairs & 15, self.pairs >> 4), dim=2).flatten(1).int()
 
     @cached_property
     def _blocks(self) -> Tensor:
-        """Return the numbers in the layout of torch's kernel, made at the first product."""
+        """Return the numbers in the layout of torch's kernel; the first product makes it."""
         blocks: Tensor = torch.ops.aten._convert_weight_to_int4pack_for_cpu(self.numbers, 1)
         return blocks
 
@@ -58,7 +58,7 @@ class FourBits(nn.Module):
         vars(self).pop("_blocks", None)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return the products […, E] of rows […, D]."""
+        """Return the layer's outputs […, E] for inputs […, D]."""
         flat = rows.reshape(-1, self.in_features).contiguous()
         made: Tensor = torch.ops.aten._weight_int4pack_mm_for_cpu.default(
             flat, self._blocks, GROUP, self.scales
@@ -70,7 +70,7 @@ class FourBits(nn.Module):
 def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     """Return weights as four-bit numbers [E, D], and the scales [G, E, 2] of their groups.
 
-    A scale holds the step of a group and the value that the number 8 stands for.
+    Each scale holds the step of a group and the value for which the number 8 stands.
     """
     groups = weight.float().unflatten(1, (-1, GROUP))
     low, high = groups.aminmax(dim=2, keepdim=True)
@@ -87,12 +87,12 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def round_to_four_bits(model: Any) -> None:
-    """Replace a model's linear layers by layers of four bits.
+    """Replace a model's linear layers by four-bit layers.
 
-    The head stays, and so do layers whose sizes are no multiples of the group size.
+    The LM head is not replaced, nor are layers whose sizes are not multiples of the group size.
 
     Raises:
-        UserError: it is not on a CPU and in bfloat16, or there is none that could be rounded.
+        UserError: the model is not on a CPU in bfloat16, or no layer can be rounded.
     """
     if model.device.type != "cpu" or model.dtype is not torch.bfloat16:
         found = f"{str(model.dtype).removeprefix('torch.')} on {model.device}"

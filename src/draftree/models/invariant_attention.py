@@ -24,8 +24,9 @@ from draftree.native.transformer_kernels import address
 from draftree.utils.hardware import has_float64
 
 FEW = 2_000_000
-"""Number of operations below which one thread is as fast as several. A slot of a group takes 64,
-and each slot that a query sees about 10.
+"""Number of operations up to which one thread is as fast as several.
+
+A slot of a group counts 64, and each slot that a query sees counts about 10.
 """
 
 
@@ -43,24 +44,26 @@ def exact_attention(
     is_causal: bool | None = None,
     **_: Any,
 ) -> tuple[Tensor, None]:
-    """Compute attention with the signature that transformers calls.
+    """Compute batch-invariant attention.
+
+    transformers calls it with the signature of its attention functions.
 
     Args:
-        module: the layer.
-        query: [B, H, n, D].
-        key: [B, G, S, D].
-        value: [B, G, S, W].
-        attention_mask: [B or 1, H or 1, n, ≥ S] added to the scores, or true where a slot is seen;
-            by default causal.
-        dropout: 0, as nothing is trained through it.
-        scaling: of the scores; by default 1/√D.
-        softcap: scores are held within ± this by tanh.
+        module: the attention layer.
+        query: [B, H, n, D] queries.
+        key: [B, G, S, D] keys.
+        value: [B, G, S, W] values.
+        attention_mask: [B or 1, H or 1, n, ≥ S] added to the scores, or boolean with True at
+            visible slots; by default causal.
+        dropout: must be 0, because the function has no gradients.
+        scaling: the factor of the scores; by default 1/√D.
+        softcap: the bound to which tanh limits the scores.
         s_aux: [H] scores of attention sinks.
-        position_bias: added to the scores, as a mask.
+        position_bias: added to the scores, in the same shape as the mask.
         is_causal: whether queries without a mask see no later slots.
 
     Returns:
-        [B, n, H, W], and no weights.
+        The output [B, n, H, W], and None in place of attention weights.
 
     Raises:
         UserError: dropout is not 0, or the device has no float64.
@@ -88,7 +91,7 @@ def exact_attention(
 def additive(
     query: Tensor, slots: int, mask: Tensor | None, bias: Tensor | None = None, causal: bool = True
 ) -> Tensor:
-    """Return the mask [B or 1, H or 1, n, S] that is added to the scores."""
+    """Return a mask in additive form [B or 1, H or 1, n, S]."""
     n = query.shape[2]
     if mask is None and n == 1:  # which sees all
         mask = torch.zeros(1, 1, 1, slots, dtype=query.dtype, device=query.device)
@@ -177,6 +180,6 @@ def _in_float64(
 
 
 def register() -> None:
-    """Register this attention in transformers, so that any model takes it by its name."""
+    """Register this attention in transformers, so that any model accepts it by its name."""
     AttentionInterface.register(EXACT, exact_attention)
     ALL_MASK_ATTENTION_FUNCTIONS.register(EXACT, eager_mask)

@@ -24,36 +24,42 @@ from draftree.errors import UserError
 from draftree.utils.files import Entries
 
 Made = Tensor | tuple[Tensor, ...]
-"""The output of a layer: as many rows, or several tensors of them, such as a router's scores and
-choices.
+"""The output of a layer: a tensor with one vector per input vector, or several of them.
+
+A router returns several: its scores and its choices.
 """
 Rows = Callable[[Tensor], Any]
-"""An operation on rows."""
+"""An operation on vectors [n, D]."""
 STEPS = (1, 2, 4, 8, 16, 32)
-"""Widths and multiples that passes may be padded to."""
+"""Candidates for the least width and for the multiple to which passes are padded."""
 BLOCKS = (8, 16, 32)
-"""Widths of blocks that passes are cut into where nothing else helps."""
+"""Candidates for the width of blocks; passes are split into blocks if padding does not suffice."""
 NARROW = (1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 15, 16, 17, 24, 31, 32, 33, 48, 63, 64)
 WIDE = (96, 128, 256)
-"""Widths that are tried; blocks are of the last narrow one where a wide one differs."""
+"""Widths that are compared with the narrow ones.
+
+If a wide pass differs, passes are split into blocks of the largest narrow width.
+"""
 ENOUGH = 1024
-"""Entries of a row that are compared: in bfloat16, sums in another order differ once in some
-thousands of entries.
+"""Number of output entries that are compared at each width.
+
+In bfloat16, sums in another order differ about once in some thousands of entries.
 """
 LANES, SHARE = 64, 32_768
-"""Number of entries that a processor's widest loop computes together, and the largest number that
-one thread computes alone.
+"""Number of entries that the widest vectorised loop computes together.
+
+`SHARE` is the largest number of entries that torch computes with one thread.
 """
 
 
 @dataclass(frozen=True)
 class Widths:
-    """Describe the widths at which each row of an operation has the same bits.
+    """Describe the pass widths (numbers of vectors) at which an operation is batch invariant.
 
     Attributes:
-        least: narrower passes are padded to it.
-        multiple: the width of every pass is a multiple of it.
-        most: wider passes are cut into blocks of it; None where no width is too wide.
+        least: narrower passes are padded to this width.
+        multiple: the width of every pass is padded to a multiple of this number.
+        most: wider passes are split into blocks of this width; None if every width is stable.
     """
 
     least: int = 1
@@ -62,10 +68,10 @@ class Widths:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
-        """Return the widths that `asdict` wrote.
+        """Return the widths from a dictionary that `asdict` returned.
 
         Raises:
-            UserError: a value is none of those that are tried.
+            UserError: a width is out of range.
         """
         entries = Entries(stored, "widths")
         least, multiple = (entries.get(name, int, 1, least=1) for name in ("least", "multiple"))
@@ -81,11 +87,11 @@ class Widths:
         return -(-max(n, self.least) // self.multiple) * self.multiple
 
     def kept(self, n: int) -> bool:
-        """Return whether a pass of width n is computed without padding or cutting."""
+        """Return whether a pass of width n needs neither padding nor splitting."""
         return self.padded(n) == n and (self.most is None or n <= self.most)
 
     def apply(self, operation: Rows, rows: Tensor) -> Any:
-        """Return the result of an operation on rows [n, D], computed at these widths."""
+        """Return the result of an operation on vectors [n, D], computed at these widths."""
         if self.most is not None and len(rows) > self.most:
             return _joined([self.apply(operation, part) for part in rows.split(self.most)])
         more = self.padded(len(rows)) - len(rows)
@@ -95,7 +101,7 @@ class Widths:
 
 
 def _part(made: Made, at: int, n: int) -> Made:
-    """Return some of the rows."""
+    """Return the vectors `at` … `at + n` − 1 of an output."""
     return (
         made[at : at + n] if isinstance(made, Tensor) else tuple(kind[at : at + n] for kind in made)
     )
@@ -123,16 +129,16 @@ def widths(
     device: torch.device | str = "cpu",
     at_best: Widths = Widths(),
 ) -> Widths | None:
-    """Return the widths at which an operation's rows keep their bits, as narrow as will do.
+    """Find the widths at which an operation is batch invariant, with as little padding as possible.
 
-    Return None where there are none.
+    Return None if no width is.
 
     Args:
-        operation: a function of rows [n, D], row by row.
-        entries: D.
-        dtype: of the rows.
-        device: of the rows.
-        at_best: constraints that are known before: the multiple of all widths and the largest
+        operation: a function of vectors [n, D] that computes each of them separately.
+        entries: D, the width of a vector.
+        dtype: the dtype of the vectors.
+        device: the device of the vectors.
+        at_best: constraints that are known in advance: the multiple of all widths and the largest
             width.
     """
     draw, last = np.random.default_rng(0), max(NARROW)
@@ -184,7 +190,7 @@ def widths(
 def numbers(entries: int) -> Widths:
     """Return the widths at which an elementwise function of [n, E] fills the SIMD lanes.
 
-    They are also so narrow that one thread does the work.
+    They are narrow enough for one thread to do all the work.
     """
     multiple = LANES // math.gcd(LANES, entries)
     return Widths(1, multiple, max(SHARE // entries // multiple, 1) * multiple)

@@ -15,7 +15,7 @@ from typing_extensions import override
 class Passing(Cache):
     """Provide an empty cache for one pass over whole texts.
 
-    Layers with a recurrent state find none in it and store none.
+    Layers with a recurrent state find no state in it and store none.
     """
 
     def __init__(self) -> None:
@@ -26,7 +26,7 @@ class Passing(Cache):
         return 0
 
     def get_conv_state(self, layer_idx: int, state_idx: int = 0) -> None:
-        """Return None, so that the model computes the convolution of many tokens."""
+        """Return None, so that the model computes the convolution over all tokens."""
 
     def get_recurrent_state(self, layer_idx: int, state_idx: int = 0) -> None:
         """Return None, so that the model starts from an empty state."""
@@ -53,10 +53,10 @@ class Passing(Cache):
 
 
 class Catcher(Passing):
-    """Catch the keys and values [R, H, n, width] that one pass over whole texts stores, by layer.
+    """Collect the keys and values [R, H, n, width] that one pass over whole texts stores, by layer.
 
     Args:
-        layers: the layers that are caught; all by default.
+        layers: the layers whose keys and values are collected; all by default.
     """
 
     def __init__(self, layers: Container[int] | None = None) -> None:
@@ -74,7 +74,7 @@ class Catcher(Passing):
 
 
 class _Cut(Catcher):
-    """End the pass at its first write."""
+    """Stop a pass when a layer first writes to the cache."""
 
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
@@ -84,13 +84,13 @@ class _Cut(Catcher):
 
 
 class _Enough(Exception):
-    """Signal that a pass has computed what was needed."""
+    """Signal that a pass has computed the requested keys and values."""
 
 
 def first_stored(run: Callable[[Cache], Any]) -> tuple[Tensor, Tensor]:
     """Return the first keys and values [R, H, n, width] that a pass hands to its cache.
 
-    The pass is stopped there, so that nothing after them is computed.
+    The pass is stopped at that point.
     """
     cut = _Cut()
     with suppress(_Enough):

@@ -13,16 +13,18 @@ from draftree.errors import UserError
 from draftree.utils.validated_dataclass import Knobs, Rule, knob, optional, translated
 
 EXACT = "draftree"
-"""The attention of `invariant_attention.py`."""
+"""The name of the attention in `invariant_attention.py`."""
 GROUPED = "grouped"
-"""The attention of `grouped_attention.py`."""
+"""The name of the attention in `grouped_attention.py`."""
 ATTENTION = ("sdpa", "eager", GROUPED, EXACT)
-"""The implementations of attention that take any mask, and so a tree's."""
+"""The attention implementations that accept any mask, and so the mask of a draft tree."""
 PANEL = "Loading the model"
 Kernels = Literal["stock", "packed", "native", "tiled"]
-"""Whose kernels multiply by a CPU's weights: torch's own, oneDNN's over packed weights, or ours (`native_linear.py`).
+"""The kernels of linear layers on a CPU.
 
-`tiled` is the earlier name of ours."""
+`stock` are torch's own, `packed` are oneDNN's over packed weights, and `native` are draftree's
+(`native_linear.py`). `tiled` is an earlier name of `native`.
+"""
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
 """The dtypes that a target may be computed in."""
@@ -54,7 +56,7 @@ def _placed(places: Any) -> Any:
 
 
 def _values(places: Any) -> list[Any]:
-    """Return the places that a device map names; none where it is no device map."""
+    """Return the devices that a device map names; none if it is not a device map."""
     found = _placed(places)
     if isinstance(found, Mapping):
         return list(found.values())
@@ -63,11 +65,11 @@ def _values(places: Any) -> list[Any]:
 
 @dataclass(frozen=True)
 class Source(Knobs):
-    """Hold the options by which a target's config and tokenizer are found.
+    """Hold the options that select a target's config and tokenizer.
 
     Attributes:
         revision: a branch, a tag or a commit on the hub.
-        trust_remote_code: whether code that comes with the model is run.
+        trust_remote_code: whether code in the model's repository may be run.
         chat_template: a file with the template of chats, or the name of a shipped one, instead of
             the tokenizer's.
         system: a system message for chats that have none.
@@ -97,7 +99,7 @@ class Source(Knobs):
 
     @property
     def found_by(self) -> dict[str, Any]:
-        """Return its arguments of `from_pretrained`, the same for config, tokenizer and weights."""
+        """Return arguments of `from_pretrained` for config, tokenizer and weights."""
         return {"revision": self.revision, "trust_remote_code": self.trust_remote_code}
 
 
@@ -107,30 +109,31 @@ class Loading(Source):
 
     Attributes:
         device: a torch device; by default a GPU where there is one.
-        dtype: of the weights, or its name; the checkpoint's own by default. On a CPU float32 for
-            half-precision ones; bfloat16 for checkpoints stored in it where the processor has
-            instructions for it, and then with `exactness` `bits`.
-        device_map: transformers' own way to say where the model goes, instead of `device`: to one
-            device or several; layers that do not fit go to the host's memory (`cpu`) or to `disk`,
-            from where they are read in each pass.
+        dtype: the dtype of the weights, or its name; that of the checkpoint by default. On a CPU
+            the default for half-precision checkpoints is float32. It is bfloat16 for checkpoints in
+            bfloat16 if the processor has instructions for it, and then `exactness` is `bits`.
+        device_map: transformers' map of layers to devices, instead of `device`. Layers that do not
+            fit on a GPU stay in the host's memory (`cpu`) or on `disk` and are read again in each
+            pass.
         attn_implementation: how attention is computed: sdpa, eager, grouped
             (`grouped_attention.py`, by default on a GPU for heads that share keys and values), or
             draftree (`invariant_attention.py`).
         adapter: the folder or hub id of a PEFT adapter, which is merged into the weights.
-        quantize: int8 for weights that torchao rounds to 8 bits as they are loaded; int4 for 4 bits
-            in groups of 32, on a CPU and in bfloat16 (`int4_linear.py`).
-        exactness: `bits` if a token's logits have the same bits alone, in a tree and in a batch, in
-            any precision. This takes the attention `draftree` and batch-invariant layers
-            (`batch_invariant.py`). `ties` leaves attention and layers as they are: where two tokens are
-            almost equally likely, a tree may give another token than a single step. By default
-            `bits` in half precision where a step takes at most 2 % longer with it (`target/exactness.py`),
-            else `ties`.
+        quantize: int8 to let torchao round the weights to 8 bits as they are loaded; int4 for 4
+            bits in groups of 32, only on a CPU and in bfloat16 (`int4_linear.py`).
+        exactness: `bits` makes a token's logits bitwise the same alone, in a tree and in a batch,
+            in any precision. It uses the attention `draftree` and batch-invariant layers
+            (`batch_invariant.py`). `ties` leaves attention and layers as they are: if two tokens
+            are almost equally likely, a tree may give another token than plain decoding. The
+            default is `bits` in half precision if a step then takes at most 2 % longer
+            (`target/exactness.py`), else `ties`.
         kernels: the kernels of linear layers on a CPU (`packed_linear.py`); by default torch's or
             oneDNN's, whichever is faster for each shape.
-        compile: whether native kernels compute the layers, those of the drafter too. On a CPU they
-            run passes of any width (`native_runner.py`), by default where the target is large and
-            they support it and are faster. On a GPU passes have few widths and are recorded
-            (`graph_capture.py`), by default where a recorded pass has the results of an eager one.
+        compile: whether the layers of target and drafter are compiled. On a CPU native kernels then
+            run passes of any width (`native_runner.py`); by default if the target is large and the
+            kernels support it and are faster. On a GPU passes have few widths and are recorded as
+            CUDA graphs (`graph_capture.py`); by default if a recorded pass has the results of an
+            eager one.
     """
 
     device: Any = knob(
@@ -181,7 +184,7 @@ class Loading(Source):
 
     @property
     def weights_by(self) -> dict[str, Any]:
-        """Return its arguments of `from_pretrained` for weights, except their dtype."""
+        """Return arguments of `from_pretrained` for weights, except their dtype."""
         given = {
             "device_map": _placed(self.device_map),
             "attn_implementation": self.attn_implementation,
@@ -190,6 +193,6 @@ class Loading(Source):
 
     @property
     def said(self) -> dict[str, Any]:
-        """Return the options that were set, except device and dtype, for the record."""
+        """Return the options that were set, except device and dtype, for the record of a run."""
         told = asdict(self).items()
         return {k: v for k, v in told if k not in ("device", "dtype") and v not in (None, False)}

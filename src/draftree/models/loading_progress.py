@@ -13,10 +13,10 @@ def _hide(factory: Callable[..., Any], args: tuple[Any, ...], options: dict[str,
 
 @contextmanager
 def no_loading_bar() -> Iterator[None]:
-    """Hide transformers' bar "Loading weights"; bars of downloads stay.
+    """Hide transformers' progress bar "Loading weights"; bars of downloads stay visible.
 
-    The hook that was set before is set again at the end. A thread that finds the hook set by
-    another one leaves it to that one.
+    The previous hook is restored at the end. If another thread has already hidden the bar, that
+    thread restores the hook.
     """
     before = set_tqdm_hook(_hide)
     try:

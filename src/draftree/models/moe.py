@@ -17,12 +17,12 @@ from draftree.models.invariant_widths import Rows, numbers
 
 
 def are_experts(module: nn.Module) -> bool:
-    """Return whether a module holds experts as transformers does: one tensor per kind of weight."""
+    """Return whether a module holds all its experts in one tensor for each kind of weight."""
     return "is_transposed" in vars(module)  # its decorator of such classes sets it
 
 
 def expert(module: Any, number: int) -> Rows:
-    """Return the output of one expert for rows [n, D]."""
+    """Return one expert as a function of vectors [n, D]."""
 
     def weighed(rows: Tensor, name: str) -> Tensor:
         weight = getattr(module, name)[number]
@@ -45,12 +45,12 @@ def routed(apply: Callable[[Rows, Tensor], Tensor]) -> Callable[..., Tensor]:
     """Return a forward of experts that runs one expert after the other.
 
     Args:
-        apply: calls an operation with rows.
+        apply: calls an operation with input vectors.
 
     Returns:
-        A function of the module, of tokens [n, D], the experts of each [n, k] and their weights [n,
-        k]. A token's k results are added up in the order in which it chose the experts, in float32
-        at least.
+        A function of the module, tokens [n, D], the experts of each token [n, k] and their weights
+            [n, k]. A token's k results are added in the order in which it chose the experts, in at
+            least float32.
     """
 
     def forward(module: nn.Module, tokens: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:

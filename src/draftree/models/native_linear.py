@@ -12,7 +12,7 @@ from draftree.native.transformer_kernels import DTYPES, address
 
 
 def can_pack(weight: Tensor, bias: Tensor | None) -> bool:
-    """Return whether there is a kernel for a weight and its bias."""
+    """Return whether the native kernels support a weight and its bias."""
     given = (weight,) if bias is None else (weight, bias)
     ours = all(
         t.device.type == "cpu" and type(t.data) is Tensor and t.dtype is weight.dtype for t in given
@@ -30,12 +30,12 @@ class NativeLinear:
     """Multiply by a packed weight with native kernels.
 
     Args:
-        weight: [E, K], which stays what it is.
-        bias: [E], if there is one.
+        weight: [E, K] the weight, which must not change.
+        bias: [E] the bias; None for none.
 
     Attributes:
         record: the weight in the form that the kernels read.
-        wide: E.
+        wide: E, the number of outputs.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -49,10 +49,10 @@ class NativeLinear:
         )
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return [..., E] of rows [..., K]."""
+        """Return the outputs […, E] for inputs […, K]."""
         return transformer_kernels.linear(self.record, rows)
 
     @property
     def bytes(self) -> int:
-        """Return the size of the packed weight."""
+        """Return the bytes of the packed weight."""
         return self._packed.nbytes

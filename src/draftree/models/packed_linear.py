@@ -29,15 +29,17 @@ from draftree.utils.files import Entries, read_object, write_text
 from draftree.utils.hardware import interleaved, kept, machine
 
 TRIED = (1, 8)
-"""Tokens per pass at which kernels are timed: those of plain decoding and of a tree."""
+"""Pass widths at which kernels are timed: those of plain decoding and of a draft tree."""
 SMALL, SOME = 1 << 16, 8
-"""Number of entries below which a weight is not packed, and number of layers of a shape that are
-timed, which is more than a processor's cache holds.
+"""Number of entries below which a weight is not packed.
+
+`SOME` is the number of layers of a shape that are timed in turn; together they exceed the
+processor's cache.
 """
 PAGEOUT = 21
-"""Linux's MADV_PAGEOUT: pages of a mapped file are dropped, and nothing is lost."""
+"""Linux's MADV_PAGEOUT, which drops pages of a mapped file without loss."""
 LONGEST = 0.15
-"""Seconds in which the kernels of a shape are timed."""
+"""Seconds for which the kernels of a shape are timed."""
 
 
 @final
@@ -45,8 +47,8 @@ class Packed:
     """Multiply by a weight that is packed in blocks for oneDNN.
 
     Args:
-        weight: [E, D], which stays what it is.
-        bias: [E], if there is one.
+        weight: [E, D] the weight, which must not change.
+        bias: [E] the bias; None for none.
     """
 
     def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
@@ -54,7 +56,7 @@ class Packed:
         self._blocks: Tensor = torch.ops.mkldnn._reorder_linear_weight(weight.detach(), None)
 
     def __call__(self, rows: Tensor) -> Tensor:
-        """Return the products […, E] of rows […, D]."""
+        """Return the outputs […, E] for inputs […, D]."""
         made: Tensor = torch.ops.mkldnn._linear_pointwise.default(
             rows, self._blocks, self._bias, "none", [], ""
         )
@@ -65,14 +67,14 @@ class Packed:
 class KernelLinear(nn.Linear):
     """Compute a linear layer on a CPU by another kernel than torch's own.
 
-    A copy is a layer of torch again, as its weights may become others.
+    A deep copy is a stock linear layer again, because the weights of the copy may change.
 
     Args:
-        linear: the layer whose weight and bias it takes; they are not expected to change.
+        linear: the layer that it replaces; its weight and bias must not change.
         kind: the class of the kernel.
 
     Attributes:
-        kernel: multiplies.
+        kernel: multiplies inputs by the weight and adds the bias.
     """
 
     def __init__(self, linear: nn.Linear, kind: type[Packed] | type[NativeLinear]) -> None:
@@ -83,14 +85,14 @@ class KernelLinear(nn.Linear):
         self.kernel = kind(linear.weight, linear.bias)
 
     def forward(self, rows: Tensor) -> Tensor:
-        """Return [..., E] of rows [..., D]."""
+        """Return the outputs […, E] for inputs […, D]."""
         given = rows.requires_grad or self.weight.requires_grad
         if (torch.is_grad_enabled() and given) or rows.dtype is not self.weight.dtype:
             return linear(rows, self.weight, self.bias)
         return self.kernel(rows)
 
     def __deepcopy__(self, memo: dict[int, Any]) -> nn.Linear:
-        """Return a stock layer with copies of the weights."""
+        """Return a stock linear layer with copies of the weights."""
         other = nn.Linear(self.in_features, self.out_features, self.bias is not None, "meta")
         other.weight = copy.deepcopy(self.weight, memo)
         other.bias = copy.deepcopy(self.bias, memo)
@@ -100,12 +102,12 @@ class KernelLinear(nn.Linear):
 def use_kernels(
     model: nn.Module, kernels: Kernels | None = None, but: Container[nn.Module] = ()
 ) -> None:
-    """Replace a model's linear layers by those of the faster kernel; weights stay what they are.
+    """Replace a model's linear layers by layers with the faster kernel.
 
     Args:
-        model: loaded by draftree; its weights are not expected to change.
-        kernels: `stock` keeps torch's, `packed` takes oneDNN's wherever it can be used, `native`
-            takes draftree's; by default the faster one of the first two.
+        model: a model loaded by draftree; its weights must not change.
+        kernels: `stock` keeps torch's, `packed` uses oneDNN's wherever possible, `native` uses
+            draftree's; by default the faster one of the first two.
         but: modules that are not replaced.
     """
     alike: dict[tuple[Any, ...], list[tuple[nn.Module, str, nn.Linear]]] = {}
@@ -135,10 +137,8 @@ def use_kernels(
 def let_go(weight: Tensor) -> None:
     """Release the memory of a weight that is mapped from a file.
 
-    A later access reads it from the file again.
-
-    So a packed weight is in memory once. One that was converted as it was loaded stays there twice,
-    as it is in no file.
+    A later access reads the weight from the file again. A packed weight is then in memory once. A
+    weight that was converted while it was loaded is in no file and stays in memory twice.
     """
     size = mmap.PAGESIZE
     begin, end = (
@@ -172,14 +172,20 @@ def packable(weight: Tensor, bias: Tensor | None) -> bool:
 
 
 def packed_shapes(model: nn.Module) -> list[str]:
-    """Return the shapes [E, D] of the layers that another kernel than torch's computes."""
+    """Return the shapes [E, D] of the linear layers that use another kernel than torch's."""
     found = [m for m in model.modules() if isinstance(m, KernelLinear)]
     native = {m: " native" * isinstance(m.kernel, NativeLinear) for m in found}
     return sorted({"x".join(map(str, m.weight.shape)) + native[m] for m in found})
 
 
 def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[Tensor], Tensor]:
-    """Return a function that multiplies by some rows of a linear layer, with its own kernel."""
+    """Return a function that computes some outputs of an LM head, with the kernel of that head.
+
+    Args:
+        head: the LM head.
+        weight: [V′, D] the weights of these outputs.
+        bias: [V′] their biases; None for none.
+    """
     if not isinstance(head, KernelLinear):
         return lambda states: linear(states, weight, bias)
     by = type(head.kernel)(weight, bias)
@@ -189,7 +195,7 @@ def rows_of(head: nn.Module, weight: Tensor, bias: Tensor | None) -> Callable[[T
 def faster(layers: Sequence[nn.Linear]) -> bool:
     """Return whether layers of one shape are faster with oneDNN's kernel on this machine.
 
-    The comparison is timed once and its result is saved.
+    The first comparison is timed, and its result is saved.
     """
     weight = layers[0].weight
     some = [torch.ones(n, weight.shape[1], dtype=weight.dtype) for n in TRIED]
@@ -214,11 +220,11 @@ def quicker(
 ) -> bool:
     """Return whether the second of two functions is faster on this machine.
 
-    The comparison is timed once and its result is saved.
+    The first comparison is timed, and its result is saved.
 
     Args:
         topic: the folder where the result is saved.
-        about: what the result depends on, other than the machine.
+        about: the properties that the result depends on, besides the machine.
         works: returns both functions.
     """
     cpu = torch.device("cpu")

@@ -21,15 +21,16 @@ PACKAGES: Mapping[str, tuple[str, ...]] = {
     "mxfp8": ("accelerate",),
     "torchao": ("torchao",),
 }
-"""Packages that transformers needs for weights of a method; for other methods transformers names
-them itself.
+"""The packages that transformers needs for each quantization method.
+
+For other methods transformers names the missing packages itself.
 """
 ON_CUDA: Mapping[str, tuple[str, ...]] = {"fp8": ("kernels",), "mxfp8": ("kernels",)}
-"""Packages that it also needs on a CUDA device."""
+"""The packages that transformers also needs on a CUDA device."""
 
 
 def stored_quantization(config: PreTrainedConfig) -> dict[str, Any]:
-    """Return a checkpoint's `quantization_config` as a dictionary, empty if it is not quantised."""
+    """Return a checkpoint's `quantization_config` as a dictionary; empty if it is not quantised."""
     stored = getattr(config, "quantization_config", None) or {}
     said: dict[str, Any] = stored if isinstance(stored, dict) else stored.to_dict()
     return said
@@ -38,16 +39,16 @@ def stored_quantization(config: PreTrainedConfig) -> dict[str, Any]:
 def refuse_missing_packages(name: str, config: PreTrainedConfig, place: torch.device) -> None:
     """Refuse quantised weights whose method is unknown or whose packages are not installed.
 
-    transformers loads weights of an unknown method as if they were not quantised, and names only
-    the first package that is missing.
+    transformers loads weights of an unknown method as if they were not quantised. Of several
+    missing packages it names only the first.
 
     Args:
-        name: of the target, for errors.
-        config: of the checkpoint.
-        place: where the weights go.
+        name: the name of the target, for errors.
+        config: the config of the checkpoint.
+        place: the device of the weights.
 
     Raises:
-        UserError: with the method and what to install.
+        UserError: the message names the method and the packages to install.
     """
     said = stored_quantization(config)
     if not said:
@@ -65,28 +66,28 @@ def refuse_missing_packages(name: str, config: PreTrainedConfig, place: torch.de
 
 
 def packed_weights(network: nn.Module) -> Iterator[Tensor]:
-    """Yield the buffers in which methods such as GPTQ and AWQ pack several weights per integer."""
+    """Yield the buffers in which methods such as GPTQ and AWQ pack weights into integers."""
     for buffer in network.buffers():
         if buffer.dim() == 2 and buffer.dtype is torch.int32:
             yield buffer
 
 
 def packed_bits(config: PreTrainedConfig) -> int:
-    """Return the bits of a weight in such a buffer."""
+    """Return the number of bits of a weight in such a buffer."""
     return int(stored_quantization(config).get("bits") or 4)
 
 
 def count_parameters(model: PreTrainedModel) -> int:
-    """Return the number of a model's weights; those packed in one integer are all counted."""
+    """Return the number of a model's weights; weights packed into one integer count separately."""
     plain = sum(p.numel() * (2 if p.dtype is torch.uint8 else 1) for p in model.parameters())
     bits = packed_bits(model.config)
     return plain + sum(packed.nbytes * 8 // bits for packed in packed_weights(model))
 
 
 def shared_rounding(config: PreTrainedConfig) -> str | None:
-    """Return why each token's rounding depends on the other tokens of a pass; else None.
+    """Return why a token's rounding depends on the other tokens of a pass; None if it does not.
 
-    A token's logits would then depend on the tree that it is verified in.
+    With such rounding, a token's logits would depend on the draft tree in which it is verified.
     """
     said = stored_quantization(config)
     threshold = float(said.get("llm_int8_threshold", 6.0)) if said.get("load_in_8bit") else 0.0

@@ -11,10 +11,10 @@ POSITIONS = 1024
 
 @final
 class RopeCache:
-    """Cache cosines and sines of positions.
+    """Cache rotary cosines and sines of positions.
 
     Args:
-        module: computes them from frequencies `inv_freq`, which do not depend on a text's length.
+        module: the rotary embedding; its frequencies `inv_freq` must not depend on a text's length.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -22,14 +22,14 @@ class RopeCache:
         self._frequencies: Any = None
 
     def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [R, n, D] at positions [R, n] on a CPU, in a tensor's dtype."""
+        """Return cosines and sines [R, n, D] at positions [R, n] on a CPU, in `like`'s dtype."""
         at = positions.reshape(-1)
         known = self.known(like, int(positions.numpy().max()))
         cosines, sines = (t.index_select(0, at).view(*positions.shape, -1) for t in known)
         return cosines, sines
 
     def known(self, like: Tensor, last: int) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [P, D] of positions 0, 1, … up to the last one at least."""
+        """Return cosines and sines [P, D] of positions 0 to P − 1, where P is more than `last`."""
         frequencies: Any = self._module._buffers.get("inv_freq")
         if frequencies is not self._frequencies:  # who tries others puts them there
             self._known.clear()

@@ -17,12 +17,12 @@ from draftree.tree import Ints
 
 @dataclass(frozen=True)
 class Outputs:
-    """Describe which results of a forward pass over N tokens are requested.
+    """Describe the requested results of a forward pass over N tokens.
 
     Attributes:
-        layers: entries of transformers' `hidden_states`, negative ones counted from the end.
-        tokens: [K] the tokens after which logits are wanted, ascending in a batch of one sequence;
-            all by default.
+        layers: indices into transformers' `hidden_states`; negative ones count from the end.
+        tokens: [K] the indices of the tokens after which logits are needed, ascending in a batch of
+            one sequence; all by default.
     """
 
     layers: tuple[int, ...] = ()
@@ -34,8 +34,8 @@ class ModelOutput:
     """Hold the results of a forward pass.
 
     Attributes:
-        logits: [K, V] after the requested tokens.
-        hidden: by entry of transformers' `hidden_states`, [N, D] of all tokens.
+        logits: [K, V] logits after the requested tokens.
+        hidden: hidden states [N, D] of all tokens, by index into transformers' `hidden_states`.
     """
 
     logits: Tensor
@@ -46,8 +46,8 @@ class ModelRunner(ABC):
     """Run the forward passes of one model.
 
     Attributes:
-        packs: whether a pass computes no padding, so that a long chunk of one sequence costs the
-            others nothing.
+        packs: whether passes compute no padding, so that a long chunk of one sequence adds no work
+            for the others.
     """
 
     packs: ClassVar[bool] = False
@@ -58,5 +58,5 @@ class ModelRunner(ABC):
     ) -> ModelOutput:
         """Run a pass over a batch, and write its keys and values into scratch slots of the cache.
 
-        `SlotCache.keep_all` commits them.
+        `SlotCache.keep_all` commits these slots.
         """

@@ -3,24 +3,24 @@
 from dataclasses import dataclass
 
 SLOTS = 256
-"""Slots that a cache of fixed capacity grows by."""
+"""Number of slots by which a cache of fixed capacity grows."""
 
 
 @dataclass(frozen=True)
 class Ladder:
-    """Choose the sizes of passes.
+    """Choose the sizes of passes and caches.
 
     Attributes:
-        few: whether a pass is padded to the next power of two of tokens, and sees all slots of its
-            cache.
+        few: whether a pass is padded to a power of two of tokens and sees all slots of its cache,
+            so that few sizes occur.
     """
 
     few: bool = False
 
     def width(self, tokens: int) -> int:
-        """Return the tokens per row of a pass that has to hold `tokens`."""
+        """Return the padded number of tokens per sequence in a pass over `tokens` of them."""
         return 1 << (tokens - 1).bit_length() if self.few else tokens
 
     def capacity(self, slots: int) -> int:
-        """Return the slots of a cache that has to hold `slots`."""
+        """Return the capacity of a cache that needs at least `slots` slots."""
         return -(-slots // SLOTS) * SLOTS if self.few else slots

@@ -13,11 +13,11 @@ from transformers import PreTrainedConfig
 
 Model = TypeVar("Model", bound=nn.Module)
 OLD_FORWARD = "_old_forward"
-"""The attribute in which accelerate stores the forward that its hook replaces."""
+"""The attribute in which accelerate keeps the forward that its hook replaces."""
 
 
 def share_weights(model: Model) -> Model:
-    """Return a model that shares another one's modules and weights, with a config of its own."""
+    """Return a model that shares another model's modules and weights but has its own config."""
     return cast(Model, _copied(model, {}, {}))
 
 

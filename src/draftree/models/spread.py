@@ -16,18 +16,18 @@ from draftree.models.load_options import EXACT, Loading
 
 
 def is_spread(model: nn.Module) -> bool:
-    """Return whether a model's weights are on several devices, or are loaded for each pass."""
+    """Return whether a model's weights are on several devices or are loaded during each pass."""
     return len({p.device for p in model.parameters()}) > 1 or _is_offloaded(model)
 
 
 def _is_offloaded(model: nn.Module) -> bool:
-    """Return whether weights without values are loaded by hooks when their layers run."""
+    """Return whether the model has weights that hooks load when their layer runs."""
     hooked = any(hasattr(module, "_hf_hook") for module in model.modules())
     return hooked and any(p.is_meta for p in model.parameters())
 
 
 def input_device(model: PreTrainedModel) -> torch.device:
-    """Return the device that tokens are given to: where the embedding computes."""
+    """Return the device on which the embedding runs; token ids must be there."""
     if not (hasattr(model, "_hf_hook") or hasattr(model, "hf_device_map")):
         return model.device
     embedding: Any = model.get_input_embeddings()
@@ -38,10 +38,10 @@ def input_device(model: PreTrainedModel) -> torch.device:
 
 
 def check_weights(model: nn.Module, loading: Loading) -> None:
-    """Refuse a model without weights, and options that need all of them on one device.
+    """Refuse a model without weights, and options that need all weights on one device.
 
     Raises:
-        UserError: with the model or the option.
+        UserError: the message names the model or the option.
     """
     if any(p.is_meta for p in model.parameters()) and not _is_offloaded(model):
         raise UserError(
@@ -67,5 +67,5 @@ def check_weights(model: nn.Module, loading: Loading) -> None:
 
 
 def brought(values: Tensor, device: torch.device) -> Tensor:
-    """Return values on a device; values that are already there are not copied."""
+    """Return a tensor on a device, without a copy if it is already there."""
     return values if values.device == device else values.to(device)

@@ -22,12 +22,13 @@ from draftree.utils.files import checked, tensor_names, tensor_shapes
 FULL, SLIDING = "full_attention", "sliding_attention"
 LENGTH_DEPENDENT_ROPE = ("dynamic", "longrope")
 STATEFUL = ("linear_attention", "conv", "mamba", "hybrid", "recurrent")
-"""Types of layers with a recurrent state; `hybrid` ones also have keys and values."""
+"""Types of layers with a recurrent state; `hybrid` layers also have keys and values."""
 STATELESS = ("moe", "mlp")
-"""Types of layers that store nothing of the text."""
+"""Types of layers that store nothing in a cache."""
 OLDEST = (5, 23)
-"""The oldest transformers whose recurrent layers call the functions of `recurrent/ssm_functions.py` with
-the arguments that it knows.
+"""The oldest transformers whose recurrent layers are supported.
+
+Its layers call the functions of `recurrent/ssm_functions.py` with the expected arguments.
 """
 OWN: Mapping[str, str] = {
     "minimax": "its lightning attention is computed inside the layer, with a cache of its own kind",
@@ -35,31 +36,34 @@ OWN: Mapping[str, str] = {
     "rwkv": "its states are lists of its own, outside any cache",
     "xlstm": "its states are an object of its own, which takes several tokens at a time only at the beginning",
 }
-"""Models whose recurrent states cannot be reached, and why."""
+"""Models whose recurrent states cannot be reached, with the reason."""
 BY_SLOT = ("gpt_neo",)
-"""Models that cut windows by cache slot, inside the layer."""
+"""Models whose layers apply their attention window by cache slot rather than by position."""
 CACHES = ("cache", "past_key_values", "cache_params")
-"""Names of a forward's cache argument: from transformers 5.24 on, before it, and before it for
-models with recurrent states alone.
+"""Names of a forward's cache argument.
+
+The first is that of transformers from 5.24 on. The second is that of earlier versions, and the
+third that of earlier versions for models with only recurrent states.
 """
 
 
 def cache_argument(takes: Container[str]) -> str | None:
-    """Return the name of a forward's cache argument, or None if it takes no cache."""
+    """Return the name of a forward's cache argument, or None if it accepts no cache."""
     return next((name for name in CACHES if name in takes), None)
 
 
 def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> None:
     """Refuse an architecture in which a draft tree cannot be verified.
 
-    The weights are not read, so they need not be loaded before this check.
+    The weights are not read, so that they need not be loaded before this check.
 
     Args:
-        config: of the model.
-        kind: its class, None where transformers knows no causal language model for the config.
+        config: the config of the model.
+        kind: the class of the model; None if transformers has no causal language model for the
+            config.
 
     Raises:
-        UserError: with the architecture and the reason.
+        UserError: the message names the architecture and the reason.
     """
     if reason := _unfit(config, config.get_text_config(decoder=True), kind):
         name = type(config).__name__ if kind is None else kind.__name__
@@ -69,9 +73,12 @@ def refuse_unsupported(config: PreTrainedConfig, kind: type[PreTrainedModel] | N
 def _unfit(
     whole: PreTrainedConfig, config: PreTrainedConfig, kind: type[PreTrainedModel] | None
 ) -> str | None:
-    """Return why a draft tree cannot be verified in a model, or None where it can.
+    """Return why a draft tree cannot be verified in a model, or None if it can.
 
-    `config` is the part of `whole` that describes the text model.
+    Args:
+        config: the part of `whole` that describes the text model.
+        whole: the config of the model.
+        kind: the class of the model; None if transformers has none.
     """
     if whole.is_encoder_decoder:
         return "it is an encoder-decoder, and draftree drives decoder-only models"
@@ -105,10 +112,10 @@ def _unfit(
 
 
 def entry(config: PreTrainedConfig, name: str) -> Any:
-    """Return the value of an entry that a config's class has, or None where it has no such entry.
+    """Return a config's entry if its class has such an entry, else None.
 
-    transformers keeps any other entry of a `config.json` too, but no model of the class reads it;
-    it is named in a warning.
+    transformers also keeps other entries of a `config.json`, which no model of the class reads. A
+    warning names such an entry.
     """
     value, kind = getattr(config, name, None), type(config)
     if not value or _has(kind, name) or not kind.__module__.startswith("transformers."):
@@ -121,7 +128,7 @@ def entry(config: PreTrainedConfig, name: str) -> Any:
 def _has(kind: type[PreTrainedConfig], name: str) -> bool:
     """Return whether a class of configs has an entry.
 
-    Entries that it computes from others count too, such as `layer_types` of hybrid models.
+    Computed entries count too, such as `layer_types` of hybrid models.
     """
     if hasattr(kind, name) or name in inspect.signature(kind.__init__).parameters:
         return True
@@ -132,7 +139,7 @@ def _has(kind: type[PreTrainedConfig], name: str) -> bool:
 
 
 def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
-    """Return whether a model of such a config has layers with a recurrent state.
+    """Return whether a model with such a config has layers with a recurrent state.
 
     Only the config and the class are inspected.
     """
@@ -143,7 +150,7 @@ def folds(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> bool:
 
 
 def _unreachable(config: PreTrainedConfig, kind: type[PreTrainedModel] | None) -> str | None:
-    """Return why the recurrent states cannot be computed along tree paths; None where they may."""
+    """Return why recurrent states cannot be computed along tree paths; None if they can."""
     if kind is None:
         return None
     about = "it folds the text into a state, "
@@ -165,20 +172,22 @@ SIZES = (
     "num_attention_heads",
     "num_key_value_heads",
 )
-"""Sizes that every language model has at least one of; the first and the last two may be missing.
+"""Config entries that must be at least 1 in a language model.
+
+The first and the last two may be missing.
 """
 
 
 def check_bounds(config: PreTrainedConfig, folder: Path) -> None:
-    """Refuse sizes that a folder's weights cannot have, before such a model is built.
+    """Refuse sizes that a folder's weights cannot have, before a model is built.
 
     Args:
-        config: of the model.
-        folder: of the model; where it does not exist, as for a hub id, only sizes below 1 are
-            refused.
+        config: the config of the model.
+        folder: the folder of the model. If it does not exist, as for a hub id, only sizes below 1
+            are refused.
 
     Raises:
-        UserError: with the name of the entry.
+        UserError: the message names the entry.
     """
     text, where = config.get_text_config(decoder=True), folder / "config.json"
     files = [p for p in folder.glob("*") if p.suffix in (".safetensors", ".bin")]
@@ -216,15 +225,16 @@ def check_shapes(config: PreTrainedConfig, folder: Path) -> None:
     The check runs before any memory is allocated for the weights: the model is built on the `meta`
     device. A tensor is compared with the one of the same name by its number of elements, because
     transformers renames and transposes some as it reads them. A tensor without a namesake, such as
-    merged experts, must not be larger than all weights together. Quantised weights are not checked.
+    merged experts, must not have more elements than all weights together. Quantised weights are not
+    checked.
 
     Args:
-        config: of the model.
-        folder: of the model; nothing is checked where it does not exist, as for a hub id, or where
-            weights are pickled.
+        config: the config of the model.
+        folder: the folder of the model. Nothing is checked if it does not exist, as for a hub id,
+            or if weights are pickled.
 
     Raises:
-        UserError: with the entry that has the size, if there is one, and a tensor.
+        UserError: the message names a tensor, and the config entry of its size if one is known.
     """
     files = [folder / "model.safetensors"]
     files = files if files[0].is_file() else sorted(folder.glob("model-*-of-*.safetensors"))

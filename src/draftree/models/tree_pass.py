@@ -15,9 +15,10 @@ from draftree.utils.hardware import to_device
 from draftree.utils.profiler import phase
 
 Network = Callable[[Given, Writer], Made]
-"""network(inputs, cache) → results. Inputs are `tokens` and `positions` [R, n], the additive masks
-`full` [R, 1, n, S] and, where layers have a window, `sliding`, and all other inputs of the pass, by
-name.
+"""A function network(inputs, cache) that returns the results of a pass.
+
+Its inputs by name are `tokens` and `positions` [R, n], the additive masks `full` [R, 1, n, S] and,
+for layers with a window, `sliding`, and all other inputs of the pass.
 """
 
 
@@ -31,18 +32,18 @@ def run_pass(
     window: int | None = None,
     at: Pass | None = None,
 ) -> Made:
-    """Run a network over a batch, and return what `then` makes of its results.
+    """Run a network over a batch, and return the results of the epilogue `then`.
 
     Args:
-        network: a function of tensors alone.
-        kind: passes of one kind differ in nothing but the batch, the cache and what is done then;
-            None for one that is not recorded.
-        cache: of its keys and values.
+        network: a function that depends on tensors only.
+        kind: a key; passes of one kind differ only in batch, cache and epilogue. None for a pass
+            that is not recorded.
+        cache: the cache of keys and values.
         batch: the tokens; for a recorded pass, in the width that `widened` gives.
         capture: how recorded passes are run.
-        then: what is done with the results, in the same recording.
-        window: of layers that do not see all positions.
-        at: the states of layers that have them.
+        then: the epilogue on the results, in the same recording.
+        window: number of positions that sliding-window layers see; None if no layer has a window.
+        at: the pass that stores recurrent states; None if no layer has one.
     """
     writer = cache.writer(batch.starts, batch.width, at)
     given = dict(batch.given) if isinstance(batch, DeviceFeed) else _inputs(cache, batch, window)

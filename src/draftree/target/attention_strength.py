@@ -20,22 +20,22 @@ from draftree.tree import Ints
 from draftree.utils.hardware import has_float64
 
 AUTO: Literal["auto"] = "auto"
-"""The option of a drafter that lets this measurement choose the layer it reads."""
+"""The option value with which a drafter lets this measurement choose the layer that it reads."""
 DEAD = 0.1
-"""Attention that adds less than this share of the residual stream adds next to nothing."""
+"""Attention whose output is below this share of the residual stream's norm has almost no effect."""
 TEXTS, TOKENS = 8, 512
-"""The number of texts that are read, and of tokens of each."""
+"""Number of texts that are read; `TOKENS` is the number of tokens of each."""
 
 
 @dataclass(frozen=True)
 class Attending:
-    """The strength of a layer's attention, a mean over the second half of some texts.
+    """The strength of a layer's attention, a mean over the second half of several texts.
 
     Attributes:
-        output: norm of what attention adds to the residual stream over the norm of that stream
-            before it.
-        entropy: the entropy of its weights divided by log n, where n is the number of visible keys;
-            1 for uniform weights, 0 for a single key.
+        output: the norm of the attention's contribution to the residual stream, divided by the norm
+            of that stream before it.
+        entropy: the entropy of the attention weights divided by log n, where n is the number of
+            visible keys; 1 for uniform weights, 0 for a single key.
     """
 
     output: float
@@ -43,7 +43,7 @@ class Attending:
 
     @property
     def dead(self) -> bool:
-        """Return whether the attention could as well be left out; false if the figure is NaN."""
+        """Return whether the attention has almost no effect; False if the measurement is NaN."""
         return self.output < DEAD
 
 
@@ -51,16 +51,15 @@ class Attending:
 def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
     """Return the strength of attention in each of the L layers.
 
-    It is measured on a few of the texts, which are chosen at even intervals.
+    It is measured on several of the texts, chosen at even intervals.
 
     Args:
-        decoder: a model of any architecture whose layers have one attention and a feed-forward
-            part.
-        texts: token ids; what is longer than `TOKENS` is cut.
+        decoder: a model whose layers consist of one attention and a feed-forward part.
+        texts: token ids of each text; a text is cut to `TOKENS` tokens.
 
     Raises:
-        UserError: there is no text of two tokens, or the attention of the architecture cannot be
-            separated from the rest of a layer.
+        UserError: no text has two tokens, or the attention cannot be separated from the rest of a
+            layer.
     """
     most = min(TOKENS, decoder.context)
     fit = [t[:most] for t in texts if len(t) > 1]
@@ -88,10 +87,9 @@ def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
 class _Watch:
     """Measure a layer's attention in every pass.
 
-    The layer is run a second time with a feed-forward part that returns zeros.
-
-    What then comes out beyond what went in is what attention adds, wherever the architecture has
-    its norms and scales, and whether or not both parts read the same input.
+    The layer is run a second time with a feed-forward part that returns zeros. The difference
+    between its output and input is then the contribution of attention. This holds wherever the
+    architecture has its norms and scales, and whether or not both parts read the same input.
     """
 
     def __init__(self, decoder: Decoder, index: int) -> None:
@@ -115,7 +113,7 @@ class _Watch:
     def measure(
         self, layer: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any], _: Any
     ) -> None:
-        """Note the size of what attention adds and the entropy of its weights, as a forward hook."""
+        """Measure attention's contribution and the entropy of its weights, as a forward hook."""
         weights: list[Tensor] = []
         with ExitStack() as stack:
             stack.callback(
@@ -143,17 +141,17 @@ class _Watch:
 
     @property
     def mean(self) -> Attending:
-        """Return the means over all tokens that were measured."""
+        """Return the means over all measured tokens."""
         return Attending(
             *(float(torch.cat(each).mean()) for each in (self._outputs, self._entropies))
         )
 
 
 def _precise(values: Tensor) -> Tensor:
-    """Return the same numbers in float64, or in float32 on devices without float64."""
+    """Convert values to float64, or to float32 on devices without float64."""
     return values.double() if has_float64(values.device) else values.float()
 
 
 def _nothing(out: Any) -> Any:
-    """Return zeros of the form of a module's output."""
+    """Return zeros in the structure of a module's output."""
     return (torch.zeros_like(out[0]), *out[1:]) if isinstance(out, tuple) else torch.zeros_like(out)

@@ -18,10 +18,10 @@ def names() -> tuple[str, ...]:
 
 
 def read_template(given: str) -> str:
-    """Return a chat template: a shipped one by name, or the text of a file.
+    """Return a chat template, given by the name of a shipped one or by the path of a file.
 
     Raises:
-        UserError: there is neither, or the file is no template.
+        UserError: neither exists, or the file is not a template.
     """
     path = FOLDER / f"{given}.jinja" if given in names() else Path(given)
     if not path.is_file():
@@ -35,10 +35,10 @@ def read_template(given: str) -> str:
 
 
 def _check(text: str) -> None:
-    """Refuse a text that is no Jinja template that reads messages.
+    """Refuse a text that is not a Jinja template over `messages`.
 
     Raises:
-        ValueError: with the reason.
+        ValueError: the message gives the reason.
     """
     from jinja2 import Environment, TemplateSyntaxError, meta
 
@@ -54,7 +54,7 @@ def _check(text: str) -> None:
 
 
 def with_default_system(template: str, system: str) -> str:
-    """Return a template that begins every chat without a system message with this one."""
+    """Return a template that starts each chat without a system message with the given one."""
     quoted = system.replace("\\", "\\\\").replace("'", "\\'").replace("\n", "\\n")
     message = f"[{{'role': 'system', 'content': '{quoted}'}}]"
     return f"{{%- if messages[0]['role'] != 'system' -%}}{{%- set messages = {message} + messages -%}}{{%- endif -%}}{template}"

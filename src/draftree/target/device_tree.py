@@ -23,29 +23,31 @@ from draftree.tree import Floats, Ints, Tree
 from draftree.utils.profiler import in_phase
 
 GIVEN = 2
-"""Number of last tensors of `Nodes` that do not change as the tree grows."""
+"""Number of fields at the end of `Nodes` that do not change as the trees grow."""
 
 
 @dataclass(frozen=True)
 class Nodes:
-    """Draft trees that grow on the device; a pass that adds nodes is a function of these tensors.
+    """Draft trees that grow on the device; these tensors are inputs and outputs of each pass.
 
     Attributes:
         tokens: [R, N] ids.
-        score: [R, N] log values; −∞ for padding.
-        log_q: [R, N] log q of each token after its path.
-        entropy: [R, N] of the distribution it comes from, where the policy reads it; else 0.
+        score: [R, N] log values; −∞ for padding. A node's value is its estimated probability of
+            acceptance.
+        log_q: [R, N] log draft probability of each token after its path.
+        entropy: [R, N] entropy of the distribution that proposed each token, if the policy reads
+            it; else 0.
         parents: [R, N] the index of each node's parent; −1 for roots.
-        seen: [R, N, N] whether a node sees another: its ancestors and itself.
-        fed: [R, M] the nodes that the drafter has read, then those that it reads next.
-        asked: [R, M] for which of these the policy requests children.
-        broken: [R, 1] whether logits after one of them were not finite.
-        known: [X] float64, numbers of the policy's own.
-        noise: [R, D, V] the noise that tokens are drawn with after nodes of some depths: the
-            frontier's for a layer, all depths for the target. D is 0 where none is needed.
-        bounds: [R, 3] bounds of each sequence set by the host, see `room`, `begin` and `start`.
-        places: [R, D, 5] the counters from which the first layer's pass computes the noise of all
-            depths. D is 0 in later layers, and where no noise is needed.
+        seen: [R, N, N] whether node i sees node j, which is an ancestor or i itself.
+        fed: [R, M] the nodes that the drafter has read, followed by those that it reads next.
+        asked: [R, M] whether the policy requests children of each of these nodes.
+        broken: [R, 1] whether any of the drafter's logits were not finite.
+        known: [X] parameters of the policy, in float64.
+        noise: [R, D, V] the sampling noise by depth: only the frontier's depth in a draft pass, all
+            depths for the target. D is 0 if no noise is needed.
+        bounds: [R, 3] bounds of each sequence that the host sets; see `room`, `begin` and `start`.
+        places: [R, D, 5] the random counters from which the first pass computes the noise of all
+            depths. D is 0 in later passes, and if no noise is needed.
     """
 
     tokens: Tensor
@@ -69,7 +71,7 @@ class Nodes:
 
     @classmethod
     def of(cls, given: Given) -> Self:
-        """Return the draft trees from the inputs of a pass."""
+        """Return the draft trees that a pass was given, from its inputs by name."""
         return cls(*(given[f"nodes {f.name}"] for f in fields(cls)))
 
     @property
@@ -85,26 +87,26 @@ class Nodes:
 
     @property
     def room(self) -> Tensor:
-        """Return [R, 1] the largest depth of each sequence's tree; −1 for one without a root."""
+        """Return [R, 1] the largest depth of each tree; −1 for a sequence without a root."""
         return self.bounds[:, :1]
 
     @property
     def begin(self) -> Tensor:
-        """Return [R, 1] slot of the root in the drafter's cache, which is also its position."""
+        """Return [R, 1] the root's slot in the drafter's cache, which is also its position."""
         return self.bounds[:, 1:2]
 
     @property
     def start(self) -> Tensor:
-        """Return [R, 1] slot of the root in the target's cache, which is also its position."""
+        """Return [R, 1] the root's slot in the target's cache, which is also its position."""
         return self.bounds[:, 2:]
 
     @property
     def depth(self) -> Tensor:
-        """Return [R, N] distance from the root."""
+        """Return [R, N] the distance of each node from the root."""
         return self.seen.sum(dim=2) - 1
 
     def lines(self, rows: Tensor, columns: Tensor) -> Tensor:
-        """Return the [R, a, b] sub-block of the visibility matrix for given nodes.
+        """Return a part [R, a, b] of the visibility matrix.
 
         Args:
             rows: [R, a] the nodes that see.
@@ -114,11 +116,11 @@ class Nodes:
         return some.gather(2, columns[:, None].expand(-1, rows.shape[1], -1))
 
     def best(self, count: int, by: Tensor | None = None) -> Tensor:
-        """Return the root and the best nodes [R, n] of each tree, by node number, then padding.
+        """Return the best nodes [R, n] of each tree with its root, by number, then padding.
 
         Args:
             count: n, the number of nodes.
-            by: [R, N] the ranking, −∞ for nodes that do not count; the score by default.
+            by: [R, N] the ranking, −∞ for excluded nodes; the score by default.
         """
         by = self.score if by is None else by
         found = by.sort(dim=1, descending=True, stable=True).indices[
@@ -129,25 +131,25 @@ class Nodes:
 
 
 Choose = Callable[[Tensor, Nodes, Tensor | None], Nodes]
-"""Function choose(logits [R, F, V], nodes, ids) that adds children to draft trees.
+"""A function choose(logits [R, F, V], nodes, ids) that adds children to draft trees.
 
-The logits are those after the last F nodes fed, of the tokens ids [V] or of all (None). It returns
-the trees with the children, some of which are marked to be fed next. It must be hashable, as
-recorded passes are keyed by it.
+The logits belong to the last F nodes that were fed. Their columns are the tokens ids [V], or all
+tokens if ids is None. The function returns the trees with the children, and marks the children that
+are fed next. It must be hashable, because recorded passes are keyed by it.
 """
 
 
 class Layers(ABC):
-    """A drafter's passes of one step, layer by layer, over nodes known to the device only.
+    """Run a drafter's passes of one step, layer by layer, over nodes that only the device knows.
 
     Each pass also chooses the nodes of the next one.
 
     Attributes:
         device: the device of the passes.
-        begin: [R] slot of each sequence's root in the drafter's cache.
-        deepest: the last layer that the drafter has proposals for; None for no bound.
-        each_node: whether a pass is fed every node, instead of computing one list for all nodes of
-            a sequence.
+        begin: [R] the slot of each sequence's root in the drafter's cache.
+        deepest: the last layer for which the drafter has proposals; None for no bound.
+        each_node: whether each node is fed to a pass; otherwise the drafter computes one
+            distribution per depth for all nodes of a sequence.
     """
 
     device: torch.device
@@ -157,29 +159,29 @@ class Layers(ABC):
 
     @abstractmethod
     def first(self, nodes: Nodes, choose: Choose) -> Nodes:
-        """Return the trees with their first layer, from bare roots."""
+        """Return the trees with their first layer; the given trees consist of roots only."""
 
     @abstractmethod
     def below(self, nodes: Nodes, count: int, choose: Choose) -> Nodes:
-        """Return the trees with a layer below the `count` nodes marked to be fed next."""
+        """Return the trees with another layer below the `count` nodes that are fed next."""
 
     @abstractmethod
     def state(self, fed: Sequence[Ints]) -> Any:
         """Return the drafter's state after the step.
 
         Args:
-            fed: for each pass the numbers [R, F] of the nodes that were fed, −1 for padding.
+            fed: for each pass, the numbers [R, F] of the nodes that were fed, −1 for padding.
         """
 
 
 @dataclass(frozen=True)
 class Told:
-    """Draft trees grown on the device, as reported to the host.
+    """Draft trees that were grown on the device, in the form that the host uses.
 
     Attributes:
-        tree: the nodes to be verified; its `whole` has all, in the order in which the host would
-            have drafted them.
-        fed: for each pass of the drafter the numbers [R, F] of the nodes expanded, −1 for padding.
+        tree: the nodes to be verified. Its `whole` has all drafted nodes, in the order in which the
+            host would have drafted them.
+        fed: for each pass of the drafter, the numbers [R, F] of the expanded nodes, −1 for padding.
         finite: whether all of the drafter's logits were finite.
     """
 
@@ -190,18 +192,18 @@ class Told:
 
 @dataclass(frozen=True)
 class Unseen:
-    """Draft trees that were grown on the device.
+    """Draft trees that were grown on the device and that the host does not know yet.
 
     Attributes:
-        nodes: all nodes that were drafted.
-        layers: number of nodes in each layer, the roots' among them.
+        nodes: all drafted nodes.
+        layers: number of nodes in each layer, including the layer of the roots.
         frontiers: number of nodes that each pass of the drafter was fed.
-        count: n, the number of nodes to verify, root included; shorter trees are padded at the end.
+        count: n, the number of nodes to verify, root included; smaller trees are padded at the end.
         rank: returns the ranking [R, N], −∞ for nodes that are not verified. It must be hashable,
-            as recorded passes are keyed by it.
+            because recorded passes are keyed by it.
         asked: maps logits [R, n, V], noise [R, D, V] and depths [R, n] to [R, 2n]: the likeliest
-            token after each node, then the drawn one; −1 for none. Equal functions must do the
-            same.
+            token after each node, then the sampled token after each node, −1 for none. Functions
+            that compare equal must compute the same.
     """
 
     nodes: Nodes
@@ -212,10 +214,10 @@ class Unseen:
     asked: Callable[[Tensor, Tensor, Tensor], Tensor]
 
     def report(self, nodes: Nodes, best: Tensor) -> Tensor:
-        """Return everything the host needs in one tensor [R, …] of float64.
+        """Return all results that the host needs, as one float64 tensor [R, …].
 
         Args:
-            nodes: the draft trees as the pass was given them.
+            nodes: the draft trees as an input of the pass.
             best: [R, n] the verified nodes.
         """
         rank = self.rank(nodes)
@@ -233,7 +235,7 @@ class Unseen:
         return torch.cat([each.double() for each in (*told, verified)], dim=1)
 
     def told(self, report: Floats) -> Told:
-        """Return the trees of a report, as the host would have drafted them."""
+        """Convert a report to trees in the order in which the host would have drafted them."""
         size, fed = self.nodes.tokens.shape[1], self.nodes.fed.shape[1]
         ends = np.cumsum([*(size,) * 5, fed, fed, 1])
         tokens, score, log_q, entropy, parents, read, asked, broken, verified = np.split(
@@ -274,10 +276,10 @@ def verified(
     needs: Needs,
     mark: Callable[[], None] = lambda: None,
 ) -> tuple[Told, Verified]:
-    """Verify draft trees that the host does not know yet; return them with the result.
+    """Verify draft trees that the host does not know yet; return these trees and the result.
 
-    As in `Target.verify`, this is one pass. The host waits for the device here, once, and nowhere
-    else in the step. `mark` is called when the pass has been launched.
+    As in `Target.verify`, this is one pass. The host waits for the device only once in the step,
+    which is here. `mark` is called when the pass has been launched.
     """
     n = grown.count
     last = target.decoder.context - 1

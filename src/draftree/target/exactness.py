@@ -29,15 +29,17 @@ from draftree.utils.files import Entries, read_object, understood, write_text
 from draftree.utils.hardware import has_float64, interleaved, kept, machine
 
 HALF = (torch.bfloat16, torch.float16)
-"""Precisions in which two tokens are often as good as equally likely."""
+"""Dtypes in which two tokens often have almost equal probabilities."""
 CONTEXT, CHEAP, LONGEST = 256, 0.02, 2.0
-"""Context length at which the price of a step is measured, the largest price at which bits are kept
-by default, and the seconds of the measurement.
+"""Context length in tokens at which the cost of batch invariance is measured.
+
+`CHEAP` is the largest relative cost at which `bits` is the default. `LONGEST` is the duration of
+the measurement in seconds.
 """
 TOLD = 1.0
-"""Percent of a step from which on a choice is logged."""
+"""Relative cost in percent from which on the choice is logged."""
 LAYOUT = "2"
-"""Version of the files; it changes when the findings or their costs change."""
+"""Version of the saved files; it changes when the measurements or their results change."""
 LOG = logging.getLogger("draftree")
 Word = Literal["bits", "ties"] | None
 
@@ -53,14 +55,15 @@ def bfloat16_is_fast() -> bool:
 
 @dataclass(frozen=True)
 class Findings:
-    """Hold what was measured about a kind of model on a machine.
+    """Hold the measurements of a kind of model on a machine.
 
     Attributes:
-        kinds: by kind of layer, the widths at which each row keeps its bits; None where there are
-            none.
-        parting: where the bits of a text depend on how it is cut after all; None where they do not.
-        price: how much longer a step over one token takes, as a share of the model's own; None
-            where that was not measured.
+        kinds: the batch widths at which each kind of layer is batch invariant; None for a kind
+            without such widths.
+        parting: the first layer whose bits depend on how a text is split into passes; None if none
+            does.
+        price: the relative increase of the time of a pass over one token; None if it was not
+            measured.
     """
 
     kinds: Mapping[str, Widths | None]
@@ -69,13 +72,13 @@ class Findings:
 
     @property
     def lacks(self) -> str | None:
-        """Return the place at which bits are not kept; None where they are."""
+        """Return the place where passes are not batch invariant; None if they are."""
         unstable = [name for name, widths in self.kinds.items() if widths is None]
         return f"in its {unstable[0]}" if unstable else self.parting
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
-        """Return the findings that `json.dumps(asdict(…))` wrote."""
+        """Return findings from the dictionary that was saved as JSON."""
         entries = Entries(stored, "findings")
         kinds = {
             name: widths and Widths.of(widths)
@@ -85,14 +88,14 @@ class Findings:
 
 
 def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Findings]:
-    """Measure a model's bits, or read what was found earlier on this machine.
+    """Measure whether a model can be batch invariant, or load an earlier result of this machine.
 
     Args:
         decoder: the model.
-        priced: whether the price is wanted.
+        priced: whether the cost in time is measured too.
 
     Returns:
-        Its stable ways, not in use, and the findings.
+        The batch-invariant runner, which is not in use yet, and the findings.
     """
     about = identity(decoder)
     path = kept("exactness", about)
@@ -120,7 +123,7 @@ def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Finding
 
 
 def identity(decoder: Decoder) -> dict[str, str]:
-    """Return the machine and the model's shapes, which the findings depend on."""
+    """Return the properties of machine and model on which the findings depend."""
     shapes = "".join(f"{name}{tuple(p.shape)}" for name, p in decoder.model.named_parameters())
     return {
         **machine(decoder.device),
@@ -151,14 +154,14 @@ def price(
     context: int = CONTEXT,
     longest: float = LONGEST,
 ) -> float:
-    """Return how much longer a pass takes where bits are kept, as a share of the stock time.
+    """Return the relative increase of the time of a pass with the batch-invariant runner.
 
     Args:
         decoder: the model.
         stable: the batch-invariant runner.
-        width: tokens of the pass, one after the other.
-        context: tokens before them, as far as the model's context allows.
-        longest: seconds to measure for.
+        width: number of tokens of the pass, in one sequence.
+        context: number of tokens before them, limited by the model's context.
+        longest: duration of the measurement in seconds.
     """
     count = min(context, decoder.context - width)
     cache = decoder.new_cache(1, count + width)
@@ -177,25 +180,25 @@ def price(
 def decided(
     decoder: Decoder, name: str, asked: Word, free: bool = True, anyway: bool = False
 ) -> tuple[Stable | None, Word]:
-    """Return what is promised of a model's bits, and the batch-invariant operations that keep it.
+    """Decide whether a target's passes are batch invariant.
 
-    Bits are promised where the user asks for them, and in half precision where they cost next to
-    nothing.
+    They are if the user requests it. Without a request they are in half precision, if this costs
+    almost no time.
 
     Args:
         decoder: the model.
-        name: of the target, for messages.
-        asked: what the user requested; None by default.
-        free: whether another attention may be used without a request.
-        anyway: whether bits are promised without a request, whatever they cost, as for a model that
-            is computed in half precision by default.
+        name: the name of the target, for messages.
+        asked: the user's request; None if there is none.
+        free: whether the attention implementation may be changed without a request.
+        anyway: whether passes are batch invariant without a request at any cost, as for a model
+            that is computed in half precision by default.
 
     Returns:
-        The batch-invariant runner, not in use yet, where bits are promised, else None; and `bits`,
-        `ties`, or None where nothing was requested or decided.
+        The batch-invariant runner, which is not in use yet, or None; and `bits`, `ties`, or None if
+            nothing was requested or decided.
 
     Raises:
-        UserError: bits were requested and cannot be kept.
+        UserError: bits were requested and passes cannot be batch invariant.
     """
     if not has_float64(decoder.device):
         if asked == "bits":

@@ -30,17 +30,18 @@ from draftree.utils.hardware import return_memory
 
 LOG = logging.getLogger("draftree")
 MAGIC, LAYOUT = b"GGUF", 1
-"""The first bytes of a GGUF file, and the version of the converted folder, which is part of its
-name.
+"""The first bytes of a GGUF file.
+
+`LAYOUT` is the version of the converted folder, which is part of its name.
 """
 NEEDED = ("gguf", "accelerate")
-"""The packages that transformers reads such a file with."""
+"""The packages with which transformers reads GGUF files."""
 
 
 PART = re.compile(r"(?P<name>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.IGNORECASE)
-"""The name of a part of a file that was split, as llama.cpp gives it."""
+"""The name of one part of a split file, in llama.cpp's format."""
 BLOCK = re.compile(r"blk\.(\d+)\.")
-"""The beginning of the name of a layer's tensor."""
+"""The beginning of the name of a layer's tensor; the group is the layer's index."""
 COUNTS = (
     ".block_count",
     ".embedding_length",
@@ -54,26 +55,26 @@ COUNTS = (
     ".expert_feed_forward_length",
     ".dimension_count",
 )
-"""Endings of entries that give the size or the number of tensors."""
+"""Endings of the names of entries that give a size or number of tensors."""
 LISTED = 10_000
-"""The most parts that are looked for, as a name may contain any number."""
+"""The largest number of parts that are looked for, because a file name may claim any number."""
 SPARE = 1 << 12
-"""Numbers that a model may have beyond those of a file's tensors, such as buffers."""
+"""Number of values that a model may have beyond the tensors of a file, such as buffers."""
 
 
 def dequantised(path: Path) -> Path:
     """Return the folder of a GGUF file's dequantised weights, tokenizer and chat template.
 
-    It is made once, in `targets` of the cache folder, and named by a hash of the file's content. A
-    second process that wants the same one waits for the first.
+    The folder is made once, in `targets` of the cache folder, and is named by a hash of the file's
+    content. A second process that needs the same folder waits for the first.
 
     Args:
-        path: the file, or any part of a split one. Weights of 16 or 32 bits keep their dtype,
-            quantised ones become float16 (decision 11).
+        path: the file, or any part of a split file. Weights of 16 or 32 bits keep their dtype, and
+            quantised weights become float16 (decision 11).
 
     Raises:
-        UserError: it cannot be read, its header does not fit its tensors, a part is missing, it is
-            of an architecture that cannot be served, or a package is missing; or the disk is full.
+        UserError: the file cannot be read, its header does not match its tensors, a part or package
+            is missing, the architecture is not supported, or the disk is full.
     """
     with understood(f"cannot read '{path}'"):
         parts = parts_of(path)
@@ -82,12 +83,12 @@ def dequantised(path: Path) -> Path:
 
 
 def parts_of(path: Path) -> list[Path]:
-    """Return the files of a model, given the name of any of them.
+    """Return all files of a model, given the name of any of them.
 
-    A file that was not split is its only part.
+    A file that was not split is returned alone.
 
     Raises:
-        UserError: a part is missing; it is named.
+        UserError: the message names a missing part.
     """
     if not (named := PART.fullmatch(path.name)) or not path.is_file():
         return [path]
@@ -109,9 +110,9 @@ def parts_of(path: Path) -> list[Path]:
 
 @cache
 def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> Path:
-    """Return the folder for parts of given sizes and modification times.
+    """Return the folder for files of given sizes and modification times, and make it if needed.
 
-    The result is cached, as both weights and tokenizer request it.
+    The result is cached, because both weights and tokenizer need it.
     """
     headers = _check(path, parts)  # of all bytes only afterwards: a large file takes a while
     folder = dequantised_folder(parts)
@@ -130,14 +131,14 @@ def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...
 
 
 def dequantised_folder(parts: tuple[Path, ...]) -> Path:
-    """Return the folder of a GGUF file's dequantised weights, whether it has been made or not."""
+    """Return the path of a GGUF file's dequantised folder, even if it does not exist yet."""
     name = _digest(parts, tuple((file.st_size, file.st_mtime_ns) for file in map(Path.stat, parts)))
     return cache_folder() / "targets" / f"{name[:32]}-{LAYOUT}"
 
 
 @cache
 def _digest(parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> str:
-    """Return the hash of the bytes of files of given sizes and times."""
+    """Return the hash of the content of files with given sizes and times."""
     hashed = hashlib.sha256()
     for part in parts:
         with part.open("rb") as file:
@@ -147,10 +148,10 @@ def _digest(parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...]) -> str:
 
 
 def _check(path: Path, parts: Sequence[Path]) -> list[Header]:
-    """Return the headers of files, and refuse those that do not fit one another or the tensors.
+    """Return the headers of files, and refuse headers that do not match each other or the tensors.
 
     Raises:
-        UserError: with the file and the entry.
+        UserError: the message names the file and the entry.
     """
     headers = list[Header]()
     for part in parts:
@@ -171,10 +172,10 @@ def _check(path: Path, parts: Sequence[Path]) -> list[Header]:
 
 
 def _convert(path: Path, parts: Sequence[Path], headers: Sequence[Header], folder: Path) -> None:
-    """Write the folder of a file, whose parts are joined before.
+    """Write the folder of a GGUF file; the parts of a split file are joined first.
 
     transformers makes three `GGUFReader`s, each of which takes seconds for a vocabulary of 50,000
-    tokens. Of a whole file the header alone is read here.
+    tokens. Of a file that is not split, only the header is read here.
     """
     with understood(
         f"cannot read '{path}' (broken, or of an architecture that transformers does not read)"
@@ -195,10 +196,10 @@ def _convert(path: Path, parts: Sequence[Path], headers: Sequence[Header], folde
 
 
 def _check_parts(parts: Sequence[Path], headers: Sequence[Header]) -> None:
-    """Refuse parts that are not all parts of one file.
+    """Refuse files that are not all parts of one file.
 
     Raises:
-        UserError: with the part.
+        UserError: the message names the file.
     """
     names, total = set[str](), _number(headers[0], "split.tensors.count")
     for number, (part, header) in enumerate(zip(parts, headers, strict=True)):
@@ -233,10 +234,10 @@ def _number(header: Header, name: str) -> int | None:
 def _check_header(
     path: Path, header: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
 ) -> None:
-    """Refuse a header whose numbers differ from those of the tensors, before a model is built.
+    """Refuse a header whose sizes differ from those of the tensors, before a model is built.
 
     Raises:
-        UserError: with the entry.
+        UserError: the message names the entry.
     """
     arch = header.get("general.architecture")
     if not isinstance(arch, str):
@@ -273,10 +274,10 @@ def _check_header(
 
 
 def _check_size(path: Path, config: PreTrainedConfig, kind: Any, headers: Sequence[Header]) -> None:
-    """Refuse a header that describes a larger model than the tensors are.
+    """Refuse a header that describes a larger model than the tensors can fill.
 
     Raises:
-        UserError: with both numbers.
+        UserError: the message names both numbers of weights.
     """
     sizes = {name: math.prod(each) for header in headers for name, each in header.tensors.items()}
     stored = sum(sizes.values())
@@ -292,7 +293,7 @@ def _check_size(path: Path, config: PreTrainedConfig, kind: Any, headers: Sequen
 
 
 def _join(out: Path, architecture: str, readers: Sequence[Any]) -> None:
-    """Write the parts of a split file as one file."""
+    """Write the parts of a split file as a single file."""
     from gguf import GGUFValueType, GGUFWriter
 
     writer = GGUFWriter(out, architecture)
@@ -317,7 +318,7 @@ def _dequantise(path: Path, headers: Sequence[Header], folder: Path) -> None:
 
     Args:
         path: the file.
-        headers: its own, or those of the parts of which it was made.
+        headers: the headers of the file, or of the parts from which it was joined.
         folder: the new folder.
     """
     from gguf import GGMLQuantizationType
@@ -356,7 +357,10 @@ def _dequantise(path: Path, headers: Sequence[Header], folder: Path) -> None:
 
 
 def _dtype(kinds: set[str]) -> torch.dtype:
-    """Return the dtype for tensors of some kinds, by GGML's names: norms are F32 in any file."""
+    """Return the dtype in which tensors of given GGML types are stored.
+
+    Norms are ignored, because they are F32 in any file.
+    """
     if "BF16" in kinds:
         return torch.bfloat16
     return torch.float32 if kinds <= {"F32"} else torch.float16

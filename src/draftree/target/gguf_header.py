@@ -23,9 +23,12 @@ FORMS = {
     11: "<q",
     12: "<d",
 }
-"""The form of a value, by the number of its type."""
+"""The `struct` format of each type of value, by the type's number."""
 TEXT, ARRAY, DIMENSIONS = 8, 9, 4
-"""Types of a text and of an array; the most dimensions of a tensor."""
+"""Numbers of the types text and array.
+
+`DIMENSIONS` is the largest number of a tensor's dimensions.
+"""
 
 
 @dataclass(frozen=True)
@@ -33,9 +36,9 @@ class Header:
     """Hold the entries of a file's header.
 
     Attributes:
-        entries: numbers and texts by name, and of lists their lengths.
-        tensors: the sizes of each tensor by name, the innermost first.
-        types: the number of each tensor's type by name.
+        entries: numbers and texts by name; for a list, its length.
+        tensors: the sizes of each tensor by name, the innermost dimension first.
+        types: the number of each tensor's type, by name.
     """
 
     entries: dict[str, float | str] = field(default_factory=dict)
@@ -44,20 +47,20 @@ class Header:
 
 
 class Reader:
-    """Read values one after the other, none beyond the end of the file.
+    """Read values one after the other, without reading past the end of the file.
 
     Args:
-        data: the file's bytes.
+        data: the bytes of the file.
     """
 
     def __init__(self, data: mmap.mmap) -> None:
         self._data, self._at = data, 4
 
     def skip(self, count: int) -> int:
-        """Return the offset of the next bytes, and move past them.
+        """Move past the next `count` bytes, and return their offset.
 
         Raises:
-            ValueError: the file ends before.
+            ValueError: the file ends within them.
         """
         start = self._at
         if count > len(self._data) - start:
@@ -66,20 +69,20 @@ class Reader:
         return start
 
     def number(self, form: str = "<Q") -> int:
-        """Return the next whole number."""
+        """Return the next integer."""
         return int(struct.unpack_from(form, self._data, self.skip(struct.calcsize(form)))[0])
 
     def text(self) -> str:
-        """Return the next text."""
+        """Return the next string."""
         count = self.number()
         start = self.skip(count)
         return self._data[start : start + count].decode("utf-8", "replace")
 
     def value(self) -> float | str:
-        """Return the next value after its type: a number or a text, and of a list its length.
+        """Read a value's type and return the value: a number, a text, or a list's length.
 
         Raises:
-            ValueError: there is no such type, or the file ends before.
+            ValueError: the type is unknown, or the file ends within the value.
         """
         kind = self.number("<I")
         if kind == TEXT:
@@ -98,10 +101,10 @@ class Reader:
 
 
 def form_of(kind: int) -> str:
-    """Return the form of a value of a type.
+    """Return the `struct` format of a type.
 
     Raises:
-        ValueError: there is no such type.
+        ValueError: the type is unknown.
     """
     if kind not in FORMS:
         raise ValueError(f"an entry has type {kind}, allowed are those of GGUF")
@@ -109,10 +112,10 @@ def form_of(kind: int) -> str:
 
 
 def read_header(path: Path) -> Header:
-    """Return a file's header.
+    """Return the header of a file.
 
     Raises:
-        ValueError: it is broken, or does not end within the file.
+        ValueError: the header is invalid, or the file ends within it.
     """
     header = Header()
     with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:

@@ -16,28 +16,28 @@ from draftree.errors import shown
 from draftree.utils.files import understood
 
 HUB_ID = re.compile(r"(?=.{1,96}$)[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?")
-"""A hub id: OWNER/NAME, or a name alone for the oldest models; of at most 96 characters."""
+"""The form of a hub id, at most 96 characters: OWNER/NAME, or only a name for the oldest models."""
 SECONDS = 2.0
-"""How long the hub may take to accept a connection."""
+"""Seconds within which the hub must accept a connection."""
 FRESH = 60.0
-"""Seconds for which an answer about the connection holds."""
+"""Seconds for which the result of a connection test is reused."""
 FILES = ["*.json", "*.safetensors", "*.bin", "*.model", "*.txt", "*.jinja"]
-"""What is downloaded of a repository: configs, weights and tokenizers."""
+"""Patterns of the files that are downloaded: configs, weights and tokenizers."""
 AT = "@"
-"""Between a hub id and the revision that is wanted: a branch, a tag or a commit."""
+"""Separates a hub id from the requested revision, which is a branch, a tag or a commit."""
 _asked: dict[str, tuple[float, bool]] = {}
 
 
 def is_hub_id(name: str) -> bool:
-    """Return whether a name can be a hub id, with its owner, and is no folder or file here."""
+    """Return whether a name has the form OWNER/NAME of a hub id and is not a local path."""
     return "/" in name and HUB_ID.fullmatch(name.partition(AT)[0]) is not None and not exists(name)
 
 
 def check_path(name: str) -> None:
-    """Refuse a name that is neither a path that exists nor a possible hub id.
+    """Refuse a name that is neither an existing path nor a possible hub id.
 
     Raises:
-        FileNotFoundError: there is no such path.
+        FileNotFoundError: the path does not exist.
     """
     if exists(name) or (
         HUB_ID.fullmatch(name) and not name.endswith((".gguf", ".safetensors", ".bin", ".json"))
@@ -49,7 +49,7 @@ def check_path(name: str) -> None:
 
 
 def reachable() -> bool:
-    """Return whether the hub, or the proxy before it, accepts a connection within `SECONDS`."""
+    """Return whether the hub, or the configured proxy, accepts a connection within `SECONDS`."""
     if constants.HF_HUB_OFFLINE:
         return False
     endpoint = os.environ.get("HF_ENDPOINT", constants.ENDPOINT)
@@ -76,7 +76,7 @@ def reachable() -> bool:
 
 
 def stored(name: str, revision: str | None = None, file: str = "config.json") -> Path | None:
-    """Return the folder of a repository's copy in the hub's cache, or None where there is none."""
+    """Return the folder of a repository's copy in the hub's cache, or None if it has no copy."""
     from huggingface_hub import (
         try_to_load_from_cache,
     )  # it takes seconds, and the command line's checks seldom need it
@@ -86,17 +86,17 @@ def stored(name: str, revision: str | None = None, file: str = "config.json") ->
 
 
 def located(name: str, revision: str | None = None, file: str = "config.json") -> str:
-    """Return where a model is loaded from.
+    """Return the place from which a model is loaded.
 
-    This is the name itself, or the folder in the hub's cache where the hub cannot be reached.
+    It is the name itself, or the folder in the hub's cache if the hub cannot be reached.
 
     Args:
         name: a path or a hub id.
         revision: a branch, a tag or a commit.
-        file: a file that a copy in the cache must have.
+        file: a file that the cached copy must contain.
 
     Raises:
-        FileNotFoundError: there is no such path, or the hub cannot be reached and its cache holds
+        FileNotFoundError: the path does not exist, or the hub cannot be reached and its cache has
             no copy.
     """
     check_path(name)
@@ -116,7 +116,7 @@ def located(name: str, revision: str | None = None, file: str = "config.json") -
 
 
 def downloaded(name: str) -> Path:
-    """Return the folder of a repository, and download it to the hub's cache unless it is there.
+    """Return the folder of a hub repository, and download it to the hub's cache if needed.
 
     An interrupted download is continued.
 

@@ -16,19 +16,21 @@ from draftree.models.spread import is_spread
 from draftree.native import variant
 
 GENERIC = "generic"
-"""The variant of the native kernels that may be slower than torch's."""
+"""The variant of the native kernels that may be slower than torch's own kernels."""
 LARGE = 32_000_000
-"""Number of weights from which on a model runs on native kernels by default: packing takes seconds.
+"""Number of weights from which on a model uses native kernels by default.
+
+Packing the weights takes seconds.
 """
 
 
 def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
-    """Choose the kernels of a loaded model; return whether its passes run on native ones.
+    """Choose the kernels of a loaded model; return whether its passes use native ones.
 
     Args:
-        decoder: the model, where it is to be.
-        loading: the options. By default a large model runs on native kernels, if they can run it;
-            the generic ones are timed against the model's own.
+        decoder: the model, on its final device.
+        loading: the options. By default a large model uses native kernels if they support it. The
+            generic variant is first timed against the model's own layers.
     """
     if is_spread(decoder.model):
         return False
@@ -47,7 +49,7 @@ def choose_kernels(decoder: Decoder, loading: Loading) -> bool:
 
 @torch.inference_mode()
 def _is_faster(decoder: Decoder) -> bool:
-    """Return whether passes on native kernels take less time on this machine."""
+    """Return whether passes with native kernels take less time on this machine."""
     cache = decoder.new_cache(1, max(TRIED))
     starts = cache.lengths.copy()
     batches = [ForwardBatch.chains([np.zeros(n, np.int64)], starts, decoder.device) for n in TRIED]

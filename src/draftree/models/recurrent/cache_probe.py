@@ -27,10 +27,10 @@ class Kept:
     """Describe what a model's layers store.
 
     Attributes:
-        shapes: the shape of each layer's keys and values; of width 0 where it has none.
-        states: the layers' states.
-        clamped: whether a step through a prompt is bounded in a way that decoding is not.
-        rules: the functions by which states come about.
+        shapes: the shape of each layer's keys and values; width 0 for layers without them.
+        states: the shapes of recurrent states, by layer and number of the state.
+        clamped: whether the model bounds time steps in a prompt but not in decoding.
+        rules: the names of the functions that update the states.
     """
 
     shapes: tuple[LayerShape, ...]
@@ -40,7 +40,7 @@ class Kept:
 
 
 class _Ours:
-    """Mark a recurrent state that one of draftree's functions was called for."""
+    """Mark a recurrent state that was passed to one of draftree's functions."""
 
     def __init__(self, last: Tensor) -> None:
         self.shape, self.dtype = tuple(last.shape[1:]), wide(last.dtype)
@@ -50,14 +50,14 @@ class _Ours:
 
 
 class Recorder(Passing):
-    """Record the shapes of what layers hand to their cache in a dry run.
+    """Record the shapes of what layers hand to their cache, in a pass over one token.
 
-    Functions of recurrent layers are answered by transformers' own.
+    Recurrent layers run transformers' own functions.
 
     Args:
-        config: of the text model.
-        name: of the model's class, for errors.
-        device: of the cache.
+        config: the config of the text model.
+        name: the name of the model's class, for errors.
+        device: the device of the cache.
     """
 
     def __init__(self, config: PreTrainedConfig, name: str, device: torch.device) -> None:
@@ -112,21 +112,21 @@ class Recorder(Passing):
         return recurrent_states
 
     def conv(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Note that the layer convolves, and run the stock function."""
+        """Record that the layer has a convolution, and run the stock function."""
         self._convolved.add(self._now)
         return stock(*args, **kwargs)
 
     def delta(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Note the layer's state, and run the stock function."""
+        """Record the shape of the layer's state, and run the stock function."""
         return self._stateful("delta", stock, *args, **kwargs)
 
     def ssd(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Note the layer's state and whether its steps are clamped, and run the stock function."""
+        """Record the layer's state, and whether time steps are clamped; run the stock function."""
         self._clamped |= tuple(kwargs.get("dt_limit", (0.0, float("inf")))) != (0.0, float("inf"))
         return self._stateful("ssd", stock, *args, **kwargs)
 
     def s6(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Note the layer's state, and run the stock function."""
+        """Record the shape of the layer's state, and run the stock function."""
         return self._stateful("s6", stock, *args, **kwargs)
 
     def _stateful(self, rule: str, stock: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -19,36 +19,39 @@ from torch import Tensor
 from draftree.models.recurrent.tree_paths import Paths
 
 Parts = Mapping[str, Tensor]
-"""Tensors that a rule stashes, each [R, H, M, …] by name; of one row and path [H, p, …]."""
+"""The tensors of a stash by name: [R, H, M, …] for all slots, or [H, p, …] for one path."""
 
 
 @dataclass(frozen=True)
 class Stash:
-    """Hold what tokens in scratch slots add to a state: enough to apply any path of them.
+    """Hold the updates of a state by the tokens in scratch slots, for any path of the tree.
 
     Attributes:
-        fold: updates a state, in place, by the parts of a path.
-        parts: the tensors of the slots, by name.
+        fold: updates a state in place by the tensors of a path.
+        parts: the tensors of all slots, by name.
     """
 
     fold: Callable[[Tensor, Parts], None]
     parts: Parts
 
     def to(self, *_: object) -> "Stash":
-        """Return the stash itself, as some models cast what they hand to their cache."""
+        """Return the stash itself, because some models cast what they hand to their cache."""
         return self
 
     def move(self, state: Tensor, row: int, path: Tensor) -> None:
-        """Apply a path of slots [p] to the state of a row, in place."""
+        """Apply a path of slots [p] to the state of a sequence, in place."""
         self.fold(
             state, {name: part[row].index_select(-2, path) for name, part in self.parts.items()}
         )
 
 
 def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
-    """Return the decays D [R, H, n, M, c] between slots and tokens.
+    """Return the decays D [R, H, n, M, c] from slots to tokens; 0 off a token's path.
 
-    They are computed from G of the tokens [R, H, n, c] and G of the slots [R, H, M, c].
+    Args:
+        paths: the tree paths.
+        along: [R, H, n, c] G, the summed log decay of each token.
+        slots: [R, H, M, c] G of each slot.
     """
     between = along[:, :, :, None] - slots[:, :, None]
     return between.masked_fill(
@@ -57,7 +60,7 @@ def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
 
 
 def _along(paths: Paths, own: Tensor) -> Tensor:
-    """Return G [R, H, n, c], the sum of [R, H, M, c] over the slots on each token's path."""
+    """Return G [R, H, n, c], the log decays [R, H, M, c] summed over each token's path."""
     return torch.einsum("rij,rhjc->rhic", paths.mask.to(own.dtype), own)
 
 
@@ -71,23 +74,24 @@ def delta_tree(
     beta: Tensor,
     state: Tensor,
 ) -> tuple[Tensor, Stash]:
-    """Compute the gated delta rule for all tokens of a tree.
+    """Compute the gated delta rule for all tokens of a draft tree.
 
     The source is Yang, Kautz and Hatamizadeh, 2412.06464, eq. 10; with a decay by channel it is
     Kimi's rule, 2510.26692.
 
-    uᵢ = βᵢ (vᵢ − (e^Gᵢ kᵢ)·S₀ − Σ Dᵢⱼ (kᵢ·kⱼ) uⱼ) over j in a(i) but i, a triangular system as
-    parents come before their children; oᵢ = (e^Gᵢ qᵢ)·S₀ + Σ Dᵢⱼ (qᵢ·kⱼ) uⱼ over a(i).
+    With a(i) for token i and its ancestors, uᵢ = βᵢ (vᵢ − (e^Gᵢ kᵢ)·S₀ − Σ Dᵢⱼ (kᵢ·kⱼ) uⱼ) with j
+    over a(i) without i. This is a triangular system, because parents come before their children.
+    The outputs are oᵢ = (e^Gᵢ qᵢ)·S₀ + Σ Dᵢⱼ (qᵢ·kⱼ) uⱼ with j over a(i).
 
     Args:
-        paths: of the pass.
+        paths: the tree paths of the pass.
         before: the stash of earlier passes of this step; empty in the first.
         q: [R, H, n, k] scaled queries.
         k: [R, H, n, k] keys.
         v: [R, H, n, v] values.
         g: [R, H, n, c] logarithms of the decay.
         beta: [R, H, n, 1] the strengths of the writes.
-        state: [R, H, k, v] S₀.
+        state: [R, H, k, v] S₀, the committed state.
 
     Returns:
         o [R, H, n, v], and the stash of k, u and G.
@@ -118,9 +122,9 @@ def delta_tree(
 
 
 def delta_fold(state: Tensor, parts: Parts) -> None:
-    """Update the state [H, k, v] in place by a path that ends with G.
+    """Update the state [H, k, v] in place by a path whose last token has the summed log decay G.
 
-    S = e^G S₀ + Σ e^(G − Gⱼ) kⱼ uⱼᵀ.
+    S = e^G S₀ + Σ e^(G − Gⱼ) kⱼ uⱼᵀ, with j over the path.
     """
     k = parts["k"]
     u = parts["u"]
@@ -132,20 +136,20 @@ def delta_fold(state: Tensor, parts: Parts) -> None:
 def ssd_tree(
     paths: Paths, before: Parts, x: Tensor, g: Tensor, b: Tensor, c: Tensor, state: Tensor
 ) -> tuple[Tensor, Stash]:
-    """Compute the state space duality of Mamba-2 for all tokens of a tree.
+    """Compute the state space duality (SSD) of Mamba-2 for all tokens of a draft tree.
 
     The source is Dao and Gu, 2405.21060, section 6; for trees it is STree, 2505.14969, section 3.
 
-    yᵢ = e^Gᵢ S₀ Cᵢ + Σ Dᵢⱼ (Cᵢ·Bⱼ) xⱼ over a(i).
+    yᵢ = e^Gᵢ S₀ Cᵢ + Σ Dᵢⱼ (Cᵢ·Bⱼ) xⱼ, with j over token i and its ancestors.
 
     Args:
-        paths: of the pass.
+        paths: the tree paths of the pass.
         before: the stash of earlier passes of this step; empty in the first.
-        x: [R, H, n, P] inputs times their step Δ.
-        g: [R, H, n, 1] Δ A.
-        b: [R, H, n, N] B.
-        c: [R, H, n, N] C.
-        state: [R, H, P, N] S₀.
+        x: [R, H, n, P] inputs times their time step Δ.
+        g: [R, H, n, 1] Δ A, the logarithms of the decay.
+        b: [R, H, n, N] B, the input projections.
+        c: [R, H, n, N] C, the output projections.
+        state: [R, H, P, N] S₀, the committed state.
 
     Returns:
         y [R, H, n, P], and the stash of x, B and G.
@@ -162,9 +166,9 @@ def ssd_tree(
 
 
 def ssd_fold(state: Tensor, parts: Parts) -> None:
-    """Update the state [H, P, N] in place by a path that ends with G.
+    """Update the state [H, P, N] in place by a path whose last token has the summed log decay G.
 
-    S = e^G S₀ + Σ e^(G − Gⱼ) xⱼ Bⱼᵀ.
+    S = e^G S₀ + Σ e^(G − Gⱼ) xⱼ Bⱼᵀ, with j over the path.
     """
     x = parts["x"]
     b = parts["B"]
@@ -183,22 +187,22 @@ def s6_tree(
     c: Tensor,
     state: Tensor,
 ) -> tuple[Tensor, Stash]:
-    """Run the selective scan of Mamba-1 (Gu and Dao, 2312.00752, algorithm 2).
+    """Run the selective scan of Mamba-1 (Gu and Dao, 2312.00752, algorithm 2) over a draft tree.
 
-    The decay differs for each channel and entry of the state, so D would have n² d N entries.
-    Tokens are computed level by level instead, each from its parent's state: S = e^(Δ A) S′ + Δ x
-    Bᵀ and y = S C. States are kept for one pass only; a later pass of the step computes those of
-    earlier slots again.
+    The decay differs for each channel and entry of the state, so that D would have n² d N entries.
+    Tokens are therefore computed level by level, each from its parent's state S′: S = e^(Δ A) S′ +
+    Δ x Bᵀ and y = S C. States are kept for one pass only. A later pass of the step computes the
+    states of earlier slots again.
 
     Args:
-        paths: of the pass.
+        paths: the tree paths of the pass.
         before: the stash of earlier passes of this step; empty in the first.
         x: [R, 1, n, d] inputs.
-        step: [R, 1, n, d] Δ.
+        step: [R, 1, n, d] Δ, the time steps.
         a: [d, N] A.
-        b: [R, 1, n, N] B.
-        c: [R, 1, n, N] C.
-        state: [R, d, N] S₀.
+        b: [R, 1, n, N] B, the input projections.
+        c: [R, 1, n, N] C, the output projections.
+        state: [R, d, N] S₀, the committed state.
 
     Returns:
         y [R, 1, n, d], and the stash of Δ x, Δ and B.
@@ -226,7 +230,7 @@ def s6_tree(
 def s6_fold(state: Tensor, parts: Parts, a: Tensor) -> None:
     """Update the state [d, N] in place by a path.
 
-    S = e^(A ΣΔ) S₀ + Σ e^(A (ΣΔ − Σ Δ up to j)) xⱼ Bⱼᵀ.
+    S = e^(A ΣΔ) S₀ + Σⱼ e^(A (ΣΔ − Σ Δ up to j)) xⱼ Bⱼᵀ, where the x of the stash include Δ.
     """
     x = parts["x"][0]
     b = parts["B"][0]
@@ -238,18 +242,18 @@ def s6_fold(state: Tensor, parts: Parts, a: Tensor) -> None:
 def convolved(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
     """Compute a causal depthwise convolution along tree paths.
 
-    A token's result is the sum of wₖ times the last K columns of its path; its own column is the
-    last.
+    A token's result is the weighted sum of the last K columns of its path, which ends with its own
+    column.
 
     Args:
-        paths: of the pass.
-        columns: [R, d, K + M] K committed ones, and those of the slots; each column is contiguous
-            in memory.
-        weight: [d, K].
-        bias: [d].
+        paths: the tree paths of the pass.
+        columns: [R, d, K + M] the last K committed columns, and those of the M slots; each column
+            is contiguous in memory.
+        weight: [d, K] the weights of the columns.
+        bias: [d] the bias of the channels.
 
     Returns:
-        [R, d, n].
+        [R, d, n] the result for each token of the pass.
     """
     by_slot = columns.mT.flatten(0, 1)  # in memory order, so that each is copied at once
     summed = torch.promote_types(weight.dtype, torch.float32)

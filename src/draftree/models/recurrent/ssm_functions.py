@@ -32,9 +32,9 @@ Known = TypeVar("Known", bound="Functions")
 
 
 class Functions(Protocol):
-    """Define the functions that replace those of transformers.
+    """Define replacements for transformers' functions of recurrent layers.
 
-    Each receives the function that it replaces, and the arguments of the call.
+    Each method receives the function that it replaces and the arguments of the call.
     """
 
     def conv(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
@@ -46,11 +46,11 @@ class Functions(Protocol):
         ...
 
     def ssd(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a state space model of Mamba-2's kind."""
+        """Run a state space model as in Mamba-2."""
         ...
 
     def s6(self, stock: Stock, /, *args: Any, **kwargs: Any) -> Any:
-        """Run a selective scan of Mamba-1's kind."""
+        """Run a selective scan as in Mamba-1."""
         ...
 
 
@@ -61,17 +61,17 @@ NAMES: Mapping[str, str] = {
     "mamba2_chunk_scan": "ssd",
     "mamba_selective_scan": "s6",
 }
-"""Functions of modeling modules, and the method of `Functions` that replaces each."""
+"""Names of functions in modeling modules, and the method of `Functions` that replaces each."""
 _ASKED: ContextVar[Functions | None] = ContextVar("draftree pass", default=None)
 
 
 def dispatching(model: Model) -> Model:
-    """Return a model whose recurrent layers call the functions of `answering` first.
+    """Return a model whose recurrent layers first call the functions set by `answering`.
 
-    It shares the weights of the given model, if that has any.
+    It shares the weights of the given model. A model without recurrent layers is returned as it is.
 
-    The functions are globals of transformers' modules. The forwards of the layers' classes are
-    therefore built again, with other globals, in classes of their own.
+    The functions are globals of transformers' modules. The forwards of the layer classes are
+    therefore rebuilt with other globals, in new classes.
     """
     if not any(_asks(type(module)) for module in model.modules()):
         return model
@@ -84,7 +84,7 @@ def dispatching(model: Model) -> Model:
 
 
 def _asks(kind: type[nn.Module]) -> bool:
-    """Return whether the forward of a class calls one of the functions by its global name."""
+    """Return whether a class's forward calls one of these functions by its global name."""
     code = getattr(inspect.unwrap(kind.forward), "__code__", None)
     return (
         code is not None and not NAMES.keys().isdisjoint(code.co_names) and _MARK not in vars(kind)
@@ -93,7 +93,7 @@ def _asks(kind: type[nn.Module]) -> bool:
 
 @cache
 def _class_of(kind: Any) -> type[nn.Module]:
-    """Return a class like another one, with the dispatchers in the place of the functions."""
+    """Return a copy of a class whose forward calls the dispatchers instead of the functions."""
     forward: Any = inspect.unwrap(kind.forward)
     known = forward.__globals__
     others = {name: _dispatcher(known[name], NAMES[name]) for name in NAMES.keys() & known.keys()}
@@ -123,12 +123,12 @@ def _dispatcher(stock: Stock, method: str) -> Stock:
 
 
 _MARK = "__draftree__"
-"""An attribute of the classes with dispatchers."""
+"""The attribute that marks classes with dispatchers."""
 
 
 @contextmanager
 def answering(functions: Known) -> Iterator[Known]:
-    """Let these functions replace transformers' inside the context, in this thread and task."""
+    """Replace transformers' functions by these inside the context, in this thread and task only."""
     token = _ASKED.set(functions)
     try:
         yield functions
@@ -137,18 +137,18 @@ def answering(functions: Known) -> Iterator[Known]:
 
 
 def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the dtype of recurrent states: float32 or better, as in transformers."""
+    """Return the dtype of recurrent states: at least float32, as in transformers."""
     return torch.promote_types(dtype, torch.float32)
 
 
 class Answers:
     """Provide the functions of recurrent layers during a forward pass of draftree.
 
-    A prompt is computed by transformers' own functions, with padding left out. A tree is computed
-    along its paths.
+    A prompt is computed by transformers' own functions, with its padding zeroed. A draft tree is
+    computed along its paths.
 
     Args:
-        at: the pass.
+        at: the pass that holds the states.
     """
 
     def __init__(self, at: Pass) -> None:
@@ -163,10 +163,10 @@ class Answers:
         activation: str | None = None,
         **_: Any,
     ) -> Tensor:
-        """Compute a causal convolution of [R, d, K + M] columns of the state and the scratch slots.
+        """Compute a causal convolution of the columns [R, d, K + M] of state and scratch slots.
 
         Returns:
-            [R, d, n] for the pass's tokens.
+            [R, d, n] the result for the pass's tokens.
         """
         if self._paths.whole:
             whole: Tensor = stock(x, weight, bias, activation=activation)
@@ -188,7 +188,7 @@ class Answers:
         """Compute the gated delta rule of inputs [R, n, H, …].
 
         Returns:
-            Outputs, and the change of the state.
+            The outputs, and the update of the state.
         """
         state = self._pass.state
         if self._paths.whole:
@@ -228,7 +228,7 @@ class Answers:
         """Compute Mamba-2 of x [R, n, H, P], dt [R, n, H], A [H], B and C [R, n, groups, N].
 
         Returns:
-            Outputs [R, n, H, P], and the change of the state.
+            Outputs [R, n, H, P], and the update of the state.
         """
         dt = dt if dt_bias is None else dt + dt_bias.to(dt.dtype)
         dt = softplus(dt) if dt_softplus else dt
@@ -272,7 +272,7 @@ class Answers:
         """Compute Mamba-1 of x, dt and z [R, d, n], A [d, N], and B and C [R, N, n].
 
         Returns:
-            Outputs [R, d, n], and the change of the state.
+            Outputs [R, d, n], and the update of the state.
         """
         dt = dt if delta_bias is None else dt + delta_bias.to(dt.dtype)[..., None]
         dt = softplus(dt) if delta_softplus else dt
@@ -298,7 +298,7 @@ class Answers:
         return (out if z is None else out * silu(z)).to(x.dtype), made
 
     def _without_padding(self, values: Tensor) -> Tensor:
-        """Return values [R, n, …] with zeros in the padding, so that it adds nothing to a state."""
+        """Set the padding of values [R, n, …] to zero, so that it adds nothing to a state."""
         if not self._paths.ragged:
             return values
         return values.masked_fill(

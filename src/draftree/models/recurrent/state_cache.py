@@ -22,9 +22,11 @@ from draftree.models.recurrent.tree_paths import Paths
 from draftree.tree import Ints
 
 Key = tuple[int, int]
-"""A layer, and the number of its state."""
+"""A recurrent state: the index of its layer, and its number in that layer."""
 SNAPSHOTS, BYTES = 6, 2**30
-"""The most snapshots of a row, and the most bytes that those of all rows take; the oldest go first.
+"""Largest number of snapshots of a sequence, and largest total of their bytes.
+
+The oldest snapshots are discarded first.
 """
 
 
@@ -33,10 +35,10 @@ class StateShape:
     """Describe the shape of one recurrent state of a layer.
 
     Attributes:
-        channels: C.
-        kernel: K.
-        state: the shape of a row's state; none where the convolution is all there is.
-        dtype: of the state: float32, or the model's own where that is wider.
+        channels: C, the channels of the convolution.
+        kernel: K, the width of the convolution.
+        state: the shape of one sequence's state; None if the layer is only a convolution.
+        dtype: the dtype of the state: float32, or that of the model if it is wider.
     """
 
     channels: int
@@ -52,13 +54,13 @@ class Final:
     last: Tensor
 
     def to(self, *_: object) -> "Final":
-        """Return the object itself, as some models cast what they hand to their cache."""
+        """Return the object itself, because some models cast what they hand to their cache."""
         return self
 
 
 @dataclass(frozen=True)
 class Snapshot:
-    """Hold a row's bases after its first `length` tokens."""
+    """Hold the states of a sequence after its first `length` tokens."""
 
     length: int
     bases: tuple[Tensor, ...]
@@ -69,9 +71,9 @@ class Scratch:
     """Hold what the passes of a step stored after the committed tokens.
 
     Attributes:
-        paths: of the latest pass.
-        columns: by state, the inputs of its convolution [R, M, C].
-        made: by state, the stash of the tokens, or the states after them.
+        paths: the tree paths of the latest pass.
+        columns: the inputs [R, M, C] of the convolution, by state.
+        made: the stash of the tokens or the final states, by state.
     """
 
     paths: Paths
@@ -80,17 +82,17 @@ class Scratch:
 
 
 class States:
-    """Hold the recurrent states of R rows.
+    """Hold the recurrent states of R sequences.
 
     Args:
-        shapes: by state.
-        rows: R.
-        dtype: of the inputs of convolutions.
-        device: of the tensors.
-        clamped: whether the model steps otherwise through a prompt than in decoding.
+        shapes: the shape of each state.
+        rows: R, the number of sequences.
+        dtype: the dtype of the convolutions' inputs.
+        device: the device of the tensors.
+        clamped: whether the model bounds time steps in a prompt but not in decoding.
 
     Attributes:
-        read: [R] how many tokens of each row's beginning were read as text that is kept whole.
+        read: [R] the number of leading tokens of each sequence that were read as plain text.
     """
 
     def __init__(
@@ -123,17 +125,17 @@ class States:
 
     @property
     def bytes_of_row(self) -> int:
-        """Return the size of a row's bases, and of a snapshot of them."""
+        """Return the bytes of one sequence's states, which is also the size of a snapshot."""
         return sum(t.nbytes for t in self._all) // self.rows
 
     @property
     def bytes(self) -> int:
-        """Return the size of all bases and snapshots."""
+        """Return the bytes of all states and snapshots."""
         return self.bytes_of_row * (self.rows + sum(map(len, self._snapshots)))
 
     @property
     def bytes_of_slot(self) -> int:
-        """Return the bytes that a token of the latest tree pass stored in its slot."""
+        """Return the bytes that the latest tree pass stored for each token."""
         if self._scratch is None:
             return 0
         stashes = [made for made in self._scratch.made.values() if isinstance(made, Stash)]
@@ -144,7 +146,12 @@ class States:
         return sum(t.nbytes for t in parts) // (self.rows * self._scratch.paths.slots)
 
     def begin(self, feed: ForwardBatch, committed: Ints) -> "Pass":
-        """Return the pass over a forward batch after [R] committed tokens."""
+        """Return the pass over a forward batch.
+
+        Args:
+            feed: the tokens.
+            committed: [R] number of committed tokens of each sequence.
+        """
         before = self._scratch
         later = bool((feed.starts > committed).any())
         paths = Paths.of(feed, committed, before.paths if later and before else None, self.device)
@@ -156,9 +163,12 @@ class States:
 
     @torch.inference_mode()
     def keep(self, row: int, start: int, slots: Ints) -> None:
-        """Update a row's base by a path of scratch slots after `start` committed tokens.
+        """Update the state of a sequence by a path of scratch slots.
 
-        `slots` count from the first scratch slot.
+        Args:
+            row: the sequence.
+            start: its number of committed tokens.
+            slots: the path, counted from the first scratch slot.
         """
         assert self._scratch is not None
         assert self._scratch.paths.committed[row] == start, "the stash is of another text"
@@ -183,7 +193,10 @@ class States:
 
     @torch.inference_mode()
     def mark(self, lengths: Ints) -> None:
-        """Take a snapshot of each row for `back`, unless there is one of the row's length."""
+        """Take a snapshot of each sequence, unless one of the same length exists.
+
+        `back` can return to it.
+        """
         for row, length in enumerate(lengths.tolist()):
             mine = self._snapshots[row]
             if length and not (mine and mine[-1].length == length):
@@ -194,9 +207,10 @@ class States:
 
     @torch.inference_mode()
     def back(self, row: int, length: int) -> int:
-        """Restore a row's latest snapshot of at most `length` tokens, and return its length.
+        """Restore a sequence's latest snapshot of at most `length` tokens, and return its length.
 
-        Without such a snapshot the row goes back to its beginning, and 0 is returned.
+        Without such a snapshot the states are reset to the beginning of the text, and 0 is
+        returned.
         """
         mine = [s for s in self._snapshots[row] if s.length <= length]
         self._snapshots[row] = mine
@@ -207,14 +221,14 @@ class States:
         return reached
 
     def taken(self, rows: Ints) -> Self:
-        """Return a copy of some rows' bases and snapshots; −1 stands for an empty row."""
+        """Return a copy of some sequences' states and snapshots; −1 stands for an empty one."""
         part = type(self)(self.shapes, len(rows), self.dtype, self.device, self.clamped)
         there = np.flatnonzero(rows >= 0)
         part._copy(self, there, rows[there])
         return part
 
     def put(self, rows: Ints, part: Self) -> None:
-        """Replace the states of some rows by those of other rows."""
+        """Replace the states of some sequences by the states of another object's sequences."""
         self._copy(part, rows, np.arange(len(rows)))
 
     @torch.inference_mode()
@@ -231,12 +245,12 @@ class Pass:
     """Give recurrent layers access to their states during one forward pass.
 
     Args:
-        states: of the rows.
-        scratch: what the pass fills.
-        before: what earlier passes of the step stored.
+        states: the states of the sequences.
+        scratch: receives what the pass stores.
+        before: what earlier passes of the step stored; None in the first pass.
 
     Attributes:
-        paths: of its tokens.
+        paths: the tree paths of the pass.
     """
 
     def __init__(self, states: States, scratch: Scratch, before: Scratch | None) -> None:
@@ -247,10 +261,10 @@ class Pass:
         self._key: Key = (-1, 0)
 
     def enter(self, key: Key, columns: Tensor) -> Tensor:
-        """Store the input [R, C, n] of a layer's convolution and return it with the columns before.
+        """Store the input [R, C, n] of a layer's convolution, and return it after earlier columns.
 
-        These are the columns that the committed tokens left. Until the next layer enters, functions
-        that are called read and write the state of this one.
+        The earlier columns are the last inputs of the committed tokens and those of earlier slots.
+        Until the next layer enters, the recurrent functions read and write the state of this one.
         """
         self._key, paths = key, self.paths
         old = None if self._before is None else self._before.columns[key][:, None]
@@ -265,10 +279,10 @@ class Pass:
 
     @property
     def stashed(self) -> Mapping[str, Tensor]:
-        """Return what earlier passes of the step stashed for that layer, by name."""
+        """Return the tensors that earlier passes of the step stashed for that layer, by name."""
         made = None if self._before is None else self._before.made[self._key]
         return made.parts if isinstance(made, Stash) else {}
 
     def leave(self, key: Key, made: Stash | Final) -> None:
-        """Store the change of a layer's state that the pass would make."""
+        """Store the update of a layer's state by the tokens of the pass."""
         self._scratch.made[key] = made

@@ -25,15 +25,15 @@ class Paths:
     """Describe the tree paths of a forward batch for recurrent layers.
 
     Attributes:
-        seen: [R, n, M] whether a slot is on a token's path, which includes the token itself.
-        parents: [R, M] the parent's slot of each slot's token; −1 directly after the committed
+        seen: [R, n, M] whether a slot is on a token's path; the path includes the token itself.
+        parents: [R, M] the slot of the parent of each slot's token; −1 directly after the committed
             text.
         columns: [R, n] the slot of each token.
-        widths: [R] tokens of each row; the rest is padding, which has no ancestors and no
-            descendants.
-        committed: [R] tokens in the state.
-        whole: whether the batch is plain text that is committed as a whole or not at all.
-        device: of the tensors.
+        widths: [R] number of tokens of each sequence; the rest is padding, which has no ancestors
+            and no descendants.
+        committed: [R] number of tokens in the state.
+        whole: whether the batch is plain text, which is committed as a whole or not at all.
+        device: the device of the tensors.
     """
 
     seen: Bools
@@ -52,9 +52,10 @@ class Paths:
 
         Args:
             feed: the tokens.
-            committed: [R] tokens in the states.
-            earlier: the paths of the pass before, to which the earlier scratch slots belong.
-            device: of the tensors.
+            committed: [R] number of tokens in the states.
+            earlier: the paths of the previous pass of the step, which describe earlier scratch
+                slots.
+            device: the device of the tensors.
         """
         rows, n = len(feed.counts), feed.width
         behind = feed.starts - committed
@@ -77,7 +78,7 @@ class Paths:
         return found
 
     def _are_paths(self) -> bool:
-        """Return whether each token sees exactly what its parent sees, and itself."""
+        """Return whether each token sees exactly its parent's visible tokens and itself."""
         above = np.take_along_axis(self.parents, self.columns, 1)
         at = above - self.columns[:, :1]  # the parent's place in this pass
         inside = at >= 0
@@ -94,36 +95,36 @@ class Paths:
 
     @property
     def slots(self) -> int:
-        """Return M, the number of scratch slots of a row."""
+        """Return M, the number of scratch slots of a sequence."""
         return int(self.seen.shape[2])
 
     @cached_property
     def mask(self) -> Tensor:
-        """Return `seen` on the device."""
+        """Return `seen` as a tensor on the device."""
         return torch.from_numpy(self.seen).to(self.device)
 
     @cached_property
     def at(self) -> Tensor:
-        """Return `columns` on the device."""
+        """Return `columns` as a tensor on the device."""
         return torch.from_numpy(self.columns).to(self.device)
 
     @cached_property
     def padding(self) -> Tensor:
-        """Return [R, n] True after each row's tokens, on the device."""
+        """Return [R, n] True at padding, on the device."""
         return torch.from_numpy(np.arange(self.seen.shape[1]) >= self.widths[:, None]).to(
             self.device
         )
 
     @property
     def ragged(self) -> bool:
-        """Return whether there is padding."""
+        """Return whether any sequence has padding."""
         return bool((self.widths < self.seen.shape[1]).any())
 
     @cached_property
     def levels(self) -> list[tuple[Tensor, Tensor, Tensor]]:
-        """Return rows, slots and parents' slots of all slots' tokens, level by level.
+        """Return, level by level, the sequences, slots and parents' slots of all slots' tokens.
 
-        Tokens of earlier passes are included.
+        Tokens of earlier passes of the step are included.
         """
         depth = np.zeros_like(self.parents)
         for slot in range(self.slots):
@@ -141,7 +142,7 @@ class Paths:
     def windows(self, k: int) -> Tensor:
         """Return the last K columns on each token's path, as indices [K, R n].
 
-        Indices count through each row's K committed columns and its M slots.
+        For each sequence, indices count its K committed columns first and then its M slots.
         """
         if k in self._windows:
             return self._windows[k]
@@ -156,11 +157,14 @@ class Paths:
 
     @cached_property
     def _windows(self) -> dict[int, Tensor]:
-        """Return the cache of `windows`, by K."""
+        """Return the cached results of `windows`, by K."""
         return {}
 
     def place(self, old: Tensor | None, new: Tensor) -> Tensor:
-        """Return values [R, H, M, c] of all slots: this pass's [R, H, n, c], and those before."""
+        """Return values [R, H, M, c] of all slots.
+
+        They consist of values of this pass [R, H, n, c] and those of earlier passes.
+        """
         if not self.later:
             return new
         rows, heads, n, width = new.shape
