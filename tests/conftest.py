@@ -4,6 +4,7 @@ import os
 import signal
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
+from typing import Any
 
 os.environ["HF_HUB_OFFLINE"] = (
     "1"  # before it is imported; else each name that is no folder waits for a hub, up to a minute
@@ -74,6 +75,26 @@ def quick(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Costs are measured once, and kept inside the tests of a module."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("DRAFTREE_CACHE", str(tmp_path_factory.mktemp("cache")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def one_demo() -> Iterator[None]:
+    """Load the demo target once for each way in which a module's tests, which only read it, ask for it."""
+    from draftree.target.target import Target  # not in the process that only hands tests out
+
+    load, loaded = Target.load, dict[str, Target]()
+
+    def once(name: str, dtype: Any = None, device: Any = None, **how: Any) -> Target:
+        if name != "demo":
+            return load(name, dtype, device, **how)
+        key = repr((dtype, device, sorted(how.items())))
+        if key not in loaded:
+            loaded[key] = load(name, dtype, device, **how)
+        return loaded[key]
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Target, "load", once)
         yield
 
 

@@ -31,6 +31,8 @@ from more_guesses import MORE
 from test_other_tools import CALLS as ACCEPTED
 from test_other_tools import NOTED
 
+pytestmark = pytest.mark.usefixtures("one_demo")
+
 QUESTION = "How many legs do 3 dogs have?"
 SHORT: dict[str, Any] = {"max_new_tokens": 6}
 MESSAGES = [{"role": "user", "content": QUESTION}]

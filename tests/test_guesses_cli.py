@@ -18,6 +18,8 @@ from draftree.costs.curves import Costs, CostTable
 from draftree.errors import UserError
 from draftree.utils.validated_dataclass import PRESET
 
+pytestmark = pytest.mark.usefixtures("one_demo")
+
 Run = Callable[..., tuple[int, str, str]]
 PLD = ("--drafter", "pld", "--policy", "chain:length=2")
 WORKS = {

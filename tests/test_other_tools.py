@@ -23,6 +23,8 @@ from draftree.integrations import other_tools
 from draftree.policies.chain import Chain
 from draftree.weights import demo_folder
 
+pytestmark = pytest.mark.usefixtures("one_demo")
+
 MESSAGES = [{"role": "user", "content": "How many legs do 3 dogs have?"}]
 CALLS = {
     # the methods of an engine
