@@ -22,7 +22,7 @@ SECONDS ?= 3600
 MUTATIONS ?= 2000
 OLDEST ?= torch==2.8.0 transformers==5.17.0
 NEWEST ?= torch transformers
-VERSIONS := tests/test_attention.py tests/test_cache.py tests/test_completion.py tests/test_sampling.py tests/test_target.py
+VERSIONS := tests/models/test_attention.py tests/models/test_cache.py tests/engine/test_completion.py tests/sampling/test_sampling.py tests/target/test_target.py
 
 # What the extension module is built from.
 NATIVE := CMakeLists.txt $(shell find build_backend src/draftree/native -name '*.py' -path 'build_backend/*' -o -name '*.cpp' -o -name '*.h')
@@ -53,7 +53,7 @@ test-versions: build/oldest/ready build/newest/ready
 	build/newest/bin/pytest $(VERSIONS)
 
 test-variants: .venv/ready
-	$(BIN)/python tests/variants.py --out build/variants
+	$(BIN)/python tests/helpers/variants.py --out build/variants
 
 build/oldest/ready: WANTED = $(OLDEST)
 build/newest/ready: WANTED = $(NEWEST)
@@ -86,19 +86,19 @@ conformance: .venv/ready
 	$(BIN)/python -m draftree.testing --batches 1 3 8
 	$(BIN)/python -m draftree.testing --full --captured
 	$(BIN)/python -m draftree.testing --full --compiled
-	$(BIN)/pytest -m long tests/test_exactness.py tests/test_hybrid_decoding.py tests/test_states.py tests/test_training_scale.py
+	$(BIN)/pytest -m long tests/engine/test_exactness.py tests/models/test_hybrid_decoding.py tests/models/test_states.py tests/training/test_training_scale.py
 
 soak: .venv/ready
-	$(BIN)/python tests/soak.py --seconds $(SECONDS) --out build/soak
+	$(BIN)/python tests/helpers/soak.py --seconds $(SECONDS) --out build/soak
 
 fuzz: .venv/ready
-	$(BIN)/python tests/fuzz_files.py --mutations $(MUTATIONS) --out build/fuzz
+	$(BIN)/python tests/helpers/fuzz_files.py --mutations $(MUTATIONS) --out build/fuzz
 
 tables: .venv/ready
 	$(BIN)/python benchmarks/tables.py
 
 gpu: .venv/ready
-	-$(BIN)/pytest -n 2 tests/test_on_gpu.py
+	-$(BIN)/pytest -n 2 tests/gpu/test_on_gpu.py
 	$(BIN)/python benchmarks/gpu.py --out build/gpu
 
 docs: .venv/ready

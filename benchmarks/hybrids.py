@@ -5,7 +5,7 @@
 
 Random weights of real shapes. One thread by default. A pass over a root and n − 1 children, behind
 256 tokens, is timed beside transformers' own pass over one token and beside path rows, the way that
-needs no mathematics (`tests/path_rows.py`), in turns. The tree form is what is done in the place of
+needs no mathematics (`tests/helpers/path_rows.py`), in turns. The tree form is what is done in the place of
 the mixers' functions, and the fold of a step's root; its share of a pass is told. Then `pld` and
 `suffix` with `yield` and plain decoding write the same texts, in turns, token by token. Each pair
 is saved; a run of the same settings goes on behind those in its file, so that they can be measured
@@ -40,7 +40,7 @@ from draftree.tree import Candidates, Tree, Verdict
 from draftree.utils.files import write_text
 from draftree.utils.hardware import interleaved
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "helpers"))
 from hybrids import OneByOne
 from path_rows import PathRows
 

@@ -5,7 +5,7 @@
 
 A part is a package or a single file of `src/draftree`; "draftree" itself is the package's
 `__init__`. Every import counts, also one inside a function or for type checking only.
-`tests/test_structure.py` holds the order of `LEVELS`.
+`tests/project/test_structure.py` holds the order of `LEVELS`.
 """
 
 import argparse

@@ -15,7 +15,7 @@ the report. The tests are in `tests/reports/`; `python tests/reports/page.py` wr
 """
 
 if __name__ == "__main__":
-    sys.path.insert(0, str(TESTS))
+    sys.path[:0] = [str(TESTS), str(TESTS / "helpers")]
 
 from reports import Report, reports_of  # noqa: E402
 

@@ -1,0 +1,122 @@
+"""Model cards and uploads, the notebooks, the citation, and lm-evaluation-harness."""
+
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+import draftree
+from draftree.cli.app import main
+from draftree.target.names import shipped_folder
+from draftree.weights import demo_folder
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def run(*args: Any) -> int:
+    with pytest.raises(SystemExit) as ended:
+        main([str(a) for a in args])
+    return int(ended.value.code or 0)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    source = shipped_folder("demo", "edd")
+    assert source is not None
+    return shutil.copytree(source, tmp_path / "edd")
+
+
+def test_a_card_says_what_the_folder_says_and_push_what_it_would_upload(
+    folder: Path, capsys
+) -> None:
+    assert run("push", folder, "me/edd", "--dry-run") == 2
+    assert "no README.md: `draftree card` writes the card" in capsys.readouterr().err
+    assert run("card", folder, "--license", "apache-2.0") == 0
+    text = (folder / "README.md").read_text()
+    _, head, body = text.split("---\n", 2)
+    about = yaml.safe_load(head)
+    assert about["library_name"] == "draftree"
+    assert about["license"] == "apache-2.0"
+    assert "edd" in about["tags"]
+    assert "| hidden_layer | -4 |" in body
+    assert "| training: epochs | 3.0 |" in body
+    assert run("card", folder) == 2, "it is not written over"
+    (folder / "training.pt").write_bytes(b"state")
+    capsys.readouterr()
+    assert run("push", folder, "me/edd", "--dry-run", "--json") == 0
+    said = json.loads(capsys.readouterr().out)
+    assert said["uploaded"] is False
+    assert {"README.md", "config.json", "model.safetensors"} <= set(said["files"])
+    assert "training.pt" not in said["files"]
+    assert run("push", folder, "edd", "--dry-run") == 2
+    assert "allowed is OWNER/NAME" in capsys.readouterr().err
+
+
+def test_a_card_of_what_is_no_drafter_is_refused(tmp_path: Path, capsys) -> None:
+    (tmp_path / "config.json").write_text("{}")
+    assert run("card", tmp_path) == 2
+    assert "holds no drafter of draftree" in capsys.readouterr().err
+    assert not (tmp_path / "README.md").exists()
+
+
+def test_a_card_shows_a_results_figures(folder: Path) -> None:
+    from draftree.errors import UserError
+    from draftree.evaluation.model_card import card
+
+    ends = {"acceptance_length": [1.9, 2.1], "counted_speedup": [1.2, 1.4]}
+    row = {"drafter": "edd", "policy": "pct", "temperature": 0.0, "acceptance_length": 2.0, "alpha": 1.0, "nodes_per_step": 9.0,
+           "depth_per_step": 2.0, "same_output": True, "prompts": 3, "counted_speedup": 1.3, "intervals": ends,
+           "per_prompt": {"tokens": [3] * 3}}  # fmt: skip
+    result = {"rows": [row], "simulated": False, "provenance": {
+        "hardware": {"device": "a laptop"}, "suite": {"name": "demo"}, "date": "2026-01-02T", "seed": 0}}  # fmt: skip
+    text = card(folder, result)
+    assert "Measured on a laptop, 3 prompts of demo, 2026-01-02." in text
+    assert "| pct | 2.00 [1.90, 2.10] | 9.0 | 1.30 [1.20, 1.40] |" in text
+    with pytest.raises(UserError, match="rows of other, needed is one of 'edd'"):
+        card(folder, result | {"rows": [row | {"drafter": "other"}]})
+
+
+def test_the_citation_is_of_this_version() -> None:
+    about = yaml.safe_load((ROOT / "CITATION.cff").read_text())
+    assert about["version"] == draftree.__version__
+    assert about["title"] == "draftree"
+    assert {"cff-version", "message", "authors"} <= set(about)
+
+
+@pytest.mark.parametrize("name", ["compare", "train"])
+def test_a_notebook_runs(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, quick: None
+) -> None:
+    """Its cells, in order and in one namespace, as a kernel would run them; none asks for a magic."""
+    monkeypatch.chdir(tmp_path)
+    book = json.loads((ROOT / "notebooks" / f"{name}.ipynb").read_text("utf-8"))
+    assert book["nbformat"] == 4
+    space: dict[str, Any] = {"__name__": "__main__"}
+    for cell in book["cells"]:
+        if cell["cell_type"] == "code":
+            assert not cell["outputs"], "a notebook is kept without outputs"
+            exec(compile("".join(cell["source"]), f"{name}.ipynb", "exec"), space)
+    assert space["ours"].text
+
+
+def test_the_harness_has_the_same_generations_with_drafts() -> None:
+    pytest.importorskip("lm_eval.models.huggingface")
+    from lm_eval.api.instance import Instance
+    from lm_eval.api.registry import get_model
+
+    from draftree.evaluation.lm_evaluation import DraftreeLM
+
+    assert get_model("draftree") is DraftreeLM
+    asked = [("Tom has 3 apples and buys 4.", {"until": ["\n"], "max_gen_toks": 12}),
+             ("A tram", {"until": ["zz"], "max_gen_toks": 9}), ("How many", {"until": ["\n"], "max_gen_toks": 12})]  # fmt: skip
+    requests = [Instance("generate_until", {}, words, i) for i, words in enumerate(asked)]
+    how = {"pretrained": str(demo_folder()), "device": "cpu", "dtype": "float32", "batch_size": 2}
+    plain = get_model("hf")(**how).generate_until(requests, disable_tqdm=True)
+    drafted = DraftreeLM(**how, drafter="edd", policy="chain")
+    passes = list[int]()
+    drafted.model.register_forward_pre_hook(lambda *_: passes.append(1))
+    assert drafted.generate_until(requests, disable_tqdm=True) == plain
+    assert 0 < len(passes) < 30

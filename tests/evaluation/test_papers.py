@@ -1,0 +1,152 @@
+"""The registry of the papers' tables and figures: every one has a command that parses, and a verdict or a reason."""
+
+import importlib.util
+import json
+import shlex
+import sys
+import tomllib
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+import typer
+
+from draftree.cli import app
+from draftree.evaluation.paper_recipes import CLAIMS, selected
+
+ROOT = Path(__file__).resolve().parents[2]
+SAVED = json.loads((ROOT / "benchmarks" / "results" / "papers.json").read_text("utf-8"))["rows"]
+
+
+@pytest.fixture(scope="module")
+def papers() -> ModuleType:
+    """The script that holds the registry."""
+    spec = importlib.util.spec_from_file_location(
+        "papers_script", ROOT / "benchmarks" / "papers.py"
+    )
+    assert spec is not None
+    assert spec.loader is not None
+    found = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = found  # dataclasses look their module up
+    spec.loader.exec_module(found)
+    return found
+
+
+def test_every_table_with_a_claim_is_in_the_registry(papers: ModuleType) -> None:
+    assert {(c.paper, c.table) for c in CLAIMS} <= {(i.paper, i.place) for i in papers.ITEMS}
+    assert len({(i.paper, i.place) for i in papers.ITEMS}) == len(papers.ITEMS)
+    assert all(bool(i.reason) is not bool(i.command) for i in papers.ITEMS)
+    assert {i.paper for i in papers.ITEMS} == set(papers.SHORT.values())
+    assert len(papers.lists().splitlines()) == len(papers.ITEMS)
+
+
+def test_every_command_parses(papers: ModuleType) -> None:
+    commands = typer.main.get_command(app.app).commands  # type: ignore[attr-defined]
+    for item in papers.ITEMS:
+        words = shlex.split(item.command)
+        if words[:1] == ["draftree"]:
+            assert (
+                commands[words[1]].make_context(words[1], words[2:]).params
+            )  # a mistake is raised
+        elif words:
+            script = words[1] if words[0] == "python" else words[0]
+            assert (ROOT / script).is_file(), item.command
+        if "benchmarks/papers.py" in words and "--table" in words:
+            paper, table = (words[words.index(flag) + 1] for flag in ("--paper", "--table"))
+            assert any(i.paper == papers.SHORT[paper] and i.place == table for i in papers.ITEMS), (
+                item.command
+            )
+
+
+def test_a_table_of_this_script_has_claims_that_can_be_run(papers: ModuleType) -> None:
+    for item in (i for i in papers.ITEMS if not i.run and not i.reason):
+        assert any(c.mine for c in selected([item.paper], [item.place])), item
+
+
+def test_each_claim_has_a_saved_verdict_or_a_reason(papers: ModuleType) -> None:
+    judged = {(r["paper"], r["table"], r["claim"]) for r in SAVED}
+    claims = {(c.paper, c.table, c.claim) for c in CLAIMS}
+    assert len(claims) == len(CLAIMS), "no two claims have one name"
+    assert judged <= claims
+    assert (
+        papers.SAVED.keys() | papers.SMOLLM2.keys() | papers.EQUAL.keys() | papers.CONFOUNDED.keys()
+        <= claims
+    )
+    for claim in CLAIMS:
+        place = (claim.paper, claim.table, claim.claim)
+        reason = claim.not_run or papers.WITHOUT.get(place[:2], "")
+        assert place in judged or len(reason) > 20, f"{place} has neither a verdict nor a reason"
+    assert {r["verdict"] for r in SAVED} <= {"holds", "ties", "fails"}
+    assert all(r.get("prompts", 8) >= 8 for r in SAVED)
+
+
+def test_every_verdict_names_a_saved_result() -> None:
+    results = ROOT / "benchmarks" / "results"
+    assert all(
+        (results / f"{r['source']}.json").is_file() or r["source"] == "the shipped net"
+        for r in SAVED
+    )
+
+
+def test_a_claim_at_equal_tau_has_one_verdict_for_all_its_rows(papers: ModuleType) -> None:
+    assert papers.at_equal(0.7, 0.9, False) == "holds"
+    assert papers.at_equal(0.7, 1.1, False) == "ties"
+    assert papers.at_equal(1.1, 1.2, False) == "fails"
+    assert papers.at_equal(0.9, 1.04, True) == "holds"
+    assert papers.at_equal(0.9, 1.2, True) == "ties"
+    claim = next(c for c in CLAIMS if c.claim == "entropy and depth as features")
+    found = papers.equal(claim)
+    assert found["verdict"] == "ties", (
+        "without either, 1.04 [0.84, 1.33] and 1.02 [0.87, 1.24] of the nodes"
+    )
+    assert found["ratio"][1] < 1 < found["ratio"][2]
+
+
+def test_saved_verdicts_are_what_the_results_say(
+    papers: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of one paper on one target, over again."""
+    monkeypatch.setattr(papers, "SHORT", {"aded": papers.ADED})
+    again = papers.verdicts("smollm2")
+    saved = [r for r in SAVED if r["target"] == "smollm2" and r["paper"] == papers.ADED]
+    assert [r for r in again if r["paper"] == papers.ADED] == saved
+    assert {r["verdict"] for r in saved} >= {"holds", "fails"}
+
+
+def test_what_is_no_table_is_told(
+    papers: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    assert papers.run(papers.EAGLE2, "9", "demo", [], tmp_path, []) == 2
+    assert "EAGLE-2 has no '9', allowed are Fig. 1, 2" in capsys.readouterr().err
+    assert papers.run(papers.EAGLE2, "Fig. 3, 4, 7, 8", "demo", [], tmp_path, []) == 0
+    assert "a diagram of the method" in capsys.readouterr().out
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.long
+def test_a_table_is_run_by_one_command(
+    papers: ModuleType, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    more = ["--limit", "2", "-n", "8", "--recording", str(tmp_path / "of")]
+    assert papers.run(papers.EAGLE2, "3", "demo", [], tmp_path, more) == 0
+    assert "too few prompts" in capsys.readouterr().out
+    assert json.loads((tmp_path / "eagle-2-3.json").read_text())["claims"][0]["paper"] == "EAGLE-2"
+
+
+def test_counted_figures_of_several_drafters_share_a_target_curve() -> None:
+    """In every table of the benchmark pages that shows them beside each other."""
+    pages = tomllib.loads((ROOT / "benchmarks" / "pages.toml").read_text("utf-8"))["page"]
+    shown = [t for page in pages for section in page["section"] for t in section["table"]]
+    several = 0
+    for table in shown:
+        result = json.loads(
+            (ROOT / "benchmarks" / "results" / f"{table['result']}.json").read_text()
+        )
+        costs = (result.get("provenance") or {}).get("costs") or {}
+        if not any("counted" in column for column in table.get("columns", ())):
+            continue
+        curves = {json.dumps([e["target"] for e in c["entries"]]) for c in costs.values()}
+        simulated = "machine" in table["columns"]
+        assert len(curves) < 2 or simulated, f"{table['result']} has {len(curves)} target curves"
+        several += len(costs) > 1
+    assert several > 3

@@ -1,0 +1,133 @@
+"""How the native kernels are built, chosen and reported, and what happens without them."""
+
+import logging
+import os
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from draftree import native
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ("sh", "cmake", "ninja", "uname", "cat")
+"""Programs of a build that are no compilers."""
+
+
+def run(value: str, *args: str) -> subprocess.CompletedProcess[str]:
+    env = {**os.environ, native.VARIABLE: value}
+    return subprocess.run(
+        [sys.executable, *args], env=env, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.mark.parametrize("variant", [*native.available(), native.OFF])
+def test_a_variant_is_forced(variant: str) -> None:
+    assert (
+        run(variant, "-c", "from draftree import native; print(native.variant())").stdout.strip()
+        == variant
+    )
+
+
+def test_an_unknown_variant_is_one_line_and_status_2() -> None:
+    ended = run("avx3", "-m", "draftree", "list", "drafters")
+    assert ended.returncode == 2
+    assert len(ended.stderr.splitlines()) == 1
+    assert "avx3" in ended.stderr
+    assert all(name in ended.stderr for name in (*native.available(), native.OFF))
+
+
+def test_a_variant_that_the_processor_lacks_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "wanted", "avx512_bf16")
+    monkeypatch.setattr(native, "available", lambda: ("generic",))
+    with pytest.raises(native.UserError, match=r"'avx512_bf16'.*allowed are generic, off"):
+        native.check_variable()
+
+
+def test_the_absence_of_native_kernels_is_logged_once(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(native, "_core", None)
+    monkeypatch.setattr(native, "wanted", "")
+    native.report_absence.cache_clear()
+    with caplog.at_level(logging.WARNING):
+        native.report_absence()
+        native.report_absence()
+    assert [record.message for record in caplog.records] == [native.REMARK.format(native._missing)]
+
+
+def without_native(code: str) -> subprocess.CompletedProcess[str]:
+    return run(native.OFF, "-c", code)
+
+
+@pytest.mark.long
+def test_text_is_the_same_without_native_kernels() -> None:
+    code = "import draftree; print(draftree.load(drafter='edd+suffix', policy='yield').complete('Lena reads 12 pages').text)"
+    expected = run("", "-c", code)
+    assert expected.returncode == 0, expected.stderr
+    assert without_native(code).stdout == expected.stdout
+
+
+def build(tmp_path: Path, path: str) -> tuple[list[str], str]:
+    """Build a wheel with programs of some folder alone; return its files, and what was printed."""
+    source, folder = tmp_path / "source", tmp_path / "wheel"
+    ignored = shutil.ignore_patterns(".*", "build", "__pycache__", "*.so")
+    source.mkdir()
+    for name in ("pyproject.toml", "CMakeLists.txt", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    for name in ("src", "build_backend"):
+        shutil.copytree(ROOT / name, source / name, ignore=ignored)
+    env = {key: value for key, value in os.environ.items() if key not in ("CC", "CXX")} | {
+        "PATH": path
+    }
+    command = [
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "-v",
+        "-w",
+        str(folder),
+        str(source),
+    ]
+    ended = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    (wheel,) = folder.glob("*.whl")
+    return zipfile.ZipFile(wheel).namelist(), ended.stdout + ended.stderr
+
+
+def tools(tmp_path: Path) -> Path:
+    folder = tmp_path / "tools"
+    folder.mkdir()
+    for name in TOOLS:
+        if (found := shutil.which(name)) is not None:
+            (folder / name).symlink_to(found)
+    return folder
+
+
+@pytest.mark.long
+def test_a_wheel_is_built_with_the_compiler_at_hand(tmp_path: Path) -> None:
+    files, _ = build(tmp_path, os.environ["PATH"])
+    assert any(name.startswith("draftree/native/_core.") for name in files)
+    assert not any(name.endswith((".cpp", ".h")) for name in files)
+
+
+@pytest.mark.long
+def test_without_a_compiler_ziglang_builds_the_kernels(tmp_path: Path) -> None:
+    files, _ = build(tmp_path, str(tools(tmp_path)))
+    assert any(name.startswith("draftree/native/_core.") for name in files)
+
+
+@pytest.mark.long
+def test_if_no_compiler_works_the_package_is_built_without_kernels(tmp_path: Path) -> None:
+    folder = tools(tmp_path)
+    (folder / "c++").write_text("#!/bin/sh\nexit 1\n")
+    (folder / "c++").chmod(0o755)
+    files, printed = build(tmp_path, str(folder))
+    assert "draftree/native/__init__.py" in files
+    assert not any(name.startswith("draftree/native/_core.") for name in files)
+    assert "without them" in printed
