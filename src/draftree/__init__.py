@@ -92,7 +92,7 @@ def __getattr__(name: str) -> Any:
 
 
 def _of_transformers(name: str) -> str | None:
-    """Return what to write for a class of transformers that no table names.
+    """Return the import statement for a class of transformers that no table of names contains.
 
     Return None for any other name.
     """

@@ -6,7 +6,7 @@ from typing import Any, NoReturn
 
 
 def end(number: int, _: Any) -> NoReturn:
-    """End the process at once: nothing has begun yet, or everything is done."""
+    """End the process at once; this is safe before the command line has begun and after its end."""
     os.write(2, b"draftree: interrupted\n")
     os._exit(128 + number)
 

@@ -264,10 +264,7 @@ class Rows:
         return [*self.requests[row].before, *self.committed[row].tolist(), *path]
 
     def forced(self, tree: Tree, frontier: Ints) -> Ints:
-        """Return the only token that can come after each node of a frontier, [F].
-
-        It is −1 where a node leaves a choice.
-        """
+        """Return [F] the only token that may follow each frontier node; −1 if there are several."""
         found = np.full(len(frontier), -1)
         for place, node in enumerate(frontier.tolist()):
             rule = self.requests[int(tree.row[node])].forced

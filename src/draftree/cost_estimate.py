@@ -21,24 +21,24 @@ from draftree.target.target import Target
 from draftree.utils.hardware import kept, machine
 
 OPERATIONS = 40
-"""Small operations of a layer that torch computes."""
+"""Number of small operations in a layer that torch computes."""
 RECORDED_OPERATIONS = 10
-"""Number of such operations that take as long as a layer replayed from a CUDA graph, in which the
-host launches none.
+"""Number of small operations that take as long as a layer replayed from a CUDA graph.
+
+During a replay the host launches no operation.
 """
 FUSED_OPERATIONS = 2
-"""Small operations of a layer that is computed by one call."""
+"""Number of small operations in a layer that one native call computes."""
 LOOK_UP = Size(seconds=3e-5)
-"""The size of a draft step, a commit or a retrieval that needs no network."""
+"""Estimated cost of a draft step, a commit or a retrieval that needs no network."""
 _LEARNERS: dict[str, Learner] = {}
 
 
 def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
-    """Return the costs that this machine has learnt for a target with a drafter.
+    """Return the costs that have been learnt on this machine for a target with a drafter.
 
-    Engines of one process share what they learn.
-
-    Nothing is measured here: without earlier steps the costs are an estimate (`costs.model`).
+    Engines of one process share them. This function measures nothing: before the first steps, the
+    costs are an estimate (`costs.model`).
     """
     decoder = target.decoder
     about = identity(target)
@@ -52,7 +52,7 @@ def learnt_costs(target: Target, drafter: Drafter[Any]) -> OnlineCosts:
 
 
 def identity(target: Target) -> dict[str, str]:
-    """Return what a target's costs depend on.
+    """Return the values on which a target's costs depend.
 
     These are hardware, model, dtype, kernels, threads and versions.
     """
@@ -76,24 +76,24 @@ def identity(target: Target) -> dict[str, str]:
 
 
 def target_size(decoder: Decoder) -> Size:
-    """Return what a pass of a target reads and computes."""
+    """Return the amount of data and arithmetic of one target pass."""
     layers = int(decoder.config.num_hidden_layers)
     return _network_size(decoder, decoder.model, 0, 0, layers, _operations(decoder))
 
 
 def _operations(decoder: Decoder) -> int:
-    """Return the number of small operations of a decoder's layer."""
+    """Return the number of small operations in one layer of a decoder."""
     if decoder.native_kinds:
         return FUSED_OPERATIONS
     return RECORDED_OPERATIONS if decoder.capture.ladder.few else OPERATIONS
 
 
 def draft_size(drafter: Drafter[Any], decoder: Decoder) -> Size:
-    """Return what a draft step reads and computes.
+    """Return the amount of data and arithmetic of one draft step.
 
     Args:
-        drafter: the drafter; the parts of a fusion are counted one after the other.
-        decoder: of the target, whose head a drafter without one of its own uses.
+        drafter: the drafter; the parts of fused drafters are added up.
+        decoder: the target's decoder. Its LM head is counted for a drafter that has no head.
     """
     parts = drafter.parts if isinstance(drafter, FusedDrafter) else (drafter,)
     size = Size()
@@ -165,7 +165,10 @@ def _network_size(
 
 
 def _multiplied(network: nn.Module) -> Iterator[nn.Parameter]:
-    """Yield the parameters of a network once each, without those that are only looked up."""
+    """Yield each parameter of a network once, except those of embeddings.
+
+    Embeddings are looked up and not multiplied.
+    """
     seen = set[int]()
     for module in network.modules():
         if not isinstance(module, nn.Embedding):

@@ -19,11 +19,11 @@ from typing_extensions import override
 from draftree import aliases
 
 LONGEST, SHOWN = 600, 60
-"""Largest number of characters of a message, and of a value that it repeats."""
+"""Largest number of characters of a message, and of a value that a message repeats."""
 
 
 def cut(text: str, most: int = LONGEST) -> str:
-    """Return the text on one line of at most `most` characters; a longer one loses its middle."""
+    """Return the text as one line of at most `most` characters; a longer line loses its middle."""
     line = " ".join(text.split())
     return (
         line if len(line) <= most else f"{line[: most * 2 // 3]} … {line[len(line) - most // 3 :]}"
@@ -31,7 +31,7 @@ def cut(text: str, most: int = LONGEST) -> str:
 
 
 def shown(value: Any, most: int = SHOWN) -> str:
-    """Return a faulty value in the form that messages show."""
+    """Return the text by which messages show a wrong value, at most `most` characters of it."""
     try:
         text = repr(value)
     except (
@@ -42,35 +42,35 @@ def shown(value: Any, most: int = SHOWN) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """Return the first line of an error's text; its type's name where it has none."""
+    """Return the first line of an error's message, or the name of its type if it has none."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
 
 class DraftreeError(Exception):
-    """Base of all errors that draftree raises on purpose; its text is one line, cut if long."""
+    """Base class of all errors that draftree raises on purpose; the message is one line."""
 
     def __init__(self, text: str) -> None:
         super().__init__(cut(text))
 
 
 class UserError(DraftreeError):
-    """A mistake in what was given; the text says what was got and what is allowed."""
+    """An error in the user's input; the message states the value and the allowed values."""
 
 
 class UnknownName(UserError):
-    """A name that is not known.
+    """An unknown name.
 
-    The message says what to write instead of a name that other tools use (`aliases.py`). For any
-    other name it lists the known ones, and suggests the nearest in spelling where one is near.
+    If other tools use the name (`aliases.py`), the message gives draftree's name. Otherwise it
+    lists the known names, and suggests one with similar spelling if there is one.
     """
 
     def __init__(self, kind: str, got: str | Mapping[str, Any], known: Iterable[str]) -> None:
-        """Write the message.
+        """Compose the message.
 
         Args:
-            kind: of the name (`draftree.aliases`).
-            got: the name; or all that are not known, each with the value that was given for it.
+            kind: the kind of the name (`draftree.aliases`).
+            got: the unknown name, or all unknown names with the values that were given for them.
             known: the names that exist.
         """
         names, told = sorted(known), list[str]()
@@ -92,19 +92,20 @@ class UnknownName(UserError):
 
 
 class UnknownAttribute(UserError, AttributeError):
-    """An attribute that does not exist.
+    """An unknown attribute.
 
-    The message says what to write instead of another tool's name for it.
+    If another tool uses the name, the message gives draftree's name.
     """
 
     def __init__(self, kind: str, name: str, of: Any, told: str | None = None) -> None:
-        """Write the message.
+        """Compose the message.
 
         Args:
-            kind: of the name (`draftree.aliases`).
+            kind: the kind of the name (`draftree.aliases`).
             name: the name that does not exist.
             of: the object or module on which it was looked up.
-            told: what to write instead; by default that of the table, or the nearest public name.
+            told: the text that says what to write instead. By default it comes from the table of
+                names, or suggests the nearest public name.
         """
         told = told or aliases.suggestion(kind, name) or aliases.elsewhere(kind, name)
         if told is None and not name.startswith("_"):
@@ -117,13 +118,13 @@ class UnknownAttribute(UserError, AttributeError):
 
 
 class Hinting:
-    """Base of classes that accept other tools' names of their attributes.
+    """Base of classes whose attributes can also be read under other tools' names.
 
-    Names with the same meaning are read; for others the error says what to write.
+    For a name with another meaning, an error says what to write instead.
 
     Attributes:
-        kind_of_name: kind of the attributes (`draftree.aliases`).
-        no_items: the error message for an item that is no attribute name, and so for unpacking.
+        kind_of_name: the kind of the attributes' names (`draftree.aliases`).
+        no_items: the error message for an item that is not an attribute name, and for unpacking.
     """
 
     kind_of_name: ClassVar[str]
@@ -132,10 +133,10 @@ class Hinting:
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            """Return the attribute that another tool's name stands for.
+            """Return the attribute for which another tool uses this name.
 
             Raises:
-                UnknownAttribute: it stands for nothing that an instance has.
+                UnknownAttribute: the name does not correspond to an attribute of the instance.
             """
             if (read := aliases.READERS.get(self.kind_of_name, {}).get(name)) is not None:
                 try:
@@ -152,7 +153,7 @@ class Hinting:
             )
 
         def __getitem__(self, key: Any) -> Any:
-            """Return the attribute of that name, as other tools return dicts.
+            """Return the attribute with the given name, because other tools return dictionaries.
 
             Raises:
                 UserError: the key is not a string.
@@ -162,9 +163,9 @@ class Hinting:
             raise UserError(self.no_items)
 
     def _held_by_a_part(self, name: str) -> str | None:
-        """Return what to write for an attribute that one of the parts has.
+        """Return the expression to write for an attribute that one of the parts has.
 
-        Return None if a table names it or no part has it.
+        Return None if the table of names contains the name, or if no part has the attribute.
         """
         parts = {} if aliases.suggestion(self.kind_of_name, name) else self._parts()
         return next(
@@ -172,14 +173,14 @@ class Hinting:
         )
 
     def _parts(self) -> dict[str, Any]:
-        """Return the parts in which attributes are looked for, by the expression to write."""
+        """Return the parts in which attributes are looked up, keyed by the expression to write."""
         return {}
 
 
 class HintingText(Hinting):
     """Base of classes whose instances stand for a text, where other tools return a text.
 
-    An instance has the methods of its text, and is its own only item.
+    An instance has the methods of `str`, and `instance[0]` is the instance itself.
     """
 
     if not TYPE_CHECKING:
@@ -199,21 +200,21 @@ class HintingText(Hinting):
             return super().__getitem__(key)
 
     def __contains__(self, part: Any) -> bool:
-        """Return whether a text is part of this one."""
+        """Return whether a text occurs in the text of this instance."""
         return isinstance(part, str) and part in str(self)
 
     def __add__(self, text: Any) -> Any:
-        """Return this text followed by another."""
+        """Return the text of this instance followed by another text."""
         return str(self) + str(text) if isinstance(text, str | HintingText) else NotImplemented
 
     def __radd__(self, text: Any) -> Any:
-        """Return another text followed by this one."""
+        """Return another text followed by the text of this instance."""
         return text + str(self) if isinstance(text, str) else NotImplemented
 
 
 class NotANumber(DraftreeError):
-    """The target's logits are NaN or infinite, so no token can be chosen by them."""
+    """The target's logits are NaN or infinite, so that no token can be chosen."""
 
 
 class DraftreeWarning(UserWarning):
-    """A notice that does not concern the generated text; commands print it in one line."""
+    """A warning that does not concern the generated text; commands print it on one line."""

@@ -19,34 +19,39 @@ from draftree.utils.hardware import interleaved
 from draftree.utils.progress import Tell, announced, silent
 
 FED, FED_WIDE = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
-"""Tokens of a row at which a target pass is timed. The second tuple is for accelerators, whose cost
-curve bends at more tokens.
+"""Numbers of tokens per sequence for which a target pass is timed.
+
+The second tuple is added for accelerators, whose cost curve bends at more tokens.
 """
 DRAFTED = (1, 2, 4, 8, 16, 32)
-"""Frontier nodes of a row at which a draft step is timed."""
+"""Numbers of frontier nodes per sequence for which a draft step is timed."""
 TOGETHER = 1024
-"""The most tokens of all rows in a timed pass, except the narrowest passes; beyond them costs are
-linear.
+"""Largest number of tokens in a timed pass over several sequences, except the smallest passes.
+
+Costs are linear in larger numbers.
 """
 CONTEXTS = (128, 1024)
-"""Committed tokens of a row at which both are timed, as far as the target's context allows."""
+"""Numbers of committed tokens per sequence at which costs are measured.
+
+They are bounded by the target's context.
+"""
 CANDIDATES = 5
-"""Candidates that a timed draft step proposes after each node."""
+"""Number of candidates that a timed draft step proposes after each node."""
 COMMITTED = 3
-"""Tokens of each row in a timed commit: a root and two accepted nodes."""
+"""Number of tokens per sequence in a timed commit: a root and two accepted nodes."""
 LONGEST = 4.0
-"""Seconds in which all draft steps and passes are timed."""
+"""Time budget in seconds for timing all draft steps and target passes."""
 
 
 def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = silent) -> CostTable:
-    """Return the learnt costs of a target and a drafter, for results that are computed from them.
+    """Return the learnt costs of a target and a drafter, for results that depend on them.
 
-    If too few steps have run to trust the costs, they are measured now, once.
+    If too few steps have run for reliable costs, the costs are measured once.
 
     Args:
-        target: the verified model.
-        drafter: the proposing one.
-        tell: called with a description of what is being measured.
+        target: the target.
+        drafter: the drafter.
+        tell: called with a description of the current measurement.
     """
     costs = learnt_costs(target, drafter)
     if not costs.settled:
@@ -56,7 +61,7 @@ def settled_costs(target: Target, drafter: Drafter[Any], tell: Tell = silent) ->
 
 
 def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
-    """Return the tokens per row at which a target pass is timed, and the nodes for a draft step."""
+    """Return the numbers of tokens per sequence for target passes, and of nodes for draft steps."""
     fed = FED if device == "cpu" else FED + FED_WIDE
     passes, steps = (
         [w for w in several if w * rows <= TOGETHER or w <= 4] for several in (fed, DRAFTED)
@@ -67,11 +72,20 @@ def widths(rows: int, device: str) -> tuple[list[int], list[int]]:
 def measure(
     target: Target, drafter: Drafter[Any], rows: int = 1, tell: Tell = silent
 ) -> tuple[Costs, ...]:
-    """Time target passes, draft steps and commits, interleaved, after rows of several lengths.
+    """Time target passes, draft steps and commits in turn, for sequences of several lengths.
 
-    Commits are timed directly after a pass, as they are done during decoding: a pass leaves other
-    data in the processor's caches. The first draft step of a tree is timed in the same way. The
-    time that it takes more than a further step is part of the catching up.
+    Commits are timed directly after a target pass, as in decoding, because a pass leaves other data
+    in the processor's caches. The first draft step of a tree is timed in the same way. The time by
+    which it exceeds a further step is counted as catching up.
+
+    Args:
+        target: the target.
+        drafter: the drafter.
+        rows: the number of sequences.
+        tell: called with a description of the current measurement.
+
+    Returns:
+        The costs for each context length.
     """
     device, (passes, steps) = target.decoder.device, widths(rows, target.decoder.device.type)
     settings = _settings(target, drafter, rows, tell)
@@ -113,7 +127,7 @@ def _rows(rows: int) -> str:
 
 
 def _settings(target: Target, drafter: Drafter[Any], rows: int, tell: Tell) -> "list[_Setting]":
-    """Return rows of the lengths at which costs are measured."""
+    """Return batches of sequences of each length at which costs are measured."""
     longest, settings = (
         max(1, target.decoder.context - 4),
         [],
@@ -130,7 +144,7 @@ def _settings(target: Target, drafter: Drafter[Any], rows: int, tell: Tell) -> "
 
 @dataclass(frozen=True)
 class _Setting:
-    """Hold rows of one length that target and drafter have read."""
+    """Sequences of one length that target and drafter have read."""
 
     target: Target
     drafter: Drafter[Any]
@@ -156,14 +170,14 @@ class _Setting:
         return cls(target, drafter, context, cache, planted, begun, state)
 
     def target_pass(self, n: int) -> Callable[[], Any]:
-        """Return a pass over n tokens of each row."""
+        """Return a function that runs a target pass over n tokens of each sequence."""
         return partial(self.target.verify, self.cache, self._star(n), self.drafter.needs)
 
     def draft_step(self, f: int) -> Callable[[], Any]:
-        """Return a draft step over f nodes of each row, which adds its candidates to the tree.
+        """Return a function that expands f nodes of each sequence and appends their candidates.
 
-        The roots have been fed before it. If the drafter's pass over the roots also predicts what
-        comes after those nodes, that pass is returned.
+        The drafter has read the roots before. If its pass over the roots also computes the
+        candidates of these nodes, the function runs that pass.
         """
         tree = self._star(f + 1)
         rows = self.planted.roots
@@ -179,17 +193,17 @@ class _Setting:
         return step
 
     def find(self) -> Callable[[], Any]:
-        """Return a search for the drafter's retrieval hits after a node of each row."""
+        """Return a function that looks for retrieval hits after one node of each sequence."""
         tree, rows = self._star(2), self.planted.roots
         return partial(
             self.drafter.find, self.state, tree, np.arange(rows, 2 * rows), CANDIDATES, Drawing()
         )
 
     def commit(self) -> tuple[tuple[Callable[[], Any], Callable[[], Any]], ...]:
-        """Return the drafter's commit of an accepted chain in each row, and its postponed work.
+        """Return functions that run the drafter's commit of a chain, and its postponed work.
 
-        Each comes with a function that undoes it. The chain includes the root. The target's commit
-        is done first.
+        Each comes with a function that undoes it. The chain includes the root. The target commits
+        the chain before.
         """
         rows = self.planted.roots
         tree = self.planted
@@ -210,10 +224,13 @@ class _Setting:
         return (commit, undo), (partial(self.drafter.caught_up, committed), undo)
 
     def _star(self, nodes: int) -> Tree:
-        """Return a tree in which every root has nodes − 1 children, child by child."""
+        """Return a tree in which every root has nodes − 1 children.
+
+        The nodes are ordered by child, then by sequence.
+        """
         return self._below(self.planted, np.tile(np.arange(self.planted.roots), nodes - 1))
 
     def _below(self, tree: Tree, parents: Ints) -> Tree:
-        """Return a tree with one more node after each of some nodes."""
+        """Return the tree with one more node appended below each of the given parents."""
         tokens, zero = np.arange(len(parents)) % self.target.decoder.vocab, np.zeros(len(parents))
         return tree.append(parents, tokens, zero, zero, Candidates(tokens[None], zero[None]))

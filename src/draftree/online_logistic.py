@@ -12,22 +12,23 @@ from draftree.kernels.logistic import newton
 from draftree.tree import Bools, Floats
 
 FORGETTING = 0.001
-"""Share of the knowledge that a step forgets, so that a text of another kind is learnt."""
+"""Fraction of the information that each step forgets, to adapt to another kind of text."""
 CURVATURE = 0.05
-"""The least weight of an example. The curvature a(1 − a) of an example that was predicted with
-certainty is near 0, and dividing a step by it would move the weights far off when the prediction is
-wrong.
+"""The smallest weight of an example.
+
+The curvature a(1 − a) of an example that was predicted with certainty is near 0. If the prediction
+is wrong, division by it would move the weights too far.
 """
 
 
 @dataclass(frozen=True)
 class Logistic:
-    """P(true | x) = σ(w · x), by recursive Newton steps around a prior.
+    """A logistic regression P(true | x) = σ(w · x), learnt by Newton steps around a prior.
 
     Attributes:
-        weights: [X].
-        information: [X, X] the curvature of all that was learnt, the prior's included.
-        prior: number of examples of unit curvature that the first weights count for.
+        weights: [X] w.
+        information: [X, X] the curvature of all examples learnt, including the prior.
+        prior: number of examples of unit curvature that the initial weights count for.
     """
 
     weights: Floats
@@ -36,7 +37,7 @@ class Logistic:
 
     @classmethod
     def around(cls, *weights: float, prior: float) -> Self:
-        """Return a calibration that has learnt nothing yet."""
+        """Return a regression with the given initial weights, which has learnt nothing yet."""
         return cls(np.array(weights, np.float64), prior * np.eye(len(weights)), prior)
 
     def __call__(self, x: Floats) -> Floats:
@@ -45,7 +46,7 @@ class Logistic:
         return probability
 
     def learn(self, x: Floats, true: Bools) -> Self:
-        """Return the regression after the examples [M, X] of a step, true or not [M]."""
+        """Return the regression after learning examples x [M, X] with labels `true` [M]."""
         found = newton(
             self.weights,
             self.information,

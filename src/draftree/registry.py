@@ -52,17 +52,17 @@ from draftree.utils.validated_dataclass import parsed
 
 
 def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] = ()) -> None:
-    """Refuse a pairing that changes the target's distribution, unless its rule is lossy.
+    """Check that policy and acceptor keep the target's distribution, unless the acceptor is lossy.
 
     Args:
         policy: grows the trees.
-        acceptor: accepts paths of them.
+        acceptor: accepts paths of the trees.
         requests: the requests to run, if they are known.
 
     Raises:
-        UserError: the acceptor is not exact for its draws, for the policy's pruning on them, or for
-            a request's temperature; or it reads p after nodes that it rejects, while a request has
-            a processor that may count its calls.
+        UserError: the acceptor is not exact for the kind of draw it uses, for a policy that prunes
+            on draws, or for a request's temperature; or the acceptor reads p after nodes that it
+            rejects, and a request has a processor that may have a state.
     """
     name, rule = type(policy).__name__.lower(), type(acceptor).__name__.lower()
     if acceptor.draw not in acceptor.exact_for and not acceptor.lossy:
@@ -97,7 +97,7 @@ def check_exact(policy: Policy, acceptor: Acceptor, requests: Sequence[Request] 
 
 
 PLUS = re.compile(r"(?<![\d.]e)\+|\+(?!\d)", re.IGNORECASE)
-"""The sign between two drafters; the sign of a number, as in 1e+2, does not match."""
+"""Matches the + between two drafters, but not the sign of a number, as in 1e+2."""
 KINDS: dict[str, tuple[types.ModuleType, type]] = {
     "drafter": (drafters, Method),
     "policy": (policies, Policy),
@@ -106,7 +106,10 @@ KINDS: dict[str, tuple[types.ModuleType, type]] = {
 
 
 def files(package: types.ModuleType) -> tuple[str, ...]:
-    """Return the names of a package's parts: its files without `base` and shared ones."""
+    """Return the names of a package's parts, which are its file names.
+
+    The file `base` and files whose names begin with an underscore are not parts.
+    """
     found = (m.name for m in pkgutil.iter_modules(package.__path__) if not m.ispkg)
     return tuple(
         sorted(n.removesuffix("_") for n in found if n != "base" and not n.startswith("_"))
@@ -114,7 +117,7 @@ def files(package: types.ModuleType) -> tuple[str, ...]:
 
 
 def in_file(package: types.ModuleType, name: str, base: type) -> type:
-    """Return the dataclass derived from `base` in the file of a part."""
+    """Return the dataclass derived from `base` in the file of the part `name`."""
     module = importlib.import_module(f"{package.__name__}.{name}{'_' * keyword.iskeyword(name)}")
     own = [
         c
@@ -129,19 +132,19 @@ def in_file(package: types.ModuleType, name: str, base: type) -> type:
 
 @cache
 def names(kind: str) -> tuple[str, ...]:
-    """Return the parts of a kind (`drafter`, `policy`, `acceptor`), plug-ins included."""
+    """Return the names of the parts of a kind (`drafter`, `policy`, `acceptor`), with plug-ins."""
     return tuple(sorted({*own_names(kind), *plugins(kind)}))
 
 
 @cache
 def own_names(kind: str) -> tuple[str, ...]:
-    """Return the parts that ship with draftree."""
+    """Return the names of the parts of a kind that ship with draftree."""
     return files(KINDS[kind][0])
 
 
 @cache
 def plugins(kind: str) -> dict[str, tuple[EntryPoint, ...]]:
-    """Return other packages' entry points for a kind, by name; several where packages clash."""
+    """Return other packages' entry points for a kind, by name; several if packages clash."""
     found = list(entry_points(group=KINDS[kind][0].__name__))
     return {entry.name: tuple(e for e in found if e.name == entry.name) for entry in found}
 
@@ -153,11 +156,11 @@ def packages(kind: str, name: str) -> list[str]:
 
 @cache
 def part(kind: str, name: str) -> type:
-    """Return the dataclass of knobs of that name.
+    """Return the options dataclass of the part with the given name.
 
     Raises:
-        UnknownName: there is none.
-        UserError: it is a plug-in that cannot be used.
+        UnknownName: there is no such part.
+        UserError: the part is a plug-in that cannot be used.
     """
     if name not in names(kind):
         raise UnknownName(kind, name, names(kind))
@@ -201,10 +204,10 @@ def parts(kind: str) -> dict[str, type]:
 
 
 def build(kind: str, spec: str) -> Any:
-    """Return the part a spec names.
+    """Return the part that a spec names.
 
     Raises:
-        UserError: the name, a key or a value is not one that is known.
+        UserError: the name, a key or a value is unknown.
     """
     if kind == "drafter" and len(several := fused(spec)) > 1:
         return Fused(tuple(build(kind, one) for one in several))
@@ -287,12 +290,12 @@ def _is_path(spec: str) -> bool:
 
 
 def method_of(folder: Path) -> str:
-    """Return the name of the drafter whose checkpoint a folder holds.
+    """Return the name of the drafter whose checkpoint is in a folder.
 
     Its config names the drafter; a published checkpoint is recognised by its contents.
 
     Raises:
-        UserError: no method, or more than one, recognises it.
+        UserError: no method, or more than one, recognises the checkpoint.
     """
     stored = Checkpoint.at(folder)
     if stored.about:
@@ -314,7 +317,7 @@ def method_of(folder: Path) -> str:
 
 
 def knobs(kind: str, name: str) -> dict[str, Any]:
-    """Return a part's knobs and their defaults."""
+    """Return the options of a part with their default values."""
     cls = part(kind, name)
     return {f.name: None if f.default is MISSING else f.default for f in fields(cls) if f.compare}
 
@@ -326,7 +329,7 @@ def stages(name: str) -> tuple[Stage, ...]:
 
 
 def summary(kind: str, name: str) -> str:
-    """Return the first line of the part's module docstring, or else of its class docstring."""
+    """Return the first line of the docstring of a part's module, or of its class."""
     cls = part(kind, name)
     return (
         (importlib.import_module(cls.__module__).__doc__ or cls.__doc__ or "")

@@ -9,7 +9,7 @@ from pathlib import Path
 from draftree.errors import UserError
 
 GROUP = "draftree.weights"
-"""The entry points that name a package with weights by the name of their target."""
+"""Group of the entry points that map a target's name to the package with its weights."""
 INSTALL = "pip install ./weights in a clone of draftree"
 
 
@@ -40,5 +40,5 @@ def demo_folder(name: str = "target") -> Path:
 
 
 def missing(target: str) -> str:
-    """Return the line for a target whose weights are not installed."""
+    """Return the message for a target whose weights are not installed."""
     return f"the trained weights for '{target}' are not installed: {INSTALL}"

@@ -16,19 +16,21 @@ from draftree.utils.validated_dataclass import Part
 
 
 class Acceptor(Part, ABC):
-    """A rule that walks a verified tree from each root.
+    """A rule that accepts a path of a verified tree below each root.
 
     Attributes:
-        exact_for: the draws under which its output has the target's distribution.
-        survives_pruning: whether that also holds where a policy drops nodes by what was drawn.
-        keeps_text: whether the text is the very one that plain decoding writes for the same seed,
-            and not only of the same distribution.
-        greedy: whether it serves greedy decoding.
-        sampling: whether it serves sampling.
-        looks_ahead: whether it needs p after nodes that it then does not accept, so that a
-            processor that counts its calls would count wrong.
-        chains: whether it looks only at the first of siblings, so that all others are wasted.
-        lossy: whether it may change the output at all; such a rule is never a default.
+        exact_for: the kinds of draw for which the output has the target's distribution.
+        survives_pruning: whether the rule is still exact if a policy drops nodes depending on the
+            drawn tokens.
+        keeps_text: whether the text equals that of plain decoding with the same seed, and does not
+            only have the same distribution.
+        greedy: whether the rule supports greedy decoding.
+        sampling: whether the rule supports sampling.
+        looks_ahead: whether the rule needs p after nodes that it may reject later. A processor that
+            counts its calls would then count too many.
+        chains: whether the rule reads only the first of several siblings, so that the others are
+            useless.
+        lossy: whether the rule may change the output distribution. Such a rule is never a default.
     """
 
     exact_for: ClassVar[frozenset[Draw]]
@@ -42,9 +44,9 @@ class Acceptor(Part, ABC):
 
     @property
     def draw(self) -> Draw:
-        """Return the kind of draw that the rule requests.
+        """Return the kind of draw by which drafters must choose candidates.
 
-        Retrieval drafters give only `point` draws, which are exact with every rule.
+        Retrieval drafters support only `point` draws, which are exact with every rule.
         """
         return Draw.POINT
 
@@ -55,12 +57,14 @@ class Acceptor(Part, ABC):
         Args:
             tree: the verified tree.
             p: the target's distribution after each node, computed on demand.
-            chance: the only randomness.
+            chance: the only source of randomness.
         """
 
 
 def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
-    """Follow the chosen token from each root while it is a child; the first other is the bonus.
+    """Follow the target's tokens from each root as long as they are children.
+
+    The first token that is not a child becomes the bonus token.
 
     Args:
         tree: the verified tree.
@@ -79,7 +83,7 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
 
 
 def follow(tree: Tree, chosen: Ints) -> Verdict:
-    """Return the result of `walk` where the target's token [N] after every node is known."""
+    """Return the result of `walk`, given the target's token [N] after every node."""
     nodes, ends, bonus = followed(tree.parents, tree.tokens, chosen)
     paths, start = [], 1  # after the first root
     for end in ends.tolist():
@@ -89,11 +93,11 @@ def follow(tree: Tree, chosen: Ints) -> Verdict:
 
 
 def descend(tree: Tree, step: Callable[[int], tuple[int | None, int]]) -> Verdict:
-    """Go from each root to accepted children until none is accepted.
+    """Descend from each root to accepted children until no child is accepted.
 
     Args:
         tree: the verified tree.
-        step: maps a node to the child accepted below it and its token, or to None and the bonus
+        step: maps a node to its accepted child and the child's token, or to None and the bonus
             token.
     """
     paths: list[Ints] = []
@@ -109,14 +113,17 @@ def descend(tree: Tree, step: Callable[[int], tuple[int | None, int]]) -> Verdic
 
 
 UNCOUPLED = frozenset(Draw) - {Draw.COUPLED}
-"""The draws that rejection rules are exact for: those independent of the noise that judges them."""
+"""The kinds of draw for which rejection rules are exact.
+
+They are the draws that do not depend on the noise that decides about acceptance.
+"""
 
 
 def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
-    """Return the q [V] that a node was drawn from, float64 on the host.
+    """Return the q [V] from which a node was drawn, in float64 on the host.
 
-    For a node that is no draw, its own token has probability 1. So the `point` candidates of
-    retrieval drafters are exact with every rule.
+    If a node is not a random sample, its own token has probability 1. Therefore the `point`
+    candidates of retrieval drafters are exact with every rule.
     """
     if tree.q is not None and tree.q_row[node] >= 0:
         return tree.q[int(tree.q_row[node])].cpu().double()
@@ -128,16 +135,16 @@ def proposal(tree: Tree, node: int, vocab: int) -> Tensor:
 def judged(
     tree: Tree, siblings: Ints, node: int, p: Tensor, chance: Chance, replacement: bool = True
 ) -> tuple[int | None, int]:
-    """Judge siblings by rejection; return the first accepted one and its token.
+    """Test siblings in turn by rejection sampling; return the first accepted one and its token.
 
-    If none is accepted, return None and a token drawn from the residual of p.
+    If none is accepted, return None and a token drawn from the residual distribution.
 
     Args:
         tree: the verified tree.
-        siblings: the children that are judged, in draw order.
-        node: their parent.
-        p: [V] the target's distribution after it.
-        chance: the randomness of each judgement and of the bonus.
+        siblings: the children to test, in draw order.
+        node: the parent of the siblings.
+        p: [V] the target's distribution after the parent.
+        chance: the randomness of each test and of the bonus token.
         replacement: whether the siblings were drawn with replacement.
     """
     gone, place = list[int](), (int(tree.row[node]), int(tree.depth[node]))
@@ -158,7 +165,10 @@ def judged(
 
 
 def ratio(p: Tensor, q: Tensor, token: int) -> float:
-    """Return p(x)/q(x): 0 if p(x) is 0, infinite if only q(x) was rounded to 0."""
+    """Return p(x)/q(x) for a token x.
+
+    It is 0 if p(x) is 0, and infinite if q(x) was rounded to 0.
+    """
     if p[token] == 0:
         return 0.0
     return float(p[token] / q[token]) if q[token] > 0 else float("inf")

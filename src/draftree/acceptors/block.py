@@ -23,8 +23,8 @@ from draftree.tree import Draw, Ints, Tree, Verdict
 class Block(Acceptor):
     """Exact in distribution for chains that are drawn from q; of siblings only the first is looked at.
 
-    It promises less than `match`: another drafter, policy or neighbour gives another text for the
-    same seed.
+    The guarantee is weaker than that of `match`: for the same seed, the text depends on the
+    drafter, the policy and the other sequences of the batch.
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED

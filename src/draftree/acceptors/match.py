@@ -28,8 +28,8 @@ class Match(Acceptor):
     """Exact for any tree at any temperature; the default for sampling.
 
     Attributes:
-        coupled: whether drafters draw with the target's own noise, or propose what is likeliest
-            whatever the noise.
+        coupled: whether drafters draw candidates with the noise of the target's own draw. Otherwise
+            they propose the most likely tokens.
     """
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)

@@ -23,8 +23,8 @@ from draftree.tree import Draw, Tree, Verdict
 class MultiRound(Acceptor):
     """Exact in distribution for trees whose siblings are drawn from q and kept whatever was drawn.
 
-    It promises less than `match`: another drafter, policy or neighbour gives another text for the
-    same seed.
+    The guarantee is weaker than that of `match`: for the same seed, the text depends on the
+    drafter, the policy and the other sequences of the batch.
 
     Attributes:
         replacement: whether siblings are drawn with replacement, as in SpecInfer, or without, as in

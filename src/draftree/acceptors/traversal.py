@@ -24,8 +24,8 @@ from draftree.tree import Draw, Ints, Tree, Verdict
 class Traversal(Acceptor):
     """Exact in distribution for trees whose siblings are drawn from q, without replacement, and kept whatever was drawn.
 
-    It promises less than `match`: another drafter, policy or neighbour gives another text for the
-    same seed.
+    The guarantee is weaker than that of `match`: for the same seed, the text depends on the
+    drafter, the policy and the other sequences of the batch.
     """
 
     exact_for: ClassVar[frozenset[Draw]] = UNCOUPLED - {Draw.WITH_REPLACEMENT}
@@ -45,18 +45,18 @@ def _kept(
 ) -> tuple[list[int], int]:
     """Return the accepted path that starts at a node, and the token after it.
 
-    The path is empty if not even the node is accepted. Paths below the node are judged first, in
-    sibling order. Let w be the probability that the node is accepted, p the distribution after it,
-    and q the one that a child was drawn from. The child is accepted with probability min(1, w p(x)
-    / q(x)). If it is not, p becomes norm(max(0, w p − q)) and w becomes R / (R + 1 − w), where R is
-    the mass of max(0, w p − q).
+    The path is empty if the node itself is rejected. Paths below the node are tested first, in
+    sibling order. Let w be the probability that the node is accepted, p the target's distribution
+    after the node, and q the distribution from which a child x was drawn. The child is accepted
+    with probability min(1, w p(x) / q(x)). If it is rejected, p becomes norm(max(0, w p − q)) and w
+    becomes R / (R + 1 − w), where R is the mass of max(0, w p − q).
 
     Args:
         tree: the verified tree.
-        node: the node to judge.
-        weight: w.
+        node: the node to test.
+        weight: w, the probability that the node is accepted.
         p: the target's distributions.
-        chance: the randomness of each judgement and of the token.
+        chance: the randomness of each test and of the token.
     """
     if weight == 0:  # then nothing below it can be kept either
         return [], -1
@@ -81,9 +81,9 @@ def _kept(
 
 
 def _drawn_from(tree: Tree, child: int, vocab: int, gone: list[int]) -> Tensor | None:
-    """Return the q [V] of a child after its earlier siblings are excluded, or None.
+    """Return the q [V] of a child with the tokens of its earlier siblings excluded.
 
-    None means that rounding left no mass.
+    Return None if rounding has left no probability.
     """
     q = proposal(tree, child, vocab)
     if not gone:
@@ -94,6 +94,9 @@ def _drawn_from(tree: Tree, child: int, vocab: int, gone: list[int]) -> Tensor |
 
 
 def _place(tree: Tree, node: int) -> int:
-    """Return a node's index among those of its sequence and depth; each has its own random draw."""
+    """Return a node's index among the nodes of its sequence and depth.
+
+    Each index has its own random draw.
+    """
     same: Ints = np.flatnonzero((tree.row == tree.row[node]) & (tree.depth == tree.depth[node]))
     return int(np.searchsorted(same, node))

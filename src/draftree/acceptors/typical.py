@@ -23,7 +23,7 @@ from draftree.tree import Draw, Tree, Verdict
 from draftree.utils.validated_dataclass import knob
 
 TINY = 1e-5
-"""Added to p in the logarithm of the entropy, as the official code does."""
+"""Constant that is added to p in the logarithm of the entropy, as in the official code."""
 
 
 @final
@@ -32,8 +32,8 @@ class Typical(Acceptor):
     """Not exact, never a default, and every output it touches says so.
 
     Attributes:
-        epsilon: the probability that is always enough.
-        delta: the factor of the entropy's bound.
+        epsilon: ε, a probability of a draft above which it is always accepted.
+        delta: δ, the factor of exp(−H(p)) in the bound that depends on the entropy.
     """
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset()

@@ -17,7 +17,8 @@ class LoadedModel(Method):
     """A loaded language model that drafts, as `lm` does with one that it loads itself.
 
     Attributes:
-        model: of transformers, or a loaded target; used as it is, on the target's device.
+        model: a loaded model of transformers, or a loaded target. It must be on the device of the
+            target for which it drafts.
     """
 
     model: PreTrainedModel | Target = field(repr=False)
@@ -40,7 +41,7 @@ class OpenDrafter(Method):
     """A drafter that is open already, as another engine's.
 
     Attributes:
-        drafter: opened for a target of the same shapes.
+        drafter: a drafter that was opened for a target with the same shapes.
     """
 
     drafter: Drafter[Any]

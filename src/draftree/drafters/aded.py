@@ -22,10 +22,13 @@ from draftree.tree import Candidates, Ints, Tree, Verdict
 from draftree.utils.validated_dataclass import knob, read
 
 TOP = 12
-"""Successors of a context (appendix, "Configuration of ADED")."""
+"""Number of successors of a context (appendix, "Configuration of ADED")."""
 SETTINGS = {"n": 3, "top": TOP, "threshold": 1}
-"""Of a build: tokens of an n-gram; successors stored of each context, 0 for all; the least count
-that is stored."""
+"""Settings of the build of a datastore, with their defaults.
+
+They are the number of tokens of an n-gram, the number of successors stored for each context (0 for
+all), and the smallest count that is stored.
+"""
 
 
 @final
@@ -33,31 +36,33 @@ that is stored."""
 class ADED(Stored):
     """An n-gram model of a corpus (eq. 1) that what was written lately makes likelier (Algorithm 2).
 
-    The policy that belongs to it is `mcts`. After a context that neither the corpus nor the text
-    has, it proposes nothing.
+    It is meant for the policy `mcts`. It proposes no token after a context that occurs neither in
+    the corpus nor in the text.
 
-    - Every step counts each n-gram of the last `window` tokens, the root among them, once more: its
-      weight, which is its share in the corpus or 0, grows by `increment`, to `cap` at most. Neither
-      the paper nor the official code renormalises; here q is the weight's part of all weights after
-      that context, those not stored included, so that an n-gram that was not adapted keeps its
-      share and none has a q above 1.
-    - The paper's "threshold for the elimination of tri-gram probability, at 12" is what the
-      official code does: it reads the 12 likeliest successors. Read as a count it is the setting
-      `threshold` of a build.
-    - By Figure 2 the n-grams of the prompt go into the matrix first; the official code looks at the
-      last `window` tokens only (`prompt=false`).
+    - In every step each n-gram of the last `window` tokens, including the root, is counted once
+      more. Its weight is initially its share in the corpus (0 if it does not occur) and grows by
+      `increment`, up to `cap`. Neither the paper nor the official code normalises the weights. Here
+      q is a weight divided by the sum of all weights after the context, including n-grams that are
+      not stored. An n-gram that was not adapted thus keeps its share, and no q exceeds 1.
+    - The paper's "threshold for the elimination of tri-gram probability, at 12" is understood as in
+      the official code, which reads the 12 most likely successors. Understood as a count, it is the
+      setting `threshold` of a build.
+    - By Figure 2 the n-grams of the prompt are added to the matrix first. The official code reads
+      only the last `window` tokens (`prompt=false`).
 
     Attributes:
-        n: tokens of an n-gram, 2 to 4; the datastore's by default, 3 without one.
-        top: successors of a context that are read from the datastore.
-        adapt: whether what is written changes the weights.
-        window: tokens looked at in each step (the official code's 16; in the paper it is a letter,
-            as the next two are).
-        increment: added to a weight for each time it is seen (the official code's 0.04).
-        cap: the most that a weight grows to (the official code's 3).
+        n: number of tokens of an n-gram, 2 to 4; by default that of the datastore, or 3 without a
+            datastore.
+        top: number of successors of a context that are read from the datastore.
+        adapt: whether the generated text changes the weights.
+        window: number of tokens that are counted in each step (16 in the official code). The paper
+            gives no numbers for this and the next two options.
+        increment: amount added to a weight for each occurrence of the n-gram (0.04 in the official
+            code).
+        cap: largest weight (3 in the official code).
         prompt: whether all n-grams of a prompt count once when it is read.
-        session: whether what one text added is kept for the next ones; else each begins with the
-            datastore alone.
+        session: whether the weights that a text added are kept for later texts. Otherwise each text
+            begins with the datastore alone.
     """
 
     n: int | None = knob(None, least=2, most=4)
@@ -87,7 +92,7 @@ class ADED(Stored):
         """Return the drafter with the datastore of a folder; the caller checks its tokenizer.
 
         Raises:
-            UserError: it holds n-grams of another n, or none.
+            UserError: the datastore contains n-grams of another n, or none.
         """
         grams = Grams.opened(folder)
         if self.n not in (None, grams.n):
@@ -124,10 +129,10 @@ class ADEDState:
     """The state of all sequences.
 
     Attributes:
-        memory: increments of earlier texts of the session, shared by all sequences.
-        rows: the text of each sequence with its root, and its own increments.
-        shared: tokens of each slot's text that the next one begins with, of a truncated state; none
-            of any other.
+        memory: increments from earlier texts of the session, shared by all sequences.
+        rows: [R] the text of each sequence with its root, and the increments from that text.
+        shared: in a truncated state, [R] the number of tokens of each slot's text with which its
+            next text begins; otherwise empty.
     """
 
     memory: Increments
@@ -137,11 +142,11 @@ class ADEDState:
 
 @final
 class ADEDDrafter(Drafter[ADEDState]):
-    """Looks up what followed the last n − 1 tokens.
+    """Looks up the tokens that followed the last n − 1 tokens.
 
     Args:
-        knobs: of the method.
-        grams: of the corpus; never changed.
+        knobs: the options of the method.
+        grams: the n-grams of the corpus, which never change.
     """
 
     knobs: ADED
@@ -180,7 +185,10 @@ class ADEDDrafter(Drafter[ADEDState]):
         return ADEDState(state.memory, tuple(found))
 
     def _read(self, text: Ints, shared: int) -> Adapted:
-        """Return a prompt and its root; what was read of it before is in the memory."""
+        """Return the state of a sequence after its prompt and root.
+
+        The n-grams of the first `shared` tokens have been counted before and are in the memory.
+        """
         row = Adapted.empty().plus(text, self.grams.n)
         if self.knobs.adapt and self.knobs.prompt:
             row = row.incremented(max(0, shared - self.grams.n + 1), self.grams.n)
@@ -244,7 +252,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         )
 
     def _remembered(self, state: ADEDState, rows: Ints) -> Increments:
-        """Return the increments of earlier texts with those of some sequences."""
+        """Return the memory with the increments of some sequences added."""
         return state.memory.plus(
             [state.rows[row] for row in rows], self.grams.n, self._by.width, self._most
         )

@@ -31,7 +31,8 @@ class DFlash(ParallelMethod):
     """DFlash's block drafter (in the paper of 5 layers, blocks of 16, 512 anchors, and γ 7, 5, 4 for blocks of 16, 10, 8).
 
     Attributes:
-        loss: `ce` against the text, as in the paper, or `kl` against the target.
+        loss: `ce`, the cross-entropy with the text (as in the paper), or `kl`, the KL divergence
+            from the target.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -70,7 +71,7 @@ class DFlash(ParallelMethod):
 
 @final
 class DFlashDrafter(ParallelDrafter):
-    """Drafts every slot for itself."""
+    """Drafts the token of every slot independently of the other drafts."""
 
     knobs: DFlash
     kind: ClassVar[Kind] = "dflash"

@@ -30,8 +30,10 @@ from draftree.tree import Floats, Ints, Tree
 from draftree.utils.validated_dataclass import knob
 
 CE, L1, CONFIDENCE = 0.1, 0.9, 1.0
-"""The weights of the objective's parts (DeepSpec's config; L1 is Σ|p − q|, twice the total
-variation)."""
+"""Weights of the parts of the objective, from DeepSpec's config.
+
+L1 is Σ|p − q|, which is twice the total variation.
+"""
 
 
 @final
@@ -40,10 +42,11 @@ class DSpark(ParallelMethod):
     """DSpark's block drafter (in the paper of 5 layers, blocks of 7, rank 256, 512 anchors).
 
     Attributes:
-        rank: r, of the Markov head.
-        markov: `vanilla` adds what follows a token at all; `gated` lets the slot say how much of
-            it; `rnn` remembers the path.
-        confidence: whether there is a confidence head, which `yield` reads.
+        rank: r, the rank of the Markov head.
+        markov: the kind of Markov head. The bias that it adds depends on the preceding token
+            (`vanilla`), also on a gate computed from the slot (`gated`), or on the whole path
+            (`rnn`).
+        confidence: whether there is a confidence head; the policy `yield` reads its result.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -99,16 +102,16 @@ class DSpark(ParallelMethod):
 
 @final
 class Markov(nn.Module):
-    """Return a bias of a slot's logits that depends on the token before the slot.
+    """A module that computes a bias of a slot's logits from the token before the slot.
 
-    The token is mapped to a vector of r numbers first, and the vector to the bias.
+    The token is mapped to a vector of r numbers, and the vector to the bias.
 
     Args:
         kind: see `DSpark.markov`.
-        rank: r.
-        width: D.
-        vocab: V.
-        drafted: V′.
+        rank: r, the size of the vectors.
+        width: D, the hidden size.
+        vocab: V, the size of the target's vocabulary.
+        drafted: V′, the size of the draft vocabulary.
     """
 
     def __init__(self, kind: str, rank: int, width: int, vocab: int, drafted: int) -> None:
@@ -119,10 +122,11 @@ class Markov(nn.Module):
         self.joint_proj = nn.Linear(2 * rank + width, 3 * rank) if kind == "rnn" else None
 
     def forward(self, states: Tensor, tokens: Tensor) -> Tensor:
-        """Return the vectors [M, n, r] of the slots along paths.
+        """Return the vectors [M, n, r] of slots along paths.
 
-        They are computed from the outputs [M, n, D] of the slots, and the tokens [M, n] before
-        each.
+        Args:
+            states: [M, n, D] the outputs of the slots.
+            tokens: [M, n] the token before each slot.
         """
         x: Tensor = self.markov_w1(tokens)
         if self.gate_proj is not None:
@@ -140,28 +144,28 @@ class Markov(nn.Module):
         return torch.stack(found, dim=1)
 
     def bias(self, x: Tensor) -> Tensor:
-        """Return the bias […, V′] of vectors […, r]."""
+        """Return the biases […, V′] for vectors […, r]."""
         found: Tensor = self.markov_w2(x)
         return found
 
 
 @final
 class Confidence(nn.Module):
-    """The log-odds that a slot's draft is accepted once all before it were."""
+    """Computes the log-odds that a slot's draft is accepted if all drafts before it were."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
         self.proj = nn.Linear(width, 1)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return log-odds […] of inputs […, width]."""
+        """Return the log-odds […] for inputs […, width]."""
         found: Tensor = self.proj(x)[..., 0]
         return found
 
 
 @final
 class DSparkNet(ParallelNet):
-    """The layers with the two heads after them; tensors are named as in DeepSpec's checkpoints."""
+    """The layers and the two heads, with the tensor names of DeepSpec's checkpoints."""
 
     def __init__(self, layout: Layout, target: Target, own: dict[str, Tensor]) -> None:
         super().__init__(layout, target, own)
@@ -176,9 +180,11 @@ class DSparkNet(ParallelNet):
         self.confidence_head = Confidence(size + layout.rank * with_markov) if confident else None
 
     def certainty(self, states: Tensor, tokens: Tensor) -> Tensor | None:
-        """Return the log-odds […] that a slot's draft is accepted; None without the head.
+        """Return the log-odds […] that a slot's draft is accepted; None without a confidence head.
 
-        They are computed from the outputs […, D] of the slots and the tokens […] before them.
+        Args:
+            states: […, D] the outputs of the slots.
+            tokens: […] the token before each slot.
         """
         if self.confidence_head is None:
             return None
@@ -194,7 +200,7 @@ class DSparkNet(ParallelNet):
 
 @final
 class DSparkDrafter(ParallelDrafter):
-    """Drafts after each node what its slot and the node's own token make likely."""
+    """Drafts tokens that are likely by the slot of a node's depth and by the node's own token."""
 
     knobs: DSpark
     model: DSparkNet

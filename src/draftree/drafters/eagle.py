@@ -47,18 +47,18 @@ class EAGLE(TrainableMethod):
     """EAGLE's draft model; EAGLE-2 shares its weights.
 
     Attributes:
-        feature_weight: of the smooth-L1 loss between drafted and true features.
-        token_weight: of the soft cross-entropy against the target's distribution.
-        noise: features are disturbed by uniform noise in ± noise in training, in ± noise · 512 / T
-            where a text is longer than 512 tokens.
-        bias: whether the fusing layer has one, as in the paper's checkpoints; vLLM serves those
-            without.
-        steps: passes of training that are fed their own output, as HASS aligns them; 1 is EAGLE's
-            own training.
-        draft_vocab: V′, how many tokens can be drafted; 0 for all of them, as in the paper.
-        top_k: K of HASS's top-K loss (arXiv 2408.15766, section 3.2), −Σ p log q over the K tokens
-            the target holds likeliest; 0 is without it, 10 is the paper's.
-        top_weight: of that loss.
+        feature_weight: weight of the smooth-L1 loss between drafted and true features.
+        token_weight: weight of the soft cross-entropy with the target's distribution.
+        noise: amplitude of uniform noise that is added to features in training. It is multiplied by
+            512 / T for texts of T > 512 tokens.
+        bias: whether the fusing layer has a bias, as in the paper's checkpoints. vLLM supports only
+            checkpoints without it.
+        steps: number of training passes, each of which reads the output of the pass before, as in
+            HASS; 1 is the training of EAGLE.
+        draft_vocab: V′, the number of tokens that can be drafted; 0 for all, as in the paper.
+        top_k: K of HASS's top-K loss (arXiv 2408.15766, section 3.2), which is −Σ p log q over the
+            K most likely tokens by the target. 0 omits the loss; HASS uses 10.
+        top_weight: weight of the top-K loss.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -124,14 +124,14 @@ class EAGLE(TrainableMethod):
 
 @final
 class EAGLENet(PairNet):
-    """The draft model; its parameters are named as in published checkpoints.
+    """The draft model, with the parameter names of published checkpoints.
 
     Args:
-        config: of its layer.
-        target: whose embedding and LM head are used.
-        bias: whether the fusing layer has one.
-        embedding: whether the checkpoint brings an embedding of its own.
-        draft_vocab: V′; 0 for all tokens.
+        config: the config of the decoder layer.
+        target: the target, whose embedding and LM head are used.
+        bias: whether the fusing layer has a bias.
+        embedding: whether the checkpoint contains an embedding.
+        draft_vocab: V′, the number of tokens that can be drafted; 0 for all.
     """
 
     def __init__(
@@ -180,7 +180,7 @@ class EAGLENet(PairNet):
 
 @final
 class EAGLEDrafter(PairDrafter):
-    """Drafts features, and tokens from them."""
+    """Drafts features, and computes tokens from them."""
 
     knobs: EAGLE
     model: EAGLENet
@@ -216,8 +216,9 @@ class EAGLEDrafter(PairDrafter):
     def _noise(self, batch: Batch) -> Tensor:
         """Return uniform noise [B, T, D], as in the paper; it is weaker in long texts.
 
-        The official code scales by 512 / T for any T, and trains with texts of up to 2,048
-        tokens; on short texts that would be far more than the paper's U(−0.1, 0.1).
+        The official code scales the noise by 512 / T for any T, and trains with texts of up to
+        2,048 tokens. On short texts the noise would then be far stronger than U(−0.1, 0.1) in the
+        paper.
         """
         true, noise = batch.hidden[LAST], torch.zeros(batch.hidden[LAST].shape)
         for row, generator in enumerate(batch.generators):

@@ -59,20 +59,22 @@ class EAGLE3(TrainableMethod):
     """EAGLE-3's draft model.
 
     Attributes:
-        low: the first of the three entries of transformers' `hidden_states` that are fused.
-        middle: the second; L // 2 by default.
-        high: the third; L − 3 by default. Where the defaults collide, a small target's are spread
-            over its layers.
-        draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
-        steps: passes of the training-time test.
-        decay: weight of each further pass.
-        init: what it begins with: `scratch`, random weights, the official code's way; or `target`,
-            the target's own layer that reads the highest of the three entries, and its last norm,
-            so that it begins with what that layer would say, and with random weights where these
-            are of other shapes. `preset=fast` is this.
-        head_rank: r; above 0, a head of all tokens finds candidates by factors of this rank,
-            instead of the draft vocabulary.
-        head_candidates: m, how many it finds and scores exactly.
+        low: index of the first of the three entries of transformers' `hidden_states` that are
+            fused.
+        middle: index of the second entry; by default L // 2.
+        high: index of the third entry; by default L − 3. In a small target, where the defaults
+            would coincide, the three entries are spread over its layers.
+        draft_vocab: V′, the number of tokens that can be drafted; 0 for all.
+        steps: number of passes of the training-time test.
+        decay: factor by which the loss of each further pass is multiplied.
+        init: the initial weights. `scratch` means random weights, as in the official code. `target`
+            means copies of the target layer that reads the highest of the three entries, and of the
+            final norm; the new network then predicts as that layer would. If the shapes differ,
+            random weights are used. `preset=fast` selects `target`.
+        head_rank: r, the rank of a factorised head for all tokens, which replaces the head of the
+            draft vocabulary; 0 for no such head. The low-rank factors find candidates.
+        head_candidates: m, the number of candidates that the factorised head finds and then scores
+            exactly.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -116,10 +118,10 @@ class EAGLE3(TrainableMethod):
         return {"fc.weight", "midlayer.hidden_norm.weight"} <= keys
 
     def layers(self, target: Target) -> tuple[int, int, int]:
-        """Return the three entries of `hidden_states` for a target.
+        """Return the indices of the three entries of `hidden_states` for a target.
 
         Raises:
-            UserError: it does not have them, or they are not three different ones.
+            UserError: the target does not have these entries, or they are not three different ones.
         """
         count = int(target.decoder.config.num_hidden_layers)
         wanted = (
@@ -186,12 +188,12 @@ def _nested_ids(config: dict[str, Any]) -> list[int] | None:
 
 
 class EAGLE3Layer(PreparedLayer):
-    """The decoder layer, whose attention reads embedding and feature side by side.
+    """The decoder layer, whose attention reads the concatenation of embedding and feature.
 
     Args:
-        config: of the layer.
-        normed_residual: whether the residual is what comes out of the feature's norm, as some
-            speculators checkpoints have it.
+        config: the config of the layer.
+        normed_residual: whether the residual is the output of the norm over the feature, as in some
+            speculators checkpoints.
     """
 
     def __init__(self, config: LlamaConfig, normed_residual: bool) -> None:
@@ -220,9 +222,10 @@ class EAGLE3Layer(PreparedLayer):
         cache: Cache,
         *behind: nn.Module,
     ) -> tuple[Tensor, Tensor]:
-        """Return the output [R, n, D] of embeddings and features [R, n, D], and its logits.
+        """Return the output [R, n, D] for embeddings and features [R, n, D], and its logits.
 
-        The logits are those of the norm and the head in `behind`, if these are given.
+        `behind` may contain a norm and a head, which compute the logits. Without them the output is
+        returned twice.
         """
         normed = self.hidden_norm(features)
         x = torch.cat((self.input_layernorm(embeds), normed), dim=-1)
@@ -238,17 +241,18 @@ class EAGLE3Layer(PreparedLayer):
 
 
 class FusingNet(PairNet):
-    """A network that fuses several hidden states of the target.
+    """A draft network that fuses several hidden states of the target.
 
-    It has a head and a draft vocabulary of its own.
+    It has its own head and its own draft vocabulary.
 
     Attributes:
-        fc: fuses them.
-        norm: before the head.
-        lm_head: of the tokens that can be drafted, a linear layer or a `CandidateHead`.
-        d2t: what is added to 0 … V′ − 1 for the target's ids; none for the whole vocabulary.
-        t2d: [V] which of the target's tokens can be drafted; none for the whole vocabulary.
-        reads: the entries of the target's `hidden_states` that are fused.
+        fc: the linear layer that fuses the hidden states.
+        norm: the norm before the head.
+        lm_head: the head for the tokens that can be drafted, a linear layer or a `CandidateHead`.
+        d2t: [V′] offsets that are added to 0 … V′ − 1 to get the target's ids; None for the whole
+            vocabulary.
+        t2d: [V] whether a token of the target can be drafted; None for the whole vocabulary.
+        reads: indices of the entries of the target's `hidden_states` that are fused.
     """
 
     fc: nn.Linear
@@ -262,7 +266,7 @@ class FusingNet(PairNet):
     def choose(self, tokens: Ints) -> None:
         """Set the draft vocabulary to token ids in ascending order.
 
-        Its head begins as the target's rows of these tokens.
+        The head is initialised with the target's head rows of these tokens.
         """
         ids = torch.from_numpy(np.asarray(tokens, np.int64))
         if self.d2t is not None and self.t2d is not None:
@@ -278,12 +282,13 @@ class FusingNet(PairNet):
         return drafted(self.d2t, self._target)
 
     def find_candidates(self, rank: int, count: int) -> None:
-        """Replace the head by a `CandidateHead` of all tokens.
+        """Replace the head by a `CandidateHead` for all tokens.
 
-        Tokens that the head was not trained for have the target's rows.
+        For tokens outside the draft vocabulary, the target's head rows are used.
 
         Raises:
-            UserError: the rank is above its width, or the target's rows are of another width.
+            UserError: the rank is larger than the width of the head, or the target's rows have
+                another width.
         """
         rows = self.lm_head.weight.detach()
         if (part := self.drafted) is not None:
@@ -306,9 +311,9 @@ class FusingNet(PairNet):
         return logits
 
     def begin_as(self, target: Target, layer: int, first: nn.Module) -> None:
-        """Copy the weights of one of the target's layers and of its last norm.
+        """Copy the weights of one target layer and of the target's final norm.
 
-        They are copied where `first`, the network's own layer, has the same shapes.
+        They are copied only if `first`, the network's first layer, has the same shapes.
         """
         values = {
             name: value.float() for name, value in target.decoder.layers[layer].state_dict().items()
@@ -337,14 +342,14 @@ class FusingNet(PairNet):
 
 @final
 class EAGLE3Net(FusingNet):
-    """The draft model; its parameters are named as in published checkpoints.
+    """The draft model, with the parameter names of published checkpoints.
 
     Args:
-        values: of the published config.
-        target: whose embedding is used.
-        layers: the entries of its `hidden_states` that are fused.
-        embedding: whether the checkpoint brings an embedding of its own.
-        maps: whether it has a draft vocabulary even where that is the whole one.
+        values: the published config.
+        target: the target, whose embedding is used.
+        layers: indices of the entries of its `hidden_states` that are fused.
+        embedding: whether the checkpoint contains an embedding.
+        maps: whether the maps `d2t` and `t2d` exist even if all tokens can be drafted.
     """
 
     def __init__(

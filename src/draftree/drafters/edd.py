@@ -47,30 +47,33 @@ class EDD(TrainableMethod):
     """Effective draft decoder.
 
     Attributes:
-        hidden_layer: the soft prompt's entry of transformers' `hidden_states`; −4 is the output of
-            layer L − 4, counted from 0, the paper's fourth-to-last layer (section 4.3.1). `auto` is
-            settled when training begins: the output of the highest layer from L − 4 down whose
-            attention is not dead (`draftree.attention`).
-        loss: `kl` (eq. 4) or `ce`, the ablation of Table 3.
+        hidden_layer: index in transformers' `hidden_states` of the soft prompt. −4 is the output of
+            layer L − 4, counted from 0, which is the fourth-to-last layer of the paper (section
+            4.3.1). `auto` is decided when training begins: it selects the output of the highest
+            layer, from L − 4 down, whose attention is not dead (`draftree.attention`).
+        loss: `kl`, the KL divergence from the target (eq. 4), or `ce`, the cross-entropy with the
+            text (the ablation of Table 3).
         min_block: shortest block of the dual-block mask.
-        max_block: longest block; a length is drawn for each training step, one for all its samples
-            (section 3.1).
-        phase: how many tokens a text's first block lacks: 0 has blocks at multiples of their
-            length, as in the paper (eq. 3); `random` is drawn for each sample, since in decoding a
-            block begins anywhere. Training only.
-        shared: whether embedding and LM head are the target's own, which are neither trained nor
-            stored; without, they begin as copies and are trained, as in the paper (section 3.1).
-        init: what the layer begins with: `scratch`, random numbers, as in the paper; or `target`,
-            the target's own layer that reads the same entry of `hidden_states`, and its last norm.
-            In training only.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from;
-            0 for all of them. With `shared` alone.
-        head_rank: r; above 0, a head of all tokens finds candidates by factors of this rank,
-            instead of the draft vocabulary.
-        head_candidates: m, how many it finds and scores exactly.
+        max_block: longest block. In each training step one length is drawn for all samples (section
+            3.1).
+        phase: number of tokens by which the first block of a training text is shortened. With 0
+            blocks begin at multiples of their length, as in the paper (eq. 3). `random` is drawn
+            for each sample, because in decoding a block begins anywhere.
+        shared: whether embedding and LM head are the target's own modules, which are neither
+            trained nor stored. Otherwise they are copies that are trained, as in the paper (section
+            3.1).
+        init: the initial weights of the layer in training. `scratch` means random weights, as in
+            the paper. `target` means copies of the target layer that reads the same entry of
+            `hidden_states`, and of the target's final norm.
+        draft_vocab: V′, the number of tokens that can be drafted, which are the most frequent ones
+            in the training data; 0 for all. Other values require `shared`.
+        head_rank: r, the rank of a factorised head for all tokens, which replaces the head of the
+            draft vocabulary; 0 for no such head. The low-rank factors find candidates.
+        head_candidates: m, the number of candidates that the factorised head finds and then scores
+            exactly.
 
-    The defaults are the paper's; `preset=fast` is what learns faster: a shared embedding, the
-    target's layer, random phases.
+    The defaults are those of the paper. `preset=fast` learns faster, with a shared embedding, a
+    copy of the target's layer, and random phases.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -131,9 +134,9 @@ class EDD(TrainableMethod):
 
     @staticmethod
     def living(layers: Sequence[Attending]) -> int:
-        """Return the entry of `hidden_states` that `auto` means.
+        """Return the index in `hidden_states` that `auto` selects.
 
-        Where all layers are dead, it is the entry of the paper.
+        If the attention of all layers is dead, it is the index of the paper.
         """
         top = max(len(layers) - 4, 0)
         return next((i for i in range(top, -1, -1) if not layers[i].dead), top) + 1
@@ -143,7 +146,7 @@ class EDD(TrainableMethod):
 class EDDDrafter(OneLayerDrafter):
     """The decoder of EDD.
 
-    Its cache holds the soft prompt at positions 0 … root − 1, and the nodes of the step after it.
+    Its cache contains the soft prompt at positions 0 … root − 1, followed by the nodes of the step.
     """
 
     knobs: EDD
@@ -212,7 +215,10 @@ class EDDDrafter(OneLayerDrafter):
         return replace(state, unread=(*state.unread, taps))
 
     def commit(self, state: Decoding, tree: Tree, verdict: Verdict, taps: Taps) -> Decoding:
-        """Return True encodings take the place of what was drafted."""
+        """Replace the drafted nodes in the cache by the true hidden states of the accepted tokens.
+
+        The hidden states are read when the drafter drafts again.
+        """
         return replace(Decoding.empty(state.cache), unread=(*state.unread, taps))
 
     @override
@@ -225,7 +231,7 @@ class EDDDrafter(OneLayerDrafter):
 
     @torch.inference_mode()
     def _encode(self, state: Decoding, taps: Taps) -> Decoding:
-        """Cache keys and values of the hidden states [T, D] of newly committed tokens."""
+        """Cache the keys and values of the hidden states [T, D] of newly committed tokens."""
         (layer,) = self.needs.hidden
         soft = taps.hidden[layer].to(self.decoder.dtype)
         positions = to_device(taps.positions, soft.device)
@@ -240,9 +246,9 @@ class EDDDrafter(OneLayerDrafter):
         )
 
     def _states(self, batch: Batch, block: int, phases: Sequence[int]) -> Tensor:
-        """Return the last norm's output [B, T, D] after each token.
+        """Return the final norm's output [B, T, D] after each token.
 
-        Blocks have a common length; each sample has a phase of its own.
+        All samples have the same block length, and each has its own phase.
         """
         rows, count = batch.tokens.shape
         positions = torch.arange(count, device=batch.tokens.device).expand(rows, count)

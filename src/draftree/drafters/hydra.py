@@ -55,7 +55,7 @@ PREFIX, EMBEDDING = "prefix_embeding_layer.", "input_embed_fn.weight"  # sic
 UNUSED = frozenset(
     {f"{PREFIX}embed_tokens.weight", f"{PREFIX}layers.0.self_attn.rotary_emb.inv_freq"}
 )
-"""Tensors of the prefix layer that the official file holds without a use."""
+"""Tensors of the prefix layer that the official file contains but does not use."""
 Arch = Literal["prefix-mlp", "mlp"]
 
 
@@ -65,14 +65,14 @@ class Hydra(TrainableMethod):
     """Hydra heads; the target stays as it is. The official training's dropout of 0.2 is left out.
 
     Attributes:
-        heads: how deep a tree can be.
-        layers: residual blocks of a head; those after the first share their weights, as in the
-            official code.
+        heads: number of heads, which is the largest depth of a node.
+        layers: number of residual blocks of a head. All blocks after the first share their weights,
+            as in the official code.
         arch: with a prefix layer (`prefix-mlp`) or without (`mlp`).
         loss: `kl` against the target's distribution (the official soft cross-entropy, less a
             constant), or `ce` against the text.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from;
-            0 for all of them.
+        draft_vocab: V′, the number of tokens that can be drafted, which are the most frequent ones
+            in the training data; 0 for all.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -134,10 +134,10 @@ class Hydra(TrainableMethod):
 
 
 def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
-    """Return the options that the tensors of a file imply.
+    """Return the options that follow from the tensors of a file.
 
     Raises:
-        UserError: it holds no heads.
+        UserError: the file contains no heads.
     """
     arch: Arch = (
         "prefix-mlp" if any(name.startswith(f"{PREFIX}layers.") for name in tensors) else "mlp"
@@ -162,9 +162,9 @@ def counted(tensors: dict[str, Tensor], where: Path) -> dict[str, Any]:
 
 
 def _places(knobs: Hydra) -> list[int]:
-    """Return the positions of a head's blocks in the official code's list of modules.
+    """Return the indices of a head's blocks in the official code's list of modules.
 
-    They depend on whether there is dropout between the blocks.
+    They depend on whether the list also contains dropout modules.
     """
     return [2 * i + 1 if knobs.arch == "prefix-mlp" else i for i in range(knobs.layers)]
 
@@ -174,10 +174,10 @@ def _lm_head(head: int, arch: Arch) -> str:
 
 
 def check_aliases(tensors: dict[str, Tensor], knobs: Hydra, where: Path) -> None:
-    """Refuse a file in which the names of one shared block hold different weights.
+    """Check that all names of a shared block have the same weights in a file.
 
     Raises:
-        UserError: it names two that differ.
+        UserError: two of them have different weights.
     """
     for head in range(knobs.heads):
         for part in ("weight", "bias"):
@@ -190,7 +190,7 @@ def check_aliases(tensors: dict[str, Tensor], knobs: Hydra, where: Path) -> None
 
 
 class Prefix(nn.Module):
-    """A Llama layer and a norm; parameters are named as in a Llama model of one layer."""
+    """A Llama layer and a norm; parameters have the names of a one-layer Llama model."""
 
     def __init__(self, config: LlamaConfig) -> None:
         super().__init__()
@@ -201,20 +201,23 @@ class Prefix(nn.Module):
     def forward(
         self, states: Tensor, rotated: tuple[Tensor, Tensor], mask: Tensor, cache: Cache | None
     ) -> Tensor:
-        """Return [R, n, D] of hidden states [R, n, D] under an additive mask [R, 1, n, S]."""
+        """Return the output [R, n, D] for hidden states [R, n, D].
+
+        The additive mask has the shape [R, 1, n, S].
+        """
         out: Tensor = self.norm(run(self.layers, states, rotated, mask, cache))
         return out
 
 
 @final
 class HydraNet(HeadsNet):
-    """Prefix layer and heads in float32, named as in the official file.
+    """Prefix layer and heads in float32, with the parameter names of the official file.
 
     Args:
-        knobs: how many heads and blocks.
-        target: whose sizes the prefix layer has, whose LM head the heads' linear layers begin as,
-            and whose embedding is used.
-        embedding: whether the checkpoint brings an embedding of its own.
+        knobs: the options; they give the number of heads and blocks.
+        target: the target. The prefix layer has its sizes, the heads' linear layers are initialised
+            with its LM head, and its embedding is used.
+        embedding: whether the checkpoint contains an embedding.
     """
 
     def __init__(self, knobs: Hydra, target: Target, embedding: bool) -> None:
@@ -252,14 +255,17 @@ class HydraNet(HeadsNet):
 
     @torch.no_grad()
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings […, D] of tokens, in the heads' dtype."""
+        """Return the embeddings […, D] of tokens […], in the dtype of the heads."""
         embed: Callable[[Tensor], Tensor] = self.input_embed_fn or self._target.decoder.embed
         return embed(tokens).to(next(self.parameters()).dtype)
 
     def logits(self, head: int, prefix: Tensor, path: Tensor) -> Tensor:
         """Return the logits […, V′] of a head.
 
-        Its inputs are prefix states […, D] and the embeddings […, head + 1, D] of root and path.
+        Args:
+            head: the number of the head, from 0.
+            prefix: […, D] the states that the prefix layer computed.
+            path: […, head + 1, D] the embeddings of the root and the drafted path.
         """
         read = torch.cat((prefix, path.flatten(-2)), dim=-1)
         logits: Tensor = self.hydra_lm_head[head](self.hydra_mlp[head](read))
@@ -271,12 +277,13 @@ class Prefixed:
     """Hydra's state.
 
     Attributes:
-        cache: the prefix layer's, of committed tokens; without such a layer empty.
-        hidden: the target's hidden states of all committed tokens, as keys of one head; without
-            such a layer empty.
-        read: [R] how many of them the layer has read, in this step into scratch slots after the
-            cache's own.
-        prefix: [R, D] what the heads read at the last of those.
+        cache: the prefix layer's KV cache of committed tokens; empty without a prefix layer.
+        hidden: the target's hidden states of all committed tokens, stored as the keys of a cache
+            with one head; empty without a prefix layer.
+        read: [R] the number of hidden states that the prefix layer has read. The keys and values of
+            those that it read in this step are in scratch slots of `cache`.
+        prefix: [R, D] the vector that the heads read, which belongs to the last of these hidden
+            states.
     """
 
     cache: SlotCache
@@ -322,7 +329,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return Prefixed(cache, hidden, np.zeros(rows, np.int64), self._like.new_zeros(rows, width))
 
     def _remember(self, state: Prefixed, taps: Taps) -> Prefixed:
-        """Return the state after hidden states [T, D] of newly committed tokens.
+        """Store the hidden states [T, D] of newly committed tokens, and return the new state.
 
         The prefix layer, if there is one, reads them later.
         """
@@ -333,7 +340,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return state
 
     def _read(self, state: Prefixed, rows: Ints) -> Prefixed:
-        """Return the state once the prefix layer has read all committed tokens of some sequences.
+        """Let the prefix layer read all committed tokens of some sequences; return the new state.
 
         Their keys and values are written to scratch slots.
         """
@@ -351,9 +358,9 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return replace(state, read=ends, prefix=prefix)
 
     def _prefix_pass(self, state: Prefixed, starts: Ints, count: int) -> Tensor:
-        """Return the output [R, n, D] of n hidden states of each sequence, from `starts` on.
+        """Return the prefix layer's output [R, n, D] for n hidden states of each sequence.
 
-        A later pass overwrites the padding.
+        The hidden states begin at `starts` [R]. Results of padding are overwritten by a later pass.
         """
         assert self.model.prefix_embeding_layer is not None
         given, places = state.hidden.layer(0)[0][:, 0], starts[:, None] + np.arange(count)
@@ -368,7 +375,10 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         return out
 
     def passes(self, state: Prefixed, tree: Tree, frontier: Ints) -> int:
-        """Return the number of passes; beyond the last head nothing is computed."""
+        """Return the number of frontier nodes that a head must read.
+
+        Nodes below the last head need no pass.
+        """
         return int((tree.depth[frontier] < self.knobs.heads).sum())
 
     @torch.inference_mode()
@@ -404,9 +414,9 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
     def expand(
         self, state: Prefixed, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, Prefixed]:
-        """Return the candidates of head d after each node of depth d.
+        """Return the candidates after each node; head d computes those of nodes at depth d.
 
-        Beyond the last head q is unknown (uniform), and there are no candidates.
+        There are no candidates below the last head, where q is taken to be uniform.
         """
         depths, rows = tree.depth[frontier], tree.row[frontier]
         state = self._read(state, rows) if state.cache.shapes else state
@@ -472,7 +482,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
         """Return config and tensors in the official layout.
 
-        The target's embedding and unused tensors are included only where the file that was read has
+        The target's embedding and unused tensors are included only if the file that was read has
         them.
         """
         names = {
@@ -490,6 +500,6 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
 
 
 def _keep_read(state: Prefixed) -> None:
-    """Commit what the prefix layer has left in scratch slots."""
+    """Commit the keys and values that the prefix layer has written to scratch slots."""
     for row in np.flatnonzero(state.read > state.cache.lengths).tolist():
         state.cache.keep(row, np.arange(state.cache.lengths[row], state.read[row]))

@@ -33,9 +33,9 @@ class JetSpec(ParallelMethod):
     """JetSpec's causal block drafter (in the paper blocks of 16 and 512 anchors).
 
     Attributes:
-        conditioned: what comes after a node depends on its path, not on its depth alone; every
-            layer takes a pass of its nodes. Weights trained with it learn after the text's tokens
-            in place of masks. Ours: the paper has masks alone.
+        conditioned: whether the candidates after a node depend on its whole path, and not only on
+            its depth. Every layer then needs a pass over its nodes, and training reads the tokens
+            of the text instead of masks. The paper has only masks.
     """
 
     chosen: ClassVar[tuple[str, ...]] = ("conditioned",)
@@ -89,7 +89,7 @@ class JetSpec(ParallelMethod):
 
 @final
 class JetSpecDrafter(ParallelDrafter):
-    """Drafts every slot on its own, from the slots before it."""
+    """Drafts the token of every slot independently, from the slots before it."""
 
     knobs: JetSpec
     kind: ClassVar[Kind] = "jetspec"

@@ -47,10 +47,11 @@ class LM(Method):
 
 
 def language_model(small: Target, target: Target) -> "LMDrafter":
-    """Return the drafter that a loaded language model is for a target.
+    """Return a drafter that uses a loaded language model for a target.
 
     Raises:
-        UserError: the vocabularies differ and share no tokens, or one has no tokenizer.
+        UserError: the vocabularies differ and share no tokens, or one of the models has no
+            tokenizer.
     """
     capture = target.decoder.capture.of(small.decoder.model)
     if capture.ladder.few and not small.decoder.capture.ladder.few:
@@ -61,8 +62,8 @@ def language_model(small: Target, target: Target) -> "LMDrafter":
 def _same_tokens(small: Target, target: Target) -> bool:
     """Return whether every id means the same token in both models.
 
-    Models of one size of vocabulary may number it differently. Without tokenizers nothing but the
-    size is known.
+    Models with vocabularies of equal size may number the tokens differently. If there are no
+    tokenizers, only the sizes are compared.
     """
     if small.decoder.vocab != target.decoder.vocab:
         return False

@@ -27,19 +27,19 @@ from draftree.tree import Bools, Candidates, Ints, Tree, Verdict
 from draftree.utils.validated_dataclass import knob
 
 Gram = tuple[int, ...]
-"""The N − 1 tokens of an n-gram after its first one, or a beginning of them."""
+"""The N − 1 tokens of an n-gram after its first token, or a prefix of them."""
 Pool = Mapping[int, tuple[Gram, ...]]
-"""By the first token of an n-gram, what may follow it; the most recent one is last."""
+"""Maps the first token of n-grams to their other tokens; the most recent n-gram is last."""
 Nexts = tuple[Sequence[int], Sequence[float]]
-"""The tokens that came next at some position, and the share of each; the largest first."""
+"""The tokens that may come next, and the share of each, in descending order of share."""
 NOTHING: Nexts = ((), ())
 MOST = 4096
-"""Tokens of a window, all of which are fed in every step."""
+"""Largest number of tokens of a window; all of them are read in every step."""
 Window = tuple[Ints, ...]
 """Levels 0, 1, … of guessed tokens.
 
-Column j of level l is a guess at the token l + j places after the root. Level 0 begins with column
-1, its column 0 being the root; the others begin with column 0.
+Column j of level l is a guess at the token that is l + j places after the root. Level 0 begins with
+column 1, because its column 0 is the root. The other levels begin with column 0.
 """
 
 
@@ -48,22 +48,22 @@ Column j of level l is a guess at the token l + j places after the root. Level 0
 class Lookahead(Method):
     """Lookahead decoding, the paper's algorithm 2 (lookahead branch, verification branch and n-gram pool in one pass).
 
-    The defaults are those of the run in the ADED paper (appendix F); the authors of Lookahead
-    recommend 5, 7, 7 for a target of 7 billion parameters. Two errors of the official code are not
-    repeated: it accepts at most N − 2 of the N − 1 tokens of a guess, because a full match is
-    counted one short, and when several tokens were accepted it enters n-grams into the pool that
-    end with the last of them again and again, instead of those of the text.
+    The defaults are those of the run in the ADED paper (appendix F). The authors of Lookahead
+    recommend `ngram=5`, `window=7` and `guesses=7` for a target of 7 billion parameters. Two errors
+    of the official code are not repeated. It accepts at most N − 2 of the N − 1 tokens of a guess,
+    because it counts a full match as one token less. When several tokens are accepted, it adds
+    n-grams to the pool that repeat the last of these tokens, instead of the n-grams of the text.
 
     Attributes:
-        ngram: N, tokens of an n-gram; the window has N − 1 levels.
-        window: W, columns of the window. (N − 1) · W − 1 probe rows ride along in every pass once
-            the window is filled, somewhat fewer in the N − 2 steps before.
-        guesses: G, how many n-grams of the same first token the pool keeps; the least recently met
-            goes first.
-        seed_prompt: whether the n-grams of the text, prompt and output, are put in the pool with
-            those of the window.
-        chain: whether drafts go on after the N − 1 tokens of a guess with the guesses for its last
-            token.
+        ngram: N, the number of tokens of an n-gram; the window has N − 1 levels.
+        window: W, the number of columns of the window. Every target pass also reads (N − 1) · W − 1
+            probes when the window is full, and somewhat fewer in the N − 2 steps before.
+        guesses: G, the number of n-grams with the same first token that the pool keeps; the least
+            recently seen one is dropped first.
+        seed_prompt: whether the n-grams of the text (prompt and output) are added to the pool, in
+            addition to those of the window.
+        chain: whether drafts continue after the N − 1 tokens of a guess with the guesses for its
+            last token.
     """
 
     ngram: int = knob(5, least=3)
@@ -96,11 +96,11 @@ class Guesses:
 
     Attributes:
         text: the committed tokens.
-        pool: n-grams met in the window and, with `seed_prompt`, in the text and its root.
-        window: the window; it has no levels after the text was cut, until the text goes on.
-        tried: [N − 1] at how many positions the pool had guesses, by the number of their tokens
-            that had come before.
-        right: [N − 1] at how many of these positions the next token was among the guesses.
+        pool: n-grams seen in the window and, with `seed_prompt`, in the text including the root.
+        window: the window. After the text has been cut, it has no levels until the text continues.
+        tried: [N − 1] the number of positions at which the pool had guesses. Entry i counts guesses
+            of which i tokens had come before.
+        right: [N − 1] the number of these positions at which the next token was among the guesses.
     """
 
     text: Ints
@@ -113,7 +113,7 @@ class Guesses:
 @final
 @dataclass(frozen=True)
 class Lookaheads:
-    """The state: all sequences, and which of them are still generated, as far as is known."""
+    """The states of all sequences, and the slots that are known to be still running."""
 
     rows: tuple[Guesses, ...]
     live: Ints
@@ -121,15 +121,15 @@ class Lookaheads:
 
 @final
 class LookaheadDrafter(Drafter[Lookaheads]):
-    """Drafts from its pool of n-grams and has the window verified along with the drafts.
+    """Drafts from a pool of n-grams, and sends the window as probes with each verification.
 
-    q(token | path) is a product of two numbers. One is the share of the token among the n-grams of
-    the root's token that begin with the path, the most recently met counting 1, the one before 1/2,
-    then 1/3 and so on. The other is how often the text went on with any of them in this row so far,
-    by depth, (right + 1) / (tried + 2).
+    q(token | path) is a product of two numbers. The first is the share of the token among those
+    n-grams of the root's token that begin with the path. The most recently seen n-gram has weight
+    1, the one before 1/2, then 1/3 and so on. The second is the rate at which this text has
+    continued with any of them so far, for each depth: (right + 1) / (tried + 2).
 
-    The window holds guesses whatever the sampling: each next one is the likeliest token. The output
-    does not depend on it.
+    Guesses in the window do not depend on the sampling: each is the most likely token. The output
+    does not depend on them.
     """
 
     knobs: Lookahead
@@ -167,9 +167,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Candidates(tokens, log_q), replace(state, live=tree.row[: tree.roots])
 
     def _found(self, state: Lookaheads, tree: Tree, frontier: Ints) -> list[tuple[Nexts, float]]:
-        """Return the next tokens of each frontier node with their shares.
+        """Return, for each frontier node, its next tokens with their shares and their success rate.
 
-        The number after them is how often one of such tokens is right.
+        The rate estimates how often the text continues with one of these tokens.
         """
         parents = tree.parents.tolist()
         tokens = tree.tokens.tolist()
@@ -210,7 +210,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Probes(np.concatenate(windows), rows, np.concatenate(positions), visible)
 
     def _sent(self, state: Lookaheads) -> dict[int, tuple[Ints, Ints]]:
-        """Return, by slot, the levels and columns of the probes that it sends, in their order."""
+        """Return, by slot, the levels and columns of the probes of its window, in probe order."""
         windows = {r: state.rows[r].window for r in state.live.tolist()}
         return {r: places(tuple(map(len, window))) for r, window in windows.items() if window}
 
@@ -226,9 +226,9 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return Lookaheads(tuple(rows), tree.row[: tree.roots])
 
     def _next_level(self, state: Lookaheads, logits: Tensor | None) -> dict[int, Ints]:
-        """Return, by slot, the target's choices after the last level of its window.
+        """Return, by slot, the target's choices after the last level of the window.
 
-        There is none for a slot that sent no probes.
+        Slots that sent no probes are missing.
         """
         sent = self._sent(state)
         end = 0
@@ -244,9 +244,10 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return dict(zip(last, np.split(chosen, cuts), strict=True))
 
     def _looked_ahead(self, row: Guesses, root: int, new: Ints | None) -> Guesses:
-        """Return a sequence's n-gram pool and window after a new level.
+        """Return a sequence's state after the target's choices for a new level.
 
-        The pool gets the n-grams that the level completes, and the window moves on by one step.
+        The n-grams that the level completes are added to the pool, and the window moves on by one
+        step.
         """
         if new is None:
             return row
@@ -259,7 +260,7 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         )
 
     def _graded(self, row: Guesses, new: Sequence[int]) -> Guesses:
-        """Return the guesses' success counts, updated by a root and the tokens after it."""
+        """Return the state with success counts updated by a root and the tokens after it."""
         tried = list(row.tried)
         right = list(row.right)
         start = 0
@@ -276,12 +277,12 @@ class LookaheadDrafter(Drafter[Lookaheads]):
         return replace(row, tried=tuple(tried), right=tuple(right))
 
     def _read(self, row: Guesses, new: Sequence[int], known: int) -> Guesses:
-        """Return the text with committed tokens appended; the last of `new` is the root.
+        """Return the state with committed tokens appended; the last of `new` is the root.
 
         Args:
-            row: the text so far.
-            new: what comes after it.
-            known: how many of all these tokens' beginning are in the pool.
+            row: the state so far.
+            new: the tokens after its text.
+            known: length of the prefix whose n-grams the pool already contains.
         """
         n, whole = self.knobs.ngram, np.concatenate((row.text, np.array(new, np.int64)))
         met = of_text(whole[max(0, known + 1 - n) :].tolist(), n) if self.knobs.seed_prompt else ()
@@ -294,8 +295,8 @@ class LookaheadDrafter(Drafter[Lookaheads]):
     def truncate(self, state: Lookaheads, lengths: Ints, rows: Ints | None = None) -> Lookaheads:
         """Return the state with the texts of some sequences cut.
 
-        Their pools keep only the n-grams of their own text. A new window is drawn when the text
-        goes on.
+        Their pools keep only the n-grams of the remaining text. A new window is drawn when the text
+        continues.
         """
         found, cut = list(state.rows), every(rows, len(lengths))
         for r in cut.tolist():
@@ -312,11 +313,11 @@ class LookaheadDrafter(Drafter[Lookaheads]):
 
 
 def first_window(text: Ints, knobs: Lookahead) -> Window:
-    """Return level 0 of a window, with W + N − 3 columns.
+    """Return level 0 of a new window, with W + N − 3 columns.
 
-    The N − 2 steps that fill the other levels use up N − 2 of them.
-
-    Tokens of the text, drawn by its length, so that the same text begins with the same window.
+    The N − 2 steps that fill the other levels use up N − 2 of these columns. The guesses are tokens
+    drawn from the text. The seed depends only on the length of the text, so that the same text
+    begins with the same window.
     """
     generator = np.random.Generator(np.random.Philox(key=0, counter=[0, 0, 0, len(text)]))
     return (text[generator.integers(len(text), size=knobs.window + knobs.ngram - 3)],)
@@ -326,7 +327,7 @@ def first_window(text: Ints, knobs: Lookahead) -> Window:
 def places(widths: tuple[int, ...]) -> tuple[Ints, Ints]:
     """Return level and column of each token of a window, level by level.
 
-    The argument gives the number of tokens of each level.
+    `widths` gives the number of tokens of each level.
     """
     level = np.repeat(np.arange(len(widths)), widths)
     column = np.concatenate([np.arange(n) + (i == 0) for i, n in enumerate(widths)])
@@ -334,9 +335,9 @@ def places(widths: tuple[int, ...]) -> tuple[Ints, Ints]:
 
 
 def sees(level: Ints, column: Ints) -> Bools:
-    """Return whether token i of a window sees token j, as [P, P].
+    """Return whether token i of a window sees token j, as a matrix [P, P].
 
-    A token sees level 0 up to its own column, and its column up to its own level.
+    A token sees level 0 up to its own column, and its own column up to its own level.
     """
     along = (level[None, :] == 0) & (column[None, :] <= column[:, None])
     up = (column[None, :] == column[:, None]) & (level[None, :] <= level[:, None])
@@ -345,18 +346,17 @@ def sees(level: Ints, column: Ints) -> Bools:
 
 
 def advanced(window: Window, new: Ints, full: bool) -> Window:
-    """Return the window after the next token.
+    """Return the window after the next token of the text.
 
-    Every guess keeps its place in the text, and so comes one token nearer to the root.
-
-    The window goes on by one token however many were accepted, as in the official code: what the
-    target found after a root is then a guess at the text that is as many tokens further on.
+    Every guess keeps its place in the text, and is therefore one token closer to the root. The
+    window advances by one token even if several were accepted, as in the official code. A guess
+    then refers to a place in the text that is so many tokens further on.
 
     Args:
-        window: all its levels, or those filled so far.
-        new: the target's choices after the last of them.
-        full: whether the last level is the last there is. Then the lowest level goes, else each
-            loses its first column.
+        window: the levels that are filled.
+        new: the target's choices after the last level.
+        full: whether all levels are filled. If so, the lowest level is dropped; otherwise each
+            level loses its first column.
     """
     if full:
         lowest, *others = (*window[1:], new)
@@ -369,9 +369,9 @@ def advanced(window: Window, new: Ints, full: bool) -> Window:
 
 
 def grams(window: Window, root: int, new: Ints) -> list[tuple[int, Gram]]:
-    """Return the n-gram of each column of a full window, as its first token and the others.
+    """Return the n-gram of each column of a full window, as its first token and the other tokens.
 
-    The target's choices are the last tokens of the n-grams.
+    The last token of each n-gram is the target's choice in `new`.
     """
     first = [root, *window[0].tolist()]
     return list(
@@ -380,14 +380,14 @@ def grams(window: Window, root: int, new: Ints) -> list[tuple[int, Gram]]:
 
 
 def of_text(text: Sequence[int], n: int) -> Iterable[tuple[int, Gram]]:
-    """Return the n-grams of a text in their order: first token, the others."""
+    """Return the n-grams of a text in order, each as its first token and the other tokens."""
     return ((text[i], tuple(text[i + 1 : i + n])) for i in range(len(text) - n + 1))
 
 
 def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
-    """Return the pool after it has met further n-grams.
+    """Return the pool with further n-grams added.
 
-    It keeps the last `cap` different n-grams for each first token.
+    It keeps the `cap` most recent different n-grams for each first token.
     """
     new = dict(pool)
     for first, rest in met:
@@ -397,16 +397,16 @@ def filled(pool: Pool, met: Iterable[tuple[int, Gram]], cap: int) -> Pool:
 
 
 def after(pool: Pool, token: int, path: Gram) -> Nexts:
-    """Return the tokens that follow `token` and `path` in a pool's n-grams, with their shares."""
+    """Return the tokens that follow `token` and `path` in the pool's n-grams, with their shares."""
     known = pool.get(token)
     return NOTHING if known is None else trie(known).get(path, NOTHING)
 
 
 @lru_cache(maxsize=256)
 def trie(known: tuple[Gram, ...]) -> Mapping[Gram, Nexts]:
-    """Return the tokens that follow each beginning of a first token's n-grams.
+    """Return the next tokens for each prefix of the n-grams of one first token.
 
-    A more recent n-gram has a larger weight.
+    More recent n-grams have larger weights.
     """
     weights: dict[Gram, dict[int, float]] = {}
     for age, gram in enumerate(reversed(known), start=1):

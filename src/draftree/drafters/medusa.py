@@ -59,15 +59,15 @@ class Medusa(TrainableMethod):
     """Medusa heads, trained as Medusa-1: the target stays as it is.
 
     Attributes:
-        heads: K; how deep a tree can be. A published checkpoint has as many as its file, whatever
-            its config says.
-        layers: residual blocks of a head. The official code, unlike this, repeats one block where
-            there are several.
+        heads: K, the number of heads, which is the largest depth of a node. For a published
+            checkpoint it is the number of heads in its file, even if its config has another number.
+        layers: number of residual blocks of a head. In the official code several blocks share their
+            weights; here they do not.
         decay: the loss of head i is weighted by decay^(i + 1) (section 2.2.1: λ_k = 0.8^k).
-        distil: share of KL(p‖q) against the target's own distribution in each head's loss
-            (self-distillation, section 2.3.2); the rest is cross-entropy against the text.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from;
-            0 for all of them.
+        distil: weight of KL(p‖q), with p from the target, in each head's loss (self-distillation,
+            section 2.3.2). The rest is the cross-entropy with the text.
+        draft_vocab: V′, the number of tokens that can be drafted, which are the most frequent ones
+            in the training data; 0 for all.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -132,10 +132,10 @@ class Medusa(TrainableMethod):
 
 @final
 class MedusaNet(HeadsNet, nn.ModuleList):
-    """Fresh float32 heads; parameters are named as in the official file.
+    """New float32 heads, with the parameter names of the official file.
 
-    Blocks begin as the identity plus SiLU of a random bias, the linear layers after them as the
-    target's LM head.
+    Each block is initialised as the identity plus SiLU of a random bias. The linear layers after
+    the blocks are initialised with the target's LM head.
     """
 
     def __init__(self, target: Target, knobs: Medusa) -> None:
@@ -159,8 +159,8 @@ class Heads:
 
     Attributes:
         hidden: [R, D] the target's hidden state at each last committed token, before the root.
-        logits: of the first heads, [R, V′] each; they are computed when a depth is first asked for,
-            once a step.
+        logits: the logits of the first heads, [R, V′] each. Those of a head are computed when its
+            depth is first requested in a step.
     """
 
     hidden: Tensor
@@ -188,7 +188,10 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         return Heads(newest(taps.rows, hidden, before))
 
     def passes(self, state: Heads, tree: Tree, frontier: Ints) -> int:
-        """Return the candidates; a head runs once a step, for its depth of every sequence."""
+        """Return the number of sequences if a head must run for the frontier's depth, otherwise 0.
+
+        A head runs once in a step, for all sequences.
+        """
         depth = int(tree.depth[frontier].max(initial=0))
         return tree.roots if len(state.logits) <= depth < len(self.model) else 0
 
@@ -196,9 +199,9 @@ class MedusaDrafter(HeadsDrafter[Heads]):
     def expand(
         self, state: Heads, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, Heads]:
-        """Return a node at depth d is followed by head d's list.
+        """Return the candidates after each node; for nodes at depth d they come from head d.
 
-        Beyond the last head q is unknown (uniform) and nothing comes.
+        There are no candidates below the last head, where q is taken to be uniform.
         """
         (depths, rows), which = np.unique(
             np.stack((tree.depth[frontier], tree.row[frontier])), axis=1, return_inverse=True
@@ -263,16 +266,19 @@ class MedusaDrafter(HeadsDrafter[Heads]):
         return [partial(read, head) for head in self.model]
 
     def weights(self, head: int) -> tuple[float, float]:
-        """Return the weights of section 2.2.1, eq. 1, divided between text and target."""
+        """Return the weights of a head's losses against the text and against the target.
+
+        They are those of section 2.2.1, eq. 1, divided between the two losses.
+        """
         weight, share = self.knobs.decay ** (head + 1), self.knobs.distil
         return weight * (1 - share), weight * share
 
     def published(
         self, config: dict[str, Any], tensors: dict[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Return config and tensors in the official layout, or in vLLM's if they came in that.
+        """Return config and tensors in the official layout, or in vLLM's if they were read from it.
 
-        Heads that were read from a merged model are written alone.
+        Heads that were read from a merged model are written without the model.
         """
         if VLLM in self._stored.tensors:
             tensors = to_vllm(config, tensors, self._target.decoder.vocab)[1]

@@ -56,15 +56,15 @@ class PEAGLE(TrainableMethod):
     """P-EAGLE's draft model (in the paper of 4 layers and 8 drafts).
 
     Attributes:
-        layers: of the drafter; the first is EAGLE-3's.
-        drafts: K, tokens of a pass.
-        mask: the token in the slots after the root; by default that which training never meets, or
-            most seldom.
-        keep: r, the share of the chains of one depth that are learnt at the next.
-        least: the least share that is learnt at any depth.
-        draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
-        init: what its first layer begins with, as in EAGLE-3: `target`, or `scratch` for random
-            weights.
+        layers: number of layers; the first is a layer of EAGLE-3.
+        drafts: K, the number of tokens that one pass drafts.
+        mask: the mask token in the slots after the root; by default the token that is rarest in the
+            training data.
+        keep: r, the fraction of the chains of one depth that are also trained at the next depth.
+        least: the smallest fraction of chains that is trained at any depth.
+        draft_vocab: V′, the number of tokens that can be drafted; 0 for all.
+        init: the initial weights of the first layer, as in EAGLE-3: copies of a layer of the target
+            (`target`), or random weights (`scratch`).
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -150,7 +150,7 @@ class PEAGLE(TrainableMethod):
 
 
 def _drafts(config: dict[str, Any]) -> int | None:
-    """Return K, from the proposal of speculators' config or from an entry of its own."""
+    """Return K from the proposal methods in a config of speculators, or from a separate entry."""
     how = config.get(speculators.HOW)
     proposals = how.get("proposal_methods") if isinstance(how, dict) else None
     first = proposals[0] if isinstance(proposals, list) and proposals else {}
@@ -161,15 +161,15 @@ def _drafts(config: dict[str, Any]) -> int | None:
 
 @final
 class PEAGLENet(FusingNet):
-    """The draft model; its parameters are named as in speculators' checkpoints.
+    """The draft model, with the parameter names of speculators' checkpoints.
 
     Args:
-        values: of the layers' config.
-        knobs: how many layers, which mask, which draft vocabulary.
-        target: whose embedding is used.
-        reads: the entries of its `hidden_states` that are fused.
-        embedding: whether the checkpoint brings an embedding of its own.
-        normed: whether the first layer's residual is what comes out of the feature's norm.
+        values: the config of the layers.
+        knobs: the options; they give the number of layers, the mask token and the draft vocabulary.
+        target: the target, whose embedding is used.
+        reads: indices of the entries of its `hidden_states` that are fused.
+        embedding: whether the checkpoint contains an embedding.
+        normed: whether the first layer's residual is the output of the norm over the feature.
     """
 
     def __init__(
@@ -209,7 +209,7 @@ class PEAGLENet(FusingNet):
         self.mask = knobs.mask or 0
 
     def unknown(self) -> Tensor:
-        """Return the vector [D] that replaces the fused features in a slot."""
+        """Return the vector [D] that stands for the fused features in a slot."""
         found: Tensor = self.fc(self.mask_hidden[0, 0])
         return found
 
@@ -230,7 +230,7 @@ class PEAGLENet(FusingNet):
 
 @final
 class PEAGLEDrafter(PairReader):
-    """Drafts the root's pair and the slots after it in one pass; of these nothing is kept."""
+    """Reads the root's pair and the slots after it in one pass, and caches none of them."""
 
     knobs: PEAGLE
     model: PEAGLENet
@@ -278,9 +278,9 @@ class PEAGLEDrafter(PairReader):
     def expand(
         self, state: Pairs, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, Pairs]:
-        """Return the candidates of each node, from the slot of its depth.
+        """Return the candidates of each node, computed in the slot for the node's depth.
 
-        Beyond the last slot there are none.
+        There are no candidates below the last slot.
         """
         if self.passes(state, tree, frontier):
             state = self._slots(self.caught_up(state), tree)
@@ -302,7 +302,7 @@ class PEAGLEDrafter(PairReader):
         return found if which is None else found.shared(which), state
 
     def _slots(self, state: Pairs, tree: Tree) -> Pairs:
-        """Read each sequence's pairs, the root's last, and the slots after it."""
+        """Read the pending pairs of each sequence, the root's pair, and the slots after it."""
         cache = state.decoding.cache
         roots = np.arange(tree.roots)
         more = self.ahead - 1
@@ -346,9 +346,12 @@ class PEAGLEDrafter(PairReader):
         return whole(logits, self.model.drafted)
 
     def _outputs(self, batch: Batch, chains: Tensor, depths: Tensor) -> Tensor:
-        """Return the outputs [B, T − 1 + A, D] of all true pairs, and of A slots.
+        """Return the outputs [B, T − 1 + A, D] of the T − 1 pairs of each text and of A slots.
 
-        A slot belongs to the chain after a pair, `chains` [B, A], and has a depth, `depths` [B, A].
+        Args:
+            batch: the texts.
+            chains: [B, A] the number of the pair that each slot follows.
+            depths: [B, A] the depth of each slot.
         """
         rows, count = batch.tokens.shape
         device, true = (
@@ -398,11 +401,11 @@ class PEAGLEDrafter(PairReader):
 
 
 def chosen(batch: Batch, drafts: int, keep: float, least: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Draw the slots that are learnt: pair, depth and whether the slot is used, [B, A] each.
+    """Draw the slots that are trained; return their pairs, depths and validity, [B, A] each.
 
-    Deeper slots follow fewer pairs. Of the n pairs of a text after which something is learnt, depth
-    d has (n − d) · max(keepᵈ, least). These are among those of depth d − 1, as in the official
-    codes.
+    Deeper slots follow fewer pairs. Let n be the number of pairs of a text after which a label
+    follows. Depth d then uses (n − d) · max(keepᵈ, least) of them, which are among those of depth d
+    − 1, as in the official codes. Entries that are not valid are padding.
     """
     found: list[tuple[Tensor, Tensor]] = []
     for learn, generator in zip(batch.learn.cpu(), batch.generators, strict=True):

@@ -16,7 +16,7 @@ from draftree.tree import Candidates, Floats, Ints, Tree, Verdict
 from draftree.utils.validated_dataclass import knob
 
 NONE = -1
-"""Follows the end of a continuation that is shorter than others."""
+"""Fills the rows of continuations that are shorter than others."""
 
 
 @final
@@ -24,18 +24,19 @@ NONE = -1
 class PLD(Method):
     """Prompt lookup decoding.
 
-    Differs from the run of Spec-Bench (earliest match, 10 tokens) where a match has fewer than
-    `length` tokens after it: they are drafted, and not none; and where there is no match nothing
-    is drafted, and not a made-up token.
+    There are two differences from the run of Spec-Bench (earliest match, 10 tokens). If fewer than
+    `length` tokens follow a match, they are drafted, whereas Spec-Bench drafts none. If there is no
+    match, no token is drafted, whereas Spec-Bench drafts an arbitrary one.
 
     Attributes:
-        ngram: longest suffix looked for; shorter ones down to one token are tried after it.
-        length: how many tokens of a continuation are drafted.
-        match: which places of the longest suffix found count: the latest, the earliest (as in
-            Spec-Bench), or all, their continuations merged as a trie.
-        confidence: that what followed then follows now; there is no model to ask, and policies that
-            prune by value need a number. q is the confidence, times the share of the continuations
-            that go on with the token.
+        ngram: number of tokens of the longest suffix that is searched for; shorter ones, down to
+            one token, are tried after it.
+        length: number of tokens of a continuation that are drafted.
+        match: the occurrences of the longest suffix found that are used: the latest, the earliest
+            (as in Spec-Bench), or all. The continuations of all occurrences are merged into a trie.
+        confidence: assumed probability that the text continues as it did before. Policies that
+            prune by value need such a number, and there is no model that computes it. q is the
+            confidence, multiplied by the share of the continuations that continue with the token.
     """
 
     ngram: int = knob(3, least=1)
@@ -54,7 +55,10 @@ class PLD(Method):
 
 @final
 class PLDDrafter(Drafter[Texts]):
-    """Drafts what followed earlier occurrences; its state is each sequence's committed text."""
+    """Drafts the continuations of earlier occurrences of the last tokens.
+
+    Its state is the committed text of each sequence.
+    """
 
     knobs: PLD
     searches = True
@@ -93,9 +97,10 @@ class PLDDrafter(Drafter[Texts]):
 
         Args:
             state: the texts.
-            tree: which the node is in.
-            node: its number.
-            known: those of other nodes, to which the node and its ancestors are added.
+            tree: the tree of the node.
+            node: the number of the node.
+            known: the continuations of other nodes; those of the node and of its ancestors are
+                added.
         """
         if node not in known:
             parent = int(tree.parents[node])
@@ -126,10 +131,11 @@ class PLDDrafter(Drafter[Texts]):
 
 
 def continuations(text: Ints, knobs: PLD) -> Ints:
-    """Return what followed the earlier occurrences of the longest suffix of `text` that has some.
+    """Return the tokens after earlier occurrences of a suffix of `text`.
 
-    The shape is [places, length], with `NONE` after the end of the text. The places are in the
-    order of the text. There are none if the last token is new.
+    It is the longest suffix of at most `knobs.ngram` tokens that occurs before. The shape is
+    [places, length], in the order of the text. `NONE` fills the rest of a row after the end of the
+    text. There are no places if the last token is new.
     """
     last = len(text) - 1
     ends = np.flatnonzero(text[:last] == text[last:]) if last > 0 else np.zeros(0, np.int64)
@@ -147,15 +153,14 @@ def continuations(text: Ints, knobs: PLD) -> Ints:
 
 
 def shares(found: Ints, depth: int) -> tuple[Ints, Floats]:
-    """Return the tokens with which continuations go on after a depth, and their shares.
+    """Return the tokens with which continuations continue at a depth, and their shares.
 
-    A share is of the continuations that do go on.
-
-    The largest share comes first, the lower token of equals.
+    The shares are fractions of the continuations that reach this depth. They are in descending
+    order; among equals the lower token comes first.
 
     Args:
         found: [places, length] the continuations.
-        depth: tokens that they have in common.
+        depth: number of tokens that all continuations have in common.
     """
     following = found[:, depth] if depth < found.shape[1] else found[:0, 0]
     following = following[following != NONE]

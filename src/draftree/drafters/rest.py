@@ -33,14 +33,17 @@ from draftree.utils.files import understood
 from draftree.utils.validated_dataclass import knob
 
 TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
-"""The files of a datastore: uint32 tokens, a separator after each document, and their suffix
-array."""
+"""The files of a datastore.
+
+They contain uint32 tokens, with a separator after each document, and the suffix array of the
+tokens.
+"""
 NOBODY = np.zeros(0, np.int64)
 EMPTY = PrefixTree(NOBODY, np.zeros(0), NOBODY, NOBODY)
 NOTHING_FOUND = PrefixTree(
     np.full(1, END), np.zeros(1), np.zeros(1, np.int64), np.zeros(1, np.int64)
 )
-"""A root without children."""
+"""A trie that consists of a root without children."""
 
 
 @final
@@ -49,12 +52,13 @@ class REST(Stored):
     """Retrieval-based speculative decoding.
 
     Attributes:
-        datastore: its folder, or a file of REST's official code (.idx).
-        longest: suffix of the text that is looked for; shorter ones are tried after it.
-        shortest: of them; what is not found is not drafted.
-        continuation: how many tokens after a match are counted.
-        nodes: of the trie of continuations; the most frequent are kept.
-        matches: at most that are counted, evenly spread over all.
+        datastore: the folder of a datastore, or a file of REST's official code (.idx).
+        longest: largest length of the suffix of the text that is searched for; shorter suffixes are
+            tried after it.
+        shortest: smallest length of such a suffix. If it is not found, nothing is drafted.
+        continuation: number of tokens after a match that are counted.
+        nodes: number of nodes of the trie of continuations; the most frequent nodes are kept.
+        matches: largest number of matches that are counted, evenly spread over all matches.
     """
 
     longest: int = 16
@@ -118,14 +122,14 @@ class REST(Stored):
 @final
 @dataclass(frozen=True)
 class Retrieval:
-    """The state: texts, and the tries that a step has found so far.
+    """The state: texts, and the tries that have been found in the present step.
 
     Attributes:
-        texts: each sequence's committed tokens.
-        trie: of what followed each root's context, and those of nodes that stand in none
-            of them.
-        at: of the first nodes of the step's tree, their nodes in the trie; −1 where a node stands
-            in none.
+        texts: the committed tokens of each sequence.
+        trie: the continuations of each root's context, and of the contexts of nodes outside of
+            these tries, in one table.
+        at: for the first nodes of the step's tree, the number of the trie node that corresponds; −1
+            for none.
     """
 
     texts: Texts
@@ -135,17 +139,17 @@ class Retrieval:
 
 @final
 class RESTDrafter(Drafter[Retrieval]):
-    """Drafts the trie of what followed the last tokens of the text in a datastore.
+    """Drafts the trie of continuations that follow the last tokens of the text in a datastore.
 
-    Below nodes that are not in it, it drafts the trie of their own path.
+    Below nodes outside of that trie, it drafts the trie for the node's own path.
 
-    Each row is searched for once a step, as REST does it. A node that another drafter proposed, and
-    of which the trie knows nothing, is searched for with the tokens before it.
+    Each sequence is searched for once in a step, as in REST. If another drafter has proposed a node
+    that is not in the trie, the datastore is searched for that node and the tokens before it.
 
     Args:
-        knobs: of the method.
-        corpora: what is searched; all of them as if they were one.
-        vocab: the target's V.
+        knobs: the options of the method.
+        corpora: the corpora to search, which are treated as one corpus.
+        vocab: V, the size of the target's vocabulary.
     """
 
     knobs: REST
@@ -195,9 +199,9 @@ class RESTDrafter(Drafter[Retrieval]):
         return Candidates(*best_children(trie, at[frontier], k)), replace(state, trie=trie, at=at)
 
     def retrieve(self, context: Ints) -> PrefixTree:
-        """Return the trie of what followed the longest suffix of a context that is found.
+        """Return the trie of continuations of the longest suffix of a context that is found.
 
-        The trie is a bare root where none is found.
+        If no suffix is found, the trie consists of a root only.
         """
         knobs = self.knobs
         ranges = [
@@ -215,7 +219,7 @@ class RESTDrafter(Drafter[Retrieval]):
         return grow(rows[0] if len(rows) == 1 else merged(rows), knobs.nodes)
 
     def _behind(self, corpus: Corpus, found: tuple[int, int, int]) -> Ints:
-        """Return the continuations [M, L] of a range of positions."""
+        """Return the continuations [M, L] after a range of matches in a corpus."""
         length, low, high = found
         knobs = self.knobs
         rows = continuations(
@@ -242,7 +246,7 @@ class RESTDrafter(Drafter[Retrieval]):
 
 
 def together(tries: Sequence[PrefixTree]) -> tuple[PrefixTree, Ints]:
-    """Return several tries in one, in their order, and where each begins."""
+    """Return one table of several tries in order, and the number of each trie's first node."""
     begin = np.cumsum([0, *(len(t.tokens) for t in tries[:-1])])
     moved = [t._replace(first=t.first + at) for t, at in zip(tries, begin, strict=True)]
     return PrefixTree(*(np.concatenate(column) for column in zip(*moved, strict=True))), begin
@@ -257,7 +261,7 @@ def merged(rows: Sequence[Ints]) -> Ints:
 def indexed(
     documents: list[Any], vocab: int, tell: Callable[[str], None] = lambda _: None
 ) -> Corpus:
-    """Return the corpus of some documents."""
+    """Return the corpus that consists of the given documents."""
     tokens = joined(documents)
     tell(f"sorting {len(tokens):,} suffixes")
     return Corpus(tokens, suffix_array(tokens, vocab))
@@ -267,7 +271,7 @@ def stored(folder: Path) -> Corpus:
     """Return the corpus of a datastore.
 
     Raises:
-        UserError: its files are broken.
+        UserError: the files are broken.
     """
     corpus = Corpus(mapped(folder / TOKENS), mapped(folder / SUFFIXES))
     if len(corpus.suffixes) > len(corpus.tokens):
@@ -278,10 +282,10 @@ def stored(folder: Path) -> Corpus:
 
 
 def mapped(path: Path) -> Any:
-    """Return an array of a datastore, read from disk where it is looked at.
+    """Return an array of a datastore, mapped from disk.
 
     Raises:
-        UserError: there is none.
+        UserError: the file is missing or broken.
     """
     with understood(f"cannot read '{path}' of the datastore"):
         found = np.load(path, mmap_mode="r")
@@ -298,16 +302,16 @@ def mapped(path: Path) -> Any:
 
 
 def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
-    """Return the chunks of a file that REST's code has written.
+    """Return the chunks of a file written by REST's official code, mapped from disk.
 
-    They are read from disk when they are used.
-
-    Each is a uint32 with the bytes of its tokens, the tokens, a uint32 with the bytes of the suffix
-    array, and this as int32, all little-endian. There is a suffix for every token, so its size
-    tells whether tokens are uint16 or, as in the branch `llama3`, int32. No document ends in it.
+    Each chunk has a uint32 with the number of bytes of its tokens, the tokens, a uint32 with the
+    number of bytes of the suffix array, and the suffix array as int32, all little-endian. Every
+    token has one suffix. The sizes therefore determine whether tokens are uint16 or, as in the
+    branch `llama3`, int32. The file does not mark the ends of documents.
 
     Raises:
-        UserError: it is not such a file, or has tokens that the target has not.
+        UserError: the file has another format, or contains tokens outside of the target's
+            vocabulary.
     """
     whole = np.memmap(path, np.uint8, "r") if path.stat().st_size else np.zeros(0, np.uint8)
     found = []
@@ -335,7 +339,7 @@ def read_official(path: Path, target: Target) -> tuple[Corpus, ...]:
 
 
 def _part(whole: Any, at: int, path: Path) -> tuple[Any, int]:
-    """Return the bytes after their number, and where the next part begins."""
+    """Return the bytes of a part, whose size is stored before it, and the next part's offset."""
     begin = at + 4
     end = begin + (
         int.from_bytes(whole[at:begin].tobytes(), "little") if begin <= len(whole) else len(whole)

@@ -19,7 +19,7 @@ from draftree.utils.validated_dataclass import knob
 
 Grown = tuple[int, Shorts, Draft]
 DEEP = 64
-"""Tokens of a path for which there is room after a text at first."""
+"""Number of tokens of a path for which memory is allocated after a text."""
 
 
 @final
@@ -27,21 +27,23 @@ DEEP = 64
 class Suffix(Method):
     """SuffixDecoding (arXiv 2411.04975, section 4).
 
-    For each length p of the text's last tokens, and for the text and the memory, a tree is grown
-    from what followed: the node of the largest probability along its path comes first, up to factor
-    · p nodes. The tree with the largest sum of these probabilities is the draft. q of a token is
-    its share of the continuations of its path.
+    Patterns are the last p tokens of the text, for each length p. For each p, one tree is grown
+    from the pattern's continuations in the text, and another from those in the memory. Nodes with
+    the largest probability along their path are added first, up to factor · p nodes. The draft is
+    the tree with the largest sum of these probabilities. The q of a token is its share of the
+    continuations of its path.
 
     Attributes:
-        longest: pattern looked for, in tokens.
-        length: tokens of a continuation at most (the official code bounds pattern and continuation
-            together, by 64).
-        factor: α, drafted tokens for each token of the pattern (the official code's default is 1).
-        least: probability of a drafted token along its path (0.1 in the official code).
+        longest: largest number of tokens of a pattern.
+        length: largest number of tokens of a continuation. (In the official code, pattern and
+            continuation together have at most 64.)
+        factor: α, number of drafted tokens for each token of the pattern (1 by default in the
+            official code).
+        least: smallest probability of a drafted token along its path (0.1 in the official code).
         session: whether earlier outputs are remembered.
-        memory: tokens of them at most; the oldest are forgotten.
-        places: occurrences of a pattern that are counted at most: those whose match goes on
-            longest.
+        memory: largest number of tokens of earlier outputs; the oldest are dropped.
+        places: largest number of occurrences of a pattern that are counted. Those that match the
+            text over the largest length are preferred.
     """
 
     longest: int = knob(32, least=1, most=2**16)
@@ -66,12 +68,11 @@ class SuffixState:
     """The texts that the drafter has read.
 
     Attributes:
-        texts: the committed text of each sequence.
-        begun: [R] where the output begins in it.
+        texts: the committed tokens of each sequence.
+        begun: [R] the index in the text at which the output begins.
         memory: outputs of earlier calls.
-        drafts: by slot, the root of the draft that was grown after the text, the text with this
-            root and room for a path, and the draft. They are a cache, so that the layers of one
-            step do not grow a draft again.
+        drafts: a cache of drafts by slot, so that a draft is computed once in a step. Each entry
+            has the root, a buffer with the text, the root and space for a path, and the draft.
     """
 
     texts: Texts
@@ -80,13 +81,13 @@ class SuffixState:
     drafts: tuple[tuple[int, Grown], ...] = ()
 
     def with_drafts(self, drafts: dict[int, Grown]) -> "SuffixState":
-        """Return the same state with drafts by slot."""
+        """Return the same state with the given cache of drafts by slot."""
         return SuffixState(self.texts, self.begun, self.memory, tuple(drafts.items()))
 
 
 @final
 class SuffixDrafter(Drafter[SuffixState]):
-    """Drafts the likeliest continuations by frequency."""
+    """Drafts the most frequent continuations."""
 
     knobs: Suffix
     searches = True
@@ -165,9 +166,9 @@ class SuffixDrafter(Drafter[SuffixState]):
         width: int,
         drafts: dict[int, Grown],
     ) -> tuple[Shorts, int, Draft, Ints, Ints, Ints, int, Outputs, Limits]:
-        """Return the arguments of `children` for nodes of one root.
+        """Return the arguments of `children` for nodes below one root.
 
-        The draft that is grown after the text is stored in `drafts`.
+        The draft for the text is computed if necessary, and stored in `drafts`.
         """
         row, last = int(tree.row[root]), int(tree.tokens[root])
         text, depth = state.texts[row], int(tree.depth[frontier].max())
@@ -215,7 +216,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         )
 
     def _remembered(self, state: SuffixState, rows: Ints) -> Outputs:
-        """Return the memory with what some sequences have generated since their start."""
+        """Return the memory with the outputs of some sequences added."""
         if not self.knobs.session:
             return state.memory
         outputs = [state.texts[row][state.begun[row] :] for row in rows]

@@ -27,10 +27,12 @@ MEASURED = (
     (0.75, 0.05, 0.02, 0.01),
     (0.87, 0.03, 0.01, 0.01),
 )
-"""The acceptance of the first ranks by sureness, measured with SmolLM2 on Spec-Bench's six tasks;
-of later ranks the last."""
+"""Initial acceptance of the first four ranks, for each degree of sureness.
+
+It was measured with SmolLM2 on Spec-Bench's six tasks. Later ranks get the value of the fourth.
+"""
 PRIOR = 16.0
-"""The number of places that these count for."""
+"""The number of observations for which `MEASURED` counts."""
 
 
 @final
@@ -38,20 +40,22 @@ PRIOR = 16.0
 class TokenRecycling(Method):
     """Token Recycling (arXiv 2408.08696).
 
-    The paper's tree is the policy `static:paths=token_recycling/2.2.2`; every other policy grows
-    its own, by q. q of a successor is how often its rank was right so far, among lines whose first
-    successor was confirmed as often in a row.
+    The paper's tree is the policy `static:paths=token_recycling/2.2.2`; other policies grow their
+    trees by q. The q of a successor is the rate at which its rank has been correct so far. The rate
+    is taken over lines of the table whose first successor has been confirmed the same number of
+    times in a row.
 
-    - The official code fills the matrix by steps alone, and where a token is verified at several
-      nodes, it is open which one stays; here it is the accepted one, else the last.
-    - At first, what followed each token in the prompt is its line (`prompt=false`: no line, as in
-      the official code).
+    - In the official code only verifications fill the matrix. If a token is verified at several
+      nodes, the code does not define which node's successors are stored. Here they are those of the
+      accepted node, or else of the last one.
+    - Initially, the line of each token contains the tokens that followed it in the prompt
+      (`prompt=false`: no lines, as in the official code).
 
     Attributes:
-        successors: k, of each token.
-        prompt: whether the pairs of tokens in a prompt are entered when it is read.
-        session: whether the table of one text is kept for the next ones; else each begins with an
-            empty one.
+        successors: k, the number of successors stored for each token.
+        prompt: whether the pairs of consecutive tokens in a prompt are added when it is read.
+        session: whether the table of a text is kept for later texts. Otherwise each text begins
+            with an empty table.
     """
 
     spec_name: ClassVar[str] = "token_recycling"
@@ -71,14 +75,14 @@ class TokenRecycling(Method):
 
 @dataclass(frozen=True)
 class Recycled:
-    """The state.
+    """The state of all sequences.
 
     Attributes:
-        memory: lines of earlier texts, shared by all sequences.
-        known: [2, S, K] of these texts: how often a rank was there to be judged, and how often it
-            was right.
-        tables: [R] lines of each sequence's own text.
-        judged: [R] as `known`, of each sequence's own text.
+        memory: lines from earlier texts, shared by all sequences.
+        known: [2, S, K] counts from earlier texts, by degree of sureness and rank: how often a
+            successor was judged, and how often it was correct.
+        tables: [R] lines from each sequence's own text.
+        judged: [R] counts like `known` from each sequence's own text.
     """
 
     memory: Adjacency
@@ -89,11 +93,11 @@ class Recycled:
 
 @final
 class TokenRecyclingDrafter(Drafter[Recycled]):
-    """Drafts the likeliest successors in the table.
+    """Drafts the most likely successors in the table.
 
     Args:
-        knobs: of the method.
-        vocab: V.
+        knobs: the options of the method.
+        vocab: V, the size of the target's vocabulary.
     """
 
     knobs: TokenRecycling
@@ -159,9 +163,9 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         return Candidates(tokens, log_q), state
 
     def _rates(self, state: Recycled, row: int) -> Floats:
-        """Return q [S, K] by certainty class and rank.
+        """Return q [S, K] by degree of sureness and rank.
 
-        It falls with the rank, which is the order of the candidates.
+        It does not increase with the rank, which is the order of the candidates.
         """
         tried, right = self._prior + state.known + state.judged[row]
         rates: Floats = np.minimum.accumulate(right / tried, axis=1)
@@ -184,10 +188,13 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         return replace(state, tables=tuple(tables), judged=tuple(judged))
 
     def _judgement(self, state: Recycled, row: int, tokens: Ints, nexts: Ints) -> Floats:
-        """Return counts [2, S, K] of the successors that the table had, and of the correct ones.
+        """Return counts [2, S, K] of judged and correct successors, by degree of sureness and rank.
 
-        They are the successors of tokens [n], by certainty class and rank. A successor is correct
-        if it is the next token [n] of the text.
+        Args:
+            state: the state.
+            row: the slot of the sequence.
+            tokens: [n] the tokens whose successors in the table are judged.
+            nexts: [n] the token that followed each of them; a successor is correct if it equals it.
         """
         found, sureness = state.tables[row].look_up(tokens, state.memory)
         counts = np.zeros_like(self._none)
@@ -196,9 +203,9 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         return counts
 
     def truncate(self, state: Recycled, lengths: Ints, rows: Ints | None = None) -> Recycled:
-        """Return the state without what sequences have learnt, which goes into the memory.
+        """Return the state with empty tables for some sequences, because a table cannot be cut.
 
-        A table cannot be cut.
+        Their lines and counts are added to the memory.
         """
         at = every(rows, len(lengths))
         memory, known = self._remembered(state, at)
@@ -222,7 +229,7 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
         )
 
     def _remembered(self, state: Recycled, rows: Ints) -> tuple[Adjacency, Floats]:
-        """Return the memory with what some sequences have learnt since their start."""
+        """Return the memory with the lines and counts of some sequences added."""
         memory, known = state.memory, state.known
         if self.knobs.session:
             for row in rows.tolist():

@@ -29,15 +29,17 @@ class VDM(TrainableMethod):
     """Vanilla draft model.
 
     Attributes:
-        loss: `kl` against the target, or `ce` against the text.
-        shared: whether embedding and LM head are the target's own, which are neither trained nor
-            stored; without, they begin as copies and are trained, as EDD's in the same paper.
-        init: what the layer begins with: `scratch`, random numbers; or `target`, the target's first
-            layer, which reads what this one reads, and its last norm. In training only.
-        draft_vocab: V′, how many tokens can be drafted, those most frequent in what is learnt from;
-            0 for all of them. With `shared` alone.
+        loss: `kl`, the KL divergence from the target, or `ce`, the cross-entropy with the text.
+        shared: whether embedding and LM head are the target's own modules, which are neither
+            trained nor stored. Otherwise they are copies that are trained, like those of EDD in the
+            same paper.
+        init: the initial weights of the layer in training. `scratch` means random weights. `target`
+            means copies of the target's first layer, which has the same input, and of its final
+            norm.
+        draft_vocab: V′, the number of tokens that can be drafted, which are the most frequent ones
+            in the training data; 0 for all. Other values require `shared`.
 
-    The defaults are those of EDD's paper; `preset=fast` is EDD's.
+    The defaults are those of EDD's paper. `preset=fast` corresponds to that of EDD.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (
@@ -73,7 +75,7 @@ class VDM(TrainableMethod):
 
 @final
 class VDMDrafter(OneLayerDrafter, LanguageModelDrafter):
-    """Drafts with a small language model of its own, as `lm` does."""
+    """Drafts with a small language model that shares the target's vocabulary, as `lm` does."""
 
     knobs: VDM
 

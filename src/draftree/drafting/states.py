@@ -15,11 +15,12 @@ from draftree.tree import Ints
 
 
 class DrafterFault(Exception):
-    """A drafter raised an exception.
+    """An exception that a drafter raised.
 
     Attributes:
-        rows: the sequences that it was raised for; none where it was not raised again.
-        error: the exception that it raised.
+        rows: the slots of the sequences for which it was raised again when they were tried alone;
+            empty if it was not raised again.
+        error: the exception of the drafter.
     """
 
     def __init__(self, rows: list[int], error: Exception) -> None:
@@ -28,9 +29,9 @@ class DrafterFault(Exception):
 
 
 def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: Ints) -> Any:
-    """Return a drafter's state once sequences begin a text.
+    """Return a drafter's state after sequences have begun a text.
 
-    Where the drafter raises an exception for a sequence, that one is generated without drafts.
+    A sequence for which the drafter raises an exception is generated without drafts.
     """
 
     def start(state: Any, taps: Taps, begun: Ints) -> Any:
@@ -52,9 +53,9 @@ def started(drafter: Drafter[Any], rows: Rows, taps: Taps, state: Any, begun: In
 
 
 def released(drafter: Drafter[Any], rows: Rows, state: Any, row: int) -> Any:
-    """Return a drafter's state once a slot is free.
+    """Return a drafter's state after a slot has been freed.
 
-    Return none where it raises an exception, and nothing is drafted then.
+    Return None if the drafter raises an exception; all sequences are then generated without drafts.
     """
     if state is None:
         return None
@@ -66,7 +67,7 @@ def released(drafter: Drafter[Any], rows: Rows, state: Any, row: int) -> Any:
 
 
 def selected(drafter: Drafter[Any], rows: Rows, state: Any, chosen: Ints, cache: SlotCache) -> Any:
-    """Return a drafter's state with sequences in other slots; None where it cannot move them."""
+    """Return a drafter's state with sequences moved to other slots; None if it cannot move them."""
     try:
         return drafter.select(state, chosen, cache)
     except Exception as error:
@@ -75,7 +76,7 @@ def selected(drafter: Drafter[Any], rows: Rows, state: Any, chosen: Ints, cache:
 
 
 def carried(drafter: Drafter[Any], state: Any) -> Any:
-    """Return what a drafter keeps from text to text; nothing where it raises an exception."""
+    """Return the state that a drafter keeps from text to text; None if it raises an exception."""
     try:
         return None if state is None else drafter.carry(state)
     except Exception as error:
@@ -84,7 +85,7 @@ def carried(drafter: Drafter[Any], state: Any) -> Any:
 
 
 def told_of(drafter: Drafter[Any], error: Exception, then: str = "what it knew is lost") -> str:
-    """Return what is said of a drafter that raised an exception."""
+    """Return the message for a drafter that raised an exception."""
     what = (
         str(error)
         if isinstance(error, DraftreeError)
@@ -94,7 +95,7 @@ def told_of(drafter: Drafter[Any], error: Exception, then: str = "what it knew i
 
 
 def give_up(rows: Rows, drafter: Drafter[Any], fault: DrafterFault) -> None:
-    """Write sequences without drafts to their end, and warn of it."""
+    """Generate the failed sequences without drafts to their end, and warn about it."""
     rows.undrafted.update(fault.rows)
     rows.warn(
         told_of(

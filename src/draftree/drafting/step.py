@@ -33,34 +33,35 @@ from draftree.utils.profiler import in_phase, phase
 
 T = TypeVar("T")
 RECENT, LATEST = 8, 2
-"""Recent steps that bound the size of the next tree, and its depth."""
+"""Numbers of recent steps whose trees bound the size and the depth of the next tree."""
 
 
 @dataclass
 class Drafting(Search):
     """Expands tree nodes through a drafter during one step.
 
-    It keeps the drafter's state, and skips nodes whose next token is forced.
+    It holds the drafter's state, and does not call the drafter for nodes whose next token is
+    forced.
 
-    Where the drafter raises an exception, the sequences that it is raised for are generated without
-    drafts to their end. The other sequences are not affected: the step's drafting begins anew
-    without the failed ones.
+    If the drafter raises an exception for some sequences, these are generated without drafts to
+    their end. The step's drafting starts again with the other sequences, which are not affected.
 
     Attributes:
         drafter: the drafter.
-        state: its state.
+        state: the drafter's state.
         rows: the batch of sequences that are drafted for.
-        vocab: V.
+        vocab: V, the size of the vocabulary.
         drawing: how draft tokens are sampled.
-        capture: runs recorded passes other than those of models.
-        frontiers: the number of nodes fed in each draft step; a layer that an earlier pass of the
-            step already computed is not counted.
-        passed: nodes after which only one token can come, so that the drafter was not called.
+        capture: runs captured passes (CUDA graphs) that are not passes of models.
+        frontiers: the number of nodes that each draft step read. Layers that an earlier pass of the
+            step has already computed are not counted.
+        passed: nodes after which only one token is allowed, so that the drafter was not called.
         finds: the number of retrievals, which take no forward pass.
-        layers: the drafter's passes, where a tree has grown on the device.
+        layers: the drafter's passes, if the tree is grown on the device.
         steps: the timings of the draft steps.
-        drafted: when all draft steps were done, by the host's clock; None where the host was there.
-        find_seconds: of all retrievals.
+        drafted: time by the host's clock at which the device finished all draft steps; None if the
+            tree was grown on the host.
+        find_seconds: total seconds of all retrievals.
     """
 
     drafter: Drafter[Any]
@@ -78,12 +79,12 @@ class Drafting(Search):
     drafted: float | None = None
 
     def __post_init__(self) -> None:
-        """Choose the clock of the device."""
+        """Select the clock that measures work on the device."""
         self._clock: DeviceClock = clock_of(self.rows.cache.device)
         self._marks, self._recordings = list[Any](), self.capture.recordings
 
     def _mark(self) -> None:
-        """Record an event after the work that the device has been given so far."""
+        """Record an event on the device, after all work that has been queued so far."""
         self._marks.append(self._clock.mark())
 
     def grow(
@@ -91,7 +92,7 @@ class Drafting(Search):
     ) -> Tree | Unseen:
         """Return the tree that a policy drafts.
 
-        Where it can grow without the host, the host has not seen it yet.
+        If the tree can grow without the host, it is still on the device (`Unseen`).
         """
         before, again = self.state, False
         while not self.rows.undrafted.issuperset(roots.row.tolist()):
@@ -162,7 +163,7 @@ class Drafting(Search):
             return None
 
     def _check(self, grown: Tree | Unseen) -> None:
-        """Raise `DrafterFault` for drafts that are no tokens of the vocabulary."""
+        """Raise `DrafterFault` if a drafted token id is outside of the vocabulary."""
         if (
             isinstance(grown, Tree)
             and not 0 <= grown.tokens.min() <= grown.tokens.max() < self.vocab
@@ -172,11 +173,11 @@ class Drafting(Search):
             raise DrafterFault(np.unique(grown.row[wrong]).tolist(), UserError(told))
 
     def _ask(self, call: Callable[[Ints], T], tree: Tree, frontier: Ints) -> T:
-        """Ask the drafter for something after the nodes of a frontier.
+        """Call the drafter for the nodes of a frontier.
 
         Raises:
-            DrafterFault: it raised an exception. The sequences are those for which it does so again
-                where it is asked for them alone.
+            DrafterFault: the drafter raised an exception. It contains the sequences for which the
+                exception is raised again when the drafter is called for them alone.
         """
         try:
             return call(frontier)
@@ -196,15 +197,15 @@ class Drafting(Search):
         probes: Probes | None,
         chunks: Sequence[Chunk] = (),
     ) -> tuple[Tree, Verified]:
-        """Return a tree and the target's pass over it.
+        """Return the tree and the results of the target's pass over it.
 
-        If the host has not seen the tree yet, it reads both at once.
+        If the tree is still on the device, the host reads the tree and the results together.
 
         Args:
-            target: the model.
+            target: the target.
             grown: the tree.
             probes: extra tokens that the target reads in the same pass.
-            chunks: parts of prompts that the pass reads, too.
+            chunks: parts of prompts that the target reads in the same pass.
         """
         if isinstance(grown, Tree):
             return grown, target.verify(self.rows.cache, grown, self.drafter.needs, probes, chunks)
@@ -218,9 +219,9 @@ class Drafting(Search):
         return told.tree, found
 
     def _clocked(self, told: Told, each_node: bool) -> None:
-        """Record the device time of each draft step, once the host has waited for the device.
+        """Record the device time of each draft step, after the host has waited for the device.
 
-        Layers that consist of padding are not counted.
+        Layers that consist only of padding are not counted.
         """
         now, seconds = (
             time.perf_counter(),
@@ -292,7 +293,7 @@ class Drafting(Search):
         return found if open_.all() else beside(found, forced)
 
     def _asked(self, tree: Tree, frontier: Ints, k: int) -> Candidates:
-        """Return candidates of the drafter, which reads forced tokens above the frontier first."""
+        """Return the drafter's candidates; it reads forced tokens above the frontier first."""
         above = np.array([n for n in self.passed if tree.ancestors[frontier, n].any()], np.int64)
         self.passed = [n for n in self.passed if n not in above]
         if self.drafter.expands_paths:  # what goes on below a forced token has to have read it
@@ -336,7 +337,7 @@ class Drafting(Search):
 
     @in_phase("draft")
     def commit(self, tree: Tree, verdict: Verdict, verified: Verified) -> None:
-        """Give the drafter the accept result of the sequences that it drafts for."""
+        """Pass the accept result to the drafter, for the sequences that it drafts for."""
         rows = [row for row in tree.row[: tree.roots].tolist() if row not in self.rows.undrafted]
         if not rows:
             return
@@ -378,15 +379,15 @@ class Drafting(Search):
         seconds: float,
         beside: int = 0,
     ) -> StepTimes:
-        """Return the timings of the step, once it is over.
+        """Return the timings of the step, after it has ended.
 
         Args:
             work: the work of the models in the step.
             verdict: the accept result.
             target: seconds of the target's pass and of the acceptance.
             commit: seconds of the drafter's commit.
-            seconds: of the whole step.
-            beside: tokens of prompts that the target's pass read, too.
+            seconds: seconds of the whole step.
+            beside: number of prompt tokens that the same target pass read.
         """
         return StepTimes(
             context=work.context,
@@ -406,9 +407,9 @@ class Drafting(Search):
 
 
 def _outlook(rows: Rows, roots: Tree, costs: Costs, room: Room, memory: Any) -> Outlook:
-    """Return what is known of the next step.
+    """Return the information on the next step that is known before it drafts.
 
-    This is costs, bounds, the policy's memory, and the sizes of recent trees.
+    It consists of costs, bounds, the policy's memory, and the sizes of recent trees.
     """
     live = len(rows.live)
     steps, work = rows.stats.steps[-RECENT * live :], rows.stats.work[-RECENT:]

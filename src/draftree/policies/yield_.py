@@ -54,11 +54,11 @@ More candidates then need no further pass.
 AHEAD = 64
 """Largest number of further nodes over which the cost of one node is averaged."""
 CREDIT, SAVINGS = 3.0, 12.0
-"""Initial and largest regret budget, in target passes, for one sequence.
+"""Initial and largest regret budget of a single sequence, in target passes.
 
-The largest value holds however much drafting has gained. A batch of R sequences begins with 1/√R of
-the initial value per sequence, because a pass over R sequences teaches R times as much, and the
-sequences of a batch end after as few passes as one alone.
+The largest value holds however much drafting has gained. A batch of R sequences begins with
+`CREDIT` / √R, because a pass over R sequences teaches R times as much, and the sequences of a batch
+end after as few passes as one alone.
 """
 UNREAD = -1.0
 """Stands for the entropy of a q that has not been computed."""

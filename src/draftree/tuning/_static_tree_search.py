@@ -17,29 +17,33 @@ from draftree.tree import Floats, Ints
 
 Ranks = tuple[int, ...]
 Paths = tuple[Ranks, ...]
-"""A tree: the ranks along the path to each of its nodes, every path's beginning among them."""
+"""A tree, given by the ranks along the path to each node; it contains every prefix of a path."""
 MOST = 128
-"""Nodes that are tried at most where the number is chosen."""
+"""Largest number of nodes that is tried if the number of nodes is chosen automatically."""
 
 
 def expected(paths: Paths, table: Floats) -> float:
-    """Return τ under the product model: 1 + Σ over nodes of Π a[d, r] along their paths."""
+    """Return τ under the product model.
+
+    It is 1 + Σ over nodes of the product of a[d, r] along the node's path.
+    """
     return 1.0 + sum(float(np.prod([table[d, r] for d, r in enumerate(path)])) for path in paths)
 
 
 def greedy(table: Floats, nodes: int) -> Paths:
-    """Return the tree of Medusa's search (section 2.3.3).
+    """Return the tree that Medusa's search finds (section 2.3.3).
 
-    It adds the node with the largest product again and again.
+    The search repeatedly adds the node with the largest product.
 
     Args:
-        table: [D, K] a.
-        nodes: N.
+        table: [D, K] a, the acceptance by depth and rank.
+        nodes: N, the largest number of nodes.
 
     Returns:
-        At most N paths, in the order they were added, so that the first n are the tree of n nodes.
-        Of equal products the shorter path comes first, then the lower ranks. What is never accepted
-        is left out.
+        At most N paths in the order in which they were added, so that the first n are the tree of n
+        nodes. Among equal products the shorter path comes first, then the one with lower ranks.
+            Nodes
+        that are never accepted are left out.
     """
     found: list[Ranks] = []
     heap: list[tuple[float, int, Ranks]] = []
@@ -62,10 +66,10 @@ def greedy(table: Floats, nodes: int) -> Paths:
 class Forests:
     """The dynamic programme of Sequoia (section 3.1), with acceptances that depend on depth.
 
-    Let V(δ, n) be the most accepted tokens that at most n nodes below an accepted node of depth δ
-    can be expected to give, and B(δ, k, n) the same where only the ranks below k may be that node's
-    children. The child of rank k − 1 has a subtree of m nodes, itself included, or is left out (m =
-    0):
+    Let V(δ, n) be the largest expected number of accepted tokens among at most n nodes below an
+    accepted node of depth δ. Let B(δ, k, n) be the same if only ranks below k may be children of
+    that node. The child of rank k − 1 has a subtree of m nodes, itself included, or is left out (m
+    = 0):
 
         B(δ, 0, n) = 0
         B(δ, k, n) = max( B(δ, k−1, n),  max_{1 ≤ m ≤ n} a[δ+1, k−1] · (1 + V(δ+1, m−1)) + B(δ, k−1, n−m) )
@@ -76,8 +80,9 @@ class Forests:
     left. O(D·K·N²), each (δ, k) at once.
 
     Attributes:
-        values: [N + 1] V(0, n).
-        sizes: [D, K + 1, N + 1] the m that attains B(δ, k, n), the smallest of several.
+        values: [N + 1] V(0, n) for n = 0 … N.
+        sizes: [D, K + 1, N + 1] the m that attains B(δ, k, n); the smallest one if there are
+            several.
     """
 
     values: Floats
@@ -85,7 +90,7 @@ class Forests:
 
     @classmethod
     def planned(cls, table: Floats, nodes: int) -> Self:
-        """Return the solution for a table [D, K] and all sizes up to N."""
+        """Return the solution for an acceptance table [D, K] and all tree sizes up to N."""
         depths, width = table.shape
         sizes = np.zeros((depths, width + 1, nodes + 1), np.int64)
         left = np.arange(nodes + 1)[:, None] - np.arange(1, nodes + 1)  # [n, m − 1]
@@ -104,7 +109,10 @@ class Forests:
         return cls(values, sizes)
 
     def tree(self, nodes: int) -> Paths:
-        """Return the best tree of at most this many nodes, all of which can be accepted."""
+        """Return the best tree of at most `nodes` nodes.
+
+        Nodes that are never accepted are left out.
+        """
         return tuple(sorted(self._below((), nodes), key=lambda path: (len(path), path)))
 
     def _below(self, path: Ranks, nodes: int) -> Iterator[Ranks]:
@@ -118,7 +126,10 @@ class Forests:
 
 
 def searched(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
-    """Return a function that gives the best tree of a number of nodes, up to `most`."""
+    """Return a function that returns the best tree for a number of nodes of at most `most`.
+
+    `search` is `sequoia` or `greedy`, and `table` [D, K] is the acceptance by depth and rank.
+    """
     if search == "sequoia":
         return Forests.planned(table, most).tree
     order = greedy(table, most)
@@ -130,10 +141,10 @@ class Shape:
     """A tree with its expected τ and speed-up.
 
     Attributes:
-        paths: its nodes.
-        tau: tokens a step under the product model.
-        speedup: predicted over plain decoding, at one row: τ · sₜ(1) / (Σ_layers sₐ(nodes with
-            children) + sₜ(1 + n) + commit).
+        paths: the nodes of the tree.
+        tau: expected tokens per step under the product model.
+        speedup: predicted speed-up over plain decoding of one sequence: τ · sₜ(1) / (Σ_layers
+            sₐ(nodes with children) + sₜ(1 + n) + commit), with n nodes.
     """
 
     paths: Paths
@@ -142,7 +153,7 @@ class Shape:
 
     @classmethod
     def of(cls, paths: Paths, table: Floats, costs: Costs) -> Self:
-        """Return a tree of some paths, judged by an acceptance table and costs."""
+        """Return a tree with its τ from an acceptance table [D, K] and its speed-up from costs."""
         tau = expected(paths, table)
         return cls(paths, tau, tau * costs.token / seconds(paths, costs))
 
@@ -153,9 +164,9 @@ class Shape:
 
 
 def seconds(paths: Paths, costs: Costs) -> float:
-    """Return the cost of a step with a tree.
+    """Return the seconds of a step with a tree.
 
-    It has a draft step for every layer that has children, a target pass, and a commit.
+    The step has a draft step for every layer that has children, a target pass, and a commit.
     """
     layers = Counter(map(len, {path[:-1] for path in paths}))
     return costs.step(
@@ -164,15 +175,15 @@ def seconds(paths: Paths, costs: Costs) -> float:
 
 
 def fastest(search: str, table: Floats, costs: Costs, most: int = MOST) -> Shape:
-    """Return the tree with the most expected tokens per second, of all depths and sizes.
+    """Return the tree with the most expected tokens per second, over all depths and sizes.
 
-    Of equal ones the shallowest and smallest.
+    Among equals the shallowest and then the smallest tree is returned.
 
     Args:
         search: see `searched`.
-        table: [D, K] a, not all of it 0.
-        costs: of a step.
-        most: N.
+        table: [D, K] a, the acceptance by depth and rank; some entry must be positive.
+        costs: the costs of a step.
+        most: N, the largest number of nodes.
     """
     shapes = []
     for depth in range(1, len(table) + 1):

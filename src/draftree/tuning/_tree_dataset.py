@@ -32,36 +32,46 @@ from draftree.utils.progress import Tell, silent
 from draftree.utils.validated_dataclass import check, knob, parsed
 
 VERIFIED = 60
-"""Nodes of each complete tree that the target verifies; they only decide how fast it writes."""
+"""Number of nodes of each complete tree that the target verifies.
+
+It only determines how fast the texts are generated.
+"""
 STEPS = 4000
-"""Adam steps at least: ten epochs may be a few hundred, and small nets are far from trained then.
+"""Smallest number of Adam steps of a complete training.
+
+Ten epochs may have only a few hundred steps, after which small nets are far from trained.
 """
 ABOUT = "about.json"
 
 
 @dataclass(frozen=True)
 class Knobs:
-    """The options of trees and net.
+    """The options for collecting trees and training the net.
 
     Attributes:
-        features: P+H+d, P+H, P+d, H+d or P: joint probability, entropy, depth (table 1).
-        log_joint: whether the net reads log P, which is ours and learns in a fifth of the steps, or
-            P.
-        hidden: units of the hidden layer (appendix B.3).
-        entropy_top: M, how many of the likeliest tokens an entropy is taken over (table 6).
-        depth: layers of the trees (11 in appendix B.1).
-        width: candidates of a node and nodes expanded in a layer (10 in appendix B.1).
-        tokens: the longest text after a prompt.
-        trees: so many trees are grown (8,880 in appendix B.1), if the texts have as many steps; 0
-            for as many as they have.
-        positives: trees are grown beyond that until so many of their nodes are accepted (the
-            paper's have 3.5 a tree).
-        negatives: rejected nodes learnt for each accepted one, drawn once; all accepted ones are
-            learnt. The paper samples negatives, too, and does not say how many: 3 is ours, and what
-            a confidence means follows from it, see `C2T`.
-        steps: Adam steps at least, however few the epochs come to; fewer if held-out AUC has
-            stopped rising before: with log P it does within 4,000, with P within some 17,000.
-        share: of the prompts that are used; by default all, and 0.1 for fine-tuning (appendix B.4).
+        features: the features that the net reads: P+H+d, P+H, P+d, H+d or P, with the joint
+            probability P, the entropy H and the depth d (table 1).
+        log_joint: whether the net reads log P instead of P. The paper reads P; with log P the net
+            learns in a fifth of the steps.
+        hidden: number of units of the hidden layer (appendix B.3).
+        entropy_top: M, the number of most likely tokens over which an entropy is computed (table
+            6).
+        depth: number of layers of the trees (11 in appendix B.1).
+        width: number of candidates of a node and of nodes expanded in a layer (10 in appendix B.1).
+        tokens: largest number of tokens that are generated after a prompt.
+        trees: number of trees to collect (8,880 in appendix B.1), if the texts have so many steps;
+            0 for as many as they have.
+        positives: number of accepted nodes up to which further trees are collected (in the paper a
+            tree has 3.5).
+        negatives: number of rejected nodes to learn from for each accepted one. They are drawn
+            once, and all accepted nodes are used. The paper also samples rejected nodes but does
+            not give the ratio. The default of 3 is our choice, and the meaning of a confidence
+            depends on it, see `C2T`.
+        steps: smallest number of Adam steps, even if the epochs have fewer. Training stops earlier
+            if the held-out AUC no longer rises, which takes about 4,000 steps with log P and 17,000
+            with P.
+        share: fraction of the prompts to use; by default all, and 0.1 for fine-tuning (appendix
+            B.4).
     """
 
     features: str = "P+H+d"
@@ -83,12 +93,13 @@ class Knobs:
 
     @classmethod
     def read(cls, items: Sequence[str], start: Classifier | None) -> Self:
-        """Return the options set as key=value; the others keep their defaults.
+        """Return the options given as key=value, with defaults for the others.
 
-        The defaults are the paper's, or those of the classifier whose training goes on.
+        The defaults are those of the paper, or those of the classifier `start` whose training
+        continues.
 
         Raises:
-            UserError: a key or value is not allowed, or is another than that classifier's.
+            UserError: a key or value is not allowed, or a value differs from that of `start`.
         """
         given = parsed(items, cls, "'c2t'")
         if start is None:
@@ -109,14 +120,14 @@ class Knobs:
 
 @dataclass(frozen=True)
 class Nodes:
-    """Entries of the data set, tree by tree, roots not among them.
+    """Entries of the data set, tree by tree, without roots.
 
     Attributes:
         joint: [n] P, the product of q along the path.
         entropy: [n] H in nats.
-        depth: [n] d, 1 after the root.
+        depth: [n] d, which is 1 for children of the root.
         accepted: [n] the label.
-        tree: [n] a tree's number.
+        tree: [n] the number of the node's tree.
     """
 
     joint: Floats
@@ -130,7 +141,7 @@ class Nodes:
 
     @property
     def log_p(self) -> Floats:
-        """Return log P, [n]."""
+        """Return log P [n], bounded below by `LEAST`."""
         return np.log(np.maximum(self.joint, np.exp(LEAST)))
 
     @property
@@ -139,12 +150,12 @@ class Nodes:
         return len(np.unique(self.tree))
 
     def take(self, which: Ints | Bools) -> "Nodes":
-        """Return some entries."""
+        """Return the entries that an index or a mask selects."""
         return Nodes(*(getattr(self, f.name)[which] for f in fields(self)))
 
     @classmethod
     def joined(cls, parts: Sequence["Nodes"]) -> "Nodes":
-        """Return the nodes of several texts, with consecutive numbers of their trees."""
+        """Return the entries of several texts, with trees numbered consecutively."""
         first = np.cumsum([0, *(part.trees for part in parts)])
         numbered = [
             replace(part, tree=part.tree + n) for part, n in zip(parts, first, strict=False)
@@ -154,23 +165,24 @@ class Nodes:
         )
 
     def sampled(self, negatives: float, rng: np.random.Generator) -> "Nodes":
-        """Return all accepted nodes, and `negatives` others for each of them."""
+        """Return all accepted nodes, and `negatives` random rejected nodes for each of them."""
         right, wrong = np.flatnonzero(self.accepted), np.flatnonzero(~self.accepted)
         chosen = rng.choice(wrong, self.sampling(negatives) - len(right), replace=False)
         return self.take(np.sort(np.concatenate((right, chosen))))
 
     def sampling(self, negatives: float) -> int:
-        """Return the number of nodes that `sampled` takes."""
+        """Return the number of nodes that `sampled` returns."""
         right = int(self.accepted.sum())
         return min(len(self), right + round(negatives * right))
 
 
 def labels(tree: Tree, text: Sequence[int]) -> Bools:
-    """Return whether a node's whole path is what was generated, [N].
+    """Return [N] whether the whole path to a node is what the target generated.
 
     Args:
         tree: the tree of one sequence.
-        text: what the target wrote after its root; nodes beyond its end are not accepted.
+        text: the tokens that the target generated after the root. Nodes beyond its end count as
+            rejected.
     """
     right: Bools = tree.depth == 0
     for depth, token in enumerate(text[: int(tree.depth.max())], 1):
@@ -180,13 +192,13 @@ def labels(tree: Tree, text: Sequence[int]) -> Bools:
 
 
 class Recorder(Policy):
-    """Drafts EAGLE-2's complete trees of one sequence and records them.
+    """A policy that drafts EAGLE-2's complete trees of one sequence and records them.
 
     The best nodes of each tree are verified.
 
     Args:
-        knobs: depth and width.
-        tops: each M that entropies are taken for.
+        knobs: the options; they give depth and width.
+        tops: the numbers M of most likely tokens for which entropies are computed.
     """
 
     def __init__(self, knobs: Knobs, tops: Sequence[int]) -> None:
@@ -197,7 +209,7 @@ class Recorder(Policy):
         self.drafts: list[tuple[int, Tree, Floats]] = []
 
     def tell(self, events: Sequence[Emitted]) -> None:
-        """Take down what was written."""
+        """Append the newly generated tokens to `written`."""
         for event in events:
             self.written += event.tokens
 
@@ -219,7 +231,7 @@ class Recorder(Policy):
     def nodes(self) -> list[Nodes]:
         """Return, for each M, the entries of all trees drafted so far.
 
-        A tree is not deeper than the number of tokens that were still to be generated.
+        The depth of a tree is bounded by the number of tokens that were still to be generated.
         """
         parts = [[NONE] for _ in self._tops]
         for at, tree, entropies in self.drafts:
@@ -245,21 +257,21 @@ NONE = Nodes(np.zeros(0), np.zeros(0), np.zeros(0), np.zeros(0, np.bool_), np.ze
 
 @dataclass(frozen=True)
 class Collected:
-    """The entries of each text in a folder, so that an interrupted run goes on after the last one.
+    """The entries of each text in a folder, so that an interrupted run can continue.
 
     Attributes:
-        folder: of them.
-        about: what they depend on.
+        folder: the folder with one file per text.
+        about: the values on which the entries depend.
     """
 
     folder: Path
     about: Mapping[str, Any]
 
     def begin(self) -> None:
-        """Make the folder.
+        """Create the folder, or check that its entries were made with the same values.
 
         Raises:
-            UserError: it holds those of other trees.
+            UserError: the folder contains entries made with other values.
         """
         path = self.folder / ABOUT
         if path.is_file():
@@ -306,7 +318,7 @@ class Collected:
 def grown(
     target: Target, drafter: Drafter[Any], request: Request, knobs: Knobs, tops: Sequence[int]
 ) -> list[Nodes]:
-    """Return the entries of one text, for each M of `tops`."""
+    """Return the entries of one text, for each M in `tops`."""
     recorder = Recorder(knobs, tops)
     Engine(target, drafter, recorder).write([request], on_tokens=recorder.tell)
     return recorder.nodes()
@@ -320,17 +332,17 @@ def collect(
     kept: Collected,
     tell: Tell = silent,
 ) -> list[Nodes]:
-    """Return the entries of each text, as far as `knobs.trees` and `knobs.positives` reach.
+    """Return the entries of each text, until `knobs.trees` and `knobs.positives` are reached.
 
-    Those already kept are not grown again.
+    Texts whose entries are already stored are not generated again.
 
     Args:
-        target: writes.
-        drafter: grows the trees.
+        target: generates the texts.
+        drafter: drafts the trees.
         requests: one for each text.
-        knobs: of the trees.
-        kept: where they are kept.
-        tell: receives the number of finished texts and of trees.
+        knobs: the options of the trees.
+        kept: the stored entries; new ones are added.
+        tell: called with the number of finished texts and of trees.
     """
     found: list[Nodes] = []
     trees = positives = 0
@@ -351,10 +363,10 @@ def collect(
 
 
 def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Request], int]:
-    """Return a request for each prompt that fits, and how many do not.
+    """Return a request for each prompt that fits the context, and the number of other prompts.
 
     Raises:
-        UserError: a row is no prompt, or too few fit.
+        UserError: a row of the data is not a prompt, or too few prompts fit.
     """
     asked = [
         encode(target.tokenizer, content(row, where)) for path in data for row, where in rows(path)
@@ -374,7 +386,7 @@ def prompts(target: Target, data: Sequence[Path], knobs: Knobs) -> tuple[list[Re
 def about(
     target: Target, drafter: Drafter[Any], spec: str, requests: Sequence[Request], knobs: Knobs
 ) -> dict[str, Any]:
-    """Return all values that the trees depend on."""
+    """Return all values on which the collected trees depend."""
     weights = fingerprint(drafter.model) if isinstance(drafter, Trainable) else ""
     grown = {name: getattr(knobs, name) for name in ("depth", "width", "entropy_top", "tokens")}
     models = {

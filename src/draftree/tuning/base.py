@@ -21,10 +21,10 @@ from draftree.utils.progress import Tell, silent
 
 
 class Tuning(Job):
-    """A job for a drafter.
+    """A job that fits a policy to a drafter.
 
     Attributes:
-        drafter: the spec or folder of the drafter that the policy will grow trees with.
+        drafter: the spec or folder of the drafter with which the policy will draft.
     """
 
     drafter: str
@@ -46,25 +46,25 @@ class Tuning(Job):
 
     @abstractmethod
     def check(self, out: Path) -> None:
-        """Refuse to overwrite an output; this is checked before anything is loaded.
+        """Check that `out` contains no result; this runs before anything is loaded.
 
         Raises:
-            UserError: `out` holds a result.
+            UserError: `out` contains a result.
         """
 
     @abstractmethod
     def tune(
         self, target: Target, drafter: Drafter[Any], data: Sequence[Path], out: Path, tell: Tell
     ) -> Fitted:
-        """Learn and write, while no other process may write to `out`."""
+        """Fit the policy and write the result, while no other process may write to `out`."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the policies that can be tuned."""
+    """Return the names of the policies that can be tuned."""
     return files(tuning)
 
 
 @cache
 def part(name: str) -> type[Tuning]:
-    """Return the tuning in the file of that name."""
+    """Return the tuning class in the file with the given name."""
     return in_file(tuning, name, Tuning)

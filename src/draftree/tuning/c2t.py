@@ -37,30 +37,34 @@ from draftree.utils.validated_dataclass import Knobs as Checked
 from draftree.utils.validated_dataclass import knob
 
 ROUND = 100
-"""Steps between two measurements."""
+"""Number of optimiser steps between two measurements."""
 PATIENCE, RISE = 20, 5e-4
-"""Held-out AUC has stopped rising if this many rounds together brought no improvement."""
+"""Number of rounds, and the rise of the held-out AUC in them that lets training continue."""
 WORSE = 2e-3
-"""Rounds whose AUC is lower than the best by more are not picked: their net tells less."""
+"""A round is not selected if its AUC is below the best one by more than this."""
 NEAR = 0.01
-"""Rounds whose recall is lower than the best by no more are alike; of those the least positive rate
-is picked."""
+"""Rounds whose recall is below the best one by at most this are considered equal.
+
+Among them the one with the lowest positive rate is selected.
+"""
 MEASURED = 4096
-"""Nodes whose confidence is computed at a time, so that what is in between stays in the processor's
-cache."""
+"""Number of nodes whose confidence is computed at a time.
+
+Intermediate results then fit in the processor's cache.
+"""
 PLAN, TREES = "training.json", "trees"
 
 
 @dataclass(frozen=True)
 class Plan(Checked):
-    """The numbers of learning (appendix B.2).
+    """The hyperparameters of training (appendix B.2).
 
     Attributes:
-        epochs: passes over the entries; more where they come to fewer than `Knobs.steps`.
-        batch_size: entries in a step.
+        epochs: number of passes over the entries; more if they have fewer than `Knobs.steps` steps.
+        batch_size: number of entries in a step.
         lr: learning rate of Adam.
-        held_out: share of the texts that is measured on.
-        seed: of the first weights, the split and the order.
+        held_out: fraction of the texts that is held out for measurements.
+        seed: seed of the initial weights, the split and the order of entries.
     """
 
     epochs: int = knob(10, least=1)
@@ -71,12 +75,13 @@ class Plan(Checked):
 
     @classmethod
     def of(cls, given: Mapping[str, Any], tuned: bool = False) -> Self:
-        """Return the given numbers, completed by the paper's.
+        """Return the given hyperparameters, completed by those of the paper.
 
-        These are those of appendix B.2, or of B.4 where a classifier is tuned.
+        The paper's values are those of appendix B.2, or of B.4 if a classifier is fine-tuned
+        (`tuned`).
 
         Raises:
-            UserError: one of them is out of its range.
+            UserError: a value is out of its range.
         """
         numbers = {"lr": 1e-4 if tuned else cls.lr} | {
             f.name: given[f.name] for f in fields(cls) if f.name in given
@@ -88,14 +93,14 @@ class Plan(Checked):
 
 @dataclass(frozen=True)
 class Round:
-    """Figures after some steps on the texts held out, every node of their trees counted.
+    """Figures on the held-out texts after some steps, over all nodes of their trees.
 
     Attributes:
-        step: how many steps were made.
-        loss: mean binary cross-entropy of what was learnt since the round before.
-        auc: how often an accepted node's confidence is above a rejected one's.
-        recall: of the accepted nodes, the share with a confidence of at least 0.5.
-        positive_rate: θ, of all nodes the share with such a confidence.
+        step: number of steps so far.
+        loss: mean binary cross-entropy of the entries learnt since the round before.
+        auc: area under the ROC curve, see `auc`.
+        recall: fraction of the accepted nodes with a confidence of at least 0.5.
+        positive_rate: θ, the fraction of all nodes with a confidence of at least 0.5.
     """
 
     step: int
@@ -106,18 +111,18 @@ class Round:
 
     @property
     def told(self) -> str:
-        """Return the round in a line."""
+        """Return the figures as one line of text."""
         rates = f"recall {self.recall:.3f}, positive rate {self.positive_rate:.4f}"
         return f"loss {self.loss:.3f}, held out: AUC {self.auc:.4f}, {rates}"
 
 
 def picked(rounds: Sequence[Round]) -> Round:
-    """Return the round whose classifier is kept: by recall, then by positive rate.
+    """Return the round whose classifier is used (appendix B.2).
 
-    Only rounds with nearly the best AUC count: a net that has learnt nothing yet may accept
-    everything, at a recall of 1. Of these, the rounds whose recall is within one point of the best
-    are compared. The one with the lowest positive rate is kept, and the first of equals. Source:
-    appendix B.2.
+    Only rounds whose AUC is close to the best one are considered, because a net that has learnt
+    nothing may accept every node and so have a recall of 1. Among these, the rounds whose recall is
+    within one point of the best are compared. The one with the lowest positive rate is returned, or
+    the first of several.
     """
     learnt = [r for r in rounds if r.auc >= max(r.auc for r in rounds) - WORSE]
     best = max(r.recall for r in learnt)
@@ -127,16 +132,16 @@ def picked(rounds: Sequence[Round]) -> Round:
 
 
 def rises(rounds: Sequence[Round]) -> bool:
-    """Return True while the held-out AUC rises.
+    """Return whether the held-out AUC still rises.
 
-    It rises if the last `PATIENCE` rounds improve on all rounds before by more than `RISE`.
+    It rises if the last `PATIENCE` rounds exceed the best earlier round by more than `RISE`.
     """
     before, last = rounds[:-PATIENCE], rounds[-PATIENCE:]
     return not before or max(r.auc for r in last) > max(r.auc for r in before) + RISE
 
 
 def measured(net: Classifier, held: Nodes) -> tuple[float, float, float]:
-    """Return AUC, and recall and positive rate at a confidence of 0.5."""
+    """Return AUC, and recall and positive rate at a confidence of 0.5, for held-out nodes."""
     log_p, parts = held.log_p, [slice(i, i + MEASURED) for i in range(0, len(held), MEASURED)]
     found = np.concatenate(
         [net.confidence(log_p[p], held.entropy[p], held.depth[p]) for p in parts]
@@ -151,12 +156,12 @@ def measured(net: Classifier, held: Nodes) -> tuple[float, float, float]:
 def auc(confidence: Floats, accepted: Bools) -> float:
     """Return the area under the ROC curve of confidences.
 
-    This is the share of pairs of an accepted and a rejected node in which the accepted one has the
-    higher confidence. Ties count half.
+    This is the fraction of pairs of an accepted and a rejected node in which the accepted one has
+    the higher confidence. Ties count half.
 
     Args:
-        confidence: [n].
-        accepted: [n]; where all or none are, there is nothing to tell apart, and it is ½.
+        confidence: [n] the confidences.
+        accepted: [n] the labels. If all labels are equal, there are no pairs, and the result is ½.
     """
     place = np.unique(confidence, return_inverse=True)[1]
     right, wrong = np.bincount(place, accepted), np.bincount(place, ~accepted)
@@ -172,15 +177,15 @@ def learn(
     start: Classifier | None = None,
     tell: Tell = silent,
 ) -> tuple[Classifier, list[Round]]:
-    """Train a classifier; return that of the picked round, and the figures of each round.
+    """Train a classifier; return that of the selected round, and the figures of all rounds.
 
     Args:
-        learnt: entries of the texts to learn; negatives are drawn from them here.
-        held: all entries of the others.
-        knobs: features, size, M, negatives, steps.
-        plan: of learning.
-        start: the classifier that it begins with; random weights by default.
-        tell: receives a line for each round.
+        learnt: entries of the training texts; rejected nodes are sampled from them.
+        held: all entries of the held-out texts.
+        knobs: the options; they give features, size, M, negatives and steps.
+        plan: the hyperparameters.
+        start: the classifier to start from; random weights by default.
+        tell: called with a line of text for each round.
 
     Raises:
         UserError: no node was accepted, or training diverged.
@@ -225,22 +230,23 @@ def learn(
 
 
 def full(entries: int, knobs: Knobs, plan: Plan) -> int:
-    """Return the last step of a training that does not stop early.
+    """Return the number of steps of a training that does not stop early.
 
-    It is the step after the plan's epochs, and at least `knobs.steps`.
+    These are the steps of the plan's epochs, and at least `knobs.steps`.
     """
     return max(plan.epochs * math.ceil(entries / plan.batch_size), knobs.steps)
 
 
 Scale = tuple[Floats, Floats]
-"""Mean and standard deviation of each feature, [X]: a net learns faster from features of one size.
+"""Mean and standard deviation of each feature, [X] each.
 
-It is a part of the first layer: W (x − m) / s + b = (W / s) x + (b − (W / s) m).
+A net learns faster from features of equal size. In the result they are part of the first layer: W
+(x − m) / s + b = (W / s) x + (b − (W / s) m).
 """
 
 
 def _shuffled(entries: int, batch_size: int, rng: np.random.Generator) -> Iterator[torch.Tensor]:
-    """Yield batches of the entries' numbers, epoch by epoch without end."""
+    """Yield batches of entry numbers in random order, epoch by epoch, without end."""
     while True:
         yield from torch.from_numpy(rng.permutation(entries)).split(batch_size)
 
@@ -252,7 +258,7 @@ def _pass(
     y: torch.Tensor,
     batches: Iterable[torch.Tensor],
 ) -> float:
-    """Run an optimiser step for each batch; return the mean loss of their entries."""
+    """Run an optimiser step for each batch; return the mean loss over their entries."""
     total, entries = 0.0, 0
     for batch in batches:
         loss = nn.functional.binary_cross_entropy_with_logits(net(x[batch])[:, 0], y[batch])
@@ -281,17 +287,17 @@ def _fill(net: nn.Sequential, start: Classifier, scale: Scale) -> None:
 def summed(
     texts: Sequence[Nodes], learnt: Nodes, knobs: Knobs, plan: Plan, rounds: Sequence[Round]
 ) -> Fitted:
-    """Return the result of a run: figures, the picked round, and the extent of the training.
+    """Return the result of a run: its figures, and a text about the selected round and the ending.
 
-    It was trained to the end where held-out AUC had stopped rising, or the paper's epochs and
-    `STEPS` steps were made.
+    A run is complete if the held-out AUC has stopped rising, or if it had the paper's epochs and at
+    least `STEPS` steps.
 
     Args:
-        texts: entries of each text that the target wrote.
-        learnt: those of the texts to learn, before negative sampling.
-        knobs: of the trees and the net.
-        plan: of learning.
-        rounds: the figures of each.
+        texts: entries of each generated text.
+        learnt: entries of the training texts, before rejected nodes are sampled.
+        knobs: the options of the trees and the net.
+        plan: the hyperparameters.
+        rounds: the figures of all rounds.
     """
     best = picked(rounds)
     steps = rounds[-1].step
@@ -324,12 +330,12 @@ def summed(
 
 
 def split(texts: Sequence[Nodes], plan: Plan) -> tuple[Nodes, Nodes]:
-    """Return the entries to learn and those held out.
+    """Return the entries to learn from and the held-out entries.
 
-    Whole texts are held out, because the trees of one text are alike.
+    Whole texts are held out, because the trees of one text are similar.
 
     Raises:
-        UserError: there is only one text with trees.
+        UserError: only one text has trees.
     """
     with_trees = [t for t in texts if len(t)]
     if len(with_trees) < 2:
@@ -349,12 +355,12 @@ class Training(Tuning):
     """Trains the classifier that `c2t` prunes with, on the trees of a drafter.
 
     Attributes:
-        drafter: grows the trees that are learnt from.
-        knobs: of the trees and the net.
-        plan: of learning.
-        start: the classifier that it begins with; random weights by default.
-        trees: the folder in which the trees stay; by default they lie beside the classifier until
-            the run has ended.
+        drafter: the spec of the drafter that drafts the trees.
+        knobs: the options of the trees and the net.
+        plan: the hyperparameters of training.
+        start: the classifier to start from; random weights by default.
+        trees: the folder in which the trees are stored and kept. By default they are stored in the
+            output folder until the run has ended.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(

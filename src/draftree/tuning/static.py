@@ -40,18 +40,21 @@ from draftree.utils.progress import Tell
 from draftree.utils.validated_dataclass import check, knob, parsed
 
 ROUNDS = 6
-"""Trees that are tried at most until a tree is the best one for the roots that it leads to."""
+"""Largest number of trees that are tried in `settled`."""
 BATCH = 16
-"""Texts that are answered, and driven along, at a time."""
+"""Number of texts that are generated, or read by the drafter, at a time."""
 WINDOW = 512
-"""Tokens of a plain text, of which the first quarter is the prompt."""
+"""Number of tokens that are read of a plain text; the first quarter of them is the prompt."""
 MISSED, UNKNOWN = -1, -2
-"""In place of a rank: the target's token was not among the candidates; it cannot be determined from
-the text."""
+"""Values in place of a rank.
+
+`MISSED` means that the target's token was not among the candidates, and `UNKNOWN` that the text
+does not determine it.
+"""
 SHOWN = 6
-"""Ranks of which a table shows the acceptance."""
+"""Number of ranks that are columns of the printed table of acceptance."""
 SIZES = (8, 16, 32, 63, 128)
-"""Numbers of nodes for which the result lists the expected acceptance of the best tree, too."""
+"""Numbers of nodes for which the result also lists the τ of the best tree."""
 
 
 @dataclass(frozen=True)
@@ -59,15 +62,16 @@ class Settings:
     """The options of `train static`.
 
     Attributes:
-        search: how the tree is found; both are optimal under the product model.
-        nodes: of the tree, its root not counted; `auto` for the number that the cost model predicts
-            to be fastest.
-        depth: of the tree, at most.
-        width: how many ranks are looked at.
-        tokens: longest answer.
-        prompts: how many of the data's are answered, spread evenly; or how many texts are read.
-        answers: whether the target answers the data's prompts; else their texts are read as they
-            are.
+        search: the algorithm that finds the tree; both are optimal under the product model.
+        nodes: number of nodes of the tree, without the root; `auto` for the number that the cost
+            model predicts to be fastest.
+        depth: D, the largest depth of the tree.
+        width: K, the number of ranks that are considered.
+        tokens: largest number of tokens of an answer.
+        prompts: number of prompts that the target answers, spread evenly over the data; or number
+            of texts that are read.
+        answers: whether the target generates answers to the prompts of the data. Otherwise the
+            texts of the data are read unchanged.
     """
 
     search: Literal["greedy", "sequoia"] = "sequoia"
@@ -97,8 +101,9 @@ class Acceptance:
     """The ranks of the target's tokens among a drafter's candidates.
 
     Attributes:
-        ranks: [M, D] of the target's token at each depth below each root, `MISSED` or `UNKNOWN`.
-        width: K.
+        ranks: [M, D] the rank of the target's token at each depth below each root, or `MISSED` or
+            `UNKNOWN`.
+        width: K, the number of candidates.
     """
 
     ranks: Ints
@@ -106,9 +111,9 @@ class Acceptance:
 
     @property
     def reached(self) -> Bools:
-        """Return whether a tree could have reached each depth, as [M, D].
+        """Return [M, D] whether a tree could have reached each depth below each root.
 
-        The target's choice at that depth has to be known, too.
+        The target's choice at that depth must also be known.
         """
         before = np.concatenate(
             (np.ones((len(self.ranks), 1), np.bool_), self.ranks[:, :-1] >= 0), axis=1
@@ -118,15 +123,15 @@ class Acceptance:
 
     @property
     def places(self) -> Ints:
-        """Return the number [D] of positions that each depth's rates are taken over."""
+        """Return [D] the number of positions from which the rates of each depth are computed."""
         places: Ints = self.reached.sum(axis=0)
         return places
 
     @property
     def table(self) -> Floats:
-        """Return a, [D, K]: how often the target's token was of each rank at each depth.
+        """Return a [D, K], the rate at which the target's token had each rank, for each depth.
 
-        Roots count where all tokens before that depth were candidates.
+        A root counts at a depth if the tokens at all smaller depths were candidates.
         """
         hits = (self.ranks[..., None] == np.arange(self.width)) & self.reached[..., None]
         rates: Floats = hits.sum(axis=0) / np.maximum(self.places, 1)[:, None]
@@ -135,12 +140,11 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Driven:
-    """Ranks below every token of some texts.
+    """The ranks below every token of some texts.
 
     Attributes:
-        texts: of each text [tokens, D] the ranks below each of its roots in order, see
-            `Acceptance`.
-        width: K.
+        texts: for each text, the ranks [tokens, D] below each of its tokens, see `Acceptance`.
+        width: K, the number of candidates.
     """
 
     texts: Sequence[Ints]
@@ -148,11 +152,11 @@ class Driven:
 
     @property
     def everywhere(self) -> Acceptance:
-        """Return the acceptance with all tokens as roots."""
+        """Return the acceptance if every token is a root."""
         return Acceptance(np.concatenate(self.texts), self.width)
 
     def decoded(self, paths: Paths) -> tuple[Acceptance, float]:
-        """Decode along the texts with a tree; return the acceptance at its roots, and τ.
+        """Simulate decoding of the texts with a tree; return the acceptance at its roots, and τ.
 
         τ is the number of tokens divided by the number of steps.
         """
@@ -175,21 +179,23 @@ class Driven:
 def drive(
     target: Target, drafter: Drafter[Any], texts: Sequence[Text], depth: int, width: int
 ) -> Driven:
-    """Look up the target's greedy choices along texts among a drafter's candidates.
+    """Find the ranks of the target's greedy choices among a drafter's candidates, along texts.
 
-    Below every token the text's next ones are drafted as a chain, so that the drafter sees what it
-    sees in decoding where they were accepted. One of them is committed then.
+    Below every token, the next tokens of the text are drafted as a chain. The drafter then reads
+    the same tokens as in decoding if they had been accepted. One of them is committed before the
+    next chain.
 
     Args:
         target: verifies every chain, as in decoding.
-        drafter: proposes `width` candidates after every token of it.
-        texts: all in one batch.
-        depth: D.
-        width: K.
+        drafter: proposes `width` candidates after every token of a chain.
+        texts: the texts, which run in one batch.
+        depth: D, the length of a chain.
+        width: K, the number of candidates.
 
     Returns:
-        The ranks below all tokens of the answers but the last. Below one that is not the target's
-        choice nothing is known.
+        The ranks below all tokens of the answers except the last. They are unknown below tokens
+            that
+        are not the target's choice.
 
     Raises:
         NotANumber: the target's logits are not finite.
@@ -204,7 +210,7 @@ def drive(
 
 
 def _compared(block: Block, depths: int) -> Ints:
-    """Return the ranks of the target's choices, [live sequences, D]."""
+    """Return the ranks [running sequences, D] of the target's choices."""
     live, chosen = block.tree.row[: block.tree.roots], block.logits.argmax(-1).cpu().numpy()
     found, follows = np.full((len(live), depths), UNKNOWN), np.ones(len(live), np.bool_)
     for depth, (nodes, candidates) in enumerate(block.asked):
@@ -222,18 +228,19 @@ def _compared(block: Block, depths: int) -> Ints:
 def settled(
     driven: Driven, choose: Callable[[Floats], Shape], costs: Costs
 ) -> tuple[Shape, Acceptance, float]:
-    """Return the best of several trees, each chosen from the acceptance of the one before it.
+    """Return the best of several trees, each chosen by the acceptance that the last one led to.
 
-    The acceptance is that at the roots which decoding with the tree leads to.
+    Acceptance is measured at the roots to which decoding with a tree leads.
 
     Args:
-        driven: the texts.
-        choose: a tree for a table [D, K].
-        costs: that the trees are compared by.
+        driven: the ranks along the texts.
+        choose: returns a tree for a table [D, K] of acceptance.
+        costs: the costs by which trees are compared.
 
     Returns:
-        The tree, with what is expected of it at its own roots; the acceptance there; τ of decoding
-        along the texts.
+        The tree with its expected τ and speed-up at its own roots; the acceptance at these roots;
+            and
+        the τ of simulated decoding of the texts.
     """
     seen, tried = driven.everywhere, dict[Paths, tuple[Shape, Acceptance, float]]()
     for _ in range(ROUNDS):
@@ -246,10 +253,10 @@ def settled(
 
 
 def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
-    """Return the content of the file: the tree, and all that it was made from.
+    """Return the content of the result file: the tree, and all values that it was made from.
 
     Raises:
-        UserError: nothing was ever accepted.
+        UserError: no candidate was ever accepted.
     """
     search, nodes = settings.search, settings.nodes
     if nodes == "auto":
@@ -284,10 +291,10 @@ def written(settings: Settings, driven: Driven, costs: Costs) -> dict[str, Any]:
 
 
 def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> list[list[int]]:
-    """Return some of the data's prompts that leave room for an answer, spread evenly.
+    """Return prompts, spread evenly over the data, after which the context has room for an answer.
 
     Raises:
-        UserError: there is none.
+        UserError: there are none.
     """
     read = [row for path in files for row in readers.rows(path)]
     room = target.decoder.context - settings.tokens
@@ -305,7 +312,7 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
 
 
 def _prompt(row: readers.Row, where: str, target: Target) -> list[int]:
-    """Return the prompt of a row as token ids; it may be empty.
+    """Return the prompt in a row of the data as token ids; it may be empty.
 
     It is a chat up to its last response, the prompt of a completion, or the beginning of a text.
     """
@@ -321,7 +328,7 @@ def _prompt(row: readers.Row, where: str, target: Target) -> list[int]:
 
 
 def shown(said: dict[str, Any]) -> Fitted:
-    """Return the result in figures, words and tables."""
+    """Return the result as figures, text and tables."""
     rates = [
         {
             "depth": str(d),
@@ -356,9 +363,9 @@ class Search(Tuning):
     """Finds the best tree of fixed shape for a drafter, and writes it as `static:paths=FILE` reads it.
 
     Attributes:
-        drafter: the spec of the drafter that the tree is for.
-        settings: of the search.
-        costs: that trees are compared by; measured by default.
+        drafter: the spec of the drafter for which the tree is searched.
+        settings: the options of the search.
+        costs: the costs by which trees are compared; measured by default.
     """
 
     options: ClassVar[frozenset[str]] = frozenset({"drafter", "costs"})
@@ -401,9 +408,9 @@ class Search(Tuning):
         return shown(said)
 
     def _texts(self, target: Target, data: Sequence[Path], tell: Tell) -> list[Text]:
-        """Return the texts that the drafter is driven along.
+        """Return the texts along which the drafter is measured.
 
-        They are the target's answers, or the data as they are.
+        They are the target's answers, or the texts of the data unchanged.
         """
         count = self.settings.prompts
         tokens = self.settings.tokens
