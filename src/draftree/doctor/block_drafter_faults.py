@@ -19,15 +19,16 @@ MASK = "wrong mask token"
 SHIFT = "slots of a block read one off"
 INJECTION = "no hidden states injected"
 LAST = 4
-"""The last ids of the vocabulary, which are tried as the mask."""
+"""Number of last ids of the vocabulary that are tried as the mask token."""
 ALIKE = 1e-5
-"""The share of its size by which what is injected must differ from token to token."""
+"""Least standard deviation over tokens, relative to the largest value, of the keys and values that
+a drafter computes from the target's hidden states."""
 
 
 def block_alternatives(
     target: Target, drafter: Drafter[Any], source: Source
 ) -> Iterator[Alternative]:
-    """Yield alternatives with another mask token and with the other way to read slots."""
+    """Yield changes to try on a block drafter: other mask tokens, and slots read one off."""
     if not isinstance(drafter, ParallelDrafter):
         return
     layout, vocab = drafter.model.layout, target.decoder.vocab
@@ -47,14 +48,14 @@ def block_alternatives(
 
 
 def _special(target: Target) -> list[int]:
-    """Return ids of special tokens in a config, which are often used as mask tokens."""
+    """Return the ids of special tokens in the target's config, which are often mask tokens."""
     names = ("pad_token_id", "bos_token_id", "unk_token_id", "mask_token_id")
     found = (getattr(target.decoder.config, name, None) for name in names)
     return [token for token in found if isinstance(token, int)]
 
 
 def _with(drafter: ParallelDrafter, **changed: Any) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context manager that changes a drafter's layout inside."""
+    """Return a function whose context manager changes fields of a drafter's layout."""
 
     @contextmanager
     def made() -> Iterator[None]:
@@ -71,7 +72,7 @@ def _with(drafter: ParallelDrafter, **changed: Any) -> Callable[[], AbstractCont
 
 @torch.inference_mode()
 def uninjected(target: Target, drafter: Drafter[Any], texts: Sequence[Text]) -> str:
-    """Return why the target's hidden states do not reach a block drafter; empty if they do."""
+    """Return the reason if the target's hidden states do not reach a block drafter; else empty."""
     if not isinstance(drafter, ParallelDrafter):
         return ""
     tokens = texts[0].tokens

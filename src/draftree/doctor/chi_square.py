@@ -13,17 +13,17 @@ from draftree.errors import UserError
 from draftree.tree import Floats, Ints
 
 LEAST = 10.0
-"""The least expectation of a bin: with less the statistic is not distributed as χ² is. Rarer
-outcomes are put together."""
+"""Least expected count of a bin. With smaller counts the statistic does not follow the χ²
+distribution, so rarer outcomes share a bin."""
 
 
 class ChiSquare(NamedTuple):
-    """Store the outcome of a χ² test.
+    """Store the result of a χ² test.
 
     Attributes:
-        statistic: χ²; ∞ where an impossible outcome occurred.
+        statistic: value of χ².
         dof: degrees of freedom, the number of bins minus one.
-        p_value: probability of at least so large a statistic if the frequencies are right.
+        p_value: probability of a statistic of at least this size if the hypothesis is true.
     """
 
     statistic: float
@@ -35,8 +35,8 @@ def two_sample(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
     """Run Pearson's test that two samples come from the same distribution.
 
     Args:
-        counts_a: [V] frequency of each outcome in one sample.
-        counts_b: [V] frequency in the other.
+        counts_a: [V] count of each outcome in the first sample.
+        counts_b: [V] count of each outcome in the second sample.
     """
     a, b = np.asarray(counts_a, np.float64), np.asarray(counts_b, np.float64)
     share = a.sum() / (a.sum() + b.sum())
@@ -50,9 +50,9 @@ def two_sample(counts_a: ArrayLike, counts_b: ArrayLike) -> ChiSquare:
 
 
 def pooled(expected: Floats) -> Ints:
-    """Return the bin of each outcome [V], so that each bin expects at least `LEAST`.
+    """Return [V] the bin of each outcome, so that each bin expects a count of at least `LEAST`.
 
-    The rarest outcomes share bins.
+    `expected` [V] are the expected counts. The rarest outcomes share bins.
     """
     bins = np.zeros(len(expected), np.int64)
     last = 0
@@ -68,7 +68,7 @@ def pooled(expected: Floats) -> Ints:
 
 
 def critical(dof: int, level: float) -> float:
-    """Return the statistic that χ² exceeds with a probability.
+    """Return the value that χ² with `dof` degrees of freedom exceeds with probability `level`.
 
     Raises:
         UserError: scipy is not installed.
@@ -77,21 +77,22 @@ def critical(dof: int, level: float) -> float:
 
 
 def power(noncentrality: float, dof: int, level: float) -> float:
-    """Return the power of a χ² test at a level, given the noncentrality of the error.
+    """Return the power of a χ² test: the probability that it detects a given error.
 
-    Frequencies that are wrong have Σ (n p′ − n p)² / (n p) = `noncentrality`. The statistic is then
-    non-central χ².
+    For n draws with wrong probabilities p′ instead of p, `noncentrality` is Σ (n p′ − n p)² / (n
+    p). The statistic then follows the non-central χ² distribution. `level` is the p-value below
+    which the test fails.
     """
     return float(_scipy().stats.ncx2.sf(critical(dof, level), dof, noncentrality))
 
 
 def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> float:
-    """Return the total variation distance that a test of n draws detects with given certainty.
+    """Return the total variation distance that a test of n draws detects with probability `sure`.
 
-    It holds for an error of any shape.
+    The result holds for errors of any shape.
 
-    By Cauchy and Schwarz an error of total variation t, measured between bins, has a non-centrality
-    of at least 4 n t².
+    By the Cauchy–Schwarz inequality, an error of total variation t between bins has a
+    non-centrality of at least 4 n t².
     """
     # By Chebyshev's inequality the power is above `sure` from here on.
     enough = 2 * (critical(dof, level) + dof) + 20 / (1 - sure)
@@ -102,10 +103,10 @@ def detectable(n: int, dof: int, level: float = 1e-3, sure: float = 0.99) -> flo
 
 
 def _scipy() -> Any:
-    """Return the package scipy, with the parts used here.
+    """Return the package scipy, with its modules `optimize` and `stats` imported.
 
     Raises:
-        UserError: it is not installed.
+        UserError: scipy is not installed.
     """
     try:
         import scipy.optimize

@@ -15,22 +15,25 @@ from draftree.utils.hardware import interleaved
 from draftree.utils.progress import Tell, silent
 
 WIDTHS, CONTEXTS = (1, 16), (256, 2048, 8000)
-"""Tokens of a pass whose cost is reported, and tokens of the context before it."""
+"""Numbers of tokens in the passes whose costs are reported, and numbers of context tokens before
+them."""
 LONGEST = 0.2
-"""Seconds in which a kind of layer is timed."""
+"""Time limit in seconds for timing one kind of layer."""
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Describe a kind of layer.
+    """Store the findings on one kind of layer.
 
     Attributes:
-        name: its class, the entries of a row, and the shapes of its weights.
-        count: number of such layers in a pass.
-        stable: widths of a pass at which a row is bitwise reproducible, in words.
-        done: how other widths are handled.
-        seconds: seconds of all of them in a step over one token, unchanged.
-        more: additional seconds of that handling.
+        name: class of the layer, size of its input, and shapes of its weights.
+        count: number of layers of this kind in a pass.
+        stable: description of the numbers of tokens in a pass for which each token's output is
+            bitwise reproducible.
+        done: description of what is done for other numbers of tokens.
+        seconds: seconds that all layers of this kind take for one token in the unchanged model;
+            None if they were not timed.
+        more: additional seconds with the changes that make them reproducible.
     """
 
     name: str
@@ -43,7 +46,10 @@ class Layer:
 
 @dataclass(frozen=True)
 class Price:
-    """Store how much longer a bitwise reproducible pass takes, as a share of the model's own."""
+    """Store the additional time of a bitwise reproducible pass as a share of the usual time.
+
+    The pass reads `width` tokens after `context` tokens.
+    """
 
     context: int
     width: int
@@ -52,13 +58,14 @@ class Price:
 
 @dataclass(frozen=True)
 class ExactReport:
-    """Store the result for a target.
+    """Store the result of examining a target.
 
     Attributes:
         layers: findings by kind of layer.
-        parting: where a text's bits still depend on how it is divided into passes.
-        prices: additional cost of passes; empty where they cannot be bitwise reproducible.
-        default: guarantee for weights in half precision where none is requested.
+        parting: description of the cases in which results still depend on how a text is divided
+            into passes; None for no such case.
+        prices: additional time of passes; empty if the target cannot be made bitwise reproducible.
+        default: guarantee that weights in half precision get by default: `bits` or `ties`.
     """
 
     layers: Sequence[Layer]
@@ -67,7 +74,7 @@ class ExactReport:
     default: str
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report by the names of its parts."""
+        """Return the report as a dictionary with its fields as keys."""
         return asdict(self)
 
 
@@ -76,8 +83,8 @@ def examine(target: Target, tell: Tell = silent) -> ExactReport:
     """Examine whether a target's logits are bitwise reproducible, layer by layer.
 
     Args:
-        target: loaded with its own attention.
-        tell: called with the current work.
+        target: target that was loaded with the attention of its own implementation.
+        tell: called with a description of the current work.
     """
     decoder = target.decoder
     tell(0, "trying its layers at many widths")
@@ -104,7 +111,7 @@ def examine(target: Target, tell: Tell = silent) -> ExactReport:
 
 
 def layer(name: str, kind: Kind, device: torch.device) -> Layer:
-    """Return the timed findings on one kind of layer."""
+    """Time one kind of layer, and return the findings on it."""
     words = described(kind.widths)
     if not kind.args:
         return Layer(name, kind.count, *words, None, None)
@@ -118,7 +125,10 @@ def layer(name: str, kind: Kind, device: torch.device) -> Layer:
 
 
 def described(widths: Widths | None) -> tuple[str, str]:
-    """Return the widths at which rows keep their bits, and what is done about others, in words."""
+    """Describe the widths at which a layer is reproducible, and the handling of other widths.
+
+    A width is the number of tokens in a pass.
+    """
     if widths is None:
         return "at none that was tried", "nothing helps"
     if widths == Widths():

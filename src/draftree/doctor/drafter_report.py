@@ -44,17 +44,21 @@ from draftree.utils.hardware import busy
 from draftree.utils.progress import Tell, silent
 
 BLOCKS = ((1, 0), (5, 0), (4, 3))
-"""Lengths and phases of the blocks for which training forward and decoding are compared."""
+"""Blocks for which the training forward is compared with decoding, as (length in tokens, number of
+tokens that the first block lacks)."""
 COMPARED = 24
-"""Tokens of the texts they are compared on, two at most."""
+"""Number of tokens of each text on which they are compared; at most two texts are used."""
 BINS = 10
-"""Of confidence, for the calibration error."""
+"""Number of confidence bins for the calibration error."""
 STAGES = 5
-"""Of an examination; those that do not apply are passed over."""
+"""Number of stages of an examination, for the progress display. Stages that do not apply are
+skipped."""
 AGREEMENT, OVERLAP, COVERAGE, SPEED_UP = (0.5, 0.2), (0.4, 0.15), (0.9, 0.7), (1.1, 0.9)
-"""From the first on a figure is ok, below the second it is bad."""
+"""Limits of figures that should be high: at least the first value is `ok`, below the second is
+`bad`, and between them is `warn`."""
 CALIBRATION = (0.15, 0.3)
-"""Up to the first the calibration error is ok, above the second it is bad."""
+"""Limits of the calibration error: up to the first value is `ok`, above the second is `bad`, and
+between them is `warn`."""
 FORWARDS = "mask or position off by one between training and decoding"
 NUMBERS = "weights are not finite numbers"
 STRANGER = "not trained, or trained for another target"
@@ -63,7 +67,7 @@ TOKENIZER = "another tokenizer"
 
 @dataclass(frozen=True)
 class Suspect:
-    """Store a likely fault and its evidence."""
+    """Store a likely fault of a drafter and the evidence for it, both in words."""
 
     cause: str
     evidence: str
@@ -71,17 +75,20 @@ class Suspect:
 
 @dataclass(frozen=True)
 class Depth:
-    """Store the figures at one depth.
+    """Store a drafter's figures at one depth of its chains.
 
     Attributes:
-        depth: 1 is the token after the root.
+        depth: distance in tokens from the root, from 1.
         places: number of positions.
-        drafted: share of positions where anything was drafted.
-        agreement: share of drafts that are the target's choice.
-        overlap: E[Σ min(p, q)] over drafts, with the target's p at temperature 1.
-        confidence: mean q of the likeliest draft.
-        calibration: expected calibration error of q.
-        accepted: how often a greedy chain's draft is accepted after an accepted path.
+        drafted: share of positions at which the drafter proposed a token.
+        agreement: share of drafted positions at which the likeliest draft is the target's greedy
+            choice.
+        overlap: mean of Σ min(p, q) over drafted positions, with the target's distribution p at
+            temperature 1 and the drafter's q.
+        confidence: mean probability q that the drafter gives to its likeliest draft.
+        calibration: expected calibration error of q; see `calibration_error`.
+        accepted: acceptance rate of a greedy chain's draft at this depth, given that all drafts
+            before it were accepted.
     """
 
     depth: int
@@ -103,10 +110,10 @@ class Report:
         drafter: the drafter's description.
         texts: number of texts.
         tokens: number of their tokens.
-        findings: the figures.
+        findings: figures with verdicts.
         depths: figures by depth.
-        layers: attention of the target's layers; empty where it cannot be measured.
-        suspects: likely faults, the surest first; empty for a healthy drafter.
+        layers: measured attention of the target's layers; empty if it cannot be measured.
+        suspects: likely faults; empty for a healthy drafter.
     """
 
     target: str
@@ -120,18 +127,21 @@ class Report:
 
     @property
     def healthy(self) -> bool:
-        """Return whether no fault is suspected and no figure is bad; it may still be slow."""
+        """Return whether no fault is suspected and no figure is bad.
+
+        A healthy drafter may still be slow.
+        """
         return not self.bad
 
     @property
     def bad(self) -> list[str]:
-        """Return the suspected causes, or otherwise the bad figures; empty for a good drafter."""
+        """Return the suspected faults, or if there are none, the names of bad figures."""
         return [s.cause for s in self.suspects] or [
             f.name for f in self.findings if f.verdict == "bad"
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON; figures that are not finite become null."""
+        """Return the report in the form for JSON; numbers that are not finite become None."""
         return finite(self) | {"healthy": self.healthy, "verdict": "bad" if self.bad else "ok"}
 
 
@@ -143,16 +153,16 @@ def examine(
     tell: Tell = silent,
     again: Callable[[], Costs] | None = None,
 ) -> Report:
-    """Measure a drafter on texts, and search for faults.
+    """Measure a drafter's figures on given texts, and search for its faults.
 
     Args:
         target: the target.
-        drafter: drafter opened for that target.
-        texts: see `driven.answers` and `driven.read`.
-        costs: costs for the predicted speed-up; without them none is predicted.
-        tell: called with the next work.
-        again: measures the costs again where the speed-up is poor, because another program may have
-            slowed the first measurement.
+        drafter: drafter that was opened for this target.
+        texts: texts along which the drafter is driven; see `teacher_forcing.answers` and `read`.
+        costs: costs from which a speed-up is predicted; None for no prediction.
+        tell: called with the number and the name of the next stage.
+        again: function that measures the costs again. It is called if the predicted speed-up is
+            poor, because another program may have slowed the first measurement.
     """
     chart = (
         vocabulary_map(drafter.model, target.decoder.vocab)
@@ -203,7 +213,10 @@ def _driven(
     chart: Map | None,
     tell: Tell,
 ) -> tuple[list[Finding], tuple[Depth, ...], list[Suspect]]:
-    """Run the drafter along the texts, and again with one change at a time."""
+    """Drive the drafter along the texts, and again with one change at a time.
+
+    The results are findings, figures by depth, and likely faults.
+    """
     tell(0, "driving the drafter along the texts", STAGES)
     places = drive(target, drafter, texts)
     depths = tuple(_at_depth(places, d) for d in range(1, DEPTHS + 1))
@@ -241,7 +254,8 @@ def _driven(
 def _vocabulary(target: Target, drafter: Drafter[Any], chart: Map | None) -> Finding:
     """Return the finding about the draft vocabulary.
 
-    A drafter whose vocabulary or shapes do not fit is refused earlier, when it is opened.
+    A drafter whose vocabulary or shapes do not fit the target is refused earlier, when it is
+    opened.
     """
     vocab = target.decoder.vocab
     size = draft_vocabulary(drafter.model, vocab) if isinstance(drafter, Trainable) else vocab
@@ -271,9 +285,9 @@ def _dtype(target: Target, drafter: Drafter[Any]) -> Finding:
 
 
 def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
-    """Yield differences between the target and what the drafter was trained for.
+    """Yield findings for differences between the target and the drafter's training target.
 
-    Compared are the config stored in its checkpoint, and the rotary base.
+    The hash of the target's config in the checkpoint and the rotary base are compared.
     """
     if not isinstance(drafter, Trainable):
         return
@@ -296,7 +310,7 @@ def _trained_for(target: Target, drafter: Drafter[Any]) -> Iterator[Finding]:
 
 
 def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
-    """Yield faults of weights and vocabulary map, which do not depend on the text."""
+    """Yield faults of the weights and the vocabulary map, which can be found without texts."""
     if isinstance(drafter, Trainable):
         odd = [
             name
@@ -310,7 +324,7 @@ def _broken(drafter: Drafter[Any], chart: Map | None) -> Iterator[Suspect]:
 
 
 def _tokenizer(target: Target, drafter: Drafter[Any]) -> Iterator[Suspect]:
-    """Yield a fault where a language model's ids mean other tokens than the target's."""
+    """Yield a fault if a draft model's tokenizer has other ids than the target's."""
     if drafter.language_model is None:
         return
     try:
@@ -344,10 +358,12 @@ def _at_depth(places: Places, depth: int) -> Depth:
 
 
 def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
-    """Return the expected calibration error.
+    """Return the expected calibration error of a drafter.
 
-    It is the distance of mean confidence and hit rate in bins of confidence, weighted by their
-    size.
+    It is the mean of |mean confidence − hit rate| over bins of confidence, weighted by the number
+    of positions in each.
+
+    `confidence` and `right` have one entry for each position.
     """
     bins = np.minimum((confidence * BINS).astype(np.int64), BINS - 1)
     gaps = (abs(float((confidence - right)[bins == b].sum())) for b in np.unique(bins))
@@ -355,9 +371,9 @@ def calibration_error(confidence: np.ndarray, right: np.ndarray) -> float:
 
 
 def _graded(name: str, value: float, marks: tuple[float, float], text: str) -> Finding:
-    """Return a finding, ok up to the first limit and bad beyond the second.
+    """Return a finding with a verdict by two limits: ok at the first, bad beyond the second.
 
-    The first limit is the larger one where more is better.
+    If the first limit is larger than the second, large values are good, otherwise small ones.
     """
     better = np.sign(marks[0] - marks[1])
     verdict: Said = (
@@ -398,15 +414,17 @@ def _figures(places: Places, depths: Sequence[Depth]) -> Iterator[Finding]:
 
 
 AGAIN = 2
-"""How often costs are measured anew, while the speed-up that they predict is poor."""
+"""Largest number of repeated cost measurements while the predicted speed-up is poor."""
 
 
 def _predicted(
     places: Places, costs: Costs | None, again: Callable[[], Costs] | None = None
 ) -> Iterator[Finding]:
-    """Predict τ and speed-up of greedy chains.
+    """Predict acceptance length τ and speed-up of greedy chains.
 
-    The speed-up is τ · sₜ(1) / (sₜ(1 + γ) + γ · sₐ(1) + commit and what the commit postpones).
+    The speed-up for chains of γ tokens is τ · sₜ(1) / (sₜ(1 + γ) + γ · sₐ(1) + commit). Here sₜ(n)
+    are the seconds of a target pass over n tokens, sₐ(1) those of a draft step, and `commit` those
+    of a commit, including work that it leaves to the next draft step.
     """
     lengths = 1 + np.cumsum(np.cumprod(places.rates))
     yield Finding(
@@ -431,7 +449,7 @@ def _predicted(
 
 
 def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) -> Finding:
-    """Compare the training forward with decoding, on the beginnings of two texts."""
+    """Compare a drafter's training forward with its decoding on the beginnings of two texts."""
     longest = sorted(texts, key=lambda t: -len(t.tokens))[:2]
     count = min(COMPARED, *(len(t.tokens) for t in longest))
     tokens = np.stack([t.tokens[:count] for t in longest])
@@ -449,9 +467,10 @@ def _forwards(target: Target, drafter: Trainable[Any], texts: Sequence[Text]) ->
 
 
 def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
-    """Return whether a drafter with weights hardly ever agrees with the target.
+    """Return whether a drafter with weights almost never agrees with the target after a root.
 
-    A drafter that looks up text is left out, because it may find nothing.
+    For a drafter that looks up continuations in text the result is false, because it may simply
+    find nothing.
     """
     weights = isinstance(drafter, Trainable) or drafter.language_model is not None
     return weights and bool(places.drafted.any()) and first.agreement < UNTRAINED
@@ -460,11 +479,11 @@ def _knows_nothing(drafter: Drafter[Any], places: Places, first: Depth) -> bool:
 def _attention(
     target: Target, needs: Needs, texts: Sequence[Text]
 ) -> tuple[tuple[Attending, ...], Finding]:
-    """Return the attention of the target's layers, and warn where the drafter reads a dead one.
+    """Measure the attention of the target's layers, and warn if the drafter reads a dead one.
 
-    A dead layer hardly attends to anything. Keys and values are those of a layer, a hidden state is
-    the output of one. The last hidden state, which the target's own head reads, is not counted,
-    because it is more than the work of its layer.
+    The attention of a dead layer adds almost nothing to the residual stream. A drafter reads a
+    layer if it uses its keys and values, or its output as a hidden state. The last hidden state is
+    not counted, because it is the sum of the work of all layers.
     """
     try:
         layers = attending(target.decoder, [t.tokens for t in texts])
@@ -487,9 +506,9 @@ def _attention(
 
 
 def _noise(target: Target, texts: Sequence[Text]) -> Finding:
-    """Measure how the margin of the two best logits changes between narrow and wide passes.
+    """Measure how the margin of the two largest logits differs between narrow and wide passes.
 
-    A narrow pass reads one token, a wide one all of a text.
+    A narrow pass reads one token, and a wide pass reads a whole text.
     """
     changes, margins = narrow_and_wide(target, texts)
     noise, smallest = float(changes.max()), float(margins.min())

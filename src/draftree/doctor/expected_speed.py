@@ -17,22 +17,23 @@ from draftree.target.target import Target
 from draftree.utils.hardware import machine
 
 WIDTHS = (1, 2, 4, 8, 16, 32, 64, 128)
-"""Tokens of the passes that are shown."""
+"""Numbers of tokens for which the seconds of a target pass are shown."""
 CONTEXT = 512
-"""Tokens in the KV cache."""
+"""Number of tokens in the KV cache for all estimates."""
 CHAINS = (1, 3, 5)
-"""Lengths of the chains that are shown."""
+"""Lengths in tokens of the chains that are shown."""
 
 
 @dataclass(frozen=True)
 class Shape:
-    """Store a tree, and the acceptance length above which it is faster than plain decoding.
+    """Store the costs of a draft tree, and the acceptance length that it needs to be faster.
 
     Attributes:
         name: name of the tree.
-        nodes: nodes that are verified, including the root.
-        seconds: seconds of a step: its draft steps and its pass.
-        even: acceptance length at which it is as fast as plain decoding.
+        nodes: number of nodes that the target verifies, including the root.
+        seconds: seconds of a step: draft steps, target pass and commit.
+        even: acceptance length at which drafting is as fast as plain decoding; above it, drafting
+            is faster.
     """
 
     name: str
@@ -43,25 +44,25 @@ class Shape:
 
 @dataclass(frozen=True)
 class Expected:
-    """Store the figures of a device, and of a drafter and policy on it.
+    """Store the expected speed of a target, a drafter and a policy on a device.
 
     Attributes:
-        device: its name.
-        memory: free bytes and all bytes of its memory; None where it is the host's.
-        bandwidth: bytes that it reads per second.
+        device: name of the device.
+        memory: free and total bytes of a GPU's memory; None for the CPU.
+        bandwidth: bytes that the device reads from memory per second.
         rate: multiply-add operations per second, in the target's dtype.
-        overhead: seconds of a small operation.
+        overhead: seconds that a very small operation takes.
         dtype: dtype of the target.
-        bytes: bytes of the weights that a pass over one token reads.
-        floor: seconds in which they are read.
-        ridge: number of tokens at which computing takes as long as reading.
-        recorded: whether passes over trees are CUDA graphs.
-        native: whether they run native kernels.
-        timings: number of timed steps by which the passes below are corrected; 0 where they are
-            estimates.
-        passes: seconds by number of tokens.
+        bytes: bytes of weights that a pass over one token reads.
+        floor: seconds that reading these bytes takes.
+        ridge: number of tokens in a pass at which arithmetic takes as long as reading the weights.
+        recorded: whether passes over trees run as CUDA graphs.
+        native: whether passes run native kernels.
+        timings: number of timed steps by which the estimated costs are corrected; with 0 the costs
+            below are only estimates.
+        passes: seconds of a target pass by number of tokens.
         draft: seconds of a draft step over one token.
-        shapes: chains, and the tree of the policy.
+        shapes: costs of chains, and of the policy's tree if its size is fixed.
         lengths: acceptance lengths for which a speed-up is shown.
     """
 
@@ -83,14 +84,14 @@ class Expected:
     lengths: tuple[float, ...] = (2.0, 3.0, 4.0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report by the names of its parts."""
+        """Return the report as a dictionary with its fields as keys."""
         return asdict(self)
 
 
 def examine(target: Target, drafter: Drafter[Any], policy: str) -> Expected:
-    """Estimate what to expect of a drafter and policy on a device.
+    """Estimate the costs of a drafter and a policy on the target's device.
 
-    Only the device is timed, and only once.
+    Only the device is timed, and only if this has not been done before. No text is generated.
 
     Args:
         target: the target.

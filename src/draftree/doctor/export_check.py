@@ -19,16 +19,16 @@ from draftree.utils.files import read_object, understood
 
 @dataclass(frozen=True)
 class ExportReport:
-    """Store the result for an exported folder.
+    """Store the result of checking an exported drafter.
 
     Attributes:
         folder: the folder.
-        drafter: the method.
-        format: format of its layout.
-        tensors: number of tensors.
-        verifier: the target that its config names; None where the layout has no place for it.
-        faults: reasons why an engine cannot use it, one per line.
-        remarks: what a user should know, one per line.
+        drafter: name of the drafter's method.
+        format: name of the export format.
+        tensors: number of tensors in the folder.
+        verifier: target that the config names; None if the format does not store it.
+        faults: reasons why an engine cannot use the drafter.
+        remarks: facts that a user should know.
     """
 
     folder: str
@@ -40,19 +40,20 @@ class ExportReport:
     remarks: tuple[str, ...]
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as `draftree doctor --export --json` prints it."""
+        """Return the report as `draftree doctor --export --json` prints it."""
         return asdict(self)
 
 
 def examine(folder: Path, target: str | None = None) -> ExportReport:
-    """Check an exported drafter: its config, its tensors' names, shapes and values, and its target.
+    """Check the config and the tensors of an exported drafter, and that it fits its target.
 
     Args:
         folder: folder of the export.
-        target: the model that it drafts for; by default any model of the sizes in its config.
+        target: name or folder of the target; None checks only that the sizes fit the drafter's
+            config.
 
     Raises:
-        UserError: the folder has no drafter in a format that is exported.
+        UserError: the folder contains no drafter in an export format.
     """
     config = read_object(folder / CONFIG, "a drafter's config")
     method, form = method_of(folder), layout(config)
@@ -88,7 +89,7 @@ def examine(folder: Path, target: str | None = None) -> ExportReport:
 
 
 def layout(config: dict[str, Any]) -> str:
-    """Return the format whose layout a config has."""
+    """Return the name of the export format that a drafter's config has."""
     if speculators.KIND in config:
         return "speculators"
     return (
@@ -99,7 +100,7 @@ def layout(config: dict[str, Any]) -> str:
 
 
 def _odd(tensors: dict[str, Tensor]) -> Iterator[tuple[str, str]]:
-    """Yield the tensors that no engine can compute with, and why."""
+    """Yield the names of tensors with unusable values, each with a description."""
     for name, tensor in sorted(tensors.items()):
         if tensor.is_floating_point() and not torch.isfinite(tensor).all():
             yield name, "values that are not finite"

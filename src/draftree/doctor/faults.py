@@ -27,27 +27,29 @@ TOKEN = "hidden states off by one token"
 KV = "keys and values of the wrong layer"
 ROPE, VOCABULARY = "wrong rope", "wrong vocabulary map"
 OLD_THETA = 10_000.0
-"""The rotary base of configs that name none; drafters were trained with it by mistake."""
+"""Rotary base that applies if a config names none. Some drafters were trained with it by
+mistake."""
 CERTAIN, BESIDE = 3.0, 1.0
-"""Standard errors by which the overlap must rise and the cross-entropy fall, one by the first
-number and the other by the second, to count as better."""
+"""Least gains in standard errors for a change to count as better. One of the two gains, of overlap
+and of cross-entropy, must reach the first value, and the other one the second value."""
 GAIN = 0.005
-"""The least rise of overlap that counts."""
+"""Least increase of the overlap for a change to count as better."""
 UNTRAINED = 0.1
-"""Agreement below which a drafter counts as untrained; after a fault is corrected it is higher."""
+"""Agreement with the target below which a drafter counts as untrained. A change has to reach it to
+count as the correction of a fault."""
 NEGLIGIBLE = 1e-4
-"""Difference of two gains below which the change that was tried first is kept."""
+"""Difference of two gains up to which the change that was tried first is preferred."""
 
 
 @dataclass(frozen=True)
 class Alternative:
-    """Describe a drafter with one change.
+    """Describe one change with which a drafter is driven again.
 
     Attributes:
-        cause: the fault, if the change helps.
-        change: the change in words.
-        source: what the drafter reads instead of the recording or target.
-        made: context in which the drafter is changed.
+        cause: name of the fault that the drafter has if the change helps.
+        change: description of the change.
+        source: target or recording that the drafter reads in this run.
+        made: function that returns a context manager; the drafter is changed inside it.
     """
 
     cause: str
@@ -58,15 +60,15 @@ class Alternative:
 
 @dataclass(frozen=True)
 class Better:
-    """Store the gain of an alternative.
+    """Store the gain from driving a drafter with one change.
 
     Attributes:
-        cause: the fault.
-        change: what was changed.
-        overlap: before and after.
-        agreement: before and after.
-        z: gain of overlap in standard errors.
-        z_surprise: gain of cross-entropy in standard errors.
+        cause: name of the fault that the change corrects.
+        change: description of the change.
+        overlap: mean overlap Σ min(p, q) without and with the change.
+        agreement: share of positions that agree with the target, without and with the change.
+        z: increase of the overlap in standard errors.
+        z_surprise: decrease of the cross-entropy in standard errors.
     """
 
     cause: str
@@ -78,12 +80,12 @@ class Better:
 
     @property
     def gain(self) -> float:
-        """Return the rise of overlap."""
+        """Return the increase of the mean overlap."""
         return self.overlap[1] - self.overlap[0]
 
     @property
     def sure(self) -> bool:
-        """Return whether the gain is too large for chance."""
+        """Return whether the gain is too large to be chance."""
         less, more = sorted((self.z, self.z_surprise))
         return (
             more >= CERTAIN
@@ -94,7 +96,7 @@ class Better:
 
     @property
     def evidence(self) -> str:
-        """Return the gain in words."""
+        """Return a text that describes the gain."""
         return (
             f"with {self.change}, overlap goes from {self.overlap[0]:.3f} to {self.overlap[1]:.3f} and agreement from "
             f"{self.agreement[0]:.2f} to {self.agreement[1]:.2f} (overlap rises by {self.z:.1f} standard errors, cross-entropy "
@@ -105,7 +107,7 @@ class Better:
 def compared(
     alternative: Alternative, drafter: Drafter[Any], texts: Sequence[Text], base: Places
 ) -> Better:
-    """Run the drafter with one change, at the positions of `base`."""
+    """Drive the drafter with one change, and compare the result with `base`."""
     with alternative.made():
         found = drive(alternative.source, drafter, texts)
     z, z_surprise = _z(found.overlap - base.overlap, base), _z(base.surprise - found.surprise, base)
@@ -115,13 +117,14 @@ def compared(
 
 
 FEWEST_BLOCKS = 12
-"""With fewer blocks their spread is too uncertain to call a gain certain."""
+"""Least number of blocks from which the standard error of a gain is estimated."""
 
 
 def _z(gains: Floats, places: Places) -> float:
-    """Return the total gain in standard errors.
+    """Return the sum of gains over all positions, in standard errors.
 
-    Positions of one block are not independent, so their gains are summed by block.
+    Positions of one block are not independent, so the error is estimated from the sums over blocks.
+    It is 0 with fewer than `FEWEST_BLOCKS` blocks.
     """
     sums = np.bincount(places.block, gains)
     spread = float(sums.std(ddof=1)) * np.sqrt(len(sums)) if len(sums) >= FEWEST_BLOCKS else 0.0
@@ -131,9 +134,9 @@ def _z(gains: Floats, places: Places) -> float:
 def best(
     drafter: Drafter[Any], texts: Sequence[Text], base: Places, tried: Sequence[Alternative]
 ) -> list[Better]:
-    """Return the change that helps most for each cause.
+    """Try changes, and return the one that helps most for each fault.
 
-    Only changes count that help with certainty and at least half as much as the best of all.
+    A change is returned only if its gain is certain, and at least half of the largest gain.
     """
     found: dict[str, Better] = {}
     for alternative in tried:
@@ -149,7 +152,10 @@ def best(
 def alternatives(
     target: Target, drafter: Drafter[Any], texts: Sequence[Text], chart: "Map | None"
 ) -> list[Alternative]:
-    """Return all changes to try on a drafter; `chart` is its vocabulary map as it was loaded."""
+    """Return all changes to try on a drafter.
+
+    `chart` is the drafter's vocabulary map; None if it has none.
+    """
     needs, count = drafter.needs, int(target.decoder.config.num_hidden_layers)
     layers = tuple(target.decoder.hidden_index(layer) for layer in needs.hidden)
     around = [i for layer in layers for i in (layer - 1, layer, layer + 1) if 0 <= i <= count]
@@ -187,27 +193,30 @@ def _tokens(record: Recording, layers: tuple[int, ...]) -> Iterator[Alternative]
 
 @dataclass(frozen=True)
 class Lifted:
-    """Stand in for a target, with other layers' keys and values in the cache."""
+    """Wrap a target so that a drafter reads the keys and values of other layers.
+
+    `by` is the offset in layers.
+    """
 
     target: Target
     by: int
 
     def new_cache(self, rows: int, slots: int) -> SlotCache:
-        """Return an empty cache, see `Target.new_cache`."""
+        """Return an empty cache; see `Target.new_cache`."""
         return self.target.new_cache(rows, slots)
 
     def prefill(self, cache: SlotCache, prompts: Sequence[Ints], needs: Needs) -> Verified:
-        """Read prompts, see `Target.prefill`."""
+        """Run the prompts through the target; see `Target.prefill`."""
         return self._lifted(self.target.prefill(cache, prompts, needs))
 
     def verify(
         self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes | None = None
     ) -> Verified:
-        """Verify a tree, see `Target.verify`."""
+        """Run a draft tree through the target; see `Target.verify`."""
         return self._lifted(self.target.verify(cache, tree, needs, probes))
 
     def commit(self, cache: SlotCache, tree: Tree, verdict: Verdict) -> None:
-        """Keep what was accepted, see `Target.commit`."""
+        """Commit the accepted tokens to the cache; see `Target.commit`."""
         self.target.commit(cache, tree, verdict)
 
     def _lifted(self, verified: Verified) -> Verified:
@@ -217,9 +226,10 @@ class Lifted:
 
 
 def rotaries(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
-    """Return the modules that hold rotary frequencies, by name.
+    """Return the modules that have rotary frequencies, by name.
 
-    They are modules of a network, and those that its modules or other objects hold outside it.
+    The search covers the modules of `model`, and modules that these or the `holders` have as plain
+    attributes.
     """
     found: dict[nn.Module, str] = {}
     for name, module in model.named_modules():
@@ -232,9 +242,9 @@ def rotaries(model: nn.Module, *holders: object) -> dict[str, nn.Module]:
 
 
 def _beside(holder: object, where: str) -> Iterator[tuple[str, nn.Module]]:
-    """Yield modules that an object holds as attributes without registering them as submodules.
+    """Yield modules that an object has as plain attributes, not as registered submodules.
 
-    They are neither saved nor cast with it.
+    Such modules are not saved with the object, and not cast with it.
     """
     for key, value in vars(holder).items():
         for held in value if isinstance(value, list) else [value]:
@@ -244,22 +254,22 @@ def _beside(holder: object, where: str) -> Iterator[tuple[str, nn.Module]]:
 
 
 def frequencies(module: nn.Module) -> Tensor:
-    """Return [k] the rotary frequencies of such a module."""
+    """Return [k] the rotary frequencies that a module has in its buffer `inv_freq`."""
     found = module._buffers["inv_freq"]
     assert found is not None
     return found
 
 
 def theta(frequencies: Tensor) -> float:
-    """Return the rotary base of frequencies [k] that are not scaled: fᵢ = θ^(−i/k)."""
+    """Return the rotary base θ of unscaled frequencies [k], which are fᵢ = θ^(−i/k)."""
     k = len(frequencies)
     return float(frequencies[1].cpu().double() ** -k) if k > 1 else 1.0
 
 
 def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[Alternative]:
-    """Yield changes of the rotary frequencies, for all modules together and for each.
+    """Yield changes of the rotary frequencies, in all modules together and in each alone.
 
-    Tried are the target's frequencies, and those of the usual base of configs that name none.
+    The target's frequencies are tried, and those with the base `OLD_THETA`.
     """
     theirs = next(map(frequencies, rotaries(target.decoder.stack).values()), None)
     own = rotaries(drafter.model, drafter)
@@ -293,7 +303,7 @@ def _ropes(target: Target, drafter: Trainable[Any], source: Source) -> Iterator[
 
 
 def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractContextManager[None]]:
-    """Return a context manager that replaces a buffer of some modules inside."""
+    """Return a function whose context manager replaces a buffer of some modules."""
 
     @contextmanager
     def changed() -> Iterator[None]:
@@ -311,10 +321,10 @@ def _putting(name: str, new: dict[nn.Module, Tensor]) -> Callable[[], AbstractCo
 
 @dataclass(frozen=True)
 class Map:
-    """Hold the maps of a draft vocabulary.
+    """Store the map between a draft vocabulary and the target's vocabulary.
 
-    `d2t` is each draft id's offset to the target's id; `t2d` marks the target's ids that can be
-    drafted.
+    `module` has the map as buffers. `d2t` [V′] is the target's id minus the draft id, for each
+    draft id. `t2d` [V] marks the target's ids that can be drafted.
     """
 
     module: nn.Module
@@ -323,18 +333,18 @@ class Map:
 
     @property
     def drafted(self) -> Tensor:
-        """Return [V′] the target's ids that can be drafted."""
+        """Return [V′] the target's id for each draft id."""
         return ids_of(self.d2t)
 
     @property
     def distinct(self) -> bool:
-        """Return whether draft ids stand for different tokens, clamped to the vocabulary."""
+        """Return whether all draft ids, clamped to the vocabulary, stand for different tokens."""
         inside = self.drafted.clamp(0, len(self.t2d) - 1)
         return int(inside.unique().numel()) == len(inside)
 
     @property
     def complaints(self) -> list[str]:
-        """Return the faults of the map, in words."""
+        """Return descriptions of the map's faults; empty for a sound map."""
         ids = self.drafted
         vocab = len(self.t2d)
         found = []
@@ -354,20 +364,23 @@ class Map:
         return found
 
     def putting(self, ids: Tensor) -> Callable[[], AbstractContextManager[None]]:
-        """Return a context in which the draft ids stand for other ones."""
+        """Return a function whose context manager maps the draft ids to other target ids.
+
+        `ids` [V′] are these target ids.
+        """
         inside = ids.clamp(0, len(self.t2d) - 1)
         return _putting("d2t", {self.module: inside - torch.arange(len(ids), device=ids.device)})
 
 
 def vocabulary_map(model: nn.Module, vocab: int) -> Map | None:
-    """Return the vocabulary map of a model, if its LM head has rows of its own.
+    """Return the vocabulary map of a drafter's model, if its LM head has its own weights.
 
-    Where the head is the target's, the map itself determines the computed rows, so that both
-    cannot differ.
+    If the drafter uses the target's head, the result is None: the map then selects the rows of the
+    head, so that it cannot be wrong.
 
     Args:
         model: model of a drafter.
-        vocab: V, the size of the target's vocabulary.
+        vocab: size V of the target's vocabulary.
     """
     for module in model.modules():
         d2t, t2d = module._buffers.get("d2t"), module._buffers.get("t2d")
@@ -379,7 +392,7 @@ def vocabulary_map(model: nn.Module, vocab: int) -> Map | None:
 
 
 def draft_vocabulary(model: nn.Module, vocab: int) -> int:
-    """Return the number of tokens that a model can draft of a target's V."""
+    """Return the size of a drafter's vocabulary; without a map it is the target's, `vocab`."""
     maps = (module._buffers.get("d2t") for module in model.modules())
     return next((len(d2t) for d2t in maps if isinstance(d2t, Tensor)), vocab)
 

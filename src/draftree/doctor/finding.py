@@ -8,14 +8,14 @@ import torch
 
 Said = Literal["ok", "warn", "bad"]
 APART = {torch.float64: 1e-6, torch.float32: 1e-3}
-"""Largest difference of a probability between training forward and decoding that is noise; `HALF`
-in half precision."""
+"""Largest difference of a probability between two ways of computing it that counts as noise, by
+dtype. In half precision it is `HALF`."""
 HALF = 0.1
 
 
 @dataclass(frozen=True)
 class Finding:
-    """Store one figure: its name, value and verdict, and what it means in words."""
+    """Store one figure: its name, its value, a verdict, and an explanation."""
 
     name: str
     value: float | str | None
@@ -24,6 +24,6 @@ class Finding:
 
 
 def finite(report: Any) -> dict[str, Any]:
-    """Return a dataclass for JSON; figures that are not finite become null."""
+    """Return a dataclass as a dictionary for JSON; numbers that are not finite become None."""
     found: dict[str, Any] = json.loads(json.dumps(asdict(report)), parse_constant=lambda _: None)
     return found

@@ -20,9 +20,9 @@ from draftree.tree import Ints
 
 
 def batch_of(target: Target, drafter: Drafter[Any], tokens: Ints, seed: int = 0) -> Batch:
-    """Return a training batch of texts [B, T] with the target's outputs.
+    """Return a training batch with given texts [B, T] and the target's outputs for them.
 
-    All tokens but the first are learnt.
+    All tokens but the first of each text count in the loss.
     """
     samples = [Sample(row, np.arange(len(row)) > 0) for row in tokens]
     return Teacher(target, drafter.needs, samples, seed).batch(range(len(samples)), 0)
@@ -30,11 +30,13 @@ def batch_of(target: Target, drafter: Drafter[Any], tokens: Ints, seed: int = 0)
 
 @torch.inference_mode()
 def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, phase: int) -> Tensor:
-    """Return draft log-probabilities [B, T', V] along texts [B, T].
+    """Return the log-probabilities [B, T', V] that a drafter gives in decoding, in texts [B, T].
 
-    Each block's first token is a root, the others are drafted. T' counts from the first root on.
-    Every draft is accepted, so each block is one step. The first block that is decoded needs a
-    prompt before it, so it is the first one that does not start at the beginning of the text.
+    The texts are divided into blocks of `block` tokens with the given `phase`; see `block_starts`.
+    The first token of a block is a root, and the others are treated as accepted drafts, so that
+    each block is one step. The first decoded block is the first that does not start at the
+    beginning of the text, because it needs a prompt before it. T' is the number of tokens from its
+    root on.
     """
     first = int(min(s for s in block_starts(tokens.shape[1], block, phase) if s > 0))
     texts = [
@@ -50,7 +52,7 @@ def decoded(target: Target, drafter: Drafter[Any], tokens: Ints, block: int, pha
 def both(
     target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int
 ) -> tuple[Tensor, Tensor]:
-    """Return [B, T', V] log-probabilities of the training forward, and of decoding."""
+    """Return the log-probabilities of the training forward and of decoding, both [B, T', V]."""
     with torch.no_grad():
         logits = drafter.forward(batch_of(target, drafter, tokens), block, phase)
     steps = decoded(target, drafter, tokens, block, phase)
@@ -58,6 +60,6 @@ def both(
 
 
 def apart(target: Target, drafter: Trainable[Any], tokens: Ints, block: int, phase: int) -> float:
-    """Return the largest difference of a draft probability between training and decoding."""
+    """Return the largest difference between draft probabilities in training and in decoding."""
     trained, steps = both(target, drafter, tokens, block, phase)
     return float((trained.exp() - steps.exp()).abs().max())

@@ -50,28 +50,29 @@ from draftree.utils.progress import Tell, silent
 from draftree.utils.validated_dataclass import Knobs, knob
 
 LEVEL = 1e-3
-"""The probability that a frequency test fails by chance, all tests of a report together."""
+"""Probability that at least one frequency test of a report fails by chance."""
 SURE = 0.99
 """Probability with which an error of the reported size is detected."""
 ROWS = 40
-"""Trials that are made in one batch."""
+"""Largest number of trials in one batch."""
 Drawn = list[tuple[int, ...]]
-"""The first tokens of each trial after a root."""
+"""Tokens that each trial generated after a root."""
 
 
 @dataclass(frozen=True)
 class Extent(Knobs):
-    """Set the extent of an examination.
+    """Set the extent of a test for losslessness.
 
     Attributes:
-        max_new_tokens: limit of each text.
-        seeds: number of seeds compared at each temperature above 0.
-        trials: number of draws with plain decoding and with each acceptor, over all roots.
-        roots: number of roots, each in another text.
-        seed: the first of the seeds.
+        max_new_tokens: largest number of new tokens in each text.
+        seeds: number of seeds with which texts are generated at each temperature above 0.
+        trials: number of draws after all roots together, with plain decoding and with each
+            acceptor.
+        roots: number of roots after which tokens are drawn, each in another text.
+        seed: first seed; the others follow it.
 
     Raises:
-        UserError: there would be nothing to try.
+        UserError: a value is out of its range.
     """
 
     max_new_tokens: int = knob(TOKENS, least=1)
@@ -84,13 +85,13 @@ class Extent(Knobs):
 def prompts(
     target: Target, data: Path | None = None, count: int = TEXTS, tokens: int = TOKENS
 ) -> list[list[int]]:
-    """Return the prompts to continue: those before the responses of a file, or shipped prompts.
+    """Return the token ids of the prompts: those in a file, or shipped prompts.
 
     Args:
         target: target whose tokenizer is used.
-        data: a file as `driven.read` takes it.
-        count: largest number of prompts, spread evenly over all.
-        tokens: number of tokens that will be generated after each.
+        data: file in a format that `teacher_forcing.read` accepts; None for shipped prompts.
+        count: largest number of prompts; they are spread evenly over all available ones.
+        tokens: number of tokens that will be generated after each prompt.
 
     Raises:
         UserError: the file cannot be read, or no prompt fits the target's context.
@@ -111,19 +112,19 @@ def examine(
     costs: Costs | CostTable = UNIT,
     tell: Tell = silent,
 ) -> Report:
-    """Compare the output with that of the target itself.
+    """Test whether the output with drafts equals the output of the target alone.
 
     Args:
         target: the target.
-        drafter: drafter opened for that target.
-        prompts: token ids.
-        chosen: see `cases`.
-        extent: extent of the examination.
-        costs: for policies that read them.
-        tell: called with the progress.
+        drafter: drafter that was opened for this target.
+        prompts: token ids of each prompt.
+        chosen: cases to test; see `cases`.
+        extent: number of texts, seeds and trials.
+        costs: costs for policies that read them.
+        tell: called with the number of finished runs and batches, the next work, and the total.
 
     Raises:
-        UserError: a prompt cannot be served.
+        UserError: a prompt cannot be generated from, such as one that exceeds the context.
     """
     work = _Work(
         target, [(c, Engine(target, drafter, c.grown, c.rule, costs)) for c in chosen], extent, tell
@@ -139,7 +140,7 @@ def examine(
 
 @dataclass
 class _Work:
-    """Hold the state of an examination."""
+    """Store the state of a test for losslessness while it runs."""
 
     target: Target
     pairs: list[tuple[Case, Engine]]
@@ -154,18 +155,19 @@ class _Work:
 
     @property
     def drawn(self) -> list[tuple[Case, Engine]]:
-        """Return the cases that are tested by frequencies."""
+        """Return the cases that are tested by the frequencies of drawn tokens."""
         return [(c, e) for c, e in self.pairs if not c.keeps_text]
 
     def followed(self, temperature: float) -> list[tuple[Case, Engine]]:
-        """Return the cases that are compared at a temperature."""
+        """Return the cases at a temperature whose texts are compared token by token."""
         return [(c, e) for c, e in self.pairs if c.keeps_text and c.temperature == temperature]
 
     @property
     def runs(self) -> list[Sampling]:
-        """Return the sampling settings of each text.
+        """Return the sampling settings with which each prompt is continued.
 
-        Where no text is compared it is greedy, because noise and roots are still needed.
+        If no texts are compared, it is continued greedily, because noise and roots are needed
+        anyway.
         """
         temperatures = dict.fromkeys(c.temperature for c, _ in self.pairs if c.keeps_text) or [0.0]
         return [
@@ -175,7 +177,7 @@ class _Work:
         ]
 
     def size(self, texts: int) -> int:
-        """Return the number of runs and batches to come."""
+        """Return the total number of runs and batches for the given number of texts."""
         runs = sum(1 + len(self.followed(s.temperature)) for s in self.runs)
         batches = sum(
             len(self.numbers(i, min(self.extent.roots, texts)))
@@ -190,7 +192,7 @@ class _Work:
         self.done += 1
 
     def compare(self, text: int, prompt: list[int]) -> None:
-        """Compare all cases on one prompt."""
+        """Continue one prompt with plain decoding and in all cases, and compare the texts."""
         request = Request(
             prompt, self.extent.max_new_tokens, self.target.eos, text, keep_scores=True
         )
@@ -211,7 +213,7 @@ class _Work:
     def note(
         self, name: str, request: Request, sampling: Sampling, base: Heard, ours: Heard
     ) -> None:
-        """Record the comparison of a text with plain decoding's."""
+        """Record the comparison of one text with plain decoding's."""
         before = self.compared.get(name, Compared(name, 0, 0, (), 0.0))
         at, parted = common(base.tokens, ours.tokens), before.parted
         if base.tokens != ours.tokens:
@@ -228,7 +230,7 @@ class _Work:
         )
 
     def draw(self) -> None:
-        """Run all frequency tests."""
+        """Draw tokens after the roots, and run all frequency tests."""
         if self.drawn and not self.roots:
             raise UserError(
                 "every text ends with its first token, so nothing can be drawn behind one; give other prompts"
@@ -250,7 +252,7 @@ class _Work:
                     self.tests += [self.tested(case, plain, ours, look) for look in (1, LOOK)]
 
     def numbers(self, root: int, roots: int) -> list[range]:
-        """Return the numbers of the trials after one of the roots, batch by batch."""
+        """Return the numbers of the trials after one of `roots` roots, batch by batch."""
         first, end = (self.extent.trials * i // roots for i in (root, root + 1))
         rows = math.ceil(
             (end - first) / math.ceil((end - first) / ROWS)
@@ -258,7 +260,7 @@ class _Work:
         return [range(n, min(n + rows, end)) for n in range(first, end, rows)]
 
     def batches(self, root: int, what: str) -> Iterator[range]:
-        """Yield these numbers and report the progress."""
+        """Yield the numbers of the trials after a root, batch by batch, and report the progress."""
         for numbers in self.numbers(root, len(self.roots)):
             self.advance(f"{what}: {numbers[0]:,} of {self.extent.trials:,} trials")
             yield numbers
@@ -266,7 +268,11 @@ class _Work:
     def tested(
         self, case: Case, plain: Sequence[Drawn], ours: Sequence[Drawn], look: int
     ) -> Frequencies:
-        """Compare two samples, each of what was drawn after every root."""
+        """Test whether two samples have the same distribution.
+
+        A sample contains the tokens that were drawn after every root. `look` is the number of
+        tokens after a root that are counted together.
+        """
         counted = [
             Counter((i, *s[:look]) for i, drawn in enumerate(sample) for s in drawn)
             for sample in (ours, plain)
@@ -283,7 +289,7 @@ class _Work:
 
     @property
     def level(self) -> float:
-        """Return the p-value below which a test fails."""
+        """Return the p-value below which a single test fails."""
         return LEVEL / max(2 * sum(not c.rule.lossy for c, _ in self.drawn), 1)
 
     def report(self, drafter: str, texts: int) -> Report:

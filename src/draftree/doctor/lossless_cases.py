@@ -10,20 +10,21 @@ from draftree.registry import build, check_exact, parts
 from draftree.sampling.params import Sampling
 
 CHAINS, TREES = "chain", "vct:width=2,depth=2"
-"""Policies for rules that the given ones would make inexact."""
+"""Policies for acceptors that are not exact with the given policies: a chain, and a tree whose
+shape does not depend on drawn tokens."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """Describe one case to examine: an acceptor with a policy at a temperature.
+    """Describe one case to test: an acceptor with a policy at a temperature.
 
     Attributes:
-        acceptor: the acceptor's spec.
-        policy: the policy's spec.
-        temperature: 0 for greedy decoding.
-        rule: the acceptor.
-        grown: the policy.
-        instead: why the policy is none of the requested ones.
+        acceptor: spec of the acceptor.
+        policy: spec of the policy.
+        temperature: sampling temperature; 0 for greedy decoding.
+        rule: the acceptor as an object.
+        grown: the policy as an object.
+        instead: reason for a policy that was not requested; empty for a requested one.
     """
 
     acceptor: str
@@ -35,29 +36,29 @@ class Case:
 
     @property
     def name(self) -> str:
-        """Return the case in words."""
+        """Return the name of the case: acceptor, policy and temperature."""
         return f"{self.acceptor}, {self.policy}, T = {self.temperature:g}"
 
     @property
     def keeps_text(self) -> bool:
-        """Return whether its texts must equal plain decoding's; else their distribution must."""
+        """Return whether the texts must equal plain decoding's, and not only in distribution."""
         return self.rule.keeps_text or self.temperature == 0
 
 
 def cases(
     policies: Sequence[str], acceptors: Sequence[str], temperatures: Sequence[float]
 ) -> list[Case]:
-    """Return every valid combination of acceptor, policy and temperature.
+    """Return the cases for all valid combinations of acceptor, policy and temperature.
 
-    An acceptor that is exact with none of the policies gets a policy with which it is.
+    An acceptor that is not exact with any of the policies gets another policy with which it is.
 
     Args:
-        policies: specs.
-        acceptors: specs; if there are none, all exact acceptors.
-        temperatures: 0 for greedy decoding.
+        policies: specs of policies.
+        acceptors: specs of acceptors; empty for all exact acceptors.
+        temperatures: sampling temperatures; 0 for greedy decoding.
 
     Raises:
-        UserError: a part does not exist, or an acceptor serves none of the temperatures.
+        UserError: a part does not exist, or an acceptor supports none of the temperatures.
     """
     grown = {p: build("policy", p) for p in policies}
     kinds: dict[str, type[Acceptor]] = parts("acceptor")

@@ -13,16 +13,16 @@ from draftree.doctor.numerical_noise import Noise
 
 @dataclass(frozen=True)
 class Parted:
-    """Store the first difference of a text from plain decoding's.
+    """Store the first difference between a text and plain decoding's.
 
     Attributes:
-        text: number of its prompt.
+        text: number of the prompt.
         seed: seed of the run.
-        token: index of the first token that differs, from 0.
-        plain: plain decoding's token there; None where its text had ended.
-        ours: the other token.
-        margin: difference of plain decoding's logits for both; ∞ where it could never have chosen
-            the other.
+        token: index of the first new token that differs, from 0.
+        plain: plain decoding's token at this index; None if its text had ended.
+        ours: the other text's token at this index; None if it had ended.
+        margin: difference of plain decoding's logits for the two tokens; ∞ if it could not have
+            chosen the other token.
     """
 
     text: int
@@ -35,15 +35,15 @@ class Parted:
 
 @dataclass(frozen=True)
 class Compared:
-    """Store the comparison of one case with plain decoding.
+    """Store the comparison of one case's texts with plain decoding's.
 
     Attributes:
-        case: its name.
-        texts: number of texts.
-        tokens: number of tokens of plain decoding.
-        parted: the texts that differ.
-        shift: largest difference of a verification's logits from plain decoding's after the same
-            text; see `shifts`.
+        case: name of the case.
+        texts: number of texts that were compared.
+        tokens: number of tokens in plain decoding's texts.
+        parted: the first difference of each text that differs.
+        shift: largest difference between the logits of a verification and of plain decoding after
+            the same tokens; see `shifts`.
     """
 
     case: str
@@ -55,20 +55,20 @@ class Compared:
 
 @dataclass(frozen=True)
 class Frequencies:
-    """Store one test of whether tokens are as frequent as with plain sampling.
+    """Store one χ² test of whether tokens are as frequent as in plain sampling.
 
     Attributes:
-        case: its name.
+        case: name of the case.
         look: number of tokens after a root that were counted together.
         trials: number of trials in each of the two samples, over all roots.
-        statistic: χ².
-        dof: its degrees of freedom.
-        p_value: probability of at least so large a statistic if nothing is wrong.
+        statistic: value of χ².
+        dof: degrees of freedom.
+        p_value: probability of a statistic of at least this size if both distributions are equal.
         distance: total variation distance between the two samples.
-        chance: its expectation if nothing is wrong.
-        detectable: total variation distance of any shape that would have been detected with
-            probability `SURE`; None where the tokens are too certain for a test.
-        exact: whether the acceptor guarantees to pass.
+        chance: expected value of `distance` if both distributions are equal.
+        detectable: total variation distance from which on an error would have been detected with
+            probability `SURE`; None if the tokens are too certain for a test.
+        exact: whether the acceptor guarantees the target's distribution.
     """
 
     case: str
@@ -85,20 +85,20 @@ class Frequencies:
 
 @dataclass(frozen=True)
 class Report:
-    """Store the result of an examination of the output.
+    """Store the result of a test for losslessness.
 
     Attributes:
         target: the target's name.
         drafter: the drafter's description.
         texts: number of prompts.
-        noise: differences between passes of different width.
+        noise: rounding differences between passes over different numbers of tokens.
         allowed: largest difference of logits that noise explains.
-        level: p-values below it are too small; all tests together fail by chance with probability
-            `LEVEL`.
-        findings: verdict on each case, after those on plain decoding and its noise.
-        compared: all comparisons.
-        frequencies: all tests.
-        lossy: cases without a guarantee.
+        level: p-value below which a single test fails. It is chosen so that the probability of any
+            failure by chance is at most `LEVEL`.
+        findings: verdicts on plain decoding, on its noise, and then on each case.
+        compared: comparisons of texts, one for each case.
+        frequencies: all frequency tests.
+        lossy: names of the cases whose acceptors guarantee nothing.
     """
 
     target: str
@@ -114,22 +114,22 @@ class Report:
 
     @property
     def lossless(self) -> bool:
-        """Return whether a rule that promises it was tested and noise explains all findings."""
+        """Return whether an exact acceptor was tested, and noise explains all differences."""
         return self.promised and all(f.verdict != "bad" for f in self.findings)
 
     @property
     def promised(self) -> bool:
-        """Return whether any tested rule promises plain decoding's texts or their distribution."""
+        """Return whether any tested acceptor guarantees the target's texts or distribution."""
         return bool(self.compared) or any(f.exact for f in self.frequencies)
 
     @property
     def parted(self) -> tuple[tuple[str, Parted], ...]:
-        """Return every text that differs, with its case."""
+        """Return the first difference of every text that differs, with the name of its case."""
         return tuple((c.case, p) for c in self.compared for p in c.parted)
 
     @property
     def summary(self) -> str:
-        """Return the verdict in one line."""
+        """Return the overall verdict as one line."""
         said = [f"{name} is lossy by design" for name in self.lossy]
         if not self.lossless:
             nobody = [] if self.promised else ["nothing that was asked for promises it"]
@@ -145,12 +145,12 @@ class Report:
         return "; ".join([f"lossless: {', '.join(told)}", *said])
 
     def as_json(self) -> dict[str, Any]:
-        """Return the report for JSON; figures that are not finite become null."""
+        """Return the report in the form for JSON; numbers that are not finite become None."""
         return finite(self) | {"lossless": self.lossless, "summary": self.summary}
 
 
 def plain(dtype: torch.dtype, found: Noise) -> Finding:
-    """Compare plain decoding with the stock model."""
+    """Return the finding on the difference between plain decoding and the stock model."""
     limit = APART.get(dtype, HALF)
     text = f"its probabilities and those of one pass of the stock model over the text differ by at most {found.p:.1g}"
     verdict: Said = "ok" if found.p <= limit else "bad" if dtype in APART else "warn"
@@ -163,13 +163,13 @@ def plain(dtype: torch.dtype, found: Noise) -> Finding:
 
 
 def noisy(found: Noise, allowed: float) -> Finding:
-    """Return the finding on how far logits depend on the width of a pass."""
+    """Return the finding on how much logits depend on the number of tokens in a pass."""
     text = f"passes of different width move logits by up to {found.logits:.1g}; differences up to {allowed:.1g} count as that"
     return Finding("noise", found.logits, "ok", text)
 
 
 def texts(found: Compared, allowed: float) -> Finding:
-    """Return a verdict on texts."""
+    """Return the finding on the comparison of a case's texts; `allowed` is the largest noise."""
     same = f"{found.texts - len(found.parted)}/{found.texts}"
     wrong = [p for p in found.parted if not p.margin <= allowed]
     if wrong:
@@ -187,7 +187,7 @@ def texts(found: Compared, allowed: float) -> Finding:
 
 
 def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: Noise) -> Finding:
-    """Return a verdict on an acceptor that is tested by frequencies."""
+    """Return the finding on a case that was tested by the frequencies of tokens."""
     if case.rule.lossy:
         return _lossy(case, tests)
     worst = min(tests, key=lambda t: t.p_value)
@@ -220,7 +220,7 @@ def frequencies(case: Case, tests: Sequence[Frequencies], level: float, found: N
 
 
 def _lossy(case: Case, tests: Sequence[Frequencies]) -> Finding:
-    """Return the verdict on an acceptor without a guarantee."""
+    """Return the finding on a case whose acceptor guarantees nothing."""
     far = max(tests, key=lambda t: t.distance - t.chance)
     verb = "is" if far.look == 1 else "are"
     told = f"lossy by design: the next {_tokens(far.look)} {verb} {far.distance:.2f} (total variation) from plain sampling's"

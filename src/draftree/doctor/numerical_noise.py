@@ -25,30 +25,32 @@ from draftree.target.target import Needs, Target
 from draftree.tree import Floats, Ints, Tree, Verdict
 
 FACTOR = 4
-"""Times the measured noise up to which a difference is noise."""
+"""Factor of the measured noise up to which a difference of logits counts as noise."""
 LIKELIEST = 64
-"""Of a place's tokens: those whose logits are compared."""
+"""Number of likeliest tokens at each position whose logits are compared."""
 LOOK = 2
-"""Number of tokens after a root that are counted together."""
+"""Number of tokens after a root that are drawn and counted together."""
 ROOM = 8
-"""Depth beyond those tokens that trees may have, as they have in the middle of a text."""
+"""Number of new tokens allowed beyond these, so that trees are as deep as in the middle of a
+text."""
 OPEN = 1.5
-"""Entropy in nats of a good root's next token: neither certain nor different every time."""
+"""Best entropy in nats of the token after a root: the token is neither certain nor different in
+every trial."""
 NARROW = 24
-"""Tokens of each text that the target reads one by one, for its numerical noise."""
+"""Number of tokens of each text that the target reads one by one to measure its numerical noise."""
 
 
 @dataclass(frozen=True)
 class Noise:
-    """Store the differences between passes of different width that are no error.
+    """Store the rounding differences between passes over different numbers of tokens.
 
-    They are taken between plain decoding and one pass over the whole text.
+    They are measured between plain decoding and one pass over the whole text. They are no errors.
 
     Attributes:
-        logits: difference of logits, see `shifts`.
+        logits: largest difference of logits; see `shifts`.
         p: largest difference of a probability.
-        tv: largest total variation distance of p.
-        scale: the largest logit.
+        tv: largest total variation distance between two distributions of the next token.
+        scale: largest absolute value of a position's largest logit.
     """
 
     logits: float = 0.0
@@ -57,24 +59,24 @@ class Noise:
     scale: float = 0.0
 
     def joined(self, other: Self) -> Self:
-        """Return the larger of each."""
+        """Return the larger value of each figure."""
         mine, theirs = asdict(self), asdict(other)
         return type(self)(**{name: max(mine[name], theirs[name]) for name in mine})
 
     def allowed(self, dtype: torch.dtype) -> float:
-        """Return the largest difference of logits that noise or the dtype's precision explains."""
+        """Return the largest difference of logits that noise or rounding to `dtype` explains."""
         return FACTOR * max(self.logits, torch.finfo(dtype).eps * self.scale)
 
 
 @dataclass(frozen=True)
 class Root:
-    """Describe a position after which tokens are drawn.
+    """Describe a position in a text after which tokens are drawn.
 
     Attributes:
-        text: number of its prompt.
-        before: token ids before it, those of the prompt first.
-        token: the root.
-        distance: distance of the next token's entropy from `OPEN`.
+        text: number of the prompt.
+        before: token ids before the root, beginning with those of the prompt.
+        token: token id of the root.
+        distance: distance of the next token's entropy from `OPEN`, in nats.
     """
 
     text: int
@@ -84,7 +86,7 @@ class Root:
 
 
 class Heard:
-    """Collect the tokens of one text's run, with the logits from which each was chosen."""
+    """Collect the tokens of one text, and the logits from which each was chosen."""
 
     def __init__(self) -> None:
         self.tokens: list[int] = []
@@ -97,18 +99,18 @@ class Heard:
             self.scores += event.scores
 
     def raw(self, count: int) -> Tensor:
-        """Return [count, V] the target's own logits before the first tokens."""
+        """Return [count, V] the target's unprocessed logits for the first `count` tokens."""
         return torch.stack([s.raw for s in self.scores[:count]])
 
 
 class Rooted(Chance):
-    """Use the keyed noise, but choose a given token after the prompt.
+    """Draw with the keyed noise, but choose a given token as the first one of each text.
 
-    So all sequences draw after the same root.
+    All sequences then draw tokens after the same root.
 
     Args:
         rows: the sequences being generated.
-        root: the given token.
+        root: token id of the root.
     """
 
     def __init__(self, rows: Rows, root: int) -> None:
@@ -134,7 +136,10 @@ class Rooted(Chance):
 def plainly(
     target: Target, root: Root, sampling: Sampling, batches: Iterable[range]
 ) -> list[tuple[int, ...]]:
-    """Return the `LOOK` tokens that plain decoding writes after a root, for numbered requests."""
+    """Return the `LOOK` tokens that plain decoding generates after a root, for each trial.
+
+    `batches` are the numbers of the trials.
+    """
     found: list[tuple[int, ...]] = []
     cache: SlotCache | None = None
     for numbers in batches:
@@ -151,7 +156,7 @@ def plainly(
 def speculated(
     engine: Engine, root: Root, sampling: Sampling, batches: Iterable[range]
 ) -> list[tuple[int, ...]]:
-    """Return the `LOOK` tokens that the loop generates after a root, for numbered requests."""
+    """Return the `LOOK` tokens that an engine with drafts generates after a root, by trial."""
     found: list[tuple[int, ...]] = []
     enough = len(root.before) + 1 + LOOK
     engine.forget()
@@ -170,9 +175,10 @@ def speculated(
 
 
 def shifts(a: Tensor, b: Tensor) -> float:
-    """Return the largest relative difference of logits [n, V] among the `LIKELIEST` tokens.
+    """Return the largest difference between two sets of logits [n, V].
 
-    Logits are relative to that of the likeliest token at each position.
+    At each position, only the `LIKELIEST` tokens of `a` are compared, and logits are taken relative
+    to that of the likeliest token.
     """
     best = a.topk(min(LIKELIEST, a.shape[-1]), dim=-1).indices
     moved = b.gather(-1, best).cpu().double() - a.gather(-1, best).cpu().double()
@@ -181,14 +187,18 @@ def shifts(a: Tensor, b: Tensor) -> float:
 
 
 def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) -> float:
-    """Return plain decoding's logit margin of its own token over the other's where texts differ.
+    """Return plain decoding's logit margin at the first token at which two texts differ.
+
+    It is the difference between the logits of plain decoding's own token and of the other one, at
+    temperatures above 0 including the sampling noise. It is ∞ if plain decoding could not have
+    chosen the other token.
 
     Args:
-        base: plain decoding's text.
-        ours: the other text.
-        at: index of the first token that differs.
-        sampling: how tokens of both were chosen.
-        noise: noise whose next draw belongs to that token.
+        base: tokens and scores of plain decoding.
+        ours: tokens of the other text.
+        at: index of the first token at which they differ.
+        sampling: sampling settings of both texts.
+        noise: sampling noise whose next draw belongs to this token.
     """
     if at >= len(base.tokens) or at >= len(ours.tokens):
         return math.inf  # they agree on every token, and one of them has gone on
@@ -201,10 +211,11 @@ def behind(base: Heard, ours: Heard, at: int, sampling: Sampling, noise: Keyed) 
 
 @torch.inference_mode()
 def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
-    """Return the difference of logits between plain decoding and one stock pass over the text.
+    """Measure the differences between plain decoding and one pass of the stock model.
 
-    Where the rope changes with the length of the text, a pass over all of it differs from plain
-    decoding by design. Then only the part before the change is compared.
+    The stock model reads the whole text. If its rotary frequencies change with the length of the
+    text, such a pass differs from plain decoding by design, and only the part before the change is
+    compared.
     """
     count, boundary = len(base.tokens), target.decoder.rope_boundary
     if boundary is not None and (boundary[0] == "dynamic" or len(prompt) <= boundary[1]):
@@ -221,7 +232,10 @@ def noise(target: Target, prompt: Sequence[int], base: Heard) -> Noise:
 
 
 def opened(text: int, prompt: list[int], base: Heard) -> Root | None:
-    """Return the root in a text after which the target's entropy is nearest to `OPEN`."""
+    """Return the position in a text after which the next token's entropy is nearest to `OPEN`.
+
+    The result is None for a text of fewer than 2 tokens.
+    """
     if len(base.tokens) < 2:
         return None
     p = torch.softmax(base.raw(len(base.tokens))[1:].cpu().double(), dim=-1)
@@ -231,13 +245,13 @@ def opened(text: int, prompt: list[int], base: Heard) -> Root | None:
 
 
 def distances(a: Floats, b: Floats) -> tuple[float, float]:
-    """Return the total variation distance of two samples' frequencies, and its expectation.
+    """Return the total variation distance between two samples, and its expectation.
 
-    The expectation is that for samples of the same distribution.
+    The expectation is computed for two samples from the same distribution.
 
     Args:
-        a: [V] counts.
-        b: [V] counts.
+        a: [V] counts of each outcome in the first sample.
+        b: [V] counts of each outcome in the second sample.
     """
     n, m = a.sum(), b.sum()
     p = (a + b) / (n + m)
@@ -247,10 +261,11 @@ def distances(a: Floats, b: Floats) -> tuple[float, float]:
 
 @torch.inference_mode()
 def narrow_and_wide(target: Target, texts: Sequence[Text]) -> tuple[np.ndarray, np.ndarray]:
-    """Measure the margin of the two best logits in narrow and wide passes.
+    """Measure the margin of the two largest logits in narrow and in wide passes.
 
-    The results are [M] the change from the wide pass to the narrow one, and [M] the narrow pass's
-    margin.
+    A narrow pass reads one token, and a wide pass reads all texts. The results are two arrays [M]
+    over M positions: the absolute difference between the two margins, and the margin in the narrow
+    pass.
     """
     record = Recording.of(target, texts)
     cache = target.new_cache(len(texts), max(len(t.tokens) for t in texts))

@@ -11,9 +11,9 @@ from draftree.tree import Tree
 
 
 def state_findings(target: Target) -> Iterator[Finding]:
-    """Yield the bytes of a sequence's recurrent states, of a node's stash, and of a pass over one.
+    """Yield findings on the bytes of a sequence's recurrent states and of a node's state update.
 
-    Nothing is yielded where the target has no such states.
+    Nothing is yielded for a target without recurrent states.
     """
     cache = target.new_cache(1, 8)
     if cache.states is None:

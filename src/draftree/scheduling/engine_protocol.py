@@ -7,17 +7,17 @@ from draftree.target.target import Target
 
 
 class Host(Protocol):
-    """An engine, as the scheduler sees it."""
+    """Define the part of an engine that the scheduler uses."""
 
     @property
     def target(self) -> Target:
-        """Return the model."""
+        """Return the target of the engine."""
         ...
 
     def scheduled_parts(self) -> tuple[Parts, State]:
-        """Return the parts of a step, and the state that it begins with."""
+        """Return the parts of the engine, and the states of drafter and policy for a new batch."""
         ...
 
     def remember(self, state: State) -> None:
-        """Keep the state that a step ended with."""
+        """Keep the memory of drafter and policy from the state after the last step."""
         ...

@@ -13,27 +13,29 @@ from draftree.target.target import Taps
 from draftree.text.completion import Completion, Reading, Token
 
 FEW = 16
-"""Tokens of a prompt, read in several chunks, that are left for the step in which it joins the
-batch."""
+"""Largest number of prompt tokens that may be left for the step in which a prompt that was read in
+several chunks joins the batch."""
 Status = Literal["waiting", "reading", "running", "finished", "cancelled", "failed"]
-"""The status of a request; `reading` means that a part of its prompt has been read."""
+"""Status of a request. In the status `reading`, its prompt is being read."""
 
 
 @dataclass(frozen=True)
 class RequestStats:
-    """The figures of one request, until now or until its end.
+    """Store the figures of one request, until now or until its end.
 
     Attributes:
-        prompt_tokens: tokens of the prompt.
-        tokens: tokens generated.
-        steps: verifications that it took part in; the token after the prompt takes none.
-        drafted: drafted nodes that the target verified.
-        accepted: those of them that were accepted.
-        preemptions: how often it made room for others and was read again later.
-        waited: seconds from the submission until its prompt was first read from; None before.
-        first_token: seconds from the submission to the first token; None before.
+        prompt_tokens: number of tokens in the prompt.
+        tokens: number of generated tokens.
+        steps: number of steps that verified a tree of the request. The first token needs no such
+            step.
+        drafted: number of drafted nodes that the target verified.
+        accepted: number of drafted nodes that were accepted.
+        preemptions: number of times that the request lost its slot to others and was read again
+            later.
+        waited: seconds from the submission to the first reading of its prompt; None before that.
+        first_token: seconds from the submission to the first token; None before that.
         seconds: seconds from the submission to the end, or until now.
-        cached_tokens: tokens of the prompt that were read with an earlier request's.
+        cached_tokens: number of prompt tokens that were taken from the prefix cache.
     """
 
     prompt_tokens: int
@@ -49,19 +51,20 @@ class RequestStats:
 
     @property
     def acceptance_length(self) -> float:
-        """Return τ = (accepted + steps) / steps; 1.00 is plain decoding."""
+        """Return the acceptance length τ = (accepted + steps) / steps; plain decoding has 1."""
         return 1.0 + self.accepted / self.steps if self.steps else 1.0
 
 
 @dataclass
 class PartialPrompt:
-    """What has been read of a prompt.
+    """Store the part of a prompt that has been read.
 
     Attributes:
-        cache: a cache of one sequence with the tokens read; None where the batch holds them.
-        taps: the hidden states that the drafter needs.
-        read: the number of tokens read.
-        row: the slot of the batch in which it is read; −1 for none.
+        cache: cache of one sequence with the tokens that have been read; None if they are in the
+            batch's cache.
+        taps: hidden states that the drafter needs, one entry for each chunk.
+        read: number of tokens that have been read.
+        row: slot of the batch in which the prompt is read; −1 for none.
     """
 
     cache: SlotCache | None = None
@@ -71,34 +74,36 @@ class PartialPrompt:
 
     @property
     def rest(self) -> float:
-        """Return how many tokens may be read in the step that joins its cache to the batch.
+        """Return the number of tokens that may be read when the prompt joins the batch.
 
-        Joining copies what was read. A long prompt has few tokens left for that step, so that it
-        takes no longer than others.
+        Joining copies the cache of the tokens that were read. For a prompt in several chunks only
+        `FEW` tokens may be left then, so that this step takes no longer than others.
         """
         return FEW if len(self.taps) > 1 else math.inf
 
 
 @dataclass(eq=False)
 class Entry:
-    """What the scheduler knows of a request.
+    """Store the scheduler's state of a request.
 
     Attributes:
-        id: its number, in the order of submission.
-        submitted: the request.
-        reading: turns its tokens into text.
-        request: what is left of it: after a preemption its prompt ends with what was written.
+        id: number of the request, in the order of submission.
+        submitted: the request as it was submitted.
+        reading: function that turns the request's tokens into text.
+        request: the request that is still to be run. After a preemption, its prompt includes the
+            tokens generated so far.
         status: the status of the request.
-        cancelled: whether it is to be cancelled.
-        suspect: whether a step with it has failed, so that it has to run alone.
-        row: its place in the batch; −1 where it has none.
-        prompt: what has been read of its prompt.
-        error: what a step raised that it took part in alone.
-        written: its tokens.
-        steps: its verifications.
-        preemptions: how often it was preempted.
-        cached: tokens of its prompt that were read with another's.
-        moments: when it was submitted, begun, first written and ended, by `time.perf_counter`.
+        cancelled: whether the request will be cancelled in the next step.
+        suspect: whether a step with this request has failed, so that it has to run alone.
+        row: slot of the request in the batch; −1 for none.
+        prompt: the part of its prompt that has been read.
+        error: exception that was raised by an operation on this request alone; None otherwise.
+        written: generated tokens.
+        steps: figures of the steps that verified a tree of the request.
+        preemptions: number of preemptions.
+        cached: number of prompt tokens that were taken from the prefix cache.
+        moments: times by `time.perf_counter` at which the request was `submitted`, `begun` (its
+            prompt was first read), `first` (its first token was generated) and `ended`.
     """
 
     id: int
@@ -119,30 +124,30 @@ class Entry:
 
     @property
     def ended(self) -> bool:
-        """Return whether nothing more comes."""
+        """Return whether the request has finished, was cancelled or has failed."""
         return self.status in ("finished", "cancelled", "failed")
 
     @property
     def read(self) -> int:
-        """Return the number of tokens that have been read of a prompt that is read in chunks."""
+        """Return the number of prompt tokens that have been read in chunks."""
         return self.prompt.read
 
     def forget_prompt(self) -> None:
-        """Let what has been read of its prompt go: the batch has it, or nobody needs it."""
+        """Drop the part of the prompt that was read: the batch has it, or it is not needed."""
         self.prompt = PartialPrompt()
 
     def mark(self, moment: str) -> None:
-        """Note the time of a moment, unless it has been before."""
+        """Record the current time for a moment, unless the moment has a time already."""
         self.moments.setdefault(moment, time.perf_counter())
 
     def end(self, status: Status) -> None:
-        """Note that nothing more comes."""
+        """Set the final status, and free the slot and the prompt."""
         self.mark("ended")
         self.row, self.status = -1, status
         self.forget_prompt()
 
     def wait_again(self) -> None:
-        """Note that its slot was taken away; its output becomes part of the prompt."""
+        """Return to the queue after a preemption; generated tokens become part of the prompt."""
         new, first = self.written, self.submitted
         self.request = replace(
             first, prompt=(*first.prompt, *new), max_new_tokens=first.max_new_tokens - len(new)
@@ -151,7 +156,7 @@ class Entry:
         self.forget_prompt()
 
     def take(self, event: Emitted) -> list[Token]:
-        """Return the tokens of a step, and note them and what the step has cost."""
+        """Record the tokens and figures of a step, and return the tokens with their text."""
         if event.step is not None:
             self.steps.append(event.step)
         elif self.written:  # read again: the drafter took no part, as at any bonus token
@@ -163,14 +168,14 @@ class Entry:
 
 @dataclass(frozen=True)
 class Update:
-    """What a step has brought to one request.
+    """Store the result of a step for one request.
 
     Attributes:
-        handle: of the request.
-        tokens: new ones, with their text.
-        emitted: the same as the loop tells it, with the verified tree of the whole batch; the
-            request's own nodes are `emitted.tree.of_row(emitted.row)`. None where the request was
-            cancelled or has failed.
+        handle: handle of the request.
+        tokens: new tokens with their text.
+        emitted: the decoding loop's record of the same tokens, with the verified tree of the whole
+            batch. The nodes of this request are `emitted.tree.of_row(emitted.row)`. It is None if
+            the request was cancelled or has failed.
     """
 
     handle: "Handle"
@@ -180,15 +185,15 @@ class Update:
 
 @final
 class Handle:
-    """A submitted request.
+    """Give access to a submitted request: its tokens, status and figures.
 
     `tokens` and `result` run the engine's steps themselves while the request is unfinished, so that
-    a script needs no loop of its own. Where a worker thread calls `Engine.step`, `poll` only looks
-    at what has come.
+    a script needs no loop of its own. If a worker thread calls `Engine.step`, use `poll`, which
+    never runs a step.
 
     Args:
-        entry: what the scheduler knows of the request.
-        step: runs one step of the scheduler.
+        entry: the scheduler's state of the request.
+        step: function that runs one step of the scheduler.
     """
 
     def __init__(self, entry: Entry, step: Callable[[], object]) -> None:
@@ -197,7 +202,7 @@ class Handle:
         self._polled = 0
 
     def __repr__(self) -> str:
-        """Return its number, status and length."""
+        """Return a text with the request's number, status and number of generated tokens."""
         return f"Handle({self.id}, {self.status}, {len(self.entry.written)} tokens)"
 
     @property
@@ -217,21 +222,24 @@ class Handle:
 
     @property
     def cached_tokens(self) -> int:
-        """Return the number of tokens of its prompt that were read with an earlier request's."""
+        """Return the number of prompt tokens that were taken from the prefix cache."""
         return self.entry.cached
 
     @property
     def finished(self) -> bool:
-        """Return whether nothing more comes: the text has ended, was cancelled, or has failed."""
+        """Return whether the request has ended: finished, cancelled or failed."""
         return self.entry.ended
 
     @property
     def error(self) -> BaseException | None:
-        """Return what a processor or criterion of a failed request raised; None otherwise."""
+        """Return the exception that made the request fail; None otherwise."""
         return self.entry.error
 
     def poll(self) -> list[Token]:
-        """Return the tokens that have come since the last call, without waiting; for one reader."""
+        """Return the tokens that are new since the last call, without waiting.
+
+        Only one reader may call this method.
+        """
         known = self.entry.reading.tokens
         end = len(known)
         new = known[self._polled : end]
@@ -239,10 +247,10 @@ class Handle:
         return new
 
     def tokens(self) -> Iterator[Token]:
-        """Yield what `poll` returns, to the end of the text.
+        """Yield the tokens as they are generated, until the request has ended.
 
         Raises:
-            Exception: what a processor or criterion of the request raised.
+            Exception: the exception that made the request fail.
         """
         finished = False
         while not finished:
@@ -254,10 +262,12 @@ class Handle:
             raise self.error
 
     def result(self) -> Completion:
-        """Return the whole text once it has ended; of a cancelled request what was written.
+        """Wait for the end of the request, and return its text.
+
+        The text of a cancelled request is incomplete.
 
         Raises:
-            Exception: what a processor or criterion of the request raised.
+            Exception: the exception that made the request fail.
         """
         while not self.finished:
             self._step()
@@ -271,7 +281,7 @@ class Handle:
 
     @property
     def stats(self) -> RequestStats:
-        """Return the figures of the request."""
+        """Return the figures of the request until now, or until its end."""
         entry, start = self.entry, self.entry.moments["submitted"]
         at = {moment: time - start for moment, time in entry.moments.items()}
         steps = list(entry.steps)

@@ -10,27 +10,27 @@ from draftree.utils.validated_dataclass import Knobs, knob, translated
 
 @dataclass(frozen=True)
 class SchedulerOptions(Knobs):
-    """The limits of continuous batching.
+    """Set the limits of continuous batching.
 
     Attributes:
-        max_sequences: sequences that run at the same time.
-        max_cache_tokens: tokens of all running sequences in the KV cache. None stands for as many
-            as `max_sequences` sequences of the target's context have.
-        max_batch_tokens: prompt tokens that are read in one step at most. Longer prompts are read
-            in chunks, over several steps, so that running sequences go on meanwhile.
-        max_step_seconds: seconds of one step, by which chunks are sized; 48 tokens are read in any
-            case. None stands for a reading of at most 1.5 decoding steps of the running sequences,
-            or 0.05 seconds while none runs.
-        max_prefix_tokens: tokens of prompts that were read, kept for requests that begin with the
-            same ones, as far as the running sequences leave room for them in `max_cache_tokens`; 0
-            keeps none.
-        prefix_block: tokens in a block; prompts share whole blocks.
+        max_sequences: largest number of sequences that run at the same time.
+        max_cache_tokens: largest number of tokens in the KV cache, over all running sequences. None
+            allows the full context of the target for each of `max_sequences` sequences.
+        max_batch_tokens: largest number of prompt tokens that one step reads. Longer prompts are
+            read in chunks over several steps, so that running sequences are not held up.
+        max_step_seconds: intended seconds of one step, from which the size of chunks follows; at
+            least 48 tokens are read, or 16 in a pass that also decodes. With None, reading takes at
+            most the time of 1.5 decoding steps, or 0.05 seconds while no sequence runs.
+        max_prefix_tokens: largest number of prompt tokens that are stored for later requests with
+            the same beginning. They use only the part of `max_cache_tokens` that running sequences
+            leave free. 0 stores none.
+        prefix_block: number of tokens in a stored block; prompts share whole blocks.
         share_passes: whether chunks of prompts are read in the passes of running sequences, if the
-            target can do that. None stands for yes where passes are packed, as those of native
+            target supports that. With None, they are if the target packs its passes, as with native
             kernels.
 
     Raises:
-        UserError: a limit is not a whole number of at least 1.
+        UserError: a limit is out of its range or has the wrong type.
     """
 
     max_sequences: int = knob(8, least=1)
@@ -43,15 +43,15 @@ class SchedulerOptions(Knobs):
 
     @classmethod
     def of(cls, given: Mapping[str, Any]) -> Self:
-        """Return options by name.
+        """Return options from a mapping of names to values.
 
         Raises:
-            UnknownName: there is no such option.
+            UnknownName: a name is not an option.
         """
         return cls(**translated(LIMIT, given, [f.name for f in fields(cls)]))
 
     def cache_tokens(self, context: int) -> int:
-        """Return the bound of the KV cache in tokens, for a target of the given context."""
+        """Return the largest number of tokens in the KV cache for a target's context length."""
         return (
             self.max_sequences * (context + 1)
             if self.max_cache_tokens is None

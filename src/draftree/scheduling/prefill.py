@@ -27,25 +27,25 @@ from draftree.target.target import Read, Taps
 from draftree.utils.hardware import timed
 
 Act = Callable[[Sequence[Entry]], None]
-"""Told which requests take part in what is done next."""
+"""Function that is called with the requests that take part in the next operation."""
 Take = Callable[[Sequence[Emitted]], None]
-"""Given the new tokens of a step."""
+"""Function that is called with the new tokens of a step."""
 
 
 @final
 class PromptReader:
-    """Reads the prompts of a batch.
+    """Read the prompts of waiting requests in chunks, and let them join the batch.
 
     Args:
-        batch: that they are read for.
-        options: the limits of the scheduler.
-        prefixes: keeps what was read.
-        act: receives the requests that take part.
-        take: given new tokens.
+        batch: batch that the requests join.
+        options: limits of the scheduler.
+        prefixes: prefix cache in which prompts are stored after they were read.
+        act: function that is called with the requests that take part in the next operation.
+        take: function that is called with new tokens.
 
     Attributes:
-        sizes: of chunks.
-        shared: the number of passes that read chunks together with running sequences.
+        sizes: object that chooses the sizes of chunks.
+        shared: number of passes that read chunks and verified nodes of running sequences.
     """
 
     def __init__(
@@ -59,13 +59,13 @@ class PromptReader:
         self.sizes, self.shared = ChunkSizes(options), 0
 
     def advance(self, parts: Parts, rows: Rows) -> None:
-        """Run a pass over the nodes of running sequences and chunks of prompts.
+        """Run one pass over the nodes of running sequences and over chunks of prompts.
 
-        Emit the first token of each prompt that is complete with this pass.
+        Choose the first token of each prompt that this pass completes.
 
         Args:
-            parts: what writes.
-            rows: of the batch, in which all prompts are seated.
+            parts: target, drafter, policy and acceptor.
+            rows: sequences of the batch, in which all prompts have a slot.
         """
         batch, start = self._batch, time.perf_counter()
         chunks = self._chunks()
@@ -94,7 +94,7 @@ class PromptReader:
             )
 
     def _chunks(self) -> list[Chunk]:
-        """Return the chunks of seated prompts that this step reads, by rising slot."""
+        """Return the chunks of prompts that this step reads, in the order of their slots."""
         batch = self._batch
         left = {entry.id: len(entry.request.prompt) - entry.read for entry in batch.reading}
         share = shares(left, self.sizes.budget(bool(batch.running), beside=True))
@@ -106,7 +106,7 @@ class PromptReader:
         return found
 
     def _note(self, mine: dict[int, Entry], chunks: Sequence[Chunk], read: Read) -> None:
-        """Note what was read of each prompt."""
+        """Record the hidden states and the number of tokens that were read of each prompt."""
         first = 0
         for chunk in chunks:
             count, prompt = len(chunk.tokens), mine[chunk.sequence].prompt
@@ -115,7 +115,7 @@ class PromptReader:
             first += count
 
     def _begin(self, parts: Parts, rows: Rows, entries: Sequence[Entry], logits: Tensor) -> None:
-        """Write the first tokens of prompts that have been read."""
+        """Choose the first tokens of prompts that have been read completely."""
         if not entries:
             return
         self._act(entries)
@@ -146,11 +146,11 @@ class PromptReader:
         self._take(events)
 
     def read_apart(self, whole: bool) -> None:
-        """Read chunks of prompts in passes of their own, as many tokens as a step has time for.
+        """Read chunks of prompts in separate passes, as many tokens as a step has time for.
 
         Args:
-            whole: whether prompts are read at once, as a text that is read in parts would be
-                another one.
+            whole: whether each prompt is read in one pass, because reading it in parts would change
+                the results.
         """
         batch = self._batch
         left = {entry.id: len(entry.request.prompt) - entry.read for entry in batch.reading}
@@ -165,7 +165,7 @@ class PromptReader:
                 self._read_apart(entry, min(share[entry.id], left[entry.id] - 1))
 
     def _read_apart(self, entry: Entry, count: int) -> None:
-        """Read a number of tokens of a prompt, except its last one, into a cache of its own."""
+        """Read the next `count` tokens of a prompt, but not its last one, into its own cache."""
         self._act([entry])
         entry.mark("begun")
         (parts, _), prompt = self._batch.open(1), entry.prompt
@@ -178,7 +178,7 @@ class PromptReader:
         prompt.read += count
 
     def _finish_apart(self, entries: Sequence[Entry]) -> None:
-        """Read the rest of prompts into free slots and choose the first token of each.
+        """Read the remaining tokens of prompts into free slots, and choose their first tokens.
 
         If there are several prompts, none of them has been read in part.
         """

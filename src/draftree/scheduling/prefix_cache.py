@@ -22,15 +22,15 @@ from draftree.target.target import Taps, Target
 
 @dataclass(eq=False)
 class Block:
-    """What the target knows of a run of tokens.
+    """Store the target's keys, values and hidden states of one block of prompt tokens.
 
     Attributes:
-        parent: the block before it; None at the beginning of a prompt.
-        tokens: its own.
-        pages: their keys and values.
-        hidden: for each layer that the drafter reads, [tokens, D].
-        children: the number of blocks that continue it.
-        used: when it was used last, counted in calls.
+        parent: the preceding block of the prompt; None for the first block.
+        tokens: token ids of the block.
+        pages: keys and values of the block's tokens.
+        hidden: hidden states [tokens, D] by layer, for the layers that the drafter reads.
+        children: number of stored blocks that follow this one.
+        used: time of the last use, as a count of calls.
     """
 
     parent: "Block | None"
@@ -43,10 +43,10 @@ class Block:
 
 @final
 class PrefixStore:
-    """Blocks of prompts that were read.
+    """Store prompts that were read in blocks, for later requests with the same beginning.
 
     Args:
-        size: tokens in a block.
+        size: number of tokens in a block.
     """
 
     def __init__(self, size: int) -> None:
@@ -58,13 +58,14 @@ class PrefixStore:
 
     @property
     def tokens(self) -> int:
-        """Return the number of tokens that are held."""
+        """Return the number of stored tokens."""
         return self._size * len(self._blocks)
 
     def find(self, prompt: Sequence[int]) -> list[Block]:
-        """Return the blocks that a prompt begins with.
+        """Return the stored blocks with which a prompt begins, in order.
 
-        The prompt's last token is in none of them, because its logits are needed.
+        The last token of the prompt is never included, because the target has to compute its
+        logits.
         """
         found: list[Block] = []
         parent, now = None, next(self._clock)
@@ -78,9 +79,9 @@ class PrefixStore:
         return found
 
     def begin(self, prompt: Sequence[int], target: Target) -> PartialPrompt:
-        """Return the beginning of a prompt that blocks hold, read into a cache of its own.
+        """Return the stored beginning of a prompt as a partly read prompt with its own cache.
 
-        It is empty where no block holds it.
+        If no block matches, it is empty.
         """
         blocks = self.find(prompt)
         if not blocks:
@@ -97,13 +98,13 @@ class PrefixStore:
         return PartialPrompt(cache, [taps], len(tokens))
 
     def store(self, prompt: Sequence[int], cache: SlotCache, row: int, taps: Taps) -> None:
-        """Hold the whole blocks of a prompt that has been read.
+        """Store all full blocks of a prompt that has been read.
 
         Args:
-            prompt: its tokens.
-            cache: holds their keys and values.
-            row: of the cache.
-            taps: the hidden states of all its tokens; those of other slots are ignored.
+            prompt: token ids of the prompt.
+            cache: cache that contains the prompt's keys and values.
+            row: slot of the prompt in the cache.
+            taps: hidden states of all tokens of the prompt; entries of other slots are ignored.
         """
         parent, now = None, next(self._clock)
         mine = np.flatnonzero(taps.rows == row)
@@ -123,7 +124,7 @@ class PrefixStore:
             parent = block
 
     def shrink(self, tokens: int) -> None:
-        """Drop blocks until at most this many tokens are held."""
+        """Drop blocks until at most `tokens` tokens are stored."""
         while self.tokens > tokens:
             leaves = (block for block in self._blocks.values() if not block.children)
             oldest = min(leaves, key=lambda block: block.used)

@@ -9,31 +9,34 @@ from typing import final
 from draftree.scheduling.options import SchedulerOptions
 
 LEAST, SHORT = 48, 32
-"""Tokens that are read however long they take, as smaller passes take hardly less time; and those
-of a prompt that is not cut, whatever else is read."""
+"""Least number of tokens that a separate reading pass reads, because smaller passes are hardly
+faster; and number of tokens that the shortest prompts get in every step, so that they need not be
+split."""
 LEAST_BESIDE = 16
-"""Tokens that are read at least in the pass of running sequences, which takes less time with fewer.
+"""Least number of prompt tokens in a pass that also decodes. It is smaller than `LEAST`, because
+such a pass gets faster with fewer tokens.
 """
 UNKNOWN = 64
-"""Tokens that are read before any reading was timed."""
+"""Number of tokens to read while no reading has been timed yet."""
 STEPS = 1.5
-"""Decoding steps of the running sequences that a reading may last where the options set no bound.
+"""Time limit for reading prompts in a step, in durations of a decoding step, if the options set no
+limit.
 """
 ALONE = 0.05
-"""Seconds that a reading may last while nothing else runs: a request that comes meanwhile waits for
-its end."""
+"""Time limit in seconds for reading prompts while no sequence is decoded. Requests that arrive
+during a step have to wait for its end."""
 LEAST_SHARE = 0.1
-"""Of a step that also decodes, the share that the reading of a chunk is taken to have at least."""
+"""Least share of the time of a pass that also decodes which is attributed to reading the chunk."""
 MEMORY = 256
-"""Tokens over which timings fade to 1/e."""
+"""Number of read tokens after which the weight of an earlier timing has fallen to 1/e."""
 
 
 @final
 class ChunkSizes:
-    """Chooses how much to read in a step, from the seconds that earlier steps took.
+    """Choose how many prompt tokens a step reads, based on the times of earlier steps.
 
     Args:
-        options: the limits.
+        options: limits of the scheduler.
     """
 
     def __init__(self, options: SchedulerOptions) -> None:
@@ -42,17 +45,17 @@ class ChunkSizes:
         self._tokens, self._seconds = 0.0, 0.0
 
     def decoded(self, seconds: float) -> None:
-        """Note how long a decoding step took."""
+        """Record the seconds of a step that only decoded."""
         self._decoding.append(seconds)
 
     def read(self, tokens: int, seconds: float, beside: bool = False) -> None:
-        """Note how long the reading of a chunk took.
+        """Record the seconds of a pass that read a chunk.
 
         Args:
-            tokens: of the chunk.
-            seconds: of the pass.
-            beside: whether the pass also was a decoding step. Its extra time compared with others
-                is that of the chunk, and at least a tenth of all its time.
+            tokens: number of tokens in the chunk.
+            seconds: seconds that the pass took.
+            beside: whether the pass also decoded. Then the time of the chunk is the time beyond the
+                median of decoding steps, and at least `LEAST_SHARE` of the pass.
         """
         if beside and self._decoding:
             seconds = max(seconds - statistics.median(self._decoding), LEAST_SHARE * seconds)
@@ -60,11 +63,11 @@ class ChunkSizes:
         self._tokens, self._seconds = kept * self._tokens + tokens, kept * self._seconds + seconds
 
     def budget(self, running: bool, beside: bool = False) -> int:
-        """Return how many prompt tokens this step may read.
+        """Return the number of prompt tokens that this step may read.
 
         Args:
-            running: whether it decodes sequences, too.
-            beside: whether it does so in the same pass.
+            running: whether the step also decodes sequences.
+            beside: whether it decodes them in the same pass.
         """
         most = self._options.max_batch_tokens
         least = min(LEAST_BESIDE if running and beside else LEAST, most)
@@ -79,15 +82,17 @@ class ChunkSizes:
 
 
 def shares(left: Mapping[int, int], budget: int) -> dict[int, int]:
-    """Return how many tokens of each prompt are read, by its number.
+    """Divide a number of tokens among prompts, and return each prompt's share by its number.
 
-    Half of the budget, and `SHORT` tokens at least, goes to the prompts with the fewest tokens
-    left, so that short ones do not wait for long ones. The rest goes to the oldest, so that it ends
-    whatever comes, and what that leaves to the others.
+    Half of the budget, and at least `SHORT` tokens, goes to the prompts with the fewest unread
+    tokens, so that short prompts do not wait for long ones. The rest goes to the oldest prompt, so
+    that it is certain to end. Tokens that it does not need go to the other prompts, the shortest
+    first.
 
     Args:
-        left: tokens that are left of each prompt, by numbers in the order of arrival.
-        budget: tokens in all.
+        left: number of unread tokens of each prompt; the keys number the prompts in the order of
+            arrival.
+        budget: number of tokens to divide.
     """
     found = dict.fromkeys(left, 0)
     shortest = sorted(left, key=lambda number: left[number])

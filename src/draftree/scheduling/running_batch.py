@@ -14,25 +14,27 @@ from draftree.scheduling.handle import Entry
 from draftree.scheduling.options import SchedulerOptions
 
 PATIENCE = 4
-"""The batch becomes smaller after this many steps with free slots and no waiting request."""
+"""Number of steps with free slots and without waiting requests after which the batch is made
+smaller."""
 
 
 @final
 class Batch:
-    """The sequences that run together, and the prompts that are read for them.
+    """Manage the slots of running sequences and of prompts that are being read.
 
     Args:
-        host: the engine.
-        options: the limits of the scheduler.
-        preempt: takes a running request out, so that it is read again; called where slots cannot be
-            moved.
+        host: engine to which the batch belongs.
+        options: limits of the scheduler.
+        preempt: function that removes a request from the batch, so that it is read again later; it
+            is called if sequences cannot be moved to other slots.
 
     Attributes:
-        opened: the parts and the batch that run; None while nothing does.
-        state: of drafter and policy after the last step.
-        running: the running requests, by slot.
-        reading: requests whose prompts are read.
-        movable: whether the drafter can move sequences to other slots, as far as is known.
+        opened: the parts of the engine and the sequences of the batch; None while no batch exists.
+        state: states of drafter and policy after the last step.
+        running: running requests by slot.
+        reading: requests whose prompts are being read.
+        movable: whether the drafter can move sequences to other slots; true until an attempt has
+            failed.
     """
 
     def __init__(
@@ -50,26 +52,26 @@ class Batch:
 
     @property
     def entries(self) -> list[Entry]:
-        """Return the requests that are written or read."""
+        """Return the running requests and those whose prompts are being read."""
         return [*self.running.values(), *self.reading]
 
     @property
     def shares_passes(self) -> bool:
         """Return whether chunks of prompts are read in the passes of running sequences.
 
-        By default they are where passes are packed: a padded one would compute as many tokens for
-        every sequence.
+        By default this is true if the target packs passes. A padded pass would compute as many
+        tokens for every sequence as the longest chunk has.
         """
         target, asked = self._host.target, self._options.share_passes
         return target.reads_beside and (target.packs if asked is None else asked)
 
     def open(self, count: int) -> tuple[Parts, Rows]:
-        """Return the parts and a batch with at least `count` slots.
+        """Return the parts of the engine, and a batch with at least `count` slots.
 
-        The batch is created if there is none.
+        The batch is created or enlarged if necessary.
 
-        Passes compute free rows, too, so that a batch has no more of them than it needs, unless
-        passes are recorded.
+        A pass also computes free slots, so a batch has no more slots than it needs. If passes are
+        recorded as CUDA graphs, it has `max_sequences` slots from the start.
         """
         if self.opened is None:
             parts, self.state = self._host.scheduled_parts()
@@ -83,10 +85,10 @@ class Batch:
         return self.opened
 
     def seat(self) -> tuple[Parts, Rows]:
-        """Give each prompt that is read a slot of the batch; return parts and batch.
+        """Give a slot to each prompt that is being read, and return the parts and the batch.
 
-        What is known of its beginning is copied there. Slots for all of it are reserved at once, as
-        growing copies them all.
+        The part of a prompt that was read into its own cache is copied to the slot. Cache memory
+        for the longest prompt is reserved at once, because growing the cache copies all of it.
         """
         parts, rows = self.open(len(self.running) + len(self.reading))
         rows.cache.reserve(max(len(entry.request.prompt) for entry in self.reading) + 1)
@@ -102,7 +104,7 @@ class Batch:
         return parts, rows
 
     def join(self, entry: Entry, event: Emitted) -> None:
-        """Note that a request whose prompt was read is written from now on."""
+        """Change a request from reading to running after its prompt was read."""
         self.reading.remove(entry)
         entry.row, entry.status = event.row, "running"
         self.running[event.row] = entry
@@ -113,7 +115,7 @@ class Batch:
     def resize(self, count: int) -> None:
         """Move all sequences to a batch with `count` slots.
 
-        If the drafter cannot move them, they are read again.
+        If the drafter cannot move its state, all requests are preempted and read again.
         """
         assert self.opened is not None
         parts, rows = self.opened
@@ -149,9 +151,9 @@ class Batch:
                 self.running[row].row = row
 
     def shrink(self, waiting: bool) -> None:
-        """Make the batch smaller once it has had free slots for some steps.
+        """Make the batch smaller after it has had free slots for `PATIENCE` steps.
 
-        It stays as it is while a request waits for them.
+        The batch keeps its size while requests wait or prompts are being read.
         """
         assert self.opened is not None
         rows = self.opened[1]
@@ -161,7 +163,7 @@ class Batch:
             self.resize(len(self.running))
 
     def leave(self, entry: Entry) -> None:
-        """Take a request out, or what has been read of its prompt away."""
+        """Remove a request from the batch, and free its slot."""
         if entry in self.reading:
             self.reading.remove(entry)
             if entry.prompt.row >= 0:
@@ -173,9 +175,9 @@ class Batch:
         self.state = loop.release(*self.opened, entry.row, self.state)
 
     def close(self) -> None:
-        """Free the batch while nothing runs.
+        """Drop the batch when no sequence runs.
 
-        The drafter and the policy keep what they have learnt.
+        The memory of drafter and policy is kept by the engine.
         """
         if self.opened is None:
             return
@@ -184,7 +186,7 @@ class Batch:
             self.opened, self.state = None, State()
 
     def drop(self) -> list[Entry]:
-        """Give up a batch whose step was broken off; return its requests in their order."""
+        """Drop the batch after a step failed, and return its requests by number."""
         entries = sorted(self.entries, key=lambda entry: entry.id)
         self.opened = None
         self.running = {}

@@ -29,20 +29,21 @@ from draftree.scheduling.running_batch import Batch
 from draftree.text.completion import Reading
 
 HEADROOM, SHARE = 16, 64
-"""Cache tokens of each running sequence, at most this share of the bound, that stay free when
-another one is admitted, so that none is preempted at once."""
+"""Numbers that set how many cache tokens stay free when a sequence is admitted, so that no sequence
+is preempted right away: `HEADROOM` tokens for each running sequence, but at most the cache's bound
+divided by `SHARE`."""
 
 
 @final
 class Scheduler:
-    """Runs the requests of an engine in one batch.
+    """Run the requests of an engine in one batch.
 
     `submit` and `cancel` may be called from other threads while a step runs.
 
     Args:
-        host: the engine.
-        lock: held during each step.
-        options: the limits.
+        host: the engine to which the scheduler belongs.
+        lock: lock that is held during each step.
+        options: limits of the batch, the cache and the step.
     """
 
     def __init__(
@@ -71,12 +72,12 @@ class Scheduler:
 
     @property
     def batch(self) -> tuple[Parts, Rows] | None:
-        """Return the parts and the batch that run; None while nothing does."""
+        """Return the parts of the engine and the running batch; None while no sequence runs."""
         return self._batch.opened
 
     @property
     def state(self) -> State:
-        """Return the state of drafter and policy after the last step."""
+        """Return the states of drafter and policy after the last step."""
         return self._batch.state
 
     @property
@@ -86,36 +87,36 @@ class Scheduler:
 
     @property
     def unfinished(self) -> int:
-        """Return the number of requests that wait, are read or run."""
+        """Return the number of requests that have not ended."""
         return len(self._handles)
 
     @property
     def waiting(self) -> int:
-        """Return the number of requests of which nothing is in the cache."""
+        """Return the number of requests that wait and have no tokens in the cache."""
         return len(self._waiting)
 
     @property
     def running(self) -> int:
-        """Return the number of sequences that are read or written."""
+        """Return the number of sequences in the batch: running, or with a prompt being read."""
         return len(self._batch.entries)
 
     @property
     def cache_tokens(self) -> int:
         """Return the number of tokens in the KV cache.
 
-        A prompt that is read in chunks counts in full.
+        A prompt that is read in chunks counts in full from its first chunk on.
         """
         return sum(map(self._held, self._batch.entries))
 
     def submit(self, request: Request, reading: Reading) -> Handle:
-        """Let a request wait for its turn.
+        """Add a request to the queue, and return its handle.
 
         Args:
-            request: valid for the target.
-            reading: turns its tokens into text.
+            request: a request that has been checked against the target.
+            reading: function that turns the request's tokens into text.
 
         Raises:
-            UserError: the cache cannot hold it.
+            UserError: the request needs more tokens than the cache can hold.
         """
         most = self._most(request)
         if most > self._bound:
@@ -129,9 +130,9 @@ class Scheduler:
         return handle
 
     def cancel(self, handle: Handle) -> None:
-        """End a request; its slot is free after the next step.
+        """Cancel a request; its slot is freed in the next step.
 
-        A request that has ended is left as it is.
+        A request that has already ended is not changed.
         """
         with self._mutex:
             entry = handle.entry
@@ -143,13 +144,13 @@ class Scheduler:
                 self._end(entry, "cancelled")
 
     def step(self) -> list[Update]:
-        """Run one step: decode all running sequences, and read from prompts of waiting ones.
+        """Run one step: decode all running sequences, and read parts of waiting prompts.
 
-        A processor or criterion that raises an exception ends its own request. The others are read
-        again and go on.
+        If a logits processor or stopping criterion raises an exception, only its own request fails.
+        The prompts of the other requests are read again, and their texts continue.
 
         Returns:
-            What each request has got; a request that ended without new tokens is among them.
+            Updates of all requests that got tokens or ended in this step.
         """
         if not self._handles:
             return []
@@ -183,11 +184,11 @@ class Scheduler:
         return updates
 
     def _act(self, entries: Sequence[Entry]) -> None:
-        """Note which requests take part in what is done next."""
+        """Record which requests take part in the next operation, for the case that it fails."""
         self._acting = list(entries)
 
     def _advance(self) -> None:
-        """Write tokens of all running sequences, and read from prompts in the same pass."""
+        """Decode all running sequences, and read chunks of prompts in the same pass."""
         if not self._batch.reading:
             self._decode()
             return
@@ -199,7 +200,7 @@ class Scheduler:
             entry.suspect = False
 
     def _decode(self) -> None:
-        """Write tokens of all running sequences."""
+        """Decode all running sequences."""
         if self.batch is None or not self._batch.running:
             return
         parts, rows = self.batch
@@ -214,13 +215,13 @@ class Scheduler:
             entry.suspect = False
 
     def _bound_growth(self) -> None:
-        """Keep the trees of a step as small as the bound of the cache requires."""
+        """Limit the trees of this step so that accepted tokens fit the bound of the cache."""
         if self._recomputes and self.batch is not None and self._batch.running:
             free = self._bound - self.cache_tokens
             self.batch[1].growth = max(free // len(self._batch.running) - 1, 0)
 
     def _admit(self) -> None:
-        """Take waiting requests in the order of their arrival, as many as the limits allow."""
+        """Admit waiting requests to the batch in the order of arrival, within the limits."""
         with self._mutex:
             suspects = [entry for entry in self._waiting if entry.suspect]
         if suspects:  # they run alone until a step of theirs has succeeded
@@ -241,7 +242,8 @@ class Scheduler:
     def _headroom(self) -> int:
         """Return the number of cache tokens that stay free when another sequence is admitted.
 
-        Every running sequence writes a token in the same step.
+        This number covers at least one token of each running sequence, which it writes in the same
+        step.
         """
         return max(
             min(HEADROOM, self._bound // SHARE) * (self.running + 1), len(self._batch.running)
@@ -259,7 +261,7 @@ class Scheduler:
             entry.cached = entry.read
 
     def _take(self, events: Sequence[Emitted]) -> None:
-        """Note the tokens of a step, and free the slots of texts that have ended."""
+        """Record the tokens of a step, and free the slots of texts that have ended."""
         for event in events:
             entry = self._batch.running[event.row]
             self._updates.append(Update(self._handles[entry.id], entry.take(event), event))
@@ -284,7 +286,7 @@ class Scheduler:
                 self._updates.append(Update(handle, []))
 
     def _make_room(self) -> None:
-        """Preempt the youngest sequences until the cache has room for a token of each other one."""
+        """Preempt the newest sequences until the cache has room for a token of each other."""
         while (
             self._recomputes
             and self.running > 1
@@ -306,15 +308,15 @@ class Scheduler:
                 insort(self._waiting, entry, key=lambda each: each.id)
 
     def _end(self, entry: Entry, status: Status) -> None:
-        """Note that nothing more comes for a request; the mutex is held."""
+        """Set the final status of a request; the caller holds the mutex."""
         entry.end(status)
         del self._handles[entry.id]
 
     def _recover(self, error: BaseException) -> None:
-        """Give up a batch whose step was broken off, and let its requests wait to be read again.
+        """Drop the batch after a step failed, and let its requests wait to be read again.
 
-        If one request alone took part in what raised the exception, it is the one that fails.
-        Several take their turns alone until the culprit is known.
+        If only one request took part in the operation that raised the exception, this request
+        fails. If several took part, each of them runs alone until the faulty one is found.
         """
         acting, self._acting = self._acting, []
         for entry in self._batch.drop():
@@ -329,22 +331,23 @@ class Scheduler:
 
     @property
     def _recomputes(self) -> bool:
-        """Return whether a text that is read again gets the same keys, values and states.
+        """Return whether reading a text again gives the same keys, values and states.
 
-        They must equal those that it had when it was generated.
+        Only then may sequences be preempted: their text must continue as if they had not been.
         """
         target = self._host.target
         return target.reuses_prefixes and not target.decoder.kept.clamped
 
     def forget(self) -> None:
-        """Drop all prompts that are kept."""
+        """Drop all prompts that are stored for later requests with the same beginning."""
         with self._lock:
             self._prefixes.shrink(0)
 
     def _held(self, entry: Entry) -> int:
-        """Return the number of cache tokens of a request.
+        """Return the number of cache tokens that count for a request.
 
-        They are those of its text with the root, or all that it may ever need.
+        If sequences can be preempted, it is the length of its text so far, including the root.
+        Otherwise it is the largest number that the request may ever need.
         """
         if not self._recomputes:
             return self._most(entry.submitted)
@@ -353,6 +356,6 @@ class Scheduler:
         return len(entry.request.prompt) + 1
 
     def _most(self, request: Request) -> int:
-        """Return the number of cache tokens that a request may need at most."""
+        """Return the largest number of cache tokens that a request may need."""
         context = self._host.target.decoder.context
         return min(len(request.prompt) + request.max_new_tokens, context + 1)

@@ -15,14 +15,15 @@ from draftree.serving.errors import ApiError, nothing_at
 from draftree.serving.options import LOCAL_NAMES, ServeOptions
 
 OPEN_PATHS = frozenset(("/", "/health", "/ready", "/version", "/favicon.ico"))
-"""Paths that are served without an API key: the page, which requests one, and what load balancers
-read."""
+"""Paths that are served without an API key: the page, which asks the user for a key, and the paths
+that load balancers read."""
 OPEN_PREFIX = "/playground/"
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
-"""The content security policy of the page: no other origins, and no inline scripts or styles."""
+"""Content security policy of the page. It forbids other origins, inline scripts and inline
+styles."""
 HEADERS = {
     "content-security-policy": POLICY,
     "x-content-type-options": "nosniff",
@@ -30,14 +31,14 @@ HEADERS = {
     "cross-origin-resource-policy": "same-origin",
 }
 NOBODY = "everyone"
-"""The owner of what is written for clients without a key."""
+"""Name of the owner for all clients if no API key is required."""
 
 
 class Keys:
-    """Hold the API keys of a server, only as hashes.
+    """Check API keys; only hashes of the valid keys are stored.
 
     Args:
-        keys: empty if no key is required.
+        keys: valid keys; empty if no key is required.
     """
 
     def __init__(self, keys: Sequence[str]) -> None:
@@ -48,12 +49,13 @@ class Keys:
         return hashlib.sha256(self._salt + key.encode(errors="surrogateescape")).digest()
 
     def owner(self, authorization: str | None) -> str:
-        """Return a name for the owner of a key, which separates the memories of drafters.
+        """Check the header `Authorization`, and return a name for the owner of its key.
 
-        All keys are compared, each in constant time, so that the time reveals nothing about them.
+        Drafters' memories are separate for each owner. The key is compared with all valid keys in
+        constant time, so that the response time reveals nothing about them.
 
         Raises:
-            ApiError: no key was sent, or a wrong one.
+            ApiError: the header contains no valid key.
         """
         if not self._hashes:
             return NOBODY
@@ -73,15 +75,15 @@ class Keys:
 
 
 def owner_of(request: Request) -> str:
-    """Return the owner of a request that the guard has let pass."""
+    """Return the owner of a request that `Guard` has accepted."""
     return str(request.state.owner)
 
 
 class Guard:
-    """Refuse forbidden requests before they are parsed, and add headers to every answer.
+    """Refuse forbidden requests before their bodies are parsed, and add headers to all answers.
 
     Args:
-        app: the application.
+        app: the ASGI application that serves accepted requests.
         options: options of the server.
     """
 
@@ -91,7 +93,7 @@ class Guard:
         self._keys = Keys(options.api_keys)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve one request."""
+        """Serve one ASGI request."""
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
@@ -121,7 +123,7 @@ class Guard:
         await self._app(scope, received, answer)
 
     def _check(self, scope: Scope, headers: Headers) -> None:
-        """Raise an `ApiError` for a request from another origin or with too large a body."""
+        """Raise an `ApiError` if origin, host, content type or announced length is not allowed."""
         host, origin = headers.get("host", ""), headers.get("origin")
         if self._options.is_local and hostname(host) not in (*LOCAL_NAMES, self._options.host, ""):
             raise ApiError(
@@ -156,8 +158,8 @@ class Body:
 
     Args:
         receive: the ASGI callable of the request.
-        most: largest number of bytes.
-        seconds: time in which the whole body must arrive.
+        most: largest size of the body in bytes.
+        seconds: time in seconds within which the whole body must arrive.
     """
 
     def __init__(self, receive: Receive, most: int, seconds: float) -> None:
@@ -166,10 +168,10 @@ class Body:
         self._seconds = seconds
 
     async def read(self) -> Receive:
-        """Read the body; return a function that passes it to the application.
+        """Read the whole body, and return an ASGI callable that passes it to the application.
 
         Raises:
-            ApiError: it is too large, or did not arrive in time.
+            ApiError: the body is too large, or did not arrive in time.
         """
         parts: list[bytes] = []
         size, end = 0, time.monotonic() + self._seconds
@@ -199,23 +201,23 @@ class Body:
 
 
 def too_large(most: int) -> ApiError:
-    """Return the error of a body that is too large."""
+    """Return the error for a body of more than `most` bytes."""
     return ApiError(
         413, f"the body is larger than {most} bytes, which are allowed", code="body_too_large"
     )
 
 
 def hostname(host: str) -> str:
-    """Return the name in a `Host` header, without port and brackets."""
+    """Return the host name in a `Host` header, without port and brackets."""
     if host.startswith("["):
         return host[1:].partition("]")[0]
     return host.partition(":")[0] if host.count(":") <= 1 else host
 
 
 def request_id(sent: str | None) -> str:
-    """Return the request id of a client, or a new one.
+    """Return the request id that the client sent, or a new one.
 
-    A new one is made if the client sent none, or one that does not fit a header.
+    A new id is created if the client sent no id, or one that is not allowed in a header.
     """
     if sent is not None and 0 < len(sent) <= 128 and sent.isascii() and sent.isprintable():
         return sent

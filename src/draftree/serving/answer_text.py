@@ -14,12 +14,13 @@ from draftree.viewer.token_text import Spellings
 
 FinishReason = Literal["stop", "length", "tool_calls"]
 IMPOSSIBLE = -9999.0
-"""Stands for a log-probability of −∞, which JSON cannot write; OpenAI's API has the same number."""
+"""Number that represents a log-probability of −∞, which JSON cannot express. OpenAI's API uses the
+same number."""
 
 
 @dataclass(frozen=True)
 class Delta:
-    """Hold what is added to a text: reasoning, content, pieces of tool calls, log-probabilities."""
+    """Store an addition to a text: reasoning, content, pieces of tool calls, log-probabilities."""
 
     reasoning: str = ""
     content: str = ""
@@ -27,27 +28,27 @@ class Delta:
     logprobs: tuple[Logprob, ...] = ()
 
     def __bool__(self) -> bool:
-        """Return whether there is anything to send."""
+        """Return whether there is anything to send to the client."""
         return bool(self.reasoning or self.content or self.calls or self.logprobs)
 
 
 @final
 @dataclass
 class AnswerText:
-    """Build one text of an answer.
+    """Build one text of an answer from the tokens of each step.
 
     Args:
-        splitter: divides reasoning from the answer.
+        splitter: object that separates the model's reasoning from its answer.
         tools: functions that the model may call.
-        forced: reads the call that the text has to be; None where words are allowed.
+        forced: object that reads the forced tool call; None if the model may answer in words.
 
     Attributes:
-        content: the final words so far.
+        content: the answer in words so far.
         reasoning: the reasoning so far.
-        calls: the tool calls, once the text has ended; a forced one may be cut.
-        logprobs: of all tokens so far, if requested.
-        finish_reason: why the text ended; None while it is generated.
-        figures: figures of its drafting.
+        calls: tool calls, once the text has ended. A forced call may be incomplete.
+        logprobs: log-probabilities of all tokens so far, if requested.
+        finish_reason: reason for the end of the text; None while it is generated.
+        figures: figures of drafting for this text.
     """
 
     splitter: ReasoningSplitter
@@ -62,7 +63,7 @@ class AnswerText:
     _held: str = ""
 
     def add(self, tokens: Sequence[Token]) -> Delta:
-        """Return what new tokens add to the text, which ends with the last of them."""
+        """Add the new tokens of a step, and return the resulting addition to the text."""
         pieces = [self.splitter.add(token.text) for token in tokens]
         ending = tokens[-1].ending if tokens else None
         if ending is not None:
@@ -84,9 +85,9 @@ class AnswerText:
         return Delta(reasoning, words, gained, logprobs)
 
     def _told(self, words: str, ended: bool) -> tuple[tuple[CallPiece, ...], str]:
-        """Return the calls and the words that are final.
+        """Return the tool calls and the words that can be sent now.
 
-        Words that may be a call are held back until the text ends.
+        Words that may be the beginning of a tool call are held back until the text ends.
         """
         open_ = bool(self.tools) and not self.content
         if not ended and open_ and may_be_call(words):
@@ -103,14 +104,14 @@ class AnswerText:
 
 
 def finish_reason(ending: str, calls: Sequence[Call]) -> FinishReason:
-    """Return why a text ended, by OpenAI's names."""
+    """Return the reason for the end of a text by its name in OpenAI's API."""
     if ending in ("length", "context"):
         return "length"
     return "tool_calls" if calls else "stop"
 
 
 def logprob_entries(spellings: Spellings, logprobs: Sequence[Logprob]) -> list[dict[str, Any]]:
-    """Return log-probabilities as `choices[].logprobs.content` of a chat has them."""
+    """Return log-probabilities in the form of `choices[].logprobs.content` in a chat's answer."""
     return [
         {
             **token_entry(spellings, one.token, one.logprob),
@@ -133,12 +134,12 @@ def token_entry(spellings: Spellings, token: int, logprob: float) -> dict[str, A
 def legacy_logprobs(
     spellings: Spellings, logprobs: Sequence[Logprob], offset: int = 0
 ) -> dict[str, Any]:
-    """Return log-probabilities as `/v1/completions` has them.
+    """Return log-probabilities in the form that `/v1/completions` uses.
 
     Args:
-        spellings: the texts of tokens.
-        logprobs: of consecutive tokens.
-        offset: index of the first of them in the text.
+        spellings: table of the bytes that each token stands for.
+        logprobs: log-probabilities of consecutive tokens.
+        offset: index of the first token's first character in the text.
     """
     texts = [spellings.data(one.token).decode(errors="replace") for one in logprobs]
     offsets = [offset]

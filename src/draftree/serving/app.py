@@ -49,11 +49,12 @@ FILES = {
     "text.css": (HOME / "text.css", "text/css"),
     "tree.js": (HOME / "tree.js", "text/javascript"),
 }
-"""The files of the page; the drawing of trees and the colours of the text are those of saved pages.
+"""Files of the playground page, with their content types. Trees and texts are drawn by the same
+files as on saved pages.
 """
 PING_SECONDS = 15
 WRITTEN = DOCUMENTED | {200: {"content": {"text/event-stream": {}}}}
-"""The answers of routes that write texts: JSON, or with `stream` server-sent events."""
+"""Documented responses of routes that generate texts: JSON, or server-sent events with `stream`."""
 T = TypeVar("T")
 
 
@@ -80,7 +81,7 @@ class Text(BaseModel):
 
 
 def create_app(state: ServerState) -> FastAPI:
-    """Return the application around a model; its worker runs while the application does."""
+    """Return the web application for a model; its worker thread starts and ends with it."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -111,7 +112,7 @@ def version() -> str:
 
 
 def add_generation(app: FastAPI, state: ServerState) -> None:
-    """Add the routes that write texts."""
+    """Add the routes that generate texts."""
 
     @app.post("/v1/chat/completions", response_model=ChatCompletion, responses=WRITTEN)
     async def chat(body: ChatBody, request: Request) -> Response:
@@ -139,9 +140,10 @@ def add_generation(app: FastAPI, state: ServerState) -> None:
 
 
 async def answered(answer: Answer, request: Request, stream: bool | None = None) -> Response:
-    """Return a streamed answer, or wait for a whole one.
+    """Return a streamed answer, or wait for the complete answer and return it.
 
-    If the client disconnects, the generation ends.
+    If the client disconnects, the generation is cancelled. `stream` replaces the field of the same
+    name in the request's body.
     """
     log(answer, request)
     if answer.body.stream if stream is None else stream:
@@ -157,7 +159,7 @@ async def answered(answer: Answer, request: Request, stream: bool | None = None)
 
 
 async def events(answer: Answer) -> AsyncIterator[str]:
-    """Yield the server-sent events of an answer; an error on the way is the last of them."""
+    """Yield the server-sent events of an answer; after an error, the last event describes it."""
     try:
         async with aclosing(answer.stream()) as stream:
             async for data in stream:
@@ -167,13 +169,13 @@ async def events(answer: Answer) -> AsyncIterator[str]:
 
 
 def event(data: str, named: bool = False) -> str:
-    """Return a server-sent event; one of `/v1/responses` has its type as its name, too."""
+    """Return a server-sent event; if `named`, its name is the field `type` of its data."""
     name = f"event: {json.loads(data)['type']}\n" if named else ""
     return f"{name}data: {data}\n\n"
 
 
 async def pinged(source: AsyncIterator[str]) -> AsyncIterator[str]:
-    """Yield events, and a comment after each `PING_SECONDS` without one.
+    """Yield events, and a comment after every `PING_SECONDS` without an event.
 
     The comments keep the connection open.
     """
@@ -196,10 +198,10 @@ async def pinged(source: AsyncIterator[str]) -> AsyncIterator[str]:
 
 
 async def unless_gone(work: Awaitable[T], request: Request) -> T:
-    """Wait for work; cancel it when the client goes away.
+    """Wait for work and return its result; cancel the work when the client disconnects.
 
     Raises:
-        ApiError: the client is gone; nobody reads this.
+        ApiError: the client has disconnected, so that nobody reads the error.
     """
     task = asyncio.ensure_future(work)
     gone = asyncio.ensure_future(disconnected(request))
@@ -216,13 +218,13 @@ async def unless_gone(work: Awaitable[T], request: Request) -> T:
 
 
 async def disconnected(request: Request) -> None:
-    """Wait until the client of a request has gone away."""
+    """Wait until the client of a request has disconnected."""
     while (await request.receive())["type"] != "http.disconnect":
         pass
 
 
 def log(answer: Answer, request: Request) -> None:
-    """Log a request, and its text only if that is enabled."""
+    """Log a request; its text is logged only if `log_prompts` is set."""
     speculative = answer.job.work.speculative
     how = "without drafts" if speculative.plain else f"{speculative.drafter}, {speculative.policy}"
     number = request.state.request_id
@@ -234,7 +236,7 @@ def log(answer: Answer, request: Request) -> None:
 
 
 def add_models(app: FastAPI, state: ServerState) -> None:
-    """Add the routes about the model and its tokens."""
+    """Add the routes that describe the model, and those that convert texts and tokens."""
 
     def model() -> dict[str, Any]:
         return {
@@ -295,7 +297,7 @@ def add_models(app: FastAPI, state: ServerState) -> None:
 
 
 def add_operation(app: FastAPI, state: ServerState) -> None:
-    """Add the routes of operation."""
+    """Add the routes for operators: health, readiness, version and metrics."""
 
     @app.get("/health", response_model=dict[str, str])
     async def health() -> dict[str, str]:
@@ -326,7 +328,7 @@ def add_operation(app: FastAPI, state: ServerState) -> None:
 
 
 def add_playground(app: FastAPI, state: ServerState) -> None:
-    """Add the page at `/`, and the files that it loads."""
+    """Add the playground page at `/`, and the files that it loads."""
 
     @app.get("/", include_in_schema=False)
     async def page() -> FileResponse:
@@ -343,7 +345,7 @@ def add_playground(app: FastAPI, state: ServerState) -> None:
 
 
 def playground_config(state: ServerState) -> dict[str, Any]:
-    """Return what the page offers: the model, its drafters and policies."""
+    """Return the settings of the playground page, such as the allowed drafters and policies."""
     return {
         "model": state.options.model_name,
         "drafters": list(state.drafters),

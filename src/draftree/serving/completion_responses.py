@@ -18,22 +18,22 @@ from draftree.serving.tool_calls import Call, CallPiece
 from draftree.serving.worker import Job, TextUpdate
 
 DONE = "[DONE]"
-"""The last event of a streamed answer."""
+"""Data of the last event of a streamed answer."""
 
 
 def new_id(kind: str) -> str:
-    """Return a new id: `chatcmpl-…`."""
+    """Return a new random id that begins with `kind`, such as `chatcmpl-…`."""
     return f"{kind}-{secrets.token_hex(12)}"
 
 
 class Answer:
-    """Build the answer to a request while it is generated.
+    """Build the answer to a chat request while its texts are generated.
 
     Args:
-        state: state of the server.
-        body: the request.
-        prepared: its texts.
-        job: generates them.
+        state: shared state of the server.
+        body: body of the request.
+        prepared: the prepared request with its texts.
+        job: job that generates the texts.
     """
 
     kind = "chatcmpl"
@@ -53,11 +53,11 @@ class Answer:
 
     @property
     def texts(self) -> list[AnswerText]:
-        """Return the texts, as far as they are generated."""
+        """Return the texts of the answer, as far as they have been generated."""
         return self.prepared.texts
 
     def take(self, update: TextUpdate) -> Delta:
-        """Record what is added to a text, and return it."""
+        """Add an update to its text, and return the difference to send to the client."""
         if self.first is None:
             self.first = time.monotonic() - self.start
         text = self.texts[update.index]
@@ -65,7 +65,7 @@ class Answer:
         return text.add(update.tokens)
 
     async def finish(self) -> dict[str, Any]:
-        """Wait for all texts; return the whole answer."""
+        """Wait for all texts, and return the complete answer."""
         async with aclosing(self.job.updates()) as updates:
             async for update in updates:
                 self.take(update)
@@ -76,7 +76,7 @@ class Answer:
         }
 
     async def stream(self) -> AsyncGenerator[str, None]:
-        """Yield the events of a streamed answer, each as JSON."""
+        """Yield the data of a streamed answer's events, each as JSON on one line."""
         options = self.body.stream_options
         for event in self.opening():
             yield dumped(event)
@@ -99,11 +99,11 @@ class Answer:
 
     @property
     def told(self) -> Told | None:
-        """Return what the answer reports about drafting."""
+        """Return the requested amount of drafting metrics; None for the default."""
         return self.body.metrics
 
     def head(self, kind: str) -> dict[str, Any]:
-        """Return the fields at the start of every answer and every piece of one."""
+        """Return the first fields of an answer or a piece of one: id, kind, time and model."""
         return {
             "id": self.id,
             "object": kind,
@@ -112,7 +112,7 @@ class Answer:
         }
 
     def usage(self) -> dict[str, Any]:
-        """Return the numbers of tokens."""
+        """Return the field `usage`: the numbers of prompt, cached and generated tokens."""
         written = sum(figures.new_tokens for figures in self.job.figures)
         prompt = self.prepared.prompt_tokens
         each = len(self.job.figures) // self.prepared.prompts  # the texts of a prompt
@@ -125,7 +125,7 @@ class Answer:
         }
 
     def metrics(self) -> dict[str, Any]:
-        """Return the requested figures of drafting, a summary by default."""
+        """Return the field `metrics` with the requested figures; by default a summary."""
         if self.told == "none":
             return {}
         figures = merged(self.job.figures)
@@ -136,7 +136,7 @@ class Answer:
         }
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the pieces before any text: the role of each message."""
+        """Return the first pieces of a streamed answer, which contain the role of each message."""
         delta = {"role": "assistant", "content": ""}
         return [
             self.head(self.piece)
@@ -145,7 +145,7 @@ class Answer:
         ]
 
     def choice(self, index: int, text: AnswerText) -> dict[str, Any]:
-        """Return one text of a whole answer."""
+        """Return the entry of `choices` for one text of a complete answer."""
         message: dict[str, Any] = {"role": "assistant", "content": text.content, "refusal": None}
         if text.calls:
             message["content"] = text.content or None
@@ -164,7 +164,7 @@ class Answer:
     def chunk(
         self, index: int, delta: Delta, text: AnswerText, more: Mapping[str, Any]
     ) -> dict[str, Any]:
-        """Return one piece of a streamed answer."""
+        """Return one piece of a streamed answer with the difference of one text."""
         told: dict[str, Any] = {}
         if delta.content:
             told["content"] = delta.content
@@ -192,7 +192,7 @@ class CompletionAnswer(Answer):
     whole = piece = "text_completion"
 
     def opening(self) -> list[dict[str, Any]]:
-        """Return the prompts, if they are to be echoed."""
+        """Return the first pieces of a streamed answer: the prompts, if `echo` was requested."""
         return [
             self.head(self.piece)
             | {
@@ -206,7 +206,7 @@ class CompletionAnswer(Answer):
 
     @property
     def _prompts(self) -> list[str]:
-        """Return the prompt before each text, empty where it is not echoed."""
+        """Return the prompt to put before each text; empty without `echo`."""
         prompts = self.prepared.echoed or [""]
         each = len(self.texts) // len(prompts)
         return [prompt for prompt in prompts for _ in range(each)]
@@ -246,7 +246,7 @@ class CompletionAnswer(Answer):
 
 
 def tool_call(call: Call) -> dict[str, Any]:
-    """Return a tool call with a new id."""
+    """Return a tool call in the form of OpenAI's API, with a new id."""
     return {
         "id": new_id("call"),
         "type": "function",
@@ -255,7 +255,10 @@ def tool_call(call: Call) -> dict[str, Any]:
 
 
 def call_piece(piece: CallPiece) -> dict[str, Any]:
-    """Return a piece of a streamed tool call; the first one has its id and the function's name."""
+    """Return a piece of a streamed tool call.
+
+    Only the first piece of a call has an id and the name of the function.
+    """
     if piece.name is None:
         return {"index": piece.index, "function": {"arguments": piece.arguments}}
     return {"index": piece.index} | tool_call(Call(piece.name, piece.arguments))
@@ -264,7 +267,10 @@ def call_piece(piece: CallPiece) -> dict[str, Any]:
 def request_metrics(
     figures: RequestFigures, seconds: float, first: float, told: Told | None
 ) -> dict[str, Any]:
-    """Return `metrics` of an answer."""
+    """Return the field `metrics` of an answer.
+
+    `seconds` is the time since the request arrived, and `first` the time to the first token.
+    """
     return {
         "speculative_decoding": figures.as_json(told in ("detailed", "trees")),
         "time_to_first_token_seconds": round(first, 6),
@@ -274,7 +280,7 @@ def request_metrics(
 
 
 def told_tree(update: TextUpdate) -> dict[str, Any]:
-    """Return a step's tree and its tokens, as the page draws them."""
+    """Return a step's draft tree and its new tokens in the form that the playground page draws."""
     tokens: Sequence[dict[str, Any]] = [
         {"text": token.text, "origin": token.origin} for token in update.tokens
     ]

@@ -20,18 +20,18 @@ TYPES = {
     500: "server_error",
     503: "service_unavailable",
 }
-"""The `type` of an error by its status; `invalid_request_error` for all others."""
+"""Field `type` of an error by HTTP status. All other errors have `invalid_request_error`."""
 
 
 class ApiError(Exception):
-    """Represent an answer that is an error.
+    """Represent an error that is sent to the client as the answer.
 
     Args:
-        status: status of the HTTP answer.
-        message: what was got and what is allowed.
-        param: the field of the request that is wrong.
-        code: a name for programs.
-        headers: headers of the answer.
+        status: HTTP status.
+        message: text that names the received value and the allowed values.
+        param: name of the wrong field in the request; None for no field.
+        code: name of the error for programs; None for no name.
+        headers: additional headers of the answer.
     """
 
     def __init__(
@@ -51,7 +51,7 @@ class ApiError(Exception):
 
     @property
     def body(self) -> dict[str, Any]:
-        """Return the error as in OpenAI's API."""
+        """Return the body of the answer in the form of OpenAI's API."""
         kind = TYPES.get(self.status, "invalid_request_error")
         return {
             "error": {"message": self.message, "type": kind, "param": self.param, "code": self.code}
@@ -59,12 +59,12 @@ class ApiError(Exception):
 
     @property
     def response(self) -> JSONResponse:
-        """Return the error as an HTTP answer."""
+        """Return the HTTP response for the error."""
         return JSONResponse(self.body, self.status, dict(self.headers or {}))
 
 
 class ErrorDetails(BaseModel):
-    """What went wrong."""
+    """The description of an error."""
 
     message: str
     type: str
@@ -82,11 +82,11 @@ DOCUMENTED: dict[int | str, dict[str, Any]] = {
     status: {"model": ErrorBody, "description": HTTPStatus(status).phrase}
     for status in (400, 401, 403, 404, 408, 413, 415, 422, 429, 500, 503)
 }
-"""The errors that any answer of the API may be, for its description."""
+"""Error responses that every route can return, for the API's description."""
 
 
 def install(app: FastAPI) -> None:
-    """Answer every error of an application in OpenAI's shape."""
+    """Register handlers that answer every error of an application in the form of OpenAI's API."""
 
     @app.exception_handler(ApiError)
     async def api_error(_: Request, error: ApiError) -> JSONResponse:
@@ -115,7 +115,7 @@ def install(app: FastAPI) -> None:
 
 
 def nothing_at(path: str) -> str:
-    """Return the message for an unknown path; it names the corresponding path of OpenAI's API."""
+    """Return the message for an unknown path, with the corresponding path of OpenAI's API."""
     told = f"there is nothing at {path[:200]}"
     return (
         told
@@ -125,9 +125,9 @@ def nothing_at(path: str) -> str:
 
 
 def instead_of(path: str) -> str:
-    """Return the route that corresponds to a path of another server.
+    """Return the route of this server that corresponds to a path of another server.
 
-    Known are paths of ollama, llama.cpp, Anthropic and vLLM.
+    Paths of ollama, llama.cpp, Anthropic and vLLM are known.
     """
     words = frozenset(path.strip("/").split("/"))
     if words & {"tags", "ps", "show", "models", "props", "slots"}:
@@ -140,7 +140,7 @@ def instead_of(path: str) -> str:
 
 
 def invalid_request(error: RequestValidationError) -> ApiError:
-    """Return the first of the faults that a request has, in one line that names the field."""
+    """Return an error that describes the first fault of a request, and names the field."""
     first = error.errors()[0]
     place = [str(part) for part in first["loc"] if part != "body"]
     field = ".".join(place) or None

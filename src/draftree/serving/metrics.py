@@ -13,7 +13,7 @@ SECONDS = (0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 
 
 @dataclass
 class RequestFigures:
-    """Store the figures of one request, over all its texts."""
+    """Store the figures of one text, or of all texts of a request."""
 
     prompt_tokens: int = 0
     cached_tokens: int = 0
@@ -21,11 +21,11 @@ class RequestFigures:
     steps: list[Step] = field(default_factory=list)
 
     def as_json(self, detailed: bool = False) -> dict[str, Any]:
-        """Return `speculative_decoding` of an answer, with vLLM's names.
+        """Return the field `speculative_decoding` of an answer, with the names of vLLM.
 
         `acceptance_histogram[j]` is the number of steps that accepted j drafted tokens;
-        `num_spec_tokens` is the depth of the deepest tree. `detailed` adds the figures of each
-        step.
+        `num_spec_tokens` is the depth of the deepest tree. If `detailed` is true, the figures of
+        each step are added.
         """
         accepted = [step.accepted for step in self.steps]
         drafted = sum(step.nodes for step in self.steps)
@@ -46,7 +46,7 @@ class RequestFigures:
 
 
 class Metrics:
-    """Hold the counters of a server."""
+    """Store the Prometheus metrics of a server."""
 
     def __init__(self) -> None:
         self.registry = registry = CollectorRegistry()
@@ -104,13 +104,13 @@ class Metrics:
         )
 
     def count_prompt(self, figures: RequestFigures) -> None:
-        """Count the prompt of one text."""
+        """Add the prompt of one text to the counters."""
         self.prompt_tokens.inc(figures.prompt_tokens)
         self.prefix_queries.inc(figures.prompt_tokens)
         self.prefix_hits.inc(figures.cached_tokens)
 
     def count_step(self, step: Step) -> None:
-        """Count one verification of one text."""
+        """Add one verification of one text to the counters."""
         if step.nodes:
             self.drafts.inc()
         self.drafted.inc(step.nodes)
@@ -119,9 +119,10 @@ class Metrics:
             self.by_position.labels(str(position)).inc()
 
     def count_tokens(self, seconds: float, tokens: int, first: bool) -> None:
-        """Count new tokens of a text.
+        """Add new tokens of a text to the counters, and record their latency.
 
-        Observe the seconds since its request, or since its previous tokens.
+        `seconds` is the time since the request for the first tokens, and since the previous tokens
+        for others.
         """
         self.new_tokens.inc(tokens)
         if first:
@@ -131,12 +132,12 @@ class Metrics:
             self.between.observe(seconds / tokens)
 
     def page(self) -> bytes:
-        """Return the page that Prometheus reads."""
+        """Return all metrics in Prometheus's text format."""
         return generate_latest(self.registry)
 
 
 def merged(parts: Sequence[RequestFigures]) -> RequestFigures:
-    """Return the figures of several texts of one request together; the prompt counts once."""
+    """Return the joint figures of several texts of one request; the prompt counts once."""
     return RequestFigures(
         max((part.prompt_tokens for part in parts), default=0),
         max((part.cached_tokens for part in parts), default=0),

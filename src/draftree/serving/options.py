@@ -10,29 +10,30 @@ from draftree.scheduling.options import SchedulerOptions
 from draftree.utils.validated_dataclass import Knobs, knob, several, text
 
 LOCAL_NAMES = ("localhost", "127.0.0.1", "::1")
-"""Names of this machine that a browser may use for a server on a loopback address."""
+"""Host names that a browser may use for a server on a loopback address."""
 TEXTS = ("texts of at least one character", lambda value: several(value, text))
 BATCHING = SchedulerOptions()
 SHORTEST_KEY = 8
-"""Characters of an API key at least."""
+"""Least number of characters in an API key."""
 
 
 @dataclass(frozen=True)
 class Limits(Knobs):
-    """Limit what one request may ask for; larger values are refused with a clear message.
+    """Set the limits of one request; requests with larger values are refused with a message.
 
     Attributes:
-        body_bytes: the size of a request's body.
-        body_seconds: the time that a client may take to send a body.
-        new_tokens: `max_tokens` of a request, and its default for chats.
-        choices: `n` of a request.
-        stops: the number of stop texts.
-        biases: the number of entries of `logit_bias`.
-        tools: the number of tools.
-        schema_bytes: the size of a JSON schema, written as JSON.
-        schema_depth: the nesting of a JSON schema, of messages and of tool parameters.
-        waiting: the number of requests that may wait; a further one is answered with 429.
-        request_seconds: the time after which a request ends; its text is cut there.
+        body_bytes: largest size of a request's body in bytes.
+        body_seconds: seconds within which a client has to send the body.
+        new_tokens: largest `max_tokens` of a request, and its default for chats.
+        choices: largest `n`, and largest number of prompts in a request.
+        stops: largest number of stop texts.
+        biases: largest number of entries in `logit_bias`.
+        tools: largest number of tools.
+        schema_bytes: largest size of a JSON schema, in characters of its JSON text.
+        schema_depth: largest nesting depth of a JSON schema, also of tool parameters.
+        waiting: largest number of texts that may wait. Requests beyond it are answered with status
+            429.
+        request_seconds: seconds after which a text ends, even if it is incomplete.
     """
 
     body_bytes: int = knob(1_000_000, least=1)
@@ -50,25 +51,26 @@ class Limits(Knobs):
 
 @dataclass(frozen=True)
 class ServeOptions(Knobs):
-    """Hold the options of a server.
+    """Set the options of a server.
 
     Attributes:
-        host: the address that it listens at.
-        port: the port; 0 for a free one.
-        api_keys: who sends one of these may use the server; nobody is asked for one where there are
-            none.
-        open_to_network: whether an address that is not this machine's own may be used without API
-            keys.
-        model_name: the name that clients use for the model.
-        allowed_drafters: specs that a request may name in addition to the server's own drafter.
-        allowed_policies: specs that a request may name in addition to the server's own policy.
-        batching: the limits of each running batch.
+        host: name or address at which the server listens.
+        port: port number; 0 for any free port.
+        api_keys: keys one of which a client has to send; empty if no key is required.
+        open_to_network: whether the server may run without API keys at an address that other
+            machines can reach.
+        model_name: name that clients use for the model.
+        allowed_drafters: specs of drafters that a request may name in addition to the server's
+            default.
+        allowed_policies: specs of policies that a request may name in addition to the server's
+            default.
+        batching: limits of the batch of each engine.
         log_prompts: whether prompts and answers are logged.
         limits: limits of each request.
 
     Raises:
-        UserError: a value is out of its range, or the server would be open to a network without an
-            API key.
+        UserError: a value is out of its range, or other machines could use the server without an
+            API key although `open_to_network` is false.
     """
 
     host: str = knob("127.0.0.1", rule=("a host name or address", text))

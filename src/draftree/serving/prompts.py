@@ -15,16 +15,16 @@ TOOLS_MESSAGE = (
     "You can call these functions:\n{tools}\n"
     'To call one, answer with nothing but a JSON object: {{"name": "FUNCTION", "arguments": {{…}}}}'
 )
-"""Describes tools to a model whose chat template has no place for them."""
+"""System message that describes tools if the model's chat template does not support them."""
 
 
 def chat_ids(
     tokenizer: PreTrainedTokenizerBase, messages: Sequence[Message], tools: Sequence[Tool]
 ) -> list[int]:
-    """Return the ids of a chat through the tokenizer's template.
+    """Return the token ids of a chat according to the tokenizer's chat template.
 
     Raises:
-        UserError: the template refuses the messages.
+        UserError: the chat template refuses the messages.
     """
     chat = [plain_message(message, place) for place, message in enumerate(messages)]
     described: list[Any] = [tool.model_dump(exclude_none=True) for tool in tools]
@@ -42,10 +42,10 @@ def chat_ids(
 
 
 def plain_message(message: Message, place: int) -> dict[str, Any]:
-    """Return a message as chat templates take it: its content is a text.
+    """Return a message in the form that chat templates expect, with a text as its content.
 
     Raises:
-        ApiError: the content has a part that is no text, or there is neither content nor a tool
+        ApiError: a part of the content is not text, or the message has neither content nor a tool
             call.
     """
     where = f"messages.{place}.content"
@@ -79,9 +79,9 @@ def plain_message(message: Message, place: int) -> dict[str, Any]:
 
 
 def arguments(text: str) -> Any:
-    """Return the arguments of a call as an object, which templates expect.
+    """Return the arguments of a tool call as a dictionary, which chat templates expect.
 
-    A text that is no JSON object is returned unchanged.
+    A text that is not a JSON object is returned unchanged.
     """
     try:
         value = json.loads(text)
@@ -91,7 +91,7 @@ def arguments(text: str) -> Any:
 
 
 def joined(parts: Sequence[ContentPart], where: str) -> str:
-    """Return the texts of a content's parts as one.
+    """Return the joined texts of the parts of a message's content.
 
     Raises:
         ApiError: a part has no text.
@@ -114,10 +114,10 @@ def with_tools(chat: list[dict[str, Any]], tools: Sequence[Any]) -> list[dict[st
 def messages_of_input(
     given: str | Sequence[InputItem], instructions: str | None
 ) -> list[dict[str, Any]]:
-    """Return the input of `/v1/responses` as chat messages, as in `ChatBody.messages`.
+    """Convert the input of `/v1/responses` into chat messages, as in `ChatBody.messages`.
 
     Raises:
-        ApiError: an item lacks what its type needs.
+        ApiError: an item lacks a field that its type requires.
     """
     found: list[dict[str, Any]] = (
         [] if instructions is None else [{"role": "system", "content": instructions}]
@@ -150,10 +150,10 @@ def messages_of_input(
 
 
 def required(item: InputItem, where: str, *names: str) -> dict[str, Any]:
-    """Return fields of an item by name.
+    """Return the named fields of an item, after checking that they are present.
 
     Raises:
-        ApiError: one of them is missing.
+        ApiError: a field is missing.
     """
     values = {name: getattr(item, name) for name in names}
     if missing := [name for name, value in values.items() if value is None]:

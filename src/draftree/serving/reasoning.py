@@ -8,7 +8,7 @@ OPEN, CLOSE = "<think>", "</think>"
 
 @dataclass(frozen=True)
 class Split:
-    """Store a piece of text, divided into reasoning and answer."""
+    """Store a piece of generated text, divided into reasoning and answer."""
 
     reasoning: str = ""
     answer: str = ""
@@ -16,11 +16,11 @@ class Split:
 
 @final
 class ReasoningSplitter:
-    """Divide a text, piece by piece, into reasoning and answer.
+    """Divide a generated text, piece by piece, into the model's reasoning and its answer.
 
     Args:
-        inside: whether the prompt has already opened the reasoning.
-        enabled: whether there are marks at all; without them, all text is the answer.
+        inside: whether the prompt ends with the mark that opens the reasoning.
+        enabled: whether the model marks its reasoning. If it does not, all text is the answer.
     """
 
     def __init__(self, inside: bool, enabled: bool = True) -> None:
@@ -30,14 +30,14 @@ class ReasoningSplitter:
         self._begun, self._trims = inside, False
 
     def add(self, piece: str) -> Split:
-        """Return the text that becomes final with another piece."""
+        """Add a piece of text, and return the text whose kind is now known."""
         if not self._enabled:
             return Split(answer=piece)
         self._held += piece
         return self._divide(last=False)
 
     def rest(self) -> Split:
-        """Return the text that was held back, when no more pieces follow."""
+        """Return the text that was held back, after the last piece was added."""
         return self._divide(last=True)
 
     def _divide(self, last: bool) -> Split:
@@ -74,13 +74,16 @@ class ReasoningSplitter:
 
 
 def overlap(text: str, mark: str) -> int:
-    """Return how many last characters of a text may be the beginning of a mark."""
+    """Return the number of characters at the end of a text that may begin a mark."""
     return next(
         (n for n in range(min(len(text), len(mark) - 1), 0, -1) if mark.startswith(text[-n:])), 0
     )
 
 
 def splitter(template: str | None, prompt: str) -> ReasoningSplitter:
-    """Return the splitter for a chat template and a prompt that it rendered (its end is enough)."""
+    """Return the splitter for a chat template and a prompt that was rendered with it.
+
+    The last characters of the prompt are enough.
+    """
     enabled = template is not None and CLOSE in template
     return ReasoningSplitter(prompt.rstrip().endswith(OPEN), enabled)

@@ -12,11 +12,12 @@ from pydantic import BaseModel, ConfigDict, Field
 Ids = Annotated[list[Annotated[int, Field(ge=0, le=2**31)]], Field(min_length=1)]
 Texts = str | list[str]
 Metrics = Literal["none", "summary", "detailed", "trees"]
-"""The amount of drafting metrics in an answer: none, sums, each step, or also each step's tree."""
+"""Amount of drafting metrics in an answer: none, sums over all steps, figures of each step, or also
+the draft tree of each step."""
 
 
 class Body(BaseModel):
-    """Base of all bodies: types are not converted, and unknown fields are refused."""
+    """Serve as base of all request bodies: unknown fields and wrong types are refused."""
 
     model_config = ConfigDict(extra="forbid", strict=True)
 
@@ -25,9 +26,9 @@ class StreamOptions(Body):
     """Options of a streamed answer.
 
     Attributes:
-        include_usage: whether the last piece has the numbers of tokens.
-        continuous_usage_stats: whether every piece has them, as in vLLM.
-        include_obfuscation: accepted, and without effect.
+        include_usage: whether the last piece contains the numbers of tokens.
+        continuous_usage_stats: whether every piece contains the numbers of tokens, as in vLLM.
+        include_obfuscation: accepted, but without effect.
     """
 
     include_usage: bool = False
@@ -39,9 +40,9 @@ class Speculation(Body):
     """Drafting options of one request, within what the operator of the server allows.
 
     Attributes:
-        drafter: a spec; the server's own by default.
-        policy: a spec; the server's own by default.
-        nodes: the number of drafted tokens of a tree, for policies that have this option.
+        drafter: spec of a drafter; by default the server's drafter.
+        policy: spec of a policy; by default the server's policy.
+        nodes: number of drafted nodes in a tree, for policies that have this option.
     """
 
     drafter: str | None = None
@@ -70,11 +71,11 @@ class Sampled(Ignored):
     """The fields that chats and completions share.
 
     Attributes:
-        temperature: 1 by default, as in OpenAI's API.
-        top_k: 0 or −1 keeps all tokens.
-        seed: a random one by default.
-        speculative: false writes without drafts.
-        metrics: what the answer says about drafting.
+        temperature: sampling temperature; 1 by default, as in OpenAI's API.
+        top_k: number of likeliest tokens to sample from; 0 and −1 stand for all tokens.
+        seed: seed of the sampling; random by default.
+        speculative: options of drafting; false generates texts without drafts.
+        metrics: amount of drafting metrics in the answer.
     """
 
     model: str | None = None
@@ -99,7 +100,7 @@ class Sampled(Ignored):
 
 
 class ContentPart(Body):
-    """A part of a message; the model reads text alone."""
+    """A part of a message; only text is supported."""
 
     type: Literal["text", "input_text", "output_text", "refusal"]
     text: str | None = None
@@ -109,7 +110,7 @@ class ContentPart(Body):
 
 
 class CalledFunction(Body):
-    """The function of a tool call, its arguments as JSON text."""
+    """The function of a tool call, with its arguments as JSON text."""
 
     name: str
     arguments: str
@@ -156,20 +157,20 @@ class Tool(Body):
 
 
 class NamedFunction(Body):
-    """The name of a function that has to be called."""
+    """The name of a function that the model must call."""
 
     name: str
 
 
 class NamedTool(Body):
-    """The tool that has to be called."""
+    """The tool that the model must call."""
 
     type: Literal["function"] = "function"
     function: NamedFunction
 
 
 class JsonSchema(Body):
-    """The schema of an answer in JSON."""
+    """The JSON schema that an answer has to follow."""
 
     name: str | None = None
     description: str | None = None
@@ -178,7 +179,7 @@ class JsonSchema(Body):
 
 
 class ResponseFormat(Body):
-    """The form of an answer."""
+    """The format of an answer: text, any JSON object, or JSON by a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: JsonSchema | None = None
@@ -208,7 +209,7 @@ class CompletionBody(Sampled):
 
 
 class TextFormat(Body):
-    """The form of an answer of `/v1/responses`."""
+    """The format of an answer of `/v1/responses`: text, any JSON object, or JSON by a schema."""
 
     type: Literal["text", "json_object", "json_schema"]
     name: str | None = None
@@ -218,7 +219,7 @@ class TextFormat(Body):
 
 
 class TextOptions(Body):
-    """The text of an answer of `/v1/responses`."""
+    """Options for the text of an answer of `/v1/responses`."""
 
     format: TextFormat | None = None
     verbosity: str | None = None
@@ -250,7 +251,7 @@ class InputItem(Body):
 
 
 class ChosenTool(Body):
-    """The tool that has to be called, in the flat form of `/v1/responses`."""
+    """The tool that the model must call, as `/v1/responses` names it."""
 
     type: Literal["function"]
     name: str
@@ -280,7 +281,7 @@ class ResponsesBody(Ignored):
 
 
 class TokenizeBody(Body):
-    """The body of `/tokenize`: a text, or a chat that goes through the template."""
+    """The body of `/tokenize`: a text, or messages to which the chat template is applied."""
 
     model: str | None = None
     prompt: str | None = None

@@ -21,21 +21,21 @@ from draftree.serving.tool_calls import call_schema
 from draftree.text.options import Options
 
 COMPLETION_TOKENS = 16
-"""`max_tokens` of a completion by default, as in OpenAI's API."""
+"""Default of `max_tokens` for `/v1/completions`, as in OpenAI's API."""
 
 
 def sampling_options(body: Sampled, limits: Limits, max_tokens: int, has_room: int) -> Options:
-    """Return the options that a request stands for.
+    """Return the generation options that the fields of a request describe.
 
     Args:
-        body: the request.
-        limits: limits of the server.
+        body: body of the request.
+        limits: the server's limits for a request.
         max_tokens: requested number of new tokens.
         has_room: number of tokens left in the target's context after the prompt.
 
     Raises:
-        ApiError: a value is above its limit.
-        UserError: values exclude each other.
+        ApiError: a value exceeds its limit.
+        UserError: two values contradict each other.
     """
     check_limit("n", body.n or 1, limits.choices)
     check_limit("max_tokens", max_tokens, limits.new_tokens)
@@ -66,11 +66,13 @@ def sampling_options(body: Sampled, limits: Limits, max_tokens: int, has_room: i
 
 
 def chat_options(body: ChatBody, limits: Limits, has_room: int) -> Options:
-    """Return the options of a chat: sampling, log-probabilities, and the grammar of the answer.
+    """Return the generation options of a chat request.
+
+    They include sampling, log-probabilities, and the grammar that the answer must follow.
 
     Raises:
-        ApiError: a value is above its limit, or fields exclude each other.
-        UserError: a schema cannot be used.
+        ApiError: a value exceeds its limit, or two fields contradict each other.
+        UserError: a JSON schema is not supported.
     """
     asked = body.max_completion_tokens or body.max_tokens
     options = sampling_options(
@@ -88,10 +90,10 @@ def chat_options(body: ChatBody, limits: Limits, has_room: int) -> Options:
 
 
 def completion_options(body: CompletionBody, limits: Limits, has_room: int) -> Options:
-    """Return the options of a completion.
+    """Return the generation options of a completion request.
 
     Raises:
-        ApiError: a value is above its limit, or a field is not supported.
+        ApiError: a value exceeds its limit, or a field is not supported.
     """
     for name, harmless in (("suffix", (None, "")), ("best_of", (None, body.n or 1))):
         if getattr(body, name) not in harmless:
@@ -101,10 +103,10 @@ def completion_options(body: CompletionBody, limits: Limits, has_room: int) -> O
 
 
 def biases(given: Mapping[str, float] | None) -> dict[int | str, float] | None:
-    """Return biases by token id.
+    """Return the entries of `logit_bias` by token id.
 
     Raises:
-        ApiError: a key is no id.
+        ApiError: a key is not a token id.
     """
     if given is None:
         return None
@@ -116,13 +118,13 @@ def biases(given: Mapping[str, float] | None) -> dict[int | str, float] | None:
 
 
 def answer_grammar(body: ChatBody, limits: Limits) -> Grammar | None:
-    """Return the grammar of a chat's answer.
+    """Return the grammar that a chat's answer must follow; None if there is no constraint.
 
-    It is that of a forced tool call, or of `response_format`; None if there is neither.
+    The grammar describes a forced tool call, or the format in `response_format`.
 
     Raises:
-        ApiError: a tool is not among the tools, or a schema is too large.
-        UserError: a schema cannot be used.
+        ApiError: `tool_choice` names an unknown tool, or a JSON schema is too large.
+        UserError: a JSON schema is not supported.
     """
     forced = forced_tools(body, limits)
     if forced:
@@ -132,10 +134,11 @@ def answer_grammar(body: ChatBody, limits: Limits) -> Grammar | None:
 
 
 def forced_tools(body: ChatBody, limits: Limits) -> list[FunctionTool]:
-    """Return the functions of which one has to be called; none where the model may answer in words.
+    """Return the functions one of which the model must call; empty if it may answer in words.
 
     Raises:
-        ApiError: there are too many tools, one is too large, or the chosen one is not among them.
+        ApiError: there are too many tools, a tool's schema is too large, or `tool_choice` names an
+            unknown tool.
     """
     tools = [tool.function for tool in body.tools or []]
     check_limit("tools", len(tools), limits.tools)
@@ -158,11 +161,11 @@ def forced_tools(body: ChatBody, limits: Limits) -> list[FunctionTool]:
 
 
 def format_grammar(form: ResponseFormat, limits: Limits) -> Grammar | None:
-    """Return the grammar of a response format; None for text.
+    """Return the grammar for a response format; None for text.
 
     Raises:
-        ApiError: the schema is missing or too large.
-        UserError: the schema cannot be used.
+        ApiError: the JSON schema is missing or too large.
+        UserError: the JSON schema is not supported.
     """
     if form.type == "text":
         return None
@@ -177,7 +180,7 @@ def format_grammar(form: ResponseFormat, limits: Limits) -> Grammar | None:
 
 
 def check_limit(name: str, value: int, most: int, what: str = "") -> None:
-    """Raise an `ApiError` for a value above its limit."""
+    """Raise an `ApiError` if a value exceeds its limit; `what` is the unit for the message."""
     if value > most:
         raise ApiError(
             400,
@@ -188,7 +191,7 @@ def check_limit(name: str, value: int, most: int, what: str = "") -> None:
 
 
 def check_schema(schema: Any, limits: Limits, where: str) -> None:
-    """Raise an `ApiError` for a schema that is nested too deep or too large."""
+    """Raise an `ApiError` if a JSON schema is too large or nested too deeply."""
     if depth(schema, limits.schema_depth) > limits.schema_depth:
         raise ApiError(
             400, f"{where} is nested deeper than {limits.schema_depth} levels", where, "above_limit"
@@ -204,7 +207,7 @@ def check_schema(schema: Any, limits: Limits, where: str) -> None:
 
 
 def depth(value: Any, most: int) -> int:
-    """Return how deep a JSON value is nested; the search ends one level below `most`."""
+    """Return the nesting depth of a JSON value; the search ends at depth `most` + 1."""
     level, found = [value], 0
     while level and found <= most:
         inner: list[Any] = []

@@ -18,10 +18,10 @@ from draftree.serving.worker import Job
 
 
 def chat_body(body: ResponsesBody) -> ChatBody:
-    """Return the request as the body of a chat.
+    """Convert a request of `/v1/responses` into the body of a chat request.
 
     Raises:
-        ApiError: an item of the input lacks what it needs.
+        ApiError: an item of the input lacks a field that its type requires.
     """
     chat: dict[str, Any] = {
         "model": body.model,
@@ -52,21 +52,21 @@ def chat_body(body: ResponsesBody) -> ChatBody:
 
 
 def response_format(form: TextFormat) -> dict[str, Any]:
-    """Return the form of the answer as chats have it."""
+    """Convert the answer's format into the field `response_format` of a chat request."""
     if form.type != "json_schema":
         return {"type": form.type}
     return {"type": form.type, "json_schema": {"name": form.name, "schema": form.json_schema}}
 
 
 class ResponsesAnswer(Answer):
-    """Build the answer of `/v1/responses`: one message, or tool calls.
+    """Build the answer to a request of `/v1/responses`: one message, or tool calls.
 
     Args:
-        state: state of the server.
-        asked: the request.
-        body: the request as the body of a chat.
-        prepared: its text.
-        job: generates it.
+        state: shared state of the server.
+        asked: body of the request.
+        body: the same request as the body of a chat request.
+        prepared: the prepared request with its text.
+        job: job that generates the text.
     """
 
     kind = "resp"
@@ -94,7 +94,7 @@ class ResponsesAnswer(Answer):
         return "incomplete" if self.texts[0].finish_reason == "length" else "completed"
 
     async def stream(self) -> AsyncGenerator[str, None]:
-        """Yield the events of a streamed response."""
+        """Yield the data of a streamed response's events, each as JSON on one line."""
         yield self._event("response.created", response=self.response("in_progress"))
         yield self._event("response.in_progress", response=self.response("in_progress"))
         text, opened = self.texts[0], False
@@ -153,7 +153,7 @@ class ResponsesAnswer(Answer):
         }
 
     def _calls(self, text: AnswerText) -> list[dict[str, Any]]:
-        """Return the tool calls as items of the output; their ids stay the same."""
+        """Return the tool calls as items of the output; repeated calls return the same ids."""
         while len(self._call_ids) < len(text.calls):
             self._call_ids.append((new_id("fc"), new_id("call")))
         return [
@@ -169,7 +169,7 @@ class ResponsesAnswer(Answer):
         ]
 
     def response(self, status: str) -> dict[str, Any]:
-        """Return the response, as far as it is generated."""
+        """Return the response object with the given status, as far as it has been generated."""
         text, done = self.texts[0], status in ("completed", "incomplete")
         output: list[dict[str, Any]] = []
         if done:
@@ -217,7 +217,7 @@ class ResponsesAnswer(Answer):
 
 
 def response_usage(usage: dict[str, Any]) -> dict[str, Any]:
-    """Return the numbers of tokens by the names of `/v1/responses`."""
+    """Convert the field `usage` of a chat answer into that of `/v1/responses`."""
     return {
         "input_tokens": usage["prompt_tokens"],
         "input_tokens_details": {

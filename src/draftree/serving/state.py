@@ -33,19 +33,19 @@ from draftree.text.options import Options
 from draftree.viewer.token_text import Spellings
 
 PLAIN = ("pld", "pct:max_depth=0")
-"""Drafter and policy that draft nothing: one token a pass."""
+"""Specs of a drafter and a policy that draft nothing, for plain decoding."""
 
 
 @dataclass
 class Prepared:
-    """Hold a request that can be passed to the worker.
+    """Store a request that has been checked and can be passed to the worker.
 
     Attributes:
-        work: the request for the worker.
-        texts: one for each text of the answer.
-        prompt_tokens: number of tokens of all prompts.
+        work: description of the texts for the worker.
+        texts: objects that build the texts of the answer, one for each.
+        prompt_tokens: number of tokens over all prompts.
         prompts: number of prompts.
-        echoed: text of each prompt, for `echo`.
+        echoed: text of each prompt if `echo` was requested; empty otherwise.
     """
 
     work: Work
@@ -56,13 +56,13 @@ class Prepared:
 
 
 class ServerState:
-    """Hold what all requests share.
+    """Store the model, the worker and the options that all requests share.
 
     Args:
-        engine: the server's own engine; requests with other speculative options get other engines
-            for its target.
-        drafter: spec of its drafter.
-        policy: spec of its policy.
+        engine: the server's default engine. Requests with other speculative options get other
+            engines over the same target.
+        drafter: spec of the default engine's drafter.
+        policy: spec of the default engine's policy.
         options: options of the server.
     """
 
@@ -88,33 +88,33 @@ class ServerState:
 
     @cached_property
     def spellings(self) -> Spellings:
-        """Return the texts of tokens."""
+        """Return the table of the bytes that each token id stands for."""
         return Spellings(self.tokenizer)
 
     @property
     def drafters(self) -> tuple[str, ...]:
-        """Return the specs of drafters that a request may name, the server's own first."""
+        """Return the specs of the drafters that a request may name, the default drafter first."""
         return tuple(dict.fromkeys((self.drafter, *self.options.allowed_drafters)))
 
     @property
     def policies(self) -> tuple[str, ...]:
-        """Return the specs of policies that a request may name, the server's own first."""
+        """Return the specs of the policies that a request may name, the default policy first."""
         return tuple(dict.fromkeys((self.policy, *self.options.allowed_policies)))
 
     def check_model(self, name: str | None) -> None:
-        """Raise an `ApiError` for a request that names another model."""
+        """Raise an `ApiError` if a request names another model than the server's."""
         if name not in (None, self.options.model_name):
             told = f"the model {name[:200]!r} does not exist here; this server has {self.options.model_name!r}"
             raise ApiError(404, told, "model", "model_not_found")
 
     def warm_up(self) -> None:
-        """Generate a few tokens, so that the first request does not wait for the set-up."""
+        """Generate a few tokens, so that the first request does not wait for set-up work."""
         self.engine.complete("1 2 3 4 1 2 3 4 1 2 3", max_new_tokens=4)
         self.engine.forget()
         self.warm = True
 
     def prepare_chat(self, body: ChatBody, owner: str) -> Prepared:
-        """Return the work of a chat.
+        """Check a chat request, and return it in the form for the worker.
 
         Raises:
             ApiError, UserError: the request cannot be served.
@@ -139,7 +139,7 @@ class ServerState:
         )
 
     def prepare_completion(self, body: CompletionBody, owner: str) -> Prepared:
-        """Return the work of a completion.
+        """Check a completion request, and return it in the form for the worker.
 
         Raises:
             ApiError, UserError: the request cannot be served.
@@ -156,10 +156,10 @@ class ServerState:
         return prepared
 
     def _prompts(self, prompt: Any) -> list[list[int]]:
-        """Return the ids of one prompt or of several, each a text or ids.
+        """Return the token ids of one or several prompts, each given as text or as token ids.
 
         Raises:
-            ApiError: there are too many.
+            ApiError: there is no prompt, or there are too many.
         """
         one = isinstance(prompt, str) or (bool(prompt) and isinstance(prompt[0], int))
         several = [prompt] if one else list(prompt)
@@ -171,10 +171,10 @@ class ServerState:
         return [encode(self.tokenizer, p) if isinstance(p, str) else list(p) for p in several]
 
     def _room(self, ids: Sequence[int]) -> int:
-        """Return how many tokens the target's context has left after a prompt.
+        """Return the number of tokens that the target's context has left after a prompt.
 
         Raises:
-            ApiError: there is no room for a single token.
+            ApiError: the prompt leaves no space for a new token.
         """
         context = self.target.decoder.context
         if len(ids) >= context:
@@ -185,7 +185,7 @@ class ServerState:
     def _prepared(
         self, prompts: Sequence[list[int]], options: Options, body: Sampled, owner: str
     ) -> Prepared:
-        """Return the work of prompts under options."""
+        """Return prompts and options in the form for the worker."""
         requests = [
             options.request(self.target, ids, number)
             for ids in prompts
@@ -209,10 +209,11 @@ class ServerState:
                 raise ApiError(400, told, "prompt")
 
     def speculative(self, asked: bool | Speculation | None, owner: str) -> Speculative:
-        """Return how a request is drafted.
+        """Return the drafter and policy for a request, given its field `speculative`.
 
         Raises:
-            ApiError: it names what the operator does not allow, or a policy has no number of nodes.
+            ApiError: the request names a drafter or policy that the operator does not allow, or
+                sets a number of nodes for a policy without this option.
         """
         if asked is False:
             return Speculative(owner, self.drafter, self.policy, plain=True)
@@ -233,7 +234,7 @@ class ServerState:
             raise ApiError(400, told, f"speculative.{what}")
 
     def _engine_for(self, key: Speculative) -> Engine:
-        """Return a new engine over the server's target."""
+        """Return a new engine over the server's target for the given speculative options."""
         drafter, policy = PLAIN if key.plain else (key.drafter, key.policy)
         opened = build("drafter", drafter).open(self.target)
         engine = Engine(
@@ -244,10 +245,10 @@ class ServerState:
 
 
 def with_nodes(policy: str, nodes: int) -> str:
-    """Return the spec of a policy with another number of drafted tokens.
+    """Return the spec of a policy with another number of drafted nodes.
 
     Raises:
-        ApiError: the policy has no such option.
+        ApiError: the policy has no option for the number of nodes.
     """
     kind = type(build("policy", policy))
     option = next((f.name for f in fields(kind) if f.name in ("nodes", "max_nodes")), None)

@@ -15,24 +15,24 @@ from typing import Any, final
 from draftree.serving.request_models import FunctionTool
 
 MARKED = re.compile(r"<tool_call>\s*(.*?)\s*(?:</tool_call>|$)", re.DOTALL)
-"""A call as Qwen, Hermes and SmolLM3 mark it."""
+"""Pattern for a tool call in the marks of Qwen, Hermes and SmolLM3."""
 FENCED = re.compile(r"^```(?:json)?\s*(.*?)\s*```$", re.DOTALL)
 BEGUN = re.compile(r'\s*\{\s*"name"\s*:\s*("(?:[^"\\]|\\.)*")\s*,\s*"arguments"\s*:\s*(?=\{)')
-"""A forced call up to its arguments."""
+"""Pattern for the beginning of a forced tool call, up to its arguments."""
 OPENINGS = ("<tool_call>", "<|python_tag|>", "```json", "```\n{", "{", "[")
-"""What a text begins with that may be a call; one that begins otherwise is streamed as it comes."""
+"""Beginnings of texts that may be tool calls. A text with another beginning is streamed at once."""
 
 
 @dataclass(frozen=True)
 class Call:
-    """Store a function that the model calls, with its arguments as JSON text."""
+    """Store a tool call: the name of the function, and its arguments as JSON text."""
 
     name: str
     arguments: str
 
 
 def call_schema(tools: Sequence[FunctionTool]) -> dict[str, Any]:
-    """Return the JSON schema of a call of one of some functions."""
+    """Return the JSON schema for a call of one of the given functions."""
     options = [
         {
             "type": "object",
@@ -50,11 +50,11 @@ def call_schema(tools: Sequence[FunctionTool]) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class CallPiece:
-    """Store a piece of a call that is being generated.
+    """Store a piece of a tool call that is being generated.
 
     Attributes:
-        index: number of the call in the text.
-        name: the function, in the first piece of a call; None in the others.
+        index: number of the tool call in the text.
+        name: name of the function in the first piece of a call; None in later pieces.
         arguments: JSON text that is added to the arguments.
     """
 
@@ -65,11 +65,13 @@ class CallPiece:
 
 @final
 class ForcedCall:
-    """Read a call as a grammar writes it by `call_schema`: `{"name": …, "arguments": {…}}`.
+    """Read a forced tool call while it is generated: `{"name": …, "arguments": {…}}`.
+
+    The text follows the schema of `call_schema`.
 
     Attributes:
-        name: name of the function; None while it is not known.
-        arguments: their JSON text so far.
+        name: name of the function; None until it has been read.
+        arguments: JSON text of the arguments so far.
     """
 
     def __init__(self) -> None:
@@ -82,7 +84,7 @@ class ForcedCall:
         self._ended = False
 
     def add(self, text: str) -> tuple[CallPiece, ...]:
-        """Return what further text adds to the call: one piece or none."""
+        """Add text, and return the resulting addition to the call: one piece or none."""
         if self.name is not None:
             piece = self._arguments(text)
             return (CallPiece(0, None, piece),) if piece else ()
@@ -95,7 +97,7 @@ class ForcedCall:
     def _arguments(self, text: str) -> str:
         """Return the part of a text that belongs to the arguments.
 
-        They end with the brace that closes them.
+        The arguments end with their closing brace.
         """
         found = ""
         for character in text:
@@ -118,13 +120,13 @@ class ForcedCall:
 
 
 def may_be_call(text: str) -> bool:
-    """Return whether a text, or what it may become, could be a call."""
+    """Return whether a text may be the beginning of a tool call."""
     begun = text.lstrip()
     return any(begun.startswith(opening) or opening.startswith(begun) for opening in OPENINGS)
 
 
 def read_calls(text: str, tools: Sequence[FunctionTool]) -> list[Call]:
-    """Return the calls that a text consists of; none where it is an answer in words."""
+    """Return the tool calls of which a text consists; empty if it is an answer in words."""
     known = {tool.name for tool in tools}
     body = text.strip().removeprefix("<|python_tag|>").strip()
     if fenced := FENCED.match(body):
@@ -145,7 +147,7 @@ def read_calls(text: str, tools: Sequence[FunctionTool]) -> list[Call]:
 
 
 def read_call(value: Any, known: set[str]) -> Call | None:
-    """Return the call in a JSON value; None where it does not call a known function."""
+    """Return the tool call in a JSON value; None if it does not call a known function."""
     if not isinstance(value, dict) or value.get("name") not in known:
         return None
     arguments = value.get("arguments", value.get("parameters", {}))

@@ -29,20 +29,24 @@ from draftree.viewer.trace import Watch
 
 LOG = logging.getLogger(__name__)
 IDLE = 1.0
-"""Seconds without a request after which memory that is free goes back to the system."""
+"""Seconds without a request after which the process returns free memory to the system."""
 MANY = 16
-"""Engines that are kept; the one that was used longest ago goes first."""
+"""Largest number of engines that are kept. An idle engine is dropped if there are more, the least
+recently used first."""
 
 
 @dataclass(frozen=True)
 class Speculative:
-    """Define how texts are drafted, and whose they are; texts that agree in this share an engine.
+    """Describe how texts are drafted and who owns them.
+
+    Texts with equal values share an engine.
 
     Attributes:
-        owner: owner of the key; memories of drafters and cached prefixes are separate for each.
-        drafter: a spec.
-        policy: a spec.
-        plain: whether nothing is drafted.
+        owner: name for the owner of the API key. Owners share neither drafters' memories nor cached
+            prefixes.
+        drafter: spec of the drafter.
+        policy: spec of the policy.
+        plain: whether texts are generated without drafts.
     """
 
     owner: str
@@ -53,13 +57,13 @@ class Speculative:
 
 @dataclass(frozen=True)
 class Work:
-    """Describe the work of one request.
+    """Describe the texts to generate for one request of a client.
 
     Attributes:
-        requests: one for each text.
-        stops: the stop texts.
+        requests: requests to the engine, one for each text.
+        stops: stop texts of the request.
         speculative: how the texts are drafted.
-        trees: whether updates include the tree of each step.
+        trees: whether updates include the draft tree of each step.
     """
 
     requests: Sequence[Request]
@@ -70,12 +74,12 @@ class Work:
 
 @dataclass(frozen=True)
 class TextUpdate:
-    """Store what a step adds to one of a request's texts.
+    """Store the result of a step for one text of a request.
 
     Attributes:
-        index: number of the text.
-        tokens: the new tokens, with their text.
-        tree: the step's tree, drawn, if requested.
+        index: number of the text within the request.
+        tokens: new tokens with their text.
+        tree: the step's draft tree with coordinates for drawing; None if it was not requested.
     """
 
     index: int
@@ -85,11 +89,11 @@ class TextUpdate:
 
 @final
 class Job:
-    """Represent a running request; the worker's thread posts updates for the server's loop.
+    """Carry the updates of a request from the worker's thread to the server's event loop.
 
     Args:
-        work: the work of the request.
-        cancel: ends the job.
+        work: description of the texts to generate.
+        cancel: function that cancels the job.
     """
 
     def __init__(self, work: Work, cancel: Callable[["Job"], None]) -> None:
@@ -98,7 +102,7 @@ class Job:
         self._queue: asyncio.Queue[TextUpdate | ApiError] = asyncio.Queue()
 
     def post(self, update: TextUpdate | ApiError) -> None:
-        """Hand an update over, from the worker's thread."""
+        """Pass an update or an error to the event loop; called by the worker's thread."""
         with suppress(RuntimeError):  # the loop has ended, and with it whoever would read this
             self._loop.call_soon_threadsafe(self._queue.put_nowait, update)
 
@@ -125,7 +129,7 @@ class Job:
 
 @dataclass
 class Text:
-    """Hold one text that an engine generates."""
+    """Store the state of one text that an engine generates."""
 
     job: Job
     index: int
@@ -136,7 +140,7 @@ class Text:
 
 @dataclass
 class Lane:
-    """Hold an engine and the texts that it generates, by the engine's handles."""
+    """Store an engine and the texts that it generates, by the engine's handles."""
 
     engine: Engine
     texts: dict[Any, Text] = field(default_factory=dict)
@@ -144,13 +148,13 @@ class Lane:
 
 @final
 class Worker:
-    """Run the engines in a thread of its own.
+    """Run all engines in a separate thread.
 
     Args:
-        target: the model that all engines share.
-        engine_for: makes the engine for texts with the same speculative options.
-        metrics: counts every step.
-        most_waiting: largest number of texts that may wait; further requests are refused.
+        target: target that all engines share.
+        engine_for: function that creates an engine for given speculative options.
+        metrics: metrics to which every step is added.
+        most_waiting: largest number of texts that may wait; requests beyond it are refused.
     """
 
     def __init__(
@@ -183,25 +187,25 @@ class Worker:
 
     @property
     def lanes(self) -> tuple[Speculative, ...]:
-        """Return the speculative options that have engines, the most recently used last."""
+        """Return the speculative options for which engines exist, the most recently used last."""
         return tuple(self._lanes)
 
     @property
     def draining(self) -> bool:
-        """Return whether no further request is accepted."""
+        """Return whether the worker refuses new requests because the server is about to end."""
         return self._draining
 
     @property
     def busy(self) -> bool:
-        """Return whether any text is being generated or waits."""
+        """Return whether any text waits or is being generated."""
         with self._wake:
             return bool(self._commands) or any(lane.texts for lane in self._lanes.values())
 
     def submit(self, work: Work) -> Job:
-        """Accept a request; its texts start when there is a free slot.
+        """Accept a request, and return its job; its texts start when slots are free.
 
         Raises:
-            ApiError: too many wait, or the server is about to end.
+            ApiError: too many texts wait, or the server is about to end.
         """
         job = Job(work, self.cancel)
         with self._wake:
@@ -221,19 +225,22 @@ class Worker:
         return job
 
     def cancel(self, job: Job) -> None:
-        """End a request; its slots are free after the current step."""
+        """Cancel a request; its slots are freed after the current step."""
         with self._wake:
             self._commands.append(("cancel", job))
             self._wake.notify()
 
     def drain(self) -> None:
-        """Accept no further request; running ones continue."""
+        """Refuse new requests from now on; accepted ones continue."""
         with self._wake:
             self._draining = True
             self._wake.notify()
 
     def stop(self, seconds: float = 5.0) -> None:
-        """End the thread after the current step; running requests get an error."""
+        """End the thread after the current step, and wait for it; unfinished requests get an error.
+
+        `seconds` limits the wait.
+        """
         with self._wake:
             self._draining = self._stopped = True
             self._wake.notify()
@@ -254,7 +261,7 @@ class Worker:
             self._fail(lane, ended)
 
     def _serve(self) -> None:
-        """Advance all engines until the server ends."""
+        """Run steps of all engines until the server ends."""
         while True:
             self._await_work()
             with self._wake:
@@ -269,7 +276,7 @@ class Worker:
             self._count()
 
     def _await_work(self) -> None:
-        """Wait until there is work; after a while without any, return free memory to the system."""
+        """Wait for work; after `IDLE` seconds without work, return free memory to the system."""
         work = lambda: bool(
             self._commands or self._stopped or any(lane.texts for lane in self._lanes.values())
         )
@@ -281,7 +288,7 @@ class Worker:
             self._wake.wait_for(work)
 
     def _submit(self, job: Job) -> None:
-        """Hand a request's texts to their engine."""
+        """Submit the texts of a request to the engine for its speculative options."""
         now = time.monotonic()
         try:
             lane = self._lane(job.work.speculative)
@@ -300,9 +307,9 @@ class Worker:
         return Watch(self._tokenizer) if job.work.trees else None
 
     def _lane(self, key: Speculative) -> Lane:
-        """Return the engine for texts with the same speculative options.
+        """Return the engine for the given speculative options; it is created if necessary.
 
-        If there are too many engines, the idle one that was used least recently is dropped.
+        If there are `MANY` engines already, the least recently used idle engine is dropped.
         """
         lane = self._lanes.pop(key, None)
         if lane is None:
@@ -314,7 +321,7 @@ class Worker:
         return lane
 
     def _drop(self, job: Job) -> None:
-        """Cancel what is left of a request."""
+        """Cancel the unfinished texts of a request."""
         lane = self._lanes.get(job.work.speculative)
         if lane is None:
             return
@@ -324,7 +331,7 @@ class Worker:
             self._metrics.finished.labels("abort").inc()
 
     def _step(self, key: Speculative, lane: Lane) -> None:
-        """Advance all texts of an engine by one step, and post their updates."""
+        """Run one step of an engine, and post the updates of its texts."""
         try:
             events = lane.engine.step()
         except Exception as error:  # an engine that has failed is not used again; the others go on
@@ -353,7 +360,7 @@ class Worker:
                 self._metrics.finished.labels(event.emitted.ending).inc()
 
     def _tell(self, text: Text, emitted: Emitted, tokens: list[Token]) -> None:
-        """Count and post what is added to a text."""
+        """Count the new tokens of a text, and post them as an update."""
         now, figures = time.monotonic(), text.job.figures[text.index]
         first, text.started = not text.started, True
         self._metrics.count_tokens(now - text.since, len(tokens), first)
@@ -368,13 +375,13 @@ class Worker:
         text.job.post(TextUpdate(text.index, tokens, tree))
 
     def _fail(self, lane: Lane, error: ApiError) -> None:
-        """Tell all requests of an engine that it has failed."""
+        """Post an error to all requests of an engine that has failed."""
         for job in {text.job for text in lane.texts.values()}:
             job.post(error)
         lane.texts.clear()
 
     def _count(self) -> None:
-        """Count the texts that run and wait."""
+        """Update the metrics of running and waiting texts, and of the KV cache."""
         texts = [text for lane in self._lanes.values() for text in lane.texts.values()]
         running = sum(text.started for text in texts)
         with self._wake:
