@@ -27,28 +27,31 @@ from draftree.utils.files import Entries, read_object, write_text
 from draftree.utils.validated_dataclass import Part, knob, real, whole
 
 WIDEST = 2**53
-"""Tokens: beyond it, floats do not hold all whole numbers."""
+"""Largest number of tokens; beyond it, float64 does not represent all integers."""
 ROWS_AT_MOST = 64
 """Largest measured batch size; larger batches get the costs of this one."""
 
 Curve = tuple[Floats, Floats]
-"""[W] widths in order, and [W] seconds."""
+"""A curve: [W] numbers of tokens in ascending order, and [W] seconds."""
 
 
 @dataclass(frozen=True)
 class Costs(Part):
-    """Seconds by number of tokens for each sequence, linear between measured widths and beyond.
+    """Seconds by number of tokens of each sequence, interpolated linearly between measured widths.
+
+    Beyond the last width the last slope continues.
 
     Attributes:
-        draft: {f: sₐ(f)}, a draft step over f frontier nodes of each sequence, after another draft
-            step.
-        target: {n: sₜ(n)}, a target pass over n = 1 + γ tokens of each sequence.
+        draft: {f: s_d(f)}, seconds of a draft step over f frontier nodes of each sequence, after
+            another draft step.
+        target: {n: s_t(n)}, seconds of a target pass over n tokens of each sequence, which are the
+            root and n − 1 drafted nodes.
         commit: seconds of the drafter's commit after a step.
-        context: committed tokens of each sequence.
+        context: number of committed tokens of each sequence.
         rows: number of sequences.
-        find: seconds in which a fused drafter searches the retrieval hits of one layer.
-        catch_up: seconds of postponed commits, and of what the first draft step after a target pass
-            takes more than a later one, in a step that drafts.
+        find: seconds in which a fused drafter retrieves candidates for one layer of the tree.
+        catch_up: extra seconds of the first draft step after a target pass, including postponed
+            commits.
 
     Raises:
         UserError: a width, a figure, the context or the number of sequences is out of range.
@@ -76,31 +79,31 @@ class Costs(Part):
 
     @cached_property
     def ratio(self) -> float:
-        """Return sₐ/sₜ for one token each.
+        """Return s_d(1) / s_t(1), the cost of a draft step relative to a target pass.
 
-        EDD + PCT, section 4.1, gives 1.1 ms / 29.8 ms for a 7B.
+        EDD + PCT, section 4.1, gives 1.1 ms / 29.8 ms for a 7B model.
         """
         return self.draft_seconds(1) / self.token
 
     @cached_property
     def token(self) -> float:
-        """Return sₜ(1), the seconds of plain decoding for one token of each sequence."""
+        """Return s_t(1), the seconds of plain decoding for one token of each sequence."""
         return self.target_seconds(1)
 
     def draft_seconds(self, tokens: float) -> float:
-        """Return sₐ for that many tokens of each sequence; 0 for none."""
+        """Return s_d for a number of tokens of each sequence; 0 for no tokens."""
         return float(self.drafts(np.array([tokens]))[0])
 
     def target_seconds(self, tokens: float) -> float:
-        """Return sₜ for that many tokens of each sequence, the root included."""
+        """Return s_t for a number of tokens of each sequence, including the root."""
         return float(self.targets(np.array([tokens]))[0])
 
     def drafts(self, tokens: Floats) -> Floats:
-        """Return sₐ for several numbers of tokens."""
+        """Return s_d for several numbers of tokens."""
         return np.where(tokens > 0, _between(*self.draft_curve, tokens), 0.0)
 
     def targets(self, tokens: Floats) -> Floats:
-        """Return sₜ for several numbers of tokens."""
+        """Return s_t for several numbers of tokens."""
         return _between(*self.target_curve, tokens)
 
     def step(self, work: Work) -> float:
@@ -108,7 +111,7 @@ class Costs(Part):
         return self.drafting(work) + self.target_seconds(work.fed / work.rows)
 
     def drafting(self, work: Work) -> float:
-        """Return the drafter's part of a step's seconds."""
+        """Return the estimated seconds of the drafter's part of a step."""
         drafted = self.drafts(np.array(work.frontiers, np.float64) / work.rows).sum()
         return (
             float(drafted)
@@ -118,12 +121,11 @@ class Costs(Part):
         )
 
     def beside(self, tokens: float) -> "Costs":
-        """Return the costs of a step whose pass also reads prompt tokens, `tokens` of each row.
+        """Return the costs of a step whose pass also reads prompt tokens.
 
-        The time of these tokens is charged to the prompts.
-
-        A pass over the roots costs what it does without, and each node what it adds to the wider
-        pass.
+        Each sequence reads `tokens` of them. Their time is charged to the prompts. A pass over the
+        roots therefore costs the same as without them, and each further node costs what it adds to
+        the wider pass.
         """
         widths, least = np.array(sorted(self.target), np.float64), min(self.target.values())
         more = self.targets(widths + tokens) - self.target_seconds(1 + tokens)
@@ -131,44 +133,44 @@ class Costs(Part):
         return replace(self, target=dict(zip(map(int, widths), seconds.tolist(), strict=True)))
 
     def at(self, context: int, rows: int) -> "Costs":
-        """Return these costs, whatever the context and batch; a `CostTable` selects by them."""
+        """Return these costs for any context and batch; only a `CostTable` selects by them."""
         return self
 
     def observe(self, step: StepTimes) -> None:
-        """Ignore a step's timings: these costs are fixed."""
+        """Ignore a step's timings, because these costs are fixed."""
 
     @cached_property
     def draft_curve(self) -> Curve:
-        """Return sₐ at the measured widths; linear between them."""
+        """Return the points of s_d; it is linear between them."""
         return _sorted(self.draft)
 
     @cached_property
     def target_curve(self) -> Curve:
-        """Return sₜ at the measured widths; linear between them."""
+        """Return the points of s_t; it is linear between them."""
         return _sorted(self.target)
 
 
 class CostSource(Protocol):
-    """Provide the costs of a step: fixed costs, a table, or costs learnt from steps that run."""
+    """Provide the costs of a step, which are fixed, from a table, or learnt from earlier steps."""
 
     def at(self, context: int, rows: int) -> Costs:
         """Return the costs of a step.
 
         Args:
-            context: tokens in the KV cache of the longest sequence.
+            context: number of tokens in the KV cache of the longest sequence.
             rows: the number of sequences.
         """
 
     def observe(self, step: StepTimes) -> None:
-        """Learn from the timings of a step that has run; fixed costs ignore them."""
+        """Learn from the timings of a finished step; fixed costs ignore them."""
 
 
 @dataclass(frozen=True)
 class CostTable:
-    """The costs of one pairing on one machine, for several context lengths and numbers of rows.
+    """The costs of a target and drafter on one machine, by context length and number of sequences.
 
     Attributes:
-        entries: one for each context and number of rows, in any order.
+        entries: one for each context and number of sequences, in any order.
         about: what was measured, where and when; the date is that of the newest entry.
 
     Raises:
@@ -179,35 +181,35 @@ class CostTable:
     about: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        """Refuse a table without entries, and entries that do not fit together."""
+        """Refuse a table without entries or with incompatible entries."""
         if not self.entries:
             raise UserError("costs: there are no entries, at least one is needed")
 
     @property
     def simulated(self) -> bool:
-        """Return whether the costs were published or derived elsewhere.
+        """Return whether the costs come from a publication or were derived, not measured here.
 
-        Results that are computed from them are then simulated.
+        Results that are computed from such costs are simulated.
         """
         return "kind" in self.about
 
     @property
     def ratio(self) -> float:
-        """Return sₐ/sₜ for one token each, of the fewest rows and the shortest context."""
+        """Return s_d(1) / s_t(1) for the fewest sequences and the shortest context."""
         return min(self.entries, key=lambda e: (e.rows, e.context)).ratio
 
     def at(self, context: int, rows: int) -> Costs:
         """Return the costs of a step.
 
-        They are those of the nearest measured number of sequences, linear between measured
-        contexts. Outside the measured contexts they are those of the nearest one.
+        They are those of the nearest measured number of sequences. Between measured contexts they
+        are interpolated linearly, and outside of them they are those of the nearest context.
         """
         if (context, rows) not in self._found:  # needed at every step, so cached
             self._found[context, rows] = self._between(context, rows)
         return self._found[context, rows]
 
     def observe(self, step: StepTimes) -> None:
-        """Ignore a step's timings: these costs are fixed."""
+        """Ignore a step's timings, because these costs are fixed."""
 
     def _between(self, context: int, rows: int) -> Costs:
         nearest = min(self.by_rows, key=lambda r: abs(math.log(r / rows)))
@@ -229,30 +231,30 @@ class CostTable:
         return {}
 
     def has(self, rows: int) -> bool:
-        """Return whether the `bracket` of that many sequences was measured."""
+        """Return whether costs were measured for the `bracket` of a number of sequences."""
         return bracket(rows) in self.by_rows
 
     @cached_property
     def by_rows(self) -> dict[int, list[Costs]]:
-        """Return the entries by number of rows, shortest context first."""
+        """Return the entries by number of sequences, each list in ascending order of context."""
         found: dict[int, list[Costs]] = {}
         for entry in sorted(self.entries, key=lambda e: (e.rows, e.context)):
             found.setdefault(entry.rows, []).append(entry)
         return found
 
     def save(self, path: Path) -> None:
-        """Write the curves as JSON, whole or not at all."""
+        """Write the table as JSON, atomically."""
         write_text(path, json.dumps(asdict(self), indent=1) + "\n")
 
     @classmethod
     def load(cls, path: str | Path) -> Self:
-        """Read what `save` wrote, or a file by hand.
+        """Read a file that `save` wrote, or one written by hand.
 
-        The least is `{"entries": [{"draft": {"1": 0.001}, "target": {"1": 0.03}}]}`: one row, any
-        context, a commit that costs nothing.
+        The smallest valid file is `{"entries": [{"draft": {"1": 0.001}, "target": {"1": 0.03}}]}`.
+        It stands for one sequence, any context, and a commit without cost.
 
         Raises:
-            UserError: the file is not one of these.
+            UserError: the file is not a table of costs.
         """
         path, what = Path(path), "a file of costs as `draftree costs --out` writes it"
         file = Entries(read_object(path, what), path)
@@ -270,11 +272,11 @@ class CostTable:
 
 
 UNIT = Costs({1: 1.0}, {1: 1.0})
-"""Costs for policies that do not read any."""
+"""Constant costs for policies that do not use costs."""
 
 
 def counted(costs: Costs | CostTable, work: Iterable[Work]) -> tuple[float, float]:
-    """Return the estimated seconds of some steps: all of them, and the drafter's part."""
+    """Return the estimated seconds of several steps in total, and the drafter's part of them."""
     work = list(work)
     drafting = sum(costs.at(w.context, w.rows).drafting(w) for w in work)
     return drafting + counted_plain(costs, work), drafting
@@ -286,9 +288,9 @@ def counted_plain(costs: Costs | CostTable, work: Iterable[Work]) -> float:
 
 
 def monotone(seconds: Sequence[float]) -> list[float]:
-    """Return the nearest nondecreasing values by pooling adjacent violators.
+    """Return the nearest nondecreasing values, by the pool-adjacent-violators algorithm.
 
-    Neighbours that fall are replaced by their mean.
+    Falling neighbours are replaced by their mean.
     """
     pools: list[tuple[float, int]] = []
     for value in seconds:
@@ -300,7 +302,10 @@ def monotone(seconds: Sequence[float]) -> list[float]:
 
 
 def bracket(rows: int) -> int:
-    """Return the batch size at which costs are measured: the next power of two, up to 64."""
+    """Return the batch size whose costs stand for a number of sequences.
+
+    It is the next power of two, at most 64.
+    """
     return min(1 << (rows - 1).bit_length(), ROWS_AT_MOST)
 
 
@@ -324,7 +329,7 @@ def _read(entry: Entries) -> Costs:
 
 
 def _width(text: str) -> int:
-    """Return a width, which JSON can only name as text."""
+    """Return a width as a number; JSON stores it as text."""
     if not text.isdecimal() or len(text) > 9:
         raise UserError(f"a width is {shown(text)}, allowed is a whole number of at least 1")
     return int(text)
@@ -351,14 +356,14 @@ def _sorted(curve: Mapping[int, float]) -> Curve:
 
 
 def _between(widths: Floats, seconds: Floats, tokens: Floats) -> Floats:
-    """Interpolate linearly between the widths; the last slope continues."""
+    """Interpolate linearly between widths; beyond them the last slope continues."""
     return between(widths, seconds, np.asarray(tokens, np.float64))
 
 
 def least(a: Costs, b: Costs) -> Costs:
     """Return the minimum of two measurements of the same costs, at the widths of the second.
 
-    Other programs on the machine only add to a measurement.
+    Other programs on the machine can only increase a measurement.
     """
     return replace(
         b,
@@ -371,7 +376,7 @@ def least(a: Costs, b: Costs) -> Costs:
 
 
 def gains_of_chains(lengths: Sequence[float], costs: Costs) -> list[float]:
-    """Return the speed-ups of greedy chains of 1, 2, … tokens, from their τ and step costs."""
+    """Return the speed-ups of greedy chains of 1, 2, … tokens, from their acceptance lengths."""
     steps = [
         costs.step(Work((1,) * n, 1 + n, 1, costs.context)) for n in range(1, len(lengths) + 1)
     ]

@@ -59,48 +59,62 @@ TOKENS = (
     512,
     1024,
 )
-"""Grid points for the number of tokens of all sequences; kernels often step after 8, 16, 32, 64 and
-128."""
+"""Grid points for the number of tokens of all sequences.
+
+The time of kernels often rises after 8, 16, 32, 64 and 128 tokens.
+"""
 CONTEXTS = (64, 256, 1024, 4096, 16384, 65536)
 """Grid points for the context length of a sequence."""
 SEQUENCES = (1, 2, 4, 8, 16, 32, 64)
 """Grid points for the number of sequences."""
 LEVEL, SLOPE, STEPS = 1.4, 0.25, 0.15
-"""Prior standard deviations of θ: of its level, of its slope per doubling of the tokens, and of
-local steps. A level or a slope between 1 and 16 tokens that is wrong by a factor of 4 lies within
-1.4 of them."""
+"""Prior standard deviations of θ, the corrections of log seconds at the grid points.
+
+They belong to the level, to the slope per doubling of the tokens, and to local steps. The level's
+value 1.4 covers a level, or a slope between 1 and 16 tokens, that is wrong by a factor of 4.
+"""
 REACH = 0.25
-"""Doublings of the tokens over which local steps are correlated."""
+"""Doublings of the number of tokens over which local steps are correlated."""
 OTHER = 0.3
-"""Prior standard deviation per doubling of the context or of the sequences, and of the first draft
-step."""
+"""Prior standard deviation per doubling of the context or of the number of sequences.
+
+It is also that of the first draft step.
+"""
 NOISE, MEASURED_NOISE = 0.1, 0.03
-"""Standard deviation of the logarithm of one timing of a running step, and of a figure that was
-measured explicitly."""
+"""Standard deviation of the logarithm of a single timing of a step in use.
+
+`MEASURED_NOISE` is that of an explicit measurement.
+"""
 DRIFT, FORGET = 0.02, 1e-5
-"""Standard deviation by which the level drifts per timing, and the share of the prior that comes
-back with each."""
+"""Standard deviation by which the level drifts per timing.
+
+`FORGET` is the share of the prior covariance that returns with each timing.
+"""
 OUTLIER = 3.0
-"""A timing that deviates by more than this many standard deviations is an outlier."""
+"""Number of standard deviations beyond which a timing is an outlier."""
 CONFIRMED = 3
-"""Number of outliers in a row, in one direction, that count as a change."""
+"""Number of consecutive outliers in one direction that count as a change of speed."""
 FASTEST, LARGEST, ROUNDING = 1e30, 100.0, 1e-6
-"""Bounds for values of a file: the largest rate of a machine per second, the largest entry of θ and
-of its covariance, and the rounding error of the covariance's least eigenvalue.
+"""Bounds for values in a file.
+
+They are the largest rate of a machine per second, the largest entry of θ and of its covariance, and
+the tolerated rounding error of the covariance's smallest eigenvalue.
 """
 RELOADED = 0.1
-"""Standard deviation added to the level when a model is read from disk: another process may run
-under another load."""
+"""Standard deviation that is added to the level when a model is read from disk.
+
+The load of the machine may have changed since it was written.
+"""
 
 
 class Place(NamedTuple):
-    """The place of a pass in the model.
+    """The properties of a pass on which its predicted time depends.
 
     Attributes:
         tokens: number of tokens of all sequences together.
-        context: tokens in the KV cache of the longest sequence.
+        context: number of tokens in the KV cache of the longest sequence.
         sequences: number of sequences.
-        first: whether it is the first draft step of a tree.
+        first: whether the pass is the first draft step of a tree.
     """
 
     tokens: float
@@ -111,11 +125,11 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Speed:
-    """Describe what a machine does in a second.
+    """Describe the speed of a machine.
 
     Attributes:
-        bandwidth: bytes read from memory.
-        rate: multiplications with an addition, in the dtype at hand.
+        bandwidth: bytes read from memory per second.
+        rate: multiply-add operations per second, in the dtype in use.
         overhead: seconds of one small operation.
     """
 
@@ -125,10 +139,10 @@ class Speed:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
-        """Return the speed that `asdict` wrote.
+        """Return a speed from the dictionary that `asdict` returned.
 
         Raises:
-            ValueError: a figure is missing, or is not one that a machine can have.
+            ValueError: a figure is missing or impossible for a machine.
         """
         figures: list[Any] = [stored.get(f.name) for f in fields(cls)]
         if not all(type(x) in (int, float) and 0 <= x <= FASTEST for x in figures):
@@ -141,19 +155,19 @@ class Speed:
 
 @dataclass(frozen=True)
 class Size:
-    """Describe what one pass of a network reads and computes.
+    """Describe the memory and operations that one pass of a network needs.
 
     Attributes:
-        weights: multiplications with an addition, per token, outside attention.
-        bytes: of weights that every pass reads.
-        expert_bytes: of the weights of all experts; a pass reads the experts that its tokens are
-            routed to.
+        weights: multiply-add operations per token outside attention.
+        bytes: bytes of the weights that every pass reads.
+        expert_bytes: bytes of the weights of all experts; a pass reads only the experts that its
+            tokens are routed to.
         experts: number of experts of a layer.
-        routed: experts per token.
-        kv_bytes: of the KV cache, per token of context.
-        attention: multiplications with an addition, per token and token of context.
-        operations: small operations, each with an overhead.
-        seconds: a constant, of what is not a network.
+        routed: number of experts that a token is routed to.
+        kv_bytes: bytes of the KV cache per token of context.
+        attention: multiply-add operations per token and token of context.
+        operations: number of small operations, each with an overhead.
+        seconds: constant seconds of work outside the network.
     """
 
     weights: float = 0.0
@@ -167,7 +181,7 @@ class Size:
     seconds: float = 0.0
 
     def __add__(self, other: "Size") -> "Size":
-        """Return the size of both passes, one after the other; experts are those of the first."""
+        """Return the size of two successive passes; numbers of experts are those of the first."""
         summed = (
             "weights",
             "bytes",
@@ -182,13 +196,13 @@ class Size:
         )
 
     def estimate(self, speed: Speed, place: Place) -> float:
-        """Return the seconds of a pass by the roofline."""
+        """Return the seconds of a pass by the roofline model."""
         return float(
             self.estimates(speed, np.array([place.tokens]), place.context, place.sequences)[0]
         )
 
     def estimates(self, speed: Speed, tokens: Floats, context: int, sequences: int) -> Floats:
-        """Return the seconds [W] of passes over several numbers of tokens [W]."""
+        """Return the seconds [W] of passes over several numbers of tokens [W], by the roofline."""
         touched = 1 - (1 - self.routed / self.experts) ** tokens
         read = (self.bytes + touched * self.expert_bytes) / speed.bandwidth
         cache = self.kv_bytes * context * sequences / speed.bandwidth
@@ -202,13 +216,16 @@ class Size:
 
 @dataclass(frozen=True)
 class Correction:
-    """Correct the logarithm of the estimated seconds by a Gaussian over θ.
+    """Correct the logarithm of estimated seconds by a Gaussian over θ.
+
+    θ holds a correction for each of G grid points.
 
     Attributes:
-        mean: [G].
-        covariance: [G, G].
-        timings: number of timings that it has learnt from.
-        outliers: number of the last timings that were outliers, negative if they were too fast.
+        mean: [G] the mean of θ.
+        covariance: [G, G] the covariance of θ.
+        timings: number of timings from which it has learnt.
+        outliers: number of consecutive outliers among the last timings; negative if they were too
+            fast.
     """
 
     mean: Floats
@@ -218,19 +235,20 @@ class Correction:
 
     @classmethod
     def prior(cls) -> Self:
-        """Return the correction before anything was timed."""
+        """Return the correction before any timing."""
         return cls(np.zeros(len(_PRIOR)), _PRIOR)
 
     def learn(self, place: Place, log_ratio: float, measured: bool = False) -> "Correction":
         """Return the correction after one timing.
 
-        An outlier changes nothing until a third one in a row points in the same direction. Then the
-        level is taken to have changed.
+        An outlier changes nothing, unless it is the third in a row in the same direction. The level
+        of all times is then assumed to have changed.
 
         Args:
-            place: of the pass that was timed.
-            log_ratio: the logarithm of its seconds over the estimate.
-            measured: whether they are the median of several repetitions, which is no outlier.
+            place: the properties of the timed pass.
+            log_ratio: the logarithm of measured seconds divided by estimated seconds.
+            measured: whether the timing is a median of several repetitions, which is never an
+                outlier.
         """
         at, weights = _features(place)
         gain = self.covariance[:, at] @ weights
@@ -251,7 +269,7 @@ class Correction:
         return Correction(mean, covariance, self.timings + 1, outliers)
 
     def fuse(self, other: "Correction") -> "Correction":
-        """Return what both know together; `other` may have been learnt by another process."""
+        """Combine this correction with another one, which another process may have learnt."""
         both = (
             self.covariance + other.covariance + 1e-9 * np.eye(len(self.mean))
         )  # some entries of θ are 0 for certain
@@ -263,16 +281,16 @@ class Correction:
         return Correction(mean, (covariance + covariance.T) / 2, max(self.timings, other.timings))
 
     def at(self, places: tuple[Place, ...]) -> Floats:
-        """Return the correction [P] of several places."""
+        """Return the corrections [P] of log seconds for several passes."""
         return np.asarray(_matrix(places) @ self.mean)
 
     def deviation(self, places: tuple[Place, ...]) -> Floats:
-        """Return the standard deviation [P] of the correction of several places."""
+        """Return the standard deviations [P] of the corrections for several passes."""
         h = _matrix(places)
         return np.asarray(np.sqrt(np.maximum(((h @ self.covariance) * h).sum(axis=1), 0)))
 
     def as_json(self) -> dict[str, Any]:
-        """Return it as lists, the lower triangle of the covariance alone."""
+        """Return the correction as lists, with only the lower triangle of the covariance."""
         lower = self.covariance[np.tril_indices(len(self.mean))]
         return {
             "mean": self.mean.tolist(),
@@ -282,10 +300,10 @@ class Correction:
 
     @classmethod
     def of(cls, stored: Mapping[str, Any]) -> Self:
-        """Return what `as_json` wrote, a little less certain.
+        """Return a correction from the dictionary of `as_json`, with a slightly larger uncertainty.
 
         Raises:
-            ValueError: it is something else, or of another grid.
+            ValueError: the content is invalid, or belongs to another grid.
         """
         mean, lower = (
             np.array(stored["mean"], np.float64),
@@ -311,14 +329,14 @@ class Correction:
 
 @dataclass(frozen=True)
 class CostModel:
-    """Predict the seconds of one kind of pass: an estimate with a correction.
+    """Predict the seconds of one kind of pass by an estimate and a learnt correction.
 
-    It is immutable: `learn` returns another one.
+    It is immutable: `learn` returns a new model.
 
     Attributes:
-        size: of the pass.
-        speed: of the machine.
-        correction: what was learnt from timings.
+        size: the size of the pass.
+        speed: the speed of the machine.
+        correction: the correction learnt from timings.
     """
 
     size: Size
@@ -345,11 +363,12 @@ class CostModel:
         """Return the expected seconds [W] of passes over several numbers of tokens.
 
         Args:
-            tokens: [W] of all sequences together.
-            context: tokens in the KV cache of the longest sequence.
+            tokens: [W] numbers of tokens of all sequences together.
+            context: number of tokens in the KV cache of the longest sequence.
             sequences: number of sequences.
-            first: whether they are first draft steps.
-            optimism: standard deviations by which passes are taken to be faster than expected.
+            first: whether the passes are first draft steps of a tree.
+            optimism: number of standard deviations by which passes are assumed to be faster than
+                expected.
         """
         places = tuple(Place(n, context, sequences, first) for n in tokens)
         correction = self.correction.at(places)
@@ -362,7 +381,7 @@ class CostModel:
 
 @lru_cache(maxsize=4096)
 def _features(place: Place) -> tuple[Any, Floats]:
-    """Return the entries of θ that a place depends on, and their weights."""
+    """Return the indices of the entries of θ on which a pass depends, and their weights."""
     at = list[int]()
     weights = list[float]()
     offset = 0
@@ -387,7 +406,7 @@ def _features(place: Place) -> tuple[Any, Floats]:
 
 @lru_cache(maxsize=256)
 def _matrix(places: tuple[Place, ...]) -> Floats:
-    """Return h [P, G] of several places."""
+    """Return the weights [P, G] of the entries of θ for several passes."""
     h = np.zeros((len(places), len(_PRIOR)))
     for row, place in zip(h, places, strict=True):
         at, weights = _features(place)
@@ -396,11 +415,11 @@ def _matrix(places: tuple[Place, ...]) -> Floats:
 
 
 def _prior() -> Floats:
-    """Return the covariance [G, G] of θ before anything was timed.
+    """Return the prior covariance [G, G] of θ.
 
-    Over tokens it is a level, a slope, a random walk in log2 of the tokens, and local steps. Over
-    contexts and sequences it is a random walk that begins at 256 tokens and at one sequence, where
-    the correction is 0 because the level has it.
+    Over numbers of tokens, θ is a level, a slope, a random walk in log2 of the tokens, and local
+    steps. Over contexts and numbers of sequences it is a random walk. It begins at 256 tokens and
+    at one sequence, where it is 0 because the level covers this case.
     """
     tokens = np.log2(TOKENS)
     apart = np.abs(tokens[:, None] - tokens)

@@ -50,46 +50,54 @@ WIDTHS = (
     96,
     128,
 )
-"""Tokens of each sequence at which curves have a point."""
+"""Numbers of tokens of each sequence at which cost curves have a point."""
 SAMPLED = (128, 1024)
-"""Contexts at which a table of costs is made."""
+"""Context lengths for which a table of costs is made."""
 EVERY = 60.0
-"""Seconds between two writes."""
+"""Least number of seconds between two writes of the file."""
 CONTEXT_STEP = 64
-"""Contexts are rounded to multiples of this, so that curves need not be computed for every step."""
+"""Contexts are rounded to multiples of this number, so that curves are computed less often."""
 SETTLED, SELDOM = 200, 4
-"""After `SETTLED` timings only one step in `SELDOM` is learnt from, unless it was unexpected."""
+"""Number of timings after which only every `SELDOM`-th step is learnt from.
+
+Unexpected steps are always learnt from.
+"""
 FRESH, REFRESHED = 32, 8
-"""Curves are computed anew after each of the first `FRESH` timings of a model, and then after one
-timing in `REFRESHED`: it takes half a millisecond, and a timing then changes them by little.
+"""Number of first timings of a model after each of which its curves are computed again.
+
+Later they are computed after every `REFRESHED`-th timing. Computing them takes half a millisecond,
+and a single timing then changes them only a little.
 """
 UNEXPECTED = 0.2
-"""Deviation of the logarithm of a step's seconds from which on the step is always learnt from."""
+"""Deviation of a step's log seconds from which on the step is always learnt from."""
 SHARE, CREDIT, MOST = 0.01, 2.0, 8.0
-"""Share of the time that exploring may lose, and passes over a token that it may lose at first and
-at most at a time.
+"""Share of the time that exploring steps may lose.
+
+`CREDIT` and `MOST` are the initial and the largest loss that is allowed at a time, in passes over a
+single token.
 """
 EXPLORED = 4
-"""At most one step in this many explores, so that the others give the rate without exploring."""
+"""At most one step in this number explores; the others give the rate without exploring."""
 OPTIMISM, UNCERTAIN = 1.0, 0.25
-"""Standard deviations by which exploring steps assume passes to be faster, and the deviation from
-which on exploring pays.
+"""Number of standard deviations by which exploring steps assume passes to be faster.
+
+`UNCERTAIN` is the standard deviation from which on exploring is worthwhile.
 """
 FORGOTTEN = 1 / 64
-"""Share of a step in the running rate of tokens per second."""
+"""Weight of one step in the running rate of tokens per second."""
 STALE = 32
-"""Steps without a draft step after which the costs of draft steps may be outdated."""
+"""Number of steps without a draft step after which the costs of draft steps may be outdated."""
 
 
 @final
 class Learner:
-    """Hold the cost models of one file by name; engines of one process share them.
+    """Hold the cost models of one file by name; the engines of a process share them.
 
     Args:
-        path: where corrections are kept; None to keep them in this process alone.
+        path: the file of the corrections; None to keep them only in memory.
         about: the key of the file: hardware, model and versions.
         sizes: the size of each kind of pass.
-        speed: returns the speed of the machine; called where no file holds it.
+        speed: returns the speed of the machine; called only if no file contains it.
     """
 
     def __init__(
@@ -116,8 +124,7 @@ class Learner:
     def learn(self, name: str, place: Place, seconds: float, measured: bool = False) -> None:
         """Correct one model by one timing.
 
-        The first timing of a running step in a process is left out: it includes work that is done
-        once.
+        The first timing of a step in a process is ignored, because it includes initial work.
         """
         if name not in self._warm and not measured:
             self._warm.add(name)
@@ -129,15 +136,14 @@ class Learner:
             self.version += 1
 
     def save_sometimes(self) -> None:
-        """Write the corrections if a minute has passed since they were written."""
+        """Write the corrections if at least `EVERY` seconds have passed since the last write."""
         if time.monotonic() - self._written > EVERY:
             self.save()
 
     def save(self) -> None:
-        """Write the corrections, fused with what another process may have written meanwhile.
+        """Write the corrections, combined with those that another process has written meanwhile.
 
-        A home that cannot be written to is done without: costs are learnt again in the next
-        process.
+        If the folder is not writable, nothing is saved and the next process learns the costs again.
         """
         self._written = time.monotonic()
         if self.path is None or not any(model.correction.timings for model in self.models.values()):
@@ -159,9 +165,9 @@ class Learner:
             self._stamp = self.path.stat().st_mtime_ns
 
     def _read(self) -> tuple[int, tuple[Speed, dict[str, Correction]] | None]:
-        """Return when the file was written, its speed and its corrections.
+        """Return the file's modification time, and its speed and corrections.
 
-        They are None where it cannot be read.
+        The second result is None if there is no file or it cannot be read.
         """
         if self.path is None or not self.path.is_file():
             return 0, None
@@ -174,13 +180,14 @@ class Learner:
 
 @final
 class OnlineCosts:
-    """The learnt costs of a target with a drafter.
+    """The costs of a target with a drafter, learnt from steps in use.
 
-    Where the curves are uncertain, some steps explore: they take passes to be as fast as they may
-    well be. Where no draft step was timed for a while, they take draft steps to be no slower than
-    their estimate, corrected as the target's is: nothing is drafted where drafting was timed under
-    another load, and so nothing would correct it. What such steps lose against the running rate of
-    tokens per second is bounded by a hundredth of the time.
+    Some steps explore while the curves are uncertain: they assume that passes are faster than
+    expected. If no draft step was timed for a while, exploring steps assume that draft steps take
+    at most their estimate, corrected in the same way as the target's passes. Otherwise costs that
+    were learnt under another load could stop all drafting, and no timing would ever correct them.
+    The loss of exploring steps relative to the running rate of tokens per second is limited to a
+    hundredth of the time.
 
     Args:
         target: the learner with the model "target".
@@ -201,7 +208,7 @@ class OnlineCosts:
         """Return the costs of a step.
 
         Args:
-            context: tokens in the KV cache of the longest sequence.
+            context: number of tokens in the KV cache of the longest sequence.
             rows: the number of sequences.
         """
         context = -(-context // CONTEXT_STEP) * CONTEXT_STEP
@@ -212,7 +219,7 @@ class OnlineCosts:
         return self._costs(context, rows, True, stale) if self._exploring else expected
 
     def observe(self, step: StepTimes) -> None:
-        """Learn from a step that has run."""
+        """Learn from the timings of a finished step."""
         if step.recorded:
             return
         drafts = self.drafter.models["draft"].correction.timings
@@ -249,7 +256,7 @@ class OnlineCosts:
         self.drafter.save_sometimes()
 
     def table(self) -> CostTable:
-        """Return the expected costs at two contexts and of one sequence, for plans and records."""
+        """Return the expected costs of one sequence at two contexts, for plans and records."""
         about = {
             **self.target.about,
             **self.drafter.about,
@@ -259,16 +266,16 @@ class OnlineCosts:
 
     @property
     def settled(self) -> bool:
-        """Return whether the curves are known well enough to be used for planning.
+        """Return whether the curves are known well enough for planning.
 
-        They are looked at over up to 32 tokens of one sequence.
+        They are checked at up to 32 tokens of one sequence.
         """
         places = tuple(Place(n, SAMPLED[0]) for n in (1, 2, 4, 8, 16, 32))
         models = self.target.models["target"], self.drafter.models["draft"]
         return all(model.correction.deviation(places).max() < UNCERTAIN for model in models)
 
     def teach(self, table: CostTable) -> None:
-        """Learn from costs that were measured explicitly."""
+        """Learn from explicitly measured costs."""
         for entry in table.entries:
             rows, context = entry.rows, entry.context
             for learner, name, curve in (
@@ -289,9 +296,9 @@ class OnlineCosts:
         self.drafter.save()
 
     def _account(self, step: StepTimes) -> None:
-        """Charge an exploring step for what it lost against the running rate.
+        """Subtract an exploring step's loss, relative to the running rate, from the allowed loss.
 
-        Every step adds a share of its time to what may be explored.
+        Every step adds a share of its time to the allowed loss.
         """
         if not self._token or step.seconds <= 0:
             return
@@ -304,7 +311,7 @@ class OnlineCosts:
         self._allowed = min(self._allowed + (SHARE * step.seconds - lost) / self._token, MOST)
 
     def _uncertain(self, context: int, rows: int) -> bool:
-        """Return whether passes over up to 32 tokens of each sequence are uncertain."""
+        """Return whether the time of passes over up to 32 tokens of each sequence is uncertain."""
         at = tuple(Place(n * rows, context, rows) for n in (2, 4, 8, 16, 32))
         return bool(self.target.models["target"].correction.deviation(at).max() > UNCERTAIN)
 
@@ -319,11 +326,11 @@ class OnlineCosts:
         return self._known[key]
 
     def _draft_estimates(self, tokens: Sequence[float], context: int, rows: int) -> Floats:
-        """Return the estimated seconds [W] of draft steps, corrected as the target's passes were.
+        """Return the estimated seconds [W] of draft steps, corrected like the target's passes.
 
-        Both estimates rest on the same probe of the machine. One that ran on a busy machine may be
-        wrong by orders of magnitude, and where draft steps seem that slow, none runs that would
-        correct their estimate.
+        Both estimates use the same probe of the machine. A probe on a busy machine may be wrong by
+        orders of magnitude. If draft steps then seem slow, none is run, and no timing would correct
+        their estimate.
         """
         drafter, target = self.drafter.models["draft"], self.target.models["target"]
         estimates = drafter.size.estimates(drafter.speed, np.array(tokens), context, rows)

@@ -23,13 +23,13 @@ from draftree.utils.hardware import kept, machine, timed
 
 @dataclass(frozen=True)
 class Works:
-    """Describe the operations by which a kind of device is timed.
+    """Describe the operations with which a kind of device is timed.
 
     Attributes:
-        read: bytes that are read to time the memory: more than caches hold.
-        sides: of the square matrices that are multiplied, smaller ones first, as a dtype may be
-            emulated, and slow.
-        assumed: stands for a device that cannot be probed.
+        read: number of bytes that are read to time the memory; more than caches hold.
+        sides: sides of the square matrices that are multiplied. Smaller ones come first, because a
+            dtype may be emulated and slow.
+        assumed: the speed that is used if a device cannot be probed.
     """
 
     read: int
@@ -39,28 +39,30 @@ class Works:
 
 HOST = Works(64 << 20, (64, 256, 1024), Speed(bandwidth=10e9, rate=50e9, overhead=5e-6))
 ACCELERATOR = Works(512 << 20, (256, 1024, 4096), Speed(bandwidth=500e9, rate=20e12, overhead=8e-6))
-"""The probe of a GPU: operations that take far longer than their launch."""
+"""The operations for a GPU, which take far longer than their launch."""
 ENOUGH = 0.004
-"""Seconds of one product after which no larger one is tried."""
+"""Seconds of one product beyond which no larger one is tried."""
 ROUNDS, LONGEST = 3, 0.04
-"""After a first run, in which libraries are set up, an operation is timed `ROUNDS` times, or for
-`LONGEST` seconds; the fastest run counts.
+"""Number of timed runs of an operation after a first run, in which libraries are set up.
+
+`LONGEST` is the limit of their duration in seconds. The fastest run counts.
 """
 PLAUSIBLE = 1 / 50
-"""Share of the assumed speed from which on a probe is saved; a slower one ran at the same time as
-other work.
+"""Share of the assumed speed from which on a probe is saved.
+
+A slower probe probably ran at the same time as other work.
 """
 
 
 def works(device: torch.device) -> Works:
-    """Return the operations by which a device is timed."""
+    """Return the operations with which a device is timed."""
     return HOST if device.type == "cpu" else ACCELERATOR
 
 
 def machine_speed(device: torch.device, dtype: torch.dtype) -> Speed:
     """Return the speed of a machine in one dtype.
 
-    It comes from a running probe, from disk, or from a probe that is run now.
+    It comes from a probe in progress, from disk, or from a new probe.
     """
     try:
         return _probe(_full_name(device), dtype).result()
@@ -74,13 +76,13 @@ def machine_speed(device: torch.device, dtype: torch.dtype) -> Speed:
 def start_probe(device: str | torch.device | None, dtype: torch.dtype | None) -> None:
     """Begin the probe in the background; `machine_speed` waits for its end.
 
-    The probe of a GPU is awaited here: it takes memory that weights will fill, and nothing else may
-    run while passes are recorded.
+    For a GPU the function waits until the probe is finished. The probe needs memory that weights
+    will fill, and nothing else may run while passes are recorded.
 
     Args:
-        device: the device to probe, by name; by default a GPU where there is one. A device that
-            does not exist is ignored here, as the error is raised when something is loaded to it.
-        dtype: of the weights; by default the usual ones are probed.
+        device: the name of the device; by default a GPU if one is available. A device that does not
+            exist is ignored here, because loading a model raises the error.
+        dtype: the dtype of the weights; by default the usual ones are probed.
     """
     device = device or ("cuda" if torch.cuda.is_available() else "cpu")
     with suppress(Exception):
@@ -94,7 +96,7 @@ def start_probe(device: str | torch.device | None, dtype: torch.dtype | None) ->
 
 
 def _full_name(device: str | torch.device) -> str:
-    """Return a device's name with its number, as tensors have it."""
+    """Return a device's name with its index, as in tensors."""
     return str(torch.empty(0, device=device).device)
 
 
@@ -124,11 +126,11 @@ def _known_speed(name: str, dtype: torch.dtype) -> Speed:
 
 @torch.inference_mode()
 def probe(device: torch.device, dtype: torch.dtype) -> Speed:
-    """Time memory, products and a small operation on a machine; takes less than half a second.
+    """Time memory, products and a small operation on a machine, in less than half a second.
 
     Args:
-        device: to probe.
-        dtype: of the products.
+        device: the device to probe.
+        dtype: the dtype of the products.
     """
     by = works(device)
     block = torch.ones(by.read // 4, device=device)
@@ -150,7 +152,7 @@ def probe(device: torch.device, dtype: torch.dtype) -> Speed:
 
 
 def _fastest(work: Callable[[], Any], device: torch.device) -> float:
-    """Return the seconds of the fastest of some rounds."""
+    """Return the seconds of the fastest of several runs."""
     first = timed(work, device)
     until, best = time.perf_counter() + LONGEST, first
     for _ in range(ROUNDS):

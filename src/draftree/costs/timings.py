@@ -8,8 +8,8 @@ class DraftStep:
     """The timing of one draft step.
 
     Attributes:
-        tokens: that the drafter was fed, of all sequences.
-        seconds: it took.
+        tokens: number of tokens of all sequences that the drafter was fed.
+        seconds: duration of the step.
     """
 
     tokens: int
@@ -18,25 +18,24 @@ class DraftStep:
 
 @dataclass(frozen=True)
 class StepTimes:
-    """The timings of one step of the loop.
+    """The timings of one step of the decoding loop.
 
     Attributes:
-        context: tokens in the KV cache of the longest sequence.
+        context: number of tokens in the KV cache of the longest sequence.
         sequences: number of sequences in the step.
-        tokens: number of tokens that the target was fed, of all sequences.
+        tokens: number of tokens of all sequences that the target was fed.
         target: seconds of the target's pass and of the acceptance.
         drafts: the draft steps, in order.
-        finds: number of retrievals without a pass.
+        finds: number of retrievals without a forward pass.
         find: seconds of all retrievals.
         commit: seconds of the drafter's commit.
-        seconds: of the whole step.
+        seconds: seconds of the whole step.
         gained: number of new tokens.
-        prompt_read: whether the first draft step also read a prompt, so that its seconds are not
-            used.
-        recorded: whether passes were recorded in it, which is done once, so that no seconds are
-            used.
-        beside: prompt tokens that the target's pass also read, so that its seconds are not those of
-            the nodes alone.
+        prompt_read: whether the first draft step also read a prompt; its seconds are then not used.
+        recorded: whether the step recorded passes, which is done only once; none of its seconds are
+            then used.
+        beside: number of prompt tokens that the target's pass also read; its seconds are then not
+            those of the nodes alone.
     """
 
     context: int

@@ -92,18 +92,20 @@ SOURCES = frozenset(
         ".zsh",
     }
 )
-"""Suffixes of source files; compared in lower case."""
+"""Suffixes of source files in lower case; the case of a file's suffix is ignored."""
 TEXTS = frozenset({".txt", ".md", ".rst", ".text"})
 IN_FOLDERS = SOURCES | TEXTS | {".jsonl", ".parquet"}
-"""Suffixes of files that are read in a folder; its .json files are settings more often than rows.
+"""Suffixes of the files that are read in a folder.
+
+`.json` is not among them, because such files contain settings more often than data.
 """
 BATCH = 1_000_000
-"""Characters that are tokenised together."""
+"""Number of characters that are tokenised together."""
 
 
 @dataclass(frozen=True)
 class File:
-    """A file of the corpus, and whether it was named itself, not found in a folder."""
+    """A file of the corpus, and whether it was named explicitly or found in a folder."""
 
     path: Path
     named: bool
@@ -115,7 +117,7 @@ class File:
 
 
 def files(paths: Sequence[Path]) -> list[File]:
-    """Return the files of a corpus, those of a folder in the order of their names.
+    """Return the files of a corpus; the files of a folder are in the order of their names.
 
     Raises:
         UserError: a path does not exist, or a folder has nothing to read.
@@ -141,17 +143,17 @@ def files(paths: Sequence[Path]) -> list[File]:
 
 @dataclass
 class Documents:
-    """A corpus that is read once, and what has been read of it.
+    """Read a corpus once, and count what was read.
 
     Attributes:
-        files: of the corpus.
-        tokenizer: the target's.
+        files: the files of the corpus.
+        tokenizer: the target's tokenizer.
         tell: receives the number of bytes read.
-        skipped: counts rows that cannot be read, which are left out; without it the first one is an
-            error.
-        documents: with at least one token.
-        tokens: of all of them.
-        text_bytes: of their text in UTF-8.
+        skipped: counts data rows that cannot be read and are left out; without it the first one
+            raises an error.
+        documents: number of documents with at least one token.
+        tokens: number of tokens of all documents.
+        text_bytes: number of bytes of their text in UTF-8.
         undecodable: files of folders that are not UTF-8 text.
     """
 
@@ -207,9 +209,9 @@ class Documents:
 
 
 def decoded(path: Path) -> str | None:
-    """Return a file's text.
+    """Return the text of a file, or None if it is binary.
 
-    Return None where it is not UTF-8, or has a zero byte, which makes it binary to git too.
+    A file is binary if it is not UTF-8 or contains a zero byte, as in git.
     """
     whole = path.read_bytes()
     try:
@@ -219,12 +221,12 @@ def decoded(path: Path) -> str | None:
 
 
 def texts(row: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase) -> list[str]:
-    """Return the documents of a row: a text, or a chat as the template renders it.
+    """Return the documents of a data row: a text, or a chat as the template renders it.
 
     Without a chat template each message of a chat is a document.
 
     Raises:
-        UserError: the row is of no known form, or the template refuses its chat.
+        UserError: the row has no known form, or the template refuses its chat.
     """
     chat = messages(row, where)
     if chat is None:

@@ -8,20 +8,23 @@ from typing import Any
 from draftree.data.readers import Row, Skipped, messages, rows, skipping
 
 WORDS = 13
-"""Words in a row that no two prompts share by chance (Brown et al. 2020, appendix C)."""
+"""Number of consecutive words that two prompts do not share by chance.
+
+The number is from Brown et al. 2020, appendix C.
+"""
 
 
 def normalised(text: str) -> str:
-    """Return the words of a text in lower case, without punctuation between them."""
+    """Return the words of a text in lower case, without the punctuation between them."""
     return " ".join(re.findall(r"\w+", text.casefold()))
 
 
 def questions(paths: Iterable[Path], skipped: Skipped | None = None) -> Iterator[str]:
-    """Yield the texts of data that are no answers.
+    """Yield the texts of data files that are not answers.
 
     Args:
-        paths: of the data.
-        skipped: counts rows that cannot be read, and leaves them out; without it the first one is
+        paths: the data files.
+        skipped: counts rows that cannot be read and are left out; without it the first one raises
             an error.
     """
     for row, where in (each for path in paths for each in rows(path, skipped)):
@@ -32,12 +35,12 @@ def questions(paths: Iterable[Path], skipped: Skipped | None = None) -> Iterator
 
 
 def asked(row: Row, where: str) -> list[str]:
-    """Return the texts of a row that are no answers.
+    """Return the texts of a data row that are not answers.
 
-    They are its turns, its question, what users say in its chat, its prompt or its text.
+    These are its turns, its question, the user messages of its chat, its prompt or its text.
 
     Raises:
-        UserError: the row is of no known form.
+        UserError: the row has no known form.
     """
     for key in (
         () if row.keys() & {"messages", "conversations"} else ("turns", "question", "prompt")
@@ -50,10 +53,10 @@ def asked(row: Row, where: str) -> list[str]:
 
 
 class Excluded:
-    """Prompts that must not be learnt.
+    """Prompts that must not be used for training.
 
     Args:
-        texts: of the prompts.
+        texts: the texts of the prompts.
     """
 
     def __init__(self, texts: Iterable[str] = ()) -> None:
@@ -61,7 +64,7 @@ class Excluded:
 
     @classmethod
     def of(cls, paths: Sequence[Path]) -> "Excluded":
-        """Return the prompts in files of data, or of an evaluation.
+        """Return the prompts in data files or in an evaluation.
 
         Raises:
             UserError: a file cannot be read.
@@ -69,14 +72,14 @@ class Excluded:
         return cls(questions(paths))
 
     def holds(self, text: str) -> bool:
-        """Return whether a text is one of the prompts, or shares 13 words in a row with one.
+        """Return whether a text is one of the prompts, or shares 13 consecutive words with one.
 
         Case and punctuation are ignored.
         """
         return bool(self.runs) and any(run in self.runs for run in _runs(text))
 
     def left_out(self, paths: Iterable[Path], skipped: Skipped | None = None) -> int:
-        """Return the number of rows of data that contain one of the prompts.
+        """Return the number of data rows that contain one of the prompts.
 
         `skipped` is used as in `questions`.
         """
@@ -87,7 +90,7 @@ class Excluded:
         return count
 
     def keeps(self, row: Row, where: str) -> bool:
-        """Return True for a row of data that contains none of the prompts."""
+        """Return whether a data row contains none of the prompts."""
         return not self.runs or not any(map(self.holds, asked(row, where)))
 
 

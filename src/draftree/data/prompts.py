@@ -17,18 +17,18 @@ from draftree.utils.token_ids import row_of_ids
 from draftree.utils.validated_dataclass import several, unicode
 
 Prompt = str | Sequence[int] | Messages
-"""Text to be continued as it is, token ids, or a chat to be answered."""
+"""A prompt: a text to be continued, token ids, or a chat to be answered."""
 Prompts = list[str] | list[list[int]] | list[Messages]
-"""Several of them, to be written in one batch."""
+"""Several prompts, which are processed in one batch."""
 
 
 def prompts_of(prompt: Any) -> list[Any] | None:
-    """Return the prompts in a list of them, or in an array of two dimensions.
+    """Return the prompts in a list or in a two-dimensional array.
 
-    Return None where it is one by itself, or none at all.
+    Return None if the value is a single prompt, or not a prompt at all.
 
     Raises:
-        UserError: a tokenizer has padded them.
+        UserError: a tokenizer has padded the prompts.
     """
     if isinstance(prompt, BatchEncoding):
         if _hides(prompt.get("attention_mask", [])):
@@ -45,19 +45,19 @@ def prompts_of(prompt: Any) -> list[Any] | None:
 
 
 def _hides(mask: Any) -> bool:
-    """Return whether a tokenizer's attention mask, of one prompt or of several, hides an id."""
+    """Return whether a tokenizer's attention mask, for one or several prompts, hides an id."""
     rows = mask.tolist() if isinstance(mask, np.ndarray | torch.Tensor) else mask
     return any(0 in (row if isinstance(row, list) else [row]) for row in rows)
 
 
 def _rows(value: Any) -> bool:
-    """Return True for what may be a prompt in a list of several; it is looked at closely later."""
+    """Return whether a value may be a prompt in a list of several; it is checked fully later."""
     value = _unwrapped(value)
     return isinstance(value, str | np.ndarray | torch.Tensor) or several(value, lambda _: True)
 
 
 def _unwrapped(prompt: Any) -> Any:
-    """Return the content of a prompt of vLLM's form; return any other prompt as it is.
+    """Return the content of a prompt in vLLM's form; return any other prompt unchanged.
 
     vLLM's forms are `{"prompt": …}` and `{"prompt_token_ids": …}`.
     """
@@ -71,10 +71,10 @@ def _unwrapped(prompt: Any) -> Any:
 
 
 def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
-    """Return the ids of a prompt: a chat through the template, text as it is.
+    """Return the ids of a prompt: a chat is rendered by the template, a text is used as it is.
 
     Raises:
-        UserError: it is none of the three.
+        UserError: the value is not a text, ids or a chat.
     """
     prompt = _unwrapped(prompt)
     if isinstance(prompt, str):
@@ -90,15 +90,15 @@ def ids_of(tokenizer: PreTrainedTokenizerBase, prompt: Any) -> list[int]:
 
 
 def is_chat(messages: Any) -> TypeGuard[Messages]:
-    """Return True for the messages of a chat, for any template.
+    """Return whether a value is a list of chat messages, for any template.
 
-    Contents may be texts or parts; a message with a call may have no content.
+    Contents may be texts or parts. A message with a tool call may have no content.
     """
     return several(messages, _said)
 
 
 def _said(message: Any) -> bool:
-    """Return True for a message of a chat, for any template."""
+    """Return whether a value is a chat message, for any template."""
     if not isinstance(message, Mapping) or not {"role", "content"} <= message.keys():
         return False
     content = message["content"]
@@ -117,7 +117,7 @@ def chats_of(given: Any, system: str | None = None) -> Any:
         system: the system message, placed before the messages.
 
     Raises:
-        UserError: it is none of these, or there are two system messages.
+        UserError: the value is none of these, or there are two system messages.
     """
     if isinstance(given, Mapping):
         given = [given]
@@ -132,7 +132,7 @@ def chats_of(given: Any, system: str | None = None) -> Any:
 
 
 def _asks(given: Any) -> bool:
-    """Return whether this is a question, or a chat of at least one message."""
+    """Return whether a value is a question, or a chat of at least one message."""
     return unicode(given) or (is_chat(given) and len(given) > 0)
 
 
@@ -141,7 +141,7 @@ def _chat(given: str | Messages, system: str | None) -> Messages:
 
 
 def with_system(system: str | None, messages: Messages) -> Messages:
-    """Return messages with a system message placed before them.
+    """Return messages with a system message before them.
 
     Without a system message, return a copy of the messages.
 
@@ -160,21 +160,21 @@ def with_system(system: str | None, messages: Messages) -> Messages:
 
 
 Content = str | Messages
-"""Text to be continued as it is, or a chat to be answered."""
+"""A text to be continued, or a chat to be answered."""
 
 
 def question(text: str) -> Messages:
-    """Return a chat of one question."""
+    """Return a chat that consists of one question."""
     return [{"role": "user", "content": text}]
 
 
 LOG = logging.getLogger(__name__)
 WARNED: "WeakSet[PreTrainedTokenizerBase]" = WeakSet()
-"""Tokenizers without a chat template of which the user has been warned."""
+"""Tokenizers without a chat template about which the user has been warned."""
 
 
 def warn_of_bare_chats(tokenizer: PreTrainedTokenizerBase) -> None:
-    """Warn once of a tokenizer without a chat template.
+    """Warn once about a tokenizer without a chat template.
 
     The model may expect a template, and a drafter may have been trained with one.
     """
@@ -189,12 +189,12 @@ def warn_of_bare_chats(tokenizer: PreTrainedTokenizerBase) -> None:
 
 
 def rendered(tokenizer: PreTrainedTokenizerBase, chats: Any, values: Mapping[str, Any]) -> Any:
-    """Return the ids of a chat, or of each chat in a list, with values for the template.
+    """Render a chat, or each chat of a list, with values for the template, and return the ids.
 
-    If there are no values, return the chats themselves.
+    Without values, return the chats unchanged.
 
     Raises:
-        UserError: the template refuses them.
+        UserError: the template refuses the values or a chat.
     """
     if not values:
         return chats
@@ -210,13 +210,13 @@ def encode(
 ) -> list[int]:
     """Return the ids of a prompt.
 
-    Without a chat template, a chat is the text of its messages, line by line, and a warning is
-    given.
+    Without a chat template, a chat is encoded as the text of its messages, line by line, and a
+    warning is given.
 
     Args:
-        tokenizer: the target's.
-        content: a text, or a chat.
-        values: of the template's own variables, as `enable_thinking`.
+        tokenizer: the target's tokenizer.
+        content: a text or a chat.
+        values: values of the template's own variables, such as `enable_thinking`.
 
     Raises:
         UserError: the template refuses the chat, or the text is not valid Unicode.

@@ -30,20 +30,23 @@ from draftree.utils.files import understood
 Messages = list[dict[str, Any]]
 Row = dict[str, Any]
 CHATS = ("messages", "conversations", "conversation", "chat", "dialogue", "dialog")
-"""Names of the list of a chat's messages."""
+"""Possible keys for the list of a chat's messages."""
 ROLE_NAMES = ("role", "from", "speaker", "author", "sender")
-"""Names of a message's sender."""
+"""Possible keys for a message's sender."""
 CONTENT_NAMES = ("content", "value", "text", "message", "body")
-"""Names of a message's text."""
+"""Possible keys for a message's text."""
 SYSTEM_NAMES = ("system", "system_prompt", "system_message")
-"""Names of a system prompt next to the list."""
+"""Possible keys for a system prompt outside the list of messages."""
 CALLS = ("tool_calls", "function_call")
-"""Names of a message's calls in templates; a message with calls may have no text."""
+"""Keys of a message's tool calls in templates; a message with tool calls may have no text."""
 QUESTIONS = ("instruction", "question", "query", "prompt", "problem")
 ANSWERS = ("output", "answer", "response", "completion", "solution", "chosen")
-"""Names of a question and of its answer in rows that hold one of each."""
+"""Possible keys for the answer in rows with one question and one answer.
+
+`QUESTIONS` has those for the question.
+"""
 CONTEXT = "input"
-"""The name of Alpaca's second field, next to the instruction."""
+"""The key of Alpaca's second input field, which completes the instruction."""
 ROLES = {
     "human": "user",
     "user": "user",
@@ -69,37 +72,37 @@ ROLES = {
 
 @dataclass
 class Skipped:
-    """Rows that cannot be read and are left out.
+    """Count the rows that cannot be read and are left out.
 
     Attributes:
-        count: how many.
-        first: what was wrong with the first ones, each with its file and line.
+        count: the number of these rows.
+        first: the errors of the first rows, each with its file and line.
     """
 
     count: int = 0
     first: list[str] = field(default_factory=list)
 
     def note(self, error: UserError) -> None:
-        """Count a row, and remember what was wrong with it if it is one of the first."""
+        """Count a row, and record its error if it is one of the first."""
         self.count += 1
         if len(self.first) < FIRST:
             self.first.append(str(error))
 
     def __str__(self) -> str:
-        """Return a line with the number of rows that are left out, and the first reasons."""
+        """Return a line with the number of rows that were left out, and the first errors."""
         more = f"; and {self.count - len(self.first)} more" if self.count > len(self.first) else ""
         return f"{self.count:,} rows cannot be read and are left out: {'; '.join(self.first)}{more}"
 
 
 FIRST = 3
-"""Rows that are named, of those that are left out."""
+"""Number of rows whose errors are recorded."""
 
 
 @contextmanager
 def skipping(skipped: Skipped | None) -> Iterator[None]:
-    """Count a row that cannot be read in this context, instead of raising its error.
+    """Count a row that cannot be read inside the context, instead of raising its error.
 
-    If `skipped` is None the error is raised.
+    If `skipped` is None, the error is raised.
     """
     try:
         yield
@@ -111,7 +114,7 @@ def skipping(skipped: Skipped | None) -> Iterator[None]:
 
 @contextmanager
 def named(where: str) -> Iterator[None]:
-    """Put the place of a row in front of an error inside."""
+    """Add the location of a row to the start of an error's message."""
     try:
         yield
     except UserError as error:
@@ -119,14 +122,14 @@ def named(where: str) -> Iterator[None]:
 
 
 def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]]:
-    """Yield the rows of a file or of all files of a folder, each with its location.
+    """Yield the data rows of a file, or of all files of a folder, each with its location.
 
-    In a folder, only `.jsonl` and `.parquet` files hold rows, the others are texts; hidden, empty
-    and binary ones are left out.
+    In a folder, only `.jsonl` and `.parquet` files contain rows, and the others are texts. Hidden,
+    empty and binary files are left out.
 
     Args:
-        path: of the file or folder.
-        skipped: counts rows that are not JSON, which are left out; without it the first one is an
+        path: the file or folder.
+        skipped: counts rows that are not JSON and are left out; without it the first one raises an
             error.
 
     Raises:
@@ -147,7 +150,7 @@ def rows(path: Path, skipped: Skipped | None = None) -> Iterator[tuple[Row, str]
 
 
 def seen(folder: Path) -> list[Path]:
-    """Return the files of a folder at any depth, sorted by name, without hidden ones."""
+    """Return the files of a folder and its subfolders, sorted by name, without hidden ones."""
     files = (p for p in folder.rglob("*") if p.is_file())
     return sorted(
         p for p in files if not any(part.startswith(".") for part in p.relative_to(folder).parts)
@@ -160,7 +163,10 @@ def _decoded(path: Path) -> str:
 
 
 def _beginning(path: Path) -> bytes:
-    """Return enough of a file to see whether it is text; a zero byte makes it binary, as in git."""
+    """Return enough bytes of a file to tell whether it is text.
+
+    A zero byte means a binary file, as in git.
+    """
     with path.open("rb") as file:
         return file.read(8192)
 
@@ -184,9 +190,9 @@ def _json_lines(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]
 
 
 def _json(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
-    """Yield the rows of one list, or of the messages of one chat.
+    """Yield the rows of a JSON list, or the single row of a chat's messages.
 
-    A file of lines under this name is read as lines.
+    A `.json` file with one JSON object per line is read line by line.
     """
     text = _decoded(path)
     if not text.lstrip().startswith("["):
@@ -238,9 +244,9 @@ def _object(row: Any, where: str) -> Row:
 
 
 def _is_chat(value: Any) -> bool:
-    """Return whether a value is a bare list of messages.
+    """Return whether a value is a bare list of chat messages.
 
-    Each message has a sender, and a text or calls.
+    Each message needs a sender, and a text or tool calls.
     """
     said = (*CONTENT_NAMES, *CALLS)
     return (
@@ -251,18 +257,18 @@ def _is_chat(value: Any) -> bool:
 
 
 def _first(values: Mapping[str, Any], names: Sequence[str]) -> str | None:
-    """Return the first of some names that an object has."""
+    """Return the first of several keys that an object has, or None."""
     return next((name for name in names if name in values), None)
 
 
 def messages(row: Row, where: str) -> Messages | None:
-    """Return a row's chat, or None where it is plain text.
+    """Return the chat of a data row, or None if it is plain text.
 
-    Answers in front of the first question are left out: no prompt asks for them (many of ShareGPT's
-    chats were cut there).
+    Answers before the first question are dropped, because they belong to no prompt (many chats of
+    ShareGPT were cut there).
 
     Raises:
-        UserError: the row is of no known form.
+        UserError: the row has no known form.
     """
     if isinstance(row.get("text"), str) or completes(row):
         return None
@@ -282,7 +288,7 @@ def messages(row: Row, where: str) -> Messages | None:
 
 
 def _listed(row: Row, where: str) -> Messages | None:
-    """Return the messages of a row in any of the known forms; None where it has none.
+    """Return the messages of a row in any of the known forms; None if it has none.
 
     Raises:
         UserError: a message cannot be read.
@@ -342,10 +348,10 @@ def _message(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _content(content: Any, where: str) -> str:
-    """Return a message's text, which may be in parts.
+    """Return the text of a message, which may consist of parts.
 
     Raises:
-        UserError: it is no text, or a part is something else.
+        UserError: it is not a text, or a part is of another type.
     """
     parts = content if isinstance(content, list) and content else [content]
     texts = [part.get("text") if isinstance(part, dict) else part for part in parts]
@@ -358,9 +364,9 @@ def _content(content: Any, where: str) -> str:
 
 
 CUT = "cut"
-"""The key of a chat's row for the numbers of the messages, counted from 0, that were broken off."""
+"""The key of a chat's row for the numbers of its truncated messages, counted from 0."""
 
 
 def completes(row: Row) -> bool:
-    """Return True for a row of text of which the completion is learnt."""
+    """Return whether a row is a text of which only the completion is used for training."""
     return isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)

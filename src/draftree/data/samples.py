@@ -27,19 +27,22 @@ from draftree.tree import Bools, Ints
 from draftree.utils.files import understood
 
 GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
-"""The mark of a chat template around text that the model writes."""
+"""The mark in a chat template around text that the model generates."""
 
 
 @dataclass(frozen=True)
 class Sample:
-    """One text: tokens [T], and which of them are learnt [T]; the first never is."""
+    """One training text: its tokens [T], and whether each is a training target [T].
+
+    The first token is never a target.
+    """
 
     tokens: Ints
     learn: Bools
 
 
 def digest(samples: Sequence[Sample]) -> str:
-    """Return a hash of what is learnt, so that a run does not go on with other data."""
+    """Return a hash of the training data, so that a run is not resumed with other data."""
     hashed = hashlib.sha256()
     for sample in samples:
         hashed.update(sample.tokens.tobytes() + sample.learn.tobytes())
@@ -49,22 +52,22 @@ def digest(samples: Sequence[Sample]) -> str:
 def chat_samples(
     tokenizer: PreTrainedTokenizerBase, chat: Messages, cut: Collection[int] = ()
 ) -> list[Sample]:
-    """Return a chat as the template renders it, whose responses are learnt, each with what ends it.
+    """Return training samples of a rendered chat, whose responses are the training targets.
 
-    Which tokens these are, the template's own mask says where it has one (`{% generation %}`).
-    Otherwise a response is what stands between the prompt for it and its end; where a template
-    renders earlier responses otherwise than the last one (without its thoughts, say), the chat is a
-    sample for each response, as the model reads it when it writes it.
+    The end marks of responses are targets too. If the template marks generated text (`{% generation
+    %}`), its mask selects the targets. Otherwise a response is the text between the end of its
+    prompt and its own end. Some templates render earlier responses in another way than the last
+    one, for example without its thoughts. The chat then gives one sample for each response, in the
+    form in which the model generates it.
 
     Args:
-        tokenizer: the target's.
-        chat: its messages.
-        cut: numbers of the responses that were broken off: what the template puts after them is
-            not learnt, but where it has a mask of its own.
+        tokenizer: the target's tokenizer.
+        chat: the messages.
+        cut: indices of truncated responses. The text that the template adds after them is not a
+            target, unless the template marks generated text.
 
     Raises:
-        UserError: what a prompt is rendered as does not begin what the chat with its response is
-            rendered as.
+        UserError: a rendered prompt is not the beginning of the rendered prompt with its response.
     """
     if GENERATION.search(str(tokenizer.get_chat_template())):
         return [_marked(tokenizer, chat)]
@@ -94,7 +97,7 @@ def chat_samples(
 
 
 def _marked(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
-    """Return a chat with the template's own mask."""
+    """Return the sample of a chat, with the template's own mask."""
     offsets = {"return_offsets_mapping": True}
     encoded: Any = tokenizer.apply_chat_template(
         chat, return_dict=True, return_assistant_tokens_mask=True, tokenizer_kwargs=offsets
@@ -111,7 +114,13 @@ def _marked(tokenizer: PreTrainedTokenizerBase, chat: Messages) -> Sample:
 def _between(
     tokenizer: PreTrainedTokenizerBase, text: str, spans: Sequence[tuple[int, int]]
 ) -> Sample:
-    """Return a text of which the tokens that begin inside some spans of characters are learnt."""
+    """Return the sample of a text whose targets are the tokens that begin in given spans.
+
+    Args:
+        tokenizer: the target's tokenizer.
+        text: the text.
+        spans: begin and end of each span, in characters.
+    """
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     starts = np.array([a for a, _ in encoded["offset_mapping"]])
     learn = np.zeros(len(starts), np.bool_)
@@ -133,21 +142,21 @@ def read(
     vocab: int | None = None,
     skipped: Skipped | None = None,
 ) -> list[Sample]:
-    """Return all samples of some files.
+    """Return all training samples of several files.
 
-    Texts are cut into windows of `max_tokens`. Chats are cut after their first `max_tokens`.
+    Texts are split into windows of `max_tokens`. Chats are truncated after `max_tokens`.
 
     Args:
-        paths: of the files, or folders of them.
-        tokenizer: the target's.
-        max_tokens: of a sample, at most.
-        excluded: prompts whose rows are left out.
-        vocab: rows of the target's embedding; all tokens must be below it.
-        skipped: counts rows that cannot be read, and leaves them out; without it the first one is
+        paths: the files, or folders of files.
+        tokenizer: the target's tokenizer.
+        max_tokens: the largest number of tokens of a sample.
+        excluded: prompts; rows that contain one are left out.
+        vocab: the number of tokens in the target's embedding; all token ids must be below it.
+        skipped: counts rows that cannot be read and are left out; without it the first one raises
             an error.
 
     Raises:
-        UserError: there is nothing to learn, a row cannot be read, or a token is beyond the
+        UserError: there is no training target, a row cannot be read, or a token is not in the
             embedding.
     """
     samples = list[Sample]()
@@ -171,7 +180,7 @@ def check_tokens(
     """Refuse tokens that the tokenizer has and the embedding lacks.
 
     Raises:
-        UserError: it names the token, its id and the size of the embedding.
+        UserError: the message names the token, its id and the size of the embedding.
     """
     beyond = tokens[tokens >= vocab] if vocab is not None else tokens[:0]
     if len(beyond):

@@ -30,33 +30,33 @@ HEAD = "lm_head.weight"
 MAP = "d2t"
 MARKS = "t2d"
 CORE = ("fc.weight", "hidden_norm.weight")
-"""Tensors that all have, under z-lab's names."""
+"""Tensors that all block drafters have, under z-lab's names."""
 NATIVE = "muse_glimmer_assistant"
 NATIVE_NAMES = {"fc.": "encoder.fc.", "hidden_norm.": "encoder.output_norm_enc."}
 OURS = {"lm_head.d2t": MAP, "lm_head.t2d": MARKS}
-"""The map of a draft vocabulary, which belongs to the head here."""
+"""Names of a draft vocabulary's tensors, which belong to the LM head in draftree."""
 EARLY = "logit_head."
-"""Before the names of DSpark's heads in SpecForge's early files."""
+"""The prefix of DSpark's head tensors in early files of SpecForge."""
 SECOND = ("attention_conv", "candidate_selector.")
-"""In the names of DFlash 2's tensors."""
+"""Parts of tensor names that occur only in DFlash 2."""
 Markov = Literal["vanilla", "gated", "rnn"]
 SPECULATORS = {"dflash": "DFlashSpeculator", "dspark": "DSparkSpeculator"}
 LONGEST = 32768
-"""A Qwen3's context length where its config does not have it."""
+"""The context length of a Qwen3 config without this entry."""
 FIRST_SLIDING = 28
-"""Likewise, the first layer that slides (`max_window_layers`)."""
+"""The first sliding-window layer of a Qwen3 config without `max_window_layers`."""
 LAST_VERSION = "0.5.0"
-"""Of speculators, whose layout is written."""
+"""The version of speculators whose layout is written."""
 Kind = Literal["dflash", "dspark", "jetspec"]
 
 
 @dataclass(frozen=True)
 class Sight:
-    """What the slots of a layer see of their block, and how far back.
+    """The positions that a layer's slots see.
 
     Attributes:
-        causal: whether a slot sees those before it alone, or all of them.
-        window: how many positions back; None without end.
+        causal: whether a slot sees only the earlier slots of its block, or all of them.
+        window: number of previous positions that it sees; None for all.
     """
 
     causal: bool
@@ -69,15 +69,17 @@ class Layout:
 
     Attributes:
         values: the config of the layers, flat.
-        block: slots in a pass, the root's among them.
+        block: number of slots in a pass, including the slot of the root.
         mask: the token in all other slots.
-        reads: entries of the target's `hidden_states` that are fused, in their order.
-        shifted: whether the root's slot drafts the token after the root; else it drafts none.
-        sights: of each layer.
-        draft_vocab: V′; 0 for the whole vocabulary.
-        markov: DSpark's Markov head and its rank; none has rank 0.
-        rank: of that head.
-        confidence: whether there is a confidence head, and whether it reads the token before, too.
+        reads: indices into the target's `hidden_states`, in the order in which they are
+            concatenated.
+        shifted: whether the root's slot drafts the token after the root; otherwise it drafts none.
+        sights: the visible positions of each layer.
+        draft_vocab: V′, the size of the draft vocabulary; 0 for the whole vocabulary.
+        markov: the kind of DSpark's Markov head.
+        rank: the rank of the Markov head; 0 if there is none.
+        confidence: whether there is a confidence head, and whether it also reads the previous
+            token.
     """
 
     values: dict[str, Any]
@@ -98,7 +100,7 @@ class Layout:
 
 
 def kind_of(config: Mapping[str, Any], keys: Set[str]) -> Kind | None:
-    """Return the method of a published folder, None where it is none of these."""
+    """Return the method of a published folder, or None if it is not a block drafter."""
     if KIND in config:
         found = config[KIND]
         return found if found in ("dflash", "dspark") else None
@@ -118,7 +120,7 @@ def loaded(stored: Checkpoint) -> tuple[Checkpoint, Layout]:
     """Return a checkpoint with its tensors, under its own names, and the layout of its config.
 
     Raises:
-        UserError: it is DFlash 2; or an entry is missing or is not what it can be.
+        UserError: the checkpoint is DFlash 2, or an entry is missing or invalid.
     """
     stored = stored.loaded()
     config, where = stored.config, stored.folder
@@ -136,7 +138,7 @@ def _check_entries(config: dict[str, Any], where: Path) -> None:
     """Refuse entries of other networks, and warn of unknown ones.
 
     Raises:
-        UserError: an entry changes what the network computes in a way that is not supported.
+        UserError: an entry changes the network's computation in a way that is not supported.
     """
     nested = config.get(NESTED)
     layer = config.get(LAYER)
@@ -150,12 +152,12 @@ def _check_entries(config: dict[str, Any], where: Path) -> None:
 
 
 def name(key: str) -> str:
-    """Return the name on disk of a tensor of a new drafter."""
+    """Return the name on disk of a new drafter's tensor."""
     return OURS.get(key, key)
 
 
 def _names(config: Mapping[str, Any], keys: Set[str]) -> Callable[[str], str]:
-    """Give the name on disk of a tensor of the network."""
+    """Return a function from the names of the network's tensors to their names on disk."""
     native = NATIVE_NAMES if config.get("model_type") == NATIVE else {}
     early = any(key.startswith(EARLY) for key in keys)
 
@@ -212,10 +214,10 @@ def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
 
 
 def _sights(layers: Entries, said: Entries, count: int, native: bool) -> tuple[Sight, ...]:
-    """Return which positions each layer sees.
+    """Return the visible positions of each layer.
 
-    A sliding layer is causal unless the config says otherwise. In transformers' class it sees both
-    directions.
+    A sliding-window layer is causal unless the config has another entry. In transformers' class it
+    sees both directions.
     """
     window = layers.get("sliding_window", int | None, None, least=1)
     switched = layers.get("use_sliding_window", bool | None, None)
@@ -244,7 +246,7 @@ def _sights(layers: Entries, said: Entries, count: int, native: bool) -> tuple[S
 
 
 def written(layout: Layout, kind: Kind) -> dict[str, Any]:
-    """Return the config of a new drafter, in z-lab's layout; DSpark's as SpecForge writes it."""
+    """Return the config of a new drafter in z-lab's layout; for DSpark, in SpecForge's form."""
     nested: dict[str, Any] = {
         "target_layer_ids": [i - 1 for i in layout.reads],
         "mask_token_id": layout.mask,
@@ -262,7 +264,7 @@ def written(layout: Layout, kind: Kind) -> dict[str, Any]:
 
 
 def _heads(layout: Layout) -> dict[str, Any]:
-    """Return the entries of DSpark's heads."""
+    """Return the config entries of DSpark's heads."""
     there, with_markov = layout.confidence
     return {
         "markov_rank": layout.rank,
@@ -277,11 +279,11 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
 
     Args:
         layout: the layout of the checkpoint's config.
-        kind: `dflash` or `dspark`; a JetSpec is a `dflash` there.
+        kind: `dflash` or `dspark`; a JetSpec drafter is stored as `dflash`.
         verifier: `name_or_path` and `architectures` of the target.
 
     Raises:
-        UserError: its layers look back in ways that are not alike.
+        UserError: the layers have different attention windows.
     """
     outside = {
         "architectures",
@@ -321,12 +323,13 @@ def speculated(layout: Layout, kind: Kind, verifier: Mapping[str, Any]) -> dict[
 
 
 def _slides(layout: Layout, context: int) -> tuple[dict[str, Any], bool]:
-    """Return the entries of the attention windows in the layout of speculators.
+    """Return the config entries of attention windows in the layout of speculators.
 
-    The second value is whether sliding layers see both directions.
+    In this layout only sliding-window layers are causal in their block. A causal layer that sees
+    the whole context, as in JetSpec, therefore gets a window of the context's length.
 
-    There a layer is causal in its block where it slides, so that one that is causal and sees the
-    whole context, as all of a JetSpec's, has a window of that length.
+    Returns:
+        The entries, and whether sliding-window layers see both directions.
     """
     slides = {(s.causal, s.window or context) for s in layout.sights if s.causal or s.window}
     if len(slides) > 1:

@@ -29,17 +29,17 @@ from draftree.utils import files
 from draftree.utils.files import Entries, filled, read_object, understood
 
 ABOUT = "draftree"
-"""The entry of `config.json` that is ours."""
+"""The name of draftree's own entry in `config.json`."""
 CONFIG, WEIGHTS = "config.json", "model.safetensors"
 FILES = (WEIGHTS, "pytorch_model.bin")
-"""The usual names of weights' files."""
+"""The usual names of weight files."""
 PROJECTIONS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
-"""The linear layers of attention and feed-forward, each with or without a bias."""
+"""The linear layers of attention and feed-forward layers, which may have biases."""
 M = TypeVar("M", bound=nn.Module)
 
 
 def shipped(method: str, checkpoint: str, target: Target) -> Path:
-    """Return the folder of a checkpoint, by default the one shipped for the target.
+    """Return the folder of a checkpoint; by default the one that is shipped for the target.
 
     Raises:
         UserError: no checkpoint was named and none is shipped for this target.
@@ -57,9 +57,9 @@ def shipped(method: str, checkpoint: str, target: Target) -> Path:
 
 
 def fingerprint(config: PreTrainedConfig) -> str:
-    """Return a hash of what in a target's config decides whether a drafter fits.
+    """Return a hash of the entries of a target's config on which a drafter depends.
 
-    It does not change with transformers' version.
+    It does not change with the version of transformers.
     """
     keys = (
         "model_type",
@@ -79,9 +79,9 @@ def fingerprint(config: PreTrainedConfig) -> str:
 
 
 def embedding_hash(target: Target) -> str:
-    """Return a hash of some rows of a target's embedding.
+    """Return a hash of some vectors of a target's embedding.
 
-    It covers the 8 leading bits of each value, so that it is the same in every dtype.
+    It uses the 8 leading bits of each value, so that it is the same in every dtype.
     """
     outer: Any = target.decoder.model
     weight: Tensor = outer.get_input_embeddings().weight
@@ -92,7 +92,7 @@ def embedding_hash(target: Target) -> str:
 
 
 def sizes(target: Target) -> dict[str, int]:
-    """Return the entries of a drafter's config that must be the target's."""
+    """Return the entries of a drafter's config that must equal those of the target."""
     return {"vocab_size": target.decoder.vocab, "hidden_size": target.decoder.hidden}
 
 
@@ -101,15 +101,16 @@ def sizes(target: Target) -> dict[str, int]:
 class Checkpoint:
     """A checkpoint as it is stored on disk, so that it can be written back bit for bit.
 
-    For a new drafter it holds the initial config.
+    For a new drafter it contains the initial config.
 
     Attributes:
-        config: the content of its `config.json`.
+        config: the content of `config.json`.
         folder: the folder of its files.
-        file: the name of its weights' file.
-        tensors: its tensors in their stored dtypes; none before they are loaded, nor for a drafter
+        file: the name of the weight file.
+        tensors: the tensors in their stored dtypes; empty before they are loaded, and for a drafter
             that was never stored.
-        name: gives the name on disk of a tensor of the drafter's network; its own by default.
+        name: maps the name of a tensor in the drafter's network to its name on disk; the same by
+            default.
     """
 
     config: dict[str, Any] = field(default_factory=dict)
@@ -120,10 +121,10 @@ class Checkpoint:
 
     @classmethod
     def at(cls, folder: Path) -> Self:
-        """Return the checkpoint in a folder, no tensor loaded.
+        """Return the checkpoint of a folder, without its tensors.
 
         Raises:
-            UserError: there is no config, or it is not an object.
+            UserError: the config is missing, or is not an object.
         """
         return cls(read_object(folder / CONFIG, "a drafter's config"), folder)
 
@@ -132,16 +133,16 @@ class Checkpoint:
         """Return draftree's own entry of the config; it is empty for a published checkpoint.
 
         Raises:
-            UserError: it is no object.
+            UserError: the entry is not an object.
         """
         said: dict[str, Any] = Entries(self.config, self.folder / CONFIG).get(ABOUT, dict, {})
         return said
 
     def knobs(self, hints: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the options that it fixes; none for a published one.
+        """Return the drafter's options that the checkpoint sets; none for a published one.
 
         Args:
-            hints: the types of all that a method has.
+            hints: the types of all options of the method.
 
         Raises:
             UserError: an option has another type.
@@ -150,16 +151,16 @@ class Checkpoint:
         return {name: said.get(name, hint) for name, hint in hints.items() if name in said.values}
 
     def check_method(self, method: str) -> None:
-        """Refuse another method's checkpoint.
+        """Refuse a checkpoint of another method.
 
         Raises:
-            UserError: it holds another method.
+            UserError: the checkpoint belongs to another method.
         """
         if (found := self.about.get("drafter", method)) != method:
             raise UserError(f"'{self.folder}' holds a drafter '{found}', asked for was '{method}'")
 
     def check_target(self, target: Target) -> None:
-        """Warn of a checkpoint that was trained for another target."""
+        """Warn if the checkpoint was trained for another target."""
         own = {
             "target_hash": fingerprint(target.decoder.config),
             "embedding_hash": embedding_hash(target),
@@ -174,15 +175,15 @@ class Checkpoint:
                 return
 
     def check_sizes(self, method: str, found: Mapping[str, Any], wanted: Mapping[str, int]) -> None:
-        """Refuse a checkpoint whose sizes are not the target's.
+        """Refuse a checkpoint whose sizes differ from those of the target.
 
         Args:
-            method: for the error.
-            found: the checkpoint's sizes, among other things.
-            wanted: the target's.
+            method: the name of the method, for the error.
+            found: the checkpoint's sizes, among other entries.
+            wanted: the target's sizes.
 
         Raises:
-            UserError: it names what was got and what is allowed.
+            UserError: the message gives the size and the allowed one.
         """
         for key, size in wanted.items():
             if found.get(key) != size:
@@ -193,15 +194,16 @@ class Checkpoint:
     def loaded(
         self, files: tuple[str, ...] = FILES, wanted: Callable[[str], bool] = lambda _: True
     ) -> Self:
-        """Return the checkpoint with its tensors; pickled files are read as weights only.
+        """Return the checkpoint with its tensors; pickled files are read only as weights.
 
         Args:
-            files: names of weights' files; the first one found is read, or the shards of its index.
-            wanted: returns whether a tensor of a name is read; the checkpoint of a whole target may
-                hold the tensors of a drafter, too.
+            files: names of weight files; the first existing one is read, or the shards of its
+                index.
+            wanted: returns whether a tensor with a given name is read. The checkpoint of a whole
+                target may contain a drafter's tensors too.
 
         Raises:
-            UserError: there is none, or it cannot be read.
+            UserError: no such file exists, or it cannot be read.
         """
         for name in files:
             index = self.folder / f"{name}.index.json"
@@ -218,16 +220,16 @@ class Checkpoint:
     def network(self, make: Callable[[], M], optional: Set[str] = frozenset()) -> M:
         """Return a network with the checkpoint's tensors.
 
-        It is laid out without memory first, so that sizes that a config makes up are refused before
-        anything is as large.
+        The network is first built without memory. Wrong sizes in a config are then refused before
+        memory is allocated for them.
 
         Args:
-            make: gives the network.
-            optional: published names that may be missing, or be there without a place in the
-                network.
+            make: builds the network.
+            optional: published names of tensors that may be missing, or may exist without a
+                counterpart in the network.
 
         Raises:
-            UserError: it names missing, foreign and mis-shaped tensors.
+            UserError: the message names missing and unknown tensors and those of the wrong shape.
         """
         with torch.device("meta"):
             self._fitting(self._with_biases(make()), optional)
@@ -236,10 +238,9 @@ class Checkpoint:
         return network
 
     def _with_biases(self, network: M) -> M:
-        """Give the projections of each layer the biases that the checkpoint has, if it has any.
+        """Add biases to the projections of each layer, if the checkpoint has them.
 
-        Configs have one entry for several projections (`attention_bias`), and some have none at all
-        (Qwen2's).
+        Configs have one entry for several projections (`attention_bias`), or none at all (Qwen2).
         """
         for prefix, block in network.named_modules():
             own = [
@@ -259,11 +260,11 @@ class Checkpoint:
         return network
 
     def fill(self, network: nn.Module, optional: Set[str] = frozenset()) -> None:
-        """Copy the tensors into a network whose sizes are not the config's; see `network`."""
+        """Copy the tensors into a network whose sizes differ from the config's; see `network`."""
         network.load_state_dict(self._fitting(network, optional), strict=False)
 
     def _fitting(self, network: nn.Module, optional: Set[str]) -> dict[str, Tensor]:
-        """Return the tensors under the network's names."""
+        """Return the tensors by the names that they have in the network."""
         own = {self.name(key): (key, value) for key, value in network.state_dict().items()}
         missing = sorted(set(own) - set(self.tensors) - optional)
         foreign = sorted(set(self.tensors) - set(own) - optional)
@@ -295,10 +296,10 @@ class Checkpoint:
         New tensors are written in float16.
 
         Args:
-            folder: is made.
+            folder: the new folder.
             config: the whole `config.json`.
-            tensors: by their names on disk; what was loaded and is not among them is written back
-                as it was.
+            tensors: the new values by their names on disk; a loaded tensor that is not among them
+                is written back unchanged.
         """
         every = dict(self.tensors)
         for key, value in tensors.items():
@@ -322,11 +323,11 @@ class Checkpoint:
 
 
 def tensor_names(folder: Path, names: Collection[str]) -> frozenset[str]:
-    """Return the names of a folder's tensors, none of them loaded unless the file is a pickled one.
+    """Return the names of a folder's tensors; only pickled files must be loaded for this.
 
     Args:
         folder: the folder of the files.
-        names: names of weights' files; an index of shards is followed.
+        names: names of weight files; an index of shards is followed.
 
     Raises:
         UserError: a file cannot be read.
@@ -343,7 +344,7 @@ def tensor_names(folder: Path, names: Collection[str]) -> frozenset[str]:
 
 
 def _shards(index: Path) -> dict[str, str]:
-    """Return the file of each tensor."""
+    """Return the file of each tensor, by the tensor's name."""
     found: dict[str, str] = Entries(read_object(index, "an index of shards"), index).get(
         "weight_map", dict[str, str]
     )
@@ -372,7 +373,7 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
 
 
 def _plain(value: Tensor, key: str, path: Path) -> Tensor:
-    """Return a tensor that any network can be filled with."""
+    """Convert a tensor to a plain one that any network can copy."""
     if (
         value.layout is not torch.strided
         or value.device.type != "cpu"

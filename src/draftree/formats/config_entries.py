@@ -15,21 +15,20 @@ Values = tuple[Any, ...]
 OFF: Values = (None, False, 0, "", [], {})
 """Values of an entry that is switched off."""
 ONE: Values = (None, 1)
-"""Values of a factor that changes nothing."""
+"""Values of a factor that has no effect."""
 FULL = "full_attention"
 
 
 @final
 @dataclass(frozen=True)
 class Table:
-    """What is done with each entry of a layout.
+    """Describe how each config entry of a layout is treated.
 
     Attributes:
         used: entries that are read.
-        harmless: entries that change nothing in what the network computes.
-        refused: entries of networks that are not supported, each with the values that change
-            nothing.
-        defaults: a config that has the layout's own defaults, which are harmless.
+        harmless: entries that do not affect the network's computation.
+        refused: entries of unsupported networks, each with the values that have no effect.
+        defaults: a config with the layout's default values, which are harmless.
         strict: whether an unknown entry that is true is refused, and not only named in a warning.
     """
 
@@ -40,16 +39,16 @@ class Table:
     strict: bool = False
 
     def check(self, values: Mapping[str, Any], where: Path | str, method: str) -> None:
-        """Refuse entries of another network, and warn of those that are not known.
+        """Refuse entries of another network, and warn of unknown ones.
 
         Args:
             values: the entries.
-            where: the file or folder that they are in.
+            where: the file or folder that contains them.
             method: the drafter that opens it.
 
         Raises:
-            UserError: an entry changes what the network computes in a way that is not supported; it
-                is named.
+            UserError: an entry changes the network's computation in a way that is not supported;
+                the message names it.
         """
         for name in sorted(values.keys() & self.refused.keys()):
             _refuse(name, values[name], self.refused[name], where, method)
@@ -64,10 +63,11 @@ class Table:
             warnings.warn(told, DraftreeWarning, stacklevel=3)
 
     def check_layer(self, values: Mapping[str, Any], where: Path | str, method: str) -> None:
-        """Check a layer's entries, of layers that have no sliding windows here.
+        """Check the entries of a layer that must not have a sliding window.
 
         Raises:
-            UserError: a layer slides, or another entry is refused; it is named.
+            UserError: the layer has a sliding window, or another entry is refused; the message
+                names it.
         """
         types = values.get("layer_types") or []
         if not isinstance(types, list) or any(kind != FULL for kind in types):
@@ -93,7 +93,7 @@ def _refuse(name: str, value: Any, allowed: Values, where: Path | str, method: s
 
 
 def _written(value: Any) -> str:
-    """Return a value as JSON spells it, a list, an object or a text shortened."""
+    """Return a value in JSON notation; lists, objects and strings are shortened."""
     return (
         json.dumps(value)
         if isinstance(value, bool | int | float | None)
@@ -125,8 +125,10 @@ LAYER = SIZES | {
     "qkv_bias",
     "draftree",
 }
-"""Entries of a decoder layer that are used, in every layout; biases are where the tensors have
-them."""
+"""Entries of a decoder layer that every layout uses.
+
+Whether there are biases is read from the tensors.
+"""
 ABOUT = frozenset(
     {
         "_name_or_path",
@@ -146,7 +148,10 @@ ABOUT = frozenset(
         "speculators_config",
     }
 )
-"""Entries about a checkpoint: names, versions, and the dtype, which the tensors have themselves."""
+"""Entries that describe a checkpoint, such as names, versions and the dtype.
+
+The dtype is read from the tensors instead.
+"""
 OTHERS = ABOUT | {
     "bos_token_id",
     "eos_token_id",
@@ -184,8 +189,10 @@ OTHERS = ABOUT | {
     "torchscript",
     "generation_config",
 }
-"""Entries of training, of generation and of transformers' own: the tensors alone decide what is
-tied or trained."""
+"""Entries for training, for generation and for transformers itself.
+
+Whether tensors are tied or trained is read from the tensors.
+"""
 SWITCHES = (
     # Norms in other places
     "layernorms",
@@ -271,17 +278,16 @@ NETWORKS: Mapping[str, Values] = {
     **dict.fromkeys(FACTORS, ONE),
     **dict.fromkeys(OBJECTS, (None,)),
 }
-"""Entries of networks that no drafter here has, and the values that mean that a checkpoint has none
-of it either."""
+"""Entries of networks that no drafter supports, with the values that have no effect."""
 QK_NORMS = ("qk_norm", "use_qk_norm", "qk_layernorm")
-"""Entries for norms of queries and keys, which a Llama's layers have not and a Qwen3's always."""
+"""Entries for norms of queries and keys, which Llama layers never have and Qwen3 layers always."""
 LLAMA = Table(
     LAYER | {"layer_types", "use_sliding_window"},
     OTHERS,
     {**NETWORKS, **dict.fromkeys(QK_NORMS, (None, False)), "use_sliding_window": (None, False)},
     LlamaConfig(),
 )
-"""A layer of Llama's kind."""
+"""Entries of a Llama layer."""
 EAGLE_ENTRIES = {
     "bias",
     "draft_vocab_size",
@@ -292,14 +298,14 @@ EAGLE_ENTRIES = {
     "fusion_bias",
 }
 EAGLE = Table(LLAMA.used | EAGLE_ENTRIES, LLAMA.harmless, LLAMA.refused, LLAMA.defaults)
-"""EAGLE and EAGLE-3 in the original layout."""
+"""Entries of EAGLE and EAGLE-3 in the original layout."""
 PEAGLE = Table(
     EAGLE.used | {"mask_token_id", "ptd_token_id", "pard_token", "num_depths"},
     EAGLE.harmless,
     EAGLE.refused,
     EAGLE.defaults,
 )
-"""P-EAGLE in a flat config."""
+"""Entries of P-EAGLE in a flat config."""
 SPECULATORS = Table(
     EAGLE_ENTRIES
     | {"transformer_layer_config", "mask_token_id", "ptd_token_id", "pard_token", "draftree"},
@@ -307,7 +313,7 @@ SPECULATORS = Table(
     NETWORKS,
     strict=True,
 )
-"""Entries of the layout of speculators other than its layer's config."""
+"""Entries of the layout of speculators, without those of its layer's config."""
 GLIDE = Table(
     LLAMA.used | {"block_size", "large_hidden_size", "large_num_attention_heads", "large_head_dim"},
     LLAMA.harmless,
@@ -320,7 +326,7 @@ QWEN3 = Table(
     {**NETWORKS, **dict.fromkeys(QK_NORMS, (None, True))},
     Qwen3Config(),
 )
-"""A layer of Qwen3's kind."""
+"""Entries of a Qwen3 layer."""
 BLOCK_ENTRIES = {
     "block_size",
     "mask_token_id",
@@ -342,11 +348,11 @@ BLOCK_ENTRIES = {
 BLOCKS = Table(
     QWEN3.used | BLOCK_ENTRIES | {"dflash_config"}, QWEN3.harmless, QWEN3.refused, QWEN3.defaults
 )
-"""DFlash, DSpark and JetSpec in a flat config, their own entries in it or nested."""
+"""Entries of DFlash, DSpark and JetSpec in a flat config; their own entries may be nested."""
 SPECULATED_BLOCKS = Table(
     BLOCK_ENTRIES | {"transformer_layer_config", "draftree"}, OTHERS, NETWORKS
 )
-"""The same in the layout of speculators, next to the layers' config."""
+"""Entries of these drafters in the layout of speculators, without those of the layers' config."""
 MEDUSA = Table(
     {
         "medusa_num_heads",

@@ -15,11 +15,11 @@ class Published:
     """A published drafter.
 
     Attributes:
-        drafter: its hub id.
-        target: the hub id of the model that it was trained for.
-        method: of draftree, which opens it.
-        layout: of its files.
-        source: where it is named.
+        drafter: the hub id of the drafter.
+        target: the hub id of the model for which it was trained.
+        method: the method of draftree that opens it.
+        layout: the layout of its files.
+        source: the document or page that names it.
     """
 
     drafter: str
@@ -36,10 +36,10 @@ def published() -> tuple[Published, ...]:
 
 
 def best_for(target: str) -> str:
-    """Return the hub id of the first published drafter that is known for a target.
+    """Return the hub id of the first known published drafter for a target.
 
     Raises:
-        UserError: none is known.
+        UserError: no published drafter is known for the target.
     """
     if not (known := published_for(target)):
         told = "`draftree drafters` lists those that are; 'suffix' and 'pld' need no training"

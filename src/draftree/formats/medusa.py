@@ -15,12 +15,14 @@ from draftree.formats.checkpoint import Checkpoint
 FILE = "medusa_lm_head.safetensors"
 FILES, MERGED = (FILE, "medusa_lm_head.pt"), checkpoint.FILES
 PREFIX = "medusa_head."
-"""Of the heads' tensors in a model that was trained together with them (Medusa-2)."""
+"""The prefix of the heads' tensors in a model that was trained with them (Medusa-2)."""
 VLLM = "blocks.0.layers.0.weight"
-"""A tensor of vLLM's layout alone."""
+"""The name of a tensor that exists only in vLLM's layout."""
 MAP, VLLM_MAP = "d2t", "token_map"
-"""The tensors of a draft vocabulary: what is added to 0, 1, … for the target's ids, and in vLLM's
-layout these ids."""
+"""The tensor of a draft vocabulary in the official layout: offsets from 0, 1, … to target ids.
+
+`VLLM_MAP` is the corresponding tensor in vLLM's layout, which contains the target ids.
+"""
 BLOCK = re.compile(r"(\d+)\.(\d+)\.linear\.weight")
 HEAD = re.compile(r"^(\d+)\.(\d+)\.weight$")
 
@@ -31,7 +33,7 @@ def loaded(stored: Checkpoint) -> Checkpoint:
     Of a merged model only the heads are loaded.
 
     Raises:
-        UserError: there is none.
+        UserError: the folder has no such file.
     """
     if any((stored.folder / name).is_file() for name in FILES):
         return stored.loaded(FILES)
@@ -45,10 +47,10 @@ def loaded(stored: Checkpoint) -> Checkpoint:
 def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
     """Return the number of heads, and of blocks per head, in a file of the official layout.
 
-    They are counted because configs are often wrong.
+    They are counted from the tensors, because configs are often wrong.
 
     Raises:
-        UserError: it holds no heads, or lacks some.
+        UserError: the file has no heads, or some are missing.
     """
     found = [m for m in map(BLOCK.fullmatch, tensors) if m]
     if "0.0.linear.weight" not in tensors:
@@ -61,16 +63,16 @@ def counted(tensors: dict[str, Tensor], where: Path) -> tuple[int, int]:
 
 
 def left_to_the_target(stored: Checkpoint, heads: int, layers: int) -> frozenset[str]:
-    """Return the heads' linear layers for a file that has none at all.
+    """Return the names of the heads' output layers if a file has none of them.
 
-    The oldest format ends its heads in the target's LM head.
+    In the oldest format the heads use the target's LM head.
     """
     last = frozenset(f"{i}.{layers}.weight" for i in range(heads))
     return frozenset() if last & stored.tensors.keys() else last
 
 
 def renamed(stored: Checkpoint) -> Checkpoint:
-    """Return a checkpoint of vLLM's layout with config and tensors of the official one."""
+    """Convert a checkpoint from vLLM's layout to the official one."""
     config, tensors = from_vllm(stored.config, stored.tensors)
     return replace(stored, config=config, tensors=tensors)
 
@@ -78,9 +80,9 @@ def renamed(stored: Checkpoint) -> Checkpoint:
 def to_vllm(
     config: dict[str, Any], tensors: dict[str, Tensor], vocab: int | None = None
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Convert config and tensors of the official layout to vLLM's.
+    """Convert config and tensors from the official layout to vLLM's.
 
-    `vocab` is the size of the target's vocabulary, where the heads cover a part of it.
+    `vocab` is the size of the target's vocabulary, needed if the heads cover only a part of it.
     """
     heads, layers = counted(tensors, Path())
     drafted, hidden = tensors[f"0.{layers}.weight"].shape
@@ -108,12 +110,13 @@ def to_vllm(
 def from_vllm(
     config: dict[str, Any], tensors: dict[str, Tensor]
 ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-    """Convert config and tensors of vLLM's layout to the official one.
+    """Convert config and tensors from vLLM's layout to the official one.
 
     Blocks without a bias get a bias of zeros.
 
     Raises:
-        UserError: the heads know only a part of the vocabulary, and which is not said.
+        UserError: the heads cover only a part of the vocabulary, and the tokens of this part are
+            not given.
     """
     part = config.get("truncated_vocab_size", config.get("vocab_size")) != config.get("vocab_size")
     if part and VLLM_MAP not in tensors:

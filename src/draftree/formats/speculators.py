@@ -21,25 +21,25 @@ KIND = "speculators_model_type"
 LAYER = "transformer_layer_config"
 HOW = "speculators_config"
 EMBEDDING = "embed_tokens.weight"
-"""Of the drafter's own, in either layout."""
+"""The name of a drafter's own embedding, in either layout."""
 PREFIXES: Mapping[str, Mapping[str, str]] = {
     "eagle": {"fc.": "fusion_fc.", "layers.0.": "transformer."},
     "eagle3": {"midlayer.": "layers.0."},
 }
-"""The beginnings of names in the original layout, and here."""
+"""Prefixes of tensor names in the original layout, with those in the layout of speculators."""
 LEFT_OUT: Mapping[str, Sequence[str]] = {"eagle": (EMBEDDING,), "eagle3": ()}
-"""Tensors of the original layout that have no place here."""
+"""Tensors of the original layout that the layout of speculators does not have."""
 ARCHITECTURES = {
     "eagle": ("EagleSpeculator", "LlamaForCausalLM"),
     "eagle3": ("Eagle3Speculator", "LlamaForCausalLMEagle3"),
     "peagle": ("PEagleSpeculator", "PEagleDraftModel"),
 }
-"""The network's name in configs here, and in the original layout."""
+"""The network's name in configs of speculators, and in the original layout."""
 VERSIONS = {"eagle": "0.1.0", "eagle3": "0.2.0", "peagle": "0.5.0"}
-"""Of the library, whose layout is written; later versions have no EAGLE-1."""
+"""The version of speculators whose layout is written; later versions have no EAGLE-1."""
 LAYER_IDS = "eagle_aux_hidden_state_layer_ids"
 FIELDS = ("draft_vocab_size", "norm_before_residual", "target_hidden_size", LAYER_IDS)
-"""The entries of EAGLE-3's config outside the layer's; the original layout has it all in one."""
+"""EAGLE-3's own config entries outside the layer's config; the original layout is flat."""
 TYPES: Mapping[str, Any] = {
     "draft_vocab_size": int | None,
     "target_hidden_size": int | None,
@@ -48,25 +48,25 @@ TYPES: Mapping[str, Any] = {
     "fusion_bias": bool,
     LAYER_IDS: list[int] | None,
 }
-"""The types of entries, in either layout, where they are there."""
+"""The types of optional entries, in either layout."""
 DRAFTED = 5
-"""The chain a server drafts by default."""
+"""The length of the chain that a server drafts by default."""
 AROUND = (ABOUT, KIND, HOW, LAYER, "speculators_version", "transformers_version")
-"""Entries that are about the checkpoint, and not of the network."""
+"""Entries about the checkpoint rather than the network."""
 MASKS = ("mask_token_id", "ptd_token_id", "pard_token")
-"""The names that a P-EAGLE's mask token goes by."""
+"""The possible names of a P-EAGLE's mask token."""
 DEPTHS = "num_depths"
-"""In a flat config, how many tokens a pass of a P-EAGLE gives."""
+"""The entry of a flat P-EAGLE config for the number of tokens that a pass drafts."""
 
 
 def published(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """Give the name in a checkpoint with this config of a tensor of the original layout."""
+    """Return a function from original tensor names to names in a checkpoint with this config."""
     prefixes = PREFIXES.get(str(config.get(KIND)), {})
     return lambda key: _renamed(key, prefixes)
 
 
 def original(config: Mapping[str, Any]) -> Callable[[str], str]:
-    """Give the name in the original layout of a tensor of a checkpoint with this config."""
+    """Return a function from tensor names in a checkpoint with this config to original names."""
     prefixes = {here: there for there, here in PREFIXES.get(str(config.get(KIND)), {}).items()}
     return lambda key: _renamed(key, prefixes)
 
@@ -84,8 +84,8 @@ def loaded(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]
     The config is a copy in the original layout.
 
     Raises:
-        UserError: it cannot be read, is of another kind, or of a network that is not the published
-            method's; the flag is named.
+        UserError: the checkpoint cannot be read, belongs to another method, or has an unsupported
+            network; the message names the flag.
     """
     stored = replace(stored.loaded(), name=published(stored.config))
     config, where = deepcopy(stored.config), stored.folder
@@ -104,10 +104,10 @@ def loaded(stored: Checkpoint, method: str) -> tuple[Checkpoint, dict[str, Any]]
 
 
 def layer_of(config: dict[str, Any], method: str, where: Path) -> dict[str, Any]:
-    """Return the config of the layer, in either layout, its entries checked.
+    """Return the config of the decoder layer, in either layout, after checking its entries.
 
     Raises:
-        UserError: the layer is of another kind, or an entry changes the network in a way that is
+        UserError: the layer is of another type, or an entry changes the network in a way that is
             not supported.
     """
     if KIND not in config:
@@ -133,7 +133,7 @@ def _refuse_unsupported(config: dict[str, Any], method: str, where: Path) -> Non
 
 
 def explicit(values: Mapping[str, Any], method: str) -> dict[str, Any]:
-    """Return the entries of a flat config that it may leave to their defaults."""
+    """Return the entries of a flat config that the config may leave to their defaults."""
     if method == "eagle":
         return {"bias": bool(values.get("bias", True))}
     return {"draft_vocab_size": values.get("draft_vocab_size") or values["vocab_size"]}
@@ -146,14 +146,14 @@ def nested(
     layers: int = 1,
     drafted: int = DRAFTED,
 ) -> dict[str, Any]:
-    """Return the config of the original layout in this one.
+    """Convert a config from the original layout to the layout of speculators.
 
     Args:
-        values: of the original layout.
+        values: the config in the original layout.
         method: `eagle`, `eagle3` or `peagle`.
         verifier: `name_or_path` and `architectures` of the target.
-        layers: of the drafter.
-        drafted: tokens of a chain.
+        layers: the number of layers of the drafter.
+        drafted: the number of tokens in a drafted chain.
     """
     outside = {*FIELDS, *MASKS, DEPTHS, "bias", "architectures", "torch_dtype", "dtype"}
     layer = {k: v for k, v in values.items() if k not in outside} | {
@@ -191,7 +191,7 @@ def nested(
 
 
 def verified_by(config: Mapping[str, Any]) -> tuple[str, Sequence[str]] | None:
-    """Name and architectures of the target that a config names."""
+    """Return name and architectures of the target that a config names."""
     how = config.get(HOW)
     said = how.get("verifier") if isinstance(how, dict) else None
     if not isinstance(said, dict) or not said.get("name_or_path"):

@@ -70,18 +70,20 @@ REFUSED: Mapping[str, tuple[tuple[Any, ...], str]] = {
         "false; passes over trees have other states than plain decoding's",
     ),
 }
-"""Options of a generation config that are not honoured: values in addition to None that have no
-effect, and what to do instead."""
+"""Options of a generation config that are not supported.
+
+For each there are the values without effect, in addition to None, and the advice for the error
+message.
+"""
 NOT_HERE: Mapping[str, str] = {
     "assistant_model": "none; the engine has its drafter: draftree.load(model, drafter=assistant) drafts with a model",
     "assistant_tokenizer": "none; drafters share the target's tokenizer",
     "custom_generate": "none; this is a loop of its own",
     "synced_gpus": "none; an engine runs on one process",
 }
-"""Arguments of `generate` that transformers does not pass on to a hook."""
+"""Arguments of `generate` that transformers does not pass to a hook."""
 READ = frozenset(("attention_mask", "position_ids", *CACHES, "use_cache", "logits_to_keep"))
-"""Arguments of the model's forward, prepared by transformers, that the hook reads or can leave
-aside."""
+"""Arguments of the model's forward, prepared by transformers, that the hook reads or ignores."""
 OWN = tuple(field.name for field in fields(Options))
 """Names of the options of `Engine.complete`."""
 THEIRS: Mapping[str, str] = {
@@ -90,23 +92,24 @@ THEIRS: Mapping[str, str] = {
     "suppress": "suppress_tokens",
     "stop_ids": "eos_token_id",
 }
-"""transformers' names of options of `Engine.complete`, where they differ."""
+"""transformers' names for options of `Engine.complete` that are named differently."""
 TEXTS = "engine.chat('text') answers, engine.complete('text') continues a text"
 IDS = (torch.int64, torch.int32, torch.int16, torch.uint8)
-"""The dtypes of prompt ids."""
+"""The allowed dtypes of prompt ids."""
 
 
 class Hook:
     """Run the decoding loop for `model.generate(…, custom_generate=hook)`; `speculate` returns it.
 
     Args:
-        opened: returns the engine for a model and the assistant model given to `generate`, or None.
-        seed: seed of sampling; drawn anew for each call by default.
-        streamer: receives the prompt, the accepted tokens one by one, and the end; by default that
-            of `generate`.
-        tokenizer: for stop strings; the target's own by default.
-        reuse: whether a prefix shared with the last call is taken from the caches; allowed only
-            where no other code can have changed the model's weights between the calls.
+        opened: returns the engine for a model and for the assistant model given to `generate`,
+            which may be None.
+        seed: the sampling seed; by default a new random one for each call.
+        streamer: receives the prompt, the accepted tokens one by one, and the end; by default the
+            streamer of `generate`.
+        tokenizer: the tokenizer for stop strings; the target's own by default.
+        reuse: whether the cached prefix of the last call is reused; allowed only if no other code
+            can change the model's weights between calls.
 
     Attributes:
         stats: figures of the last call.
@@ -145,12 +148,12 @@ class Hook:
         seed: int | None = None,
         **model_kwargs: Any,
     ) -> Tensor | GenerateDecoderOnlyOutput:
-        """Generate what transformers' own loop would generate, in fewer passes.
+        """Generate the same tokens as transformers' own loop, in fewer passes.
 
-        transformers passes user arguments that are parameters here but not of its own loop. So
-        `stop_strings` and `token_healing` come here instead of into the generation config, where
-        they would need a tokenizer that transformers drops. `seed` becomes another argument of
-        `generate`.
+        Arguments that are parameters here but not of transformers' loop are passed on by
+        transformers. `stop_strings` and `token_healing` therefore arrive here instead of in the
+        generation config, where they would need a tokenizer that transformers drops. `seed` becomes
+        another argument of `generate`.
         """
         refuse_options({"token_healing": token_healing})
         refuse(model, generation_config, logits_processor, model_kwargs)
@@ -179,9 +182,9 @@ class Hook:
         return call.output(written)
 
     def _streamer_of(self, theirs: BaseStreamer | None, input_ids: Tensor) -> BaseStreamer | None:
-        """Return the streamer of a call, and give it the prompt.
+        """Return the streamer of a call, and pass the prompt to it.
 
-        transformers itself gives the prompt to the streamer of `generate`.
+        transformers itself passes the prompt to the streamer of `generate`.
 
         Raises:
             UserError: there are two streamers, or several sequences.
@@ -199,9 +202,9 @@ class Hook:
 
 
 def takes_hook_calls(method: Callable[..., Any]) -> Callable[..., Any]:
-    """Let a method of an engine be the `custom_generate` of its own model.
+    """Decorate a method of an engine so that it can be the `custom_generate` of the engine's model.
 
-    transformers calls it with the model as first argument.
+    transformers then calls it with the model as first argument.
     """
 
     @wraps(method)
@@ -229,12 +232,13 @@ def generate(
     tokenizer: PreTrainedTokenizerBase | None,
     options: dict[str, Any],
 ) -> Tensor | GenerateDecoderOnlyOutput:
-    """Run transformers' `generate` of the engine's own model with the engine's decoding loop.
+    """Run transformers' `generate` of the engine's model with the engine's decoding loop.
 
-    This is `Engine.generate`. It also handles arguments that transformers does not pass to a hook.
+    This implements `Engine.generate`. It also handles arguments that transformers does not pass to
+    a hook.
 
     Raises:
-        UserError: an option cannot be honoured.
+        UserError: an option is not supported.
     """
     model: Any = engine.target.decoder.model
     check_types(None, tokenizer)
@@ -270,7 +274,7 @@ def generate(
 
 
 def is_text(inputs: Any) -> bool:
-    """Return whether prompts of `generate` are no ids but texts, messages, or in vLLM's form."""
+    """Return whether prompts are not ids but texts, messages, or in vLLM's form."""
     several = inputs if isinstance(inputs, list | tuple) else [inputs]
     return bool(several) and all(
         isinstance(one, str)
@@ -283,9 +287,9 @@ def is_text(inputs: Any) -> bool:
 
 
 def taken_text(options: dict[str, Any]) -> Any:
-    """Return the prompt among options under any of its names, and remove it from them.
+    """Remove the prompt from the options, where it may have any of its names, and return it.
 
-    Return None where it is ids.
+    Return None if the prompt consists of ids.
     """
     for name, value in options.items():
         if accepted(PROMPT, name, ["prompt"]) == "prompt" and (
@@ -296,11 +300,11 @@ def taken_text(options: dict[str, Any]) -> Any:
 
 
 def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options under transformers' names, from those of other tools and `Engine.complete`.
+    """Rename options of other tools and of `Engine.complete` to transformers' names.
 
     Raises:
         UserError: transformers' `generate` has no such option, or it is given twice; the message
-            says what to write.
+            gives the correct form.
     """
     config, found = model.generation_config, dict[str, Any]()
     for name, value in options.items():
@@ -327,10 +331,10 @@ def translated_names(model: PreTrainedModel, options: Mapping[str, Any]) -> dict
 
 
 def check_ids(inputs: Any) -> None:
-    """Refuse prompts that are no tensor of ids [B, n].
+    """Refuse prompts that are not a tensor of ids [B, n].
 
     Raises:
-        UserError: they are not; the message says how to make a tensor of them.
+        UserError: the message explains how to make such a tensor.
     """
     if isinstance(inputs, Tensor) and inputs.dim() == 2 and inputs.dtype in IDS:
         return
@@ -351,12 +355,11 @@ def check_ids(inputs: Any) -> None:
 
 
 def arguments_of_generate(model: PreTrainedModel) -> Mapping[str, Any]:
-    """Return the arguments of the call of `generate` that has called the hook.
+    """Return the arguments of the `generate` call that has called the hook.
 
-    Return none where it was called otherwise.
-
-    transformers does not pass `streamer` and `assistant_model` on to a callable `custom_generate`,
-    so they are read from its frame.
+    Return none if another function called it. transformers does not pass `streamer` and
+    `assistant_model` to a callable `custom_generate`, so they are read from the frame of
+    `generate`.
     """
     frame = sys._getframe(1)
     while frame is not None:
@@ -375,7 +378,7 @@ def without_stop_strings(
 ) -> dict[str, Any]:
     """Return the options without stop strings, which the hook handles itself.
 
-    transformers drops the tokenizer that it would need for them.
+    For them transformers would need a tokenizer, which it drops.
     """
     changed = dict(options)
     if (config := options.get("generation_config")) is not None:
@@ -387,7 +390,11 @@ def without_stop_strings(
 
 
 def check_types(costs: Any, tokenizer: Any) -> None:
-    """Raise a `UserError` for costs or a tokenizer of another type."""
+    """Refuse costs or a tokenizer of the wrong type.
+
+    Raises:
+        UserError: the message names the argument.
+    """
     if not isinstance(costs, Costs | CostTable | None):
         raise UserError(
             f"costs is {shown(costs)}, allowed is Costs, a CostTable (CostTable.load reads a file), or None"
@@ -400,7 +407,10 @@ def check_types(costs: Any, tokenizer: Any) -> None:
 
 @contextmanager
 def inference(model: PreTrainedModel) -> Iterator[None]:
-    """Put the model into evaluation mode inside; with dropout, no two passes would agree."""
+    """Put the model into evaluation mode inside the context.
+
+    With dropout, no two passes would agree.
+    """
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -417,7 +427,11 @@ def refuse(
     processors: Sequence[LogitsProcessor],
     model_kwargs: Mapping[str, Any],
 ) -> None:
-    """Raise a `UserError` for arguments that cannot be honoured."""
+    """Refuse arguments that are not supported.
+
+    Raises:
+        UserError: the message names the argument.
+    """
     if model.config.is_encoder_decoder:
         raise UserError(
             f"{type(model).__name__} is an encoder-decoder model, allowed are decoder-only ones"
@@ -462,7 +476,11 @@ def refuse(
 
 
 def refuse_options(values: Mapping[str, Any]) -> None:
-    """Raise a `UserError` for an option of a generation config that cannot be honoured."""
+    """Refuse options of a generation config that are not supported.
+
+    Raises:
+        UserError: the message names the option.
+    """
     for name, (nothing, allowed) in REFUSED.items():
         got = values.get(name)
         if got is not None and got not in nothing:

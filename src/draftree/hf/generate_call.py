@@ -42,8 +42,10 @@ WARPERS: frozenset[type] = frozenset(
         stock.EtaLogitsWarper,
     )
 )
-"""Processors that look at the scores alone: the last ones of a list turn logits into p, for drafts
-as well."""
+"""Processors that depend only on the scores.
+
+Those at the end of a list turn logits into p, for drafts too.
+"""
 PURE: frozenset[type] = frozenset(
     (
         stock.RepetitionPenaltyLogitsProcessor,
@@ -59,8 +61,10 @@ PURE: frozenset[type] = frozenset(
         stock.ExponentialDecayLengthPenalty,
     )
 )
-"""Processors that are cheap functions of one sequence's text and scores, so that they are applied
-to drafts, too (`Request.guides`)."""
+"""Processors that are cheap functions of one sequence's text and scores.
+
+They are therefore applied to drafts, too (`Request.guides`).
+"""
 ALONE: frozenset[type] = (
     WARPERS
     | PURE
@@ -72,8 +76,7 @@ ALONE: frozenset[type] = (
         StopStringCriteria,
     }
 )
-"""Processors and criteria that treat a sequence the same whatever its number and the size of the
-batch."""
+"""Processors and criteria that ignore the batch size and a sequence's index in the batch."""
 STATELESS: frozenset[type] = ALONE | {
     stock.PrefixConstrainedLogitsProcessor,
     stock.EncoderNoRepeatNGramLogitsProcessor,
@@ -87,10 +90,10 @@ class PaddedPrompt:
     """Store the prompt of a sequence in a padded batch.
 
     Attributes:
-        padding: ids before its text.
-        text: ids that the model reads.
-        hidden: all ids of the sequence, where the mask hides ids inside it from the model;
-            processors and criteria get all of them.
+        padding: the padding ids before the text.
+        text: the ids that the model reads.
+        hidden: all ids of the sequence, if the mask hides ids inside the text from the model;
+            processors and criteria receive all of them.
     """
 
     padding: list[int]
@@ -101,19 +104,19 @@ class PaddedPrompt:
 def prompts(
     input_ids: Tensor, model_kwargs: Mapping[str, Any], windowed: bool = False
 ) -> list[PaddedPrompt]:
-    """Return the ids of each sequence that the model is to read.
+    """Return the ids of each sequence that the model reads.
 
-    An id that the mask hides is not attended to and has no position, so the text consists of the
-    other ids.
+    An id that the mask hides is not attended to and has no position, so that the text consists of
+    the other ids.
 
     Args:
-        input_ids: [B, n].
-        model_kwargs: with a mask and positions, both [B, n], or without.
+        input_ids: [B, n] the ids, with padding.
+        model_kwargs: arguments of the model; its mask and positions, if any, are [B, n].
         windowed: whether the model's attention windows also count hidden ids.
 
     Raises:
-        UserError: a mask hides a sequence's last id, or an id inside one from a model with windows;
-            or positions do not count the visible ids from 0.
+        UserError: a mask hides the last id of a sequence, or an id inside the text of a model with
+            windows; or positions do not count the visible ids from 0.
     """
     mask, positions = model_kwargs.get("attention_mask"), model_kwargs.get("position_ids")
     seen = torch.ones_like(input_ids, dtype=torch.bool) if mask is None else mask != 0
@@ -159,7 +162,7 @@ def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> Padde
 
 @dataclass
 class RowOutput:
-    """Store a sequence's new tokens and scores, and why it ended."""
+    """Store the new tokens and scores of a sequence, and the reason for its end."""
 
     tokens: list[int] = field(default_factory=list)
     scores: list[Scores] = field(default_factory=list)
@@ -174,14 +177,14 @@ class RowOutput:
 
 @dataclass
 class Call:
-    """Store a call of `generate` as transformers has prepared it.
+    """Store a call of `generate` as prepared by transformers.
 
     Attributes:
-        input_ids: [B, n].
-        prompts: prompt of each sequence.
-        config: options.
-        processors: one list for all sequences.
-        criteria: one list for all sequences.
+        input_ids: [B, n] the ids, with padding.
+        prompts: the prompt of each sequence.
+        config: the generation config.
+        processors: the logits processors for all sequences.
+        criteria: the stopping criteria for all sequences.
     """
 
     input_ids: Tensor
@@ -191,9 +194,9 @@ class Call:
     criteria: list[Any]
 
     def sampling(self, seed: int | None) -> Sampling:
-        """Return how tokens are chosen: greedily, or by sampling after the final warpers.
+        """Return the sampling settings: greedy decoding, or sampling after the final warpers.
 
-        The warpers are those at the end of the list of processors.
+        These warpers are at the end of the list of processors.
         """
         if not self.config.do_sample:
             return Sampling()
@@ -212,7 +215,7 @@ class Call:
 
     @property
     def keeps_scores(self) -> bool:
-        """Return whether the output holds scores or logits."""
+        """Return whether the output contains scores or logits."""
         config = self.config
         return bool(
             config.return_dict_in_generate and (config.output_scores or config.output_logits)
@@ -220,12 +223,12 @@ class Call:
 
     @property
     def _tells_criteria(self) -> bool:
-        """Return whether criteria get the scores of all steps, as transformers passes them."""
+        """Return whether criteria receive the scores of all steps, as in transformers."""
         return bool(self.keeps_scores and self.config.output_scores and self._stopping)
 
     @property
     def _stopping(self) -> list[Any]:
-        """Return the criteria that have to be called."""
+        """Return the stopping criteria that must be called."""
         return [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
 
     def requests(self, sampling: Sampling) -> list[Request]:
@@ -267,7 +270,7 @@ class Call:
     def output(self, rows: Sequence[RowOutput]) -> Tensor | GenerateDecoderOnlyOutput:
         """Return the output of `generate`.
 
-        Sequences that ended early are filled with the padding token, and their scores with 0.
+        Sequences that ended early are padded with the padding token, and their scores with 0.
         """
         steps = max(len(row.tokens) for row in rows)
         padding = getattr(self.config, "_pad_token_tensor", None)
@@ -289,7 +292,7 @@ class Call:
         return GenerateDecoderOnlyOutput(**output)
 
     def _columns(self, kept: Sequence[Sequence[Tensor]], steps: int) -> tuple[Tensor, ...]:
-        """Return the scores of all sequences by position: T tensors [B, V]."""
+        """Return the scores of all sequences by position, as T tensors [B, V]."""
         nothing = torch.zeros_like(kept[0][0])
         columns = (
             torch.stack([row[t] if t < len(row) else nothing for row in kept]) for t in range(steps)
@@ -300,10 +303,10 @@ class Call:
 def write(
     engine: Writer, call: Call, sampling: Sampling, streamer: BaseStreamer | None, reuse: bool
 ) -> tuple[list[RowOutput], Stats]:
-    """Generate all sequences of a call, as long as transformers would.
+    """Generate all sequences of a call until transformers would stop.
 
     Raises:
-        UserError: a request cannot be served.
+        UserError: a request is not supported.
     """
     requests = call.requests(sampling)
     rows = [RowOutput() for _ in requests]
@@ -358,12 +361,12 @@ class Finite(LogitsProcessor):
 
 
 class OneRow(Around):
-    """Apply a processor of a batch to one of its sequences.
+    """Apply a processor for batches to one sequence.
 
     Args:
-        processor: may distinguish sequences by their numbers.
-        row: number of the sequence.
-        rows: B; the processor gets that many identical sequences.
+        processor: the processor, which may distinguish sequences by their index.
+        row: the index of the sequence in the batch.
+        rows: B, the batch size; the processor receives that many identical sequences.
     """
 
     def __init__(self, processor: LogitsProcessor, row: int, rows: int) -> None:
@@ -380,11 +383,11 @@ class OneRow(Around):
 
 
 class Whole(Around):
-    """Wrap a processor or criterion so that it sees ids of the prompt hidden from the model.
+    """Wrap a processor or criterion so that it receives ids that are hidden from the model.
 
     Args:
         inner: the processor or criterion.
-        prompt: prompt of the sequence.
+        prompt: the prompt of the sequence.
     """
 
     def __init__(self, inner: Any, prompt: PaddedPrompt) -> None:
@@ -399,12 +402,12 @@ class Whole(Around):
 
 
 def in_full(prompt: PaddedPrompt, part: Any) -> Any:
-    """Return a processor or criterion that gets its sequence as transformers would pass it."""
+    """Return a processor or criterion that receives its sequence as in transformers."""
     return part if prompt.hidden is None else Whole(part, prompt)
 
 
 def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
-    """Return a processor of a batch as one sequence's own."""
+    """Return a processor for batches as the processor of one sequence."""
     if type(processor) is stock.InfNanRemoveLogitsProcessor:  # float64 stays float64 here
         return Finite()
     if rows == 1:
@@ -426,7 +429,7 @@ def of_row(processor: LogitsProcessor, row: int, rows: int) -> LogitsProcessor:
 def own_copy(part: Any, row: int) -> Any:
     """Return a copy of a processor or criterion for one sequence, if it may have state.
 
-    Sequences do not advance in step, so they cannot share it.
+    Sequences advance by different numbers of tokens, so that they cannot share it.
 
     Raises:
         UserError: it cannot be copied.
@@ -443,7 +446,7 @@ def own_copy(part: Any, row: int) -> Any:
 
 
 class Record(LogitsProcessor):
-    """Keep the processed scores of each position for criteria, as the last processor."""
+    """Record the processed scores of each position for criteria, as the last processor."""
 
     def __init__(self) -> None:
         self._scores: dict[int, Tensor] = {}
@@ -454,20 +457,20 @@ class Record(LogitsProcessor):
         return scores
 
     def until(self, length: int, rows: int) -> tuple[Tensor, ...]:
-        """Return the scores [B, V] of all tokens so far of a text with `length` tokens."""
+        """Return the scores [B, V] of each token so far, for a text of `length` tokens."""
         return tuple(
             self._scores[n].float().repeat(rows, 1) for n in sorted(self._scores) if n < length
         )
 
 
 class RowCriterion:
-    """Apply a stopping criterion of a batch to one of its sequences.
+    """Apply a stopping criterion for batches to one sequence.
 
     Args:
-        criterion: transformers' or the user's.
-        row: number of the sequence.
-        rows: B; the criterion gets that many identical sequences.
-        record: the sequence's scores, where criteria get them.
+        criterion: a criterion of transformers or of the user.
+        row: the index of the sequence in the batch.
+        rows: B, the batch size; the criterion receives that many identical sequences.
+        record: the scores of the sequence, if criteria receive them.
     """
 
     def __init__(self, criterion: Any, row: int, rows: int, record: Record | None) -> None:
@@ -477,7 +480,7 @@ class RowCriterion:
         self._record = record
 
     def __call__(self, input_ids: Tensor, scores: Any = None) -> bool:
-        """Return whether the texts end here, as transformers asks."""
+        """Return whether the sequence ends here."""
         told = None if self._record is None else self._record.until(input_ids.shape[1], self._rows)
         said = self._criterion(input_ids.repeat(self._rows, 1), told)
         each = torch.zeros(self._rows, dtype=torch.bool, device=input_ids.device) | said

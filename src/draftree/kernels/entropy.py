@@ -10,10 +10,12 @@ import numpy as np
 from draftree.native import Array, native
 
 NEGLIGIBLE = np.float32(87)
-"""Probabilities below e⁻⁸⁷ are not normal numbers of float32, and are replaced by this one."""
+"""Largest −log q that is used; below e⁻⁸⁷, probabilities are not normal numbers of float32."""
 COLUMNS = 16
-"""Numbers of float32 in the widest vector. Each column is summed by itself, so that all instruction
-sets give the same bits."""
+"""Number of float32 values in the widest vector.
+
+Each column is summed separately, so that all instruction sets give the same bits.
+"""
 POLYNOMIAL = (
     1.9875691500e-4,
     1.3981999507e-3,
@@ -27,7 +29,7 @@ POLYNOMIAL = (
 def exponential(x: Array) -> Array:
     """Return exp(−x) in float32 for x from 0 to 87.
 
-    It is a power of two, times a polynomial of the remainder (Cephes' `expf`).
+    The result is a power of two times a polynomial of the remainder (Cephes' `expf`).
     """
     power = np.rint(x * np.float32(-1.44269504))
     r = (-x - power * np.float32(0.693359375)) + power * np.float32(2.12194440e-4)
@@ -41,10 +43,10 @@ def exponential(x: Array) -> Array:
 
 @native
 def entropies(log_q: Array, top: int) -> Array:
-    """Return entropies [F] in nats, Σ −q log q over the `top` likeliest tokens of a distribution.
+    """Return entropies [F] in nats, Σ −q log q over each distribution's `top` likeliest tokens.
 
     Args:
-        log_q: [F, V] float32.
+        log_q: [F, V] log probabilities in float32.
         top: the number of tokens.
     """
     found, width = np.empty(len(log_q)), log_q.shape[1]

@@ -15,20 +15,20 @@ import torch
 from torch import Tensor
 
 MANTISSA = 52
-"""Bits of a float64's fraction."""
+"""Number of fraction bits of a float64."""
 ROOT = 0x3FE6A09E667F3BCD
-"""The bits of √½."""
+"""The bit pattern of √½."""
 ROUNDING = 1.5 * 2.0**MANTISSA
-"""Added to a number and subtracted again, it leaves the nearest whole one."""
+"""A number that rounds to the nearest integer when it is added and subtracted again."""
 WHOLE = 0x4338000000000000
-"""Its bits: with a whole number added, they are those of the sum."""
+"""The bit pattern of `ROUNDING`; adding an integer to the float adds it to the bits too."""
 BIAS = 1023
-"""The exponent of 1.0."""
+"""The exponent field of 1.0."""
 LN2 = 0.6931471805599453
 LOG_TERMS = 9
-"""Terms of the logarithm's series beyond the first: the rest is below 10⁻¹⁶ of the result."""
+"""Terms of the logarithm's series after the first; the rest is below 10⁻¹⁶ of the result."""
 EXP_TERMS = 12
-"""Terms of the exponential's series beyond the first: the rest is below 2 · 10⁻¹⁶ of the result."""
+"""Terms of the exponential's series after the first; the rest is below 2 · 10⁻¹⁶ of the result."""
 
 
 def _dtypes(x: Any) -> tuple[Any, Any]:
@@ -36,10 +36,10 @@ def _dtypes(x: Any) -> tuple[Any, Any]:
 
 
 def log(x: Any) -> Any:
-    """Return the natural logarithm of positive normal numbers of float64.
+    """Return the natural logarithm of positive normal float64 numbers.
 
-    With x = 2ᵏ m and √½ ≤ m < √2 it is k ln 2 + 2 artanh s for s = (m − 1) / (m + 1), |s| < 0.172.
-    The error is at most 2 units in the last place, near 1 as well.
+    With x = 2ᵏ m and √½ ≤ m < √2 the result is k ln 2 + 2 artanh s for s = (m − 1) / (m + 1), |s| <
+    0.172. The error is at most 2 units in the last place, near 1 as well.
     """
     ints, floats = _dtypes(x)
     bits = x.view(ints)
@@ -55,10 +55,10 @@ def log(x: Any) -> Any:
 
 
 def exp(x: Any) -> Any:
-    """Return eˣ of numbers of float64 from −700 to 700.
+    """Return eˣ of float64 numbers from −700 to 700.
 
-    With x = k ln 2 + r and |r| ≤ ½ ln 2 it is 2ᵏ eʳ. The relative error is below |k| · 10⁻¹⁶ +
-    10⁻¹⁵.
+    With x = k ln 2 + r and |r| ≤ ½ ln 2 the result is 2ᵏ eʳ. The relative error is below |k| ·
+    10⁻¹⁶ + 10⁻¹⁵.
     """
     ints, floats = _dtypes(x)
     shifted = x * (1.0 / LN2) + ROUNDING

@@ -14,21 +14,24 @@ from draftree.native import Array, core, native
 from draftree.native.transformer_kernels import thread_count
 
 BLOCK = 8 * COLUMNS
-"""Numbers of a block. Each of its columns is summed in float32, and blocks are summed in float64."""
+"""Number of values in a block.
+
+Each column of a block is summed in float32, and the sums of blocks are added in float64.
+"""
 
 
 @native
 def top_log_probs(logits: Array, k: int, threads: int) -> tuple[Array, Array, Array]:
-    """Return the k likeliest tokens [F, K], their log q [F, K], and the logits' log-sum-exp [F].
+    """Return the k likeliest tokens [F, K], their log q [F, K], and the log-sum-exp [F] of logits.
 
-    Log q is the logit minus the log-sum-exp, rounded to float32, and returned in float64. Of equal
-    log q the lower token comes first. A row whose largest logit is not finite, or that has a NaN,
-    has the tokens 0 … K − 1, and NaN everywhere else.
+    Log q is the logit minus the log-sum-exp, rounded to float32 and returned in float64. Of tokens
+    with equal log q the lower id comes first. If the largest logit of a vector is not finite, or
+    one is NaN, its tokens are 0 … K − 1 and all its other results are NaN.
 
     Args:
         logits: [F, V] float32, or bfloat16 as int16.
-        k: the number of tokens; all of them where there are fewer.
-        threads: how many threads share the rows in C++; the results do not depend on it.
+        k: the number of tokens; limited to V.
+        threads: number of C++ threads that share the work; the results do not depend on it.
     """
     if logits.dtype == np.int16:
         logits = (logits.astype(np.int32) << 16).view(np.float32)
@@ -53,16 +56,16 @@ def top_log_probs(logits: Array, k: int, threads: int) -> tuple[Array, Array, Ar
 
 
 AVAILABLE = core is not None and hasattr(core.loops, "top_log_probs")
-"""Whether the C++ function is there; without it, PyTorch is faster than the Python function."""
+"""Whether the C++ function exists; without it, PyTorch is faster than the Python function."""
 
 
 def reads(logits: Tensor) -> bool:
-    """Return whether the C++ function reads logits; their dtype and device must allow it."""
+    """Return whether the C++ function supports the dtype and device of logits."""
     return AVAILABLE and logits.is_cpu and logits.dtype in (torch.float32, torch.bfloat16)
 
 
 def top_of(logits: Tensor, k: int) -> tuple[Array, Array, Array]:
-    """Return the result of `top_log_probs` for logits [F, V] that it `reads`."""
+    """Return the result of `top_log_probs` for logits [F, V] that it supports."""
     logits = logits.detach().contiguous()
     bits = logits.view(torch.int16) if logits.dtype is torch.bfloat16 else logits
     return top_log_probs(bits.numpy(), k, thread_count())
@@ -71,7 +74,7 @@ def top_of(logits: Tensor, k: int) -> tuple[Array, Array, Array]:
 def log_softmax(logits: Tensor) -> Tensor:
     """Return log q […, V] of logits […, V] in float32 or float64.
 
-    In float32 on a CPU it has the bits of `top_log_probs`, elsewhere those of PyTorch.
+    For float32 on a CPU the result has the bits of `top_log_probs`, elsewhere those of PyTorch.
     """
     if not reads(logits) or not logits.numel():
         return torch.log_softmax(logits, dim=-1)

@@ -19,16 +19,20 @@ def newton(
     forgetting: float,
     least: float,
 ) -> tuple[Array, Array]:
-    """Return the weights [X] and the information matrix [X, X] after a Newton step on examples.
+    """Update a logistic regression by one Newton step on examples.
 
     Args:
-        weights: [X] before.
-        information: [X, X] before, the curvature of all that was learnt.
-        prior: the diagonal entry that the information decays to.
-        x: [M, X] the examples.
-        true: [M] whether each example is true.
+        weights: [X] weights before the step.
+        information: [X, X] information matrix before the step, which is the curvature of all
+            earlier examples.
+        prior: the diagonal value towards which the information decays.
+        x: [M, X] features of the examples.
+        true: [M] whether each example is positive.
         forgetting: the share of the information that is forgotten.
         least: the least weight of an example.
+
+    Returns:
+        The weights [X] and the information matrix [X, X] after the step.
     """
     width = len(weights)
     known, step = (1 - forgetting) * information, np.zeros(width)

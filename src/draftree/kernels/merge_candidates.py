@@ -13,7 +13,7 @@ from draftree.native import Array, native
 
 @native
 def odds(log_q: float, certain: float) -> float:
-    """Return the log-odds of a probability; none is taken to be closer to 0 or 1 than `certain`."""
+    """Return the log-odds of exp(log_q), which is first clamped to [certain, 1 − certain]."""
     q = min(max(exp(log_q), certain), 1 - certain)
     return log(q) - log1p(-q)
 
@@ -22,20 +22,23 @@ def odds(log_q: float, certain: float) -> float:
 def judged(
     log_q: Array, guide: Array, recent: Array, weights: Array, neutral: float, certain: float
 ) -> tuple[Array, Array, Array, Array]:
-    """Return features of retrieval hits [F, K], and their probabilities of acceptance.
+    """Return features of retrieval hits [F, K], and their estimated probabilities of acceptance.
+
+    A fused drafter combines a guide (a model) with parts that retrieve continuations without a
+    forward pass.
 
     Args:
-        log_q: [F, K] the part's own, −∞ where it found nothing.
-        guide: [F, K] log q of the guide for the same tokens; [0, 0] where there is no guide.
-        recent: [F] how often the last hits of each node's row were right.
-        weights: [F, 4] of the calibration: 1, the log-odds of the part's q and of the guide's,
-            recent success.
-        neutral: subtracted from `recent`.
-        certain: see `odds`.
+        log_q: [F, K] log q of the retrieval part, −∞ where it has no hit.
+        guide: [F, K] the guide's log q of the same tokens; [0, 0] without a guide.
+        recent: [F] the recent share of right hits in each node's sequence.
+        weights: [F, 4] weights of the calibration for the features 1, log-odds of the part's q,
+            log-odds of the guide's q, and recent success.
+        neutral: the value that is subtracted from `recent`.
+        certain: the bound of probabilities; see `odds`.
 
     Returns:
-        [F, K, 4] features; [F, K] probabilities of acceptance, 0 where nothing was found; [F, K]
-        the guide's q; and [F, K] −∞ at hits, NaN where there is none.
+        The features [F, K, 4]; the probabilities of acceptance [F, K], 0 without a hit; the guide's
+            q [F, K]; and [F, K] −∞ at hits, NaN elsewhere.
     """
     nodes, width = log_q.shape
     x, value = np.ones((nodes, width, 4)), np.zeros((nodes, width))
@@ -68,20 +71,22 @@ def judgements(
     recent: float,
     share: float,
 ) -> tuple[Array, Array, float]:
-    """Return examples of retrieval hits that the target has judged, and the recent success.
+    """Return training examples from retrieval hits that the target has judged.
 
-    The examples are features [M, X], and whether each hit was right [M]. They are the hits after
-    accepted nodes.
+    The examples are the hits after accepted nodes.
 
     Args:
-        numbers: [F] the nodes after which the hits were found.
-        place: [F, K] −∞ where there is a hit, else NaN.
-        tokens: [F, K].
-        x: [F, K, X].
+        numbers: [F] the nodes after which hits were found.
+        place: [F, K] −∞ at hits, else NaN.
+        tokens: [F, K] the tokens of the hits.
+        x: [F, K, X] the features of the hits.
         kept: [n] numbers of root and accepted nodes.
-        nexts: [n] the token that the target chose after each.
-        recent: how often the last hits held the right token.
+        nexts: [n] the token that the target chose after each of these nodes.
+        recent: the running share of nodes whose hits contained the right token.
         share: the weight of the newest outcome in `recent`.
+
+    Returns:
+        The features [M, X], whether each hit was right [M], and the new value of `recent`.
     """
     nodes, width, features = x.shape
     examples = np.empty((nodes * width, features))
@@ -114,25 +119,26 @@ def merge(
 ) -> tuple[Array, Array, Array]:
     """Return the K best distinct tokens after each node by falling q.
 
-    Equal tokens keep the order in which they are given.
-
-    What was found has its value, the guide's others share the rest in their proportions (Jeffrey's
-    rule: what was learnt of some tokens says nothing of how the others compare). So siblings add up
-    to 1 at most. After a node where nothing was found, q is the guide's, bit for bit.
+    A hit's q is its value. The guide's other tokens share the rest in their original proportions
+    (Jeffrey's rule: evidence about some tokens does not change the ratios of the others). So the q
+    of siblings add up to at most 1. Without a hit, q is the guide's, bit for bit. Of equal q, the
+    earlier candidate comes first.
 
     Args:
-        tokens: [F, M].
-        log_q: [F, M] the guide's, −∞ for hits of others, NaN where there is no candidate.
-        value: [F, M] of the hits, 0 for the guide's own.
-        seen: [F, M] the guide's q of the hits, 0 for its own.
-        bits: [M] a bit for each part that proposes the column.
-        k: K.
+        tokens: [F, M] the candidates.
+        log_q: [F, M] the guide's log q; −∞ for hits of other parts, NaN where there is no
+            candidate.
+        value: [F, M] the value of each hit, 0 for the guide's candidates.
+        seen: [F, M] the guide's q of each hit, 0 for its own candidates.
+        bits: [M] the bit of the part that proposes the column.
+        k: the number of tokens.
         most: the largest total value of the hits after a node.
         certain: the least share that is left to the guide.
 
     Returns:
-        [F, K] tokens, log q (−∞ where there are fewer), and the bits of all who propose each, minus
-        1. K is the largest number of candidates of a node, so it may be smaller than `k`.
+        The tokens [F, K], their log q [F, K] (−∞ for missing ones), and [F, K] the bits of all
+            parts that propose each, minus 1. K is the largest number of candidates of any node, so
+            it may be smaller than `k`.
     """
     nodes, columns = tokens.shape
     width = min(k, columns)

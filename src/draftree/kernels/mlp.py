@@ -14,14 +14,14 @@ from draftree.native import Array, native
 def confidences(
     x: Array, hidden: Array, hidden_bias: Array, output: Array, output_bias: float
 ) -> Array:
-    """Return the output [M] of a ReLU layer, a linear layer and a sigmoid.
+    """Return the outputs [M] of a ReLU layer followed by a linear layer and a sigmoid.
 
     Args:
-        x: [X, M].
+        x: [X, M] the inputs, one column for each example.
         hidden: [D, X] weights of the first layer.
-        hidden_bias: [D].
-        output: [D] weights of the second.
-        output_bias: of the second.
+        hidden_bias: [D] biases of the first layer.
+        output: [D] weights of the second layer.
+        output_bias: the bias of the second layer.
     """
     found = np.full(x.shape[1], output_bias)
     for d in range(len(hidden)):

@@ -18,22 +18,22 @@ from draftree.kernels.log_exp import MANTISSA, log
 from draftree.native import Array, native
 
 WORD = 0xFFFFFFFF
-"""The bits of a word."""
+"""The mask of a 32-bit word."""
 MULTIPLIERS = 0xD2511F53, 0xCD9E8D57
 KEY_STEPS = 0x9E3779B9, 0xBB67AE85
-"""Constants that are added to the key after each round."""
+"""Constants that are added to the two words of the key after each round."""
 ROUNDS = 10
 
 ONE = 0x3FF0000000000000
-"""The bits of 1.0."""
+"""The bit pattern of 1.0."""
 
 
 def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, Any]:
-    """Return four random words of 32 bits for each counter.
+    """Return four random 32-bit words for each counter.
 
     Args:
-        counter: four words: integers, or arrays of uint64 or (PyTorch's) int64.
-        key: two words of the same kind.
+        counter: four words: integers, or arrays of uint64 or (in PyTorch) int64.
+        key: two words of the same type.
     """
     a, b, c, d = counter
     k, m = key
@@ -51,8 +51,8 @@ def philox(counter: Sequence[Any], key: Sequence[Any]) -> tuple[Any, Any, Any, A
 def gumbel_of(low: Any, high: Any) -> Any:
     """Return the Gumbel noise −log(−log u) of pairs of random words, which are int64.
 
-    u is an odd multiple of 2⁻⁵³, so that neither it nor 1 − u is 0, and the noise is between −3.61
-    and 36.74.
+    u is an odd multiple of 2⁻⁵³, so that neither u nor 1 − u is 0. The noise is between −3.61 and
+    36.74.
     """
     fraction = (high << (MANTISSA - 32)) | (low >> (64 - MANTISSA))
     floats = torch.float64 if isinstance(fraction, Tensor) else np.float64
@@ -62,11 +62,11 @@ def gumbel_of(low: Any, high: Any) -> Any:
 
 @native
 def gumbel(place: Array, count: int) -> Array:
-    """Return the Gumbel noise [count] of a place.
+    """Return the Gumbel noise [count] for all tokens at a place.
 
     Args:
-        place: [5] uint32: two words of the key and three of the counter, whose first counts pairs
-            of tokens.
+        place: [5] uint32: two words of the key and three of the counter. The counter's first word
+            is not among them; it counts pairs of tokens.
         count: number of tokens.
     """
     first, second, *others = place.tolist()
@@ -78,7 +78,7 @@ def gumbel(place: Array, count: int) -> Array:
 
 
 def gumbel_on_device(places: Tensor, count: int) -> Tensor:
-    """Return the Gumbel noise […, count] of places as float64 on their device, without a sync.
+    """Return the Gumbel noise […, count] at places as float64 on their device, without a sync.
 
     Args:
         places: […, 5] int64, see `gumbel`.

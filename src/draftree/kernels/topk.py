@@ -8,19 +8,20 @@ import numpy as np
 from draftree.native import Array, native
 
 SIZE, INFINITE = np.int16(0x7FFF), 0x7F80
-"""The bits of a number without its sign, and the bits of infinity, which are above those of any
-finite number.
+"""The bits of a bfloat16 number without its sign.
+
+`INFINITE` is the bit pattern of infinity, which is above those of all finite numbers.
 """
 
 
 @native
 def largest(bits: Array) -> Array:
-    """Return the index [N] of the largest number of each row, the first of equals.
+    """Return the index [N] of the largest number in each vector; the first of equal ones.
 
-    It is −1 if that number is infinite or one of the row is NaN.
+    It is −1 if that number is infinite or if a number of the vector is NaN.
 
     Args:
-        bits: [N, V] of bfloat16, as int16.
+        bits: [N, V] bfloat16 as int16.
     """
     sizes = bits & SIZE
     ordered = np.where(bits < 0, -sizes, sizes)
@@ -31,11 +32,10 @@ def largest(bits: Array) -> Array:
 
 @native
 def likeliest(values: Array, k: int) -> tuple[Array, Array]:
-    """Return the indices [F, K] of the k largest of each row [F, V], falling, and their values.
+    """Return the indices [F, K] of the k largest values of vectors [F, V], and these values.
 
-    The first of equals comes first. The values are float64.
-
-    NaN is larger than all, wherever it is.
+    They are in falling order. Of equal values the lower index comes first, and NaN counts as larger
+    than any number. The values are float64.
     """
     order = np.argsort(np.where(np.isnan(values), -np.inf, -values), axis=1, kind="stable")
     nothing = np.take_along_axis(np.isnan(values), order, axis=1)

@@ -15,14 +15,20 @@ Curve = tuple[Array, Array]
 Scan = tuple[Array, int, float, float]
 Promise = tuple[Array, Array, float, float]
 MANY = 4
-"""If there are more than this many times the requested scores, the others are not sorted."""
+"""All scores are sorted only if they are at most this many times the requested number."""
 
 
 @native
 def height(at: Array, seconds: Array, t: float) -> Any:
-    """Return the value of a curve at `t`: linear between its points [W], constant before them.
+    """Return the value of a piecewise linear curve at `t`.
 
-    After the last point it continues linearly, but does not fall.
+    The curve is constant before the first point. After the last point it continues linearly, but
+    does not fall.
+
+    Args:
+        at: [W] the curve's points, ascending.
+        seconds: [W] the values at these points.
+        t: the point of interest.
     """
     last = len(at) - 1
     if last == 0 or t <= at[0]:
@@ -38,7 +44,7 @@ def height(at: Array, seconds: Array, t: float) -> Any:
 
 @native
 def between(at: Array, seconds: Array, tokens: Array) -> Array:
-    """Return the `height` of a curve at some places [N]."""
+    """Return the `height` [N] of a curve at several points [N]."""
     found = np.empty(len(tokens))
     for n, t in enumerate(tokens):
         found[n] = height(at, seconds, t)
@@ -56,21 +62,22 @@ def values(
     score: Array,
     certain: float,
 ) -> tuple[Array, Array]:
-    """Return the log value [F, K] of candidates, and the entropy [F] of the q that they come from.
+    """Return the log values [F, K] of candidates, and the entropies [F] of their parents' q.
 
-    A node's conditional acceptance is σ(w · x). The features x are 1, log q, −log(1 − q), entropy
-    and depth. The values of siblings add up to 1 at most, as at most one of them is accepted.
+    A node's value is its probability of acceptance: the parent's value times σ(w · x). The features
+    x are 1, log q, −log(1 − q), entropy and depth. Siblings' σ(w · x) are scaled to add up to at
+    most 1, because at most one of them is accepted.
 
     Args:
-        log_q: [F, K] −∞ where there is no candidate.
-        sources: [F, K] whose calibration each one has; [0, 0] where all have the first.
-        weights: [S, X] of the calibrations.
-        entropy: [F] of q; NaN where it is to be computed, with all other tokens taken for one.
-        frontier: [F] the parents; from N on they are candidates, in the order in which they stand
-            here.
-        depth: [N] of the tree's nodes.
-        score: [N] theirs.
-        certain: no draft probability is taken to be closer to 1, or to 0.
+        log_q: [F, K] log q of the candidates, −∞ where there is none.
+        sources: [F, K] the index of the calibration of each candidate; [0, 0] if all use the first.
+        weights: [S, X] the weights w of the calibrations.
+        entropy: [F] of q; NaN to compute it from the candidates, with all other tokens counted as
+            one.
+        frontier: [F] the parents. Numbers from N on are candidates of this call, counted in order.
+        depth: [N] depth of the tree's nodes.
+        score: [N] log values of the tree's nodes.
+        certain: the least distance of q from 0 and 1.
     """
     (nodes, width), before, count = log_q.shape, len(score), 0
     found, entropies = np.empty((nodes, width)), entropy.copy()
@@ -108,7 +115,7 @@ def values(
 
 @native
 def falling(score: Array) -> Array:
-    """Return the order of falling scores, with the first of equals first.
+    """Return the indices that sort scores in falling order; of equal scores the first comes first.
 
     It is a merge sort, whose result is defined for NaN too.
     """
@@ -129,13 +136,13 @@ def falling(score: Array) -> Array:
 
 @native
 def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
-    """Return the order by row and falling score, and the place of each entry in its row.
+    """Return the order by sequence and falling score, and each entry's rank in its sequence.
 
-    Places are in that order too. Of equal scores the first comes first.
+    Ranks are given in that order. Of equal scores the first comes first.
 
     Args:
-        rows: [N] whole numbers, close to each other.
-        score: [N].
+        rows: [N] the sequence of each score; the numbers are close to each other.
+        score: [N] the scores.
     """
     count = len(rows)
     low, high = (rows.min(), rows.max()) if count else (0, 0)
@@ -155,14 +162,14 @@ def ranked(rows: Array, score: Array) -> tuple[Array, Array]:
 
 @native
 def leading(rows: Array, score: Array, k: int) -> Array:
-    """Return the places of the k largest scores of each row, by row and falling score.
+    """Return the indices of the k largest scores of each sequence, by sequence and falling score.
 
     Of equal scores the first comes first.
 
     Args:
-        rows: [N] whole numbers, close to each other.
-        score: [N].
-        k: the number of scores of each row.
+        rows: [N] the sequence of each score; the numbers are close to each other.
+        score: [N] the scores.
+        k: the number of scores of each sequence.
     """
     if len(score) <= MANY * k:
         order, place = ranked(rows, score)
@@ -190,13 +197,13 @@ def leading(rows: Array, score: Array, k: int) -> Array:
 
 @native
 def leading_of_layer(row: Array, frontier: Array, score: Array, k: int) -> Array:
-    """Return [F, K] True at the k largest scores [F, K] of each row, the first of equals.
+    """Return [F, K] True at the k largest scores of each sequence; the first of equals counts.
 
     Args:
-        row: [N] of the tree's nodes.
-        frontier: [F] those that the scores come after.
-        score: [F, K].
-        k: the number of scores of each row.
+        row: [N] the sequence of each of the tree's nodes.
+        frontier: [F] the parents of the scored candidates.
+        score: [F, K] the scores of the candidates.
+        k: the number of scores of each sequence.
     """
     keep = np.zeros(score.size, np.bool_)
     keep[leading(np.repeat(row[frontier], score.shape[1]), score.ravel(), k)] = True
@@ -225,31 +232,32 @@ def appended(
     same_source: int,
     first_q: int,
 ) -> tuple[Array, Array]:
-    """Return a tree's columns with the candidates after a frontier, or some of them, added.
+    """Return the columns of a tree to which candidates after a frontier were added.
 
     Args:
         tokens: [N] ids, the first column of the tree.
-        parents: [N] as in `forest.kept`.
-        depth: [N] as in `forest.kept`.
-        row: [N] as in `forest.kept`.
-        source: [N] as in `forest.kept`.
-        number: [N] as in `forest.kept`.
-        q_row: [N] as in `forest.kept`.
-        log_q: [N] as in `forest.kept`.
-        score: [N] as in `forest.kept`.
-        entropy: [N] as in `forest.kept`.
-        frontier: [F] the candidates' parents; numbers from N on are candidates that come earlier.
+        parents: [N] column of the tree, as in `tree_ops.kept`.
+        depth: [N] column of the tree, as in `tree_ops.kept`.
+        row: [N] column of the tree, as in `tree_ops.kept`.
+        source: [N] column of the tree, as in `tree_ops.kept`.
+        number: [N] column of the tree, as in `tree_ops.kept`.
+        q_row: [N] column of the tree, as in `tree_ops.kept`.
+        log_q: [N] column of the tree, as in `tree_ops.kept`.
+        score: [N] column of the tree, as in `tree_ops.kept`.
+        entropy: [N] column of the tree, as in `tree_ops.kept`.
+        frontier: [F] the candidates' parents; numbers from N on are candidates of this call.
         new_tokens: [F, K] the candidates' ids.
-        new_log_q: [F, K] −∞ where there is no candidate.
-        keep: [F, K] which become nodes; [0, 0] for all.
-        new_score: [F, K] of the candidates; [0, 0] for the parent's score plus log q.
-        new_entropy: [F] of the q that they come from; [0] for zeros.
-        sources: [F, K] of the candidates; [0, 0] where all have the same.
-        same_source: the source that all have.
-        first_q: the row among all q at which the first parent's is stored; −1 where q is not kept.
+        new_log_q: [F, K] their log q, −∞ where there is no candidate.
+        keep: [F, K] whether a candidate becomes a node; [0, 0] for all.
+        new_score: [F, K] the candidates' scores; [0, 0] for the parent's score plus log q.
+        new_entropy: [F] the entropy of each parent's q; [0] for zeros.
+        sources: [F, K] the source of each candidate; [0, 0] if all have the same.
+        same_source: the source that all candidates have.
+        first_q: the index of the first parent's q among all stored q; −1 if q is not stored.
 
     Returns:
-        [7, N + M] the integer columns and [3, N + M] the others, in the order of the arguments.
+        The integer columns [7, N + M] and the float columns [3, N + M], in the order of the
+            arguments.
     """
     before, added, (nodes, width) = len(tokens), 0, new_log_q.shape
     for f in range(nodes):
@@ -287,21 +295,21 @@ def appended(
 def gainful(
     score: Array, row: Array, roots: int, before: int, k: int, worth: Array, least: float
 ) -> tuple[Array, Array]:
-    """Return the nodes of the last layer among the k best of each row, best first.
+    """Return the nodes of the last layer that are among the k best of their sequence, best first.
 
-    They are returned for the rows in which the layer added enough to Σ value of these k nodes.
+    Only sequences count in which the layer raised the summed value of the k best nodes enough.
 
     Args:
         score: [N] log values of the tree's nodes.
-        row: [N].
+        row: [N] the sequence of each node.
         roots: the number of roots.
         before: the first node of the layer.
-        k: the number of nodes.
-        worth: [R] Σ value without the layer.
-        least: the gain of Σ value that the layer has to exceed.
+        k: the number of best nodes of each sequence.
+        worth: [R] the summed value of the k best nodes without the layer.
+        least: the gain that the layer has to exceed.
 
     Returns:
-        The nodes, and [R] Σ value with the layer.
+        The nodes, and [R] the summed value with the layer.
     """
     kept, total = leading(row[roots:], score[roots:], k) + roots, np.zeros(len(worth))
     for node in kept:
@@ -326,24 +334,26 @@ def lessons(
     depth: Array,
     certain: float,
 ) -> tuple[Array, Array, Array]:
-    """Return what an accept result shows about drafts after accepted nodes.
+    """Return training examples for the calibration of drafts, from an accept result.
 
-    The results are nodes [M], their features [M, 5], and whether they were right [M]. The children
-    of an accepted node that were verified are examples; if none was verified, all that were drafted
-    are. Features are 1, log q, −log(1 − q), entropy and depth.
+    The examples are the verified children of accepted nodes; for a node without verified children,
+    all its drafted children. Features are 1, log q, −log(1 − q), entropy and depth.
 
     Args:
-        parents: [N] of the verified tree, −1 for its roots, which are its first nodes.
-        tokens: [N].
-        number: [N] what its nodes are in the tree of all that was drafted.
-        accepted: [N] the roots among them.
-        bonus: [R] the token after the last accepted node of each row.
-        all_parents: [A] of all that was drafted.
-        all_tokens: [A].
-        log_q: [A].
-        entropy: [A].
-        depth: [A].
-        certain: no draft probability is taken to be closer to 1, or to 0.
+        parents: [N] parents in the verified tree, −1 for its roots, which are its first nodes.
+        tokens: [N] ids of the verified tree.
+        number: [N] the number of each verified node among all drafted nodes.
+        accepted: [N] whether each node is accepted; roots are.
+        bonus: [R] the token after the last accepted node of each sequence.
+        all_parents: [A] the parents of all drafted nodes.
+        all_tokens: [A] their ids.
+        log_q: [A] their log q.
+        entropy: [A] the entropy of the q that proposed them.
+        depth: [A] their depth.
+        certain: the least distance of q from 0 and 1.
+
+    Returns:
+        The nodes [M], their features [M, 5], and whether their tokens were right [M].
     """
     root, nexts = np.empty(len(parents), np.int64), np.full(len(all_parents), -1)
     verified, some = np.zeros(len(all_parents), np.bool_), np.zeros(len(all_parents), np.bool_)
@@ -387,26 +397,30 @@ def outcomes(
     unread: float,
     recent: float,
 ) -> tuple[Array, Array, Array]:
-    """Return features [E, 5] of accepted nodes that a model has expanded, and two outcomes.
+    """Return training examples for the use of draft steps, from accepted, expanded nodes.
 
-    The first outcome [E] is whether a child that the model proposed was accepted. The second [E] is
-    how many accepted nodes that no model expanded follow directly after such a child. Features are
-    1, whether it is a root, its log value, recent success, and the share of its value that was
-    found after it.
+    Features are 1, whether the node is a root, its log value, recent success, and the share of its
+    value that retrieval had found after it.
 
     Args:
         parents: [N] −1 for roots.
-        tokens: [N].
+        tokens: [N] ids.
         number: [N] the nodes' numbers during drafting.
-        depth: [N].
-        score: [N] log values.
-        entropy: [N] of the q that a node comes from.
-        accepted: [N] True at accepted nodes, roots included.
-        asked: [A] numbers of nodes after which something was found before the model expanded them.
-        share: [A] the share of each node's value that was found after it.
-        found: [A, K] the tokens found; they are not proposals of the model.
-        unread: stands for the entropy where no model expanded the parent.
-        recent: recent success.
+        depth: [N] their depth.
+        score: [N] their log values.
+        entropy: [N] the entropy of the q that proposed each node.
+        accepted: [N] whether each node is accepted; roots are.
+        asked: [A] numbers of nodes after which retrieval found tokens before the model expanded
+            them.
+        share: [A] the share of each such node's value that was found after it.
+        found: [A, K] the tokens found; they do not count as proposals of the model.
+        unread: the entropy that marks nodes whose parent no model expanded.
+        recent: recent success of the model.
+
+    Returns:
+        The features [E, 5]; whether a child that the model proposed was accepted [E]; and the
+            number of accepted nodes [E] that directly follow such a child without another
+            expansion.
     """
     expanded, reached = np.zeros(len(parents), np.bool_), np.zeros(len(parents), np.bool_)
     below = np.full(len(parents), -1)
@@ -435,19 +449,19 @@ def outcomes(
 def worth_verifying(
     score: Array, target: Curve, rows: int, rate: float, left: float, ahead: int
 ) -> Scan:
-    """Find how many of the best nodes gain the most over the cost of their verification.
+    """Find the number of best nodes that maximises their value minus the cost of verification.
 
     Args:
         score: [N] log values.
-        target: [W] tokens of a row, and [W] seconds of a pass over them.
-        rows: R.
-        rate: λ.
+        target: [W] tokens of each sequence, and [W] seconds of a pass over them.
+        rows: R, the number of sequences.
+        rate: λ, the price of a second in tokens.
         left: seconds that may still be spent.
-        ahead: the most nodes over which the price of a further one is averaged.
+        ahead: the most nodes over which the cost of a further node is averaged.
 
     Returns:
-        The order by falling score, the number, the least cost of verifying one more, and the value
-        of the worst of them.
+        The order by falling score, the number of best nodes, the least cost of verifying one more
+            (in tokens), and the value of the worst of them.
     """
     order = falling(score)
     best = 0
@@ -470,9 +484,9 @@ def worth_verifying(
 
 @native
 def selected(score: Array, target: Curve, rows: int, rate: float, left: float) -> Array:
-    """Return [R + N] True at the roots and at the nodes worth their verification.
+    """Return [R + N] True at the roots and at the nodes that are worth their verification.
 
-    No child is worth more than its parent.
+    A child's value must not exceed its parent's.
     """
     order, count, _, _ = worth_verifying(score[rows:], target, rows, rate, left, 1)
     keep = np.zeros(len(score), np.bool_)
@@ -498,20 +512,18 @@ def promising(
     left: float,
     ahead: int,
 ) -> Promise:
-    """Return the best nodes of each row that may have children, by row and falling value.
-
-    Only the nodes from `start` on are considered.
+    """Return the best nodes of each sequence that may have children, by sequence and falling value.
 
     Args:
-        row: [N] of the tree's nodes, as are the next three arguments.
-        depth: [N].
+        row: [N] the sequence of each node.
+        depth: [N] the depth of each node.
         score: [N] log values.
-        entropy: [N] of the q that a node comes from.
-        start: the first of the nodes to choose from.
-        deepest: [R] the depth limit of each row.
-        limit: the depth limit of all rows.
-        widest: the most nodes of a row.
-        unread: stands for the entropy of those whose parent the drafter has not read.
+        entropy: [N] the entropy of the q that proposed each node.
+        start: the first node that is considered.
+        deepest: [R] the depth limit of each sequence.
+        limit: the depth limit of all sequences.
+        widest: the largest number of nodes of a sequence.
+        unread: the entropy that marks nodes whose parent the drafter has not read.
         target: see `worth_verifying`.
         rows: see `worth_verifying`.
         rate: see `worth_verifying`.
@@ -519,8 +531,8 @@ def promising(
         ahead: see `worth_verifying`.
 
     Returns:
-        The nodes; those of them whose parent the drafter has read; the least cost of verifying one
-        more node; and the value of the worst node that is worth its verification.
+        The nodes; those among them whose parent the drafter has read; the least cost of verifying
+            one more node; and the value of the worst node that is worth its verification.
     """
     nodes, count = np.empty(len(row) - start, np.int64), 0
     for node in range(start, len(row)):
@@ -551,30 +563,30 @@ def worth_expanding(
     rate: float,
     left: float,
 ) -> tuple[Array, float]:
-    """Return the frontier nodes that are worth a draft step together, best first, and its seconds.
+    """Return the frontier nodes that are worth a common draft step, best first, and its seconds.
 
-    None are returned if no number of them is worth it. After a node of value v, a child that was
-    not found before is accepted with probability v · σ(w · x). The features x are 1, whether it is
-    a root, log v, recent success, and the share of v that was found. The child has to pay for its
-    verification too.
+    The result is empty if no number of nodes is worth it. After a node of value v, a child that was
+    not found before is accepted with probability v · σ(w · x). The features x are 1, whether the
+    node is a root, log v, recent success, and the share of v that was found. The child has to pay
+    for its verification too.
 
     Args:
         nodes: [F] the frontier.
         score: [N] log values of the tree's nodes.
-        depth: [N].
-        below: [F] the worth of what is found after each without a draft step; [0] for none.
+        depth: [N] the depth of the tree's nodes.
+        below: [F] the summed value of the tokens that retrieval found after each; [0] for none.
         weights: [5] w.
         recent: recent success.
-        beyond: nodes that are accepted after such a child without cost.
-        least: the cost of verifying one more node.
-        fed: the most nodes that the draft step can be fed.
-        ahead: layers that the step predicts: after an accepted child, another is accepted with the
-            same probability.
-        waiting: seconds of work that has to be done before the step.
-        draft: [W] nodes of a row, and [W] seconds of a draft step over them.
-        target: [W] tokens of a row, and [W] seconds of a pass over them.
-        rows: R.
-        rate: λ.
+        beyond: number of nodes that are accepted after such a child at no cost.
+        least: the cost of verifying one more node, in tokens.
+        fed: the largest number of nodes that the draft step can be fed.
+        ahead: number of layers that the step predicts; each further layer is accepted with the same
+            conditional probability.
+        waiting: seconds of postponed work that must be done before the step.
+        draft: [W] nodes of each sequence, and [W] seconds of a draft step over them.
+        target: [W] tokens of each sequence, and [W] seconds of a pass over them.
+        rows: R, the number of sequences.
+        rate: λ, the price of a second in tokens.
         left: seconds that may still be spent.
     """
     net = np.empty(len(nodes))

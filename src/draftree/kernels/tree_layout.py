@@ -13,14 +13,15 @@ from draftree.native import Array, native
 
 @native
 def unfed(parents: Array, frontier: Array, fed: Array) -> tuple[Array, Array]:
-    """Return the nodes of a frontier's paths that were not fed [M], ascending.
-
-    The second result [N] is each node's place in the order of feeding, or −1.
+    """Return the nodes on the paths to a frontier that were not fed yet.
 
     Args:
         parents: [N] −1 for roots.
-        frontier: [F].
+        frontier: [F] the nodes whose paths are needed.
         fed: [B] nodes in the order in which they were fed.
+
+    Returns:
+        The nodes [M], ascending, and [N] each node's index in the order of feeding, or −1.
     """
     places = np.full(len(parents), -1)
     wanted = np.zeros(len(parents), np.bool_)
@@ -44,20 +45,22 @@ def laid(
     depth: Array,
     parents: Array,
 ) -> tuple[Array, Array, Array, Array]:
-    """Return one row's part of a draft pass over nodes.
+    """Return one sequence's part of a draft pass over nodes.
 
-    It consists of ids [n], positions [n], what each token sees [n, m], and the positions [m] of the
-    scratch slots. The first pass of a step also reads the pending tokens, which come before all
-    nodes.
+    The first pass of a step also reads the pending tokens, which come before all nodes.
 
     Args:
         pending: [P] committed tokens that were not fed in an earlier step.
-        before: [B] nodes fed in this step.
+        before: [B] nodes that were fed earlier in this step.
         nodes: [F] nodes that are fed now.
-        base: slots of the row that all see.
-        tokens: [N] of the tree, as are the next two arguments.
-        depth: [N].
-        parents: [N].
+        base: number of slots of the sequence that all tokens see.
+        tokens: [N] ids of the tree's nodes.
+        depth: [N] their depth.
+        parents: [N] their parents, −1 for roots.
+
+    Returns:
+        The ids [n], positions [n], whether each token sees each scratch slot [n, m], and the
+            positions of the scratch slots [m].
     """
     count = len(pending)
     waiting = 0 if len(before) else len(pending)
@@ -88,13 +91,13 @@ def laid(
 
 @native
 def hide(bits: Array, seen: Array, length: int, lowest: Any) -> None:
-    """Write a row's additive mask as integers: 0 where a token sees a slot, else `lowest`.
+    """Write a sequence's additive mask as integers: 0 where a token sees a slot, else `lowest`.
 
     Args:
         bits: [n, S] the mask, which is overwritten.
-        seen: [n′, m] whether a token sees a scratch slot; tokens after the n′ are padding and see
-            all.
-        length: slots before the scratch ones, which all see.
+        seen: [n′, m] whether a token sees a scratch slot; tokens from n′ on are padding and see all
+            slots.
+        length: number of slots before the scratch slots, which all tokens see.
         lowest: the bits of the lowest number of the dtype.
     """
     wide, deep = seen.shape

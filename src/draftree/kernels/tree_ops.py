@@ -22,22 +22,22 @@ def kept(
     q_row: Array,
     keep: Array,
 ) -> tuple[Array, Array, bool]:
-    """Return the columns of the nodes to keep, and whether none of them lost its parent.
+    """Remove nodes from a tree, and return its columns and whether every node kept its parent.
 
-    The columns are integers [7, M] and others [3, M], in the order of `growing.appended`. Roots
-    have to be kept.
+    The columns are integers [7, M] and floats [3, M], in the order of `tree_growth.appended`. Roots
+    must be kept.
 
     Args:
         tokens: [N] ids.
-        parents: [N] a parent stands before its children; −1 for none.
+        parents: [N] the parent of each node, which comes before it; −1 for roots.
         depth: [N] distance from the root.
         row: [N] the sequence of each node.
-        log_q: [N] of each token after its path.
+        log_q: [N] log q of each token after its path.
         score: [N] log values.
-        source: [N] which drafter proposed it.
-        entropy: [N] of the q that it comes from.
+        source: [N] the drafter that proposed it.
+        entropy: [N] the entropy of the q that proposed it.
         number: [N] its number among all drafted nodes.
-        q_row: [N] where its q is kept; −1 for none.
+        q_row: [N] the index of its q among all stored q; −1 for none.
         keep: [N] whether a node is kept.
     """
     count, connected = np.count_nonzero(keep), True
@@ -69,9 +69,9 @@ def kept(
 
 @native
 def paths(parents: Array) -> Array:
-    """Return [N, N] whether node j is node i or one of its ancestors.
+    """Return [N, N] True where node j is node i or one of its ancestors.
 
-    A parent comes before its children and is −1 for none.
+    A parent comes before its children. A root's parent is −1.
     """
     count = len(parents)
     seen = np.zeros((count, count), np.bool_)
@@ -84,14 +84,14 @@ def paths(parents: Array) -> Array:
 
 @native
 def shallow(nodes: Array, depth: Array, row: Array, bounds: Array, most: float) -> Array:
-    """Return the nodes that are above a depth.
+    """Return the nodes above a depth limit.
 
     Args:
-        nodes: [F].
-        depth: [N] of the tree's nodes.
-        row: [N].
-        bounds: [R] the depth for each row.
-        most: the depth for all rows.
+        nodes: [F] the nodes to choose from.
+        depth: [N] depth of the tree's nodes.
+        row: [N] sequence of the tree's nodes.
+        bounds: [R] the depth limit of each sequence.
+        most: the depth limit of all sequences.
     """
     keep = np.empty(len(nodes), np.bool_)
     for i, node in enumerate(nodes):

@@ -13,19 +13,21 @@ from draftree.native import Array, native
 def packed(
     row: Array, tokens: Array, depth: Array, parents: Array, lengths: Array
 ) -> tuple[Array, Array, Array, Array, Array]:
-    """Return the pass over draft trees, sequence by sequence, with each one's nodes in their order.
+    """Return the inputs of a pass over draft trees, sequence by sequence.
+
+    Nodes of a sequence keep their order.
 
     Args:
         row: [N] the sequence of each node.
-        tokens: [N].
-        depth: [N].
+        tokens: [N] ids.
+        depth: [N] distance from the root.
         parents: [N] −1 for roots; a parent comes before its children.
-        lengths: [R] committed tokens of each sequence.
+        lengths: [R] number of committed tokens of each sequence.
 
     Returns:
-        The place of each node in the pass [N], ids [N] and positions [N] in the order of the pass,
-        the number of nodes of each sequence [R], and whether a node sees another one of its
-        sequence: [n, n] of each, one after the other.
+        The index of each node in the pass [N]; ids [N] and positions [N] in the order of the pass;
+            the number of nodes of each sequence [R]; and the visibility matrices [n, n] of all
+            sequences, flattened one after another.
     """
     order = np.argsort(row, kind="stable")
     place = np.empty(len(row), np.int64)
@@ -47,17 +49,17 @@ def packed(
 
 @native
 def followed(parents: Array, tokens: Array, chosen: Array) -> tuple[Array, Array, Array]:
-    """Return the paths that the chosen tokens follow from the roots, and the tokens after them.
+    """Follow the chosen tokens from each root through its tree.
 
     Args:
-        parents: [N] −1 for roots, which come before all others.
-        tokens: [N].
+        parents: [N] −1 for roots, which come before all other nodes.
+        tokens: [N] ids.
         chosen: [N] the token that is chosen after each node; of equal children the first is
             followed.
 
     Returns:
-        The roots with the nodes followed below each [A], where the path of each root ends among
-        these [roots], and the token after each path [roots].
+        The nodes of all paths, roots included [A]; the index in A where each root's path ends
+            [roots]; and the token that is chosen after each path [roots].
     """
     found = list[int]()
     ends = list[int]()
@@ -81,10 +83,10 @@ def path_slots(row: Array, nodes: Array, lengths: Array) -> tuple[Array, Array]:
     """Return the sequence [A] of some nodes, and the slots [A] where a tree pass wrote them.
 
     Args:
-        row: [N] the sequence of each node; those of a sequence were written in their order, after
-            the committed tokens.
-        nodes: [A].
-        lengths: [R] committed tokens.
+        row: [N] the sequence of each node. The pass wrote the nodes of a sequence in their order
+            after its committed tokens.
+        nodes: [A] the nodes.
+        lengths: [R] number of committed tokens.
     """
     column, seen = np.empty(len(row), np.int64), np.zeros(len(lengths), np.int64)
     for node, owner in enumerate(row.tolist()):
@@ -95,7 +97,7 @@ def path_slots(row: Array, nodes: Array, lengths: Array) -> tuple[Array, Array]:
 
 @native
 def next_slots(rows: Array, lengths: Array) -> tuple[Array, Array]:
-    """Return the slots [A] that follow the committed tokens of sequences [A], and new lengths [R].
+    """Return the slots [A] after the committed tokens of sequences [A], and the new lengths [R].
 
     A sequence that is given several times gets several slots.
     """
@@ -108,13 +110,13 @@ def next_slots(rows: Array, lengths: Array) -> tuple[Array, Array]:
 
 @native
 def move_slots(stored: Array, rows: Array, old: Array, new: Array) -> None:
-    """Copy slots of a cache to others, all of them read before any is written.
+    """Copy slots of a cache to other slots; all of them are read before any is written.
 
     Args:
-        stored: [L, R, H, S, bytes].
+        stored: [L, R, H, S, bytes] keys or values of the layers.
         rows: [A] the sequence of each slot.
-        old: [A] that are read.
-        new: [A] that are written.
+        old: [A] the slots that are read.
+        new: [A] the slots that are written.
     """
     apart = old != new
     rows = rows[apart]

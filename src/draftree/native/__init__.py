@@ -28,7 +28,7 @@ Array = NDArray[Any]
 VARIABLE = "DRAFTREE_NATIVE"
 OFF = "off"
 VARIANTS = ("generic", "avx2", "avx512", "avx512_bf16")
-"""All variants that there are."""
+"""All variants of the native kernels, by instruction set."""
 
 REMARK = (
     "draftree has no native kernels ({}), and runs on PyTorch and Python kernels, which are slower"
@@ -36,29 +36,29 @@ REMARK = (
 
 wanted = os.environ.get(VARIABLE, "")
 core: Any = None if wanted == OFF else _core
-"""The extension module, or None."""
+"""The extension module, or None if it was not built or is switched off."""
 if core is not None and wanted in core.variants():
     core.use_variant(wanted)
 
 
 def available() -> tuple[str, ...]:
-    """Return the variants that this processor can run, the fastest first.
+    """Return the variants that this processor can run, fastest first.
 
-    Return none if the kernels were not built.
+    The list is empty if the kernels were not built.
     """
     return () if _core is None else tuple(_core.variants())
 
 
 def variant() -> str:
-    """Return the variant in use, `off` without one."""
+    """Return the variant in use, or `off` if there is none."""
     return OFF if core is None else str(core.variant())
 
 
 def check_variable() -> None:
-    """Check the variable `DRAFTREE_NATIVE`.
+    """Check the environment variable `DRAFTREE_NATIVE`.
 
     Raises:
-        UserError: it names a variant that is unknown, or that this processor cannot run.
+        UserError: it names an unknown variant, or one that this processor cannot run.
     """
     allowed = (*available(), OFF)
     if wanted and wanted not in allowed:
@@ -74,25 +74,25 @@ def check_variable() -> None:
 
 @cache
 def report_absence() -> None:
-    """Log a line, once, if there are no native kernels."""
+    """Log once that native kernels are missing, if they are."""
     if _core is None and wanted != OFF:
         logging.getLogger(__name__.partition(".")[0]).warning(REMARK.format(_missing))
 
 
 REFERENCES: dict[str, Callable[..., Any]] = {}
-"""The Python functions that have a twin in C++, by name."""
+"""The Python functions that have a C++ counterpart, by name."""
 
 
 def native(function: Function) -> Function:
-    """Return the C++ function of the same name, or this one where there are no native kernels.
+    """Return the C++ function of the same name; without native kernels, return this function.
 
-    The Python function remains the specification: both return the same bits.
+    The Python function is the specification: both return the same bits.
     """
     return native_as(function.__name__)(function)
 
 
 def native_as(name: str) -> Callable[[Function], Function]:
-    """Return a decorator like `native` for a C++ function of another name."""
+    """Return a decorator like `native` for a C++ function with another name."""
 
     def twin_of(function: Function) -> Function:
         # NumPy would warn of infinite results; C++ does not.

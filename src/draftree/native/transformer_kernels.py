@@ -18,28 +18,28 @@ from torch import Tensor
 from draftree.native import core as core
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-"""The dtypes of the kernels, in the order of their codes."""
+"""The dtypes that the kernels support, in the order of their codes."""
 INT4 = len(DTYPES)
-"""The code of weights in four bits."""
+"""The code of four-bit weights."""
 CGROUPS = Path("/sys/fs/cgroup")
 
 
 def code_of(dtype: torch.dtype) -> int:
-    """Return the kernels' code of a dtype."""
+    """Return the kernels' code for a dtype."""
     return DTYPES.index(dtype)
 
 
 def address(tensor: Tensor | None) -> int:
-    """Return the address of a tensor's first entry, 0 for none."""
+    """Return the memory address of a tensor's first entry; 0 for None."""
     return 0 if tensor is None else tensor.data_ptr()
 
 
 def quota(root: Path, groups: str) -> float:
-    """Return how many processors a process may use for all of its time; infinite without a limit.
+    """Return the number of processors that the CPU quota allows; infinite without a quota.
 
     Args:
-        root: where control groups (version 2) are mounted.
-        groups: what `/proc/self/cgroup` says; the groups around that one limit it, too.
+        root: the folder where control groups (version 2) are mounted.
+        groups: the content of `/proc/self/cgroup`; quotas of enclosing groups count too.
     """
     (name,) = [line[3:] for line in groups.splitlines() if line.startswith("0::")] or [""]
     folder, found = root / name.strip("/"), math.inf
@@ -56,9 +56,9 @@ def quota(root: Path, groups: str) -> float:
 
 @cache
 def processor_share() -> int:
-    """Return how many processors this process may use.
+    """Return the number of processors that this process may use.
 
-    It is the size of its affinity mask, or its CPU quota rounded up where that is less.
+    It is the size of the affinity mask, or the CPU quota rounded up if that is less.
     """
     affinity = getattr(os, "sched_getaffinity", None)
     allowed = len(affinity(0)) if affinity else os.cpu_count() or 1
@@ -70,18 +70,16 @@ def processor_share() -> int:
 
 
 def thread_count() -> int:
-    """Return the threads of a kernel: torch's, but no more than processors that may be used."""
+    """Return the number of threads of a kernel: torch's, but at most the usable processors."""
     return min(torch.get_num_threads(), processor_share())
 
 
 @cache
 def share_torch_threads() -> bool:
-    """Let the kernels run on torch's OpenMP threads, if torch brings GNU's library.
+    """Let the kernels run on torch's OpenMP threads, if torch uses GNU's library.
 
-    Otherwise they use threads of their own.
-
-    Torch's threads wait for more work in a loop for a while. Threads of another pool would compete
-    with them for processors.
+    Otherwise they use threads of their own. Torch's threads wait in a busy loop for more work, so
+    that threads of another pool would compete with them for processors.
     """
     libraries = sorted((Path(torch.__file__).parent / "lib").glob("libgomp*"))
     try:
@@ -100,17 +98,17 @@ if core is not None:
 
 
 class Arena:
-    """Hold packed weights in few large pieces of memory, so that huge pages fit into them."""
+    """Hold packed weights in few large blocks of memory, which huge pages can back."""
 
     PIECE = 64 << 20
-    """Bytes of a piece; the system provides a part of it when that is first written to."""
+    """Bytes of a block; the system provides its pages when they are first written to."""
     ALIGNMENT = 64
 
     def __init__(self) -> None:
         self._rest = torch.empty(0, dtype=torch.uint8)
 
     def take(self, size: int) -> Tensor:
-        """Return aligned memory of so many bytes; it lasts as long as the tensor."""
+        """Return aligned memory of `size` bytes, which lasts as long as the tensor."""
         if len(self._rest) < size + self.ALIGNMENT:
             self._rest = torch.empty(max(self.PIECE, size + self.ALIGNMENT), dtype=torch.uint8)
         start = -self._rest.data_ptr() % self.ALIGNMENT
@@ -122,7 +120,7 @@ _ARENA = Arena()
 
 
 def pack(weight: Tensor) -> Tensor:
-    """Return a weight [E, K] in the kernels' layout, as bytes."""
+    """Convert a weight [E, K] to the kernels' layout, as bytes."""
     outputs, inputs = weight.shape
     weight, code = weight.detach().contiguous(), code_of(weight.dtype)
     packed = _ARENA.take(core.packed_bytes(code, outputs, inputs))
@@ -131,11 +129,12 @@ def pack(weight: Tensor) -> Tensor:
 
 
 def pack_int4(numbers: Tensor, scales: Tensor) -> Tensor:
-    """Return a weight in four bits in the kernels' layout, as bytes.
+    """Convert a four-bit weight to the kernels' layout, as bytes.
 
     Args:
-        numbers: [E, K] of 0 to 15; K is a multiple of 32.
-        scales: [K / 32, E, 2] bfloat16: the step of each group, and the value of number 8.
+        numbers: [E, K] from 0 to 15; K is a multiple of 32.
+        scales: [K / 32, E, 2] bfloat16: the step of each group, and the value for which the number
+            8 stands.
     """
     outputs, inputs = numbers.shape
     numbers, scales = (
@@ -150,7 +149,7 @@ def pack_int4(numbers: Tensor, scales: Tensor) -> Tensor:
 
 
 def linear(layer: Any, rows: Tensor) -> Tensor:
-    """Return [..., E] of rows [..., K]; `layer` is a `core.Linear`."""
+    """Return the outputs […, E] for inputs […, K]; `layer` is a `core.Linear`."""
     rows = rows.contiguous()
     out = rows.new_empty(*rows.shape[:-1], layer.outputs)
     core.linear(
@@ -165,9 +164,9 @@ def linear(layer: Any, rows: Tensor) -> Tensor:
 
 
 def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
-    """Return rows [..., D] over their root mean square, rounded, times a weight [D].
+    """Return vectors […, D] divided by their root mean square, rounded, times a weight [D].
 
-    All tensors are contiguous.
+    All tensors must be contiguous.
     """
     out, width = torch.empty_like(rows), rows.shape[-1]
     core.rms_norm(
@@ -183,9 +182,9 @@ def rms_norm(rows: Tensor, weight: Tensor, epsilon: float) -> Tensor:
 
 
 def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
-    """Return heads [N, H, D] with their halves rotated by the angles [N, D] of their token.
+    """Apply rotary embeddings, given by angles [N, D], to heads [N, H, D].
 
-    All tensors are contiguous.
+    All tensors must be contiguous.
     """
     out, (tokens, count, width) = torch.empty_like(heads), heads.shape
     places = address(heads), address(cosines), address(sines), address(out)
@@ -194,7 +193,7 @@ def rotate(heads: Tensor, cosines: Tensor, sines: Tensor) -> Tensor:
 
 
 def swiglu(gate: Tensor, up: Tensor) -> Tensor:
-    """Return silu(gate) times up; both are contiguous."""
+    """Return silu(gate) · up; both must be contiguous."""
     out = torch.empty_like(gate)
     core.swiglu(code_of(gate.dtype), address(gate), address(up), address(out), gate.numel())
     return out

@@ -20,13 +20,12 @@ from draftree.sampling.warpers import warped
 @final
 @dataclass(frozen=True)
 class Recorded:
-    """Describe how tokens are chosen in all rows; equal objects choose in the same way.
+    """Choose tokens for all sequences in a recorded pass; equal objects choose in the same way.
 
     Attributes:
-        setting: temperature and cuts, without a seed.
-        coupled: whether drafts are conditioned on the noise that the target's tokens are drawn
-            with.
-        vocab: V.
+        setting: temperature and cuts such as top-k, without a seed.
+        coupled: whether drafts are conditioned on the noise that samples the target's tokens.
+        vocab: V, the size of the vocabulary.
     """
 
     setting: Sampling = GREEDY
@@ -36,14 +35,14 @@ class Recorded:
     def log_q(
         self, logits: Tensor, noise: Tensor, ids: Tensor | None
     ) -> tuple[Tensor, Tensor | None]:
-        """Return log q [R, F, V] of draft logits, as the host computes it, and its tokens' ids.
+        """Return log q [R, F, V] of draft logits, as the host computes it, and its token ids.
 
-        The ids are None if log q is of all tokens.
+        The ids are None if log q covers all tokens.
 
         Args:
-            logits: [R, F, V′].
-            noise: [R, 1, V] that the target's tokens after the nodes are drawn with.
-            ids: [V′] of the tokens that the logits are of, or none for all.
+            logits: [R, F, V′] the drafter's logits.
+            noise: [R, 1, V] the noise with which the target's tokens after these nodes are sampled.
+            ids: [V′] the tokens of the logits' columns; None for all tokens.
         """
         if not self.coupled:
             logits = logits if logits.dtype is torch.float64 else logits.float()
@@ -57,12 +56,12 @@ class Recorded:
         ), None
 
     def __call__(self, logits: Tensor, noise: Tensor, depth: Tensor) -> Tensor:
-        """Return [R, 2n] the likeliest token after each node, then the drawn ones; −1 for none.
+        """Return [R, 2n] the likeliest token after each node, then the sampled ones; −1 for none.
 
         Args:
-            logits: [R, n, V] of the target.
-            noise: [R, D, V] by depth.
-            depth: [R, n] of the nodes.
+            logits: [R, n, V] the target's logits.
+            noise: [R, D, V] the sampling noise by depth.
+            depth: [R, n] the depth of each node.
         """
         best = likeliest(logits)
         if self.setting.greedy:

@@ -6,5 +6,8 @@ from draftree.utils.hardware import has_float64
 
 
 def on_host(device: torch.device) -> bool:
-    """Return whether scores on a device are sampled on the host: on a CPU, or without float64."""
+    """Return whether scores are sampled on the host, given their device.
+
+    They are if the device is a CPU or has no float64.
+    """
     return device.type == "cpu" or not has_float64(device)

@@ -22,7 +22,7 @@ from draftree.utils.hardware import to_device
 
 
 def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
-    """Return the logits [V] of one place after processors, see `stages`."""
+    """Return the logits [V] after a node, after all processors; see `stages`."""
     *_, last = stages(logits, processors, ids)
     return last
 
@@ -30,14 +30,14 @@ def processed(logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequen
 def stages(
     logits: Tensor, processors: Sequence[LogitsProcessor], ids: Sequence[int]
 ) -> Iterator[Tensor]:
-    """Yield the logits [V] of one place as processors receive them, then after each processor.
+    """Yield the logits [V] that processors receive, then the logits after each processor.
 
-    They are float32, unless the raw logits are float64, and processors may write into them.
+    They are float32, unless the raw logits are float64. Processors may write into them.
 
     Args:
-        logits: [V] raw ones; float64 stays float64.
+        logits: [V] raw logits; float64 stays float64.
         processors: the processors, in their order.
-        ids: the whole text before the place.
+        ids: all token ids before the predicted token.
     """
     exact = logits.dtype is torch.float64
     scores = logits[None].to(copy=True, dtype=torch.float64 if exact else torch.float32)
@@ -49,9 +49,9 @@ def stages(
 
 
 def guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]) -> Tensor:
-    """Return draft logits [V] after a row's guides.
+    """Return draft logits [V] after a request's guides.
 
-    All are −∞ where a guide rejects the drafted prefix, which the target cannot write.
+    All are −∞ if a guide rejects the drafted prefix, because the target cannot generate it.
     """
     try:
         return processed(logits, guides, ids)
@@ -65,35 +65,36 @@ def guided(logits: Tensor, guides: Sequence[LogitsProcessor], ids: Sequence[int]
 
 @final
 class Distributions:
-    """Compute the target's distribution p after each node of a tree, on demand and once.
+    """Compute the target's distribution p after each node of a tree, on demand and only once.
 
-    A processor that counts its calls is called as plain decoding would call it: once for every
-    token, in their order. Where processors leave nothing to choose, p is the target's own as if
-    there were no processors, and `vouch` raises. An acceptor may look beyond the end of a text,
-    where plain decoding computes nothing.
+    A processor that counts its calls is called as in plain decoding: once for every token, in their
+    order. If processors forbid all tokens, p is the target's own distribution without processors,
+    and `vouch` raises an error. The error is delayed because an acceptor may look beyond the end of
+    a text, where plain decoding computes nothing.
 
     Args:
         logits: [N, V] the target's raw logits.
         processors: maps a node to the processors of its request, which are given its whole text;
             none by default.
-        text: maps a node to the token ids of its sequence up to and including it; called only where
-            there are processors.
+        text: maps a node to the token ids of its sequence up to and including the node; called only
+            if there are processors.
         greedy: maps a node to whether its temperature is 0, so that p is 1 at the likeliest token.
-        told: [N] the results of `likeliest`, and the target's own token after each node, drawn by
-            the noise, or −1 where it has to be computed; given where the host has them already.
-        noise: maps nodes [M] to the noise [M, V] that the target's tokens after them are drawn
-            with, on the logits' device. Where it is given, all tokens are drawn there at once, and
-            the host waits for these alone.
-        at: [N] where each node's logits are, if they are in another order; not with noise.
-        likeliest: whether the target's token after each node is the likeliest one, as all texts are
-            greedy and no processor changes logits.
+        told: two lists [N] that the host may know already: the results of `likeliest`, and the
+            token that the noise samples after each node, −1 if it must be computed.
+        noise: maps nodes [M] to noise [M, V] on the logits' device, which samples the target's
+            tokens after them. All tokens are then sampled there at once, and only they are copied
+            to the host.
+        at: [N] the index of each node's logits, if they are in another order; not allowed with
+            noise.
+        likeliest: whether the target's token after each node is the likeliest one, because all
+            texts are greedy and no processor changes logits.
 
     Attributes:
-        known: [N] the target's token after each node, where all are the likeliest ones; None where
-            they have to be computed one by one.
+        known: [N] the target's token after each node, if all are the likeliest ones; None if they
+            must be computed one by one.
 
     Raises:
-        NotANumber: the logits hold NaN, or no finite number at some node.
+        NotANumber: the logits contain NaN, or no finite number at some node.
     """
 
     def __init__(
@@ -125,17 +126,17 @@ class Distributions:
         self._refused: dict[int, NotANumber] = {}
 
     def raw(self, node: int) -> Tensor:
-        """Return the target's logits [V] as they are."""
+        """Return the target's raw logits [V] after a node."""
         return self._logits[node if self._at is None else int(self._at[node])]
 
     def processed(self, node: int) -> Tensor:
-        """Return the logits [V] after the request's processors."""
+        """Return the logits [V] after a node, after the request's processors."""
         return self.scores(node)[1]
 
     def scores(self, node: int) -> tuple[Tensor, Tensor]:
-        """Return the logits [V] that processors were given, and what they made of them [V].
+        """Return the logits [V] that the processors were given, and their result [V].
 
-        The first include what processors may have written into them.
+        The first include any values that processors wrote into them.
         """
         if node not in self._scores:
             if not (steps := self._processors(node)):
@@ -158,11 +159,11 @@ class Distributions:
         return self._scores[node]
 
     def vouch(self, nodes: Ints) -> None:
-        """Raise an error if no token could be chosen after one of the nodes of a text's path.
+        """Raise an error if processors left no token to choose after one of the given nodes.
 
         Raises:
-            NotANumber: a processor forbids every token there, or makes infinities of the logits (a
-                tiny temperature in half precision, say).
+            NotANumber: a processor forbids every token there, or makes logits infinite (for example
+                by a tiny temperature in half precision).
         """
         for node in nodes.tolist():
             if node in self._refused:
@@ -171,7 +172,7 @@ class Distributions:
     def _refuse(self, node: int) -> None:
         """Record why no token can be chosen after a node.
 
-        The processors are run once more, so that the first faulty one can be named.
+        The processors are run again, so that the message can name the first faulty one.
         """
         steps, ids = self._processors(node), self._text(node)
         who, did = (
@@ -193,7 +194,7 @@ class Distributions:
     def argmax(self, node: int) -> int:
         """Return the likeliest token after a node; the lower id wins a tie.
 
-        A processor may force one by a score of ∞.
+        A processor may force a token by a score of ∞.
         """
         if not self._processors(node):
             return self._argmax[node]
@@ -204,12 +205,12 @@ class Distributions:
         return self._argmax[node]
 
     def drawn(self, node: int, choose: Callable[[Tensor], int]) -> int:
-        """Return the target's token after a node.
+        """Return the token that the target samples after a node.
 
         Args:
-            node: which.
-            choose: a token drawn from softmax(scores [V]), −1 where that is no distribution; with
-                the noise that was given.
+            node: the node.
+            choose: samples a token from softmax(scores [V]), with the noise of the node's place;
+                returns −1 if this is not a distribution.
         """
         if self._drawn and self._drawn[node] >= 0:
             return self._drawn[node]
@@ -219,9 +220,9 @@ class Distributions:
         return choose(self.raw(node))
 
     def _told(self, noise: Callable[[Ints], Tensor]) -> tuple[list[int], list[int]]:
-        """Return the likeliest token [N] after each node, and the drawn one [N].
+        """Return the likeliest tokens [N] after all nodes, and the sampled tokens [N].
 
-        An entry is −1 where the token has to be computed individually.
+        A token is −1 if it must be computed individually.
         """
         together, answers = dict[Sequence[LogitsProcessor], list[int]](), [likeliest(self._logits)]
         for node in range(n := len(self._logits)):
@@ -248,7 +249,7 @@ class Distributions:
         return told[:n], drawn.tolist()
 
     def __call__(self, node: int) -> Tensor:
-        """Return p(· | path of the node) [V], float64 on the host."""
+        """Return p [V] after a node's path, as float64 on the host."""
         if node not in self._p:
             self._p[node] = self._compute(node)
         return self._p[node]
@@ -266,18 +267,17 @@ class Distributions:
 
 
 def likeliest(logits: Tensor) -> Tensor:
-    """Return the tokens […] of the largest of logits […, V], the first of equals.
+    """Return the tokens […] with the largest of logits […, V]; the lower id wins a tie.
 
-    A token is −1 where the largest is NaN or infinite.
-
-    NaN wins a maximum, so that the check costs no pass of its own.
+    A token is −1 if its logit is NaN or infinite. NaN counts as the maximum, so that no separate
+    check is needed.
     """
     best, index = logits.max(dim=-1)
     return index.masked_fill(~best.isfinite(), -1)
 
 
 def _likeliest(logits: Tensor, at: Ints | None) -> list[int]:
-    """Return the result of `likeliest` [N] on the host, in the order `at`."""
+    """Return the results of `likeliest` [N] on the host, in the order `at`."""
     found = _all_likeliest(logits)
     return found if at is None else [found[i] for i in at.tolist()]
 

@@ -20,24 +20,25 @@ from draftree.tree import Bools, Candidates, Drafted, Draw, Floats, Ints, absent
 from draftree.utils.hardware import has_float64, to_device
 
 BEYOND = 8
-"""Values that a top-k requests beyond k; half-precision logits often tie."""
+"""Number of values that a top-k requests beyond k, because half-precision logits often tie."""
 SPREAD = 1.0
-"""The assumed distance of the drafter's logits from the target's: the scale of a Gumbel error.
+"""The assumed difference of drafter and target logits, as the scale of a Gumbel error.
 
-For drafters of the demo the target's choices are likeliest, or nearly so, with 1, at temperatures
-0.7, 1 and 1.3 alike; heads that are far off would want some more (benchmarks/coupling.py).
+For drafters of the demo, 1 gives the target's choices the highest likelihood, or nearly so, at
+temperatures 0.7, 1 and 1.3. Less accurate draft heads would need a larger value
+(benchmarks/coupling.py).
 """
 
 
 @dataclass(frozen=True)
 class Drawing:
-    """The parameters by which a drafter draws its candidates.
+    """The parameters by which a drafter chooses its candidates.
 
     Attributes:
-        kind: the kind of draw.
-        settings: [R] each row's; q goes through the same warpers as p, and in greedy decoding
-            through none. Empty for rows that all are greedy.
-        noise: the noise of all draws but `point` ones.
+        kind: the kind of choice.
+        settings: [R] the sampling settings of each sequence. q goes through the same warpers as p;
+            in greedy decoding it goes through none. Empty if all sequences are greedy.
+        noise: the noise of all kinds except `point`.
         shaped: applies the requests' own processors to logits [F, V] after the current frontier.
     """
 
@@ -47,15 +48,14 @@ class Drawing:
     shaped: Callable[[Tensor], Tensor] | None = None
 
     def log_q(self, logits: Tensor, rows: Ints) -> Tensor:
-        """Return log q of a drafter's logits, in float32 or float64.
+        """Return log q [F, V] of a drafter's logits, in float32 or float64.
 
-        It is float64 for draws with noise of their own and for float64 logits.
-
-        Where a logit is NaN or ∞, or nothing is allowed, the whole row is NaN.
+        It is float64 if the choice uses noise, and for float64 logits. If a logit of a node is NaN
+        or ∞, or no token is allowed, all log q of the node are NaN.
 
         Args:
-            logits: [F, V] after each frontier node.
-            rows: [F] each frontier node's sequence.
+            logits: [F, V] logits after each frontier node.
+            rows: [F] the sequence of each frontier node.
         """
         if self.noise is not None and not has_float64(logits.device):
             logits = logits.cpu()
@@ -78,24 +78,24 @@ class Drawing:
         return log_softmax(logits)
 
     def unchanged(self, rows: Ints) -> bool:
-        """Return whether q is the softmax of a drafter's logits as they are, in float32.
+        """Return whether q is the softmax of the drafter's unchanged logits in float32.
 
         Args:
-            rows: [F] each frontier node's sequence.
+            rows: [F] the sequence of each frontier node.
         """
         if self.noise is not None or self.shaped is not None:
             return False
         return not any(self.settings[row].processors for row in rows.tolist() if self.settings)
 
     def temperature(self, row: int) -> float:
-        """Return a row's temperature, which is 0 for greedy decoding."""
+        """Return the temperature of a sequence, which is 0 for greedy decoding."""
         return self.settings[row].temperature if self.settings else 0.0
 
 
 def without_nonsense(logits: Tensor, setting: Sampling) -> Tensor:
-    """Return logits […, V] after temperature and cuts, with NaN in rows that are not finite.
+    """Return logits […, V] after temperature and cuts; all NaN where the largest is not finite.
 
-    Without temperature and cuts they are returned as they are.
+    Without temperature and cuts they are returned unchanged.
     """
     if not setting.processors:
         return logits
@@ -106,9 +106,9 @@ def without_nonsense(logits: Tensor, setting: Sampling) -> Tensor:
 
 
 def finite(logits: Tensor) -> Tensor:
-    """Return […] whether the largest of a row of logits […, V] is finite.
+    """Return […] whether the largest of logits […, V] is finite.
 
-    NaN and ∞ win a maximum, and −∞ forbids a token.
+    NaN and ∞ count as the maximum, and −∞ forbids a token.
     """
     return torch.isfinite(logits.amax(dim=-1))
 
@@ -121,17 +121,17 @@ def drawn(
     depths: Ints,
     drafted: Drafted | None = None,
 ) -> Candidates:
-    """Return K candidates from the drafter's logits.
+    """Choose K candidates after each frontier node from the drafter's logits.
 
-    There are none after a node whose logits are not finite (broken weights, an overflow).
+    A node gets no candidates if its logits are not finite, as with broken weights or an overflow.
 
     Args:
         logits: [F, V] after each frontier node, or [F, V′] for a draft vocabulary.
-        k: number of candidates; fewer where the vocabulary is smaller.
-        drawing: top-k for `point` draws (the lower id wins a tie) and for coupled ones, else
-            samples of q.
-        rows: [F] each frontier node's sequence.
-        depths: [F] its depth.
+        k: number of candidates; fewer if the vocabulary is smaller.
+        drawing: the kind of choice. `point` and coupled choices take the top k (the lower id wins a
+            tie), the others sample from q.
+        rows: [F] the sequence of each frontier node.
+        depths: [F] the depth of each frontier node.
         drafted: the draft vocabulary; by default all tokens can be drafted.
     """
     if drafted is not None:
@@ -163,7 +163,7 @@ def drawn(
 
 
 def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Ints) -> Candidates:
-    """Return K candidates of q, drawn in the requested way."""
+    """Choose K candidates from log q in the requested way."""
     before = None
     if drawing.kind is Draw.COUPLED and drawing.noise is not None:
         before, log_probs = log_probs, coupled(log_probs, drawing, rows, depths)
@@ -175,12 +175,12 @@ def _chosen(log_probs: Tensor, k: int, drawing: Drawing, rows: Ints, depths: Int
 
 
 def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Tensor:
-    """Return log q [F, V] of the target's choice, given the noise that it will be drawn with.
+    """Return log q [F, V] of the target's choice, given the noise with which it will be sampled.
 
-    The target takes argmax(log p + g), and g is known before p is. Where the logits differ by
-    Gumbel errors of scale `SPREAD`, log p and log q differ by errors of SPREAD / T, and the
-    target's token is x with probability softmax((log q + g) · T / SPREAD)(x): the surer, the
-    further the first is ahead. Greedy rows have no noise: q as it is.
+    The target chooses argmax(log p + g), and the noise g is known before p. If the logits of
+    drafter and target differ by Gumbel errors of scale `SPREAD`, log p and log q differ by errors
+    of scale SPREAD / T at temperature T. The target's token is then distributed as softmax((log q +
+    g) · T / SPREAD). For greedy sequences, which have no noise, log q is returned unchanged.
     """
     assert drawing.noise is not None
     scale = np.array([drawing.temperature(row) / SPREAD for row in rows.tolist()])
@@ -202,9 +202,9 @@ def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Te
 def _sampled(
     log_probs: Tensor, k: int, kind: Draw, noise: Keyed, rows: Ints, depths: Ints
 ) -> Candidates:
-    """Return K draws of each q.
+    """Sample K tokens from each q.
 
-    Draws without replacement may yield fewer tokens; the others are then missing.
+    Sampling without replacement may yield fewer tokens; the others are then missing.
     """
     drawn = partial(noise.gumbel_of, rows, depths, log_probs.shape[1], log_probs.device)
     if kind is Draw.WITHOUT_REPLACEMENT:  # the top k of log q + Gumbel noise, in order
@@ -219,13 +219,13 @@ def _sampled(
 def allowed(
     candidates: Candidates, shaped: Callable[[Tensor], Tensor], vocab: int, device: torch.device
 ) -> Candidates:
-    """Return the candidates of a search, without those that a request's processors forbid.
+    """Remove candidates that a request's processors forbid.
 
     Args:
-        candidates: [F, K], without a whole q.
+        candidates: [F, K] candidates without a full distribution q.
         shaped: applies the processors to logits [F, V].
-        vocab: V.
-        device: the target's, where the processors expect to be called.
+        vocab: V, the size of the vocabulary.
+        device: the target's device, on which the processors are called.
     """
     scores = shaped(torch.zeros(len(candidates.tokens), vocab, device=device)).cpu().numpy()
     forbidden = np.take_along_axis(scores, candidates.tokens, axis=1) == -np.inf
@@ -238,12 +238,12 @@ def on_host(values: Tensor) -> bool:
 
 
 def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
-    """Return the k largest of each row [F, V] in descending order, the lower index first in ties.
+    """Return the k largest values of vectors [F, V] in falling order; the lower index wins a tie.
 
     `torch.topk` does not define the order of equal values, so some more values are requested. If
-    the k-th is larger than the last of them, all its equals are among them, and a sort on the host
-    settles ties. Values and indices are copied in one transfer, and only a longer tie takes
-    another. Values on the host are read once.
+    the k-th value is larger than the last of them, all values equal to it are among them, and a
+    sort on the host settles ties. Values and indices are copied in one transfer. Only a longer tie
+    needs a second one. Values that are on the host already are read directly.
     """
     if on_host(values):
         return likeliest(values.contiguous().numpy(), k)
@@ -266,7 +266,7 @@ def top_k(values: Tensor, k: int) -> tuple[Ints, Floats]:
 def _on_host(values: Tensor, indices: Tensor) -> tuple[Floats, Ints]:
     """Return values and indices on the host, copied in one transfer.
 
-    float64 holds whole numbers below 2⁵³ exactly.
+    float64 represents integers below 2⁵³ exactly.
     """
     if not has_float64(values.device):
         return values.cpu().double().numpy(), indices.cpu().numpy()
@@ -275,7 +275,12 @@ def _on_host(values: Tensor, indices: Tensor) -> tuple[Floats, Ints]:
 
 
 def nothing_beside(found: Candidates, open_: Bools) -> Candidates:
-    """Return candidates for all nodes of a frontier, with none after those that leave one token."""
+    """Return candidates for all nodes of a frontier; nodes with a forced token get none.
+
+    Args:
+        found: the candidates after the other nodes.
+        open_: [F] whether a node has no forced token.
+    """
     if open_.all():
         return found
     spread = found.shared(np.maximum(np.cumsum(open_) - 1, 0))
@@ -283,11 +288,11 @@ def nothing_beside(found: Candidates, open_: Bools) -> Candidates:
 
 
 def beside(found: Candidates, forced: Ints) -> Candidates:
-    """Return candidates after all nodes of a frontier, where some sequences leave only one token.
+    """Return candidates for all nodes of a frontier; nodes with a forced token get that token.
 
     Args:
-        found: after the nodes that leave a choice.
-        forced: [F] the token after each of the others; −1 for those.
+        found: the candidates after the other nodes.
+        forced: [F] the token that must come after a node; −1 for nodes without one.
     """
     fixed = np.flatnonzero(forced >= 0)
     place = np.cumsum(forced < 0) - 1  # of each open node among those found

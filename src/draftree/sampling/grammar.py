@@ -30,7 +30,7 @@ from draftree.utils.files import understood
 from draftree.utils.validated_dataclass import Knobs, unicode
 
 REMEMBERED = 512
-"""Number of texts whose mask one request caches: the nodes of a large tree, V / 8 bytes each."""
+"""Number of texts whose mask one request caches, at V / 8 bytes each; enough for a large tree."""
 NO_TOKEN = "no token of the vocabulary writes what would have to come"
 Spaces = Literal["line", "none", "any"]
 SEPARATORS: dict[Spaces, dict[str, Any]] = {
@@ -38,27 +38,28 @@ SEPARATORS: dict[Spaces, dict[str, Any]] = {
     "none": {"whitespace_flexible": False},
     "any": {},
 }
-"""Layouts of JSON, in llguidance's words."""
+"""Layouts of JSON, in llguidance's notation."""
 
 
 @dataclass(frozen=True)
 class Grammar(Knobs):
-    """A grammar that the response as a whole has to match.
+    """A grammar that the whole response has to match.
 
-    Made by one of the constructors below; each takes `canonical`. Where the grammar leaves one way
-    to go on for several bytes (a key of an object, say), many tokens could begin them. With
-    `canonical` only the one that the tokenizer itself writes there is allowed, so such a span is
-    known before the target has seen it and is drafted for free; without it every token that fits is
-    allowed, and p is the target's distribution under the language alone.
+    Create it by one of the class methods below, each of which accepts `canonical`. The grammar may
+    force several bytes in a row, for example the key of an object. Several tokenisations of them
+    are then possible. With `canonical` only the one that the tokenizer itself would write is
+    allowed. Such a span is then known before the target has seen it, and is drafted at no cost.
+    Without `canonical` every matching token is allowed, and p is the target's distribution
+    restricted only by the grammar.
 
     Attributes:
         kind: `JSON schema`, `regex` or `lark`.
-        given: the source that it was made from.
+        given: the source from which it was made.
         source: the grammar in llguidance's dialect of Lark.
-        canonical: whether forced spans are written in the tokenizer's own tokens.
+        canonical: whether forced spans must use the tokenizer's own tokenisation.
 
     Raises:
-        UserError: it is not valid, or says something that llguidance cannot do.
+        UserError: the grammar is invalid, or uses something that llguidance does not support.
     """
 
     kind: str
@@ -78,14 +79,14 @@ class Grammar(Knobs):
     def json_schema(
         cls, schema: str | Mapping[str, Any], spaces: Spaces = "line", canonical: bool = True
     ) -> Self:
-        """Return the constraint of JSON that a schema allows, with properties in its order.
+        """Return the grammar of JSON that a schema allows, with properties in the schema's order.
 
         Args:
             schema: JSON text or the object; keywords that llguidance does not know (`uniqueItems`,
                 `not`) are refused.
-            spaces: `line` for one space after each comma and colon, as Python's `json.dumps` writes
-                and models know best; `none`; `any` for any white space wherever JSON allows it, in
-                which a weak model may lose itself.
+            spaces: `line` for one space after each comma and colon, as in Python's `json.dumps`,
+                which models know best; `none` for no spaces; `any` for any white space that JSON
+                allows, which a weak model may continue without end.
             canonical: see the class.
         """
         with understood(f"JSON schema {shown(schema)} cannot be used: it is not JSON"):
@@ -112,11 +113,11 @@ class Grammar(Knobs):
 
     @classmethod
     def regex(cls, pattern: str, canonical: bool = True) -> Self:
-        r"""Return the constraint of text that a regular expression matches as a whole.
+        r"""Return the grammar of text that a regular expression matches as a whole.
 
         Args:
-            pattern: in the syntax of Rust's regex crate: no look-around, no backreferences, `\d`
-                and `\w` Unicode.
+            pattern: a pattern in the syntax of Rust's regex crate: without look-around and
+                backreferences; `\d` and `\w` match Unicode.
             canonical: see the class.
         """
         if not unicode(pattern):
@@ -126,22 +127,23 @@ class Grammar(Knobs):
 
     @classmethod
     def lark(cls, text: str, canonical: bool = True) -> Self:
-        """Return the constraint of text that a context-free grammar derives from its rule `start`.
+        """Return the grammar given in Lark's notation; texts are derived from its rule `start`.
 
         Args:
-            text: llguidance's dialect of Lark; special tokens are named as `<|name|>`.
+            text: a grammar in llguidance's dialect of Lark; special tokens are written as
+                `<|name|>`.
             canonical: see the class.
         """
         return cls("lark", text, text, canonical)
 
     @property
     def named(self) -> str:
-        """Return its name in error messages."""
+        """Return the grammar's name in error messages."""
         return f"{self.kind} {shown(self.given)}"
 
     @property
     def compiled(self) -> str:
-        """Return the source that the matcher is given."""
+        """Return the source that is given to the matcher."""
         return (
             self.source if self.canonical else f'%llguidance {{"no_forcing": true}}\n{self.source}'
         )
@@ -151,14 +153,14 @@ class Grammar(Knobs):
 class Vocabulary:
     """Hold the bytes of each token, in the form that the matcher reads.
 
-    It takes up to a second to make for a large tokenizer.
+    Creating it takes up to a second for a large tokenizer.
 
     Args:
-        tokens: llguidance's own table.
-        vocab: V, of the model; tokens that only the tokenizer or only the model has are never
-            allowed.
-        eos: ids that end a text. They are allowed exactly where the text matches, whatever their
-            bytes are.
+        tokens: llguidance's own table of tokens.
+        vocab: V, the size of the model's vocabulary. Tokens that only the tokenizer or only the
+            model has are never allowed.
+        eos: ids of the tokens that end a text. They are allowed exactly where the text matches,
+            whatever their bytes are.
     """
 
     def __init__(self, tokens: LLTokenizer, vocab: int, eos: frozenset[int]) -> None:
@@ -169,15 +171,16 @@ class Vocabulary:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, vocab: int, eos: Iterable[int]) -> "Vocabulary":
-        """Return a tokenizer's vocabulary, made once for as long as the tokenizer lives.
+        """Return the vocabulary of a tokenizer; it is cached as long as the tokenizer exists.
 
         Args:
-            tokenizer: a fast one.
-            vocab: V.
-            eos: ids that end a text, at least one of them the tokenizer's.
+            tokenizer: a fast tokenizer.
+            vocab: V, the size of the model's vocabulary.
+            eos: ids of the tokens that end a text; at least one of them must be among the
+                tokenizer's tokens.
 
         Raises:
-            UserError: the tokenizer is not a fast one, or no such id is among its tokens.
+            UserError: the tokenizer is not a fast one, or has none of these ids.
         """
         if not isinstance(tokenizer, PreTrainedTokenizerFast):
             raise UserError(f"a grammar needs a fast tokenizer, got {type(tokenizer).__name__}")
@@ -208,12 +211,14 @@ _MADE: WeakKeyDictionary[
 
 @dataclass(frozen=True)
 class _Node:
-    """The tokens allowed after one text.
+    """The tokens that are allowed after one text.
 
     Attributes:
-        bits: the allowed tokens, packed; none after an EOS, and where the text begins no match.
-        only: the one allowed token, if it is one.
-        error: why there is no answer: no token of the vocabulary fits, or the parser gave up.
+        bits: the allowed tokens as packed bits; none after an EOS, and none if the text is not the
+            beginning of a match.
+        only: the allowed token, if there is exactly one.
+        error: the reason if allowed tokens cannot be computed: no token of the vocabulary fits, or
+            the parser reached a limit.
     """
 
     bits: NDArray[np.uint8] | None = None
@@ -223,21 +228,21 @@ class _Node:
 
 @final
 class Constrained(LogitsProcessor):
-    """Restrict one request's text to what its grammar allows.
+    """Restrict one request's text to its grammar.
 
-    After a text that can be completed, the tokens allowed are those that leave some completion
-    possible, and the EOS ids exactly where the text matches. Behind an EOS, and after a text
-    outside the grammar (a drafted one; the target never writes it), `allowed` and `forced` allow
-    nothing, while a call leaves the EOS ids, for that p is defined there as well.
+    After a text, the allowed tokens are those after which the text can still be completed. EOS ids
+    are allowed exactly where the text matches. After an EOS, and after a drafted text outside the
+    grammar, `allowed` and `forced` allow nothing. A call then leaves the EOS ids, so that p is
+    defined there as well; the target never generates such a text.
 
     Args:
         grammar: the grammar of the response.
         vocabulary: the tokens.
-        start: number of ids before the response: padding and prompt.
+        start: number of ids before the response, which are padding and prompt.
 
     Raises:
-        UserError: no text of the grammar can be begun with these tokens, or it names tokens that do
-            not exist.
+        UserError: no text of the grammar can begin with these tokens, or the grammar names unknown
+            tokens.
     """
 
     def __init__(self, grammar: Grammar, vocabulary: Vocabulary, start: int) -> None:
@@ -256,8 +261,8 @@ class Constrained(LogitsProcessor):
         """Return scores [1, V] with −∞ at tokens that the grammar forbids after ids [1, n].
 
         Raises:
-            UserError: the shapes are not these; the vocabulary lacks the bytes that would have to
-                come, or the grammar is too much for the parser's limits.
+            UserError: the shapes differ from these, the vocabulary lacks the required bytes, or the
+                grammar exceeds the parser's limits.
         """
         expected = (1, self._vocabulary.vocab)
         if input_ids.shape[0] != 1 or tuple(scores.shape) != expected:
@@ -277,12 +282,12 @@ class Constrained(LogitsProcessor):
         """Return [V] True at the tokens that may come after a text.
 
         Args:
-            ids: the text from its first id on, as the processor sees it.
+            ids: the whole text including padding and prompt, as for a processor.
         """
         return self._unpacked(self._node(tuple(ids[self._start :])))
 
     def forced(self, ids: Sequence[int]) -> int | None:
-        """Return the token that must come after a text (as in `allowed`), if exactly one may."""
+        """Return the token that must come after a text if exactly one is allowed, else None."""
         return self._node(tuple(ids[self._start :])).only
 
     def _unpacked(self, node: _Node) -> Bools:
@@ -294,7 +299,7 @@ class Constrained(LogitsProcessor):
         )
 
     def _computed(self, response: tuple[int, ...]) -> _Node:
-        """Return the tokens allowed after a response."""
+        """Compute the tokens that are allowed after a response."""
         # The matcher never sees an EOS: it forgets to count one that comes where nothing else
         # could, and a rollback would then undo a token too many.
         fits = self._vocabulary.eos.isdisjoint(response) and self._moved(list(response))
@@ -319,18 +324,18 @@ class Constrained(LogitsProcessor):
         return _Node(np.packbits(mask), only)
 
     def _failed(self) -> _Node:
-        """Return a node with the matcher's error, and replace the matcher by a fresh one.
+        """Return a node with the matcher's error, and replace the matcher by a new one.
 
-        An error of a matcher is permanent.
+        A matcher cannot be used after an error.
         """
         error = _one_line(self._matcher.get_error())
         self._matcher, self._at = self._fresh.deep_copy(), []
         return _Node(error=NO_TOKEN if error.startswith("NoExtension") else error)
 
     def _moved(self, response: list[int]) -> bool:
-        """Move the matcher to a response, and return whether all of its tokens fit.
+        """Move the matcher to the end of a response, and return whether all of its tokens match.
 
-        Otherwise the matcher stops after the last token that fits.
+        Otherwise the matcher stops after the last matching token.
         """
         common = _common(self._at, response)
         if common < len(self._at) and not self._matcher.rollback(len(self._at) - common):
@@ -345,7 +350,7 @@ class Constrained(LogitsProcessor):
 
 
 def _common(a: list[int], b: list[int]) -> int:
-    """Return the number of tokens that two texts share from their beginning."""
+    """Return the length of the common prefix of two texts, in tokens."""
     if a == b[: len(a)]:  # the new text goes on where the last one ended, as it mostly does
         return len(a)
     return next(
@@ -354,7 +359,7 @@ def _common(a: list[int], b: list[int]) -> int:
 
 
 def _keys(value: Any) -> Iterator[Any]:
-    """Yield all keys of an object and of the objects in it."""
+    """Yield all keys of an object and of the objects nested in it."""
     if isinstance(value, dict):
         yield from value
     for inner in (
@@ -368,9 +373,9 @@ def _keys(value: Any) -> Iterator[Any]:
 
 
 def _one_line(message: str) -> str:
-    """Return the line of llguidance's message that names the error.
+    """Return the line of llguidance's message that describes the error.
 
-    It is the first line, or for a regex the one that begins with "error".
+    It is the first line, or for a regular expression the one that begins with "error".
     """
     lines = message.strip().splitlines() or ["unknown error"]
     error = next((line for line in lines if line.startswith("error: ")), lines[0])

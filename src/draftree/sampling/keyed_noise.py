@@ -19,54 +19,57 @@ from draftree.utils.hardware import to_device
 KEPT = 64
 """Number of places whose noise is cached.
 
-Drafter and target use the same places, and the last of a step are the first of the next one.
+Drafter and target use the same places, and the last places of a step are the first of the next
+step.
 """
 REQUESTS = 1024
-"""Number of requests whose streams are cached."""
+"""Number of requests whose random streams are cached."""
 Place = tuple[int, int, int, int, int]
-"""The words that the noise of a place is computed from.
+"""The five words from which the noise of a place is computed.
 
-They are two words of the generator's key and the last three of its counter.
+They are the two words of the generator's key and the last three words of its counter.
 """
 
 
 class Chance(ABC):
-    """The source of an acceptor's randomness; with few methods, tests can branch on outcomes."""
+    """Define the source of an acceptor's randomness.
+
+    It has few methods, so that tests can enumerate all outcomes.
+    """
 
     @abstractmethod
     def categorical(self, p: Tensor, row: int, depth: int) -> int:
-        """Draw a token from distribution p [V] for the place `depth` tokens after a root."""
+        """Sample a token from distribution p [V] for the place `depth` tokens after a root."""
 
     def choose(self, scores: Tensor, row: int, depth: int) -> int:
-        """Draw a token from softmax(scores [V]) for a place; −1 if that is not finite."""
+        """Sample a token from softmax(scores [V]) for a place; −1 if it is not a distribution."""
         p = torch.softmax(scores.cpu().double(), dim=-1)
         return self.categorical(p, row, depth) if bool(p.isfinite().all()) else -1
 
     @abstractmethod
     def bernoulli(self, p: float, row: int, depth: int, index: int = 0) -> bool:
-        """Return True with probability p; `index` distinguishes several draws for one place."""
+        """Return True with probability p; `index` distinguishes several calls for one place."""
 
 
 @final
 class Keyed(Chance):
-    """Draw noise that depends on seed, request, position and token alone.
+    """Generate noise that depends only on seed, request, position and token.
 
-    What was drafted does not matter (DESIGN, Exactness).
+    It does not depend on drafts (DESIGN, Exactness). A token is argmax(log p + g) with Gumbel noise
+    g from the counter-based generator Philox. Plain and speculative decoding with one seed
+    therefore generate the same text.
 
-    A token is argmax(log p + g) with Gumbel noise g from the counter-based generator Philox, so
-    plain and speculative decoding of one seed write the same text.
-
-    Every other use of noise is keyed by the step's root too, so that it is fresh in every step: a
-    rule that has looked at drafts it did not accept (block verification) would be wrong if the same
-    place were drafted with the same noise again.
+    Every other use of noise is also keyed by the step's root, so that it is new in every step. A
+    rule that has looked at drafts without accepting them (block verification) would be wrong if the
+    same place were drafted with the same noise again.
 
     Args:
-        seeds: each row's seed, or one for all.
-        requests: [R] each row's request number.
-        positions: [R] the position in its sequence of each row's root.
-        calls: [R] which of several calls of one seed each row is. Rules by rejection need drafts
-            that do not depend on the noise that judges them, and a drafter that remembers what an
-            earlier call wrote with the same noise does.
+        seeds: the seed of each sequence, or one for all.
+        requests: [R] the request number of each sequence.
+        positions: [R] the position of the root in each sequence.
+        calls: [R] the number of the call with the same seed. Rules by rejection need drafts that do
+            not depend on the noise that accepts them. A drafter that remembers the text of an
+            earlier call with the same noise would violate this.
     """
 
     def __init__(
@@ -79,7 +82,7 @@ class Keyed(Chance):
     def gumbel(self, row: int, depth: int, n: int, kind: int = 0) -> Floats:
         """Return the noise [n] of a place; `kind` distinguishes its uses.
 
-        Kind 0 is the target's own choice of a token.
+        Kind 0 samples the target's own token.
         """
         place = self._place(row, depth, kind)
         return _kept(place, n) if kind == 0 else _gumbel(place, n)
@@ -100,9 +103,9 @@ class Keyed(Chance):
     def gumbel_of(
         self, rows: Ints, depths: Ints, n: int, device: torch.device, kind: int = 0
     ) -> Tensor:
-        """Return the noise [M, n] of several places on a device, without waiting for it.
+        """Return the noise [M, n] of several places on a device, without waiting for the device.
 
-        It has the same bits as the host's.
+        It has the same bits as on the host.
         """
         if devices.on_host(device):
             made = [
@@ -146,7 +149,7 @@ class Keyed(Chance):
 
 @lru_cache(REQUESTS)
 def _stream(seed: int, request: int, kind: int, call: int) -> tuple[int, int, int]:
-    """Return the words of a place that all places of one use share; they are pseudo-random."""
+    """Return pseudo-random words that all places with the same use of noise share."""
     words = philox.philox(
         (request & philox.WORD, request >> 32 & philox.WORD, kind, call),
         (seed & philox.WORD, seed >> 32),
@@ -160,7 +163,7 @@ def _gumbel(place: Place, n: int) -> Floats:
 
 @lru_cache(KEPT)
 def _kept(place: Place, n: int) -> Floats:
-    """Return the target's noise for a place; the array is cached and read-only."""
+    """Return the target's noise for a place as a cached, read-only array."""
     noise = _gumbel(place, n)
     noise.flags.writeable = False
     return noise

@@ -23,28 +23,29 @@ from typing_extensions import override
 
 
 class Around(LogitsProcessor):
-    """A processor that calls another one, in a text or a batch other than the one at hand.
+    """A processor that calls another processor, for a text or batch other than the current one.
 
     Attributes:
-        inner: the other one, by whose name messages call both.
+        inner: the other processor, whose name is used in messages.
     """
 
     inner: LogitsProcessor
 
 
 def named(processor: LogitsProcessor) -> str:
-    """Return the name of a processor's class, as its user knows it."""
+    """Return the name of a processor's class for messages."""
     while isinstance(processor, Around):
         processor = processor.inner
     return type(processor).__name__
 
 
 class _Penalty(LogitsProcessor):
-    """Subtract from logits by how often tokens occur in the response.
+    """Subtract from logits by the number of times that tokens occur in the response.
 
     Args:
-        penalty: below 0 it favours what was written.
-        start: number of ids before the response: padding and prompt; they are not counted.
+        penalty: the penalty; a negative one favours tokens that have occurred.
+        start: number of ids before the response, which are padding and prompt; they are not
+            counted.
     """
 
     def __init__(self, penalty: float, start: int) -> None:
@@ -60,7 +61,7 @@ class _Penalty(LogitsProcessor):
 
 @final
 class FrequencyPenalty(_Penalty):
-    """Subtract `penalty` from a token's logit for every time it occurs in the response.
+    """Subtract `penalty` from a token's logit for each of its occurrences in the response.
 
     This is OpenAI's `frequency_penalty`.
     """
@@ -91,16 +92,16 @@ TENSORS: frozenset[type] = frozenset(
         SuppressTokensLogitsProcessor,
     )
 )
-"""Processors that are functions of a text and its scores alone, and never wait for the device."""
+"""Processors that depend only on a text and its scores, and never wait for the device."""
 
 
 @final
 class ForcedBeginning(LogitsProcessor):
-    """Force the response to begin with given tokens; the tokens after them are free.
+    """Force the response to begin with given tokens; later tokens are free.
 
     Args:
-        tokens: the ids it begins with.
-        start: number of ids before the response: padding and prompt.
+        tokens: the ids with which the response begins.
+        start: number of ids before the response, which are padding and prompt.
     """
 
     def __init__(self, tokens: Sequence[int], start: int) -> None:
@@ -118,7 +119,7 @@ class ForcedBeginning(LogitsProcessor):
         )
 
     def forced(self, ids: Sequence[int]) -> int | None:
-        """Return the token that must come after a text, if there is one."""
+        """Return the token that must come after a text, or None if any may."""
         return self._at(len(ids))
 
     def _at(self, length: int) -> int | None:

@@ -6,12 +6,12 @@ from functools import partial
 from draftree.utils.validated_dataclass import Knobs, knob
 
 choice = partial(knob, panel="Sampling")
-"""A field, in the part of a command's help that explains them all."""
+"""Define a field that command-line help lists in the panel "Sampling"."""
 
 
 @dataclass(frozen=True)
 class Choice(Knobs):
-    """The knobs by which a token is chosen from the target's logits; explained at `Sampling`."""
+    """Declare the options that choose a token from the target's logits; see `Sampling`."""
 
     temperature: float = choice(0.0, least=0, panel=None, short="-t", help="0 for greedy decoding.")
     top_k: int = choice(0, least=0, help="Sample from the K likeliest tokens; 0 for all.")

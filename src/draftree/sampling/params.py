@@ -22,14 +22,16 @@ from draftree.utils.validated_dataclass import knob, optional, several
 
 @dataclass(frozen=True)
 class Sampling(Choice):
-    """The warpers that make p of the target's logits, and the seed of the draws.
+    """Settings that turn the target's logits into the distribution p, and the sampling seed.
 
     Attributes:
         temperature: 0 for greedy decoding, else a divisor of the logits.
         top_k: number of the likeliest tokens that are kept; 0 keeps all.
-        top_p: the least mass of likeliest tokens that is kept; 1 keeps all.
-        min_p: the least probability kept, relative to the likeliest token; 0 keeps all.
-        typical_p: the least mass of the most typical tokens that is kept; 1 keeps all.
+        top_p: the probability that the kept likeliest tokens have together at least; 1 keeps all.
+        min_p: the least probability of a kept token, relative to that of the likeliest token; 0
+            keeps all.
+        typical_p: the probability that the kept most typical tokens have together at least; 1 keeps
+            all.
         seed: seed of the keyed noise, 0 … 2⁶⁴ − 1.
         warpers: processors that turn logits into p, instead of the options above.
 
@@ -51,19 +53,19 @@ class Sampling(Choice):
 
     @property
     def greedy(self) -> bool:
-        """Return whether the likeliest token is always taken."""
+        """Return whether the likeliest token is always chosen."""
         return self.temperature == 0
 
     @property
     def knobs(self) -> Self:
-        """Return the same settings without those that differ from call to call."""
+        """Return the settings that stay the same from call to call."""
         return replace(self, seed=0, warpers=None)
 
     @cached_property
     def processors(self) -> Sequence[LogitsProcessor]:
-        """Return transformers' warpers in the order of `generate`, made `steady`.
+        """Return transformers' warpers in the order of `generate`, after `steady`.
 
-        There are none for greedy decoding.
+        Greedy decoding has none.
         """
         if self.greedy:
             return ()
@@ -82,4 +84,4 @@ class Sampling(Choice):
 
 
 GREEDY = Sampling()
-"""The likeliest token every time."""
+"""Greedy decoding, which always chooses the likeliest token."""

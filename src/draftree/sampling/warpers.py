@@ -30,9 +30,9 @@ from draftree.sampling import devices
 from draftree.tree import Bools, Floats
 
 UNIT = 2.0**43
-"""The weight of the likeliest token: those of a million tokens fit an int64."""
+"""The integer weight of the likeliest token; a million tokens of this weight fit into an int64."""
 NEGLIGIBLE = -40.0
-"""The logarithm of a probability, relative to the likeliest token's, whose weight is 0."""
+"""Log probability, relative to the likeliest token's, from which on the integer weight is 0."""
 
 
 @final
@@ -46,7 +46,10 @@ class Temperature(TemperatureLogitsWarper):
 
 @final
 class MinP(MinPLogitsWarper):
-    """Remove tokens below a share of the likeliest one's probability, by the distance of scores."""
+    """Remove tokens whose probability is below a share of the likeliest token's.
+
+    The differences of scores are compared.
+    """
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -57,11 +60,10 @@ class MinP(MinPLogitsWarper):
 
 @final
 class TopP(TopPLogitsWarper):
-    """Remove the unlikeliest tokens that have no more than 1 − p together.
+    """Remove the least likely tokens that have at most probability 1 − p together.
 
-    Of equal ones the higher id goes first.
-
-    A probability is a whole number of 2⁻⁴³ of the likeliest token's.
+    Probabilities are integer multiples of 2⁻⁴³ of the likeliest token's. Of equal ones the higher
+    id is removed first.
     """
 
     @override
@@ -75,9 +77,9 @@ class TopP(TopPLogitsWarper):
         return scores.masked_fill(self.unlikely(scores), self.filter_value)
 
     def unlikely(self, scores: Tensor) -> Tensor:
-        """Return […, V] which tokens are removed, without waiting for the device.
+        """Return […, V] True at tokens that are removed, without waiting for the device.
 
-        Nothing is removed from a row whose largest score is not finite.
+        Nothing is removed if the largest score is not finite.
         """
         best = scores.amax(dim=-1, keepdim=True)
         distance = (scores.double() - best.double()).masked_fill(~best.isfinite(), 0.0)
@@ -93,9 +95,9 @@ class TopP(TopPLogitsWarper):
         return unlikely
 
     def _of_one(self, scores: Floats) -> Bools:
-        """Return [V] which tokens of a row are removed, on the host.
+        """Return [V] True at the tokens that are removed from one distribution, on the host.
 
-        Tokens that are surely removed need not be sorted.
+        Tokens that are certainly removed need not be sorted.
         """
         best, out = scores.max(), np.zeros(len(scores), np.bool_)
         if not np.isfinite(best):
@@ -139,20 +141,20 @@ STEADY: dict[type, Callable[[Any], LogitsProcessor]] = {
         MinP(step.min_p, step.filter_value) if step.min_p and step.min_tokens_to_keep == 1 else step
     ),
 }
-"""Replacements of transformers' warpers."""
+"""Replacements of transformers' warpers with the same results on every device."""
 WARPERS: frozenset[type] = frozenset((Temperature, TopKLogitsWarper, TopP, MinP))
-"""Warpers that serve any number of texts at once, and never wait for the device."""
+"""Warpers that process any number of texts at once, and never wait for the device."""
 
 
 def steady(steps: Sequence[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
-    """Return warpers with the same results on every device, where there are such ones."""
+    """Return warpers, replaced by those of `STEADY` where one exists."""
     return tuple(STEADY[type(step)](step) if type(step) in STEADY else step for step in steps)
 
 
 def warped(logits: Tensor, steps: Sequence[LogitsProcessor]) -> Tensor:
     """Return logits […, V] after warpers, in float32 unless they are float64.
 
-    Without warpers they are returned as they are.
+    Without warpers they are returned unchanged.
     """
     if not steps:
         return logits

@@ -357,9 +357,9 @@ def _dequantise(path: Path, headers: Sequence[Header], folder: Path) -> None:
 
 
 def _dtype(kinds: set[str]) -> torch.dtype:
-    """Return the dtype in which tensors of given GGML types are stored.
+    """Return the dtype for tensors of given GGML types.
 
-    Norms are ignored, because they are F32 in any file.
+    F32 tensors decide only if all tensors are F32, because norms are F32 in any file.
     """
     if "BF16" in kinds:
         return torch.bfloat16

@@ -16,9 +16,10 @@ Call = TypeVar("Call", bound=Callable[..., Any])
 
 
 def takes_prompt(method: Call) -> Call:
-    """Let a method take its prompt under any of its names, and an object of options after it.
+    """Decorate a method so that it accepts its prompt under other names and an options object.
 
-    The signature stays the method's own.
+    The prompt may have any of the names that other tools use. The options object follows it. The
+    signature of the method stays the same.
     """
     name = method.__name__
 
@@ -40,7 +41,7 @@ def takes_prompt(method: Call) -> Call:
 
 
 class ChatMethod:
-    """Provide the method `chat`, which also has the calls of OpenAI's client.
+    """Provide the method `chat`, which also has the interface of OpenAI's client.
 
     An example is `engine.chat.completions.create(messages=…)`.
     """
@@ -49,21 +50,21 @@ class ChatMethod:
         self._call, self.__doc__ = call, call.__doc__
 
     def __get__(self, engine: Any, kind: type | None = None) -> Any:
-        """Return the method of an engine, which is callable and has `completions`."""
+        """Return the method of an engine, which is callable and has the attribute `completions`."""
         return self._call if engine is None else Resource(MethodType(self._call, engine))
 
 
 TEMPLATE = ("chat_template_kwargs", "enable_thinking", "reasoning_effort")
-"""Options that are values of the chat template's own variables."""
+"""Options that set variables of the chat template."""
 
 
 def of_template(
     system: str | None, options: dict[str, Any], names: Sequence[str] = TEMPLATE
 ) -> tuple[str | None, dict[str, Any]]:
-    """Return the system message and the values of the chat template; remove both from the options.
+    """Remove the system message and the chat template's values from options, and return them.
 
     Args:
-        system: the message given under this name.
+        system: the system message, if it was given under this name.
         options: the other options, possibly under other tools' names.
         names: names of options that are values of the template.
 
@@ -80,7 +81,7 @@ def of_template(
 
 
 def after_history(messages: Any, options: dict[str, Any]) -> Any:
-    """Return messages after those of the option `history`, and remove the option."""
+    """Remove the option `history`, and return its messages followed by the given ones."""
     history = options.get("history")
     if not history or not is_chat(history):
         return messages
@@ -89,30 +90,33 @@ def after_history(messages: Any, options: dict[str, Any]) -> Any:
 
 
 ECHO, STOP = ("echo", "return_full_text", "include_prompt"), ("include_stop_str_in_output",)
-"""Options that put the prompt before a text, and the stop text after it."""
+"""Options that include the prompt in the returned text.
+
+`STOP` has those that include the stop text.
+"""
 
 
 def asks_for(options: dict[str, Any], names: Sequence[str]) -> bool:
-    """Return whether an option of these names is true, and remove it if so."""
+    """Remove an option with any of these names, and return whether it is true."""
     found = {name: options.pop(name) for name in names if options.get(name) is True}
     return bool(found)
 
 
 def of_this_model(engine: Any, options: dict[str, Any]) -> dict[str, Any]:
-    """Return the options of a call without the model, where it is the engine's own."""
+    """Return the options of a call without `model`, if this names the engine's own model."""
     target = getattr(getattr(engine, "engine", engine), "target", None)
     same = "model" in options and target is not None and options["model"] == target.name
     return {name: value for name, value in options.items() if name != "model"} if same else options
 
 
 def prompt_of(method: str, given: Sequence[Any], options: dict[str, Any]) -> tuple[Any]:
-    """Return the prompt of a call, and remove it from the options if it is there.
+    """Return the prompt of a call, and remove it from the options if it is among them.
 
-    An object of options after the prompt, as in vLLM's calls, becomes options by name. Options
+    An options object after the prompt, as in vLLM's calls, is converted to options by name. Options
     given by name take precedence.
 
     Args:
-        method: name of the called method, for messages.
+        method: the name of the called method, for messages.
         given: positional arguments.
         options: keyword arguments.
 

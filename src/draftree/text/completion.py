@@ -31,12 +31,12 @@ MARKS: dict[Origin, str] = {
     "drafted": "background: rgba(46, 160, 67, 0.25); border-radius: 2px",
     "forced": "background: rgba(187, 128, 9, 0.3); border-radius: 2px",
 }
-"""The styles of text by its origin in a notebook; readable on a light and on a dark page."""
+"""CSS styles of text in a notebook by origin; readable on light and dark pages."""
 WORDS: dict[Origin, str] = {"drafted": "drafted and accepted", "forced": "the only token allowed"}
 
 
 def figures(stats: Stats) -> str:
-    """Return the two figures of a run as text: tokens per second, and tokens per pass (τ)."""
+    """Return the two main figures of a run as text: tokens per second, and tokens per pass (τ)."""
     return (
         f"{stats.tokens_per_second:.1f} tokens/s, {stats.acceptance_length:.2f} tokens per pass (τ)"
     )
@@ -48,12 +48,12 @@ class Token(HintingText):
 
     Attributes:
         id: the token id.
-        text: text that is added to the response with this token: empty while a character is
-            incomplete or a stop text may have begun, and afterwards more than the token's own.
-        origin: from the prefill, drafted and accepted, the only one that a grammar allowed
-            (`forced`), or chosen by the target.
+        text: the text that this token adds to the response. It is empty while a character is
+            incomplete or a stop text may have begun; a later token then adds the delayed text.
+        origin: the source of the token: the prefill, an accepted draft, the only token that a
+            grammar allowed (`forced`), or a choice of the target.
         logprob: its log-probabilities, if requested.
-        ending: why the text ends with it, if it does.
+        ending: the reason if the text ends with this token.
     """
 
     kind_of_name: ClassVar[str] = TOKEN
@@ -73,19 +73,19 @@ class Token(HintingText):
 class Completion(HintingText):
     """Store a finished text.
 
-    It prints as that text. A notebook shows it coloured by origin, with its speed.
+    `str` returns the text. A notebook shows it coloured by origin, with the speed.
 
     Attributes:
         text: the response, without special tokens and without the stop text that ended it.
-        tokens: all generated ids, including an EOS and those of a stop text.
-        origins: origin of each token.
-        logprobs: log-probabilities of each token, if requested.
-        ending: why it ended; a `max_time` counts as `stop`.
+        tokens: all generated ids, including an EOS and the ids of a stop text.
+        origins: the origin of each token.
+        logprobs: the log-probabilities of each token, if requested.
+        ending: the reason for its end; a `max_time` counts as `stop`.
         stop: the stop text that ended it.
-        stats: figures of the run, over all texts generated together.
-        pieces: text that each token added.
+        stats: figures of the run, over all texts that were generated together.
+        pieces: the text that each token added.
         prompt_ids: the ids of the prompt.
-        prompt: text of the prompt; for a chat, as rendered by the template.
+        prompt: the text of the prompt; for a chat, as rendered by the template.
     """
 
     kind_of_name: ClassVar[str] = RESULT
@@ -107,7 +107,7 @@ class Completion(HintingText):
         return self.text
 
     def __repr__(self) -> str:
-        """Return the text in short, and the main figures."""
+        """Return the shortened text and the main figures."""
         told = f"{len(self.tokens)} tokens, ending={self.ending!r}, {figures(self.stats)}"
         return f"Completion({shown(self.text)}, {told})"
 
@@ -133,9 +133,9 @@ class Completion(HintingText):
         )
 
     def logprobs_as_json(self, tokenizer: PreTrainedTokenizerBase) -> list[dict[str, Any]]:
-        """Return the log-probabilities by the names of the command line.
+        """Return the log-probabilities under the names that the command line uses.
 
-        Return None for a token that cannot come.
+        The log-probability of an impossible token is None.
         """
 
         def one(token: int, logprob: float) -> dict[str, Any]:
@@ -149,7 +149,7 @@ class Completion(HintingText):
 
 
 def whole_text(written: Any, echo: bool, stop: bool) -> Any:
-    """Return completions whose text includes the prompt or the stop text, if requested."""
+    """Return completions with the prompt or the stop text added to the text, if requested."""
     if not echo and not stop:
         return written
     if isinstance(written, list):
@@ -160,15 +160,15 @@ def whole_text(written: Any, echo: bool, stop: bool) -> Any:
 
 @final
 class Reading:
-    """Turn the steps of a call for one sequence into tokens with their text.
+    """Convert the steps of a call for one sequence to tokens with their text.
 
     Args:
-        tokenizer: the target's; without one, tokens have no text.
-        stops: what ends the response.
-        prompt: ids before the response.
+        tokenizer: the target's tokenizer; without one, tokens have no text.
+        stops: the texts that end the response.
+        prompt: the number of ids before the response.
 
     Attributes:
-        tokens: tokens so far.
+        tokens: the tokens so far.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Reading:
     def completion(self, stats: Stats) -> Completion:
         """Return the completion after the last token.
 
-        A text that was left unfinished ends by `length`.
+        An unfinished text ends by `length`.
         """
         ending: Ending = next((t.ending for t in self.tokens if t.ending is not None), "length")
         rest = "" if self._pieces is None else self._pieces.rest()
@@ -221,16 +221,16 @@ class Reading:
 
 @final
 class Writing:
-    """Generate one text, or a batch of them, step by step.
+    """Generate one text, or a batch of texts, step by step.
 
     Args:
         engine: generates the text.
-        prompt: what to continue or to answer, or a list of such.
-        options: options of the completion.
+        prompt: the prompt or a list of prompts.
+        options: the options of the completion.
         alone: whether only one text is allowed.
 
     Raises:
-        UserError: the request cannot be served.
+        UserError: the request is not supported.
     """
 
     def __init__(
@@ -266,7 +266,7 @@ class Writing:
         self._steps = engine.timed(steps, self._rows)
 
     def step(self) -> list[Token] | None:
-        """Return the next tokens; None when there are no more."""
+        """Return the next tokens, or None at the end."""
         if (events := next(self._steps, None)) is None:
             return None
         return [token for event in events for token in self._readings[event.row]([event])]
@@ -278,9 +278,9 @@ class Writing:
                 yield from new
 
     def finish(self, streamer: BaseStreamer | None = None) -> Any:
-        """Write the rest and return `result`.
+        """Generate the rest, and return `result`.
 
-        A streamer of transformers is given the prompt, each token and the end.
+        A streamer of transformers receives the prompt, each token and the end.
 
         Raises:
             UserError: the argument is not a streamer.
@@ -303,8 +303,8 @@ class Writing:
     def result(self) -> Any:
         """Return the completion so far.
 
-        It is a list of n completions for `n` above 1, and a list of the results of each prompt for
-        a list of prompts.
+        For `n` above 1 it is a list of n completions. For a list of prompts it is a list with the
+        result of each.
         """
         completions = [reading.completion(self._rows.stats) for reading in self._readings]
         each = [completions[i : i + self._each] for i in range(0, len(completions), self._each)]
@@ -312,7 +312,7 @@ class Writing:
         return of_prompts if self._batch else of_prompts[0]
 
     def close(self) -> None:
-        """End the generation; the caches keep the text for a later call that begins with it."""
+        """Stop the generation; a later call with the same beginning can reuse the caches."""
         self._steps.close()
 
 

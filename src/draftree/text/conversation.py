@@ -20,13 +20,13 @@ from draftree.utils.validated_dataclass import unicode
 class Conversation(Hinting):
     """Hold a conversation with the target.
 
-    The chat template renders the whole conversation anew for every turn. The part that is already
-    in the caches is not computed again.
+    The chat template renders the whole conversation again for every turn. The part that is in the
+    caches already is not computed again.
 
     Attributes:
         engine: generates the answers.
-        messages: messages so far, each with its role and content.
-        options: of every answer, unless a turn overrides them.
+        messages: the messages so far, each with its role and content.
+        options: the options of every answer, unless a turn overrides them.
     """
 
     kind_of_name: ClassVar[str] = CONVERSATION
@@ -39,17 +39,17 @@ class Conversation(Hinting):
     options: Options = field(default_factory=Options)
 
     def __repr__(self) -> str:
-        """Return how many messages there are, and the last one in short."""
+        """Return the number of messages, and the last one in short form."""
         last = f", the last {shown(self.messages[-1].get('content'))}" if self.messages else ""
         return f"Conversation({len(self.messages)} messages{last})"
 
     @takes_prompt
     def say(self, text: str, **options: Any) -> Completion:
-        """Send a message of the user and return the answer; both are kept in `messages`.
+        """Send a message of the user and return the answer; both are added to `messages`.
 
         Raises:
-            UserError: it is no text, an option does not exist or is out of its range, or the chat
-                is too long; `messages` are as before.
+            UserError: the message is not a text, an option is unknown or out of range, or the chat
+                is too long; `messages` then stay unchanged.
         """
         answer: Completion = self._answer(text, options).finish()
         self._keep(text, answer)
@@ -59,7 +59,7 @@ class Conversation(Hinting):
     def stream(self, text: str, **options: Any) -> Generator[Token, None, None]:
         """Yield the answer token by token.
 
-        If the generator is closed early, `messages` keeps what was generated until then.
+        If the generator is closed early, `messages` gets the text generated until then.
         """
         writing = self._answer(text, options)
 
@@ -99,10 +99,10 @@ class Conversation(Hinting):
 def started(
     engine: Writer, system: str | None, messages: Messages | None, options: Mapping[str, Any]
 ) -> Conversation:
-    """Return a conversation that continues messages, after a system message where one is given.
+    """Return a conversation that continues messages, after an optional system message.
 
     Raises:
-        UserError: the messages are malformed, or an option does not exist or is out of its range.
+        UserError: the messages are malformed, or an option is unknown or out of range.
     """
     if messages is not None and not is_chat(messages):
         raise UserError(

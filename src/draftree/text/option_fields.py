@@ -22,10 +22,10 @@ from draftree.utils.validated_dataclass import (
 
 SHAPE, END = "The form of the answer", "The end of the answer"
 penalty, shape, end = (partial(knob, panel=panel) for panel in ("Penalties and bans", SHAPE, END))
-"""Fields by the part of a command's help that explains them."""
+"""Functions that define fields in the given panel of the command line's help."""
 MORE = "More output"
 UNKNOWN = "\ufffd"
-"""Stands for the first bytes of a character until its last one is there."""
+"""The character that stands for the first bytes of an incomplete character."""
 
 
 def _stop(value: Any) -> bool:
@@ -68,7 +68,7 @@ LOGPROBS_HELP = "With --json: log-probabilities of each token and of the N likel
 
 @dataclass(frozen=True)
 class Length(Knobs):
-    """Bound a text's length, in a class of its own because its field precedes all others."""
+    """Declare the limit of a text's length, in a class of its own so that its field comes first."""
 
     max_new_tokens: int = knob(128, least=1, short="-n", help="The most tokens to write.")
 
@@ -77,7 +77,7 @@ class Length(Knobs):
 class Parameters(Choice, Length):
     """Declare the parameters of a completion, which are documented at `Options`.
 
-    A field here is an option there and of `draftree generate`.
+    Each field here is an option of `Options` and of `draftree generate`.
     """
 
     repetition_penalty: float = penalty(

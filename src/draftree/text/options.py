@@ -40,28 +40,32 @@ class Options(Parameters):
 
     Attributes:
         max_new_tokens: largest number of new tokens.
-        temperature: 0 for greedy decoding, else a divisor of the logits.
+        temperature: 0 for greedy decoding, otherwise the divisor of the logits.
         top_k: number of likeliest tokens that are kept; 0 keeps all.
-        top_p: the least mass of likeliest tokens that is kept; 1 keeps all.
-        min_p: the least probability kept, relative to the likeliest token's; 0 keeps all.
-        typical_p: the least mass of the most typical tokens that is kept; 1 keeps all.
+        top_p: probability that the kept likeliest tokens have together at least; 1 keeps all.
+        min_p: least probability of a kept token, relative to that of the likeliest token; 0 keeps
+            all.
+        typical_p: probability that the kept most typical tokens have together at least; 1 keeps
+            all.
         seed: seed of all random draws.
-        repetition_penalty: divides positive logits of tokens that occur in prompt or response, and
-            multiplies negative ones; 1 leaves them unchanged.
-        frequency_penalty: subtracted from a token's logit for each time it occurs in the response.
-        presence_penalty: subtracted from the logit of each token that occurs in the response.
+        repetition_penalty: divisor of positive logits, and factor of negative logits, of tokens
+            that occur in prompt or response; 1 leaves them unchanged.
+        frequency_penalty: number that is subtracted from a token's logit for each of its
+            occurrences in the response.
+        presence_penalty: number that is subtracted from the logit of each token that occurs in the
+            response.
         no_repeat_ngram_size: size of n-grams of tokens that must not occur twice in prompt and
             response; 0 allows all.
-        logit_bias: added to the logits of tokens, each named by its id or by a text that is one
-            token. A text of digits is an id, as in OpenAI's API.
+        logit_bias: numbers that are added to the logits of tokens. A token is given by its id or by
+            a text that is one token. A text of digits is an id, as in OpenAI's API.
         suppress: ids that are never generated.
         bad_words: texts that are never generated, as the tokenizer encodes them at the start of a
             text and after a space.
-        min_new_tokens: number of tokens that are generated before one may end the text.
-        stop: texts that end the response at their first occurrence, across tokens, and are not
-            part of its text. One that is a special token is found by its id.
+        min_new_tokens: least number of new tokens before a token may end the text.
+        stop: texts that end the response at their first occurrence, also across tokens, and are not
+            part of its text. A text that is a special token is found by its id.
         json_schema: JSON schema of the response, as text or as an object.
-        regex: expression that the whole response must match.
+        regex: regular expression that the whole response must match.
         grammar: any other grammar for the whole response.
         beginning: start of the response, as text or as ids.
         max_time: seconds from the request after which the generation stops.
@@ -107,10 +111,10 @@ class Options(Parameters):
 
     @classmethod
     def of(cls, base: Self | None, given: Mapping[str, Any]) -> Self:
-        """Return options by name, and those of a base where they are not named.
+        """Return options by name, with those of a base where no value is given.
 
-        Names and values of other tools that mean the same are accepted (`draftree.aliases`). None
-        stands for a default.
+        Names and values of other tools with the same meaning are accepted (`draftree.aliases`).
+        None stands for a default.
 
         Raises:
             UnknownName: there is no such option.
@@ -125,7 +129,7 @@ class Options(Parameters):
 
     @property
     def sampling(self) -> Sampling:
-        """Return the settings by which tokens are chosen."""
+        """Return the sampling settings."""
         return Sampling(**{f.name: getattr(self, f.name) for f in fields(Choice)})
 
     @property
@@ -136,7 +140,7 @@ class Options(Parameters):
 
     @cached_property
     def constraint(self) -> Grammar | None:
-        """Return the grammar that the response must follow, in whichever form it was given."""
+        """Return the grammar of the response from whichever option sets it, or None."""
         if self.json_schema is not None:
             return Grammar.json_schema(self.json_schema)
         return self.grammar if self.regex is None else Grammar.regex(self.regex)
@@ -151,11 +155,11 @@ class Options(Parameters):
         Args:
             target: the target.
             prompt: ids of the prompt.
-            number: determines the noise, together with the seed.
+            number: the number of the request, which determines the noise together with the seed.
 
         Raises:
-            UserError: a token does not exist, or the target has no tokenizer where a text must be
-                read.
+            UserError: a token does not exist, or a text must be encoded and the target has no
+                tokenizer.
         """
         steps = tuple(self._processors(target, len(prompt)))
         rules: list[Forced] = [
@@ -175,7 +179,7 @@ class Options(Parameters):
         )
 
     def _most(self, prompt: int) -> int:
-        """Return the largest number of new tokens after a prompt of `prompt` tokens."""
+        """Return the largest number of new tokens for a prompt of `prompt` tokens."""
         if self.max_length is None:
             return self.max_new_tokens
         if self.max_length <= prompt:
@@ -187,7 +191,8 @@ class Options(Parameters):
     def _processors(self, target: Target, start: int) -> Iterator[LogitsProcessor]:
         """Yield the logits processors in transformers' order.
 
-        A caller's own processors come where transformers puts them, and the grammar comes last.
+        A caller's own processors have the same place as in transformers, and the grammar comes
+        last.
         """
         vocab, device = target.decoder.vocab, str(target.decoder.device)
         eos = sorted(self._ends(target))
@@ -245,17 +250,17 @@ def _first(rules: Sequence[Forced]) -> Forced:
 
 
 def _texts(given: str | Sequence[str]) -> tuple[str, ...]:
-    """Return texts as a tuple: several, one text by itself, or none where that is empty."""
+    """Return texts as a tuple; a single text becomes a tuple of one, and an empty one of none."""
     return ((given,) if given else ()) if isinstance(given, str) else tuple(given)
 
 
 def _ids(target: Target, text: str) -> list[int]:
-    """Return the tokens of a text by itself."""
+    """Return the token ids of a text without special tokens."""
     return list(target.tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
 def _token(target: Target, key: int | str) -> int:
-    """Return the id of a token that may be named by its text."""
+    """Return the id of a token that is given by id or by text."""
     if not isinstance(key, str) or (key.isascii() and key.isdigit()):
         return int(key)
     ids = _ids(target, key)

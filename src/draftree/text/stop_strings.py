@@ -11,24 +11,24 @@ from draftree.text.option_fields import UNKNOWN
 
 
 def decode(tokenizer: PreTrainedTokenizerBase, ids: list[int]) -> str:
-    """Return the text of some tokens, without special ones."""
+    """Return the text of token ids, without special tokens."""
     return str(tokenizer.decode(ids, skip_special_tokens=True))
 
 
 class Decoded:
     """Decode tokens one by one to the same text as all of them decoded together.
 
-    What a token adds to a text depends on those before it (a word's space, a character's first
-    bytes), so the last few are decoded again with it. text-generation-inference and vLLM do the
-    same.
+    The text that a token adds depends on the tokens before it, for example at a word's space or a
+    character's first bytes. The last few tokens are therefore decoded again with it, as in
+    text-generation-inference and vLLM.
 
     Args:
-        tokenizer: the target's.
+        tokenizer: the target's tokenizer.
 
     Attributes:
         ids: the tokens so far.
         text: their text, without special tokens.
-        sure: number of its characters that no later token can change.
+        sure: the number of characters at its start that no later token can change.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -68,9 +68,8 @@ class Stops:
     """Hold texts that end a response and are not part of it.
 
     Attributes:
-        texts: searched in the response's text, across tokens.
-        ids: special tokens given as texts; they have no text in the response, so their ids are
-            searched.
+        texts: texts that are searched in the response, also across tokens.
+        ids: ids of stop texts that are special tokens; these have no text in the response.
     """
 
     texts: tuple[str, ...] = ()
@@ -78,7 +77,7 @@ class Stops:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, given: Sequence[str]) -> Self:
-        """Divide the given texts into ordinary ones and special tokens of a tokenizer."""
+        """Split the given texts into ordinary texts and special tokens of a tokenizer."""
         if not given:
             return cls()
         special = {str(t): i for i, t in tokenizer.added_tokens_decoder.items() if t.special}
@@ -88,19 +87,19 @@ class Stops:
         )
 
     def find(self, text: str, start: int = 0) -> tuple[int, str] | None:
-        """Return position and text of the stop text that ends first; the longest of several.
+        """Return position and text of the stop text that ends first; of several, the longest.
 
-        So the result does not depend on how many characters the last token has.
+        The result then does not depend on the number of characters in the last token.
 
         Args:
             text: the text to search.
-            start: index of the first character to search.
+            start: the index of the first character to search.
         """
         ends = [(at + len(s), at, s) for s in self.texts if (at := text.find(s, start)) >= 0]
         return min(ends)[1:] if ends else None
 
     def held(self, text: str) -> int:
-        """Return how many of a text's last characters may be the start of a stop text."""
+        """Return the number of characters at a text's end that may be the start of a stop text."""
         return max(
             (
                 k
@@ -117,8 +116,8 @@ class Pieces:
     """Return a response's text in pieces, as soon as no later token can change or cut them.
 
     Args:
-        tokenizer: the target's.
-        stops: what ends the response.
+        tokenizer: the target's tokenizer.
+        stops: the texts that end the response.
 
     Attributes:
         stop: the stop text that has occurred, if any.
@@ -136,9 +135,9 @@ class Pieces:
         return self._decoded.ids
 
     def add(self, token: int) -> str:
-        """Return the text that becomes final with another token.
+        """Add a token, and return the text that becomes final.
 
-        It is empty if the token is part of a character, or may begin a stop text.
+        It is empty if a character is incomplete or a stop text may have begun.
         """
         self._decoded.add(token)
         sure = self._decoded.text[: self._decoded.sure]
@@ -147,7 +146,7 @@ class Pieces:
         return piece
 
     def rest(self) -> str:
-        """Return the text that was held back, when no further token comes."""
+        """Return the text that was held back, at the end of the response."""
         return self._until(len(self._decoded.text))
 
     def _until(self, end: int) -> str:
@@ -168,8 +167,8 @@ class StopTexts:
     prepares a table over the whole vocabulary for every new set of texts. Otherwise the two agree.
 
     Args:
-        tokenizer: the target's.
-        stops: what ends the response.
+        tokenizer: the target's tokenizer.
+        stops: the texts that end the response.
         start: number of ids before the response.
     """
 
@@ -180,7 +179,7 @@ class StopTexts:
         self._pieces = Pieces(tokenizer, stops)
 
     def __call__(self, ids: Tensor, scores: Any = None) -> bool:
-        """Return whether a stop text was written, as transformers asks."""
+        """Return whether the response contains a stop text."""
         response, known = ids[0, self._start :].tolist(), self._pieces.ids
         if (
             response[: len(known)] != known

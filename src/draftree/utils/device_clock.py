@@ -7,10 +7,10 @@ import torch
 
 
 class DeviceClock(Protocol):
-    """Mark points in a device's work."""
+    """Measure time on a device by marks in its queue of work."""
 
     def mark(self) -> Any:
-        """Return a mark that the device reaches after all work requested so far."""
+        """Return a mark that the device reaches after all work that was queued so far."""
 
     def seconds(self, first: Any, last: Any) -> float:
         """Return the seconds between two marks.
@@ -21,10 +21,10 @@ class DeviceClock(Protocol):
 
 @final
 class HostClock:
-    """Time work that is complete when a call returns."""
+    """Measure the time of work that is complete when a call returns."""
 
     def mark(self) -> float:
-        """Return the time now, in seconds."""
+        """Return the current time in seconds."""
         return time.perf_counter()
 
     def seconds(self, first: float, last: float) -> float:
@@ -34,10 +34,10 @@ class HostClock:
 
 @final
 class EventClock:
-    """Time the current stream of a GPU by CUDA events."""
+    """Measure time on a GPU's current stream by CUDA events."""
 
     def mark(self) -> Any:
-        """Return an event that the device reaches after all work requested so far."""
+        """Return an event that the device reaches after all work that was queued so far."""
         cuda: Any = torch.cuda
         event = cuda.Event(enable_timing=True)
         event.record()
@@ -49,5 +49,5 @@ class EventClock:
 
 
 def clock_of(device: torch.device) -> DeviceClock:
-    """Return the clock of a device's work."""
+    """Return the clock for a device."""
     return EventClock() if device.type == "cuda" else HostClock()

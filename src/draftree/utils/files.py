@@ -24,13 +24,13 @@ from draftree.utils.validated_dataclass import Range, Rule, rule_of
 
 @contextmanager
 def understood(told: str) -> Iterator[None]:
-    """Turn any failure inside into a message of one line.
+    """Turn any error inside the context into a one-line message.
 
     Args:
-        told: start of the line; the cause follows after a colon.
+        told: the start of the line; the cause follows after a colon.
 
     Raises:
-        UserError: an error occurred that is not a message of one line yet.
+        UserError: an error occurred whose message is not yet a single line.
     """
     try:
         yield
@@ -53,7 +53,7 @@ def tensor_names(path: Path) -> set[str]:
     """Return the names of the tensors in a safetensors file, without loading them.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     with understood(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
         return set(file.keys())
@@ -63,7 +63,7 @@ def tensor_shapes(path: Path) -> dict[str, list[int]]:
     """Return the shapes of the tensors in a safetensors file by name, without loading them.
 
     Raises:
-        UserError: it cannot be read.
+        UserError: the file cannot be read.
     """
     with understood(f"cannot read '{path}'"), safe_open(path, framework="pt") as file:
         return {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
@@ -74,10 +74,10 @@ def read_json(path: Path, what: str) -> Any:
 
     Args:
         path: path of the file.
-        what: what the file should be, for the error.
+        what: the expected kind of file, for the error.
 
     Raises:
-        UserError: it cannot be read, or is not JSON.
+        UserError: the file cannot be read, or is not JSON.
     """
     with understood(f"'{path}' is not {what}"):
         return json.loads(path.read_text("utf-8"))
@@ -87,7 +87,7 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
     """Return the JSON object in a file.
 
     Raises:
-        UserError: it cannot be read, or holds something else.
+        UserError: the file cannot be read, or contains something else.
     """
     value = read_json(path, what)
     if not isinstance(value, dict):
@@ -98,17 +98,17 @@ def read_object(path: Path, what: str) -> dict[str, Any]:
 
 
 REQUIRED: Any = object()
-"""The default of an entry that has to be there."""
+"""The default of an entry that must be present."""
 
 
 @final
 @dataclass(frozen=True)
 class Entries:
-    """Read the entries of a JSON object, each checked against its type.
+    """Read the entries of a JSON object, and check each against its type.
 
     Attributes:
         values: the entries.
-        where: origin of the object for errors: a file, or a description of a part of it.
+        where: the origin of the object for errors: a file, or a description of a part of it.
     """
 
     values: Mapping[str, Any]
@@ -136,15 +136,15 @@ class Entries:
 
 
 def checked(value: Any, hint: Any, where: str, least: float | None = None) -> Any:
-    """Return a value of a file or a spec, checked against a type hint.
+    """Check a value of a file or a spec against a type hint, and return it.
 
     Args:
         value: the value.
         hint: bool, int, float, str, dict, list, None, a `Literal`, or a union, list or dict of
-            these, as in a dataclass's field. A number must be finite, and a whole number is allowed
-            for a float.
-        where: origin of the value, for the error.
-        least: lower bound of a number.
+            these, as in a dataclass's field. A number must be finite. An integer is allowed for a
+            float.
+        where: the origin of the value, for the error.
+        least: the lower bound of a number.
 
     Raises:
         UserError: the value has another type.
@@ -161,13 +161,13 @@ def _rule(hint: Any, least: float | None) -> Rule:
 
 @contextmanager
 def on_disk(path: Path) -> Iterator[None]:
-    """Turn an error inside into an OSError that names the disk's failure, whichever library wrote.
+    """Turn an error inside the context into an OSError with the disk's reason.
 
-    Where a disk is full, torch raises RuntimeError, safetensors an error of its own and numpy an
-    OSError without a reason: the disk is asked for it.
+    If a disk is full, torch raises RuntimeError, safetensors an error of its own, and NumPy an
+    OSError without a reason. The disk is therefore probed for the reason.
 
     Args:
-        path: what is written, for the error.
+        path: the file that is written, for the error.
     """
     try:
         yield
@@ -183,7 +183,7 @@ def on_disk(path: Path) -> Iterator[None]:
 
 
 def _refusal(folder: Path) -> OSError | None:
-    """Return the error of a disk that accepts no more data; None if it does."""
+    """Return the error of a disk that accepts no more data; None if it accepts data."""
     try:
         with TemporaryFile(dir=folder) as file:
             file.write(bytes(1 << 20))
@@ -204,7 +204,7 @@ def _partial(path: Path, out: Path) -> Iterator[Path]:
     Its name contains the process id.
 
     Args:
-        path: what is written.
+        path: the file or folder that is written.
         out: its name in errors.
     """
     partial = path.with_name(f".{path.name}.{os.getpid()}.partial")
@@ -216,7 +216,7 @@ def _partial(path: Path, out: Path) -> Iterator[Path]:
 
 
 def _flush(path: Path) -> None:
-    """Flush a file, or a folder of files: some disks report only then that they are full."""
+    """Flush a file, or all files of a folder: some disks report only then that they are full."""
     for file in [path] if path.is_file() else [p for p in path.rglob("*") if p.is_file()]:
         with file.open("rb+") as opened:
             os.fsync(opened.fileno())
@@ -233,7 +233,7 @@ def _remove(path: Path) -> None:
 def _parents(path: Path) -> Iterator[None]:
     """Make the parent folders of a path.
 
-    If the body fails, those that were made and are empty are removed.
+    If the body fails, new folders that are empty are removed again.
     """
     made = [p for p in path.absolute().parents if not p.exists()]
     try:
@@ -246,7 +246,7 @@ def _parents(path: Path) -> Iterator[None]:
 
 @contextmanager
 def whole(path: Path) -> Iterator[Path]:
-    """Write a file that replaces `path` once it is complete; if writing fails, it is removed.
+    """Write a file that replaces `path` once it is complete; if writing fails, remove it.
 
     Raises:
         OSError: the disk is full, or cannot be written to.
@@ -259,13 +259,13 @@ def whole(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def filled(folder: Path, last: str) -> Iterator[Path]:
-    """Open a place to write files that are moved into `folder` once all are complete.
+    """Provide a temporary folder; its files are moved into `folder` once all are complete.
 
-    The file that marks them as complete is moved last.
+    The file that marks the others as complete is moved last.
 
     Args:
-        folder: target folder; it may hold other files.
-        last: name of the file that is moved last.
+        folder: the target folder; it may contain other files.
+        last: the name of the file that is moved last.
 
     Raises:
         OSError: the disk is full, or cannot be written to.
@@ -280,11 +280,11 @@ def filled(folder: Path, last: str) -> Iterator[Path]:
 
 @contextmanager
 def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
-    """Write a folder that becomes `out` once it is complete; if writing fails, it is removed.
+    """Write a folder that becomes `out` once it is complete; if writing fails, remove it.
 
     Args:
         out: the folder.
-        overwrite: whether it replaces an existing folder.
+        overwrite: whether an existing folder is replaced.
 
     Raises:
         UserError: another process writes the same folder.
@@ -308,7 +308,7 @@ def whole_folder(out: Path, overwrite: bool = False) -> Iterator[Path]:
 
 
 def _restore(aside: Path, home: Path) -> None:
-    """Restore a folder that was to be replaced, or remove it if the new one is in place."""
+    """Restore a folder that was moved aside, or remove it if the new one is in place."""
     if aside.exists():
         if home.exists():
             _remove(aside)
@@ -323,7 +323,7 @@ def write_text(path: Path, text: str) -> None:
 
 
 def append(path: Path, text: str) -> None:
-    """Add lines to a text file; if that fails, the last one may be incomplete."""
+    """Add lines to a text file; if writing fails, the last line may be incomplete."""
     with on_disk(path), path.open("a", encoding="utf-8") as file:
         file.write(text)
 
@@ -334,18 +334,18 @@ def _lock(path: Path) -> Path:
 
 @contextmanager
 def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[None]:
-    """Lock an output against other processes that write the same.
+    """Lock an output against other processes that write the same output.
 
-    The lock ends with its process. Incomplete output of a killed process is removed. No trace of
-    the lock remains. The thread that holds the lock may request it again.
+    The lock ends with its process. Incomplete output of a killed process is removed. No lock file
+    remains. The thread that holds the lock may request it again.
 
     Args:
-        out: a file, or a folder.
-        lock: file that is locked: `inside` a folder; next to `out` by default.
-        wait: wait until no other process holds it, instead of an error.
+        out: a file or a folder.
+        lock: the file that is locked: `inside` a folder; by default a file next to `out`.
+        wait: whether to wait until no other process holds the lock, instead of raising an error.
 
     Raises:
-        UserError: another process holds it.
+        UserError: another process holds the lock.
     """
     lock = lock or _lock(out)
     made = [p for p in (lock.parent, *lock.parent.absolute().parents) if not p.exists()]
@@ -378,14 +378,14 @@ def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[
 
 
 def _remove_empty(folders: Iterable[Path]) -> None:
-    """Remove empty folders, the innermost first, up to one that is not empty."""
+    """Remove empty folders, the innermost first, up to the first that is not empty."""
     with suppress(OSError):
         for folder in folders:
             folder.rmdir()
 
 
 def inside(folder: Path) -> Path:
-    """Return the file to lock in a folder that is written file by file."""
+    """Return the lock file of a folder that is written file by file."""
     return folder / ".lock"
 
 
@@ -395,16 +395,17 @@ def cache_folder() -> Path:
 
 
 def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) -> None:
-    """Refuse an output that could not be written, before the work for it starts.
+    """Refuse an output that cannot be written, before the work for it starts.
 
     Args:
-        path: path of the output.
-        folder: whether it is a folder.
-        endings: allowed endings of a file's name, if not all are.
+        path: the path of the output.
+        folder: whether the output is a folder.
+        endings: allowed endings of a file's name; all by default.
 
     Raises:
-        UserError: it is of the other kind, its name has another ending, its place cannot be written
-            to, or there is no folder for a file with one of some endings.
+        UserError: a folder is given for a file or the reverse, the ending is not allowed, the place
+            is not writable, or the parent folder of a file whose endings are limited does not
+            exist.
     """
     if endings and path.suffix.lower() not in endings:
         raise UnknownName(f"ending of '{path}',", path.suffix, endings)

@@ -6,23 +6,25 @@ from contextlib import contextmanager
 from threading import Lock
 
 SELDOM = 1_000_000
-"""New objects from one search to the next; transformers and a model make some 700,000 that all
-stay."""
+"""Number of new objects between two garbage collections.
+
+transformers and a model create about 700,000 objects that all stay alive.
+"""
 MANY = 50_000
-"""New objects that are taken for loaded ones."""
+"""Number of new objects from which on they are assumed to be loaded, permanent ones."""
 _LOCK = Lock()
 _ENTERED: list[tuple[int, int, int]] = []
-"""For each who is inside, of whatever thread, the thresholds that the first one found."""
+"""The original thresholds, once for each block that is active in any thread."""
 
 
 @contextmanager
 def seldom() -> Iterator[None]:
     """Run the garbage collector a thousand times less often inside the block.
 
-    Otherwise it takes a third of the time of loading. What was loaded counts as old afterwards, as
-    if it had survived three collections, so only a full collection looks at it again. (Freezing all
-    objects and unfreezing them moves them there. Where other code has frozen objects, this is left
-    out, because it would unfreeze them, too.)
+    Otherwise garbage collection takes a third of the time of loading. Objects loaded in the block
+    are then in the oldest generation, so that only a full collection looks at them again. Freezing
+    and unfreezing all objects moves them there. This step is omitted if other code has frozen
+    objects, because it would unfreeze them too.
     """
     with _LOCK:
         _ENTERED.append(_ENTERED[0] if _ENTERED else gc.get_threshold())

@@ -21,25 +21,35 @@ from draftree.native import variant
 from draftree.utils.files import cache_folder
 
 ROUNDS, SLOW = (3, 25), 0.25
-"""The rounds in which each work is timed, at least and at most, and the seconds from which on the
-first time counts, as a warm-up matters little then."""
+"""The least and the largest number of rounds in which each function is timed.
+
+`SLOW` is the duration in seconds from which on the first time counts, because a warm-up then
+matters little.
+"""
 QUICK, AGAIN = 0.1, 7
-"""Seconds below which works are timed in more rounds, and how many these are at least: a machine
-may be slow in three."""
+"""Duration in seconds below which functions are timed in at least `AGAIN` rounds.
+
+A machine may be slow in three successive rounds.
+"""
 
 CACHES = {"ONEDNN_PRIMITIVE_CACHE_CAPACITY": 512, "LRU_CACHE_CAPACITY": 256}
-"""The variables by which oneDNN and its wrapper bound their caches, and the entries that suffice.
+"""Environment variables that limit the caches of oneDNN and its wrapper, and sufficient values.
 
-A linear layer over some number of tokens is two entries of the first and one of the second; a new
-one takes half a millisecond."""
+A linear layer over one number of tokens takes two entries of the first and one of the second. A new
+entry takes half a millisecond.
+"""
 ARENA_MAX, ARENAS = -8, 2
-"""glibc's M_ARENA_MAX, and the arenas that all threads share: the worker's and the loop's."""
+"""glibc's M_ARENA_MAX.
+
+`ARENAS` is its value: the number of memory arenas that all threads share, for the worker and the
+event loop.
+"""
 
 
 def busy() -> str:
-    """Return a message if other programs compete for the processors.
+    """Return a message if other programs compete for the processors, else "".
 
-    It is empty if none do, or where this is not known.
+    It is also "" if this is unknown.
     """
     try:
         load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
@@ -59,17 +69,18 @@ def interleaved(
     longest: float,
     before: Sequence[Callable[[], Any] | None] = (),
 ) -> list[float]:
-    """Return wall seconds of each work, run round-robin in random order.
+    """Return the wall seconds of each function, run in turn in random order.
 
-    So changes of the machine's speed affect all works equally. The result is the lower quartile of
-    the rounds, because other programs on the machine only ever make a work slower.
+    Changes of the machine's speed then affect all functions equally. The result is the lower
+    quartile of the rounds, because other programs on the machine can only make a function slower.
 
     Args:
-        works: functions to time.
-        device: device that is waited for before and after each.
-        longest: seconds of all rounds together, shared evenly; slow works get fewer of them, spread
-            over the rounds.
-        before: functions called before each work, every time, and not timed; none by default.
+        works: the functions to time.
+        device: the device, which must be idle before and after each run.
+        longest: seconds of all rounds together, shared evenly. Slow functions get fewer rounds,
+            spread over the whole time.
+        before: for each function, a function that is called before each run and is not timed; none
+            by default.
     """
 
     def timed_behind(i: int) -> float:
@@ -93,7 +104,7 @@ def interleaved(
 
 
 def timed(work: Callable[[], Any], device: torch.device) -> float:
-    """Return wall seconds of a work, with the device idle before and after."""
+    """Return the wall seconds of a function, with the device idle before and after."""
     accelerator: Any = torch.accelerator
     wait = partial(accelerator.synchronize, device) if device.type != "cpu" else lambda: None
     wait()
@@ -104,7 +115,7 @@ def timed(work: Callable[[], Any], device: torch.device) -> float:
 
 
 def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
-    """Return an array on a device without waiting for the copy or for earlier work."""
+    """Copy an array to a device without waiting for the copy or for earlier work."""
     given = torch.from_numpy(values)
     if device.type == "cuda":
         given = given.pin_memory()
@@ -112,12 +123,12 @@ def to_device(values: NDArray[Any], device: torch.device) -> Tensor:
 
 
 def has_float64(device: torch.device) -> bool:
-    """Return whether a device computes in float64; Apple's `mps` does not."""
+    """Return whether a device supports float64; Apple's `mps` does not."""
     return device.type != "mps"
 
 
 def machine(device: torch.device) -> dict[str, str]:
-    """Return the properties of the machine that affect the speed of a pass."""
+    """Return the properties of the machine on which the speed of a pass depends."""
     chip = torch.cuda.get_device_name(device) if device.type == "cuda" else _processor()
     figures = {
         "device": chip,
@@ -158,9 +169,9 @@ def bound_memory() -> None:
 
 
 def return_memory() -> None:
-    """Return free memory of glibc's allocator to the system.
+    """Return free memory of glibc's allocator to the operating system.
 
-    Other C libraries do so by themselves.
+    Other C libraries do this by themselves.
     """
     trim = _of_glibc("malloc_trim")
     if trim is not None:
@@ -168,11 +179,11 @@ def return_memory() -> None:
 
 
 def _of_glibc(name: str) -> Callable[..., int] | None:
-    """Return a function of glibc's allocator; None where the C library is another one."""
+    """Return a function of glibc's allocator; None with another C library."""
     return getattr(ctypes.CDLL(None), name, None) if sys.platform == "linux" else None
 
 
 def kept(kind: str, about: Mapping[str, str]) -> Path:
-    """Return the path in the cache folder of a kind of findings with the given description."""
+    """Return the cache file for measurements of one kind with the given description."""
     key = hashlib.sha256(json.dumps(dict(about), sort_keys=True).encode()).hexdigest()[:16]
     return cache_folder() / kind / f"{key}.json"

@@ -17,8 +17,8 @@ class Record:
     """Sum the seconds of phases.
 
     Args:
-        seconds: sums by phase, changed in place. The name of a nested phase includes the outer
-            ones: `grow/draft/model`.
+        seconds: the sums by phase, which are changed in place. The name of a nested phase includes
+            the outer ones: `grow/draft/model`.
     """
 
     def __init__(self, seconds: MutableMapping[str, float]) -> None:
@@ -27,7 +27,7 @@ class Record:
         self._since = time.perf_counter()
 
     def turn(self) -> None:
-        """Add the time that has passed to the open phase, if there is one."""
+        """Add the elapsed time to the open phase, if there is one."""
         now = time.perf_counter()
         if self._open:
             name = self._open[-1]
@@ -35,7 +35,7 @@ class Record:
         self._since = now
 
     def begin(self, name: str) -> None:
-        """Begin a phase inside the one that is open."""
+        """Begin a phase inside the open one."""
         self.turn()
         self._open.append(f"{self._open[-1]}/{name}" if self._open else name)
 
@@ -47,7 +47,7 @@ class Record:
 
 @contextmanager
 def recorded(seconds: MutableMapping[str, float]) -> Iterator[None]:
-    """Add the seconds of phases inside to those given, by name."""
+    """Add the seconds of phases inside the context to the given dictionary."""
     token = _RECORD.set(Record(seconds))
     try:
         yield
@@ -57,9 +57,9 @@ def recorded(seconds: MutableMapping[str, float]) -> Iterator[None]:
 
 @contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Count the work inside as part of a phase.
+    """Count the work inside the context as part of a phase.
 
-    Where nobody records phases, this costs next to nothing.
+    It costs almost nothing if no phases are recorded.
     """
     if (record := _RECORD.get()) is None:
         yield
@@ -72,7 +72,7 @@ def phase(name: str) -> Iterator[None]:
 
 
 def in_phase(name: str) -> Callable[[Callable[P, T]], Callable[P, T]]:
-    """Make every call of a function a phase."""
+    """Decorate a function so that each call counts as a phase."""
 
     def decorated(function: Callable[P, T]) -> Callable[P, T]:
         @wraps(function)

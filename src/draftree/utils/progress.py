@@ -8,13 +8,13 @@ from contextlib import contextmanager
 from typing import Any, Protocol
 
 PATIENCE = 2.0
-"""Seconds after which a wait is announced."""
+"""Seconds after which long work is announced."""
 LOG = logging.getLogger("draftree")
 _shown = threading.local()
 
 
 def duration(seconds: float) -> str:
-    """Return a time in seconds, in minutes, or in hours and minutes."""
+    """Return a time as text, in seconds, in minutes, or in hours and minutes."""
     minutes = round(seconds / 60)
     if seconds < 100:
         return f"{seconds:.0f} s"
@@ -38,11 +38,11 @@ def announced(what: str, own_bar: bool = False) -> Iterator[None]:
     """Report work that takes longer than two seconds.
 
     One line is logged. On a terminal a spinner turns until the work is done. Nothing is reported
-    inside other work that is announced, nor where the command line shows progress of its own.
+    inside other announced work, or while the command line shows its own progress.
 
     Args:
-        what: the work, as "loading the target".
-        own_bar: whether the work shows a progress bar itself, so that no spinner is needed.
+        what: the work, for example "loading the target".
+        own_bar: whether the work shows its own progress bar, so that no spinner is needed.
     """
     if getattr(_shown, "already", False):
         yield
@@ -72,7 +72,7 @@ def announced(what: str, own_bar: bool = False) -> Iterator[None]:
 
 @contextmanager
 def shown() -> Iterator[None]:
-    """Keep `announced` silent inside, because progress is shown already."""
+    """Keep `announced` silent inside the context, because progress is shown already."""
     before, _shown.already = getattr(_shown, "already", False), True
     try:
         yield

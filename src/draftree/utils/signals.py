@@ -9,15 +9,17 @@ from typing import Any
 ENDING = tuple(
     s for s in signal.Signals if s.name in ("SIGINT", "SIGTERM", "SIGHUP")
 )  # not all systems have all of them
-"""The signals of Ctrl-C, of a system or scheduler that ends programs, and of a terminal that is
-closed."""
+"""The signals that ask a program to end.
+
+They are sent by Ctrl-C, by a system or scheduler, and by a terminal that is closed.
+"""
 
 
 class Interrupted(KeyboardInterrupt):
     """Signal that the program was asked to end.
 
     Attributes:
-        status: exit status that shells give a program that the signal ended.
+        status: the exit status of a program that the signal ended, as shells report it.
     """
 
     def __init__(self, number: int) -> None:
@@ -30,9 +32,9 @@ STATUSES = frozenset(Interrupted(number).status for number in ENDING)
 
 @contextmanager
 def raised() -> Iterator[list[int]]:
-    """Raise `Interrupted` at the current point of the program when a signal asks it to end.
+    """Raise `Interrupted` at the current point of the program if a signal asks it to end.
 
-    The yielded list holds the signals received.
+    The yielded list contains the signals received.
     """
     came: list[int] = []
 
@@ -46,9 +48,10 @@ def raised() -> Iterator[list[int]]:
 
 @contextmanager
 def postponed() -> Iterator[list[int]]:
-    """Hold back signals that ask the program to end.
+    """Postpone signals that ask the program to end.
 
-    Inside, they are added to the yielded list. Those left in it are raised afterwards.
+    Inside the context they are added to the yielded list. Signals that are still in the list at its
+    end are raised then.
     """
     came: list[int] = []
     try:
@@ -63,8 +66,8 @@ def postponed() -> Iterator[list[int]]:
 def _handled(handler: Callable[[int, Any], None]) -> Iterator[None]:
     """Set a handler for the signals that end a program.
 
-    Signals that are ignored, as by `nohup`, stay ignored. In a thread other than the main one
-    nothing changes.
+    Ignored signals stay ignored, as with `nohup`. In a thread other than the main one nothing
+    changes.
     """
     here = threading.current_thread() is threading.main_thread()
     before = {

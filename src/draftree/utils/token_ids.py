@@ -11,9 +11,9 @@ from draftree.utils.validated_dataclass import several
 
 
 def row_of_ids(value: Any) -> list[int] | None:
-    """Return the ids in a list, or in an array or tensor of one dimension.
+    """Return the ids of a list, or of a one-dimensional array or tensor.
 
-    Return None if they are not whole numbers in one row.
+    Return None if the value is not a flat list of integers.
     """
     with suppress(
         RuntimeError, TypeError

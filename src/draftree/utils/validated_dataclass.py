@@ -14,20 +14,20 @@ from draftree.aliases import accepted, asks_for_nothing, ignored
 from draftree.errors import DraftreeWarning, UnknownName, UserError, shown
 
 LARGEST = 2**63 - 1
-"""The largest whole number that arrays and tensors can count with."""
+"""The largest integer that arrays and tensors can represent."""
 Rule = tuple[str, Callable[[Any], bool]]
-"""The values that are allowed, in words and as a test."""
+"""The allowed values, as a description and as a test."""
 
 
 def whole(value: Any, least: float = 0, most: float = inf) -> bool:
-    """Return whether a value is a whole number in a range; True and False are not."""
+    """Return whether a value is an integer in a range; True and False are not integers here."""
     return (
         isinstance(value, Integral) and not isinstance(value, bool) and least <= int(value) <= most
     )
 
 
 def real(value: Any) -> bool:
-    """Return whether a value is a finite number; True and False are not."""
+    """Return whether a value is a finite number; True and False are not numbers here."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
     with suppress(OverflowError):  # a whole number beyond all floats
@@ -36,19 +36,19 @@ def real(value: Any) -> bool:
 
 
 def unicode(value: Any) -> bool:
-    """Return whether a text can be encoded; half of a surrogate pair cannot."""
+    """Return whether a text can be encoded in UTF-8; a single surrogate cannot."""
     with suppress(UnicodeEncodeError):
         return isinstance(value, str) and bool(value.encode() or True)
     return False
 
 
 def text(value: Any) -> bool:
-    """Return whether a value is a text of at least one character."""
+    """Return whether a value is a non-empty string."""
     return unicode(value) and bool(value)
 
 
 def several(values: Any, fine: Callable[[Any], bool]) -> bool:
-    """Return whether a value is a list of valid items; a text, or bytes, is no list."""
+    """Return whether a value is a list of valid items; strings and bytes are not lists here."""
     return (
         isinstance(values, Sequence)
         and not isinstance(values, str | bytes | bytearray)
@@ -63,7 +63,7 @@ def optional(fine: Callable[[Any], bool]) -> Callable[[Any], bool]:
 
 @dataclass(frozen=True)
 class Range:
-    """Store bounds of a number, inclusive `least` and `most`, exclusive `above` and `below`."""
+    """Store the bounds of a number: inclusive `least` and `most`, exclusive `above` and `below`."""
 
     least: float = -inf
     most: float = inf
@@ -75,7 +75,7 @@ class Range:
         return bool(self.least <= number <= self.most and self.above < number < self.below)
 
     def told(self, number: str) -> str:
-        """Return the allowed numbers in words."""
+        """Return a description of the allowed numbers."""
         low, high = max(self.least, self.above), min(self.most, self.below)
         if high < inf and number == WHOLE:
             return f"{number} in {low} … {high}"
@@ -104,12 +104,12 @@ def knob(
     """Return a field of a dataclass, with the range of its number.
 
     Args:
-        default: its default value.
+        default: the default value.
         least: inclusive lower bound.
         most: inclusive upper bound.
         above: exclusive lower bound.
         below: exclusive upper bound.
-        rule: the allowed values, where type and bounds are not enough.
+        rule: the allowed values, if type and bounds do not suffice.
         more: other metadata of the field, by name.
     """
     return field(
@@ -118,9 +118,10 @@ def knob(
 
 
 def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
-    """Return the values that a type and a range allow.
+    """Return the rule for the values that a type and a range allow.
 
-    The range holds for numbers in a list or dict, too. Types that are not checked give None.
+    The range also applies to numbers in a list or dict. The result is None for types that are not
+    checked.
     """
     origin, options = get_origin(hint), get_args(hint)
     if origin is Literal:
@@ -158,7 +159,7 @@ def rule_of(hint: Any, bounds: Range = Range()) -> Rule | None:
 
 @cache
 def rules(of: type) -> tuple[tuple[str, Rule], ...]:
-    """Return the fields of a dataclass that have a rule, with these rules."""
+    """Return the fields of a dataclass that have a rule, each with its rule."""
     hints, data = get_type_hints(of), {f.name: f.metadata for f in fields(of) if f.init}
     found = {
         name: more.get("rule") or rule_of(hints[name], more.get("range", Range()))
@@ -168,14 +169,14 @@ def rules(of: type) -> tuple[tuple[str, Rule], ...]:
 
 
 def check(of: Any, place: str = "") -> None:
-    """Refuse a dataclass instance with values that its fields do not allow, in one message.
+    """Refuse a dataclass instance with invalid values, in a single message.
 
     Args:
         of: the instance.
-        place: start of the message.
+        place: the start of the message.
 
     Raises:
-        UserError: a value is not allowed; the message gives each such value and what is allowed.
+        UserError: a value is not allowed; the message gives all such values and the allowed ones.
     """
     kind: type = type(of)
     values = [
@@ -193,7 +194,7 @@ def check(of: Any, place: str = "") -> None:
 
 
 class Knobs:
-    """Check the values of a dataclass that derives from it."""
+    """Check the field values of a derived dataclass."""
 
     def __post_init__(self) -> None:
         """Refuse values that are not allowed."""
@@ -201,18 +202,18 @@ class Knobs:
 
 
 Presets = Mapping[str, Mapping[str, Any]]
-"""Options that each preset sets, by its name."""
+"""The options that each preset sets, by the preset's name."""
 PRESET = "preset"
-"""Key of a spec that sets several options at once."""
+"""The key in a spec that selects a preset."""
 
 
 class Part:
-    """Check the values of a dataclass that derives from it, and name the part in the message.
+    """Check the field values of a derived dataclass, and name the part in error messages.
 
     Attributes:
-        presets: by name, options that together depart from the published method; `name:preset=fast`
-            sets them.
-        spec_name: its name in specs, where that is not the class's in lower case.
+        presets: named sets of options that depart from the published method; `name:preset=fast`
+            selects one.
+        spec_name: the part's name in specs, if it is not the class's name in lower case.
     """
 
     presets: ClassVar[Presets] = {}
@@ -231,18 +232,18 @@ class Part:
 
 
 def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
-    """Return the values that key=value texts set, each with its field's type.
+    """Return the values that key=value texts set, each in its field's type.
 
-    The dataclass itself refuses values that it does not allow. A preset sets the options that no
-    other text sets, wherever it stands.
+    The dataclass itself refuses invalid values. A preset sets only options that no other text sets;
+    the order of the texts does not matter.
 
     Args:
         items: the texts.
         of: the dataclass.
-        what: what the texts belong to, for the message.
+        what: the part to which the texts belong, for the message.
 
     Raises:
-        UserError: a text is not key=value, or there is no such key or preset.
+        UserError: a text is not key=value, or a key or preset is unknown.
     """
     hints = get_type_hints(of)
     values = dict[str, Any]()
@@ -270,13 +271,13 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
 
 
 def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return arguments under draftree's names, accepting other tools' names for the same.
+    """Rename arguments from other tools' names to draftree's names.
 
     The other names are in `draftree.aliases`. Options of other tools whose value has no effect are
-    left out. Options that do not change the text are left out with a warning.
+    dropped. Options that do not change the text are dropped with a warning.
 
     Args:
-        kind: kind of the names, as for `UnknownName`.
+        kind: the kind of the names, as for `UnknownName`.
         given: the arguments.
         known: draftree's names.
 
@@ -309,7 +310,7 @@ def translated(kind: str, given: Mapping[str, Any], known: Collection[str]) -> d
 
 
 def read(given: str, hint: Any) -> Any:
-    """Return the value of a type that a text represents, or else the text itself."""
+    """Convert a text to the number or other value that it represents, or else return the text."""
     kinds = get_args(hint) or (hint,)
     if NoneType in kinds and given.lower() == "none":
         return None
