@@ -86,7 +86,7 @@ def __getattr__(name: str) -> Any:
     if (ours := aliases.SAME[MODULE].get(name)) is not None:
         return getattr(import_module("draftree.integrations.other_tools"), ours)
     unknown = UnknownAttribute(MODULE, name, sys.modules[__name__], _of_transformers(name))
-    if _is_imported():  # Python would replace an AttributeError by one without the hint
+    if _is_imported():  # Python would replace an AttributeError by one without the suggestion
         raise ImportError(str(unknown), name=__name__)
     raise unknown
 

@@ -81,7 +81,7 @@ class Rows:
         self._numbers, self._begun = (
             np.zeros(cache.rows, np.int64),
             0,
-        )  # of the sequence in each row; how many have begun
+        )  # number of the sequence in each slot; number of sequences begun
         self.growth: int | None = None
         self.seated, self.undrafted = set[int](), set[int]()
 
@@ -406,7 +406,7 @@ class Rows:
             self.last[row] = tokens[-1]
             full = (
                 len(self.committed[row]) + len(kept) >= target.decoder.context
-            )  # the root has no position left to be read at
+            )  # no position is left for the root
             count, ending = self._cut(row, tokens, full)
             p.vouch(kept[:count])
             origins = self._origins(tree, kept[:-1])

@@ -127,7 +127,7 @@ def _network_size(
     def number(name: str, default: int) -> int:
         try:
             return int(getattr(config, name, None) or default)
-        except RuntimeError:  # transformers' answer where layers differ in it
+        except RuntimeError:  # transformers raises it if the layers differ in this value
             return default
 
     experts = next((p.shape[0] for p in network.parameters() if p.dim() == 3), 1)
@@ -138,7 +138,7 @@ def _network_size(
     for p in _multiplied(network):
         count = p.numel() * (
             2 if p.dtype is torch.uint8 else 1
-        )  # of four bits, two stand in a byte
+        )  # a byte holds two four-bit weights
         if p.dim() == 3:
             weights += count * routed / experts
             of_experts += p.nbytes

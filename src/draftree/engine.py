@@ -281,8 +281,7 @@ class Engine(Hinting, metaclass=_Loads):
 
         Returns:
             The completion of a prompt, or a list of n completions for `n` above 1. For a list of
-                prompts,
-            a list with one such result for each prompt.
+            prompts, a list with one such result for each prompt.
 
         Raises:
             UserError: an option does not exist or is out of its range, or the prompt cannot be
@@ -403,8 +402,7 @@ class Engine(Hinting, metaclass=_Loads):
             options: the attributes of `Options`.
 
         Returns:
-            The answer. For a list of questions or chats, and for `n`
-            above 1, a list of answers.
+            The answer; a list of answers for a list of questions or chats, and for `n` above 1.
 
         Raises:
             UserError: the messages are malformed or refused by the template, `system` is given
@@ -477,13 +475,14 @@ class Engine(Hinting, metaclass=_Loads):
             held, self.held = (
                 self.held,
                 None,
-            )  # first of all: a call that is interrupted leaves no cache half changed
+            )  # first, so that an interrupted call leaves no half-changed cache
             if rest(self.target) or not reuse:
-                held = None  # its memory is free for the new caches, of which passes may be recorded already
+                held = None  # frees its memory for the new caches
             cache, state = self._beginning(requests, held)
             rows = Rows(cache, source, self.calls, self._stats(acceptor, requests))
             parts = Parts(self.target, self.drafter, self.policy, acceptor, self.step_costs)
-            self.calls += self.drafter.remembers  # one that carries nothing knows of no other call
+            # A drafter that carries no state has seen no other call.
+            self.calls += self.drafter.remembers
         return rows, self._steps(parts, rows, requests, state)
 
     def _steps(
@@ -500,9 +499,8 @@ class Engine(Hinting, metaclass=_Loads):
             for events, after in decode(parts, rows, requests, state):
                 state = after
                 yield events
-        except (
-            GeneratorExit
-        ):  # closed between two steps, where caches and texts agree; a later call's are worth more
+        except GeneratorExit:
+            # Closed between two steps, when caches and texts agree. A later call's cache has priority.
             if self.held is None:
                 self.held = held_of(rows, state)
             raise
@@ -634,7 +632,8 @@ class Engine(Hinting, metaclass=_Loads):
     def keeps_text(self, sampling: Sampling = GREEDY) -> bool:
         """Return whether each text equals that of plain decoding token by token.
 
-        If it is false, the texts agree with plain decoding in distribution at most.
+        If not, texts agree with plain decoding only in distribution, or not even that if the
+        acceptor is lossy.
         """
         acceptor = self.acceptor or usual(sampling.greedy)
         return acceptor.keeps_text or (sampling.greedy and not acceptor.lossy)
@@ -735,7 +734,7 @@ class Engine(Hinting, metaclass=_Loads):
         )
         shared = held.cache.truncate(
             np.minimum(shared, held.cache.reusable)
-        )  # a state may go back further than asked
+        )  # a recurrent state may be cut back further than requested
         try:
             return held.cache, self.drafter.truncate(held.drafter_state, shared)
         except Exception:  # the prompt is read again
@@ -820,7 +819,7 @@ def plain_stream(
         if not table.live.size:
             return
         yield from ended(loop.plain_step(target, acceptor, table))
-        stats.steps.clear()  # of a long stream they would fill the memory
+        stats.steps.clear()  # in a long stream they would fill the memory
         stats.work.clear()
 
 
@@ -1237,7 +1236,7 @@ def speculate(
             seed=seed, streamer=streamer, tokenizer=tokenizer, exactness=exactness
         )
         return hook(drafter, policy, **prepared)
-    check_types(costs, tokenizer)  # a mistake is told here, and not by the first call
+    check_types(costs, tokenizer)  # report a mistake now, and not in the first call
     Loading(exactness=exactness)
     parts = parts_of(
         *given_parts(

@@ -19,7 +19,7 @@ from typing_extensions import override
 from draftree import aliases
 
 LONGEST, SHOWN = 600, 60
-"""Largest number of characters of a message, and of a value that a message repeats."""
+"""Largest number of characters of a message (`LONGEST`), and of a repeated value (`SHOWN`)."""
 
 
 def cut(text: str, most: int = LONGEST) -> str:
@@ -34,9 +34,7 @@ def shown(value: Any, most: int = SHOWN) -> str:
     """Return the text by which messages show a wrong value, at most `most` characters of it."""
     try:
         text = repr(value)
-    except (
-        Exception
-    ):  # a foreign object's own repr may fail; so does that of what is nested too deep
+    except Exception:  # the repr of another library's object, or of a deeply nested one, may fail
         text = f"a {type(value).__name__}"
     return text if len(text) <= most else f"{text[:most]}…"
 
@@ -141,7 +139,7 @@ class Hinting:
             if (read := aliases.READERS.get(self.kind_of_name, {}).get(name)) is not None:
                 try:
                     return read(self)
-                except AttributeError as error:  # what it is read from is not there
+                except AttributeError as error:  # the attribute that it is read from does not exist
                     raise UnknownAttribute(
                         self.kind_of_name, name, self, first_line(error)
                     ) from error

@@ -21,7 +21,7 @@ from draftree.utils.progress import Tell, announced, silent
 FED, FED_WIDE = (1, 2, 4, 8, 16, 32, 64, 128), (256, 512)
 """Numbers of tokens per sequence for which a target pass is timed.
 
-The second tuple is added for accelerators, whose cost curve bends at more tokens.
+`FED_WIDE` is added for accelerators, whose cost curve bends at more tokens.
 """
 DRAFTED = (1, 2, 4, 8, 16, 32)
 """Numbers of frontier nodes per sequence for which a draft step is timed."""
@@ -104,7 +104,8 @@ def measure(
     seconds = iter(interleaved(works, device, LONGEST, before))
     finds = interleaved([s.find() for s in settings], device, 0.1, [a_pass] * len(settings))
     both = [_both(work, undo) for s in settings for work, undo in s.commit()]
-    commits = interleaved(both, device, 0.4, [a_pass] * len(both))  # last: it moves the caches on
+    # Commits come last, because they change the caches.
+    commits = interleaved(both, device, 0.4, [a_pass] * len(both))
     costs = []
     for setting, commit, catch_up, find in zip(
         settings, commits[::2], commits[1::2], finds, strict=True
@@ -131,7 +132,7 @@ def _settings(target: Target, drafter: Drafter[Any], rows: int, tell: Tell) -> "
     longest, settings = (
         max(1, target.decoder.context - 4),
         [],
-    )  # it and a drafter of the same context have to read on
+    )  # target and drafter must have space for further tokens
     for context in sorted({min(c, longest) for c in CONTEXTS}):
         tell(0, f"reading {_rows(rows)} of {context} tokens")
         settings.append(

@@ -44,15 +44,16 @@ CALLABLES: Rule = "a tuple of what can be called", lambda v: several(v, callable
 
 @dataclass(frozen=True)
 class Request(Knobs):
-    """Describe one text to be continued; ids may be a list, an array or a tensor.
+    """One text to continue, with all settings of its generation.
 
     Attributes:
-        prompt: token ids, at least one and at most the target's context.
-        max_new_tokens: the most tokens to generate, at least one.
-        eos: ids that end the text; they are emitted.
+        prompt: token ids as a list, an array or a tensor; at least one, and at most as many as the
+            target's context.
+        max_new_tokens: largest number of tokens to generate, at least 1.
+        eos: token ids that end the text; the ending token is part of the output.
         number: distinguishes requests with the same seed. Seed and number together determine the
             noise, so that equal numbers give equal draws.
-        sampling: how its tokens are chosen; greedily by default.
+        sampling: the sampling settings; greedy by default.
         processors: logits processors of this request, applied before those of `sampling`, also in
             greedy decoding.
         guides: the members of `processors` that are also applied to draft logits, so that no

@@ -345,7 +345,7 @@ class Tree:
             source: [M] the number of the drafter of each node; by default `candidates.source`.
         """
         n, m = len(self), len(parents)
-        return Tree(  # `replace` takes as long as all the rest
+        return Tree(  # `replace` would take as long as all the rest
             tokens=np.concatenate((self.tokens, tokens)),
             parents=np.concatenate((self.parents, parents)),
             depth=np.concatenate((self.depth, self.depth[parents] + 1)),
@@ -478,7 +478,8 @@ def of_rows(tree: Tree, verdict: Verdict, rows: list[int]) -> tuple[Tree, Verdic
     mine: dict[str, Any] = {
         name: column[nodes] for name, column in columns.items() if isinstance(column, np.ndarray)
     }
-    mine["parents"] = place[mine["parents"]]  # that of a root is −1, and so is the last place
+    # The parent of a root is −1, and so is the last element of `place`.
+    mine["parents"] = place[mine["parents"]]
     roots = [root for root in range(tree.roots) if tree.row[root] in rows]
     paths = tuple(place[verdict.paths[root]] for root in roots)
     return replace(tree, **mine), replace(verdict, paths=paths, bonus=verdict.bonus[roots])

@@ -73,7 +73,7 @@ def walk(tree: Tree, choose: Callable[[int], int]) -> Verdict:
     pairs = list(zip(tree.parents.tolist(), tree.tokens.tolist(), strict=True))
     children = {
         pairs[child]: child for child in range(len(tree) - 1, tree.roots - 1, -1)
-    }  # of equal siblings the first stays
+    }  # among equal siblings the first is kept
 
     def step(node: int) -> tuple[int | None, int]:
         token = choose(node)
@@ -152,9 +152,7 @@ def judged(
         token, q = int(tree.tokens[child]), proposal(tree, child, len(p))
         if gone and not replacement:
             q = q.index_fill(0, torch.tensor(gone), 0)  # a copy: the siblings share the tree's own
-            if (
-                (left := q.sum()) == 0
-            ):  # by rounding; what siblings come next is known from those before, so it is no draw
+            if (left := q.sum()) == 0:  # by rounding: later siblings follow from the earlier ones
                 break
             q = q / left
         if chance.bernoulli(min(1.0, ratio(p, q, token)), *place, index):
@@ -175,9 +173,9 @@ def ratio(p: Tensor, q: Tensor, token: int) -> float:
 
 
 def residual(p: Tensor, q: Tensor, keep: float = 1.0) -> Tensor:
-    """Return norm(max(0, keep · p − q)) [V], the residual distribution of rejection sampling.
+    """Return max(0, keep · p − q) [V], normalised: the residual distribution of rejection sampling.
 
-    If its mass is 0, which only rounding causes, return p itself.
+    If the sum is 0, which only rounding causes, return p itself.
     """
     rest = (keep * p - q).clamp(min=0)
     mass = rest.sum()

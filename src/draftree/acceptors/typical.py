@@ -32,7 +32,7 @@ class Typical(Acceptor):
     """Not exact, never a default, and every output it touches says so.
 
     Attributes:
-        epsilon: ε, a probability of a draft above which it is always accepted.
+        epsilon: ε, the target's probability of a draft above which the draft is always accepted.
         delta: δ, the factor of exp(−H(p)) in the bound that depends on the entropy.
     """
 

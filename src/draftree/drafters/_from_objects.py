@@ -14,7 +14,7 @@ from draftree.target.target import Target
 @final
 @dataclass(frozen=True)
 class LoadedModel(Method):
-    """A loaded language model that drafts, as `lm` does with one that it loads itself.
+    """A loaded language model as drafter, like the model that `lm` loads.
 
     Attributes:
         model: a loaded model of transformers, or a loaded target. It must be on the device of the
@@ -38,7 +38,7 @@ class LoadedModel(Method):
 @final
 @dataclass(frozen=True)
 class OpenDrafter(Method):
-    """A drafter that is open already, as another engine's.
+    """A drafter that is already open, for example that of another engine.
 
     Attributes:
         drafter: a drafter that was opened for a target with the same shapes.

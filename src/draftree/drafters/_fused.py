@@ -35,15 +35,19 @@ ALONE = (0.0, 1.0, 0.0, 2.0)
 PRIOR = 4.0
 """The number of examples of unit curvature that count as much as the initial weights."""
 RECENT, NEUTRAL = 0.2, 0.5
-"""Weight of the newest hit in a sequence's moving mean, and the mean before any hit."""
+"""Constants of the moving mean of a sequence's recent hits.
+
+`RECENT` is the weight of the newest hit, and `NEUTRAL` the mean before any hit.
+"""
 CERTAIN = 1e-4
 """Probabilities are clipped to this distance from 0 and 1 before the weights learn from them."""
 UNGUIDED = np.zeros((0, 0))
 """Stands for the guide's log q where there is no guide."""
 MOST, LEAST = 1 - 1e-3, 1e-300
-"""The largest sum of the values of all hits after a node, and the smallest value of a hit.
+"""Bounds of the estimated values of retrieval hits.
 
-The bound on the sum leaves some probability for the guide's tokens.
+`MOST` bounds the sum over all hits after a node, so that some probability is left for the guide's
+tokens. `LEAST` is the smallest value of a hit.
 """
 
 
@@ -53,8 +57,8 @@ class Fused(Method):
     """Drafters whose candidates go into one tree; a spec joins them with `+`.
 
     Attributes:
-        parts: the options of the drafters. Among candidates of equal q, those of earlier parts come
-            first.
+        parts: the options of the drafters, which are called parts. Among candidates of equal q,
+            those of earlier parts come first.
     """
 
     parts: tuple[Method, ...]
@@ -89,7 +93,7 @@ class Find:
 
     Attributes:
         part: the number of the part.
-        guided: whether there was a guide.
+        guided: whether there was a guide, which is the first part that computes a whole q.
         numbers: [F] the numbers of the frontier's nodes.
         tokens: [F, K] token ids.
         place: [F, K] −∞ where there is a candidate, NaN elsewhere.
@@ -136,6 +140,10 @@ class Fusing:
 @final
 class FusedDrafter(Drafter[Fusing]):
     """Drafters that expand the same nodes; their candidates are merged.
+
+    The drafters are called parts. The first part that computes a whole q, such as a trained
+    drafter, is the guide. Candidates of the other parts, such as retrieval hits, are valued by
+    their estimated acceptance.
 
     Raises:
         UserError: more than one of the drafters sends probes with a verification.
@@ -201,7 +209,7 @@ class FusedDrafter(Drafter[Fusing]):
 
         `expand` does not search again for the same nodes.
         """
-        if self.searches or drawing.kind.sampled:  # draws of one part leave no room for others
+        if self.searches or drawing.kind.sampled:  # samples of one part are not merged with others
             return None, state
         inner, proposed = list(state.parts), dict[int, Candidates]()
         for i, part in enumerate(self.parts):
@@ -268,7 +276,7 @@ class FusedDrafter(Drafter[Fusing]):
             else:
                 candidates, inner[i] = part.expand(state.parts[i], tree, frontier, k, drawing)
             proposed[i] = replace(candidates, source=(1 << i) - 1)
-            if candidates.draw.sampled:  # what others would add was not drawn from the same q
+            if candidates.draw.sampled:  # candidates of other parts were not drawn from the same q
                 return proposed[i], replace(state, parts=tuple(inner))
         guide = next((i for i, candidates in proposed.items() if candidates.logs is not None), None)
         finds = self._finds(state, tree, frontier, proposed, guide)

@@ -81,7 +81,7 @@ class ADED(Stored):
         drafter = self.searching(folder)
         if width_of(drafter.grams.vocab) < width_of(
             target.decoder.vocab
-        ):  # ids beyond would pass for others
+        ):  # larger ids would be mistaken for others
             raise UserError(
                 f"aded: '{folder}' has room for ids up to {2 ** width_of(drafter.grams.vocab) - 1}, but target '{target.name}' "
                 f"has {target.decoder.vocab} ids, more than its tokenizer; rest can serve it"
@@ -195,7 +195,7 @@ class ADEDDrafter(Drafter[ADEDState]):
         return self._stepped(row)
 
     def _stepped(self, row: Adapted) -> Adapted:
-        """Return the text once the n-grams of its last tokens have counted again (Algorithm 2)."""
+        """Return the sequence's state after counting its newest n-grams again (Algorithm 2)."""
         if not self.knobs.adapt:
             return row
         return row.incremented(len(row.tokens) - self.knobs.window, self.grams.n)
@@ -223,7 +223,8 @@ class ADEDDrafter(Drafter[ADEDState]):
     @override
     def commit(self, state: ADEDState, tree: Tree, verdict: Verdict, taps: Taps) -> ADEDState:
         rows = list(state.rows)
-        for root in range(tree.roots):  # the root is in the text already; the bonus is the next one
+        # The text already contains the root; the bonus token is the next root.
+        for root in range(tree.roots):
             new = np.append(tree.tokens[verdict.paths[root]], verdict.bonus[root])
             row = int(tree.row[root])
             rows[row] = self._stepped(rows[row].plus(new, self.grams.n))

@@ -382,7 +382,7 @@ class Trainable(Drafter[State]):
     def described(self) -> str:
         size = sum(p.numel() for p in self.model.parameters())
         other = f" in {self.knobs.dtype}" if self.knobs.dtype else ""
-        return f"{replace(self.knobs, checkpoint='')}, {size} parameters{other}"  # where its folder lies does not matter
+        return f"{replace(self.knobs, checkpoint='')}, {size} parameters{other}"  # the path of its folder does not matter
 
     @property
     def decodes_otherwise(self) -> str:
@@ -408,7 +408,7 @@ class Trainable(Drafter[State]):
 
         Returns:
             The chosen options with their values. `knobs` does not change; the checkpoint stores the
-                values.
+            values.
         """
         return {}
 

@@ -32,7 +32,8 @@ from draftree.utils.validated_dataclass import knob
 CE, L1, CONFIDENCE = 0.1, 0.9, 1.0
 """Weights of the parts of the objective, from DeepSpec's config.
 
-L1 is Σ|p − q|, which is twice the total variation.
+`CE` is the weight of the cross-entropy with the text, `L1` that of Σ|p − q| (twice the total
+variation), and `CONFIDENCE` that of the confidence head's cross-entropy.
 """
 
 
@@ -217,7 +218,7 @@ class DSparkDrafter(ParallelDrafter):
             path = [nodes[mine]]
             while (
                 len(path) <= depth and self.knobs.markov == "rnn"
-            ):  # the others forget all but the last token
+            ):  # the other kinds depend only on the last token
                 path.insert(0, tree.parents[path[0]])
             ways = np.stack(path, axis=1)
             along = self.slots(outputs, tree, ways.ravel()).view(*ways.shape, -1)

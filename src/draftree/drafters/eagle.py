@@ -144,7 +144,7 @@ class EAGLENet(PairNet):
         first.input_layernorm = nn.Identity()
         if getattr(
             config, "qkv_bias", False
-        ):  # of Qwen2; transformers' Llama would give the output a bias too
+        ):  # as in Qwen2; transformers' Llama would also give the output a bias
             attention = first.self_attn
             for name in ("q_proj", "k_proj", "v_proj"):
                 old = getattr(attention, name)

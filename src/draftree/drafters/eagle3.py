@@ -146,7 +146,7 @@ class EAGLE3(TrainableMethod):
         stored.check_sizes("eagle3", config | {"hidden_size": read}, sizes(target))
         own = EMBEDDING in stored.tensors or read != config.get(
             "hidden_size"
-        )  # the target's embedding is too
+        )  # the target's embedding has another width
         knobs, folder = self, stored.folder
         if (drafted := config.get("draft_vocab_size") or target.decoder.vocab) != (
             self.draft_vocab or target.decoder.vocab
@@ -321,7 +321,7 @@ class FusingNet(PairNet):
         ours, wide = first.state_dict(), [f"self_attn.{part}_proj.weight" for part in "qkv"]
         theirs = {name: values.get(name) for name in ours if "hidden_norm" not in name}
         theirs["hidden_norm.weight"] = theirs.pop("input_layernorm.weight")
-        for name in wide:  # the half that reads embeddings begins with nothing
+        for name in wide:  # the half that reads embeddings is initialised with zeros
             if (half := theirs[name]) is not None:
                 theirs[name] = torch.cat((torch.zeros_like(half), half), dim=1)
         last = [m for m in target.decoder.stack.children() if "Norm" in type(m).__name__]
@@ -440,7 +440,7 @@ class EAGLE3Drafter(PairDrafter):
         if self.model.t2d is not None and drafted is not None:
             possible = self.model.t2d[
                 said.argmax(-1)
-            ]  # what the target would say cannot be drafted elsewhere
+            ]  # elsewhere the target's token cannot be drafted
             said = said[:, drafted.ids]
         for j, (out, known) in enumerate(self.aligned(batch, features, self.knobs.steps)):
             there = (at & known)[at] & possible

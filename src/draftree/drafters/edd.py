@@ -157,7 +157,7 @@ class EDDDrafter(OneLayerDrafter):
         super().__init__(knobs, model, target, stored)
         check_attends(
             "edd", Decoder(model)
-        )  # another one: dtype and device of its own are not known yet
+        )  # a separate one, because the drafter's dtype and device are not known yet
         self._layer = knobs.hidden_layer
 
     @property
@@ -191,7 +191,10 @@ class EDDDrafter(OneLayerDrafter):
         return {"hidden_layer": self._layer}
 
     def begin(self) -> None:
-        """Set the initial weights of a new drafter, once the layer that it reads is known."""
+        """Set the initial weights of a new drafter.
+
+        It must be called after the target layer that the drafter reads has been chosen.
+        """
         if self.knobs.init == "target" and self._layer != AUTO:
             count = int(self._target.decoder.config.num_hidden_layers)
             top, layers = (

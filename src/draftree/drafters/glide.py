@@ -156,7 +156,7 @@ class GLIDE(TrainableMethod):
         views = knobs.views(target)
         if joint := {
             k: v for k, v in stored.tensors.items() if k.startswith(PREFIX)
-        }:  # the target's are not ours to keep
+        }:  # the target's tensors are not stored
             stored = replace(stored, tensors=joint, name=lambda key: PREFIX + key)
         unused = frozenset(k for k in stored.tensors if k.endswith(".rotary_emb.inv_freq"))
         model = stored.network(lambda: knobs.network(stored.config, views, target), unused)
@@ -287,7 +287,7 @@ class Glimpsing:
 
 @final
 class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
-    """The draft model, its own cache, and its view of the target's."""
+    """Drafts with a small model that has a KV cache and also attends to the target's KV cache."""
 
     knobs: GLIDE
     model: GlimpseModel
@@ -369,7 +369,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
             nothing, begun, [self._reading(len(p))[n:] for p, n in zip(prompts, known, strict=True)]
         )
         fit = np.array([len(prompts[row]) < self.decoder.context for row in begun])
-        if not fit.all():  # these never get to be drafted for
+        if not fit.all():  # no drafts are made for these sequences
             late = begun[~fit]
             waiting = replace(state.own, pending=put(state.own.pending, late, rest))
             state = Glimpsing(waiting, taps.cache, put(state.limits, late, limits))
@@ -386,9 +386,7 @@ class GLIDEDrafter(BorrowingDrafter[Glimpsing]):
         """Return the number of target tokens that each token of a prompt sees, [T]."""
         if self.knobs.variant == "official":
             return np.full(length, length)
-        starts: Ints = block_starts(
-            length, self.knobs.block, 0
-        ).numpy()  # the blocks it would be trained in
+        starts: Ints = block_starts(length, self.knobs.block, 0).numpy()  # the blocks of training
         return starts
 
     def _read(self, state: Glimpsing, feed: ForwardBatch) -> Tensor:

@@ -68,9 +68,9 @@ class Hydra(TrainableMethod):
         heads: number of heads, which is the largest depth of a node.
         layers: number of residual blocks of a head. All blocks after the first share their weights,
             as in the official code.
-        arch: with a prefix layer (`prefix-mlp`) or without (`mlp`).
-        loss: `kl` against the target's distribution (the official soft cross-entropy, less a
-            constant), or `ce` against the text.
+        arch: whether there is a prefix layer (`prefix-mlp`) or not (`mlp`).
+        loss: `kl`, the KL divergence from the target (the soft cross-entropy of the official code,
+            without a constant), or `ce`, the cross-entropy with the text.
         draft_vocab: V′, the number of tokens that can be drafted, which are the most frequent ones
             in the training data; 0 for all.
     """
@@ -294,7 +294,7 @@ class Prefixed:
 
 @final
 class HydraDrafter(HeadsDrafter[Prefixed]):
-    """Drafts a depth with a head of its own."""
+    """Drafts the tokens of each depth with a separate head."""
 
     knobs: Hydra
     model: HydraNet
@@ -449,7 +449,7 @@ class HydraDrafter(HeadsDrafter[Prefixed]):
         state.cache.truncate(lengths)
         state.hidden.truncate(
             lengths
-        )  # the next prompt's last token is always read anew, and with it the prefix
+        )  # the next prompt's last token is always read again, which updates the prefix
         return replace(state, read=state.cache.lengths.copy())
 
     @override

@@ -33,7 +33,7 @@ class LM(Method):
     def open(self, target: Target) -> "LMDrafter":
         if not self.model:
             raise UserError("drafter 'lm' needs a model: lm:model=FOLDER or lm:model=HUB-ID")
-        # Drafts need no bits, and are computed as the target is.
+        # Drafts need not be bitwise reproducible; kernels are those of the target.
         how = {"exactness": "ties", "compile": False if target.loading.compile is False else None}
         return language_model(
             Target.load(self.model, target.decoder.dtype, str(target.decoder.device), **how), target

@@ -215,7 +215,8 @@ class MedusaDrafter(HeadsDrafter[Heads]):
             state.logits[d][r] if d < heads else blank
             for d, r in zip(depths.tolist(), rows.tolist(), strict=True)
         ]
-        if drawing.shaped is not None:  # the request's processors tell nodes of a list apart
+        # The request's processors may treat nodes with the same candidates differently.
+        if drawing.shaped is not None:
             each = torch.stack([logits[i] for i in which.ravel()])
             return offered(
                 each, heads, k, drawing, tree.row[frontier], tree.depth[frontier], drafted
@@ -249,7 +250,7 @@ class MedusaDrafter(HeadsDrafter[Heads]):
 
     @override
     def truncate(self, state: Heads, lengths: Ints, rows: Ints | None = None) -> Heads:
-        return Heads(state.hidden)  # the next prompt's last token is always read anew
+        return Heads(state.hidden)  # the next prompt's last token is always read again
 
     @override
     def select(self, state: Heads, rows: Ints, cache: SlotCache) -> Heads:

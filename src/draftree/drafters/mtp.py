@@ -54,9 +54,10 @@ If two pairs predict equally well, the earlier one is chosen.
 """
 OPENING = "The library is open on every day of the week but Monday, when it is"
 WRITTEN, BLOCK = 32, 3
-"""Number of tokens that the target generates after `OPENING`, and length of a drafted block.
+"""Sizes of the test that chooses one of `WAYS`.
 
-The text is used to choose one of `WAYS`.
+The target generates `WRITTEN` tokens after the text `OPENING`, and the drafter predicts them in
+blocks of `BLOCK` tokens.
 """
 EXPERT = re.compile(r"(.*\.mlp\.experts\.)(\d+)\.(?:gate|up|down)_proj\.weight$")
 
@@ -74,10 +75,10 @@ class MTP(TrainableMethod):
         draft_vocab: V′, the number of tokens that can be drafted; 0 for all.
         layers: number of layers, one for each depth of a draft. The last layer serves all larger
             depths too. 0 means all layers of the checkpoint, or one layer for a new drafter.
-        first: whether h is the output of the target's final norm (`normed`) or of its last layer
-            (`raw`). Programs that run published layers disagree. By default both are tried when a
-            checkpoint is opened, and the one that predicts most tokens of a short text by the
-            target is chosen. New layers use `normed`.
+        first: whether the hidden state that a layer reads is the output of the target's final norm
+            (`normed`) or of its last layer (`raw`). Programs that run published layers disagree. By
+            default both are tried when a checkpoint is opened, and the one that predicts most
+            tokens of a short text by the target is chosen. New layers use `normed`.
         fed: whether the next draft step reads the layer's output (`raw`, DeepSeek-V3) or the output
             of the norm after it (`normed`, transformers' MTP). By default it is chosen in the same
             way as `first`, and new layers use `raw`.
@@ -163,7 +164,7 @@ class MTP(TrainableMethod):
         )
         config = target.decoder.config.to_diff_dict() | sizes(
             target
-        )  # some kinds of config call the sizes otherwise
+        )  # some configs have other names for the sizes
         way = replace(
             self, first=self.first or WAYS[0][0], fed=self.fed or WAYS[0][1], layers=net.levels
         )
@@ -173,14 +174,18 @@ class MTP(TrainableMethod):
 
 
 def prefix(target: Target, level: int = 0) -> str:
-    """Return the prefix of the names of the tensors of a layer after the target's last layer."""
+    """Return the prefix of tensor names of a layer that is stored after the target's last layer.
+
+    `level` is the number of the layer among these layers, from 0.
+    """
     return f"model.layers.{int(target.decoder.config.num_hidden_layers) + level}."
 
 
 def behind(begin: str) -> Mapping[str, str]:
-    """Return the names of the parts of a layer that is stored after the target's last one.
+    """Return the published names of a layer's parts if it is stored after the target's last layer.
 
-    DeepSeek-V3 and GLM-4 store their layers so.
+    DeepSeek-V3 and GLM-4 store their layers in this way. `begin` is the prefix of the layer's
+    names.
     """
     return {
         "enorm.": f"{begin}enorm.",
@@ -435,7 +440,7 @@ class MTPLayer(nn.Module):
             )
         stripped.to(
             target.decoder.device
-        )  # its rotary frequencies too, which are no part of this module
+        )  # including its rotary frequencies, which are not part of this module
         self._by_type, self._cached = inner.hf.by_type, inner.hf.cached
         self._run = [inner.stack]  # in a list: its weights are `layer` and `norm`
 
@@ -470,7 +475,10 @@ class MTPLayer(nn.Module):
 
 @final
 class MTPDrafter(PairDrafter):
-    """Drafts with the layer, fed its own output where the target's feature is not known yet."""
+    """Drafts with the MTP layers.
+
+    A layer reads its own output in place of hidden states of the target that are not known yet.
+    """
 
     knobs: MTP
     model: MTPNet

@@ -317,7 +317,7 @@ class PEAGLEDrafter(PairReader):
             begin = int(state.features.lengths[row])
             known[row, 0, begin : begin + more] = (
                 self.model.unknown()
-            )  # after what is kept, as scratch
+            )  # in scratch slots after the committed ones
         outputs = self._read(state, tokens, tree.row[roots], self.ahead)
         return Pairs(
             replace(state.decoding, fed=tuple(fed)), state.features, roots, outputs.flatten(0, 1)
@@ -384,7 +384,7 @@ class PEAGLEDrafter(PairReader):
         )  # pair t predicts token t + 2
         places = torch.cat((true + 1, chains + depths + 1), 1).clamp(
             max=count - 1
-        )  # whose next token is said
+        )  # places whose next token is predicted
         there = torch.cat((learn, valid), 1)
         marked = torch.zeros_like(batch.learn)
         row = torch.arange(len(chains), device=chains.device)[:, None].expand_as(places)

@@ -33,7 +33,7 @@ class PLD(Method):
             one token, are tried after it.
         length: number of tokens of a continuation that are drafted.
         match: the occurrences of the longest suffix found that are used: the latest, the earliest
-            (as in Spec-Bench), or all. The continuations of all occurrences are merged into a trie.
+            (as in Spec-Bench), or all, in which case their continuations are merged into a trie.
         confidence: assumed probability that the text continues as it did before. Policies that
             prune by value need such a number, and there is no model that computes it. q is the
             confidence, multiplied by the share of the continuations that continue with the token.
@@ -87,7 +87,7 @@ class PLDDrafter(Drafter[Texts]):
             for node in frontier.tolist()
         ]
         tokens, share = ragged(below, k)
-        with np.errstate(divide="ignore"):  # a share of 0 is no candidate
+        with np.errstate(divide="ignore"):  # a share of 0 means no candidate
             return Candidates(tokens, np.log(self.knobs.confidence * share)), state
 
     def _through(self, state: Texts, tree: Tree, node: int, known: dict[int, Ints]) -> Ints:
@@ -164,7 +164,7 @@ def shares(found: Ints, depth: int) -> tuple[Ints, Floats]:
     """
     following = found[:, depth] if depth < found.shape[1] else found[:0, 0]
     following = following[following != NONE]
-    if len(following) < 2:  # as it is wherever one place is drafted from
+    if len(following) < 2:  # always so with a single occurrence
         return following, np.ones(len(following))
     tokens, counts = np.unique(following, return_counts=True)
     order = np.argsort(-counts, kind="stable")

@@ -35,8 +35,8 @@ from draftree.utils.validated_dataclass import knob
 TOKENS, SUFFIXES = "tokens.npy", "suffixes.npy"
 """The files of a datastore.
 
-They contain uint32 tokens, with a separator after each document, and the suffix array of the
-tokens.
+`TOKENS` contains uint32 tokens, with a separator after each document. `SUFFIXES` contains their
+suffix array.
 """
 NOBODY = np.zeros(0, np.int64)
 EMPTY = PrefixTree(NOBODY, np.zeros(0), NOBODY, NOBODY)
@@ -110,9 +110,7 @@ class REST(Stored):
 
     @override
     def example(self, target: Target) -> "RESTDrafter":
-        few = min(
-            target.decoder.vocab, 61
-        )  # tokens enough to differ, and few enough that every pair is found somewhere
+        few = min(target.decoder.vocab, 61)  # few enough tokens that every pair occurs
         drawn = np.random.default_rng(5).integers(0, few, (30, 200))
         return RESTDrafter(
             self, (indexed(list(drawn), target.decoder.vocab),), target.decoder.vocab
@@ -159,7 +157,7 @@ class RESTDrafter(Drafter[Retrieval]):
         self.knobs = knobs
         self._corpora = corpora
         self._vocab = vocab
-        for corpus in corpora:  # compiles, or loads, what the first step would wait for
+        for corpus in corpora:  # load native code before the first step
             grow(self._behind(corpus, (0, 0, 1)), 1)
         self.expand(
             Retrieval((np.zeros(1, np.int64),)),
@@ -173,7 +171,7 @@ class RESTDrafter(Drafter[Retrieval]):
     @override
     def described(self) -> str:
         size = sum(len(corpus.tokens) for corpus in self._corpora)
-        return f"{replace(self.knobs, datastore='')}, {size} tokens"  # where its folder lies does not matter
+        return f"{replace(self.knobs, datastore='')}, {size} tokens"  # the path of its folder does not matter
 
     @override
     def start(

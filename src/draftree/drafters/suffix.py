@@ -108,7 +108,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         state: SuffixState | None = None,
         rows: Ints | None = None,
     ) -> SuffixState:
-        fresh = state is None or not state.texts  # what `carry` leaves knows no rows
+        fresh = state is None or not state.texts  # the result of `carry` has no sequences
         lengths, at = (
             np.array([len(p) for p in prompts], np.int64),
             every(None if fresh else rows, len(prompts)),
@@ -149,7 +149,7 @@ class SuffixDrafter(Drafter[SuffixState]):
         drawing: Drawing,
         deepest: Ints,
     ) -> tuple[Below | None, SuffixState]:
-        if tree.roots > 1:  # a call for each row would take as long as one for each layer
+        if tree.roots > 1:  # one call per sequence would take as long as one per layer
             return None, state
         drafts, row = dict(state.drafts), int(tree.row[0])
         given = self._given(state, tree, 0, frontier, min(k, MAX_NODES), drafts)

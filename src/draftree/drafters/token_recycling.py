@@ -183,7 +183,7 @@ class TokenRecyclingDrafter(Drafter[Recycled]):
                 mine = tree.of_row(row)
                 order = np.concatenate(
                     (mine[~np.isin(mine, kept)], kept)
-                )  # of equal tokens the accepted one counts
+                )  # among equal tokens the accepted node counts
                 tables[row] = tables[row].plus(tree.tokens[order], top[order], state.memory)
         return replace(state, tables=tuple(tables), judged=tuple(judged))
 

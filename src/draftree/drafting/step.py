@@ -33,7 +33,10 @@ from draftree.utils.profiler import in_phase, phase
 
 T = TypeVar("T")
 RECENT, LATEST = 8, 2
-"""Numbers of recent steps whose trees bound the size and the depth of the next tree."""
+"""Numbers of recent steps from which the next tree is planned.
+
+The trees of the last `RECENT` steps bound its size, and those of the last `LATEST` its depth.
+"""
 
 
 @dataclass
@@ -142,7 +145,10 @@ class Drafting(Search):
     def _plan(
         self, policy: Policy, roots: Tree, costs: Costs, room: Room, memory: Any
     ) -> Plan | None:
-        """Return how a step's trees grow on the device; None where the policy needs the host."""
+        """Return the plan by which the step's trees grow on the device, or None.
+
+        It is None if the policy needs the host.
+        """
         deepest = int(room.depth[roots.row].max())
         plan = (
             policy.plan_step(_outlook(self.rows, roots, costs, room, memory))
@@ -159,7 +165,7 @@ class Drafting(Search):
     def _layers(self, plan: Plan, roots: Tree, depth: Ints) -> Layers | None:
         try:
             return self.drafter.layers(self.state, roots, np.minimum(depth, plan.depth))
-        except Exception:  # asked by the host, node by node, it says for which sequences
+        except Exception:  # the host's calls determine the failing sequences
             return None
 
     def _check(self, grown: Tree | Unseen) -> None:
@@ -296,7 +302,8 @@ class Drafting(Search):
         """Return the drafter's candidates; it reads forced tokens above the frontier first."""
         above = np.array([n for n in self.passed if tree.ancestors[frontier, n].any()], np.int64)
         self.passed = [n for n in self.passed if n not in above]
-        if self.drafter.expands_paths:  # what goes on below a forced token has to have read it
+        # The drafter must read a forced token before it drafts below that token.
+        if self.drafter.expands_paths:
             return self._expand(tree, np.concatenate((above, frontier)), k).last(len(frontier))
         for depth in np.unique(tree.depth[above]):
             self._expand(tree, above[tree.depth[above] == depth], 1)
@@ -407,7 +414,7 @@ class Drafting(Search):
 
 
 def _outlook(rows: Rows, roots: Tree, costs: Costs, room: Room, memory: Any) -> Outlook:
-    """Return the information on the next step that is known before it drafts.
+    """Return the information on a step that is known before it drafts.
 
     It consists of costs, bounds, the policy's memory, and the sizes of recent trees.
     """
@@ -416,6 +423,6 @@ def _outlook(rows: Rows, roots: Tree, costs: Costs, room: Room, memory: Any) -> 
     fed = [-(-count // each.rows) for each in work for count in each.frontiers]
     depth = max(
         (s.depth for s in steps[-LATEST * live :]), default=0
-    )  # a layer too many costs a pass
+    )  # one layer too many costs a pass
     nodes = max((s.nodes for s in steps), default=0)
     return Outlook(costs, roots, room, memory, depth, nodes, max(fed, default=0))

@@ -26,7 +26,10 @@ from draftree.tree import Floats, Ints, Room, Tree
 from draftree.utils.hardware import to_device
 
 LEAST_DEPTH, LEAST_FRONTIER, LEAST_NODES = 3, 2, 8
-"""Lower bounds for the depth, the frontier and the number of nodes of recent trees."""
+"""Lower bounds for the sizes of recent trees, from which the next tree is planned.
+
+They bound the depth, the number of frontier nodes, and the number of nodes of a sequence.
+"""
 
 
 @dataclass(frozen=True)
@@ -158,8 +161,7 @@ class Plan:
 
         Returns:
             The indices [R, F] of these nodes within the layer, best first; whether each of them is
-                really
-            expanded; and the new `Nodes.known`.
+            really expanded; and the new `Nodes.known`.
         """
         score = nodes.score[:, -added:]
         if self.frontier is None:

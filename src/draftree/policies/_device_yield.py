@@ -96,7 +96,7 @@ class YieldPlan(Plan):
         rest = torch.ones_like(above)
         total = torch.zeros_like(above)
         together = torch.zeros_like(above)
-        for k in range(own.shape[2]):  # in the host's order, as sums depend on it
+        for k in range(own.shape[2]):  # in the order of the host, because sums depend on it
             rest, total = rest - q[..., k], total - q[..., k] * sure[..., k]
         rest = rest.clamp(min=self.certain)
         entropy = total - rest * rest.log()
@@ -118,8 +118,7 @@ class YieldPlan(Plan):
 
         Returns:
             The drafted nodes of all sequences in descending order of score, the number of the first
-                of them
-            that are verified, and the cost of verifying one more node, in tokens.
+            of them that are verified, and the cost of verifying one more node, in tokens.
         """
         scores, (target, _) = nodes.score[:, 1:].flatten(), self._tables(nodes)
         rate, left = nodes.known[12], nodes.known[LEFT].clamp(min=0)
@@ -159,7 +158,7 @@ class YieldPlan(Plan):
     def rank(self, nodes: Nodes) -> Tensor:
         order, best, _ = self._worth_verifying(nodes)
         keep = (order.argsort() < best).view_as(nodes.score[:, 1:])
-        if self.probing:  # the best child of every root, where nothing is worth its verification
+        if self.probing:  # the best child of every root if no node is worth its verification
             children = nodes.score[:, 1:].masked_fill(nodes.depth[:, 1:] != 1, -torch.inf)
             place = torch.arange(children.shape[1], device=children.device)
             keep = keep | ((place == leading(children, 1)) & (children > -torch.inf) & (best == 0))
@@ -169,9 +168,9 @@ class YieldPlan(Plan):
 
 
 def _most(net: Tensor, allowed: Tensor) -> Tensor:
-    """Return the number of first entries whose net value is largest; 0 if none is above 0.
+    """Return 1 + the index of the largest allowed value of `net`, or 0 if it is not positive.
 
-    The result is a tensor without dimensions.
+    The result is a tensor without dimensions. `net` holds the net value of the first 1, 2, … nodes.
     """
     most, at = net.masked_fill(~allowed, -torch.inf).max(dim=0)
     return (at + 1) * (most > 0)

@@ -31,8 +31,8 @@ ALL, OWN, ZEROS, SAME = (
 )
 """Empty arrays that select the default arguments of native calls.
 
-By default all candidates are kept, their scores are log q, the entropy is 0, and all have the same
-drafter.
+`ALL` means that all candidates are kept, `OWN` that their scores are log q, `ZEROS` that the
+entropy is 0, and `SAME` that all candidates have the same drafter.
 """
 
 

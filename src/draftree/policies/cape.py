@@ -25,7 +25,10 @@ PAPER = "7/0.3/5/0.6/3/0.8/1"
 It is 7 for p in (0, 0.3], 5 in (0.3, 0.6], 3 in (0.6, 0.8], and 1 in (0.8, 1].
 """
 OFFICIAL = np.array([7, 7, 7, 5, 5, 5, 3, 3, 1, 1, 1, 1])
-"""S(p) in the official code, indexed by ⌊10 p⌋; it includes the token of the chain."""
+"""Number of alternatives in the official code, indexed by ⌊10 p⌋.
+
+The token of the chain is not included here; the official code counts it too.
+"""
 
 
 @final
@@ -87,7 +90,7 @@ class CAPE(Layered):
     def grow(self, tree: Tree, frontier: Ints, candidates: Candidates) -> Tree:
         log_q = (
             candidates.log_q
-        )  # whatever the drafter: its order is draw order, which need not be by likelihood
+        )  # candidates are in draw order, which may differ from order by likelihood
         rank = np.argsort(np.argsort(-log_q, axis=1, kind="stable"), axis=1)
         return append(
             tree, frontier, candidates, rank < self.children(np.exp(log_q.max(axis=1)))[:, None]

@@ -125,11 +125,10 @@ def search(
 
     Returns:
         [M] the number of visits of each node, and [M] the sum of the rewards of the sentences
-            through
-        it.
+        through it.
     """
     visits, total = np.zeros(len(first), np.int64), np.zeros(len(first))
-    exist = np.zeros(len(first), np.bool_)  # True where the node's children do
+    exist = np.zeros(len(first), np.bool_)  # whether the node's children exist
     path = np.empty(len(first) + 1, np.int64)
     for row in range(len(seeds)):
         draws = 0
@@ -137,8 +136,8 @@ def search(
             continue
         for _ in range(iterations):
             node, path[0], length, reward, drawing = row, row, 1, offset, False
-            while first[node] < last[node]:  # sentences end where the local model does
-                on_path = not drawing  # the first node drawn is on it, too
+            while first[node] < last[node]:  # sentences end at leaves of the local model
+                on_path = not drawing  # the first node drawn is on the path, too
                 if exist[node]:
                     node = _select(
                         first[node], last[node], prior, visits, total, c1, c2, each_first
@@ -330,9 +329,7 @@ class Local:
             reward == "official"
         ):  # the code looks up the pair's second token in the pair's own row, not the next token
             tokens, parents = self.tree.tokens, self.tree.parents
-            repeated = np.zeros(
-                len(self.prior)
-            )  # [M] q of each node's token coming once more right after it
+            repeated = np.zeros(len(self.prior))  # [M] q of the repetition of each node's token
             again = np.flatnonzero((parents >= 0) & (tokens == tokens[parents]))
             repeated[parents[again]] = self.prior[again]
             return repeated[parents], 1.0

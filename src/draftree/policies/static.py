@@ -106,7 +106,7 @@ class Static(Policy):
 
     @property
     def prunes_on_draws(self) -> bool:
-        """Return whether the tree has a path without that of an earlier sibling.
+        """Return whether the tree contains a path but not the path of an earlier sibling.
 
         The draws of such siblings influence how the later candidate is drawn.
         """

@@ -29,7 +29,7 @@ class TALON(Policy):
             paper compares).
         mu: μ, the smallest path probability of a node, as a fraction of the largest one in its
             layer (0.03 in the paper).
-        depth: largest depth of a node; in the paper only the budget bounds it.
+        depth: largest depth of a node. In the paper only the budget bounds the depth.
     """
 
     nodes: int = knob(60, least=1)

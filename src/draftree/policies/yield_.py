@@ -54,9 +54,9 @@ More candidates then need no further pass.
 AHEAD = 64
 """Largest number of further nodes over which the cost of one node is averaged."""
 CREDIT, SAVINGS = 3.0, 12.0
-"""Initial and largest regret budget of a single sequence, in target passes.
+"""Regret budget of a single sequence, in target passes: the initial and the largest value.
 
-The largest value holds however much drafting has gained. A batch of R sequences begins with
+`SAVINGS` bounds the budget however much drafting has gained. A batch of R sequences begins with
 `CREDIT` / √R, because a pass over R sequences teaches R times as much, and the sequences of a batch
 end after as few passes as one alone.
 """
@@ -67,9 +67,9 @@ CERTAIN = 1e-4
 FOLLOWS, BESIDE = 2.0, -2.5
 """Prior weights in the log-odds that the model's own draft is accepted.
 
-The first is the weight of recent success. It is half of the weight with which the estimate would be
-the recent success itself. The second is the weight of the share of a node's value that retrieval
-has already found.
+`FOLLOWS` is the weight of recent success, half of the weight with which the estimate would be the
+recent success itself. `BESIDE` is the weight of the share of a node's value that retrieval has
+already found.
 """
 NONE = np.zeros((0, 0), np.int64)
 """Stands for the sources of candidates that all have the same source."""
@@ -279,7 +279,7 @@ class Yield(Policy):
         accepted[np.concatenate(verdict.paths)] = True
         own = replace(
             work, fed=len(tree), finds=0
-        )  # probes ride along, commits and searches are made whatever is drafted
+        )  # without probes, commits and searches, which do not depend on the drafts
         gained, spent = accepted.sum() / work.rows, (costs.step(own) - costs.commit) / costs.token
         recent = memory.recent
         beyond = memory.beyond
@@ -301,7 +301,7 @@ class Yield(Policy):
         if (roots := x[:, 1] > 0).any():
             success = bool(reached[roots].any())
             recent += RECENT * (success - recent)
-            idle = idle if success else 0.0  # a probe that succeeds has another
+            idle = idle if success else 0.0  # a successful probe is followed by another
         else:
             idle += 1
         if reached.any():
@@ -362,9 +362,13 @@ class _Budget:
     def promising(
         self, tree: Tree, start: int, room: Room, depth: int
     ) -> tuple[Ints, Ints, float, float]:
-        """Return the best nodes from number `start` on, those of them to expand, and two costs.
+        """Return the best nodes from number `start` on, which may have children, and their costs.
 
-        See `kernels.tree_growth.promising`.
+        Returns:
+            The nodes; those of them whose parent the drafter has read; the cost of verifying one
+                more node,
+            in tokens; and the value of the worst node that is worth its verification. See
+            `kernels.tree_growth.promising`.
         """
         columns = tree.row, tree.depth, tree.score, tree.entropy
         return promising(*columns, start, room.depth, depth, WIDEST, UNREAD, *self.prices, AHEAD)
@@ -530,9 +534,7 @@ def _guesses(
         sources = NONE
     else:
         weights = memory.weights(int(sources.max(initial=0)) + 1)
-    log_q = np.ascontiguousarray(
-        candidates.log_q
-    )  # of another layout it would be compiled once more
+    log_q = np.ascontiguousarray(candidates.log_q)  # the kernel needs this layout
     return _Guesses(
         candidates,
         *values(log_q, sources, weights, entropy, frontier, tree.depth, tree.score, CERTAIN),

@@ -23,9 +23,10 @@ MOST = 128
 
 
 def expected(paths: Paths, table: Floats) -> float:
-    """Return τ under the product model.
+    """Return the expected acceptance length τ of a tree under the product model.
 
-    It is 1 + Σ over nodes of the product of a[d, r] along the node's path.
+    It is 1 + Σ over nodes of the product of a[d, r] along the node's path, where `table` [D, K] is
+    a, the acceptance by depth and rank.
     """
     return 1.0 + sum(float(np.prod([table[d, r] for d, r in enumerate(path)])) for path in paths)
 
@@ -42,8 +43,7 @@ def greedy(table: Floats, nodes: int) -> Paths:
     Returns:
         At most N paths in the order in which they were added, so that the first n are the tree of n
         nodes. Among equal products the shorter path comes first, then the one with lower ranks.
-            Nodes
-        that are never accepted are left out.
+        Nodes that are never accepted are left out.
     """
     found: list[Ranks] = []
     heap: list[tuple[float, int, Ranks]] = []
@@ -76,8 +76,8 @@ class Forests:
         V(δ, n)    = B(δ, K, n) for δ < D,  V(D, n) = 0
 
     and τ = 1 + V(0, n). Sequoia's state is size, height and branches of a subtree; here the depth
-    of its root takes the place of its height, as a depends on it and D − δ is the height that is
-    left. O(D·K·N²), each (δ, k) at once.
+    of the root replaces the height, because a depends on it, and D − δ is the remaining height. The
+    algorithm takes O(D·K·N²) operations; each (δ, k) is one vectorised call.
 
     Attributes:
         values: [N + 1] V(0, n) for n = 0 … N.
@@ -138,13 +138,14 @@ def searched(search: str, table: Floats, most: int) -> Callable[[int], Paths]:
 
 @dataclass(frozen=True)
 class Shape:
-    """A tree with its expected τ and speed-up.
+    """A tree with its expected acceptance length τ and its speed-up.
 
     Attributes:
         paths: the nodes of the tree.
-        tau: expected tokens per step under the product model.
+        tau: τ, the expected number of tokens per step under the product model.
         speedup: predicted speed-up over plain decoding of one sequence: τ · sₜ(1) / (Σ_layers
-            sₐ(nodes with children) + sₜ(1 + n) + commit), with n nodes.
+            sₐ(nodes with children) + sₜ(1 + n) + commit), with n nodes, seconds sₜ of a target pass
+            and sₐ of a draft step.
     """
 
     paths: Paths
@@ -159,7 +160,7 @@ class Shape:
 
     @property
     def depth(self) -> int:
-        """Return the depth of its deepest node."""
+        """Return the depth of the deepest node."""
         return max(map(len, self.paths), default=0)
 
 

@@ -353,7 +353,7 @@ def collect(
         nodes = kept[number]
         if nodes is None:
             [kept[number]] = grown(target, drafter, request, knobs, [knobs.entropy_top])
-            nodes = kept[number]  # in the precision in which it is kept
+            nodes = kept[number]  # in the precision of the stored file
             assert nodes is not None
         found.append(nodes.take(nodes.tree < left))
         trees += found[-1].trees

@@ -39,7 +39,7 @@ from draftree.utils.validated_dataclass import knob
 ROUND = 100
 """Number of optimiser steps between two measurements."""
 PATIENCE, RISE = 20, 5e-4
-"""Number of rounds, and the rise of the held-out AUC in them that lets training continue."""
+"""Training ends if the held-out AUC rises by at most `RISE` in `PATIENCE` rounds."""
 WORSE = 2e-3
 """A round is not selected if its AUC is below the best one by more than this."""
 NEAR = 0.01
@@ -70,7 +70,7 @@ class Plan(Checked):
     epochs: int = knob(10, least=1)
     batch_size: int = knob(1024, least=1)
     lr: float = knob(1e-3, above=0)
-    held_out: float = knob(0.05, above=0, below=1)  # c2t picks by what is held out
+    held_out: float = knob(0.05, above=0, below=1)  # c2t selects a round by the held-out texts
     seed: int = knob(0, least=0, most=2**64 - 1)
 
     @classmethod
@@ -240,8 +240,8 @@ def full(entries: int, knobs: Knobs, plan: Plan) -> int:
 Scale = tuple[Floats, Floats]
 """Mean and standard deviation of each feature, [X] each.
 
-A net learns faster from features of equal size. In the result they are part of the first layer: W
-(x − m) / s + b = (W / s) x + (b − (W / s) m).
+A net learns faster from features of equal size. In the result the scaling is part of the first
+layer: W (x − m) / s + b = (W / s) x + (b − (W / s) m).
 """
 
 

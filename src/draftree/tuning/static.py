@@ -54,7 +54,7 @@ does not determine it.
 SHOWN = 6
 """Number of ranks that are columns of the printed table of acceptance."""
 SIZES = (8, 16, 32, 63, 128)
-"""Numbers of nodes for which the result also lists the τ of the best tree."""
+"""Numbers of nodes for which the result also lists the best tree's acceptance length τ."""
 
 
 @dataclass(frozen=True)
@@ -156,9 +156,12 @@ class Driven:
         return Acceptance(np.concatenate(self.texts), self.width)
 
     def decoded(self, paths: Paths) -> tuple[Acceptance, float]:
-        """Simulate decoding of the texts with a tree; return the acceptance at its roots, and τ.
+        """Simulate decoding of the texts with a tree.
 
-        τ is the number of tokens divided by the number of steps.
+        Returns:
+            The acceptance at the roots to which decoding leads, and the acceptance length τ, which
+                is the
+            number of tokens divided by the number of steps.
         """
         nodes = set(paths)
         roots = []
@@ -194,8 +197,7 @@ def drive(
 
     Returns:
         The ranks below all tokens of the answers except the last. They are unknown below tokens
-            that
-        are not the target's choice.
+        that are not the target's choice.
 
     Raises:
         NotANumber: the target's logits are not finite.
@@ -239,8 +241,7 @@ def settled(
 
     Returns:
         The tree with its expected τ and speed-up at its own roots; the acceptance at these roots;
-            and
-        the τ of simulated decoding of the texts.
+        and the τ of simulated decoding of the texts.
     """
     seen, tried = driven.everywhere, dict[Paths, tuple[Shape, Acceptance, float]]()
     for _ in range(ROUNDS):
@@ -308,7 +309,7 @@ def prompts_of(files: Sequence[Path], target: Target, settings: Settings) -> lis
         raise UserError(
             f"no prompt in {names} fits the target's context with {settings.tokens} new tokens"
         )
-    return sorted(found, key=len)  # rows of one batch are of one length
+    return sorted(found, key=len)  # sequences of a batch should have similar lengths
 
 
 def _prompt(row: readers.Row, where: str, target: Target) -> list[int]:
