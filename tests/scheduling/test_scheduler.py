@@ -113,7 +113,7 @@ def test_a_step_whose_text_ends_inside_the_accepted_path_is_counted() -> None:
         )
 
 
-@pytest.mark.parametrize("drafter", DRAFTERS)
+@pytest.mark.parametrize("drafter", one_in(2, DRAFTERS))
 def test_requests_that_join_at_random_steps_get_the_texts_they_get_alone(drafter: str) -> None:
     engine, requests = engine_of(drafter, max_sequences=3, max_batch_tokens=7), requests_of(9)
     waiting = list(requests)
@@ -463,7 +463,7 @@ def test_the_batch_has_as_many_rows_as_run(monkeypatch: pytest.MonkeyPatch) -> N
     )
 
 
-@pytest.mark.parametrize("drafter", names("drafter"))
+@pytest.mark.parametrize("drafter", one_in(2, names("drafter")))
 def test_every_drafter_goes_on_where_rows_are_moved(drafter: str) -> None:
     target = tiny_target()
     torch.manual_seed(0)
