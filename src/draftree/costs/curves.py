@@ -42,9 +42,9 @@ class Costs(Part):
     Beyond the last width the last slope continues.
 
     Attributes:
-        draft: {f: s_d(f)}, seconds of a draft step over f frontier nodes of each sequence, after
+        draft: {f: sₐ(f)}, seconds of a draft step over f frontier nodes of each sequence, after
             another draft step.
-        target: {n: s_t(n)}, seconds of a target pass over n tokens of each sequence, which are the
+        target: {n: sₜ(n)}, seconds of a target pass over n tokens of each sequence, which are the
             root and n − 1 drafted nodes.
         commit: seconds of the drafter's commit after a step.
         context: number of committed tokens of each sequence.
@@ -79,7 +79,7 @@ class Costs(Part):
 
     @cached_property
     def ratio(self) -> float:
-        """Return s_d(1) / s_t(1), the cost of a draft step relative to a target pass.
+        """Return sₐ(1) / sₜ(1), the cost of a draft step relative to a target pass.
 
         EDD + PCT, section 4.1, gives 1.1 ms / 29.8 ms for a 7B model.
         """
@@ -87,23 +87,23 @@ class Costs(Part):
 
     @cached_property
     def token(self) -> float:
-        """Return s_t(1), the seconds of plain decoding for one token of each sequence."""
+        """Return sₜ(1), the seconds of plain decoding for one token of each sequence."""
         return self.target_seconds(1)
 
     def draft_seconds(self, tokens: float) -> float:
-        """Return s_d for a number of tokens of each sequence; 0 for no tokens."""
+        """Return sₐ for a number of tokens of each sequence; 0 for no tokens."""
         return float(self.drafts(np.array([tokens]))[0])
 
     def target_seconds(self, tokens: float) -> float:
-        """Return s_t for a number of tokens of each sequence, including the root."""
+        """Return sₜ for a number of tokens of each sequence, including the root."""
         return float(self.targets(np.array([tokens]))[0])
 
     def drafts(self, tokens: Floats) -> Floats:
-        """Return s_d for several numbers of tokens."""
+        """Return sₐ for several numbers of tokens."""
         return np.where(tokens > 0, _between(*self.draft_curve, tokens), 0.0)
 
     def targets(self, tokens: Floats) -> Floats:
-        """Return s_t for several numbers of tokens."""
+        """Return sₜ for several numbers of tokens."""
         return _between(*self.target_curve, tokens)
 
     def step(self, work: Work) -> float:
@@ -141,12 +141,12 @@ class Costs(Part):
 
     @cached_property
     def draft_curve(self) -> Curve:
-        """Return the points of s_d; it is linear between them."""
+        """Return the points of sₐ; it is linear between them."""
         return _sorted(self.draft)
 
     @cached_property
     def target_curve(self) -> Curve:
-        """Return the points of s_t; it is linear between them."""
+        """Return the points of sₜ; it is linear between them."""
         return _sorted(self.target)
 
 
@@ -195,7 +195,7 @@ class CostTable:
 
     @property
     def ratio(self) -> float:
-        """Return s_d(1) / s_t(1) for the fewest sequences and the shortest context."""
+        """Return sₐ(1) / sₜ(1) for the fewest sequences and the shortest context."""
         return min(self.entries, key=lambda e: (e.rows, e.context)).ratio
 
     def at(self, context: int, rows: int) -> Costs:

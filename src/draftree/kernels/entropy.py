@@ -65,7 +65,7 @@ def entropies(log_q: Array, top: int) -> Array:
         products = (padded * exponential(padded)).reshape(-1, COLUMNS).astype(np.float64)
         sums = np.cumsum(np.vstack([np.zeros(COLUMNS), products]), axis=0)[-1]
         total = np.cumsum(np.append(0.0, sums))[-1]
-        if len(kept) < top < width:  # the other ones are all equal
+        if len(kept) < top < width:  # the others are all equal
             total += (top - len(kept)) * float(edge) * math.exp(-edge) if edge < NEGLIGIBLE else 0.0
         found[f] = total
     return found

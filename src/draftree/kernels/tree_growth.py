@@ -609,7 +609,7 @@ def worth_expanding(
     spent = 0.0
     left -= height(*target, 1 + 1 / rows) - height(
         *target, 1.0
-    )  # one node at least has to be verified
+    )  # at least one node must be verified
     for i in range(len(order)):
         gain += max(net[order[i]], 0.0)
         seconds = waiting + height(*draft, min(i + 1, fed) / rows)

@@ -76,8 +76,8 @@ class Kind:
 class Stable:
     """Run passes in which a token's bits do not depend on the other tokens in the batch.
 
-    Linear layers, experts and rotary embeddings are made batch invariant in a copy of the model
-    that shares its weights. Native kernels are batch invariant already.
+    Linear layers, activations, experts and rotary embeddings are made batch invariant in a copy of
+    the model that shares its weights. Native kernels are batch invariant already.
 
     Args:
         decoder: the model, which stays unchanged.

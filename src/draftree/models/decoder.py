@@ -159,7 +159,7 @@ class Decoder:
         rope = self.hf.changing_rope
         if rope is None or rope["rope_type"] != "dynamic":
             return known
-        return int(known * max(rope["factor"], 1.0))  # known is the length before any stretching
+        return int(known * max(rope["factor"], 1.0))  # known is the unscaled length
 
     @property
     def stack(self) -> PreTrainedModel:
@@ -271,7 +271,7 @@ class Decoder:
         if ids is None:
             return lambda states: behind(self._raw_logits(states))
         bias = getattr(self._head, "bias", None)
-        with torch.inference_mode(False), torch.no_grad():  # a drafter's loss may go through them
+        with torch.inference_mode(False), torch.no_grad():  # training may use these tensors
             at = ids.to(self.head_weight.device)
             rows, biases = (
                 None if w is None else brought(w[at], self.device) for w in (self.head_weight, bias)
@@ -285,7 +285,7 @@ class Decoder:
         return brought(self._head(states), states.device)
 
     @property
-    def _head(self) -> Any:  # untyped, as much of transformers is
+    def _head(self) -> Any:  # transformers gives it no type
         return self.hf.model.get_output_embeddings()
 
     @cached_property
@@ -310,7 +310,7 @@ class Decoder:
             probe = torch.linspace(-3, 3, self.hidden, device=self.device, dtype=self.dtype)[None]
             wanted, raw = self._through_model(probe).float(), self._raw_logits(probe).float()
             fitted = float((wanted * raw).sum() / raw.square().sum().clamp(min=1e-12))
-            known.append(lambda x: x * fitted)  # MiniCPM3 scales what its head reads
+            known.append(lambda x: x * fitted)  # MiniCPM3 scales the head's input
             return next(
                 (f for f in known if torch.allclose(f(raw), wanted, rtol=1e-4, atol=1e-5)), None
             )
@@ -379,7 +379,7 @@ def pretrained(
         UserError: the sizes in the config differ from those of the weights.
     """
     check_bounds(config, Path(folder))
-    if not how.get("trust_remote_code"):  # else the class is the checkpoint's own
+    if not how.get("trust_remote_code"):  # else the checkpoint brings its class
         check_shapes(config, Path(folder))
     auto: Any = AutoModelForCausalLM
     try:

@@ -277,9 +277,7 @@ class DeviceFeed:
         ids, places, visible, first = self.make(given)
         deep, more = visible.shape[2], (0, self.width - self.count)
         slot = torch.arange(slots, device=ids.device)
-        place = (
-            slot - first
-        )  # [R, S] which scratch slot each slot is; negative of those before them
+        place = slot - first  # [R, S] each slot's scratch slot number; negative before them
         inside = place.clamp(0, deep - 1)
         seen = (
             visible.gather(2, inside[:, None].expand(-1, self.count, -1)) & (place < deep)[:, None]
@@ -315,7 +313,7 @@ def write_mask(mask: Tensor, batch: ForwardBatch, committed: Ints) -> Tensor:
         mask[r, 0, :, :length] = 0
         shown = to_device(seen, mask.device)
         mask[r, 0, :wide, length : length + deep].masked_fill_(shown, 0)
-        mask[r, 0, wide:] = 0  # padding sees something: NaN times a weight of 0 would be NaN
+        mask[r, 0, wide:] = 0  # a fully masked token would give NaN
     return mask
 
 
@@ -343,7 +341,7 @@ def hide_far(masks: Sequence[Tensor], batch: ForwardBatch, committed: Ints, wind
         wide, nearest = len(positions), positions[:, None] - window + 1  # that each token sees
         low, high = (int(cut.clip(0, length)) for cut in (nearest.min(), nearest.max()))
         mask[:wide, :low] = lowest
-        # Where tokens differ: no more than they span.
+        # Only here do the tokens of the batch differ.
         for at, keys in ((low, np.arange(low, high)), (length, scratch)):
             far = to_device(keys < nearest, mask.device)
             mask[:wide, at : at + len(keys)].masked_fill_(far, lowest)

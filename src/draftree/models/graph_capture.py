@@ -135,14 +135,14 @@ class Graphs(Capture):
     @override
     def run(self, kind: Hashable, given: Given, body: Pass) -> Made:
         if not self._failed and kind not in self._known:
-            if len(self._known) >= MOST:  # of caches that have grown, or are gone
+            if len(self._known) >= MOST:  # old ones belong to grown or deleted caches
                 self._known.clear()
             lying = {name: t.clone() for name, t in given.items()}
             self._tally.count += 1
             try:
                 self._known[kind] = lying, *self._record(lambda: body(lying))
             except Exception as error:
-                made = body(given)  # raises again what has nothing to do with the recording
+                made = body(given)  # raises errors that are not due to recording
                 self._give_up(error)
                 return made
         if self._failed:
@@ -236,7 +236,7 @@ class Weights:
         tensors = [t for held in self._tensors for t in held.values() if t is not None]
         try:
             return parts, tuple(map(Tensor.data_ptr, tensors)), tuple(map(_VERSION, tensors))
-        except RuntimeError:  # of tensors that were made in inference mode, or are several in one
+        except RuntimeError:  # tensors made in inference mode, or tensor subclasses
             return parts, tuple(
                 (_address(t), 0 if t.is_inference() else t._version) for t in tensors
             )
@@ -248,7 +248,7 @@ _VERSION = attrgetter("_version")
 def _address(tensor: Tensor) -> int:
     try:
         return tensor.data_ptr()
-    except RuntimeError:  # of quantised weights that are several tensors in one
+    except RuntimeError:  # quantised weights of several tensors
         return id(tensor)
 
 
@@ -271,7 +271,7 @@ class _CUDAGraphs:
         if self._pool is None:
             self._pool = cuda.graph_pool_handle()
         graph = cuda.CUDAGraph()
-        # Threads of a server may allocate meanwhile.
+        # Other threads of a server may allocate memory meanwhile.
         with cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             made = work()
         return graph.replay, made

@@ -75,7 +75,7 @@ class HFRunner(ModelRunner):
     def stack(self) -> PreTrainedModel:
         """Return the transformer without its LM head and without encoders of images or audio."""
         base: Any = self.model.base_model
-        inner: PreTrainedModel = base.get_decoder()  # the outer model may call its LM head that
+        inner: PreTrainedModel = base.get_decoder()  # an outer model may name its LM head so
         return inner
 
     @cached_property
@@ -146,7 +146,7 @@ class HFRunner(ModelRunner):
 
     def _placed(self, positions: Tensor, mask: Tensor | Mapping[str, Tensor]) -> dict[str, Any]:
         """Return positions and mask as arguments of the model, if it accepts any."""
-        if "position_ids" not in self._takes:  # it has recurrent states alone
+        if "position_ids" not in self._takes:  # all its layers are recurrent
             return {}
         return {"position_ids": positions, "attention_mask": mask}
 
@@ -285,7 +285,7 @@ class HFRunner(ModelRunner):
 
             found = []
             for places, length in zip(padded.tolist(), reach.tolist(), strict=True):
-                turn([0])  # makes `dynamic` forget
+                turn([0])  # resets `dynamic`
                 found.append([t[:, :-1] for t in turn([*places, length - 1])])
             turn([0])
             return tuple(torch.cat(each) for each in zip(*found, strict=True))

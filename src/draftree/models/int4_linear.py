@@ -74,7 +74,7 @@ def rounded(weight: Tensor) -> tuple[Tensor, Tensor]:
     """
     groups = weight.float().unflatten(1, (-1, GROUP))
     low, high = groups.aminmax(dim=2, keepdim=True)
-    step = ((high - low) / LARGEST).to(weight.dtype)  # numbers are chosen for what is kept
+    step = ((high - low) / LARGEST).to(weight.dtype)  # rounding uses the stored step
     middle = (low + 8 * step.float()).to(weight.dtype)
     numbers = (
         torch.round(

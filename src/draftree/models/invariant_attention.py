@@ -93,7 +93,7 @@ def additive(
 ) -> Tensor:
     """Return a mask in additive form [B or 1, H or 1, n, S]."""
     n = query.shape[2]
-    if mask is None and n == 1:  # which sees all
+    if mask is None and n == 1:  # it sees all slots
         mask = torch.zeros(1, 1, 1, slots, dtype=query.dtype, device=query.device)
     elif mask is None:
         mask = torch.ones(n, slots, dtype=torch.bool, device=query.device).tril(
@@ -168,9 +168,7 @@ def _in_float64(
     scores = scores + mask.double().masked_fill(mask <= torch.finfo(mask.dtype).min / 2, -torch.inf)
     if sinks is not None:
         scores = torch.cat((scores, sinks.double().reshape(1, -1, 1, 1).expand(rows, -1, n, 1)), -1)
-    weights = scores.softmax(-1).nan_to_num(0)[
-        ..., : k.shape[2]
-    ]  # what sees nothing weighs nothing
+    weights = scores.softmax(-1).nan_to_num(0)[..., : k.shape[2]]  # a fully masked query gets zeros
     return (
         (weights.reshape(together) @ v.double())
         .reshape(rows, heads, n, -1)

@@ -202,7 +202,7 @@ class SlotCache:
         shape = self.rows, 1, batch.width, self._end(int(batch.starts.max()) + batch.width)
         full = self._mask_memory(math.prod(shape), batch.whole, window is None).view(shape)
         masks = list(full[:, 0])
-        # Recorded passes stand for a GPU's, whatever runs them.
+        # Recorded passes use the code path of a GPU on any device.
         if self.device.type == "cpu" and not self.ladder.few:
             write_masks(masks, batch, self.lengths)
         else:
@@ -231,7 +231,7 @@ class SlotCache:
     def _mask_memory(self, size: int, whole: bool, full: bool) -> Tensor:
         memory = self._masks.get(full)
         if whole or memory is None or len(memory) < size:
-            # Memory that may be written to outside of inference mode, too.
+            # The memory must be writable outside of inference mode, too.
             with torch.inference_mode(False):
                 memory = torch.empty(size, dtype=self.dtype, device=self.device)
         if not whole:
@@ -455,7 +455,7 @@ class Writer(Cache):
         self._slots = slots
         self._rows = torch.arange(len(slots), device=slots.device)[
             :, None
-        ]  # a recording reads no memory but its own
+        ]  # a recorded pass uses only its own memory
         return self
 
     @property

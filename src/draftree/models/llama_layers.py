@@ -225,7 +225,7 @@ class _Layer:
         mask = _causal(TRIED, weight)
         try:
             wanted = self.module(x, attention_mask=mask, position_embeddings=turned)
-        except Exception:  # a layer of that look that takes something else is another one
+        except Exception:  # a layer with other arguments is not supported
             return False
         if not isinstance(wanted, Tensor):
             return False

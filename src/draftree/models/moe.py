@@ -18,7 +18,7 @@ from draftree.models.invariant_widths import Rows, numbers
 
 def are_experts(module: nn.Module) -> bool:
     """Return whether a module holds all its experts in one tensor for each kind of weight."""
-    return "is_transposed" in vars(module)  # its decorator of such classes sets it
+    return "is_transposed" in vars(module)  # set by its decorator of such classes
 
 
 def expert(module: Any, number: int) -> Rows:

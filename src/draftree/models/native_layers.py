@@ -160,7 +160,7 @@ class NativeLayer:
             four=type(mlp.down_proj) is FourBits,
             scale=float(attention.scaling),
         )
-        self._held: list[Any] = [module]  # whose memory the record reads
+        self._held: list[Any] = [module]  # keeps memory of the record
         prepared = isinstance(module, PreparedLayer)
         prepared = prepared or isinstance(module.input_layernorm, nn.Identity)
         self.record = transformer_kernels.core.Layer(
@@ -357,7 +357,7 @@ def agrees(module: Any, ours: NativeLayer) -> bool:
             wanted = finish_layer(module, ready, x, turned, mask, {})
         else:
             wanted = module(x, attention_mask=mask, position_embeddings=turned)
-    except Exception:  # a layer of that look that takes something else is another one
+    except Exception:  # a layer with other arguments is not supported
         return False
     if not isinstance(wanted, Tensor):
         return False

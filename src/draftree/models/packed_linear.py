@@ -148,7 +148,7 @@ def let_go(weight: Tensor) -> None:
     if sys.platform == "linux" and begin < end:
         ctypes.CDLL(None).madvise(
             ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), PAGEOUT
-        )  # no harm where it fails
+        )  # a failure is harmless
 
 
 def packable(weight: Tensor, bias: Tensor | None) -> bool:
@@ -234,6 +234,6 @@ def quicker(
         if path.is_file():
             return bool(Entries(read_object(path, topic), path).get("packed", float, least=0) < 1)
     own, ours = interleaved(works(), cpu, LONGEST)
-    with suppress(OSError):  # a home that cannot be written to: timed again the next time
+    with suppress(OSError):  # not writable: timed again by the next process
         write_text(path, json.dumps({"packed": ours / own, "about": told}, indent=1))
     return ours < own

@@ -31,7 +31,7 @@ class RopeCache:
     def known(self, like: Tensor, last: int) -> tuple[Tensor, Tensor]:
         """Return cosines and sines [P, D] of positions 0 to P − 1, where P is more than `last`."""
         frequencies: Any = self._module._buffers.get("inv_freq")
-        if frequencies is not self._frequencies:  # who tries others puts them there
+        if frequencies is not self._frequencies:  # they may be replaced in a trial
             self._known.clear()
             self._frequencies = frequencies
         known = self._known.get(like.dtype)

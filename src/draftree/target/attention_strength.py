@@ -73,7 +73,7 @@ def attending(decoder: Decoder, texts: Sequence[Ints]) -> tuple[Attending, ...]:
         stack.callback(
             setattr, decoder.config, "_attn_implementation", decoder.config._attn_implementation
         )
-        decoder.config._attn_implementation = "eager"  # the way that gives the weights of attention
+        decoder.config._attn_implementation = "eager"  # returns attention weights
         for watch in watches:
             stack.callback(
                 watch.layer.register_forward_hook(watch.measure, with_kwargs=True).remove

@@ -125,7 +125,7 @@ class Nodes:
         by = self.score if by is None else by
         found = by.sort(dim=1, descending=True, stable=True).indices[
             :, :count
-        ]  # none is worth more than the root
+        ]  # the root has the largest value
         missing = by.gather(1, found) == -torch.inf
         return found.gather(1, (found + missing * by.shape[1]).argsort(dim=1))
 
@@ -290,7 +290,7 @@ def verified(
         best = nodes.best(n, grown.rank(nodes))
         places = (nodes.start + nodes.depth.gather(1, best)).clamp(
             max=last
-        )  # padding may be anywhere
+        )  # the position of padding is arbitrary
         return nodes.tokens.gather(1, best), places, nodes.lines(best, best), nodes.start
 
     def made(results: Made, given: Given) -> Made:

@@ -111,7 +111,7 @@ def looked_into(decoder: Decoder, priced: bool = False) -> tuple[Stable, Finding
     if priced and found.price is None and found.lacks is None:
         found = replace(found, price=price(decoder, stable))
     if found is not before:
-        with suppress(OSError):  # a home that cannot be written to: found out again the next time
+        with suppress(OSError):  # not writable: measured again by the next process
             write_text(
                 path,
                 json.dumps(
@@ -205,7 +205,7 @@ def decided(
             told = f"and the target on '{decoder.device.type}', which lacks the float64 that its attention sums in"
             raise UserError(f"exactness is 'bits', {told}: allowed there is 'ties'")
         return None, asked
-    if is_spread(decoder.model):  # its layers have no weights to be tried with
+    if is_spread(decoder.model):  # its layers have no weights to test
         return None, asked
     if asked == "ties" or (asked is None and not (free and decoder.dtype in HALF)):
         return None, asked

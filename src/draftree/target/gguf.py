@@ -114,7 +114,7 @@ def _kept(path: Path, parts: tuple[Path, ...], stats: tuple[tuple[int, int], ...
 
     The result is cached, because both weights and tokenizer need it.
     """
-    headers = _check(path, parts)  # of all bytes only afterwards: a large file takes a while
+    headers = _check(path, parts)  # before the slow hash of all bytes
     folder = dequantised_folder(parts)
     if not folder.is_dir():
         if missing := [name for name in NEEDED if find_spec(name) is None]:
@@ -341,9 +341,7 @@ def _dequantise(path: Path, headers: Sequence[Header], folder: Path) -> None:
     }
     with no_loading_bar():
         model, info = auto.from_pretrained(**source, config=config, **how)
-    if missing := sorted(
-        map(str, info["missing_keys"])
-    ):  # transformers would go on with random weights
+    if missing := sorted(map(str, info["missing_keys"])):  # transformers would use random weights
         raise UserError(f"'{path}' lacks {len(missing)} tensors: {', '.join(missing[:4])}")
     tokenizer = (
         AutoTokenizer.from_pretrained(**source)

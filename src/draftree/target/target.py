@@ -101,7 +101,7 @@ class Taps:
         """Return the internals of selected tokens; `probe_logits` and `top` stay unchanged."""
         if np.array_equal(
             index, np.arange(len(index))
-        ):  # the first ones, as of a chain that is accepted: none is copied
+        ):  # the first tokens, as in an accepted chain, need no copy
             hidden = {layer: h[: len(index)] for layer, h in self.hidden.items()}
         else:
             at = to_device(index, self.cache.device)
@@ -316,7 +316,7 @@ class Target:
             model, info = pretrained(path, config, dtype, **told)
             if missing := sorted(
                 map(str, info["missing_keys"])
-            ):  # transformers would go on with random weights
+            ):  # transformers would use random weights
                 raise UserError(
                     f"target '{name}' lacks {len(missing)} tensors: {', '.join(missing[:4])}"
                 )
@@ -329,7 +329,7 @@ class Target:
             if four:
                 round_to_four_bits(model)
             decoder = Decoder(model, capture=usual_capture(model, loading.compile))
-            _ = decoder.shapes  # from a pass over one token: much in a config shows there alone
+            _ = decoder.shapes  # a pass over one token reveals many faults of a config
             compiled = choose_kernels(decoder, loading)
             if loading.compile and not compiled and place.type == "cpu":
                 kinds = "layers of the Llama kind, in bfloat16 or float32"
@@ -583,7 +583,7 @@ class Target:
         last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
         last = np.minimum(
             last, self.decoder.context - 1
-        )  # a text that is full has no root, but may still have probes
+        )  # a full text has no root, but may have probes
         row, tokens = (
             np.concatenate((tree.row, probes.row)),
             np.concatenate((tree.tokens, probes.tokens)),
@@ -752,8 +752,8 @@ def usable(device: str | torch.device | None) -> torch.device:
     allowed = "allowed is one that torch can use here (cpu, cuda, …)"
     try:
         found = torch.empty(0, device=device).device
-    except Exception as error:  # which error it is differs from backend to backend
-        why = first_line(error)  # some backends list all that torch knows
+    except Exception as error:  # the type of error depends on the backend
+        why = first_line(error)  # some backends print a long list
         raise UserError(
             f"device is {shown(device)}, {allowed}{f': {why}' if len(why) < LONGEST_REASON else ''}"
         ) from error

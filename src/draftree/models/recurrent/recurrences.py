@@ -56,7 +56,7 @@ def _decay(paths: Paths, along: Tensor, slots: Tensor) -> Tensor:
     between = along[:, :, :, None] - slots[:, :, None]
     return between.masked_fill(
         ~paths.mask[:, None, :, :, None], -torch.inf
-    ).exp()  # masked first: exp of the rest overflows
+    ).exp()  # masked first, as exp could overflow
 
 
 def _along(paths: Paths, own: Tensor) -> Tensor:
@@ -106,12 +106,12 @@ def delta_tree(
         kk, qk = (torch.einsum("rhic,rhjc,rhijc->rhij", x, keys, decay) for x in (k, q))
     read = (
         torch.cat((k * reading, q * reading), 2) @ state
-    )  # at once: the state is most of what is read
+    )  # one product, as reading the state dominates
     wanted = v - read[:, :, : k.shape[2]]
     if paths.later:
         wanted = wanted - kk @ paths.place(
             before.get("u"), torch.zeros_like(v)
-        )  # this pass's own are still zero
+        )  # those of this pass are still zero
         kk = kk.gather(3, paths.at[:, None, None, :].expand(*kk.shape[:3], -1))
     u = torch.linalg.solve_triangular(
         beta * kk.tril(-1), beta * wanted, upper=False, unitriangular=True

@@ -253,7 +253,7 @@ class Answers:
         of_head = (inputs * step[..., None]).transpose(1, 2), (step * a).transpose(1, 2)[..., None]
         out, stash = ssd_tree(self._paths, self._pass.stashed, *of_head, b, c, state)
         out = out.transpose(1, 2) if D is None else out.transpose(1, 2) + inputs * D[:, None]
-        return out.contiguous(), stash  # some models view it otherwise
+        return out.contiguous(), stash  # some models need it for `view`
 
     def s6(
         self,
