@@ -107,7 +107,7 @@ class Costs(Part):
         return _between(*self.target_curve, tokens)
 
     def step(self, work: Work) -> float:
-        """Return the estimated seconds of one step: draft steps, target pass and commit."""
+        """Return the estimated seconds of one step: its draft steps, target pass and commit."""
         return self.drafting(work) + self.target_seconds(work.fed / work.rows)
 
     def drafting(self, work: Work) -> float:
@@ -336,7 +336,10 @@ def _width(text: str) -> int:
 
 
 def _mixed(a: Costs, b: Costs, share: float) -> Costs:
-    """Interpolate two entries, with weight `share` of the second; their widths may differ."""
+    """Interpolate between two entries, with weight `share` of the second.
+
+    The entries may have different widths.
+    """
 
     def between(one: Curve, other: Curve) -> dict[int, float]:
         widths = np.union1d(one[0], other[0])

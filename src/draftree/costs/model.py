@@ -272,7 +272,7 @@ class Correction:
         """Combine this correction with another one, which another process may have learnt."""
         both = (
             self.covariance + other.covariance + 1e-9 * np.eye(len(self.mean))
-        )  # some entries of θ are 0 for certain
+        )  # some entries of θ have no variance
         gain = np.linalg.solve(both, self.covariance).T
         mean, covariance = (
             self.mean + gain @ (other.mean - self.mean),
@@ -344,7 +344,7 @@ class CostModel:
     correction: Correction
 
     def learn(self, place: Place, seconds: float, measured: bool = False) -> "CostModel":
-        """Return the model after one timing; see `Correction.learn`."""
+        """Return the model after learning from one timing; see `Correction.learn`."""
         ratio = math.log(max(seconds, 1e-9) / self.size.estimate(self.speed, place))
         return CostModel(self.size, self.speed, self.correction.learn(place, ratio, measured))
 

@@ -119,7 +119,7 @@ def _known_speed(name: str, dtype: torch.dtype) -> Speed:
     least = works(device).assumed
     if speed.bandwidth < PLAUSIBLE * least.bandwidth or speed.rate < PLAUSIBLE * least.rate:
         return speed
-    with suppress(OSError):  # a home that cannot be written to: probed again the next time
+    with suppress(OSError):  # not writable: probed again by the next process
         write_text(path, json.dumps({"about": about, "speed": asdict(speed)}) + "\n")
     return speed
 

@@ -183,7 +183,7 @@ class Documents:
         for file in self.files:
             before, size = self.text_bytes, file.bytes
             for text in self._of(file):
-                # Half of a surrogate pair, which JSON may hold, has no UTF-8 and no tokens.
+                # A single surrogate, which JSON may contain, has no UTF-8 and no tokens.
                 encoded = text.encode(errors="replace")
                 self.text_bytes += len(encoded)
                 self.tell(done + min(self.text_bytes - before, size))
@@ -238,7 +238,7 @@ def texts(row: dict[str, Any], where: str, tokenizer: PreTrainedTokenizerBase) -
 
 
 def batches(found: Iterable[str]) -> Iterator[list[str]]:
-    """Yield lists of texts of about a million characters."""
+    """Yield lists of texts with about a million characters each."""
     batch, size = list[str](), 0
     for text in found:
         batch.append(text)

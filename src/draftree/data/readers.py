@@ -180,7 +180,7 @@ def _text(path: Path, _skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
 def _json_lines(path: Path, skipped: Skipped | None) -> Iterator[tuple[Row, str]]:
     for number, line in enumerate(
         _decoded(path).split("\n"), 1
-    ):  # splitlines would also cut at U+2028, which JSON may hold
+    ):  # splitlines would also split at U+2028
         if line.strip():
             row = None
             with skipping(skipped):

@@ -95,7 +95,7 @@ class Layout:
 
     @property
     def drafts(self) -> int:
-        """Return the number of tokens that a pass drafts."""
+        """Return the number of tokens that one pass drafts."""
         return self.block if self.shifted else self.block - 1
 
 
@@ -181,7 +181,7 @@ def _layout(config: dict[str, Any], stored: Checkpoint) -> Layout:
     values = outer.get(LAYER, dict[str, Any]) if speculated else dict(config)
     said = Entries(config | nested, where)  # block size and mask token may be in either place
     block, mask = said.get("block_size", int, least=1), said.get("mask_token_id", int, least=0)
-    if block > MAX_NODES:  # its masks grow with the square of it
+    if block > MAX_NODES:  # masks grow with its square
         raise UserError(
             f"{said.where}: block_size is {block}, allowed is at most {MAX_NODES}, the most nodes of a tree"
         )

@@ -312,7 +312,7 @@ class Checkpoint:
                 )
             elif not torch.equal(
                 before.to(now.dtype), now
-            ):  # else the stored bits are kept: a narrower target rounded them
+            ):  # else keep the stored bits, which a narrower target rounded
                 every[key] = now.to(before.dtype).contiguous().clone()
         with filled(folder, last=CONFIG) as beside:
             if self.file.endswith(".safetensors"):
@@ -362,7 +362,7 @@ def _tensors(path: Path, wanted: Callable[[str], bool]) -> dict[str, Tensor]:
                 }
         try:
             found = torch.load(path, map_location="cpu", weights_only=True)
-        except pickle.UnpicklingError as error:  # torch's own text shows how to load it anyway
+        except pickle.UnpicklingError as error:  # torch's message shows an unsafe way
             told = "is broken, or holds more than tensors, and nothing else is read from a pickled file"
             raise UserError(f"'{path}' {told}") from error
         if not isinstance(found, dict) or not all(

@@ -164,7 +164,7 @@ class Hook:
             criteria = [*stopping_criteria]
             if stop_strings is not None and not any(
                 type(c) is StopStringCriteria for c in criteria
-            ):  # the user's own one wins
+            ):  # the user's argument wins
                 try:
                     criteria.append(
                         StopStringCriteria(self._tokenizer or engine.tokenizer, stop_strings)
@@ -451,7 +451,7 @@ def refuse(
     for name in CACHES:
         if getattr(
             model_kwargs.get(name), "_is_user_defined", False
-        ):  # transformers' mark of a cache that was given
+        ):  # set by transformers if a cache was given
             raise UserError(
                 f"{name} is given, allowed is none: give the whole text, draftree has a cache of its own"
             )

@@ -142,7 +142,7 @@ def prompts(
 
 
 def _prompt(row: int, ids: list[int], seen: list[bool], windowed: bool) -> PaddedPrompt:
-    if not all(seen[-1:]):  # the first new token would be read off a hidden one
+    if not all(seen[-1:]):  # the first new token follows the last id
         raise UserError(
             f"row {row} of attention_mask has a zero at its last place, {len(ids) - 1}: pad on the left"
         )
@@ -169,7 +169,7 @@ class RowOutput:
     ending: Ending | None = None
 
     def take(self, new: Emitted) -> None:
-        """Add the tokens and scores of a step."""
+        """Add the new tokens and scores of a step."""
         self.tokens += new.tokens
         self.scores += new.scores
         self.ending = new.ending
@@ -202,7 +202,7 @@ class Call:
             return Sampling()
         seed = (
             int(torch.randint(2**63 - 1, ())) if seed is None else seed
-        )  # torch's own seed decides then
+        )  # then torch's seed is used
         return Sampling(
             temperature=self.config.temperature or 1.0, seed=seed, warpers=tuple(self._warpers)
         )
@@ -232,7 +232,7 @@ class Call:
         return [c for c in self.criteria if type(c) not in (MaxLengthCriteria, EosTokenCriteria)]
 
     def requests(self, sampling: Sampling) -> list[Request]:
-        """Return a request for each sequence; its number in the batch determines its noise."""
+        """Return a request for each sequence, whose noise depends on its index in the batch."""
         longest = min(
             (c.max_length for c in self.criteria if type(c) is MaxLengthCriteria), default=2**31
         )
@@ -351,7 +351,7 @@ def write(
 class Finite(LogitsProcessor):
     """Apply transformers' `InfNanRemoveLogitsProcessor` with the limits of float32.
 
-    transformers calls its processor in float32.
+    In transformers this processor always receives float32 scores.
     """
 
     @override
@@ -378,7 +378,7 @@ class OneRow(Around):
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         every = scores.repeat(self._rows, 1)
         made: Tensor = self.inner(input_ids.repeat(self._rows, 1), every)
-        scores.copy_(every[self._row : self._row + 1])  # it may have written into them
+        scores.copy_(every[self._row : self._row + 1])  # the processor may write into them
         return scores if made is every else made[self._row : self._row + 1]
 
 
@@ -438,7 +438,7 @@ def own_copy(part: Any, row: int) -> Any:
         return part
     try:
         return copy.deepcopy(part)
-    except Exception as error:  # whatever a user's own class raises
+    except Exception as error:  # a user's class may raise anything
         name = type(part).__name__
         raise UserError(
             f"{name} cannot be copied for each row of a batch, allowed is one row at a time: {error}"

@@ -58,8 +58,8 @@ def followed(parents: Array, tokens: Array, chosen: Array) -> tuple[Array, Array
             followed.
 
     Returns:
-        The nodes of all paths, roots included [A]; the index in A where each root's path ends
-            [roots]; and the token that is chosen after each path [roots].
+        The nodes of all paths, roots included [A]; the end (exclusive) of each root's path among
+            them [roots]; and the token that is chosen after each path [roots].
     """
     found = list[int]()
     ends = list[int]()

@@ -226,7 +226,7 @@ class Weights:
 
     @property
     def structure(self) -> Hashable:
-        """Return a key that changes when a module is replaced."""
+        """Return a key that changes when a module of the networks is replaced."""
         return tuple(map(id, itertools.chain.from_iterable(held.values() for held in self._parts)))
 
     @property

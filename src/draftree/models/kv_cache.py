@@ -40,9 +40,9 @@ class LayerShape:
 
     Attributes:
         heads: number of key-value heads; 0 if the layer stores none.
-        key: the width of a key; 0 if there is none.
-        value: the width of a value; 0 if there is none.
-        device: the layer's device, if it is not the cache's.
+        key: the width of a key; 0 if the layer stores no keys.
+        value: the width of a value; 0 if the layer stores no values.
+        device: the layer's device; None for the device of the cache.
     """
 
     heads: int
@@ -132,9 +132,9 @@ class SlotCache:
         return 0 if self.states is None else self.states.bytes
 
     def reserve(self, slots: int) -> None:
-        """Grow to at least `slots` slots for each sequence, keeping the contents.
+        """Increase the capacity to at least `slots` slots for each sequence, and keep the contents.
 
-        The capacity grows by at least half, so that growth is rare.
+        The capacity grows by at least half, so that it grows rarely.
         """
         if slots <= self.capacity:
             return
@@ -244,7 +244,12 @@ class SlotCache:
         return self.capacity if self.ladder.few else used
 
     def keep(self, row: int, slots: Ints) -> None:
-        """Commit `slots`, in that order, after the committed tokens of a sequence."""
+        """Commit scratch slots after the committed tokens of a sequence.
+
+        Args:
+            row: the sequence.
+            slots: [A] the slots, in the order in which they are committed.
+        """
         self.keep_all(np.full(len(slots), row), np.ascontiguousarray(slots, np.int64))
 
     def keep_all(self, rows: Ints, slots: Ints) -> None:
@@ -327,7 +332,7 @@ class SlotCache:
 
     @torch.inference_mode()
     def copied(self, row: int, start: int, stop: int) -> Pages:
-        """Return a copy of a sequence's keys and values in slots `start` … `stop` − 1."""
+        """Return a copy of a sequence's keys and values in slots `start` to `stop` − 1."""
         return tuple(
             (keys[:, row, :, start:stop].clone(), values[:, row, :, start:stop].clone())
             for keys, values in self._groups
@@ -469,7 +474,7 @@ class Writer(Cache):
         return self._slots
 
     def within(self, layer: int) -> "Within | None":
-        """Return the memory of a layer's keys and values, or None in a recorded pass."""
+        """Return the memory of a layer's keys and values; None if the pass is recorded."""
         if self._cache.ladder.few:
             return None
         (keys, values), more = self._cache.layer(layer), self._cache.more(layer)

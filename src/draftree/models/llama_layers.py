@@ -215,7 +215,7 @@ class _Layer:
         return others.reshape(rows, n, -1)
 
     def agrees(self, rotary: Any, device: torch.device) -> bool:
-        """Return whether the output for random states equals the module's up to rounding."""
+        """Return whether the output for random states equals that of the module up to rounding."""
         weight, draw = self.module.post_attention_layernorm.weight, torch.Generator().manual_seed(0)
         dtype = weight.dtype
         x = torch.empty(2, TRIED, len(weight)).normal_(generator=draw).to(device, dtype)
@@ -252,7 +252,7 @@ class _Seen:
 
 
 class _Nothing(Cache):
-    """Provide the cache of a pass that stores nothing."""
+    """Provide a cache for a pass that stores nothing."""
 
     def __init__(self) -> None:
         super().__init__(layers=[])

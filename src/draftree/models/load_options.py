@@ -27,7 +27,7 @@ Kernels = Literal["stock", "packed", "native", "tiled"]
 """
 DTypeName = Literal["float64", "float32", "bfloat16", "float16"]
 DTYPES: tuple[str, ...] = get_args(DTypeName)
-"""The dtypes that a target may be computed in."""
+"""The dtypes in which a target may be computed."""
 DTYPE_HELP = f"{', '.join(DTYPES)}; by default the checkpoint's own, but float32 where a CPU is slow in half precision."
 MAP_HELP = "transformers' device_map: auto, or JSON by module."
 
@@ -47,7 +47,7 @@ PLACES: Rule = (
 
 
 def _placed(places: Any) -> Any:
-    """Return a device map, parsed if it is JSON."""
+    """Return a device map; a JSON text is parsed."""
     if not isinstance(places, str) or not places.startswith("{"):
         return places
     with suppress(ValueError):
@@ -92,7 +92,7 @@ class Source(Knobs):
         """Return the options that are given by name.
 
         Raises:
-            UserError: there is no such option, or its value is not allowed.
+            UserError: an option is unknown, or its value is not allowed.
         """
         names = [f.name for f in fields(cls)]
         return cls(**translated(LOADING, given, names))

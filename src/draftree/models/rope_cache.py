@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 POSITIONS = 1024
-"""Number of positions that are computed at first."""
+"""Number of positions for which cosines and sines are computed at first."""
 
 
 @final

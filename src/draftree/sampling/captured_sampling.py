@@ -47,7 +47,7 @@ class Recorded:
         if not self.coupled:
             logits = logits if logits.dtype is torch.float64 else logits.float()
             return log_softmax(without_nonsense(logits, self.setting)), ids
-        if ids is not None:  # noise and cuts are of all tokens
+        if ids is not None:  # noise and cuts need all tokens
             whole = logits.new_full((*logits.shape[:-1], self.vocab), -torch.inf)
             logits = whole.index_copy(-1, ids, logits)
         log_q = torch.log_softmax(without_nonsense(logits.double(), self.setting), dim=-1)
@@ -74,4 +74,4 @@ class Recorded:
 
 
 LIKELIEST = Recorded()
-"""Greedy decoding."""
+"""Greedy decoding, which chooses the likeliest token after each node."""

@@ -150,9 +150,7 @@ class Distributions:
                 return self._scores[node]
             try:
                 given, *_, made = stages(self.raw(node), steps, self._text(node))
-            except (
-                ValueError
-            ):  # some of transformers' processors raise where one before them has left no number
+            except ValueError:  # some processors raise if an earlier one left no finite score
                 self._refuse(node)
                 given = made = self.raw(node)
             self._scores[node] = given, made
@@ -178,7 +176,7 @@ class Distributions:
         who, did = (
             f"one of the processors {', '.join(map(named, steps))}",
             "leaves no finite score",
-        )  # if it counts its calls
+        )  # used if a processor counts its calls
         for step, scores in zip(
             steps, islice(stages(self.raw(node), steps, ids), 1, None), strict=True
         ):
@@ -286,7 +284,7 @@ def _all_likeliest(logits: Tensor) -> list[int]:
     if logits.is_cpu and logits.dtype is torch.bfloat16:
         tokens: list[int] = largest(logits.contiguous().view(torch.int16).numpy()).tolist()
         return tokens
-    if logits.is_cpu:  # torch's own takes ten times as long here
+    if logits.is_cpu:  # torch takes ten times as long
         whole = (
             logits if logits.dtype in (torch.float32, torch.float64) else logits.float()
         ).numpy()

@@ -102,7 +102,7 @@ def without_nonsense(logits: Tensor, setting: Sampling) -> Tensor:
     there = finite(logits)[..., None]
     return warped(logits.where(there, 0.0), setting.processors).where(
         there, torch.nan
-    )  # some warpers raise at NaN
+    )  # some warpers raise an error at NaN
 
 
 def finite(logits: Tensor) -> Tensor:
@@ -149,7 +149,7 @@ def drawn(
         found = _chosen(drawing.log_q(logits, rows), k, drawing, rows, depths)
     nothing = np.isnan(found.log_q).any(
         axis=1, keepdims=True
-    )  # seen on the host, where the candidates are in any case
+    )  # no sync: candidates are on the host
     if not nothing.any():
         return found
     return replace(
@@ -188,13 +188,11 @@ def coupled(log_probs: Tensor, drawing: Drawing, rows: Ints, depths: Ints) -> Te
     noise = drawing.noise.gumbel_of(
         rows[open_], depths[open_], log_probs.shape[1], log_probs.device
     )
-    if (
-        len(open_) == len(rows) and (scale == scale[0]).all()
-    ):  # a number needs no copy to the device
+    if len(open_) == len(rows) and (scale == scale[0]).all():  # a plain number needs no copy
         return torch.log_softmax((log_probs + noise) * float(scale[0]), dim=-1)
     at, scales = to_device(
         np.stack((open_, scale[open_].view(np.int64))), log_probs.device
-    )  # float64 travels as int64
+    )  # float64 is sent as int64
     known = torch.log_softmax((log_probs[at] + noise) * scales.view(torch.float64)[:, None], dim=-1)
     return log_probs.index_copy(0, at, known)
 
@@ -295,7 +293,7 @@ def beside(found: Candidates, forced: Ints) -> Candidates:
         forced: [F] the token that must come after a node; −1 for nodes without one.
     """
     fixed = np.flatnonzero(forced >= 0)
-    place = np.cumsum(forced < 0) - 1  # of each open node among those found
+    place = np.cumsum(forced < 0) - 1  # index of each open node in `found`
     whole = replace(found, logs=found.log_probs, drafted=None, log_sums=None)
     whole = whole.shared(np.maximum(place, 0))
     tokens, log_q = whole.tokens.copy(), whole.log_q.copy()

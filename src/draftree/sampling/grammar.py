@@ -93,7 +93,7 @@ class Grammar(Knobs):
             value = json.loads(schema) if isinstance(schema, str) else dict(schema)
             text = json.dumps(value)
             for key in _keys(value):
-                if not isinstance(key, str):  # which `dumps` would make one of
+                if not isinstance(key, str):  # `dumps` would convert it
                     raise UserError(
                         f"JSON schema {shown(schema)} cannot be used: it has the key {key}, allowed are texts"
                     )
@@ -305,7 +305,7 @@ class Constrained(LogitsProcessor):
         fits = self._vocabulary.eos.isdisjoint(response) and self._moved(list(response))
         accepting = fits and self._matcher.is_accepting()
         raw = self._matcher.compute_bitmask() if fits else b""
-        if self._matcher.is_error():  # the mask is then that of a finished text, whatever the text
+        if self._matcher.is_error():  # the mask is then that of a finished text
             return self._failed()
         if not fits:
             return _Node()
@@ -318,9 +318,7 @@ class Constrained(LogitsProcessor):
         if not found.size or (
             only is not None and not accepting and self._matcher.validate_tokens([only]) == 0
         ):
-            return _Node(
-                error=NO_TOKEN
-            )  # what a tokenizer spells with its unknown token cannot be written
+            return _Node(error=NO_TOKEN)  # these bytes exist only as the unknown token
         return _Node(np.packbits(mask), only)
 
     def _failed(self) -> _Node:
@@ -343,7 +341,7 @@ class Constrained(LogitsProcessor):
         rest, size = response[common:], self._vocabulary.tokens.vocab_size
         fit = next(
             (i for i, t in enumerate(rest) if t >= size), len(rest)
-        )  # an unknown id would be an error for ever
+        )  # an unknown id is a permanent error
         consumed = self._matcher.try_consume_tokens(rest[:fit]) if fit else 0
         self._at = response[: common + consumed]
         return len(self._at) == len(response)
@@ -351,7 +349,7 @@ class Constrained(LogitsProcessor):
 
 def _common(a: list[int], b: list[int]) -> int:
     """Return the length of the common prefix of two texts, in tokens."""
-    if a == b[: len(a)]:  # the new text goes on where the last one ended, as it mostly does
+    if a == b[: len(a)]:  # mostly the new text continues the last one
         return len(a)
     return next(
         (i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b))

@@ -88,7 +88,7 @@ class Keyed(Chance):
         return _kept(place, n) if kind == 0 else _gumbel(place, n)
 
     def places(self, depths: int) -> Ints:
-        """Return the words [R, D, 5] of the target's noise for each sequence and depth."""
+        """Return the words [R, D, 5] of the target's noise, by sequence and depth; see `Place`."""
         rows = range(len(self._requests))
         found = [[self._place(row, depth, 0) for depth in range(depths)] for row in rows]
         return np.array(found, np.int64).reshape(len(rows), depths, 5)
@@ -144,7 +144,7 @@ class Keyed(Chance):
         low, high, *_ = philox.philox((index, *others), (first, second))
         return bool(
             (high << 32 | low >> 11 << 11) * 2.0**-64 < p
-        )  # 53 bits, which no float rounds up to 1
+        )  # 53 bits, so that it is never rounded to 1
 
 
 @lru_cache(REQUESTS)

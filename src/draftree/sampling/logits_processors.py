@@ -52,7 +52,10 @@ class _Penalty(LogitsProcessor):
         self._penalty, self._start = penalty, start
 
     def _occurrences(self, input_ids: Tensor, scores: Tensor) -> Tensor:
-        """Return [R, V] how often each token occurs in the response, in the dtype of the scores."""
+        """Return the number of occurrences [R, V] of each token in the response.
+
+        Its dtype is that of the scores.
+        """
         response = input_ids[:, self._start :]
         return torch.zeros_like(scores).scatter_add_(
             1, response, torch.ones_like(response, dtype=scores.dtype)

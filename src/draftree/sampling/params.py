@@ -46,7 +46,7 @@ class Sampling(Choice):
     @override
     def __post_init__(self) -> None:
         super().__post_init__()
-        for f in fields(Choice):  # transformers' processors take Python's own numbers alone
+        for f in fields(Choice):  # transformers requires Python numbers
             object.__setattr__(
                 self, f.name, (int if f.type is int else float)(getattr(self, f.name))
             )

@@ -37,7 +37,7 @@ NEGLIGIBLE = -40.0
 
 @final
 class Temperature(TemperatureLogitsWarper):
-    """Divide scores by a temperature."""
+    """Divide scores by the temperature."""
 
     @override
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
@@ -105,7 +105,7 @@ class TopP(TopPLogitsWarper):
         weights = (exp(np.maximum(scores - best, NEGLIGIBLE)) * UNIT).astype(np.int64)
         total = weights.sum()
         limit = int(np.float64(total) * (1.0 - self.top_p))
-        likely = weights > limit // len(scores)  # all others together have no more than the limit
+        likely = weights > limit // len(scores)  # the others have at most the limit together
         least = (
             scores[likely].min() if np.count_nonzero(likely) >= self.min_tokens_to_keep else -np.inf
         )
@@ -120,9 +120,9 @@ class TopP(TopPLogitsWarper):
 
 @final
 class Typical(TypicalLogitsWarper):
-    """Remove untypical tokens, on the host.
+    """Remove the least typical tokens, on the host.
 
-    The sum runs over values that are sorted by a function of all scores.
+    It is computed there because it sums values that are sorted by a function of all scores.
     """
 
     @override

@@ -66,7 +66,7 @@ class Nodes:
 
     @property
     def given(self) -> dict[str, Tensor]:
-        """Return the tensors by name, as inputs of a pass."""
+        """Return the tensors as inputs of a pass, by name."""
         return {f"nodes {f.name}": getattr(self, f.name) for f in fields(self)}
 
     @classmethod
@@ -148,8 +148,8 @@ class Layers(ABC):
         device: the device of the passes.
         begin: [R] the slot of each sequence's root in the drafter's cache.
         deepest: the last layer for which the drafter has proposals; None for no bound.
-        each_node: whether each node is fed to a pass; otherwise the drafter computes one
-            distribution per depth for all nodes of a sequence.
+        each_node: whether a pass is fed every frontier node. Otherwise it computes one distribution
+            per sequence, which all nodes of that depth share.
     """
 
     device: torch.device

@@ -579,7 +579,7 @@ class Target:
     def _verified_with(
         self, cache: SlotCache, tree: Tree, needs: Needs, probes: Probes, chunks: Sequence[Chunk]
     ) -> Verified:
-        """Run the pass of `verify` with probes."""
+        """Run the pass of `verify` over draft trees, probes and prompt chunks."""
         last = np.array([n + self.depth_room(n) for n in cache.lengths.tolist()])[probes.row]
         last = np.minimum(
             last, self.decoder.context - 1

@@ -112,7 +112,7 @@ class Completion(HintingText):
         return f"Completion({shown(self.text)}, {told})"
 
     def _repr_html_(self) -> str:
-        """Return the text as HTML for a notebook, with coloured drafted tokens and the speed."""
+        """Return the text as HTML for a notebook, coloured by origin, and the speed."""
         pieces = (
             [*self.pieces, self.text[sum(map(len, self.pieces)) :]] if self.pieces else [self.text]
         )
@@ -179,7 +179,7 @@ class Reading:
         self.tokens: list[Token] = []
 
     def __call__(self, events: Sequence[Emitted]) -> list[Token]:
-        """Return the tokens of a step."""
+        """Return the tokens of a step, with their text."""
         new = []
         for event in events:
             last = len(event.tokens) - 1
@@ -321,7 +321,7 @@ async def complete(
 ) -> Any:
     """Return a completion; each step runs in a worker thread.
 
-    Cancelling the task stops the generation after the current step.
+    If the task is cancelled, generation stops after the current step.
     """
     writing = await in_thread(lambda: Writing(engine, prompt, options, alone))
     with closing(writing):
@@ -340,9 +340,10 @@ async def stream(engine: Writer, prompt: Prompt, options: Options) -> AsyncGener
 
 
 async def in_thread(work: Callable[[], T]) -> T:
-    """Run work in a worker thread.
+    """Run a function in a worker thread.
 
-    A task that is cancelled meanwhile waits for the work, because a step cannot be interrupted.
+    If the task is cancelled meanwhile, it first waits for the function, because a step cannot be
+    interrupted.
     """
     task = asyncio.ensure_future(asyncio.to_thread(work))
     try:

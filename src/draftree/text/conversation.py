@@ -75,7 +75,7 @@ class Conversation(Hinting):
 
     @takes_prompt
     async def asay(self, text: str, **options: Any) -> Completion:
-        """Send a message like `say`, for asyncio; a turn that is cancelled is forgotten."""
+        """Send a message like `say`, for asyncio; a cancelled turn is not added to `messages`."""
         answer: Completion = await complete(
             self.engine, self._asked(text), Options.of(self.options, options), alone=True
         )

@@ -29,7 +29,7 @@ UNKNOWN = "\ufffd"
 
 
 def _stop(value: Any) -> bool:
-    return text(value) and UNKNOWN not in value  # a character that is incomplete would look like it
+    return text(value) and UNKNOWN not in value  # an incomplete character looks like it
 
 
 def _stops(value: Any) -> bool:

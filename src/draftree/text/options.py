@@ -123,7 +123,7 @@ class Options(Parameters):
         defaults = {f.name: f.default for f in fields(cls)}
         asked = translated(OPTION, rewritten(given), defaults)
         asked = {name: defaults[name] if value is None else value for name, value in asked.items()}
-        if "max_new_tokens" in asked:  # as in transformers, which counts by it where both are given
+        if "max_new_tokens" in asked:  # as in transformers, it wins if both are given
             asked["max_length"] = None
         return cls(**asked) if base is None else replace(base, **asked)
 
@@ -146,7 +146,7 @@ class Options(Parameters):
         return self.grammar if self.regex is None else Grammar.regex(self.regex)
 
     def stops(self, tokenizer: PreTrainedTokenizerBase) -> Stops:
-        """Return the stop texts for a tokenizer."""
+        """Return the stop texts and stop tokens for a tokenizer."""
         return Stops.of(tokenizer, _texts(self.stop))
 
     def request(self, target: Target, prompt: Sequence[int], number: int = 0) -> Request:
@@ -245,7 +245,7 @@ class Options(Parameters):
 
 
 def _first(rules: Sequence[Forced]) -> Forced:
-    """Combine rules into one that returns the first token that any of them forces."""
+    """Combine rules for forced tokens into one rule that returns the first forced token."""
     return lambda ids: next((token for rule in rules if (token := rule(ids)) is not None), None)
 
 
@@ -278,9 +278,9 @@ def _known(option: str, token: int, vocab: int) -> int:
 
 
 def _spellings(target: Target, words: Sequence[str]) -> list[list[int]]:
-    """Return the ids of each word at the start of a text and after a space."""
+    """Return the ids of each word, both at the start of a text and after a space."""
     spellings = [_ids(target, spelled) for word in words for spelled in (word, f" {word}")]
-    vocab = target.decoder.vocab  # a tokenizer may have more tokens, which are never written
+    vocab = target.decoder.vocab  # a tokenizer may have more tokens
     return [
         ids
         for i, ids in enumerate(spellings)

@@ -42,7 +42,7 @@ class Decoded:
         self._again = ""
 
     def add(self, token: int) -> None:
-        """Add a token."""
+        """Add a token and decode it."""
         self.ids.append(token)
         text = decode(self._tokenizer, self.ids[self._from :])
         if not text.startswith(self._again):
@@ -181,9 +181,7 @@ class StopTexts:
     def __call__(self, ids: Tensor, scores: Any = None) -> bool:
         """Return whether the response contains a stop text."""
         response, known = ids[0, self._start :].tolist(), self._pieces.ids
-        if (
-            response[: len(known)] != known
-        ):  # another text: this is a function of the ids, and only quick for one that grows
+        if response[: len(known)] != known:  # another text: decode it again
             self._pieces = Pieces(self._tokenizer, self._stops)
         for token in response[len(self._pieces.ids) :]:
             self._pieces.add(token)

@@ -43,7 +43,7 @@ def understood(told: str) -> Iterator[None]:
 def _reason(error: BaseException) -> str:
     if isinstance(error, RecursionError):
         return "it is nested too deep"
-    if isinstance(error, OSError) and error.strerror:  # without the number, and the name before it
+    if isinstance(error, OSError) and error.strerror:  # without number and file name
         return error.strerror
     first = f"no {error}" if isinstance(error, KeyError) else first_line(error)
     return str(error) if first.endswith(":") else first  # the rest is on the next line
@@ -118,10 +118,10 @@ class Entries:
         """Return an entry's value.
 
         Args:
-            name: name of the entry.
-            hint: its type, as for `checked`.
-            default: value if the entry is missing.
-            least: lower bound of a number, or of the numbers in a list or an object.
+            name: the name of the entry.
+            hint: the type of the entry, as for `checked`.
+            default: the value if the entry is missing.
+            least: the lower bound of a number, or of the numbers in a list or an object.
 
         Raises:
             UserError: the entry is missing and has no default, or has another type.
@@ -193,7 +193,7 @@ def _refusal(folder: Path) -> OSError | None:
 
 
 def existing(path: Path) -> Path:
-    """Return a path, or the nearest existing folder above it."""
+    """Return a path if it exists, or else its nearest existing parent folder."""
     return next(p for p in (path, *path.absolute().parents) if p.exists())
 
 
@@ -370,9 +370,7 @@ def locked(out: Path, lock: Path | None = None, wait: bool = False) -> Iterator[
         yield
     finally:
         if held.lock_counter == 1:
-            lock.unlink(
-                missing_ok=True
-            )  # while it is locked: a process that has opened it finds it gone, and retries
+            lock.unlink(missing_ok=True)  # while locked: a waiting process notices and retries
         held.release()
         _remove_empty(made)
 
@@ -415,7 +413,7 @@ def writable(path: Path, folder: bool = False, endings: Collection[str] = ()) ->
         )
     if (
         endings and not path.parent.exists()
-    ):  # a picture needs an existing folder: another name may be a misspelling
+    ):  # a picture's folder must exist: a new name may be a misspelling
         raise UserError(f"'{path}' cannot be written: there is no folder '{path.parent}'")
     home = existing(path if folder else path.parent)
     if not home.is_dir() or not os.access(home, os.W_OK | os.X_OK):

@@ -55,7 +55,7 @@ def busy() -> str:
         load, processors = os.getloadavg()[0], len(os.sched_getaffinity(0))
     except (AttributeError, OSError):  # not all systems have them
         return ""
-    crowded = load > processors + 1  # this program has a share of its own in it
+    crowded = load > processors + 1  # this program counts too
     return (
         f"{load:.1f} programs compete for {processors} processor{'s' * (processors > 1)}"
         if crowded
@@ -154,12 +154,12 @@ def bound_memory() -> None:
     Call it before a model is loaded. Environment variables that set the same bounds take
     precedence.
 
-    - oneDNN and its wrapper in torch (ideep) keep about half a megabyte for each shape of each
-      linear layer that they have computed, by default 1,024 times. They read their bounds when the
-      first of these layers runs.
-    - glibc's allocator gives each new thread an arena of its own, up to eight per processor. What a
-      thread has freed there serves no other one. Arenas that exist stay. Other C libraries have no
-      such bound, and nothing happens.
+    - oneDNN and its wrapper in torch (ideep) keep about half a megabyte for each input shape of each
+      linear layer, by default for 1,024 of them. They read their bounds when the first linear layer
+      runs.
+    - glibc's allocator gives each new thread an arena of its own, up to eight per processor. Memory
+      that a thread has freed there cannot be used by other threads. Existing arenas stay. With
+      other C libraries nothing is changed.
     """
     for name, most in CACHES.items():
         os.environ.setdefault(name, str(most))

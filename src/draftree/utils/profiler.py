@@ -40,7 +40,7 @@ class Record:
         self._open.append(f"{self._open[-1]}/{name}" if self._open else name)
 
     def end(self) -> None:
-        """End the phase that began last."""
+        """End the phase that was begun last."""
         self.turn()
         self._open.pop()
 

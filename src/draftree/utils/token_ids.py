@@ -15,9 +15,7 @@ def row_of_ids(value: Any) -> list[int] | None:
 
     Return None if the value is not a flat list of integers.
     """
-    with suppress(
-        RuntimeError, TypeError
-    ):  # of a tensor without values; of what is no whole number
+    with suppress(RuntimeError, TypeError):  # a tensor without values; not integers
         items = value.tolist() if isinstance(value, np.ndarray | torch.Tensor) else value
         return list(map(_id, items)) if several(items, lambda _: True) else None
     return None
@@ -27,6 +25,6 @@ def _id(value: Any) -> int:
     flag = value.dtype is torch.bool if isinstance(value, torch.Tensor) else isinstance(value, bool)
     if flag or (
         isinstance(value, torch.Tensor) and value.ndim
-    ):  # torch takes a row of one id for an id
+    ):  # torch converts a list of one id to an id
         raise TypeError
     return index(value)

@@ -30,7 +30,7 @@ def real(value: Any) -> bool:
     """Return whether a value is a finite number; True and False are not numbers here."""
     if not isinstance(value, Real) or isinstance(value, bool):
         return False
-    with suppress(OverflowError):  # a whole number beyond all floats
+    with suppress(OverflowError):  # an integer beyond all floats
         return isfinite(value)
     return False
 
@@ -57,7 +57,7 @@ def several(values: Any, fine: Callable[[Any], bool]) -> bool:
 
 
 def optional(fine: Callable[[Any], bool]) -> Callable[[Any], bool]:
-    """Return a test that also accepts None."""
+    """Return a test that accepts None and all values that the given test accepts."""
     return lambda value: value is None or fine(value)
 
 
@@ -227,7 +227,7 @@ class Part:
 
     @classmethod
     def kind(cls) -> str:
-        """Return the part's name in specs."""
+        """Return the name of the part in specs."""
         return cls.spec_name or cls.__name__.lower()
 
 
@@ -252,7 +252,7 @@ def parsed(items: Iterable[str], of: type, what: str) -> dict[str, Any]:
     known = [
         *([PRESET] if presets else []),
         *(f.name for f in fields(of) if f.compare),
-    ]  # a field that is not compared is no option
+    ]  # fields without comparison are not options
     for item in items:
         key, equals, value = item.partition("=")
         if not equals:

@@ -142,10 +142,10 @@ class Recorder(Passing):
         return str(types[layer]) if layer < len(types) else "of no named type"
 
     def kept(self) -> Kept:
-        """Return the shapes that were recorded.
+        """Return the recorded shapes.
 
         Raises:
-            UserError: a layer stores nothing where it should, or its convolution bypasses
+            UserError: a layer stores nothing although it should, or its convolution does not call
                 draftree's function.
         """
         layers, stateful = (

@@ -274,7 +274,7 @@ class Pass:
 
     @property
     def state(self) -> Tensor:
-        """Return the committed state [R, …] of the layer that entered last."""
+        """Return the committed state [R, …] of the layer whose `enter` was called last."""
         return self._states.bases[self._key]
 
     @property
