@@ -238,8 +238,8 @@ class Below:
     """The candidates of all layers below certain nodes of a tree, found without a model pass.
 
     Attributes:
-        nodes: [F] the parents, node after node. Their numbers are those in the tree to which all
-            these candidates have been appended.
+        nodes: [F] the parents, node after node. Their numbers count the candidates of this object
+            as appended to the tree.
         rows: [F] the sequence of each parent.
         candidates: [F, K] the candidates after each parent.
         alone: whether the drafter has no other candidates, so that no model pass was saved.

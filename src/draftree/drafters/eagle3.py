@@ -410,7 +410,7 @@ class EAGLE3Net(FusingNet):
 
 @final
 class EAGLE3Drafter(PairDrafter):
-    """Drafts with its own layer from the hidden states of three of the target's layers."""
+    """Drafts with one decoder layer that reads three of the target's hidden states."""
 
     knobs: EAGLE3
     model: EAGLE3Net

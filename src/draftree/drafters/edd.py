@@ -144,7 +144,7 @@ class EDD(TrainableMethod):
 
 @final
 class EDDDrafter(OneLayerDrafter):
-    """The decoder of EDD.
+    """The decoder of EDD as a drafter.
 
     Its cache contains the soft prompt at positions 0 … root − 1, followed by the nodes of the step.
     """

@@ -280,8 +280,8 @@ class Prefixed:
         cache: the prefix layer's KV cache of committed tokens; empty without a prefix layer.
         hidden: the target's hidden states of all committed tokens, stored as the keys of a cache
             with one head; empty without a prefix layer.
-        read: [R] the number of hidden states that the prefix layer has read. The keys and values of
-            those that it read in this step are in scratch slots of `cache`.
+        read: [R] the number of hidden states that the prefix layer has read. The keys and values
+            that it computed in this step are in scratch slots of `cache`.
         prefix: [R, D] the vector that the heads read, which belongs to the last of these hidden
             states.
     """

@@ -28,10 +28,10 @@ class Suffix(Method):
     """SuffixDecoding (arXiv 2411.04975, section 4).
 
     Patterns are the last p tokens of the text, for each length p. For each p, one tree is grown
-    from the pattern's continuations in the text, and another from those in the memory. Nodes with
-    the largest probability along their path are added first, up to factor · p nodes. The draft is
-    the tree with the largest sum of these probabilities. The q of a token is its share of the
-    continuations of its path.
+    from the pattern's continuations in the text, and another tree from its continuations in the
+    memory. Nodes with the largest probability along their path are added first, up to factor · p
+    nodes. The draft is the tree with the largest sum of these probabilities. The q of a token is
+    its share of the continuations of its path.
 
     Attributes:
         longest: largest number of tokens of a pattern.

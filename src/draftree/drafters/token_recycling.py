@@ -46,8 +46,8 @@ class TokenRecycling(Method):
     times in a row.
 
     - In the official code only verifications fill the matrix. If a token is verified at several
-      nodes, the code does not define which node's successors are stored. Here they are those of the
-      accepted node, or else of the last one.
+      nodes, the code does not define which node's successors are stored. Here the successors of the
+      accepted node are stored, or else those of the last node.
     - Initially, the line of each token contains the tokens that followed it in the prompt
       (`prompt=false`: no lines, as in the official code).
 

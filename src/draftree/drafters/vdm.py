@@ -39,7 +39,7 @@ class VDM(TrainableMethod):
         draft_vocab: V′, the number of tokens that can be drafted, which are the most frequent ones
             in the training data; 0 for all. Other values require `shared`.
 
-    The defaults are those of EDD's paper. `preset=fast` corresponds to that of EDD.
+    The defaults come from the paper of EDD. `preset=fast` corresponds to `preset=fast` of `edd`.
     """
 
     stages: ClassVar[tuple[Stage, ...]] = (

@@ -40,17 +40,19 @@ class ParallelMethod(TrainableMethod):
     """The options that block drafters share.
 
     Attributes:
-        layers: of the drafter (5 in the papers, 8 for a target of 30B).
-        block: slots of a pass, the root's among them.
-        features: how many of the target's layers are read, evenly spread; the last is none of them.
-        mask: the token in the slots that are to be filled; by default that which training never
-            meets, or most seldom.
-        gamma: γ of the slots' weights exp(−k/γ), k = 0, 1, …; 0 weighs all alike.
-        anchors: roots drawn in each text at most (512 in the papers).
-        draft_vocab: V′, how many tokens can be drafted; 0 for all of them.
-        init: what it begins with: `target`, the target's own layers from the highest that is read,
-            where these are of the same shapes; else, and with `scratch`, the official codes' way,
-            random weights.
+        layers: number of layers of the draft network (5 in the papers, 8 for a target of 30B).
+        block: number of slots of a pass, including the root's slot.
+        features: number of target layers that are read, spread evenly; the last layer is not among
+            them.
+        mask: the mask token in the slots to fill; by default the token that is rarest in the
+            training data.
+        gamma: γ of the weights exp(−k/γ) of slots k = 0, 1, … in the loss; with 0 all weights are
+            equal.
+        anchors: largest number of roots drawn in each training text (512 in the papers).
+        draft_vocab: V′, the number of tokens that can be drafted; 0 for all.
+        init: the initial weights. `target` means copies of the target's layers, from the highest
+            layer that is read, if their shapes are equal. Otherwise, and with `scratch` (as in the
+            official codes), weights are random.
     """
 
     formats: ClassVar[tuple[str, ...]] = ("speculators",)
@@ -65,11 +67,11 @@ class ParallelMethod(TrainableMethod):
     init: Init = "target"
 
     def layout(self, target: Target, causal: bool, shifted: bool) -> Layout:
-        """Return that of a new drafter.
+        """Return the layout of a new drafter.
 
         Raises:
-            UserError: the target's vocabulary does not hold the mask, or is smaller than the draft
-                vocabulary.
+            UserError: the mask token is not in the target's vocabulary, or the target's vocabulary
+                is smaller than the draft vocabulary.
         """
         vocab = target.decoder.vocab
         check_size(self.kind(), self.draft_vocab, target)
@@ -102,7 +104,7 @@ class ParallelMethod(TrainableMethod):
         )
 
     def known(self, layout: Layout) -> Self:
-        """Return these options, with those that a checkpoint fixes."""
+        """Return these options, with the values that a checkpoint fixes."""
         return replace(
             self,
             layers=len(layout.sights),
@@ -119,10 +121,10 @@ def opened(
     method: str,
     make: Callable[[Layout, Target, dict[str, Tensor]], Net],
 ) -> tuple[Checkpoint, Layout, Net]:
-    """Return a checkpoint with its tensors, its layout, and the network filled with them.
+    """Return a checkpoint with its tensors, its layout, and the network that contains the tensors.
 
     Raises:
-        UserError: it is broken, or does not fit the target.
+        UserError: the checkpoint is broken, or does not fit the target.
     """
     stored, layout = loaded(stored)
     _check(layout, target, stored, method)
@@ -132,11 +134,11 @@ def opened(
 
 
 def _check(layout: Layout, target: Target, stored: Checkpoint, method: str) -> None:
-    """Refuse a published layout that the target does not fit.
+    """Check that a published layout fits the target.
 
     Raises:
-        UserError: of its sizes, its mask token or the layers that it reads; the last layer's output
-            is none of them, as `hidden_states` holds it after the last norm.
+        UserError: the sizes, the mask token or the layers to read do not fit. The last layer's
+            output cannot be read, because `hidden_states` contains it only after the final norm.
     """
     vocab, last = target.decoder.vocab, int(target.decoder.config.num_hidden_layers) - 1
     stored.check_sizes(
@@ -159,13 +161,14 @@ def _check(layout: Layout, target: Target, stored: Checkpoint, method: str) -> N
 
 @dataclass(frozen=True)
 class Blocks:
-    """The state of a drafter of blocks.
+    """The state of a block drafter.
 
     Attributes:
         cache: keys and values of the committed tokens, token t in slot t.
-        outputs: [R, n, D] the last norm's output in the slots of this step's blocks; none before
-            they are asked for.
-        unread: what the target made of committed tokens, whose keys and values are not cached yet.
+        outputs: [R, n, D] the final norm's output in the slots of this step's blocks; None before
+            they are computed.
+        unread: the target's hidden states of committed tokens whose keys and values are not cached
+            yet.
     """
 
     cache: SlotCache
@@ -174,14 +177,13 @@ class Blocks:
 
 
 class ParallelDrafter(Trainable[Blocks]):
-    """Drafts all depths of a step in one pass."""
+    """Drafts all depths of a step in one pass over a block."""
 
     knobs: ParallelMethod
     model: ParallelNet
     kind: ClassVar[Kind]
     by_path: ClassVar[bool]
-    """Whether what comes after a node depends on the tokens of its path, and not on its depth
-    alone."""
+    """Whether candidates after a node depend on the tokens of its path, or only on its depth."""
     expands_paths = True
 
     @property
@@ -191,7 +193,7 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @property
     def conditioned(self) -> bool:
-        """Return whether every node is read along its path, in a pass of its layer.
+        """Return whether every layer of the tree needs a pass, in which nodes see their paths.
 
         By default one pass over masks serves all nodes.
         """
@@ -199,7 +201,7 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @property
     def drafts(self) -> int:
-        """Return the deepest layer that can be drafted."""
+        """Return the largest depth that can be drafted."""
         return self.model.layout.drafts
 
     @property
@@ -241,7 +243,10 @@ class ParallelDrafter(Trainable[Blocks]):
         return self._read(state, Taps.joined(state.unread)) if state.unread else state
 
     def _read(self, state: Blocks, taps: Taps) -> Blocks:
-        """Keep newly committed tokens; of the last block nothing stays."""
+        """Cache the keys and values of newly committed tokens.
+
+        The outputs of the last block are dropped.
+        """
         hidden = {layer: h.to(self._like.dtype)[None] for layer, h in taps.hidden.items()}
         positions = torch.from_numpy(taps.positions).to(self._like.device)
         for layer, (keys, values) in enumerate(self.model.context(hidden, positions[None])):
@@ -272,9 +277,9 @@ class ParallelDrafter(Trainable[Blocks]):
     def expand(
         self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> tuple[Candidates, Blocks]:
-        """Return a node's candidates come from the slot of its depth.
+        """Return the candidates of each node, computed in the slot for the node's depth.
 
-        Beyond the block q is unknown (uniform) and nothing comes.
+        There are no candidates below the block, where q is taken to be uniform.
         """
         state = self.caught_up(state)
         if self.conditioned:
@@ -297,7 +302,7 @@ class ParallelDrafter(Trainable[Blocks]):
     def _along_paths(
         self, state: Blocks, tree: Tree, frontier: Ints, k: int, drawing: Drawing
     ) -> Candidates:
-        """Return the candidates of each node, from a mask after it that reads its path."""
+        """Return the candidates of each node, computed by a mask after it that sees its path."""
         logits = self._like.new_zeros(len(frontier), self._width)
         near = np.flatnonzero(tree.depth[frontier] < self.drafts)
         if len(near):
@@ -308,9 +313,9 @@ class ParallelDrafter(Trainable[Blocks]):
     def _offered(
         self, logits: Tensor, tree: Tree, nodes: Ints, k: int, drawing: Drawing
     ) -> Candidates:
-        """Return candidates of logits [M, V′] after nodes.
+        """Return the candidates that follow from logits [M, V′] after nodes.
 
-        Where a node is too deep, q is uniform and there are no candidates.
+        There are no candidates after nodes that are too deep, where q is taken to be uniform.
         """
         depths = tree.depth[nodes]
         logits = logits.masked_fill(
@@ -320,14 +325,14 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @property
     def _width(self) -> int:
-        """Return V′, or V where all tokens can be drafted."""
+        """Return V′, or V if all tokens can be drafted."""
         drafted = self.model.drafted
         return self._target.decoder.vocab if drafted is None else len(drafted.ids)
 
     def _block(self, cache: SlotCache, tree: Tree) -> Tensor:
-        """Return the outputs [R, n, D] of a pass over the root and masks of each sequence.
+        """Return the outputs [R, n, D] of a pass over each sequence's root, followed by masks.
 
-        They come after the committed tokens.
+        The root follows the committed tokens.
         """
         layout, device = self.model.layout, self._like.device
         tokens = np.full((cache.rows, layout.block), layout.mask)
@@ -343,7 +348,7 @@ class ParallelDrafter(Trainable[Blocks]):
         return out
 
     def slots(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
-        """Return, of outputs [R, n, D], the one [M, D] of each node's depth."""
+        """Select from outputs [R, n, D] the output of the slot for each node's depth, [M, D]."""
         first = 0 if self.model.layout.shifted else 1
         at = np.minimum(tree.depth[nodes], self.drafts - 1) + first
         return outputs[
@@ -352,9 +357,9 @@ class ParallelDrafter(Trainable[Blocks]):
         ]
 
     def marginals(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
-        """Return the logits [M, V′] of each node's slot alone.
+        """Return the logits [M, V′] of the slot for each node's depth, without regard to the path.
 
-        Nodes of one depth share one pass of the head.
+        The head is computed once for nodes of the same depth and sequence.
         """
         some, which = by_depth(tree, nodes)
         logits = self.model.head(self.slots(outputs, tree, some))
@@ -362,12 +367,12 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @abstractmethod
     def after(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Tensor:
-        """Draft logits [M, V′] after nodes, of the blocks' outputs [R, n, D]."""
+        """Return draft logits [M, V′] after nodes, given the outputs [R, n, D] of the blocks."""
 
     def confidence(self, outputs: Tensor, tree: Tree, nodes: Ints) -> Floats | None:
-        """Return the probability [M] that a child of each node is accepted.
+        """Return the estimated probability [M] that a child of each node is accepted.
 
-        Return None without a head that estimates it.
+        Return None if no head estimates it.
         """
         return None
 
@@ -375,13 +380,15 @@ class ParallelDrafter(Trainable[Blocks]):
     def taught(self, states: Tensor, tokens: Tensor) -> Tensor:
         """Return draft logits [M, drafts, V′] along given texts.
 
-        They are computed from the outputs [M, drafts, D] and the token [M, drafts] before each.
+        Args:
+            states: [M, drafts, D] the outputs of the slots.
+            tokens: [M, drafts] the token before each slot.
         """
 
     def study(self, counts: Ints) -> None:
         """Choose the draft vocabulary and the mask token.
 
-        The mask is the token that is learnt least often, and of several the last.
+        The mask is the token with the fewest occurrences as a label; of several, the last one.
         """
         if isinstance(self.model.lm_head, TargetHead):
             self.model.lm_head.study(counts)
@@ -405,10 +412,7 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @final
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        """Return logits [B, T, V], with zeros where there are none.
-
-        There are none beyond a block, and in the block that begins the text.
-        """
+        """Return logits [B, T, V]; they are 0 beyond a block and in the first block of a text."""
         count, drafts = batch.tokens.shape[1], min(block, self.drafts)
         starts = block_starts(count, block, phase)
         anchors = starts[starts > 0].unique()
@@ -425,18 +429,18 @@ class ParallelDrafter(Trainable[Blocks]):
 
     @final
     def blocks(self, batch: Batch, anchors: Tensor) -> Tensor:
-        """Return the draft logits [B, A, drafts, V′] of blocks along the text.
+        """Return the draft logits [B, A, drafts, V′] of blocks that begin at anchors [B, A].
 
-        The blocks begin at anchors [B, A]. The logits are those that decoding would have there.
+        They equal those that decoding would compute with the anchors as roots.
         """
         logits: Tensor = self.taught(*self.along(batch, anchors)).unflatten(0, anchors.shape)
         return logits
 
     @final
     def along(self, batch: Batch, anchors: Tensor) -> tuple[Tensor, Tensor]:
-        """Return the outputs [M, drafts, D] of the slots that draft, and the token before each.
+        """Return the outputs [M, drafts, D] of the drafting slots, and the token before each slot.
 
-        The blocks begin at anchors [B, A].
+        The blocks begin at anchors [B, A], so that M = B · A.
         """
         model, layout, (rows, count) = self.model, self.model.layout, batch.tokens.shape
         device = batch.tokens.device

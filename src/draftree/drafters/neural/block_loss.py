@@ -17,14 +17,17 @@ from draftree.tree import Drafted
 
 @dataclass(frozen=True)
 class Anchored:
-    """Slots that are learnt in a batch.
+    """The slots that are trained in a batch.
 
     Attributes:
-        anchors: [B, A] positions of the roots, fewer than A of them marked in `valid`.
-        labels: [B, A, drafts] position of the token that each slot drafts.
-        valid: [B, A, drafts] whether that is learnt, and all before it in its block.
-        weight: [B, A, drafts] of each slot in the loss; with it the loss of a sample is its
-            weighted mean times its learnt tokens, so that a batch may be cut among processes.
+        anchors: [B, A] positions of the roots. In texts with fewer than A roots, the others are not
+            marked in `valid`.
+        labels: [B, A, drafts] position of the token that each slot predicts.
+        valid: [B, A, drafts] whether the slot's token and all earlier tokens of the block are
+            labels.
+        weight: [B, A, drafts] weight of each slot in the loss. The loss of a sample becomes the
+            weighted mean over its slots times its number of labels, so that a batch may be divided
+            among processes.
     """
 
     anchors: Tensor
@@ -34,15 +37,15 @@ class Anchored:
 
 
 def anchored(batch: Batch, drafts: int, count: int, gamma: float) -> Anchored:
-    """Draw roots in the learnt part of each text, and weight the slots after them.
+    """Draw roots among the labels of each text, and compute the weights of the slots after them.
 
     The weight of slot k is exp(−k/γ), for k = 0, 1, ….
 
     Args:
         batch: the texts.
-        drafts: of a block.
-        count: A, how many roots at most in a text, without replacement.
-        gamma: γ; 0 weighs all slots alike.
+        drafts: number of drafted tokens in a block.
+        count: A, the largest number of roots in a text, drawn without replacement.
+        gamma: γ; with 0 all weights are equal.
     """
     learn, device = batch.learn, batch.tokens.device
     able = (learn & before(learn)).cpu()
@@ -73,7 +76,7 @@ def anchored(batch: Batch, drafts: int, count: int, gamma: float) -> Anchored:
 
 
 def said_at(batch: Batch, places: Anchored, drafted: Drafted | None) -> Tensor:
-    """Return the target's logits [M, V′] for the tokens of the learnt slots, in their order."""
+    """Return the target's logits [M, V′] for the tokens that the valid slots predict, in order."""
     at = places.labels - 1
     marked = torch.zeros_like(batch.learn)
     rows = torch.arange(len(at), device=at.device)[:, None, None].expand_as(at)
@@ -89,15 +92,15 @@ def marginal_loss(
     places: Anchored,
     drafted: Drafted | None,
 ) -> Tensor:
-    """Return the weighted loss of slots that each predict a token independently of the others.
+    """Return the weighted loss of slots that predict their tokens independently of each other.
 
     Args:
-        kind: `ce` against the text, of a draft vocabulary those tokens that are in it; or `kl`,
-            KL(p‖q) to the target.
+        kind: `ce`, the cross-entropy with the text, for tokens that can be drafted; or `kl`,
+            KL(p‖q) with p from the target.
         batch: the texts.
-        logits: [B, A, drafts, V′].
-        places: what is learnt.
-        drafted: the draft vocabulary; by default it is the whole one.
+        logits: [B, A, drafts, V′] the draft logits.
+        places: the slots that are trained.
+        drafted: the draft vocabulary; None for the whole vocabulary.
     """
     q, weight = logits[places.valid].float(), places.weight[places.valid]
     if kind == "kl":
@@ -114,5 +117,5 @@ def marginal_loss(
 
 
 def tokens_at(batch: Batch, places: Anchored) -> Tensor:
-    """Return the text's tokens [M] of the learnt slots."""
+    """Return the text's tokens [M] that the valid slots predict."""
     return batch.tokens.gather(1, places.labels.flatten(1)).view_as(places.labels)[places.valid]

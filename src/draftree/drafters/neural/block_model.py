@@ -31,11 +31,10 @@ Init = Literal["target", "scratch"]
 
 
 def spread(target: Target, count: int) -> tuple[int, ...]:
-    """Return the entries of a target's `hidden_states` that are fused.
+    """Return the indices of the `hidden_states` of a target that are fused.
 
-    They are evenly spread below the output of the last layer.
-
-    As the published ones: of 36 layers the outputs of layers 1, 9, 17, 25 and 33, counted from 0.
+    They are spread evenly below the output of the last layer, as in published checkpoints. With 36
+    layers they are the outputs of layers 1, 9, 17, 25 and 33, counted from 0.
     """
     layers = int(target.decoder.config.num_hidden_layers)
     low, high = (1, layers - 3) if layers >= count + 3 else (0, max(layers - 2, 0))
@@ -44,14 +43,15 @@ def spread(target: Target, count: int) -> tuple[int, ...]:
 
 @final
 class OwnHead(nn.Linear):
-    """An LM head of a checkpoint, for all tokens or for a draft vocabulary.
+    """The LM head of a checkpoint, for all tokens or for a draft vocabulary.
 
     It is not trained.
 
     Args:
-        width: D.
-        size: V′.
-        vocab: V, where the checkpoint has a map.
+        width: D, the hidden size.
+        size: V′, the number of tokens of the head.
+        vocab: V, if the checkpoint has a map from V′ to V; otherwise None.
+        target: the target.
     """
 
     d2t: Tensor | None
@@ -66,20 +66,20 @@ class OwnHead(nn.Linear):
 
     @property
     def drafted(self) -> Drafted | None:
-        """Return the draft vocabulary; None where it is the whole one."""
+        """Return the draft vocabulary; None if all tokens can be drafted."""
         return drafted(self.d2t, self._target)
 
 
 class ParallelNet(nn.Module):
-    """The layers between the target's embedding and its LM head; tensors are named as z-lab's.
+    """The layers between the target's embedding and LM head, with the tensor names of z-lab.
 
     Args:
-        layout: of the checkpoint.
-        target: whose embedding and head are used where there is no other.
-        own: names of a checkpoint's tensors: it may bring an embedding and a head.
+        layout: the layout of the checkpoint.
+        target: the target. Its embedding and head are used if the checkpoint contains none.
+        own: the checkpoint's tensors by name, which may include an embedding and a head.
 
     Attributes:
-        layout: see there; the mask token is chosen when training begins.
+        layout: the layout, in which the mask token is chosen when training begins.
     """
 
     def __init__(self, layout: Layout, target: Target, own: Mapping[str, Tensor]) -> None:
@@ -111,18 +111,18 @@ class ParallelNet(nn.Module):
 
     @property
     def drafted(self) -> Drafted | None:
-        """Return the tokens that can be drafted; None where all can."""
+        """Return the tokens that can be drafted; None for all."""
         return self.lm_head.drafted
 
     def head(self, states: Tensor) -> Tensor:
-        """Return the logits […, V′] of the last norm's output […, D]."""
+        """Return the logits […, V′] for the final norm's output […, D]."""
         logits: Tensor = self.lm_head(states)
         return logits
 
     def embed(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [R, n, D] of tokens.
+        """Return the embeddings [R, n, D] of tokens [R, n].
 
-        What some targets compute after their embedding is left out.
+        Further computations that some targets apply to their embeddings are omitted.
         """
         outer: Any = self._target.decoder.model
         table = outer.get_input_embeddings() if self.embed_tokens is None else self.embed_tokens
@@ -131,9 +131,9 @@ class ParallelNet(nn.Module):
     def context(
         self, hidden: Mapping[int, Tensor], positions: Tensor
     ) -> list[tuple[Tensor, Tensor]]:
-        """Return each layer's keys and values [R, H, n, width] of committed tokens.
+        """Return the keys and values [R, H, n, width] of committed tokens, for each layer.
 
-        They are computed from the target's hidden states [R, n, D′] at these tokens.
+        They are computed from the target's hidden states [R, n, D′] of these tokens.
         """
         fused = self.hidden_norm(
             self.fc(torch.cat([hidden[layer] for layer in self.layout.reads], dim=-1))
@@ -151,14 +151,14 @@ class ParallelNet(nn.Module):
     def forward(
         self, tokens: Tensor, positions: Tensor, keys: Tensor, there: Tensor, cache: Cache
     ) -> Tensor:
-        """Return the last norm's output [R, n, D] in every slot.
+        """Return the final norm's output [R, n, D] in every slot.
 
         Args:
-            tokens: [R, n] in the slots.
-            positions: [R, n] of the slots.
-            keys: [R, S] positions of what the cache holds, the slots' own among them.
-            there: [R, n, S] whether that is of the slot's text and block.
-            cache: of the context; it takes the slots' keys and values.
+            tokens: [R, n] the tokens in the slots.
+            positions: [R, n] the positions of the slots.
+            keys: [R, S] the positions of all keys in the cache, including those of the slots.
+            there: [R, n, S] whether a key belongs to the slot's text and block.
+            cache: the cache of committed tokens; the keys and values of the slots are added.
         """
         x = self.embed(tokens)
         rotated = self.rotary(x, positions)
@@ -173,13 +173,12 @@ class ParallelNet(nn.Module):
         return out
 
     def begin(self, init: Init) -> None:
-        """Initialise the weights at random, or from the target's where they fit.
+        """Initialise the weights at random, or from the target if the shapes allow it.
 
-        The last norm begins as the target's in any case.
-
-        With `target` the layers are the target's from the one on that reads the highest of the
-        fused entries, and the context is what that layer reads: its keys and values are those of
-        the target, but for the norm of each head.
+        The final norm is a copy of the target's norm in any case. With `target`, the layers are
+        copies of the target's layers, beginning with the layer that reads the highest fused entry.
+        The context is then the input of that layer, so that its keys and values equal those of the
+        target, except for the norm of each head.
         """
         initialise(self, self.config)
         theirs = [m for m in self._target.decoder.stack.children() if "Norm" in type(m).__name__]
@@ -204,7 +203,7 @@ class ParallelNet(nn.Module):
 
 
 def _take(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
-    """Copy weights of the same names and shapes, all or none of them; return whether it did."""
+    """Copy weights if all names and shapes are equal, and return whether they were copied."""
     fits = {name: values[name].shape if name in values else None for name in part.state_dict()}
     same = all(fits[name] == own.shape for name, own in part.state_dict().items())
     if same and not any(values[name].is_meta for name in fits):
@@ -216,10 +215,9 @@ def _take(part: nn.Module, values: Mapping[str, Tensor]) -> bool:
 def _headed(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
     """Return a layer's weights with norms of queries and keys.
 
-    These are its own norms, or such as keep the usual size of queries and keys.
-
-    Without a norm, an entry of W(g ∘ x) has the variance Σⱼ (W g)ⱼ² where the entries of x are of
-    size 1 and independent.
+    If the layer has no such norms, their weights are chosen to keep the usual size of queries and
+    keys. Without a norm, an entry of W(g ∘ x) has the variance Σⱼ (W g)ⱼ² if the entries of x are
+    independent and of size 1.
     """
     found = dict(layer)
     for part in ("q", "k"):
@@ -234,7 +232,7 @@ def _headed(layer: Mapping[str, Tensor], width: int) -> dict[str, Tensor]:
 
 
 def _seen(sight: Sight, positions: Tensor, keys: Tensor, there: Tensor) -> Tensor:
-    """Return whether each position sees each key, [R, n, S]."""
+    """Return whether each position may attend to each key, [R, n, S]."""
     back = positions[:, :, None] - keys[:, None, :]
     seen = there & (back >= 0) if sight.causal else there
     return seen if sight.window is None else seen & (back.abs() < sight.window)

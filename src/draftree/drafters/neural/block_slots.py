@@ -21,12 +21,12 @@ from draftree.tree import Ints, Tree
 
 @dataclass(frozen=True)
 class Group:
-    """The slots after one root; the last of them draft.
+    """The slots after one root; the last slots draft.
 
     Attributes:
-        offsets: [g] places after the root.
-        given: [g] whether a slot holds the text's token there, and not a mask.
-        sees: [g, g] whether a slot may see another; layers may see less.
+        offsets: [g] distance of each slot from the root.
+        given: [g] whether a slot contains the text's token, and not a mask.
+        sees: [g, g] whether a slot may see another slot; layers may restrict this further.
     """
 
     offsets: Tensor
@@ -34,12 +34,12 @@ class Group:
     sees: Tensor
 
     def to(self, device: torch.device) -> "Group":
-        """Return the same on another device."""
+        """Return the group with its tensors on another device."""
         return Group(self.offsets.to(device), self.given.to(device), self.sees.to(device))
 
 
 def grouped(layout: Layout, conditioned: bool) -> Group:
-    """Return the slots of a root in training.
+    """Return the slots after a root in training.
 
     They are a block of masks or, if `conditioned`, the text's tokens and a mask after each of them.
     """
@@ -58,15 +58,16 @@ def grouped(layout: Layout, conditioned: bool) -> Group:
 
 
 def behind(net: ParallelNet, cache: SlotCache, tree: Tree, nodes: Ints) -> Tensor:
-    """Return the outputs [F, D] of masks after nodes [F].
+    """Return the outputs [F, D] of masks that follow nodes [F].
 
     A mask sees the tokens of its path and the committed tokens.
 
     Args:
-        net: whose slots see those before them alone, and draft their own place.
-        cache: of the committed tokens; nothing of the pass is kept.
-        tree: with the nodes.
-        nodes: to be read.
+        net: the network. Its slots must see only earlier slots, and each must predict the token at
+            its own place.
+        cache: the cache of the committed tokens; this pass adds no entries to it.
+        tree: the tree of the nodes.
+        nodes: [F] the nodes.
     """
     device, paths = cache.device, tree.ancestors[nodes]
     read = np.flatnonzero(paths.any(0))

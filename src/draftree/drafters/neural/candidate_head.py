@@ -24,22 +24,22 @@ from draftree.utils.files import cache_folder, whole
 
 LOG = logging.getLogger("draftree")
 ROWS = 4096
-"""Rows of a head that are widened to float64 at once."""
+"""Number of rows of a head that are converted to float64 at a time."""
 
 
 @final
 class CandidateHead(nn.Module):
-    """Gives the logits of each state's m candidates, and −∞ for all other tokens.
+    """Computes the logits of each state's m candidates, and −∞ for all other tokens.
 
     Args:
-        rows: [V, D] the head's weight.
+        rows: [V, D] the weight of the head.
         rank: r, at least 1 and at most D.
-        count: m; all tokens where there are fewer.
-        method: for errors.
-        bias: [V] the head's, if it has one.
+        count: m, the number of candidates; at most V.
+        method: name of the method, for error messages.
+        bias: [V] the bias of the head, if it has one.
 
     Raises:
-        UserError: the rank is above D.
+        UserError: the rank is larger than D.
     """
 
     def __init__(
@@ -67,11 +67,11 @@ class CandidateHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return the head's rows [V, D]."""
+        """Return the weight of the full head [V, D]."""
         return self._rows
 
     def forward(self, states: Tensor) -> Tensor:
-        """Return logits […, V] of states […, D]."""
+        """Return the logits […, V] for states […, D]."""
         flat = states.to(self._rows.dtype).flatten(0, -2)
         near = self.up(self.down(flat)).float()  # a CPU's top-k of half precision is slow
         found = near.topk(self._count, dim=-1, sorted=False).indices
@@ -91,13 +91,12 @@ class CandidateHead(nn.Module):
 def factors(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
     """Return V [r, D] and U [V, r] in float32, a low-rank approximation of a head.
 
-    U V is the best approximation of rank r of the head's rows minus their mean.
-
-    They are computed once and kept in the cache folder, under a hash of the rows.
+    U V is the best approximation of rank r of the head's rows minus their mean. The factors are
+    computed once, and stored in the cache folder under a hash of the rows.
 
     Args:
-        rows: [V, D].
-        rank: r.
+        rows: [V, D] the weight of the head.
+        rank: r, the rank of the approximation.
     """
     file = cache_folder() / "factors" / f"{_digest(rows)}-{rank}.safetensors"
     with suppress(Exception):  # missing, or broken: computed again
@@ -114,9 +113,9 @@ def factors(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 @torch.inference_mode()
 def decomposed(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
-    """Return the factors of a head, see `factors`.
+    """Compute the factors of a head, see `factors`.
 
-    Its singular vectors are the eigenvectors of the covariance of its rows.
+    The singular vectors of the centred rows are the eigenvectors of their covariance.
     """
     host = rows.detach().cpu()
     mean, parts = host.double().mean(dim=0), host.split(ROWS)
@@ -130,7 +129,7 @@ def decomposed(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
 
 
 def _digest(rows: Tensor) -> str:
-    """Return a hash of the bits of rows, and of their shape and dtype."""
+    """Return a hash of the bits, the shape and the dtype of a head's rows."""
     hashed = hashlib.sha256(f"{tuple(rows.shape)} {rows.dtype}".encode())
     for part in rows.detach().split(ROWS):
         hashed.update(part.cpu().contiguous().view(torch.uint8).numpy().tobytes())

@@ -27,11 +27,13 @@ from draftree.utils.hardware import to_device
 
 NOTHING = np.zeros(0, np.int64)
 SPARE = 256
-"""Slots that a new cache has in addition to the prompt's, so that it seldom grows."""
+"""Number of slots that a new cache has in addition to the prompt, so that it seldom grows."""
 
 Pick = Callable[[Tensor, Given], Tensor]
-"""pick(results of all tokens of a pass [R, n, …], what the pass was given) → those of the
-frontier's nodes [R, F, …]."""
+"""A function `pick(results, inputs)` that selects the results of the frontier's nodes [R, F, …].
+
+`results` [R, n, …] are those of all tokens of a pass, and `inputs` are the inputs of the pass.
+"""
 
 
 @dataclass(frozen=True)
@@ -39,12 +41,13 @@ class Decoding:
     """A transformer drafter's state.
 
     Attributes:
-        cache: its keys and values; the tensors are shared between the states of one text.
-        pending: for each slot, committed tokens after the cached ones, not fed yet.
-        fed: for each slot, the nodes fed in this step, in the order of their scratch slots (after
-            the pending ones).
-        unread: hidden states of committed tokens that were not read yet, for a drafter that caches
-            something computed from them.
+        cache: the keys and values. The states of one text share its tensors.
+        pending: for each slot, the committed tokens after the cached ones, which the network has
+            not read.
+        fed: for each slot, the nodes that the network has read in this step, in the order of their
+            scratch slots, which follow those of the pending tokens.
+        unread: hidden states of committed tokens that have not been read, for a drafter that caches
+            values computed from them.
     """
 
     cache: SlotCache
@@ -54,7 +57,7 @@ class Decoding:
 
     @classmethod
     def empty(cls, cache: SlotCache) -> "Decoding":
-        """Return a state with nothing pending and nothing fed."""
+        """Return a state in which no tokens are pending and no nodes have been read."""
         return cls(cache, (NOTHING,) * cache.rows, (NOTHING,) * cache.rows)
 
 
@@ -63,11 +66,11 @@ class Layout:
     """The places of a frontier's nodes in one pass.
 
     Attributes:
-        feed: each sequence's pending tokens, in the step's first pass, and its nodes of the
-            frontier.
+        feed: the forward batch, with each sequence's frontier nodes, preceded in the first pass of
+            a step by its pending tokens.
         rows: [F] the slot of each frontier node.
-        columns: [F] its column there.
-        fed: the nodes fed in this step once the pass is done.
+        columns: [F] the column of each frontier node in its slot.
+        fed: for each slot, the nodes that have been read in this step after the pass.
     """
 
     feed: ForwardBatch
@@ -76,15 +79,15 @@ class Layout:
     fed: tuple[Ints, ...]
 
     def pick(self, out: Tensor) -> Tensor:
-        """Return [F, …] of the output of a padded pass, [R, n, …]."""
+        """Select the frontier's part [F, …] of the output [R, n, …] of a padded pass."""
         if len(out) == 1:  # the frontier follows the pending tokens, in its own order
             return out[0, self.columns[0] : self.columns[-1] + 1]
         return out[to_device(self.rows, out.device), to_device(self.columns, out.device)]
 
     def pick_packed(self, out: Tensor) -> Tensor:
-        """Return the frontier's part [F, …] of the output [N, …] of a packed pass.
+        """Select the frontier's part [F, …] of the output [N, …] of a packed pass.
 
-        It is a view where the output has the frontier's order.
+        It is a view if the output is in the order of the frontier.
         """
         if len(self.feed.counts) == 1:
             return out[self.columns[0] : self.columns[-1] + 1]
@@ -98,13 +101,13 @@ class Layout:
 def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -> Layout:
     """Return a pass over the frontier's nodes.
 
-    Each sees the committed tokens of its sequence, and those of its path that were fed.
+    Each node sees the committed tokens of its sequence, and those nodes of its path that were read.
 
     Args:
-        state: of the drafter.
-        tree: what was drafted so far.
-        frontier: [F] nodes, none of them fed before in this step.
-        device: of the pass.
+        state: the drafter's state.
+        tree: the tree so far.
+        frontier: [F] nodes that have not been read in this step.
+        device: the device of the pass.
     """
     cache, owner = state.cache, tree.row[frontier]
     rows = [frontier[owner == r] for r in range(cache.rows)] if cache.rows > 1 else [frontier]
@@ -129,9 +132,9 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
 
 @torch.inference_mode()
 def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False) -> Decoding:
-    """Commit the fed tokens of each accepted path; the others wait for the next step.
+    """Commit the nodes of each accepted path that were read; other tokens wait for the next step.
 
-    With `again`, all tokens of the path wait to be read again.
+    With `again`, all tokens of the path are read again in the next step.
     """
     cache, pending = state.cache, list(state.pending)
     for root in range(tree.roots):
@@ -152,7 +155,7 @@ def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False
 def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
     """Return the state with at most `lengths[r]` committed tokens of each sequence in the cache.
 
-    Nothing is pending in `rows` afterwards.
+    The sequences in `rows` have no pending tokens afterwards.
     """
     state.cache.truncate(lengths)
     empty = Decoding.empty(state.cache)
@@ -160,7 +163,7 @@ def rewind(state: Decoding, lengths: Ints, rows: Ints | None) -> Decoding:
 
 
 def selected(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
-    """Return the state with sequences in other slots, see `Drafter.select`."""
+    """Return the state with sequences moved to other slots, see `Drafter.select`."""
     empty, pending = (
         Decoding.empty(state.cache.taken(rows, SPARE)),
         picked(state.pending, rows, NOTHING),
@@ -169,32 +172,33 @@ def selected(state: Decoding, rows: Ints, cache: SlotCache) -> Decoding:
 
 
 def moved(unread: Sequence[Taps], rows: Ints, cache: SlotCache) -> tuple[Taps, ...]:
-    """Return the unread target outputs after slots have moved, see `Drafter.select`."""
+    """Return the unread hidden states after sequences have moved, see `Drafter.select`."""
     return tuple(taps for every in unread if len((taps := every.select(rows, cache)).rows))
 
 
 def left(unread: Sequence[Taps], lengths: Ints) -> tuple[Taps, ...]:
-    """Return the unread target outputs of tokens before position `lengths[r]` of their sequence."""
+    """Return the unread hidden states of tokens before position `lengths[r]` of each sequence."""
     return tuple(taps for every in unread if len((taps := every.before(lengths)).rows))
 
 
 def no_candidates(nodes: int, k: int) -> Candidates:
-    """Return no candidates for each of the nodes."""
+    """Return the candidates of nodes that have none."""
     return Candidates(np.zeros((nodes, k), np.int64), np.full((nodes, k), -np.inf))
 
 
 class CachingLayers(Layers):
-    """Passes of a network with a cache over layers of a tree that grows on the device.
+    """Passes of a network with a KV cache over the layers of a tree that grows on the device.
 
-    The host does not see the nodes of these layers, but knows their number beforehand.
+    The host does not see the nodes of these layers, but knows their number in advance.
 
     Args:
-        state: of the drafter, with nothing put off.
-        roots: of the step.
-        depth: [R] the depth that each sequence's tree may have; 0 for one without drafts.
-        drafted: the tokens that can be drafted; all by default.
-        reads: [V] what the network reads for each token; itself by default.
-        context: positions that it knows; by default it knows all.
+        state: the drafter's state, without postponed work.
+        roots: the roots of the step.
+        depth: [R] the largest depth of each sequence's tree; 0 for a sequence without drafts.
+        drafted: the tokens that can be drafted; None for all.
+        reads: [V] the token that the network reads in place of each target token; by default the
+            token itself.
+        context: number of positions that the network supports; by default unlimited.
     """
 
     def __init__(
@@ -276,13 +280,13 @@ class CachingLayers(Layers):
         Args:
             feed: the forward batch.
             nodes: the draft trees.
-            choose: chooses the children; it gets `ids` if these are given.
+            choose: chooses the children; it gets `ids` if they are among the inputs.
             given: other inputs of the pass, by name.
             pick: selects the results of the frontier's nodes from those of all tokens.
         """
 
     def read(self, fed: Sequence[Ints]) -> Decoding:
-        """Return the decoding state once nodes were fed, see `state`."""
+        """Return the decoding state after the given nodes have been read, see `state`."""
         numbers = np.concatenate(fed, axis=1)
         rows = zip(numbers, self._live, strict=True)
         return replace(self._decoding, fed=tuple(n if live else NOTHING for n, live in rows))
@@ -290,12 +294,13 @@ class CachingLayers(Layers):
 
 @final
 class DecoderLayers(CachingLayers):
-    """Passes of a transformer.
+    """Passes of a transformer over a tree on the device.
 
     Args:
         decoder: the transformer.
-        shared: the tokens that another vocabulary shares with the target's.
-        state: and the others, see `CachingLayers`.
+        shared: the tokens that a drafter with another vocabulary shares with the target; None for
+            the same vocabulary.
+        state: see `CachingLayers`, as for the other arguments.
     """
 
     def __init__(
@@ -314,7 +319,7 @@ class DecoderLayers(CachingLayers):
 
     @property
     def fit(self) -> bool:
-        """Return whether the transformer knows all positions that it takes."""
+        """Return whether the transformer supports all positions that it would read."""
         return self.reach <= self._decoder.context
 
     @override

@@ -22,34 +22,34 @@ from draftree.target.target import Target
 from draftree.tree import Drafted, Ints
 
 KNOWN = "draftree_drafted"
-"""An attribute of a map: its version, and the draft vocabulary that it represents."""
+"""Name of an attribute of a map `d2t`: the map's version and its `Drafted` object."""
 
 
 def frequent(counts: Ints, size: int) -> Ints:
-    """Return the `size` tokens of the highest counts [V], in ascending order of their ids.
+    """Return the `size` tokens with the highest counts [V], in ascending order of their ids.
 
-    Of tokens with equal counts those with the lower ids are taken.
+    Among tokens with equal counts, lower ids are preferred.
     """
     return np.sort(np.argsort(-counts, kind="stable")[:size])
 
 
 def offsets(ids: Tensor) -> Tensor:
-    """Return what is added to 0 … V′ − 1 for the target's ids, [V′].
+    """Return the differences [V′] between the target's ids and the indices 0 … V′ − 1.
 
-    Checkpoints store it as `d2t`.
+    Checkpoints store them as `d2t`.
     """
     return ids - torch.arange(len(ids), device=ids.device)
 
 
 def ids_of(d2t: Tensor) -> Tensor:
-    """Return the target's ids [V′] of a map of offsets; the inverse of `offsets`."""
+    """Return the target's ids [V′] for a map `d2t` of offsets; this is the inverse of `offsets`."""
     return d2t + torch.arange(len(d2t), device=d2t.device)
 
 
 def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
-    """Return the draft vocabulary of a map [V′]; None without a map.
+    """Return the draft vocabulary for a map of offsets [V′], or None if there is no map.
 
-    The map holds what is added to 0 … V′ − 1 for the target's ids.
+    See `offsets`.
     """
     if d2t is None:
         return None
@@ -65,15 +65,15 @@ def drafted(d2t: Tensor | None, target: Target) -> Drafted | None:
 
 
 def whole(logits: Tensor, drafted: Drafted | None) -> Tensor:
-    """Return logits […, V] of logits […, V′] of the draft vocabulary; −∞ for other tokens."""
+    """Expand logits […, V′] of a draft vocabulary to […, V], with −∞ for other tokens."""
     return logits if drafted is None else drafted.whole(logits)
 
 
 def check_size(method: str, size: int, target: Target) -> None:
-    """Refuse a draft vocabulary that is larger than the target's.
+    """Check that a draft vocabulary is not larger than the target's vocabulary.
 
     Raises:
-        UserError: it is.
+        UserError: it is larger.
     """
     if size > target.decoder.vocab:
         allowed = f"at most the target's vocabulary: {target.decoder.vocab}"
@@ -81,10 +81,10 @@ def check_size(method: str, size: int, target: Target) -> None:
 
 
 def check_map(d2t: Tensor | None, target: Target, folder: Path) -> None:
-    """Refuse a map [V′] beyond the target's vocabulary.
+    """Check that a map [V′] of offsets leads to ids in the target's vocabulary.
 
     Raises:
-        UserError: it drafts tokens that the target does not have.
+        UserError: it leads to other ids.
     """
     if d2t is not None and not d2t.is_meta:
         ids = ids_of(d2t)
@@ -97,11 +97,11 @@ def check_map(d2t: Tensor | None, target: Target, folder: Path) -> None:
 
 @final
 class TargetEmbedding(nn.Module):
-    """The target's embedding, used as a network's own; it has no weights itself.
+    """A module that calls the target's embedding and has no weights.
 
     Args:
-        target: whose it is.
-        like: gives a tensor of the dtype that is wanted.
+        target: the target.
+        like: returns a tensor that has the dtype of the result.
     """
 
     def __init__(self, target: Target, like: Callable[[], Tensor]) -> None:
@@ -109,25 +109,25 @@ class TargetEmbedding(nn.Module):
         self._target, self._like = target, like
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return the embeddings [R, n, D] of tokens."""
+        """Return the embeddings [R, n, D] of tokens [R, n]."""
         return self._target.decoder.embed(tokens).to(self._like().dtype)
 
 
 @final
 class TargetHead(nn.Module):
-    """The target's LM head for a draft vocabulary.
+    """A module that computes the target's LM head, for a draft vocabulary or for all tokens.
 
-    It has no weights itself, only the map `d2t` from V′ to V.
+    It has no weights except the map `d2t` from V′ to V.
 
     Args:
-        target: whose it is.
-        size: V′; 0 for the whole vocabulary.
-        raw: whether what the target does after its head is left to the network that this is part
-            of.
+        target: the target.
+        size: V′, the size of the draft vocabulary; 0 for all tokens.
+        raw: whether to omit computations that the target applies to its logits, such as scaling.
+            The network that contains this module then does them.
 
     Attributes:
-        d2t: [V′] what is added to 0 … V′ − 1 for the target's ids, as in EAGLE-3's checkpoints;
-            none for the whole vocabulary.
+        d2t: [V′] differences between the target's ids and 0 … V′ − 1, as in EAGLE-3's checkpoints;
+            None for the whole vocabulary.
     """
 
     d2t: Tensor | None
@@ -144,16 +144,16 @@ class TargetHead(nn.Module):
 
     @property
     def weight(self) -> Tensor:
-        """Return the target's weight [V, D], whose shape gives the size of its vocabulary."""
+        """Return the target's weight [V, D], from whose shape callers read the vocabulary size."""
         return self._target.decoder.head_weight
 
     @property
     def drafted(self) -> Drafted | None:
-        """Return the draft vocabulary; None where it is the whole one."""
+        """Return the draft vocabulary; None if all tokens can be drafted."""
         return drafted(self.d2t, self._target)
 
     def study(self, counts: Ints) -> None:
-        """Take the tokens of the highest counts [V] for the draft vocabulary."""
+        """Choose the tokens with the highest counts [V] as the draft vocabulary."""
         if self.d2t is not None:
             self.d2t.copy_(offsets(torch.from_numpy(frequent(counts, len(self.d2t)))))
             self._rows = None
@@ -161,7 +161,7 @@ class TargetHead(nn.Module):
     def forward(self, states: Tensor) -> Tensor:
         """Return logits […, V′] in the target's dtype.
 
-        Its input […, D] is in the space of the output of the target's last norm.
+        The input […, D] is in the space of the output of the target's final norm.
         """
         if self._rows is None:
             part = self.drafted
@@ -179,10 +179,10 @@ class Shared:
     This is token-level intersection (TLI: Timor et al., arXiv 2502.05202).
 
     Attributes:
-        drafted: their ids in the target's vocabulary, which alone can be drafted.
-        columns: [V′] their ids in the drafter's.
-        reads: [V] what the drafter reads for each of the target's tokens: the same one, or where it
-            has none the last of those that it writes the same text with.
+        drafted: their ids in the target's vocabulary; only these tokens can be drafted.
+        columns: [V′] their ids in the drafter's vocabulary.
+        reads: [V] the drafter's token for each target token. If the drafter lacks the token, it is
+            the last token of the drafter's encoding of the same text.
     """
 
     drafted: Drafted
@@ -191,10 +191,10 @@ class Shared:
 
     @classmethod
     def of(cls, target: Target, small: Target) -> Self:
-        """Return that of a target and a language model, by their tokenizers.
+        """Return the shared tokens of a target and a language model, found by their tokenizers.
 
         Raises:
-            UserError: one has no tokenizer, or they have no token in common.
+            UserError: one of the models has no tokenizer, or they have no token in common.
         """
         theirs, ours = target.tokenizer, small.tokenizer
         space, own = _space(theirs), _space(ours)
@@ -226,6 +226,6 @@ class Shared:
 
 
 def _space(tokenizer: Any) -> str:
-    """Return the character that a tokenizer writes for a space."""
+    """Return the character by which a tokenizer represents a space."""
     pieces = tokenizer.convert_ids_to_tokens(tokenizer.encode(" ", add_special_tokens=False))
     return str(pieces[0])[:1] if pieces else ""

@@ -62,9 +62,9 @@ from draftree.utils.hardware import to_device
 from draftree.utils.profiler import in_phase
 
 FEW = 8
-"""The most pairs of a sequence that a draft step reads along with its root.
+"""Largest number of a sequence's pairs that a draft step reads together with the root.
 
-If more pairs wait, they are read before the step, without logits.
+If more pairs are waiting, they are read before the step, without logits.
 """
 
 
@@ -73,14 +73,14 @@ class Pairs:
     """A pair drafter's state.
 
     Attributes:
-        decoding: the cache of true pairs. `pending` holds the tokens x_{t+1} of the pairs not fed
-            yet, except the root's. `fed` holds this step's nodes, the root of a sequence first. The
-            root's pair is a true one, too.
-        features: the features that each level reads, from the target or from the level before. They
-            are stored as keys of one head, in slot t for pair t.
-        nodes: [M] this step's nodes of all sequences, as they were fed.
-        outputs: [M, K D] the levels' outputs after each.
-        unread: hidden states of committed tokens that are not in `features` yet.
+        decoding: the cache of true pairs. `pending` contains the tokens x_{t+1} of pairs that have
+            not been read, except that of the root. `fed` contains the nodes that were read in this
+            step, the root of a sequence first. The root's pair is a true pair, too.
+        features: the features that each level reads, which come from the target or from the level
+            before. They are stored as the keys of a cache with one head, in slot t for pair t.
+        nodes: [M] the nodes of all sequences in the order in which they were read in this step.
+        outputs: [M, K D] the outputs of all levels after each of these nodes.
+        unread: the target's hidden states of committed tokens that are not in `features` yet.
     """
 
     decoding: Decoding
@@ -90,9 +90,9 @@ class Pairs:
     unread: tuple[Taps, ...] = ()
 
     def places(self, count: int) -> Ints:
-        """Return [N] the index of the output of each of a tree's `count` nodes.
+        """Return [N] the index in `outputs` of each of a tree's `count` nodes.
 
-        It is −1 for a node that was not fed.
+        It is −1 for a node that has not been read.
         """
         found = np.full(count, -1)
         found[self.nodes] = np.arange(len(self.nodes))
@@ -100,13 +100,13 @@ class Pairs:
 
 
 class PairReader(Trainable[Pairs]):
-    """Reads true pairs with a network, as far as a sequence is drafted for."""
+    """Base class of drafters that read true pairs, when a sequence is drafted for."""
 
     model: PairNet
 
     @cached_property
     def _rotates_alike(self) -> bool:
-        """Return whether the rotation of a token is independent of the length of the text."""
+        """Return whether a token's rotary embedding is independent of the length of the text."""
         return all(part.fixed for part in self.model.modules() if isinstance(part, Rotary))
 
     def _empty(self, rows: int, slots: int) -> Pairs:
@@ -138,7 +138,7 @@ class PairReader(Trainable[Pairs]):
         return _bare(waiting, state.features, (*state.unread, taps))
 
     def _remember(self, state: Pairs, taps: Taps) -> None:
-        """Keep the true features of newly committed tokens."""
+        """Store the true features of newly committed tokens."""
         new = self.model.fuse(
             {layer: h.to(state.features.dtype) for layer, h in taps.hidden.items()}
         )
@@ -147,17 +147,18 @@ class PairReader(Trainable[Pairs]):
         )
 
     def _read(self, state: Pairs, tokens: Sequence[Ints], rows: Ints, ends: int = 1) -> Tensor:
-        """Feed pairs after the cached ones, into scratch slots.
+        """Read pairs after the cached ones; their keys and values are written to scratch slots.
 
         Args:
-            state: rows of tokens have nothing fed in this step.
-            tokens: x_{t+1} of each sequence's pairs; none for sequences that do not change.
-            rows: [F] whose outputs are wanted.
-            ends: how many of the last ones.
+            state: the state. Sequences that get tokens must not have read nodes in this step.
+            tokens: the tokens x_{t+1} of each sequence's pairs; empty for sequences that do not
+                change.
+            rows: [F] the slots for which outputs are returned.
+            ends: the number of last pairs for which outputs are returned.
 
         Returns:
-            [F, ends, K D] the outputs after the last pairs of each of them; anything where there is
-            no pair.
+            [F, ends, K D] the outputs after the last pairs of each of these sequences. Entries
+            without a pair are undefined.
         """
         cache, (pending, fed) = state.decoding.cache, (state.decoding.pending, state.decoding.fed)
         begin = cache.lengths + np.array(
@@ -182,9 +183,10 @@ class PairReader(Trainable[Pairs]):
     def _pass_true(
         self, cache: SlotCache, feed: ForwardBatch, features: SlotCache, sizes: Ints
     ) -> Tensor:
-        """Return the outputs [R, n, K D] of all levels for true pairs, `sizes` of each sequence.
+        """Return the outputs [R, n, K D] of all levels for true pairs.
 
-        Each output is stored for the level that reads it.
+        `sizes` [R] are the numbers of pairs. The output of each level is stored as input of the
+        next.
         """
         outs = [self._pass(cache, feed, known_features(features, feed.padded_positions))[0]]
         for level in range(1, self.model.levels):
@@ -211,9 +213,9 @@ class PairReader(Trainable[Pairs]):
         level: int = 0,
         head: bool = False,
     ) -> tuple[Tensor, Tensor]:
-        """Return a level's outputs [R, n, D] of pairs, and their logits [R, n, V′] with `head`.
+        """Return a level's outputs [R, n, D] for pairs, and with `head` their logits [R, n, V′].
 
-        Without `head` the outputs take the place of the logits.
+        If `head` is false, the outputs are returned in place of the logits.
         """
         mask = cache.mask(feed)
         if level:
@@ -228,9 +230,9 @@ class PairReader(Trainable[Pairs]):
 
     @torch.inference_mode()
     def commit(self, state: Pairs, tree: Tree, verdict: Verdict, taps: Taps) -> Pairs:
-        """Store the accepted tokens; they are fed only when the sequence is drafted for again.
+        """Store the accepted tokens; they are read only when the sequence is drafted for again.
 
-        True features take the place of what was drafted.
+        The target's features replace those that were drafted.
         """
         cache = state.decoding.cache
         pending = list(state.decoding.pending)
@@ -250,7 +252,7 @@ class PairReader(Trainable[Pairs]):
     def caught_up(self, state: Pairs) -> Pairs:
         """Return the state with the features of all committed tokens.
 
-        Pairs are read, too, where more of them wait than a draft step takes along.
+        If more pairs are waiting than a draft step reads, they are read too.
         """
         if state.unread:
             self._remember(state, Taps.joined(state.unread))
@@ -275,9 +277,9 @@ class PairReader(Trainable[Pairs]):
 
     @in_phase("model")
     def _store(self, cache: SlotCache, features: SlotCache, row: int, tokens: Ints) -> None:
-        """Store the keys and values of the next pairs of a sequence, for tokens [n].
+        """Cache the keys and values of the next pairs of a sequence, for tokens [n].
 
-        Nothing else of a single layer is read again.
+        For a network with a single layer, no other results of these pairs are needed later.
         """
         if not len(tokens):
             return
@@ -321,12 +323,12 @@ class PairReader(Trainable[Pairs]):
         return out
 
     def _features(self, batch: Batch) -> Tensor:
-        """Return the true features [B, T, D]; the target's may have half precision."""
+        """Return the true features [B, T, D] in the dtype of the draft network."""
         return self.model.fuse({layer: h.to(self._like.dtype) for layer, h in batch.hidden.items()})
 
 
 class PairDrafter(PairReader):
-    """Drafts on with the output after one pair as the feature of the next."""
+    """Drafts by using the output after a pair as the feature of the next pair."""
 
     @torch.inference_mode()
     @override
@@ -365,9 +367,9 @@ class PairDrafter(PairReader):
         )
 
     def _logits(self, out: Tensor, depths: Ints) -> Tensor:
-        """Return the logits [F, V′] of nodes' outputs [F, K D].
+        """Return the logits [F, V′] for the outputs [F, K D] of nodes.
 
-        The level of a node's depth gives its logits.
+        They are computed by the level that belongs to the node's depth.
         """
         if self.model.levels == 1:
             return self.model.logits(out)
@@ -383,9 +385,9 @@ class PairDrafter(PairReader):
     def _feed_roots(
         self, state: Pairs, tree: Tree, roots: Ints, places: Ints
     ) -> tuple[Pairs, Tensor | None]:
-        """Feed the true pairs that wait in the sequences of some roots; return the logits after.
+        """Read the waiting true pairs of some sequences, the root's last; return state and logits.
 
-        The root of each sequence is fed last.
+        The logits are those after the roots, or None if they have not been computed.
         """
         rows, pending = tree.row[roots], state.decoding.pending
         if self.model.levels == 1 and max(map(len, pending)) < CHUNK:
@@ -401,9 +403,10 @@ class PairDrafter(PairReader):
     def _feed(
         self, state: Pairs, tree: Tree, nodes: Ints, places: Ints
     ) -> tuple[Pairs, Tensor | None]:
-        """Feed drafted nodes, each paired with the output after its parent.
+        """Read drafted nodes, each paired with the output after its parent.
 
-        The index of that output is in `places`. Return the logits after the nodes.
+        `places` [N] gives the index of each node's output. Return the state, and the logits after
+        the nodes or None if they have not been computed.
         """
         device = state.outputs.device
         levels = self.model.levels
@@ -432,7 +435,10 @@ class PairDrafter(PairReader):
     def _fed(
         self, state: Pairs, layout: Layout, nodes: Ints, features: Tensor
     ) -> tuple[Pairs, Tensor]:
-        """Run one pass of a network without levels; return the logits [F, V′] after its nodes."""
+        """Run one pass of a network without levels.
+
+        Return the state, and the logits [F, V′] after the nodes.
+        """
         out, logits = self._pass(state.decoding.cache, layout.feed, features, head=True)
         return _grown(state, layout.fed, nodes, layout.pick(out)), layout.pick(logits)
 
@@ -499,20 +505,19 @@ class PairDrafter(PairReader):
     ) -> Iterator[tuple[Tensor, Tensor]]:
         """Yield the outputs of training passes that read the drafter's own features.
 
-        The outputs of pass j are those that decoding has j steps after the last true feature.
-
-        This is the training-time test of EAGLE-3 and the alignment of HASS: in pass j every pair is
-        fed the output that pass j − 1 gave for the pair before, and sees true pairs up to j before
-        its own and, from there on, drafted ones. The first passes are those of the levels, if there
-        are some, each of which sees the pairs of its own pass.
+        The outputs of pass j equal those of decoding j steps after the last true feature. This is
+        the training-time test of EAGLE-3 and the alignment of HASS. In pass j, every pair reads the
+        output of pass j − 1 for the pair before. It sees the true pairs up to j places before
+        itself, and drafted pairs after those. If the network has levels, the first passes are those
+        of the levels, and each sees the pairs of its own pass.
 
         Args:
             batch: the texts.
-            features: [B, T, D] the target's, with noise or without.
-            steps: how many passes.
+            features: [B, T, D] the target's features, with or without noise.
+            steps: the number of passes.
 
         Yields:
-            [B, T, D] outputs, and [T] whether a token has one.
+            The outputs [B, T, D] of a pass, and [T] whether a token has an output.
         """
         count = batch.tokens.shape[1]
         at = torch.arange(count - 1, device=features.device)
@@ -536,9 +541,9 @@ class PairDrafter(PairReader):
 
 
 def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[ForwardBatch, Ints]:
-    """Return the forward batch of each sequence's tokens, and their numbers [R].
+    """Return the forward batch of each sequence's tokens, and the numbers of tokens [R].
 
-    The tokens follow what is stored in its slots before `starts`.
+    The tokens follow the entries of the sequence's cache before `starts` [R].
     """
     sizes = np.array([len(t) for t in tokens])
     rows = list(zip(cache.lengths.tolist(), starts.tolist(), sizes.tolist(), strict=True))
@@ -551,7 +556,7 @@ def _true(cache: SlotCache, tokens: Sequence[Ints], starts: Ints) -> tuple[Forwa
 
 
 def _bare(decoding: Decoding, features: SlotCache, unread: tuple[Taps, ...] = ()) -> Pairs:
-    """Return the state before anything of a step is drafted."""
+    """Return the state of a step before anything is drafted."""
     known = features.layer(0)[0]
     return Pairs(
         decoding,
@@ -563,7 +568,7 @@ def _bare(decoding: Decoding, features: SlotCache, unread: tuple[Taps, ...] = ()
 
 
 def _grown(state: Pairs, fed: tuple[Ints, ...], nodes: Ints, outputs: Tensor) -> Pairs:
-    """Return the state with further nodes [F] fed, and their outputs [F, K D]."""
+    """Return the state after further nodes [F] have been read, with their outputs [F, K D]."""
     decoding = replace(state.decoding, fed=fed)
     return Pairs(
         decoding, state.features, np.append(state.nodes, nodes), torch.cat((state.outputs, outputs))

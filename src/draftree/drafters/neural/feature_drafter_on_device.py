@@ -24,7 +24,7 @@ from draftree.utils.hardware import to_device
 
 
 def known_features(features: SlotCache, positions: Ints, level: int = 0) -> Tensor:
-    """Return what a level reads at positions of true pairs, [R, n, D]."""
+    """Return the features [R, n, D] that a level reads at positions [R, n] of true pairs."""
     known = features.layer(level)[0]
     index = positions + np.arange(len(positions))[:, None] * features.capacity
     return nn.functional.embedding(to_device(index, known.device), known.view(-1, known.shape[-1]))
@@ -32,13 +32,13 @@ def known_features(features: SlotCache, positions: Ints, level: int = 0) -> Tens
 
 @dataclass(frozen=True)
 class PairPasses:
-    """What passes over pairs are made of.
+    """The objects that passes over pairs use.
 
     Attributes:
-        network: without levels.
-        capture: runs its passes.
-        weights: those that they read.
-        features: of true pairs.
+        network: a network without levels.
+        capture: runs the network's passes, possibly as CUDA graphs.
+        weights: the weights that the passes read.
+        features: the features of true pairs.
     """
 
     network: PairNet
@@ -49,14 +49,14 @@ class PairPasses:
 
 @final
 class PairLayers(CachingLayers):
-    """Passes over drafted pairs: of each node's token, and of what the network gave for its parent.
+    """Passes over drafted pairs, which consist of a node's token and the output after its parent.
 
     Args:
-        passes: of the network.
-        state_of: the drafter's state with a decoding state.
-        decoding: with nothing put off.
-        roots: of the step.
-        depth: [R] the depth that each sequence's tree may have.
+        passes: the network and the objects for its passes.
+        state_of: returns the drafter's state for a decoding state.
+        decoding: the decoding state, without postponed work.
+        roots: the roots of the step.
+        depth: [R] the largest depth of each sequence's tree.
     """
 
     def __init__(
@@ -113,9 +113,9 @@ class PairLayers(CachingLayers):
 
 
 def _of_parents(laid: Given, feed: ForwardBatch | DeviceFeed) -> Tensor:
-    """Return, of outputs [R, M, D], those [R, n, D] after the parents of a pass's nodes.
+    """Select from outputs [R, M, D] those after the parents of a pass's nodes, [R, n, D].
 
-    Padding has any output.
+    The entries of padding are undefined.
     """
     assert isinstance(feed, DeviceFeed)
     nodes, outputs = Nodes.of(laid), laid["outputs"]

@@ -14,14 +14,14 @@ from draftree.tree import Drafted
 
 
 class PairNet(nn.Module, ABC):
-    """A network over pairs.
+    """A network that reads pairs of a token and a feature.
 
     Attributes:
-        shape: of what its layer stores for a pair.
-        width: D of the features it is fed.
-        depth: how many layers it has.
-        levels: K, how many networks it is made of: one for each depth of a draft, the last for all
-            deeper ones.
+        shape: the shape of the keys and values that a layer stores for a pair.
+        width: D, the size of the features.
+        depth: number of layers.
+        levels: K, the number of networks, one for each depth of a draft. The last one serves all
+            larger depths too.
     """
 
     shape: LayerShape
@@ -30,11 +30,11 @@ class PairNet(nn.Module, ABC):
     levels: int = 1
 
     def at(self, level: int) -> "PairNet":
-        """Return the network of a level; by default there is one."""
+        """Return the network of a level; by default there is only one network."""
         return self
 
     def fuse(self, hidden: dict[int, Tensor]) -> Tensor:
-        """Return the features […, D] of the target's hidden states […, D′] of the layers needed.
+        """Return features […, D] computed from the target's hidden states […, D′] by layer.
 
         By default they are the last hidden states.
         """
@@ -44,24 +44,28 @@ class PairNet(nn.Module, ABC):
     def forward(
         self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
     ) -> Tensor:
-        """Return the output [R, n, D] of pairs.
+        """Return the output [R, n, D] for pairs.
 
-        Given are tokens [R, n], features [R, n, D], positions [R, n] and the additive mask [R, 1,
-        n, S].
+        Args:
+            tokens: [R, n] the tokens of the pairs.
+            features: [R, n, D] the features of the pairs.
+            positions: [R, n] the positions of the pairs.
+            mask: [R, 1, n, S] the additive attention mask.
+            cache: the KV cache.
         """
 
     def with_logits(
         self, tokens: Tensor, features: Tensor, positions: Tensor, mask: Tensor, cache: Cache
     ) -> tuple[Tensor, Tensor]:
-        """Return what `forward` gives, and the draft logits [R, n, V′] of it."""
+        """Return the result of `forward`, and the draft logits [R, n, V′] computed from it."""
         out: Tensor = self(tokens, features, positions, mask, cache)
         return out, self.logits(out)
 
     @abstractmethod
     def logits(self, out: Tensor) -> Tensor:
-        """Draft logits […, V′] of outputs […, D], for the tokens that can be drafted."""
+        """Return draft logits […, V′] for outputs […, D], for the tokens that can be drafted."""
 
     @property
     @abstractmethod
     def drafted(self) -> Drafted | None:
-        """Return the tokens that can be drafted; None where all can."""
+        """Return the tokens that can be drafted; None for all."""

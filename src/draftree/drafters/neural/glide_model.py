@@ -24,20 +24,20 @@ from draftree.models.supported_architectures import LENGTH_DEPENDENT_ROPE
 from draftree.target.target import Target
 
 OFFICIAL_ROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
-"""The rotation of queries in the official code, for any rotation of the target's keys."""
+"""Rotary embedding of queries in the official code, whatever that of the target's keys is."""
 
 
 @dataclass(frozen=True)
 class View:
-    """The part of the target that a draft layer reads.
+    """The target layer that a draft layer reads.
 
     Attributes:
-        layer: the target's, counted from 0.
-        heads: its query heads.
-        key: width of a key.
-        value: width of a value.
-        rotary: the rotation of queries; a head's width there is how much of a key's is rotated.
-            None where the keys are not.
+        layer: the number of the target layer, from 0.
+        heads: number of query heads.
+        key: size of a key.
+        value: size of a value.
+        rotary: config of the rotary embedding of queries. Its head size is the number of rotated
+            entries of a key. None if keys are not rotated.
     """
 
     layer: int
@@ -48,9 +48,9 @@ class View:
 
     @classmethod
     def of(cls, target: Target, layer: int, variant: str) -> Self:
-        """Return the view of a layer.
+        """Return the view of a target layer.
 
-        Queries are rotated as the layer's keys are, as far as the config shows it.
+        Queries get the rotary embedding of the layer's keys, as far as the config describes it.
         """
         config, shape = target.decoder.config, target.decoder.shapes[layer]
         rope = dict(OFFICIAL_ROPE) if variant == "official" else _rope(config, layer)
@@ -70,9 +70,9 @@ class View:
 
 
 def _rope(config: PreTrainedConfig, layer: int) -> dict[str, Any] | None:
-    """Return the rope parameters of a target layer.
+    """Return the rope parameters of a target layer; None without a rotary embedding.
 
-    Where the frequencies change with the length of the text, these are the ones of a short text.
+    If the frequencies depend on the length of the text, those of a short text are returned.
     """
     said = getattr(config, "rope_parameters", None) or {}
     types = getattr(config, "layer_types", None)
@@ -88,11 +88,11 @@ def _rope(config: PreTrainedConfig, layer: int) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class Glimpse:
-    """The target's keys and values as one pass sees them.
+    """The target's keys and values that one pass reads.
 
     Attributes:
         kv: for each draft layer, keys and values [B, H, S, width].
-        visible: [B or 1, 1, n, S] what each query sees.
+        visible: [B or 1, 1, n, S] whether a query sees a key.
     """
 
     kv: Sequence[tuple[Tensor, Tensor]]
@@ -101,9 +101,9 @@ class Glimpse:
 
 @final
 class CrossAttention(nn.Module):
-    """Attention of the draft's queries to the cached keys and values of a target layer.
+    """Attention of the draft model's queries to the cached keys and values of a target layer.
 
-    It has no keys and values of its own.
+    It computes no keys and values.
     """
 
     def __init__(self, config: LlamaConfig, view: View) -> None:
@@ -113,14 +113,14 @@ class CrossAttention(nn.Module):
         self.look_at(view)
 
     def look_at(self, view: View) -> None:
-        """Read another layer from now on, whose keys and values are as wide."""
+        """Read another target layer from now on; its keys and values must have the same sizes."""
         self.view = view
         self.rotary = None if view.rotary is None else LlamaRotaryEmbedding(view.rotary)
 
     def forward(
         self, states: Tensor, positions: Tensor, kv: tuple[Tensor, Tensor], visible: Tensor
     ) -> Tensor:
-        """Return the attention's output [B, n, D]; it is zero for a query that sees nothing."""
+        """Return the attention's output [B, n, D], which is zero for a query that sees no key."""
         queries = (
             self.q_proj(states).unflatten(-1, (self.view.heads, self.view.key)).transpose(1, 2)
         )
@@ -164,9 +164,10 @@ class GlimpseLayer(LlamaDecoderLayer):
         position_embeddings: tuple[Tensor, Tensor] | None = None,
         **kwargs: Any,
     ) -> Tensor:
-        """Return the output [B, n, D] of hidden states [B, n, D].
+        """Return the output [B, n, D] for hidden states [B, n, D].
 
-        The model is called with `glimpse`, a `Glimpse`, which transformers passes on to this layer.
+        The model is called with the argument `glimpse`, a `Glimpse`, which transformers passes to
+        this layer.
         """
         states, glimpse = hidden_states, kwargs.get("glimpse")
         own, _ = self.self_attn(
@@ -186,7 +187,7 @@ class GlimpseLayer(LlamaDecoderLayer):
 
 @final
 class GlimpseModel(LlamaForCausalLM):
-    """The network, under the tensor names of the official code."""
+    """The network of GLIDE, with the tensor names of the official code."""
 
     _tied_weights_keys = {}  # noqa: RUF012  (whatever a config says, embedding and LM head are two)
 

@@ -29,11 +29,11 @@ class ResBlock(nn.Module):
 
     With further inputs (conditions), a linear map of all inputs replaces the first x.
 
-    W begins as zero, so that only the bias is added at first, as in the official codes.
+    W is initialised with zeros, as in the official codes. At first only SiLU(b) is added.
 
     Args:
-        width: D, of the output.
-        conditions: the number of vectors [D] in the input in addition to x.
+        width: D, the size of the output.
+        conditions: the number of further vectors of size D in the input.
     """
 
     def __init__(self, width: int, conditions: int = 0) -> None:
@@ -45,15 +45,15 @@ class ResBlock(nn.Module):
         nn.init.zeros_(self.linear.weight)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return […, D] of an input […, (1 + conditions) · D]."""
+        """Return the output […, D] for an input […, (1 + conditions) · D]."""
         out: Tensor = self.res_connection(x) + nn.functional.silu(self.linear(x))
         return out
 
 
 def lm_head(target: Target, bias: bool, draft_vocab: int = 0) -> nn.Linear:
-    """Return a float32 linear layer [V or V′, D] that begins as the target's LM head.
+    """Return a float32 linear layer [V or V′, D] that is initialised as the target's LM head.
 
-    Its bias begins as the head's, or as zero.
+    Its bias is initialised with that of the head, or with zeros.
     """
     theirs: Any = target.decoder.model.get_output_embeddings()
     vocab, width = target.decoder.head_weight.shape
@@ -64,14 +64,14 @@ def lm_head(target: Target, bias: bool, draft_vocab: int = 0) -> nn.Linear:
 
 @torch.no_grad()
 def begin(head: nn.Linear, theirs: nn.Linear, ids: Tensor | slice) -> None:
-    """Copy the target's rows of some ids into a head."""
+    """Copy the target's head rows of some ids into a head."""
     head.weight.copy_(theirs.weight[ids])
     if head.bias is not None:
         head.bias.zero_() if theirs.bias is None else head.bias.copy_(theirs.bias[ids])
 
 
 def newest(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
-    """Return [R, D]: the last of the values [T, D] of each sequence, by `rows` [T].
+    """Return [R, D] the last of the values [T, D] of each sequence; `rows` [T] gives their slots.
 
     Sequences without a value keep the old one.
     """
@@ -84,7 +84,7 @@ def newest(rows: Ints, values: Tensor, old: Tensor) -> Tensor:
 def by_depth(tree: Tree, frontier: Ints) -> tuple[Ints, Ints]:
     """Return one node for each depth and sequence of a frontier, and its index for each node [F].
 
-    This saves work where all nodes of a depth in a sequence have the same candidates.
+    This saves work if all nodes of the same depth and sequence have the same candidates.
     """
     places = np.stack((tree.depth[frontier], tree.row[frontier]))
     _, first, which = np.unique(places, axis=1, return_index=True, return_inverse=True)
@@ -100,9 +100,9 @@ def offered(
     depths: Ints,
     drafted: Drafted | None,
 ) -> Candidates:
-    """Return candidates of logits [F, V′].
+    """Return the candidates that follow from logits [F, V′].
 
-    There are none after nodes that are too deep for any head.
+    There are no candidates after nodes that are too deep for any head.
     """
     found = drawn(logits, k, drawing, rows, depths, drafted)
     beyond = (depths >= heads)[:, None]
@@ -117,14 +117,14 @@ class HeadsNet(nn.Module, ABC):
     """The weights of the heads.
 
     Attributes:
-        d2t: [V′] what is added to 0 … V′ − 1 for the ids of the tokens that can be drafted; none
-            where all can.
+        d2t: [V′] differences between the target's ids of the tokens that can be drafted and 0 … V′
+            − 1; None if all tokens can be drafted.
     """
 
     d2t: Tensor | None
 
     def map(self, draft_vocab: int) -> None:
-        """Make room for the ids of a draft vocabulary; 0 for the whole one."""
+        """Allocate the map `d2t` of a draft vocabulary; 0 stands for the whole vocabulary."""
         self.register_buffer(
             "d2t", torch.zeros(draft_vocab, dtype=torch.long) if draft_vocab else None
         )
@@ -132,25 +132,25 @@ class HeadsNet(nn.Module, ABC):
     @property
     @abstractmethod
     def last(self) -> Sequence[nn.Linear]:
-        """Return the layer of each head that gives logits."""
+        """Return the linear layer of each head that computes its logits."""
 
 
 class HeadsDrafter(Trainable[State]):
-    """Drafts each depth with a head of its own, trained on the text's own tokens."""
+    """Base class of drafters with a separate head for each depth."""
 
     model: "HeadsNet"
     needs = Needs(hidden=(LAST,))
 
     @property
     def drafted(self) -> Drafted | None:
-        """Return the tokens that can be drafted; None where all can."""
+        """Return the tokens that can be drafted; None for all."""
         return drafted(self.model.d2t, self._target)
 
     @final
     def study(self, counts: Ints) -> None:
         """Choose the most frequent tokens as the draft vocabulary.
 
-        The heads begin as the target's rows of them.
+        The heads are initialised with the target's head rows of these tokens.
         """
         if self.model.d2t is not None:
             ids = torch.from_numpy(frequent(counts, len(self.model.d2t)))
@@ -161,20 +161,20 @@ class HeadsDrafter(Trainable[State]):
 
     @abstractmethod
     def readers(self, batch: Batch) -> Sequence[Callable[[Any], Tensor]]:
-        """Return a function for each head that gives its logits [N, V′] at positions of a text.
+        """Return, for each head, a function that computes its logits [N, V′] at N positions.
 
-        Its argument is an index into [B, T] of N positions.
+        The argument of the function is an index into [B, T] that selects these positions.
         """
 
     @abstractmethod
     def weights(self, head: int) -> tuple[float, float]:
-        """Return the weights of a head's cross-entropy with the text, and of its KL(p‖q)."""
+        """Return the weights of a head's cross-entropy with the text and of its KL(p‖q)."""
 
     @final
     def forward(self, batch: Batch, block: int, phase: int) -> Tensor:
-        """Return logits [B, T, V], with zeros where there is no head.
+        """Return logits [B, T, V].
 
-        There is none beyond the last head, and in a block that begins the text.
+        They are 0 below the last head and in the first block of a text.
         """
         count = batch.tokens.shape[1]
         start, at = block_starts(count, block, phase), torch.arange(count)
@@ -188,7 +188,7 @@ class HeadsDrafter(Trainable[State]):
 
     @final
     def loss(self, batch: Batch) -> Tensor:
-        """Return the heads' weighted losses over learnt tokens."""
+        """Return the weighted sum of the heads' losses over labels."""
         total = self._like.new_zeros(())
         learnt = before(batch.learn)
         drafted = self.drafted

@@ -15,8 +15,10 @@ from draftree.target.device_tree import Choose, Layers, Nodes
 from draftree.tree import Drafted, Ints
 
 Read = Callable[[int, Given, Nodes, Tensor], Tensor]
-"""read(depth, inputs, draft trees, frontier [R, F] of that depth) → logits [R, F, V′] after the
-frontier."""
+"""A function `read(depth, inputs, draft trees, frontier [R, F])` that returns logits [R, F, V′].
+
+They are the logits after the frontier, whose nodes have the given depth.
+"""
 
 
 @final
@@ -26,11 +28,12 @@ class HeadLayers(Layers):
     Args:
         read: computes the logits of a head.
         heads: the number of heads.
-        capture: runs recorded passes.
+        capture: runs captured passes (CUDA graphs).
         weights: the weights that the heads read.
-        given: other inputs than the draft trees, by name; the first has R rows.
-        drafted: the tokens that can be drafted; all by default.
-        state: of the drafter.
+        given: inputs in addition to the draft trees, by name; the first dimension of the first one
+            is R.
+        drafted: the tokens that can be drafted; None for all.
+        state: the drafter's state.
         each_node: see `Layers`.
     """
 

@@ -36,15 +36,15 @@ SIZES = (
     "initializer_range",
 )
 CACHE = str(cache_argument(inspect.signature(LlamaDecoderLayer.forward).parameters))
-"""What transformers' own layers, and their attention, call the cache in this version of it."""
+"""Name of the argument by which the layers of the installed transformers take the cache."""
 HEAD = 64
-"""The usual width of an attention head."""
+"""Usual size of an attention head."""
 OTHERS = ("architectures", "model_type", "transformers_version", "torch_dtype", "dtype", "draftree")
-"""Entries of a published config that no network depends on."""
+"""Entries of a published config that do not affect the network."""
 
 
 def like(config: PreTrainedConfig) -> LlamaConfig:
-    """Return a Llama config of one layer with the sizes and the rope of a target.
+    """Return a Llama config of one layer with the sizes and rotary embedding of a target.
 
     The target may have any architecture.
     """
@@ -73,20 +73,21 @@ def like(config: PreTrainedConfig) -> LlamaConfig:
 
 
 class ExplicitHeads(LlamaConfig):
-    """A Llama config with an explicit width of a head.
+    """A Llama config with an explicit head size.
 
     The hidden size then need not be a multiple of the number of heads.
     """
 
     def validate_architecture(self) -> None:
-        """Accept any number of heads."""
+        """Accept any combination of hidden size and number of heads."""
 
 
 def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Config:  # type: ignore[assignment]
-    """Return a config of a published checkpoint's values, a Llama's by default.
+    """Return a config with the values of a published checkpoint, by default a Llama config.
 
     Raises:
-        UserError: transformers refuses them, or does not know the rope or the activation.
+        UserError: transformers refuses the values, or does not know the rotary embedding or the
+            activation.
     """
     known, said = (
         {k: v for k, v in values.items() if k not in OTHERS},
@@ -113,14 +114,17 @@ def of_values(values: Mapping[str, Any], kind: type[Config] = LlamaConfig) -> Co
 
 
 def published(config: LlamaConfig, architecture: str) -> dict[str, Any]:
-    """Return the config as published checkpoints have it, the rope's base outside the rope too."""
+    """Return the config in the form of published checkpoints.
+
+    They store `rope_theta` in the rope parameters and separately.
+    """
     rope: Any = config.rope_parameters
     values = {k: v for k, v in config.to_diff_dict().items() if k != "transformers_version"}
     return values | {"architectures": [architecture], "rope_theta": rope["rope_theta"]}
 
 
 def stores(config: LlamaConfig | Qwen3Config) -> LayerShape:
-    """Return the shape of what a layer of a config stores for a token."""
+    """Return the shape of the keys and values that a layer stores for a token."""
     heads, width = config.num_key_value_heads, config.head_dim
     assert heads is not None
     assert width is not None
@@ -128,7 +132,7 @@ def stores(config: LlamaConfig | Qwen3Config) -> LayerShape:
 
 
 def initialise(module: nn.Module, config: LlamaConfig | Qwen3Config) -> None:
-    """Draw a fresh network's weights as transformers draws Llama's."""
+    """Initialise the weights of a new network at random, as transformers does for Llama."""
     for part in module.modules():
         if isinstance(part, (nn.Linear, nn.Embedding)):
             nn.init.normal_(part.weight, std=config.initializer_range)
@@ -137,10 +141,10 @@ def initialise(module: nn.Module, config: LlamaConfig | Qwen3Config) -> None:
 
 
 class Rotary(nn.Module):
-    """Rotary frequencies, which stay in float32 when the network that they belong to is halved.
+    """Rotary frequencies that stay in float32 if the network is converted to half precision.
 
     Attributes:
-        fixed: whether they do not depend on the length of a text.
+        fixed: whether the frequencies are independent of the length of a text.
     """
 
     def __init__(self, config: LlamaConfig | Qwen3Config) -> None:
@@ -155,7 +159,7 @@ class Rotary(nn.Module):
         return self
 
     def forward(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cosines and sines [R, n, width] at positions [R, n].
+        """Return cosines and sines [R, n, width] for positions [R, n].
 
         They have the dtype and device of `like`.
         """
@@ -184,14 +188,14 @@ def run(
     mask: Tensor,
     cache: Cache | None,
 ) -> Tensor:
-    """Return the output [R, n, D] of layers, one after the other.
+    """Return the output [R, n, D] of layers that are applied one after the other.
 
     Args:
-        layers: at least one.
-        x: [R, n, D] the first one's input.
+        layers: the layers, at least one.
+        x: [R, n, D] the input of the first layer.
         rotated: cosines and sines of the positions.
-        mask: [R, 1, n, S] added to the scores.
-        cache: of keys and values.
+        mask: [R, 1, n, S] the additive attention mask.
+        cache: the KV cache, if there is one.
     """
     every = list(layers)
     natives = [layer for layer in every if isinstance(layer, KernelLayer)]

@@ -14,14 +14,14 @@ from draftree.tree import Drafted
 
 
 def before(learn: Tensor, distance: int = 1) -> Tensor:
-    """Return the positions [B, T] that predict the learnt tokens, `distance` tokens ahead."""
+    """Return [B, T] whether a position predicts a label that is `distance` tokens ahead."""
     return torch.nn.functional.pad(learn[:, distance:], (0, distance))
 
 
 def said(batch: Batch, at: Tensor, drafted: Drafted | None) -> Tensor:
-    """Return the target's logits [M, V′] after the positions marked in [B, T].
+    """Return the target's logits [M, V′] after the positions marked in `at` [B, T].
 
-    They are of the tokens that can be drafted.
+    They are restricted to the tokens that can be drafted.
     """
     return batch.target(at) if drafted is None else batch.target(at, drafted.ids)
 
@@ -46,16 +46,17 @@ def draft_loss(
 ) -> Tensor:
     """Return the loss of a draft model that predicts the next token.
 
-    It is `kl` against the target or `ce` against the text. Over a draft vocabulary, the target's
-    distribution is taken over its tokens alone, and only tokens that can be drafted are learnt.
+    It is the KL divergence from the target (`kl`) or the cross-entropy with the text (`ce`). With a
+    draft vocabulary, the target's distribution is restricted to its tokens, and other labels are
+    skipped.
 
     Args:
         kind: `kl` (EDD + PCT, eq. 4) or `ce` (the ablation of its Table 3).
         batch: the training data.
-        draft_logits: [M, V′] at the positions marked.
-        at: [B, T] the positions; by default all from which learnt tokens are predicted,
+        draft_logits: [M, V′] the draft logits at the M marked positions.
+        at: [B, T] the marked positions; by default all positions that predict labels,
             `before(batch.learn)`.
-        drafted: the draft vocabulary; by default it is the whole one.
+        drafted: the draft vocabulary; None for the whole vocabulary.
     """
     at = before(batch.learn) if at is None else at
     if kind == "kl":
@@ -69,7 +70,7 @@ def draft_loss(
 def soft_cross_entropy(target_logits: Tensor, draft_logits: Tensor, k: int = 0) -> Tensor:
     """Return −Σ p log q of next-token distributions [M, V], summed over positions.
 
-    With k, the sum is over the target's k likeliest tokens. Over all tokens it is the
+    If k is positive, the sum is over the target's k most likely tokens. Over all tokens it is the
     classification loss of EAGLE and EAGLE-3; over k it is HASS's top-K loss, which does not
     renormalise p.
     """

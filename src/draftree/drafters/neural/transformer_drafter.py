@@ -47,11 +47,10 @@ from draftree.utils.files import filled, understood
 
 
 def copied(target: Target) -> PreTrainedModel:
-    """Return a float32 model to be trained.
+    """Return a float32 model for training.
 
-    It is one new layer of the target's architecture between copies of embedding and LM head.
-
-    So it is in the paper (EDD + PCT, section 3.1); the copies are tied where the target's are.
+    It is one new layer of the target's architecture between copies of the target's embedding and LM
+    head, as in the paper (EDD + PCT, section 3.1). The copies are tied if the target's are.
     """
     _ = target.decoder.head_weight  # refused where it is quantised
     model, whole = one_layer(target.decoder.config), target.decoder.model
@@ -66,12 +65,12 @@ def copied(target: Target) -> PreTrainedModel:
 def borrowing(config: PreTrainedConfig, target: Target, draft_vocab: int) -> PreTrainedModel:
     """Return a float32 model of one new layer between the target's own embedding and LM head.
 
-    Those two are neither trained nor stored.
+    The embedding and the head are neither trained nor stored.
 
     Args:
-        config: of an architecture.
-        target: whose embedding and head they are.
-        draft_vocab: V′, how many tokens the head is for; 0 for all.
+        config: the config of the layer.
+        target: the target.
+        draft_vocab: V′, the number of tokens of the head; 0 for all.
     """
     model: Any = one_layer(config)
     norm = next(p for p in model.parameters() if p.dim() == 1)
@@ -82,12 +81,11 @@ def borrowing(config: PreTrainedConfig, target: Target, draft_vocab: int) -> Pre
 
 
 def begin_as(model: PreTrainedModel, target: Target, layer: int) -> None:
-    """Copy one of the target's layers and its last norm into a one-layer model.
+    """Copy one of the target's layers and its final norm into a one-layer model.
 
-    They are copied where they have the same shape.
-
-    The LM head expects what that norm gives, and hidden states have a few entries that are far
-    larger than all others, which the layers that read them have learnt to scale down.
+    Each is copied only if the shapes are equal. The norm is needed because the LM head expects its
+    output. The layer is useful because hidden states have a few very large entries, which the
+    layers of the target have learnt to scale down.
     """
     ours, theirs = Decoder(model), target.decoder
     norms = [[m for m in d.stack.children() if "Norm" in type(m).__name__] for d in (ours, theirs)]
@@ -100,24 +98,24 @@ def begin_as(model: PreTrainedModel, target: Target, layer: int) -> None:
 
 
 def head_of(model: PreTrainedModel) -> TargetHead | None:
-    """Return the target's head in a model that borrows it."""
+    """Return the target's head if a model uses it; otherwise None."""
     head: Any = model.get_output_embeddings()
     return head if isinstance(head, TargetHead) else None
 
 
 def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> PreTrainedModel:
-    """Return a float32 model of one layer to be trained for a target.
+    """Return a float32 model of one layer for training.
 
     Args:
-        method: for errors.
-        target: it is of its architecture.
-        shared: whether it has the target's embedding and LM head, or copies of its own, which are
-            trained.
-        draft_vocab: V′, how many tokens it can draft; 0 for all.
+        method: name of the method, for error messages.
+        target: the target, whose architecture is used.
+        shared: whether to use the target's embedding and LM head. Otherwise the model has copies,
+            which are trained.
+        draft_vocab: V′, the number of tokens that can be drafted; 0 for all.
 
     Raises:
-        UserError: a draft vocabulary is asked for with a head of its own, or is larger than the
-            target's.
+        UserError: a draft vocabulary is requested without `shared`, or it is larger than the
+            target's vocabulary.
     """
     if shared:
         check_size(method, draft_vocab, target)
@@ -131,12 +129,12 @@ def new_model(method: str, target: Target, shared: bool, draft_vocab: int) -> Pr
 
 
 def check_attends(method: str, decoder: Decoder) -> None:
-    """Refuse a one-layer model with a recurrent state.
+    """Check that the layer of a one-layer model has attention, and no recurrent state.
 
-    Methods that put keys and values before the text need attention.
+    Methods that add keys and values before the text need attention.
 
     Raises:
-        UserError: it names the architecture.
+        UserError: the layer has no attention; the message names the architecture.
     """
     if not decoder.attention_layers:
         name, told = (
@@ -149,9 +147,9 @@ def check_attends(method: str, decoder: Decoder) -> None:
 
 
 def has_own(stored: Checkpoint) -> bool:
-    """Return True where a checkpoint brings an embedding and a head of its own.
+    """Return whether a checkpoint contains its own embedding and head.
 
-    Checkpoints written before tensors were shared have no such entry.
+    Checkpoints from before the option `shared` lack the entry; they contain both.
     """
     return not stored.about.get("shared", False)
 
@@ -161,17 +159,17 @@ def load_model(
 ) -> PreTrainedModel:
     """Return the one-layer Hugging Face model of a checkpoint.
 
-    It is complete, fits the target and has the target's dtype.
+    The model is complete, fits the target, and has the target's dtype.
 
     Args:
         stored: the checkpoint.
-        method: for errors.
-        target: lends its embedding and head where the checkpoint has none.
-        draft_vocab: V′, as given in the checkpoint.
+        method: name of the method, for error messages.
+        target: the target; its embedding and head are used if the checkpoint has none.
+        draft_vocab: V′, the number of tokens that can be drafted, as stored in the checkpoint.
 
     Raises:
-        UserError: weights are missing, tensors are missing or foreign, or vocabulary or hidden size
-            do not fit.
+        UserError: the file of weights or some tensors are missing, there are unexpected tensors, or
+            vocabulary or hidden size do not fit.
     """
     folder = stored.folder
     if not (folder / WEIGHTS).is_file():
@@ -202,14 +200,14 @@ def load_model(
 def save_model(
     folder: Path, model: PreTrainedModel, stored: Checkpoint, about: dict[str, Any]
 ) -> None:
-    """Write a one-layer model in float16 and its config with further entries.
+    """Write a one-layer model in float16, and its config with further entries.
 
-    What it borrows from the target is left out.
+    Modules that belong to the target are left out.
 
     Args:
-        folder: is made.
-        model: without the target's embedding and head, or a whole one.
-        stored: the checkpoint that it was read from.
+        folder: the folder, which is created.
+        model: the model, with its own embedding and head or with those of the target.
+        stored: the checkpoint from which it was read.
         about: the further entries.
     """
     if head_of(model) is not None:
@@ -237,16 +235,16 @@ def known_alone(
     frontier: Ints,
     drafted: Drafted | None,
 ) -> Candidates:
-    """Return candidates after nodes within a drafter's context, and none after the others.
+    """Return candidates after those nodes that are within a drafter's context, and none elsewhere.
 
     Args:
-        logits: [M, V′] after the nodes that are within it.
-        known: [F] which of the frontier they are, at least one.
-        k: candidates of a node.
-        drawing: how they are drawn.
-        tree: that is drafted.
-        frontier: [F] its nodes.
-        drafted: the draft vocabulary that the logits are of.
+        logits: [M, V′] the logits after the M nodes that are within the context.
+        known: [F] whether each frontier node is within the context; at least one is.
+        k: the number of candidates of a node.
+        drawing: how candidates are drawn.
+        tree: the tree.
+        frontier: [F] the nodes.
+        drafted: the draft vocabulary of the logits.
     """
     rows, depths = tree.row[frontier], tree.depth[frontier]
     if known.all():
@@ -260,9 +258,9 @@ def known_alone(
 
 
 class CachingDrafter(Drafter[Decoding]):
-    """Drafts with a transformer that has a cache of its own.
+    """Drafts with a transformer that has its own KV cache.
 
-    It drafts nothing beyond the context length of the transformer.
+    It drafts no tokens beyond the context length of the transformer.
 
     Attributes:
         decoder: the transformer.
@@ -273,14 +271,14 @@ class CachingDrafter(Drafter[Decoding]):
 
     @property
     def drafted(self) -> Drafted | None:
-        """Return the tokens that it can draft; None, the default, where it can draft all."""
+        """Return the tokens that can be drafted; None, the default, for all."""
         return None
 
     @property
     def shared(self) -> Shared | None:
-        """Return the tokens that its vocabulary shares with the target's.
+        """Return the tokens that the drafter's vocabulary shares with the target's.
 
-        By default both have the same vocabulary.
+        Return None if both have the same vocabulary, which is the default.
         """
         return None
 
@@ -325,10 +323,10 @@ class CachingDrafter(Drafter[Decoding]):
 
 
 class LanguageModelDrafter(CachingDrafter):
-    """Drafts with a causal language model that reads the text alone, nothing of the target.
+    """Drafts with a causal language model that reads only the text.
 
     Attributes:
-        small: the model, driven as a target is, because it is fed just like one.
+        small: the language model. It is run as a `Target`, because it reads tokens in the same way.
     """
 
     small: Target
@@ -341,7 +339,7 @@ class LanguageModelDrafter(CachingDrafter):
         state: Decoding | None = None,
         rows: Ints | None = None,
     ) -> Decoding:
-        """Return the state once the prompts that begin are read, as far as they are not cached."""
+        """Return the state after the uncached parts of the prompts that begin have been read."""
         state = state or Decoding.empty(
             self.small.new_cache(len(prompts), max(map(len, prompts)) + SPARE)
         )
@@ -368,7 +366,7 @@ class LanguageModelDrafter(CachingDrafter):
 class BorrowingDrafter(Trainable[State]):
     """A drafter that is a Hugging Face model.
 
-    Its embedding and head are its own or the target's.
+    The model has its own embedding and head, or uses those of the target.
 
     Attributes:
         decoder: the model.
@@ -393,14 +391,15 @@ class BorrowingDrafter(Trainable[State]):
 
     @property
     def drafted(self) -> Drafted | None:
-        """Return the tokens that it can draft; None where it can draft all."""
+        """Return the tokens that can be drafted; None for all."""
         return None if self._head is None else self._head.drafted
 
     def find_candidates(self, rank: int, count: int) -> None:
-        """Replace the head by one of all tokens that finds candidates.
+        """Replace the head by a `CandidateHead` for all tokens.
 
         Raises:
-            UserError: the rank is above its width, or the head's rows cannot be read.
+            UserError: the rank is larger than the width of the head, or the head's rows cannot be
+                read.
         """
         head: Any = self.model.get_output_embeddings()
         bias = getattr(

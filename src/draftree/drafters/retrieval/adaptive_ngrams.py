@@ -17,14 +17,14 @@ from draftree.tree import Floats, Ints
 
 
 class Increments(NamedTuple):
-    """Increments of earlier texts, by n-gram.
+    """The increments of n-grams in earlier texts.
 
     Attributes:
-        context: [C] in order, as numbers.
-        start: [C + 1] where the successors of each begin.
-        token: [S] in order within a context.
-        times: [S] how many increments each got.
-        widest: successors of the context that has most.
+        context: [C] the contexts as numbers, in ascending order.
+        start: [C + 1] index of the first successor of each context.
+        token: [S] the successors, in ascending order within a context.
+        times: [S] the number of increments of each n-gram.
+        widest: the largest number of successors of a context.
     """
 
     context: Array
@@ -35,7 +35,7 @@ class Increments(NamedTuple):
 
     @classmethod
     def empty(cls) -> "Increments":
-        """Return increments of no texts."""
+        """Return an object without increments."""
         return cls(
             np.zeros(0, np.uint64),
             np.zeros(1, np.int64),
@@ -47,7 +47,8 @@ class Increments(NamedTuple):
     def plus(self, texts: Iterable["Adapted"], n: int, width: int, most: int) -> "Increments":
         """Return the increments with those of finished texts added.
 
-        More than `most` increments of one n-gram make no difference to its weight.
+        At most `most` increments of an n-gram are counted, because further ones do not change its
+        weight.
         """
         runs = [Counts(np.repeat(self.context, np.diff(self.start)), self.token, self.times)]
         for text in texts:
@@ -71,10 +72,10 @@ class Adapted(NamedTuple):
     """A sequence's text with the increments of its n-grams, and an index of their contexts.
 
     Attributes:
-        tokens: [T] the text, the root at its end.
-        times: [T] how many increments the n-gram got that ends here.
-        heads: [power of 2] the last place of each bucket of contexts, −1 for none.
-        before: [T] the place before this one in its bucket.
+        tokens: [T] the text, which ends with the root.
+        times: [T] the number of increments of the n-gram that ends at this token.
+        heads: [power of 2] the last position in each bucket of contexts, −1 for none.
+        before: [T] the previous position in the same bucket.
     """
 
     tokens: Ints
@@ -84,7 +85,7 @@ class Adapted(NamedTuple):
 
     @classmethod
     def empty(cls) -> "Adapted":
-        """Return counts of no text."""
+        """Return an object for an empty text."""
         none = np.zeros(0, np.int32)
         return cls(np.zeros(0, np.int64), none, np.full(256, -1, np.int32), none)
 
@@ -106,7 +107,7 @@ class Adapted(NamedTuple):
         return Adapted(text, times, heads, before)
 
     def incremented(self, since: int, n: int) -> "Adapted":
-        """Return a copy with one more increment for each n-gram after position `since`.
+        """Return a copy with one more increment for each n-gram that begins at `since` or later.
 
         Source: Algorithm 2, lines 2-13.
         """
@@ -116,7 +117,7 @@ class Adapted(NamedTuple):
 
 
 def bucket(text: Ints, at: int, n: int, size: int) -> int:
-    """Return the bucket of the context before place `at`; `size` is a power of 2."""
+    """Return the bucket of the context before position `at`; `size` is a power of 2."""
     mixed = 0
     for i in range(at - n + 1, at):
         mixed = (mixed ^ int(text[i])) * 0x9E3779B97F4A7C15 % 2**64
@@ -126,7 +127,7 @@ def bucket(text: Ints, at: int, n: int, size: int) -> int:
 
 @native_as("index_contexts")
 def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
-    """Insert the contexts of the positions from `start` on."""
+    """Insert the contexts of the positions from `start` on into the index."""
     for at in range(max(start, n - 1), len(text)):
         slot = bucket(text, at, n, len(heads))
         before[at] = heads[slot]
@@ -134,7 +135,7 @@ def index(text: Ints, heads: Array, before: Array, start: int, n: int) -> None:
 
 
 def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
-    """Add increments to a token, found before or new; return how many tokens there are."""
+    """Add increments to a token in a list, or append the token; return the length of the list."""
     for i in range(found):
         if tokens[i] == token:
             times[i] += more
@@ -146,7 +147,7 @@ def _added(tokens: Ints, times: Ints, found: int, token: int, more: int) -> int:
 def _earlier(
     memory: Increments, context: Ints, width: int, tokens: Ints, times: Ints, found: int
 ) -> int:
-    """Add the increments of earlier texts."""
+    """Add the increments of earlier texts to a list of tokens; return the length of the list."""
     wanted = number_of(context, width)
     place = np.searchsorted(memory.context, wanted)
     if place < len(memory.context) and memory.context[place] == wanted:
@@ -156,7 +157,7 @@ def _earlier(
 
 
 def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -> int:
-    """Add the increments of the sequence's own text."""
+    """Add the increments of the sequence's own text to a list; return the length of the list."""
     n = len(context) + 1
     at = text.heads[bucket(context, n - 1, n, len(text.heads))]
     while at >= 0:
@@ -170,7 +171,7 @@ def _here(text: Adapted, context: Ints, tokens: Ints, times: Ints, found: int) -
 
 
 def _sum(weights: Floats) -> float:
-    """Add up weights one after the other: NumPy adds in another order, with other roundings."""
+    """Return the sum of weights in order; NumPy adds in another order, which rounds differently."""
     whole = 0.0
     for weight in weights.tolist():
         whole += weight
@@ -181,11 +182,11 @@ class Weighting(NamedTuple):
     """The numbers by which n-grams are looked up and adapted.
 
     Attributes:
-        n: tokens of an n-gram.
-        width: bits of an id.
-        top: successors of a context that are read from the table.
-        increment: added to a weight for each time it is seen (Algorithm 2).
-        cap: the most that a weight grows to.
+        n: number of tokens of an n-gram.
+        width: number of bits of a token id.
+        top: number of successors of a context that are read from the table.
+        increment: amount added to a weight for each occurrence (Algorithm 2).
+        cap: largest weight.
     """
 
     n: int
@@ -206,24 +207,25 @@ def successors(
     k: int,
     by: Weighting,
 ) -> tuple[Ints, Floats]:
-    """Return the likeliest tokens after nodes of one sequence.
+    """Return the most likely tokens after nodes of one sequence.
 
-    The weight of an n-gram is its share in the table (0 if it is not there) plus its increments, at
-    most `cap` if it has any; q is its weight divided by those of all, what the table has pruned
-    included.
+    The weight of an n-gram is its share in the table (0 if it is not stored) plus its increments; a
+    weight with increments is at most `cap`. q is the weight divided by the sum of all weights after
+    the context, including n-grams that the table does not store.
 
     Args:
-        table: of the corpus.
-        memory: increments of earlier texts.
-        text: increments of this one.
-        frontier: [F] nodes.
-        tokens: [N] of the tree.
-        parents: [N] of the tree.
-        k: likeliest successors wanted.
+        table: the n-grams of the corpus.
+        memory: the increments of earlier texts.
+        text: the increments of this text.
+        frontier: [F] the nodes.
+        tokens: [N] the tokens of the tree.
+        parents: [N] the parents of the tree's nodes.
+        k: K, the number of successors to return.
         by: how n-grams are weighted.
 
     Returns:
-        [F, K] tokens and log q, the likeliest first, of equals the lower id; −∞ after the last.
+        [F, K] tokens and log q, the most likely first, among equals the lower id first; log q is −∞
+        in unused places.
     """
     found_tokens, log_q = (
         np.zeros((len(frontier), k), np.int64),

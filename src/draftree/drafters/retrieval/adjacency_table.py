@@ -12,25 +12,25 @@ from draftree.drafters.retrieval.suffix_tree import Shorts
 from draftree.tree import Ints
 
 NONE = -1
-"""Stands for a successor or a line that is missing."""
+"""Stands for a missing successor or a missing line."""
 ROOM = 256
-"""Lines for which there is room at first."""
+"""Number of lines for which memory is allocated at first."""
 SUREST = 3
-"""A first successor that was confirmed this many times in succession counts as sure."""
+"""Largest number of confirmations in a row that is counted for a first successor."""
 
 
 @dataclass
 class Lines:
-    """Storage that several versions of a table share: it is only appended to.
+    """Append-only storage that several versions of a table share.
 
     Attributes:
         tokens: [M] the token of each line.
-        successors: [M, K] its successors, the likeliest first; `NONE` after the last.
-        confirmed: [M] how often in a row the first successor was the same as the line before had
-            it, at most `SUREST`.
-        earlier: [M] the line that the token had before; `NONE` for its first.
+        successors: [M, K] the token's successors, the most likely first; `NONE` in unused places.
+        confirmed: [M] the number of times in a row that a new line of the token had the same first
+            successor as the line before, at most `SUREST`.
+        earlier: [M] the previous line of the same token; `NONE` for its first line.
         newest: [V] the last line of each token.
-        used: how many lines there are.
+        used: the number of lines.
     """
 
     tokens: Shorts
@@ -42,7 +42,7 @@ class Lines:
 
     @classmethod
     def empty(cls, vocab: int, width: int, room: int) -> Self:
-        """Return storage with room for some lines."""
+        """Return storage for V tokens with memory for `room` lines."""
         tokens, confirmed, earlier = np.empty((3, room), np.int32)
         return cls(
             tokens,
@@ -55,7 +55,7 @@ class Lines:
     def append(
         self, tokens: Ints | Shorts, successors: Ints | Shorts, confirmed: Ints | Shorts
     ) -> None:
-        """Write lines [N] after the last; all tokens must differ."""
+        """Append lines for N different tokens."""
         at = slice(self.used, self.used + len(tokens))
         self.tokens[at], self.successors[at], self.confirmed[at] = tokens, successors, confirmed
         self.earlier[at] = self.newest[tokens]
@@ -65,11 +65,11 @@ class Lines:
 
 @dataclass(frozen=True)
 class Adjacency:
-    """One version of a table: the first lines of a storage. It never changes.
+    """One version of a table, which consists of the first lines of a storage. It never changes.
 
     Attributes:
-        lines: the storage, which later versions may have appended to.
-        size: how many lines belong to this version.
+        lines: the storage, to which later versions may have appended lines.
+        size: the number of lines of this version.
     """
 
     lines: Lines
@@ -81,11 +81,11 @@ class Adjacency:
         return cls(Lines.empty(vocab, width, 0))
 
     def __len__(self) -> int:
-        """Return the number of tokens."""
+        """Return the number of lines."""
         return self.size
 
     def find(self, tokens: Ints | Shorts) -> Shorts:
-        """Return the number of each token's line [F]; `NONE` where it has none."""
+        """Return the number of each token's line [F]; `NONE` for a token without a line."""
         at = self.lines.newest[tokens]
         while (later := at >= self.size).any():
             at = np.where(later, self.lines.earlier[np.where(later, at, 0)], at)
@@ -94,11 +94,11 @@ class Adjacency:
     def look_up(
         self, tokens: Ints | Shorts, behind: "Adjacency | None" = None
     ) -> tuple[Shorts, Shorts]:
-        """Return successors [F, K] of tokens, and how often in succession the first was confirmed.
+        """Return successors [F, K] of tokens, and how often in a row the first was confirmed.
 
         Args:
-            tokens: [F] ids.
-            behind: a second table for tokens that have no line here; both have the same K.
+            tokens: [F] token ids.
+            behind: a second table, for tokens that have no line in this one; K must be equal.
         """
         if not self.size and behind is not None:
             return behind.look_up(tokens)
@@ -117,12 +117,12 @@ class Adjacency:
     def plus(
         self, tokens: Ints, successors: Ints | Shorts, behind: "Adjacency | None" = None
     ) -> "Adjacency":
-        """Return the table with new lines, which replace those that the tokens had.
+        """Return the table with new lines, which replace the earlier lines of the same tokens.
 
         Args:
-            tokens: [N] ids; of equal ones the last counts.
-            successors: [N, K].
-            behind: a second table for tokens that have no line here.
+            tokens: [N] token ids; of equal ones the last is used.
+            successors: [N, K] the successors of each token.
+            behind: a second table, for tokens that have no line in this one.
         """
         last = len(tokens) - 1 - np.unique(tokens[::-1], return_index=True)[1]
         tokens, successors = tokens[last], successors[last]
@@ -131,13 +131,16 @@ class Adjacency:
         return self._plus(tokens, successors, np.where(same, np.minimum(confirmed + 1, SUREST), 0))
 
     def joined(self, other: "Adjacency") -> "Adjacency":
-        """Return the table with the lines of another one, which replace its own."""
+        """Return the table with the lines of another table added.
+
+        They replace earlier lines of the same tokens.
+        """
         return self._plus(*other.newest_lines()) if other.size else self
 
     def newest_lines(self) -> tuple[Shorts, Shorts, Shorts]:
-        """Return the tokens [N] that have an entry, their successors [N, K], and counts [N].
+        """Return the tokens [N] that have a line, their successors [N, K], and counts [N].
 
-        A count is how often the first successor was confirmed.
+        A count is the number of times in a row that the first successor was confirmed.
         """
         lines, size = self.lines, self.size
         last = size - 1 - np.unique(lines.tokens[:size][::-1], return_index=True)[1]
@@ -178,7 +181,7 @@ def pairs_of(text: Ints, width: int) -> tuple[Ints, Shorts]:
 
 
 def merged(first: Shorts, then: Shorts) -> Shorts:
-    """Return lists [N, K] of the tokens of `first`, followed by tokens of `then`.
+    """Return lists [N, K] of the tokens in `first`, followed by tokens in `then`.
 
     Tokens of `then` that are also in `first` are left out.
     """

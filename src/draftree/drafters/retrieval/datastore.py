@@ -23,7 +23,7 @@ from draftree.tree import Ints
 from draftree.utils.files import Entries
 
 Documents = Iterable[Ints]
-"""Token ids of one document after another, each read once."""
+"""Token ids of one document after another; each document is read once."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class Stored(Method):
     """The options of a method with a datastore.
 
     Attributes:
-        datastore: its folder, built by `draftree datastore build`.
+        datastore: the folder of the datastore, built by `draftree datastore build`.
     """
 
     datastore: str = ""
@@ -49,10 +49,10 @@ class Stored(Method):
         """Build a datastore's files in a folder that exists and is empty.
 
         Args:
-            documents: of the corpus; a continuation never runs from one into the next.
+            documents: the documents of the corpus. Continuations end at the end of a document.
             vocab: number of token ids.
-            folder: where they are written.
-            settings: how, by name, as text (`--set` on the command line).
+            folder: the folder to which the files are written.
+            settings: settings of the build as text, by name (`--set` on the command line).
             tell: receives messages about the progress.
 
         Returns:
@@ -63,9 +63,9 @@ class Stored(Method):
         """
 
     def store(self, target: Target) -> Path | None:
-        """Return the folder of the datastore, looked at and found to fit a target.
+        """Return the folder of the datastore, after a check that it fits the target.
 
-        Return None where none was named.
+        Return None if no datastore is named.
 
         Raises:
             UserError: there is no datastore of this kind, or it was built for another tokenizer.
@@ -91,10 +91,10 @@ class Stored(Method):
 
 
 def note(folder: Path) -> dict[str, Any]:
-    """Return the note of a datastore; it has a `drafter`.
+    """Return the note of a datastore, which is draftree's entry in its `config.json`.
 
     Raises:
-        UserError: it is not a datastore.
+        UserError: the folder is not a datastore.
     """
     if not folder.is_dir():
         raise UserError(
@@ -109,10 +109,10 @@ def note(folder: Path) -> dict[str, Any]:
 
 
 def fits_vocabulary(where: Path, vocab: int, target: Target) -> None:
-    """Refuse tokens that the target cannot be fed.
+    """Check that all token ids are in the target's vocabulary.
 
     Raises:
-        UserError: a token is too large; the message gives the number of ids.
+        UserError: a token id is too large; the message gives the size of the vocabulary.
     """
     if vocab > target.decoder.vocab:
         raise UserError(
@@ -122,10 +122,10 @@ def fits_vocabulary(where: Path, vocab: int, target: Target) -> None:
 
 
 def tokenizer_hash(tokenizer: PreTrainedTokenizerBase) -> str:
-    """Return a hash of what decides which ids a text has: vocabulary, merges and added tokens.
+    """Return a hash of the parts of a tokenizer that determine token ids.
 
-    Where a fast tokenizer's own serialisation has them; how it is padded or cut, which calls
-    change, stays out.
+    They are vocabulary, merges and added tokens. For a fast tokenizer they are read from its
+    serialisation. Padding and truncation are not included, because calls change them.
     """
     if tokenizer.is_fast:
         fast: Any = tokenizer

@@ -29,13 +29,16 @@ from draftree.tree import Ints
 from draftree.utils.validated_dataclass import Knobs, knob
 
 PIECE = 1 << 22
-"""N-grams that are sorted at a time; a build takes some 700 MB with two threads."""
+"""Number of n-grams that are sorted at a time; a build needs about 700 MB with two threads."""
 EVERY = 1024
-"""Every n-th context of a sorted run is sampled to cut runs into ranges of equal size."""
+"""Sampling interval of the contexts of a sorted run.
+
+The samples are used to cut runs into ranges of about equal size.
+"""
 
 
 class Counts(NamedTuple):
-    """Distinct n-grams in the order of context and token: three arrays [S] of one length."""
+    """Distinct n-grams, sorted by context and token: arrays [S] of contexts, tokens and counts."""
 
     context: Array
     token: Array
@@ -43,12 +46,12 @@ class Counts(NamedTuple):
 
 
 def joined(runs: Iterable[Counts]) -> Counts:
-    """Return the runs concatenated, not sorted."""
+    """Return the concatenation of runs, which is not sorted."""
     return Counts(*(np.concatenate(column) for column in zip(*runs, strict=True)))
 
 
 def contexts(text: Ints, n: int, width: int) -> Array:
-    """Return the context before each token from the n-th on, as numbers [T − n + 1]."""
+    """Return the context before each token from the n-th on, encoded as numbers [T − n + 1]."""
     ids = text.astype(np.uint64)
     found = np.zeros(max(0, len(text) - n + 1), np.uint64)
     for i in range(n - 1):
@@ -57,7 +60,7 @@ def contexts(text: Ints, n: int, width: int) -> Array:
 
 
 def summed(run: Counts, n: int, width: int) -> Counts:
-    """Return the run in order, equal n-grams added up."""
+    """Return the run in sorted order, with the counts of equal n-grams added up."""
     if n * width <= 64:
         order = np.argsort(run.context << np.uint64(width) | run.token.astype(np.uint64))
     else:
@@ -72,15 +75,15 @@ def summed(run: Counts, n: int, width: int) -> Counts:
 
 @dataclass(frozen=True)
 class GramSettings(Knobs):
-    """The settings of a table's build.
+    """The settings for building an n-gram table.
 
     Attributes:
-        n: tokens of an n-gram, 2 to 4.
-        vocab: V.
-        top: successors kept of each context, the likeliest; 0 keeps all.
-        threshold: n-grams counted fewer times are left out. What is left out still counts in the
-            shares of the others.
-        piece: n-grams sorted at a time.
+        n: number of tokens of an n-gram, 2 to 4.
+        vocab: V, the size of the vocabulary.
+        top: number of most likely successors stored for each context; 0 stores all.
+        threshold: smallest count of an n-gram that is stored. N-grams that are not stored still
+            count in the shares of the others.
+        piece: number of n-grams that are sorted at a time.
     """
 
     n: int = knob(least=2, most=4)
@@ -91,7 +94,7 @@ class GramSettings(Knobs):
 
     @property
     def width(self) -> int:
-        """Return the bits of a token id."""
+        """Return the number of bits of a token id."""
         return width_of(self.vocab)
 
 
@@ -100,22 +103,20 @@ def build(
 ) -> dict[str, Any]:
     """Write the files of an n-gram table.
 
-    Memory is bounded by `plan.piece`, the vocabulary and the number of threads.
-
-    Pieces of the corpus are sorted and written as runs, and the runs merged range by range; both by
-    several threads.
+    Memory is bounded by `plan.piece`, the vocabulary and the number of threads. Several threads
+    sort pieces of the corpus and write them as runs, and then merge the runs range by range.
 
     Args:
-        documents: token ids of one after another; no n-gram runs from one into the next.
-        plan: how.
-        folder: where.
-        tell: receives messages about the progress.
+        documents: token ids of one document after another; no n-gram crosses the end of a document.
+        plan: the settings.
+        folder: the folder to which the files are written.
+        tell: called with messages about the progress.
 
     Returns:
-        Figures of what was counted and written.
+        The numbers of documents, tokens and n-grams that were read and written.
 
     Raises:
-        UserError: there is not one n-gram in the corpus, or an id is not below the vocabulary.
+        UserError: the corpus has no n-gram, or an id is not in the vocabulary.
     """
     check(plan.n, plan.vocab)
     read = Counter(documents=0, tokens=0, grams=0)
@@ -140,7 +141,7 @@ def build(
 
 
 def grams_of(documents: Iterable[Ints], plan: GramSettings) -> Grams:
-    """Return a table in memory, for small corpora."""
+    """Return an n-gram table in memory, for small corpora."""
     with tempfile.TemporaryDirectory() as folder:
         build(documents, plan, Path(folder), lambda _: None)
         mapped = Grams.opened(Path(folder))
@@ -154,9 +155,9 @@ def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -
     A piece is a number of documents, or a part of a long one.
 
     Args:
-        documents: of the corpus.
-        plan: of the build.
-        read: counts what was read.
+        documents: the documents of the corpus.
+        plan: the settings of the build.
+        read: counters of documents, tokens and n-grams, which are updated.
     """
     waiting = list[Counts]()
     size = 0
@@ -184,10 +185,10 @@ def _pieces(documents: Iterable[Ints], plan: GramSettings, read: Counter[str]) -
 
 
 class TablePart(NamedTuple):
-    """A range of contexts as it is stored.
+    """A range of contexts in the stored form.
 
-    It has [C] contexts with the number of successors of each, and the tokens and shares [S] of
-    these.
+    It has [C] contexts, the number of successors of each context, and the tokens and shares [S] of
+    all successors.
     """
 
     context: Array
@@ -199,13 +200,13 @@ class TablePart(NamedTuple):
 
 @dataclass(frozen=True)
 class Threads:
-    """The threads' part of a build.
+    """The parts of a build that run in threads.
 
     Attributes:
-        pool: of threads; numpy sorts without holding the interpreter.
-        plan: how.
+        pool: the threads; numpy releases the interpreter lock while it sorts.
+        plan: the settings of the build.
         scratch: the folder of the runs.
-        tell: receives messages about the progress.
+        tell: called with messages about the progress.
     """
 
     pool: ThreadPoolExecutor
@@ -216,7 +217,10 @@ class Threads:
     def ordered(
         self, job: Callable[[Any], Any], items: Iterable[Any], saying: str
     ) -> Iterator[Any]:
-        """Yield the results in order; no more items are drawn than there are threads for."""
+        """Yield the results of a job in the order of the items.
+
+        Only as many items are taken in advance as there are threads.
+        """
         waiting: deque[Future[Any]] = deque()
         for number, item in enumerate(items, 1):
             self.tell(saying.format(number))
@@ -227,7 +231,7 @@ class Threads:
             yield waiting.popleft().result()
 
     def sorted(self, run: Counts) -> "SortedRun":
-        """Return a sorted run on disk."""
+        """Sort a run and write it to disk."""
         made = summed(run, self.plan.n, self.plan.width)
         files = []
         for array in made:
@@ -238,7 +242,7 @@ class Threads:
         return SortedRun(files, made.context[::EVERY].copy())
 
     def merged(self, job: tuple[Sequence["SortedRun"], tuple[int, int | None]]) -> TablePart:
-        """Return the contexts in a range as they are stored."""
+        """Return the contexts in a range, merged from all runs, in the stored form."""
         runs, (low, high) = job
         whole = joined(run.part(low, high) for run in runs)
         return likeliest(summed(whole, self.plan.n, self.plan.width), self.plan)
@@ -247,14 +251,14 @@ class Threads:
 class SortedRun(NamedTuple):
     """A sorted run on disk: a file and a dtype for each of its arrays, and a sample of contexts.
 
-    The sample holds every n-th context of the run.
+    The sample consists of every `EVERY`-th context of the run.
     """
 
     files: Sequence[tuple[str, Any]]
     sample: Array
 
     def part(self, low: int, high: int | None) -> Counts:
-        """Return the contexts of a range.
+        """Return the n-grams whose contexts are in a range.
 
         Files are mapped only during the call, so that they do not stay in memory.
         """
@@ -265,16 +269,16 @@ class SortedRun(NamedTuple):
 
 
 def _ranges(runs: Sequence[SortedRun], plan: GramSettings) -> list[tuple[int, int | None]]:
-    """Return ranges of contexts with about `plan.piece` entries of all runs each."""
+    """Return ranges of contexts that have about `plan.piece` entries each, over all runs."""
     sample = np.sort(np.concatenate([run.sample for run in runs]))
     cuts = np.unique(sample[:: max(1, plan.piece // EVERY)])[1:].tolist()
     return list(zip([0, *cuts], [*cuts, None], strict=True))
 
 
 def likeliest(run: Counts, plan: GramSettings) -> TablePart:
-    """Return the likeliest successors of each context.
+    """Return the most likely successors of each context.
 
-    Of equally likely ones the one with the lower id comes first.
+    Among equally likely ones the lower id comes first.
     """
     new = np.ones(len(run.context), np.bool_)
     new[1:] = run.context[1:] != run.context[:-1]
@@ -297,7 +301,7 @@ def likeliest(run: Counts, plan: GramSettings) -> TablePart:
 
 
 class TableWriter:
-    """A table being written, range by range."""
+    """Writes a table range by range."""
 
     def __init__(self, folder: Path, plan: GramSettings, files: ExitStack) -> None:
         self.folder = folder
@@ -311,7 +315,7 @@ class TableWriter:
         }
 
     def write(self, rows: TablePart) -> None:
-        """Add a range after those before."""
+        """Append a range of contexts."""
         bits = np.uint64((self.plan.n - 2) * self.plan.width)
         self.distinct += rows.distinct
         self.first[1:] += np.bincount(
@@ -332,7 +336,7 @@ class TableWriter:
         values.astype(self.kinds[name]).tofile(self.files[name])
 
     def finish(self) -> dict[str, Any]:
-        """Write what is known at the end; figures of what was written."""
+        """Write the remaining files, and return numbers of entries and bytes."""
         size = np.fromfile(self.folder / "size.bin", self.kinds["size"])
         blocks = (
             np.add.reduceat(size, np.arange(0, len(size), BLOCK), dtype=np.int64)

@@ -23,18 +23,18 @@ from draftree.utils.files import Entries, read_object
 
 HEADER = "ngrams.json"
 BLOCK = 64
-"""Contexts between two running sums."""
+"""Number of contexts between two running sums."""
 FULL = 65535
-"""The integer that represents a share of 1."""
+"""The integer that represents the share 1."""
 
 
 def width_of(vocab: int) -> int:
-    """Return the bits of a token id."""
+    """Return the number of bits of a token id."""
     return max(1, (vocab - 1).bit_length())
 
 
 def check(n: int, vocab: int) -> None:
-    """Raise UserError where a context does not fit 64 bits."""
+    """Raise a `UserError` if a context does not fit into 64 bits."""
     if (n - 1) * width_of(vocab) > 64:
         raise UserError(
             f"n is {n}, allowed with a vocabulary of {vocab:,} is at most {1 + 64 // width_of(vocab)}"
@@ -42,15 +42,18 @@ def check(n: int, vocab: int) -> None:
 
 
 class Table(NamedTuple):
-    """Stored n-grams; memory maps or arrays, never written to.
+    """Stored n-grams; the arrays are memory maps or in memory, and are never written to.
 
     Attributes:
-        first: [V + 1] where the contexts begin that start with a token. context_low, context_high:
-        [C] the rest of each context, its lowest 16 bits and the others ([0] if there are none).
-        size: [C] how many successors it has.
-        sums: [C / 64 + 1] how many successors all contexts before a block have.
-        token_low, token_high: [S] the successors.
-        share: [S] of 65,535, each one's share of all that followed its context in the corpus.
+        first: [V + 1] index of the first context that begins with each token.
+        context_low: [C] the low 16 bits of the rest of each context.
+        context_high: [C] the other bits of the rest of each context; [0] if there are none.
+        size: [C] the number of successors of each context.
+        sums: [C / 64 + 1] the number of successors of all contexts before each block of 64.
+        token_low: [S] the low 16 bits of each successor.
+        token_high: [S] the other bits of each successor; [0] if there are none.
+        share: [S] the share of each successor among all tokens that followed the context in the
+            corpus, as a multiple of 1/65,535.
     """
 
     first: Array
@@ -65,12 +68,12 @@ class Table(NamedTuple):
 
 @dataclass(frozen=True)
 class Grams:
-    """A table and its contents.
+    """An n-gram table and its parameters.
 
     Attributes:
         table: the arrays.
-        n: tokens of an n-gram.
-        vocab: V.
+        n: number of tokens of an n-gram.
+        vocab: V, the size of the vocabulary.
     """
 
     table: Table
@@ -99,7 +102,7 @@ class Grams:
         """Return the datastore in a folder, as memory maps.
 
         Raises:
-            UserError: there is none, or it is cut short.
+            UserError: there is no datastore, or a file is truncated.
         """
         header = Entries(read_object(folder / HEADER, "the header of n-grams"), folder / HEADER)
         n, vocab = header.get("n", Literal[2, 3, 4]), header.get("vocab", int, least=1)
@@ -143,7 +146,7 @@ def _fit(table: Table, vocab: int) -> bool:
 
 
 def table_of(arrays: dict[str, Array]) -> Table:
-    """Return the arrays, read-only."""
+    """Return a table of the arrays, which become read-only."""
     views = {name: np.asarray(array) for name, array in arrays.items()}
     for view in views.values():
         view.flags.writeable = False
@@ -151,7 +154,7 @@ def table_of(arrays: dict[str, Array]) -> Table:
 
 
 def kinds(n: int, vocab: int, most: int) -> dict[str, str]:
-    """Return the dtype of each array, the smallest for the ids and the longest list."""
+    """Return the dtype of each array; they are the smallest that fit the ids and list lengths."""
 
     def high(bits: int) -> str:
         return "<u1" if bits <= 24 else "<u2" if bits <= 32 else "<u4" if bits <= 48 else "<u8"
@@ -170,7 +173,7 @@ def kinds(n: int, vocab: int, most: int) -> dict[str, str]:
 
 
 def number_of(context: Ints, width: int) -> Any:
-    """Return a context as a number."""
+    """Return a context encoded as a number."""
     wanted = np.uint64(0)
     for token in context:
         wanted = wanted << np.uint64(width) | np.uint64(token)
@@ -178,7 +181,7 @@ def number_of(context: Ints, width: int) -> Any:
 
 
 def placed_at(table: Table, context: Ints, width: int) -> int:
-    """Return the number of a context in the table, −1 for none."""
+    """Return the index of a context in the table, −1 if it is not there."""
     if context[0] >= len(table.first) - 1:
         return -1
     low, end = table.first[context[0]], table.first[context[0] + 1]
@@ -194,7 +197,7 @@ def placed_at(table: Table, context: Ints, width: int) -> int:
 
 
 def planes(low: Array, high: Array, at: int) -> Any:
-    """Return a value of two planes."""
+    """Return the value at an index that is stored in two planes, its low 16 bits and the others."""
     value = np.uint64(low[at])
     if len(high):
         value |= np.uint64(high[at]) << np.uint64(16)
@@ -204,7 +207,7 @@ def planes(low: Array, high: Array, at: int) -> Any:
 def stored_at(
     table: Table, context: Ints, width: int, top: int, tokens: Ints, weights: Floats
 ) -> int:
-    """Write the `top` likeliest successors of a context in the table; return their number."""
+    """Write the `top` most likely successors of a context into arrays; return their number."""
     place = placed_at(table, context, width)
     if place < 0:
         return 0

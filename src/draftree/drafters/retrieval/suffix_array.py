@@ -19,18 +19,19 @@ from draftree.native import Array, native, native_as
 from draftree.tree import Floats, Ints
 
 SEPARATOR = 2**32 - 1
-"""Follows every document."""
+"""The token that follows every document."""
 END = -1
-"""Behind the end of its document in a continuation; a root of a trie has it for a token."""
+"""Stands for places after the end of a document, and for the token of a trie's root."""
 UNKNOWN = -1
-"""The trie index of a tree's node that is in no trie."""
+"""Stands for the trie node of a tree node that is in no trie."""
 
 
 @dataclass(frozen=True)
 class Corpus:
     """Tokens [T] and their suffix array.
 
-    The suffix array holds the positions at which a document goes on, sorted by the text from there.
+    The suffix array contains all positions except those of separators, sorted by the text that
+    begins there.
     """
 
     tokens: Array
@@ -38,17 +39,16 @@ class Corpus:
 
 
 class PrefixTree(NamedTuple):
-    """Continuations merged by their common beginnings.
+    """Continuations merged by their common prefixes.
 
-    The children of a node are stored side by side, the most frequent first.
-
-    One object may hold several tries, each with its own root.
+    The children of a node are stored in sequence, the most frequent first. One object may contain
+    several tries, each with its own root.
 
     Attributes:
-        tokens: [N] of each node; −1 for a root.
-        log_q: [N] log of the share of its parent's matches that go on with it.
-        first: [N] its first child.
-        children: [N] how many it has.
+        tokens: [N] token of each node; −1 for a root.
+        log_q: [N] logarithm of the fraction of the parent's matches that continue with this token.
+        first: [N] index of the first child.
+        children: [N] number of children.
     """
 
     tokens: Ints
@@ -64,14 +64,14 @@ def joined(documents: list[Ints]) -> NDArray[np.uint32]:
 
 
 def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
-    """Return the positions of all tokens except separators, sorted by the text from there.
+    """Return the positions of all tokens except separators, sorted by the text that begins there.
 
-    libdivsufsort sorts bytes: tokens are written as big-endian numbers of as many bytes as the
-    vocabulary needs, whose order is that of the tokens, and of the sorted places those where a
-    token begins are kept.
+    libdivsufsort sorts bytes. Tokens are therefore written as big-endian numbers with as many bytes
+    as the vocabulary needs, so that the order of the bytes is that of the tokens. Of the sorted
+    positions, those at which a token begins are kept.
 
     Args:
-        tokens: [T], separators among them.
+        tokens: [T] the tokens, including separators.
         vocab: number of token ids.
     """
     from pydivsufsort import divsufsort  # only to build, not to search
@@ -93,9 +93,9 @@ def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
 
 
 def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
-    """Return True where the suffix at a place comes before a query.
+    """Return whether the suffix at a position sorts before a query.
 
-    Of those that begin with it do, if `whole`, all that go on.
+    If `whole` is true, suffixes that begin with the query and continue count as before, too.
     """
     for j in range(len(query)):
         if not 0 <= place + j < len(tokens):  # after the end, or in a broken file
@@ -108,9 +108,9 @@ def _before(tokens: Array, place: Any, query: Ints, whole: bool) -> bool:
 
 
 def _first(tokens: Array, suffixes: Array, query: Ints, whole: bool) -> int:
-    """Return the first suffix that does not come before a query.
+    """Return the index of the first suffix that does not sort before a query.
 
-    If `whole`, the first after those that begin with it and go on.
+    If `whole` is true, suffixes that begin with the query and continue are skipped, too.
     """
     low, high = 0, len(suffixes)
     while low < high:
@@ -128,18 +128,18 @@ def search(
 ) -> tuple[int, int, int]:
     """Find the longest suffix of a context that occurs in the corpus with a token after it.
 
-    Where a suffix occurs, shorter ones occur too, so that its length is found by bisection.
+    If a suffix occurs, shorter suffixes occur too. Its length is therefore found by bisection.
 
     Args:
-        tokens: [T] of the corpus.
-        suffixes: its suffix array.
-        context: [C].
-        longest: of the ends looked for.
-        shortest: of them.
+        tokens: [T] the tokens of the corpus.
+        suffixes: the suffix array of the corpus.
+        context: [C] the context.
+        longest: largest length of the suffix.
+        shortest: smallest length of the suffix.
 
     Returns:
-        Its length and the range in the suffix array; a length of 0 where not even the shortest is
-        found.
+        The length of the suffix, and the begin and end of its range in the suffix array. The length
+        is 0 if not even the shortest suffix occurs.
     """
     found = 0
     low = 0
@@ -168,19 +168,19 @@ def search(
 def continuations(
     tokens: Array, suffixes: Array, low: int, high: int, skip: int, length: int, most: int
 ) -> Ints:
-    """Return what follows some positions, in order, as [M, L]; −1 after the end of a document.
+    """Return the continuations [M, L] after positions, in order; −1 after the end of a document.
 
-    If there are more than `most` positions, `most` evenly spread ones are taken. The first ones,
-    which REST takes, would all go on with the smallest tokens.
+    If there are more than `most` positions, `most` evenly spread ones are used. REST uses the first
+    ones, but these would all continue with the smallest tokens.
 
     Args:
-        tokens: [T] of the corpus.
-        suffixes: its suffix array.
-        low: the beginning of a range of the suffix array.
+        tokens: [T] the tokens of the corpus.
+        suffixes: the suffix array of the corpus.
+        low: the begin of a range of the suffix array.
         high: the end of the range.
         skip: the number of tokens that were matched.
-        length: L.
-        most: the maximum number of positions.
+        length: L, the number of tokens of a continuation.
+        most: the largest number of positions.
     """
     count = min(high - low, most)
     rows = np.full((count, length), END, np.int64)
@@ -210,29 +210,29 @@ def _runs(rows: Ints, depth: int, begin: Ints, end: Ints, layer: int, size: int)
 
 
 def _most_frequent(count: Ints, k: int) -> Ints:
-    """Return the places of the k largest, in their own order; of equals the first."""
+    """Return the indices of the k largest counts, in ascending order; of equals the first."""
     return np.sort(np.argsort(-count, kind="mergesort")[:k])
 
 
 def grow(rows: Ints, nodes: int) -> PrefixTree:
-    """Return the trie of the most frequent beginnings of continuations, the root first.
+    """Return the trie of the most frequent prefixes of continuations, the root first.
 
     Source: REST, section 3.2.
 
-    No node is more frequent than its parent. So of a layer no more than `nodes` have to be
-    followed, and the best of all layers are connected. Of equally frequent nodes the less deep ones
-    are kept, then those with the lower token.
+    No node is more frequent than its parent. Therefore at most `nodes` nodes of a layer have to be
+    followed, and the most frequent nodes of all layers are connected. Among equally frequent nodes,
+    those of smaller depth are kept, then those with the lower token.
 
     Args:
-        rows: [M, L] sorted continuations, −1 after the end of one.
-        nodes: the maximum number of nodes in addition to the root.
+        rows: [M, L] sorted continuations, with −1 after the end of a continuation.
+        nodes: the largest number of nodes, without the root.
     """
     return PrefixTree(*_grown(rows, nodes))
 
 
 @native_as("grow_trie")
 def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """Return the fields of the trie of `grow`."""
+    """Return the fields of the trie that `grow` returns."""
     matches, length = rows.shape
     most = 1 + nodes * length
     begin = np.zeros(most, np.int64)
@@ -256,7 +256,7 @@ def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
 
 
 def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
-    """Return the fields of the trie of the most frequent nodes of another."""
+    """Return the fields of a trie that contains only the most frequent nodes of another trie."""
     kept = _most_frequent(count, nodes + 1)  # the root is the most frequent, or the first of equals
     number, log_q = np.zeros(len(token), np.int64), np.zeros(len(kept))
     first, children = np.zeros(len(kept), np.int64), np.zeros(len(kept), np.int64)
@@ -272,16 +272,16 @@ def _pruned(token: Ints, count: Ints, parent: Ints, nodes: int) -> tuple[Ints, F
 
 @native
 def context_of(text: Ints, tokens: Ints, parents: Ints, node: int, longest: int) -> Ints:
-    """Return the last tokens [C] up to a tree's node.
+    """Return the last tokens [C] up to and including a tree's node.
 
-    They are those of its path, and of the text before its root.
+    They are the tokens of the node's path, preceded by those of the text before its root.
 
     Args:
-        text: the committed tokens of its sequence.
-        tokens: [E] of the tree.
-        parents: [E] of the tree.
-        node: the last token is its own.
-        longest: C at most.
+        text: the committed tokens of the sequence.
+        tokens: [E] the tokens of the tree.
+        parents: [E] the parents of the tree's nodes.
+        node: the node whose token comes last.
+        longest: the largest C.
     """
     found, at = np.empty(longest, np.int64), longest
     while node >= 0 and at > 0:
@@ -295,16 +295,15 @@ def context_of(text: Ints, tokens: Ints, parents: Ints, node: int, longest: int)
 
 @native
 def follow(known: Ints, tokens: Ints, parents: Ints, trie: PrefixTree) -> Ints:
-    """Return, for each node [E] of a tree, the node of a trie that it corresponds to.
+    """Return [E] the trie node to which each node of a tree corresponds; −1 for none.
 
-    That is the child with its token of the node that its parent corresponds to; −1 where there is
-    none.
+    It is the child with the same token below the trie node to which the parent corresponds.
 
     Args:
-        known: of the first nodes of the tree.
-        tokens: [E] of the tree.
-        parents: [E] of the tree.
-        trie: where they are looked for.
+        known: the results for the first nodes of the tree.
+        tokens: [E] the tokens of the tree.
+        parents: [E] the parents of the tree's nodes.
+        trie: the trie.
     """
     found = np.full(len(tokens), UNKNOWN, np.int64)
     found[: len(known)] = known
@@ -319,11 +318,9 @@ def follow(known: Ints, tokens: Ints, parents: Ints, trie: PrefixTree) -> Ints:
 
 @native
 def best_children(trie: PrefixTree, at: Ints, k: int) -> tuple[Ints, Floats]:
-    """Return tokens and log q [F, K] of the most frequent children of a trie's nodes [F].
+    """Return tokens and log q [F, K] of the most frequent children of trie nodes [F].
 
-    Where a node has fewer children, log q is −∞.
-
-    K is not larger than it has to be, and at least 1.
+    In unused places log q is −∞. K is the largest number of children, at least 1 and at most `k`.
     """
     widest = 1
     for i in range(len(at)):

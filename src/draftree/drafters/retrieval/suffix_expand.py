@@ -13,7 +13,7 @@ from draftree.tree import MAX_NODES, Floats, Ints
 
 
 def child(nodes: Shorts, node: int, token: int) -> int:
-    """Return the node's child with that token; −2 if there is none."""
+    """Return the index of a node's child with the given token; −2 if there is none."""
     for i in range(node + 1, len(nodes)):
         if nodes[i, 1] == node and nodes[i, 0] == token:
             return i
@@ -30,9 +30,9 @@ def reached(
     memory: Outputs,
     limits: Limits,
 ) -> tuple[Draft, int, int]:
-    """Return the draft that continues a node of the tree, that node, and its depth.
+    """Return the draft that continues a node of the tree, the node in that draft, and the depth.
 
-    The node is −1 where the draft begins at the root.
+    The node in the draft is −1 if the draft begins after the given node.
 
     Args:
         text: see `children`.
@@ -40,7 +40,7 @@ def reached(
         drafted: see `children`.
         parents: [N] see `children`.
         tokens: [N] see `children`.
-        below: the node.
+        below: the node of the tree.
         memory: see `children`.
         limits: see `children`.
     """
@@ -71,22 +71,25 @@ def children(
     memory: Outputs,
     limits: Limits,
 ) -> tuple[Ints, Floats, int]:
-    """Return up to K candidates [F, K] after the frontier's nodes of one root, and their log q.
+    """Return up to K candidates after the frontier nodes below one root.
 
-    The third result is the most candidates that a node has, at least 1. A node that is not in the
-    root's draft was proposed by another drafter; a draft of its own begins there.
+    A node that is not in the root's draft was proposed by another drafter; a separate draft is
+    computed for it.
 
     Args:
-        text: up to the root, which is token `end` − 1; after it there is room for the deepest
+        text: the tokens up to the root, which is token `end` − 1, followed by space for the longest
             path.
         end: the number of tokens up to the root.
         drafted: the draft after the root.
-        parents: [N] of the tree.
-        tokens: [N] of the tree.
-        frontier: [F] nodes.
-        k: candidates wanted of each.
-        memory: of earlier texts.
-        limits: of patterns and drafts.
+        parents: [N] the parents of the tree's nodes.
+        tokens: [N] the tokens of the tree.
+        frontier: [F] the nodes.
+        k: K, the number of candidates of a node.
+        memory: the outputs of earlier texts.
+        limits: bounds of patterns and drafts.
+
+    Returns:
+        Tokens [F, K], log q [F, K], and the largest number of candidates of a node, at least 1.
     """
     found = np.zeros((len(frontier), k), np.int64)
     log_q = np.full((len(frontier), k), -np.inf)
@@ -116,7 +119,7 @@ def descendants(
     deepest: int,
     first: int,
 ) -> tuple[Ints, Ints, Floats]:
-    """Return what `children` finds after the frontier's nodes of one root, and then after those.
+    """Return the candidates after the frontier nodes, and after all descendants of these nodes.
 
     Args:
         text: see `children`.
@@ -128,12 +131,12 @@ def descendants(
         k: see `children`.
         memory: see `children`.
         limits: see `children`.
-        deepest: the depth that a node may have.
-        first: the number of the first candidate, once all are after the tree in the order in which
-            they stand here.
+        deepest: the largest depth of a node.
+        first: the node number of the first candidate, if all candidates are appended to the tree in
+            the order of the result.
 
     Returns:
-        [M] the nodes that something was found after, by number; [M, K] tokens; and [M, K] log q.
+        [M] the numbers of the nodes that have candidates; [M, K] tokens; and [M, K] log q.
     """
     most = len(frontier) + MAX_NODES
     after = np.empty(most, np.int64)

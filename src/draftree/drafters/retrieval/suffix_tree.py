@@ -25,24 +25,29 @@ Shorts = NDArray[np.int32]
 Occurrences = tuple[Shorts, Shorts]
 """Positions at which a match ends, and the number of tokens that match there; longest first."""
 Draft = tuple[Shorts, Floats]
-"""[M, 2] tokens and their parents (−1 for the pattern itself), and [M] q of each given its parent.
+"""A draft: [M, 2] tokens and their parents, and [M] q of each token given its parent.
+
+The parent −1 is the end of the pattern.
 """
 
 END = -1
-"""Follows every document of the memory."""
+"""The token that follows every document of the memory."""
 BLOCKS = 8
-"""The memory is forgotten by blocks of at most this part of its size."""
+"""The size of a block of the memory is at most 1/`BLOCKS` of the size of the memory.
+
+The memory is dropped block by block.
+"""
 
 
 class Limits(NamedTuple):
     """Bounds of a draft.
 
     Attributes:
-        longest: pattern in tokens.
-        length: of a continuation in tokens.
-        factor: drafted tokens for each token of the pattern.
-        least: probability of a drafted token along its path.
-        places: occurrences of a pattern that are counted.
+        longest: largest number of tokens of a pattern.
+        length: largest number of tokens of a continuation.
+        factor: number of drafted tokens for each token of the pattern.
+        least: smallest probability of a drafted token along its path.
+        places: largest number of occurrences of a pattern that are counted.
     """
 
     longest: int
@@ -56,11 +61,11 @@ class Outputs(NamedTuple):
     """Earlier outputs, oldest first.
 
     Attributes:
-        tokens: [N] of all documents, `END` after each.
-        order: [P] places of tokens that another follows, in each block sorted by the text before
-            them read backwards.
-        blocks: [B + 1] where each block begins in `tokens`.
-        sorted_blocks: [B + 1] where each block begins in `order`.
+        tokens: [N] the tokens of all documents, with `END` after each document.
+        order: [P] the positions of tokens that have a successor. In each block they are sorted by
+            the text before them, read backwards.
+        blocks: [B + 1] index in `tokens` at which each block begins.
+        sorted_blocks: [B + 1] index in `order` at which each block begins.
     """
 
     tokens: Shorts
@@ -70,22 +75,21 @@ class Outputs(NamedTuple):
 
     @classmethod
     def empty(cls) -> "Outputs":
-        """Return a memory of no texts."""
+        """Return a memory without texts."""
         none, first = np.zeros(0, np.int32), np.zeros(1, np.int64)
         return cls(none, none, first, first)
 
     def remember(self, documents: Sequence[Ints], longest: int, size: int) -> "Outputs":
         """Return the memory with further documents.
 
-        The oldest blocks are dropped while it exceeds its size.
-
-        Blocks are merged as binary numbers are counted, so that a token is sorted again only when
-        its block doubles.
+        The oldest blocks are dropped while the memory exceeds its size. Blocks are merged like the
+        digits of a binary counter, so that a token is sorted again only when its block doubles.
 
         Args:
-            documents: token ids of each; of one longer than a block its end.
-            longest: pattern that will be looked for.
-            size: tokens at most, the ends of documents included.
+            documents: the token ids of each document; only the end of a document longer than a
+                block is stored.
+            longest: largest number of tokens of a pattern.
+            size: largest number of tokens, including the ends of documents.
         """
         allowed = max(size // BLOCKS, 3)  # any smaller, and no document would have a continuation
         new = [np.append(d[1 - allowed :], END).astype(np.int32) for d in documents if len(d) > 1]
@@ -124,12 +128,11 @@ def _joined(documents: Sequence[Shorts], allowed: int) -> list[Shorts]:
 
 
 def by_context(tokens: Shorts, longest: int) -> Shorts:
-    """Return the positions that another token follows, sorted by the text before them.
+    """Return the positions of tokens that have a successor, sorted by the text before them.
 
-    At least `longest` tokens, read backwards, decide the order.
-
-    Prefix doubling (Manber and Myers 1990) on the reversed text, so it is the next power of two of
-    them; of equal contexts the earlier place comes first.
+    The text is read backwards, and at least `longest` tokens of it determine the order. The
+    algorithm is prefix doubling (Manber and Myers 1990) on the reversed text, so that the number of
+    tokens is the next power of two. Among equal contexts the earlier position comes first.
     """
     _, rank = np.unique(tokens, return_inverse=True)
     rank, width = rank.astype(np.int64), 1
@@ -144,14 +147,14 @@ def by_context(tokens: Shorts, longest: int) -> Shorts:
 
 
 def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
-    """Return the earlier positions in a text at which the end of the text occurs.
+    """Return the earlier positions in a text at which its last tokens occur.
 
     The longest matches come first, and of equally long ones the latest.
 
     Args:
-        text: of which the first `end` tokens count.
+        text: the text; only its first `end` tokens are read.
         end: the number of tokens.
-        limits: of patterns.
+        limits: bounds of patterns.
     """
     places, lengths = np.empty(end, np.int32), np.empty(end, np.int32)
     found = 0
@@ -172,7 +175,10 @@ def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
 
 
 def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrences:
-    """Return the first `limits.places` by falling length; equals stay in their order."""
+    """Return the first `limits.places` occurrences in descending order of length.
+
+    Occurrences of equal length keep their order.
+    """
     begin = np.zeros(limits.longest + 2, np.int64)
     for n in lengths:
         begin[limits.longest - n + 1] += 1
@@ -191,9 +197,9 @@ def longest_first(places: Shorts, lengths: Shorts, limits: Limits) -> Occurrence
 def compare(
     tokens: Shorts, start: int, place: int, text: Shorts, end: int, most: int
 ) -> tuple[int, int]:
-    """Return the number of tokens backwards from a place that are the text's end.
+    """Return how many tokens before a position equal the text's last tokens, and how they differ.
 
-    The sign of the next, 0 where there is none.
+    The second result is the sign of the first difference, 0 if there is none.
     """
     for n in range(min(most, end)):
         here = tokens[place - n] if place - n >= start else END - 1
@@ -203,9 +209,9 @@ def compare(
 
 
 def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurrences:
-    """Return the positions at which the end of a text occurs in the memory.
+    """Return the positions in the memory at which the last tokens of a text occur.
 
-    They are the longest matches; of equally long ones, those of later blocks come first.
+    The longest matches come first, and of equally long ones those of later blocks.
     """
     tokens = memory.tokens
     order = memory.order
@@ -261,9 +267,9 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
 
 
 def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
-    """Sort positions by the token `ahead` of them; return how many have none.
+    """Sort positions by the token `ahead` places after them; return how many have no such token.
 
-    Those come first.
+    Positions without such a token come first.
     """
     keys, none = np.empty(len(places), np.int64), 0
     for i, place in enumerate(places):
@@ -279,22 +285,22 @@ def split(tokens: Shorts, end: int, places: Shorts, ahead: int) -> int:
 def grown(
     tokens: Shorts, end: int, places: Shorts, budget: int, depth: int, least: float
 ) -> tuple[Shorts, Floats, float]:
-    """Return the tree of the likeliest continuations of some positions, likeliest first.
+    """Return the tree of the most likely continuations after positions, the most likely first.
 
     Source: SuffixDecoding, section 4.
 
     Args:
-        tokens: of which the first `end` count.
+        tokens: the tokens; only the first `end` are read.
         end: the number of tokens.
-        places: where the pattern ends; sorted by what is found.
-        budget: drafted tokens at most.
-        depth: of the deepest.
-        least: probability of a token along its path.
+        places: the positions at which the pattern ends; the function sorts them.
+        budget: the largest number of drafted tokens.
+        depth: the largest depth.
+        least: the smallest probability of a token along its path.
 
     Returns:
-        [M, 2] tokens and their parents (−1 for the pattern itself), [M] their shares of the
-        parent's continuations, and the sum of the probabilities along the paths, which is the
-        number of tokens expected to be right.
+        [M, 2] tokens and their parents (−1 for the pattern), [M] their shares of the parent's
+        continuations, and the score. The score is the sum of the probabilities along the paths,
+        which is the expected number of correct tokens.
     """
     nodes = np.empty((budget, 2), np.int32)
     shares = np.empty(budget)
@@ -357,12 +363,10 @@ def best_of(
     shares: Floats,
     score: float,
 ) -> tuple[Shorts, Floats, float]:
-    """Return the draft of the largest score among those of all lengths of the pattern.
+    """Return the draft with the largest score among those for all lengths of the pattern.
 
-    A given draft takes part as well, and wins ties.
-
-    A tree of n tokens scores n at most, so that patterns too short for more than the best score are
-    not looked at.
+    A given draft takes part as well, and wins ties. The score of n tokens is at most n. Patterns
+    that are too short to exceed the best score are therefore skipped.
     """
     places, lengths = found
     count = len(places)
@@ -384,17 +388,16 @@ def best_of(
 def draft(text: Shorts, end: int, memory: Outputs, limits: Limits) -> Draft:
     """Return the draft that continues a text.
 
-    Of the drafts for all lengths of its last tokens, found in itself and in the memory, it is the
-    one with the largest score.
-
-    Of equal scores that of the longer pattern wins, and the text before the memory. Siblings stand
-    by falling q, the lower token of equals first.
+    Drafts are computed for all lengths of its last tokens, from their occurrences in the text and
+    in the memory. The draft with the largest score is returned. Among equal scores the longer
+    pattern wins, and the text before the memory. Siblings are in descending order of q, among
+    equals the lower token first.
 
     Args:
-        text: of which the first `end` tokens count.
+        text: the text; only its first `end` tokens are read.
         end: the number of tokens.
-        memory: of earlier texts.
-        limits: of patterns and drafts.
+        memory: the outputs of earlier texts.
+        limits: bounds of patterns and drafts.
     """
     none, shares = np.empty((0, 2), np.int32), np.empty(0)
     nodes, shares, score = best_of(text, end, in_text(text, end, limits), limits, none, shares, 0.0)

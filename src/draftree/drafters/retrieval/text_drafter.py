@@ -15,7 +15,7 @@ NO_TEXT = np.zeros(0, np.int64)
 
 
 def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:
-    """Return the texts with root and accepted tokens after them."""
+    """Return the texts with root and accepted tokens appended."""
     longer = list(texts)
     for root in range(tree.roots):
         row = int(tree.row[root])
@@ -26,7 +26,7 @@ def extended(texts: Texts, tree: Tree, verdict: Verdict) -> Texts:
 def cut(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
     """Return the texts, some of them cut to their first `lengths[r]` tokens.
 
-    `rows` are the sequences that are cut; None means all.
+    `rows` are the slots of the texts to cut; None stands for all.
     """
     return put(texts, rows, [t[:n] for t, n in zip(texts, lengths.tolist(), strict=True)])
 
@@ -34,9 +34,9 @@ def cut(texts: Texts, lengths: Ints, rows: Ints | None) -> Texts:
 def ragged(
     candidates: Sequence[tuple[Sequence[int] | Ints, Sequence[float] | Floats]], k: int
 ) -> tuple[Ints, Floats]:
-    """Return tokens and values [F, K'] of lists of candidates of any length, padded with 0.
+    """Return lists of candidates as arrays [F, K'] of tokens and values, padded with 0.
 
-    K' is the longest list's, and at least 1 and at most K.
+    K' is the length of the longest list, at least 1 and at most `k`.
     """
     width = max([1, *(min(k, len(tokens)) for tokens, _ in candidates)])
     tokens, values = (
