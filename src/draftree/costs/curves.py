@@ -124,8 +124,8 @@ class Costs(Part):
         """Return the costs of a step whose pass also reads prompt tokens.
 
         Each sequence reads `tokens` of them. Their time is charged to the prompts. A pass over the
-        roots therefore costs the same as without them, and each further node costs what it adds to
-        the wider pass.
+        roots therefore costs the same as without prompt tokens. Each further node costs the seconds
+        that it adds to the wider pass.
         """
         widths, least = np.array(sorted(self.target), np.float64), min(self.target.values())
         more = self.targets(widths + tokens) - self.target_seconds(1 + tokens)
@@ -171,7 +171,8 @@ class CostTable:
 
     Attributes:
         entries: one for each context and number of sequences, in any order.
-        about: what was measured, where and when; the date is that of the newest entry.
+        about: a description of the models, the machine and the date; the date is that of the newest
+            entry.
 
     Raises:
         UserError: there are no entries.
@@ -201,8 +202,8 @@ class CostTable:
     def at(self, context: int, rows: int) -> Costs:
         """Return the costs of a step.
 
-        They are those of the nearest measured number of sequences. Between measured contexts they
-        are interpolated linearly, and outside of them they are those of the nearest context.
+        The entries of the nearest measured number of sequences are used. They are interpolated
+        linearly between measured contexts. Outside of these contexts the nearest entry is used.
         """
         if (context, rows) not in self._found:  # needed at every step, so cached
             self._found[context, rows] = self._between(context, rows)

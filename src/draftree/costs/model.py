@@ -181,7 +181,7 @@ class Size:
     seconds: float = 0.0
 
     def __add__(self, other: "Size") -> "Size":
-        """Return the size of two successive passes; numbers of experts are those of the first."""
+        """Return the size of two successive passes, with the first one's numbers of experts."""
         summed = (
             "weights",
             "bytes",

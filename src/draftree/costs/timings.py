@@ -34,8 +34,8 @@ class StepTimes:
         prompt_read: whether the first draft step also read a prompt; its seconds are then not used.
         recorded: whether the step recorded passes, which is done only once; none of its seconds are
             then used.
-        beside: number of prompt tokens that the target's pass also read; its seconds are then not
-            those of the nodes alone.
+        beside: number of prompt tokens that the target's pass also read; `target` then includes
+            their time.
     """
 
     context: int

@@ -143,7 +143,7 @@ def files(paths: Sequence[Path]) -> list[File]:
 
 @dataclass
 class Documents:
-    """Read a corpus once, and count what was read.
+    """Read a corpus once, and count its documents, tokens and bytes.
 
     Attributes:
         files: the files of the corpus.

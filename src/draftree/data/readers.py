@@ -368,5 +368,5 @@ CUT = "cut"
 
 
 def completes(row: Row) -> bool:
-    """Return whether a row is a text of which only the completion is used for training."""
+    """Return whether a row has a prompt and a completion, and only the completion is a target."""
     return isinstance(row.get("prompt"), str) and isinstance(row.get("completion"), str)

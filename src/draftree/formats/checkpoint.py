@@ -92,7 +92,7 @@ def embedding_hash(target: Target) -> str:
 
 
 def sizes(target: Target) -> dict[str, int]:
-    """Return the entries of a drafter's config that must equal those of the target."""
+    """Return the config entries in which a drafter must agree with its target."""
     return {"vocab_size": target.decoder.vocab, "hidden_size": target.decoder.hidden}
 
 
@@ -175,7 +175,7 @@ class Checkpoint:
                 return
 
     def check_sizes(self, method: str, found: Mapping[str, Any], wanted: Mapping[str, int]) -> None:
-        """Refuse a checkpoint whose sizes differ from those of the target.
+        """Refuse a checkpoint whose sizes differ from the target's sizes.
 
         Args:
             method: the name of the method, for the error.
@@ -229,7 +229,8 @@ class Checkpoint:
                 counterpart in the network.
 
         Raises:
-            UserError: the message names missing and unknown tensors and those of the wrong shape.
+            UserError: the message names missing tensors, unknown tensors, and tensors of the wrong
+                shape.
         """
         with torch.device("meta"):
             self._fitting(self._with_biases(make()), optional)

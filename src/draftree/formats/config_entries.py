@@ -313,7 +313,7 @@ SPECULATORS = Table(
     NETWORKS,
     strict=True,
 )
-"""Entries of the layout of speculators, without those of its layer's config."""
+"""Entries of the layout of speculators, without the entries of its nested layer config."""
 GLIDE = Table(
     LLAMA.used | {"block_size", "large_hidden_size", "large_num_attention_heads", "large_head_dim"},
     LLAMA.harmless,
@@ -352,7 +352,7 @@ BLOCKS = Table(
 SPECULATED_BLOCKS = Table(
     BLOCK_ENTRIES | {"transformer_layer_config", "draftree"}, OTHERS, NETWORKS
 )
-"""Entries of these drafters in the layout of speculators, without those of the layers' config."""
+"""Entries of these drafters in the layout of speculators, without the nested layer config."""
 MEDUSA = Table(
     {
         "medusa_num_heads",

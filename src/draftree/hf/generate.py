@@ -287,7 +287,7 @@ def is_text(inputs: Any) -> bool:
 
 
 def taken_text(options: dict[str, Any]) -> Any:
-    """Remove the prompt from the options, where it may have any of its names, and return it.
+    """Remove the prompt from the options, under any of its names, and return it.
 
     Return None if the prompt consists of ids.
     """

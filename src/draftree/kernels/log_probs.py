@@ -74,7 +74,8 @@ def top_of(logits: Tensor, k: int) -> tuple[Array, Array, Array]:
 def log_softmax(logits: Tensor) -> Tensor:
     """Return log q […, V] of logits […, V] in float32 or float64.
 
-    For float32 on a CPU the result has the bits of `top_log_probs`, elsewhere those of PyTorch.
+    For float32 on a CPU the result is bitwise that of `top_log_probs`, and elsewhere that of
+    PyTorch.
     """
     if not reads(logits) or not logits.numel():
         return torch.log_softmax(logits, dim=-1)

@@ -8,9 +8,9 @@ import numpy as np
 from draftree.native import Array, native
 
 SIZE, INFINITE = np.int16(0x7FFF), 0x7F80
-"""The bits of a bfloat16 number without its sign.
+"""The bit mask that removes the sign of a bfloat16 number.
 
-`INFINITE` is the bit pattern of infinity, which is above those of all finite numbers.
+`INFINITE` is the bit pattern of infinity. The patterns of all finite numbers are lower.
 """
 
 

@@ -91,7 +91,7 @@ def laid(
 
 @native
 def hide(bits: Array, seen: Array, length: int, lowest: Any) -> None:
-    """Write a sequence's additive mask as integers: 0 where a token sees a slot, else `lowest`.
+    """Write a sequence's additive mask as integers: 0 if a token sees a slot, else `lowest`.
 
     Args:
         bits: [n, S] the mask, which is overwritten.

@@ -38,7 +38,7 @@ TURNED = 32
 
 @dataclass(frozen=True)
 class Seen:
-    """Hold what a layer received and returned in a pass.
+    """Hold example arguments of a layer, and the widths of its input and output.
 
     Attributes:
         args: the layer's arguments, reduced to one vector each.

@@ -376,7 +376,7 @@ def pretrained(
         how: further arguments of `from_pretrained`.
 
     Raises:
-        UserError: the sizes in the config differ from those of the weights.
+        UserError: the sizes in the config differ from the sizes of the weights.
     """
     check_bounds(config, Path(folder))
     if not how.get("trust_remote_code"):  # else the checkpoint brings its class

@@ -33,7 +33,7 @@ class Chunk:
 
 @dataclass(frozen=True)
 class ForwardBatch:
-    """The tokens of one forward pass: those of all sequences, one after the other, without padding.
+    """The tokens of one forward pass: all sequences, one after the other, without padding.
 
     Shapes: R sequences, N tokens of all of them, n of the longest.
 

@@ -146,7 +146,7 @@ def run_native(
         x: [R, n, D] the hidden states before the first layer.
         turned: [R or 1, n, D] cosines and sines of the positions.
         mask: [R or 1, 1, n, S] added to the scores; by default causal.
-        cache: stores keys and values, and returns those of all visible slots.
+        cache: stores keys and values, and returns the keys and values of all visible slots.
         read: [R, n, …] the attention input of a first layer that prepared it itself; x by default.
     """
     (rows, n, _), sizes = x.shape, layers[0].sizes

@@ -62,7 +62,8 @@ class Capture(ABC):
 
     Attributes:
         ladder: the sizes to which passes are padded.
-        recordings: number of passes recorded so far, including those of objects that `of` returned.
+        recordings: number of passes recorded so far, including the recordings of objects that `of`
+            returned.
     """
 
     ladder: Ladder

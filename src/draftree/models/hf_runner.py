@@ -90,10 +90,10 @@ class HFRunner(ModelRunner):
 
     @cached_property
     def kept(self) -> Kept:
-        """Return the shapes of what the layers store, which a pass over one token records.
+        """Return the shapes of keys, values and states that the layers store.
 
         Raises:
-            UserError: a layer stores something that draftree cannot reach.
+            UserError: a layer stores something that draftree cannot access.
         """
         one = torch.zeros(1, 1, dtype=torch.long, device=self.device)
         mask = self.by_type(torch.zeros(1, 1, 1, 1, dtype=self.model.dtype, device=one.device))

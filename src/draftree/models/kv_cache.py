@@ -407,8 +407,8 @@ class Within:
         starts: [R] the slot of each sequence's first token; 0 by default.
         slots: number of slots that the pass sees.
         more: number of following layers stored at a constant stride.
-        of_keys: stride from this layer's keys to those of the next layer, in elements.
-        of_values: stride from this layer's values to those of the next layer, in elements.
+        of_keys: stride from this layer's keys to the next layer's keys, in elements.
+        of_values: stride from this layer's values to the next layer's values, in elements.
     """
 
     keys: Tensor
@@ -423,8 +423,8 @@ class Within:
 class Writer(Cache):
     """Give one forward pass of a transformers model access to a `SlotCache`.
 
-    Each layer stores the keys and values of the pass's tokens. It gets them back together with
-    those of all earlier tokens.
+    Each layer stores the keys and values of the pass's tokens. It gets them back together with the
+    keys and values of all earlier tokens.
 
     Args:
         cache: the cache that is written to.
@@ -488,7 +488,7 @@ class Writer(Cache):
     def update(
         self, key_states: Tensor, value_states: Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[Tensor, Tensor]:
-        """Store keys and values [R, H, n, width] of a layer; return those of all visible slots.
+        """Store keys and values [R, H, n, width] of a layer, and return all that the pass sees.
 
         Returns:
             Keys and values [R, H, end, width].

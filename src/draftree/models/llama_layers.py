@@ -91,7 +91,7 @@ class LlamaLayers:
             tokens: [R, n] ids.
             positions: [R, n] position ids.
             masks: [R, 1, n, S] added to the scores, by attention type.
-            cache: stores keys and values, and returns those of all visible slots.
+            cache: stores keys and values, and returns the keys and values of all visible slots.
             keep: transformers' `logits_to_keep`: 0 for all columns, or a tensor of columns.
             entries: the requested hidden states. With L layers, i < L is the input of layer i, L is
                 the output of the final norm, and L + 1 is its input.

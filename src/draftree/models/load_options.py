@@ -108,7 +108,7 @@ class Loading(Source):
     """Hold the options by which a target is loaded.
 
     Attributes:
-        device: a torch device; by default a GPU where there is one.
+        device: a torch device; by default a GPU if one is available.
         dtype: the dtype of the weights, or its name; that of the checkpoint by default. On a CPU
             the default for half-precision checkpoints is float32. It is bfloat16 for checkpoints in
             bfloat16 if the processor has instructions for it, and then `exactness` is `bits`.

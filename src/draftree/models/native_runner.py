@@ -40,7 +40,7 @@ from draftree.utils.profiler import phase
 TRIAL = 5
 """Number of tokens of the pass by which the native runner is compared with the model."""
 APART = {torch.float32: 1e-3, torch.bfloat16: 0.2, torch.float16: 0.02}
-"""Largest distance of hidden states from those of the model, relative to their norm, by dtype."""
+"""Largest allowed difference from the model's hidden states, relative to their norm, by dtype."""
 
 
 @final

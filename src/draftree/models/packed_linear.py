@@ -29,7 +29,7 @@ from draftree.utils.files import Entries, read_object, write_text
 from draftree.utils.hardware import interleaved, kept, machine
 
 TRIED = (1, 8)
-"""Pass widths at which kernels are timed: those of plain decoding and of a draft tree."""
+"""Pass widths at which kernels are timed: the width of plain decoding, and of a draft tree."""
 SMALL, SOME = 1 << 16, 8
 """Number of entries below which a weight is not packed.
 

@@ -147,7 +147,7 @@ WARPERS: frozenset[type] = frozenset((Temperature, TopKLogitsWarper, TopP, MinP)
 
 
 def steady(steps: Sequence[LogitsProcessor]) -> tuple[LogitsProcessor, ...]:
-    """Return warpers, replaced by those of `STEADY` where one exists."""
+    """Return warpers after replacing each that has a counterpart in `STEADY`."""
     return tuple(STEADY[type(step)](step) if type(step) in STEADY else step for step in steps)
 
 

@@ -234,7 +234,7 @@ def _number(header: Header, name: str) -> int | None:
 def _check_header(
     path: Path, header: Mapping[str, Any], tensors: Mapping[str, Sequence[int]]
 ) -> None:
-    """Refuse a header whose sizes differ from those of the tensors, before a model is built.
+    """Refuse a header whose sizes differ from the tensors' sizes, before a model is built.
 
     Raises:
         UserError: the message names the entry.

@@ -187,7 +187,8 @@ class Verified:
         packed: [M, V] logits in the order of the pass.
         taps: internals of all nodes.
         told: two lists [N]: the token of each node's largest logit (−1 if it is not finite), and
-            the token that is sampled there (−1 if none is). None if they were not computed yet.
+            the token that is sampled after each node (−1 if none is). None if they were not
+            computed yet.
         at: [N] the index of each node's logits in `packed`; None if they are in the order of the
             nodes.
         read: the results for prompt chunks; None if there were none.
@@ -281,7 +282,7 @@ class Target:
         """Load `demo`, `smollm2`, a folder, a GGUF file (dequantised), or a hub id.
 
         Args:
-            name: what to load.
+            name: the name, path or hub id of the target.
             dtype: the dtype of the weights, or its name; that of the checkpoint by default. On a
                 CPU without instructions for bfloat16, or if passes cannot be batch invariant,
                 half-precision checkpoints default to float32.

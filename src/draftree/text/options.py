@@ -36,7 +36,7 @@ Forced = Callable[[Sequence[int]], int | None]
 
 @dataclass(frozen=True)
 class Options(Parameters):
-    """Hold the options of a completion; the defaults are those of plain greedy decoding.
+    """Hold the options of a completion; the defaults mean plain greedy decoding.
 
     Attributes:
         max_new_tokens: largest number of new tokens.
@@ -111,7 +111,7 @@ class Options(Parameters):
 
     @classmethod
     def of(cls, base: Self | None, given: Mapping[str, Any]) -> Self:
-        """Return options by name, with those of a base where no value is given.
+        """Return options by name; options that are not named keep the value of a base.
 
         Names and values of other tools with the same meaning are accepted (`draftree.aliases`).
         None stands for a default.

@@ -36,7 +36,7 @@ def understood(told: str) -> Iterator[None]:
         yield
     except (DraftreeError, KeyboardInterrupt, SystemExit, GeneratorExit):
         raise
-    except BaseException as error:  # broken bytes raise anything in other people's readers; Rust's panics are no Exception
+    except BaseException as error:  # parsers raise any error; Rust panics are no Exception
         raise UserError(f"{told}: {_reason(error)}") from error
 
 

@@ -154,7 +154,7 @@ def bound_memory() -> None:
     Call it before a model is loaded. Environment variables that set the same bounds take
     precedence.
 
-    - oneDNN and its wrapper in torch (ideep) keep about half a megabyte for each input shape of each
+    - oneDNN and its wrapper in torch (ideep) keep half a megabyte for each input shape of each
       linear layer, by default for 1,024 of them. They read their bounds when the first linear layer
       runs.
     - glibc's allocator gives each new thread an arena of its own, up to eight per processor. Memory

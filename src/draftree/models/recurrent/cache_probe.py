@@ -24,7 +24,7 @@ from draftree.models.supported_architectures import STATEFUL, STATELESS
 
 @dataclass(frozen=True)
 class Kept:
-    """Describe what a model's layers store.
+    """Describe the keys, values and recurrent states that a model's layers store.
 
     Attributes:
         shapes: the shape of each layer's keys and values; width 0 for layers without them.
@@ -50,7 +50,7 @@ class _Ours:
 
 
 class Recorder(Passing):
-    """Record the shapes of what layers hand to their cache, in a pass over one token.
+    """Record the shapes of the tensors that layers hand to their cache, in a pass over one token.
 
     Recurrent layers run transformers' own functions.
 

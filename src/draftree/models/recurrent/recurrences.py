@@ -35,7 +35,7 @@ class Stash:
     parts: Parts
 
     def to(self, *_: object) -> "Stash":
-        """Return the stash itself, because some models cast what they hand to their cache."""
+        """Return the stash itself; some models cast all values that they hand to their cache."""
         return self
 
     def move(self, state: Tensor, row: int, path: Tensor) -> None:
@@ -247,8 +247,8 @@ def convolved(paths: Paths, columns: Tensor, weight: Tensor, bias: Tensor | None
 
     Args:
         paths: the tree paths of the pass.
-        columns: [R, d, K + M] the last K committed columns, and those of the M slots; each column
-            is contiguous in memory.
+        columns: [R, d, K + M] the last K committed columns, followed by the M columns of the slots;
+            each column is contiguous in memory.
         weight: [d, K] the weights of the columns.
         bias: [d] the bias of the channels.
 

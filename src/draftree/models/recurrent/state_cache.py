@@ -54,7 +54,7 @@ class Final:
     last: Tensor
 
     def to(self, *_: object) -> "Final":
-        """Return the object itself, because some models cast what they hand to their cache."""
+        """Return the object itself; some models cast all values that they hand to their cache."""
         return self
 
 
@@ -68,7 +68,7 @@ class Snapshot:
 
 @dataclass
 class Scratch:
-    """Hold what the passes of a step stored after the committed tokens.
+    """Hold the tensors that the passes of a step stored after the committed tokens.
 
     Attributes:
         paths: the tree paths of the latest pass.
@@ -246,8 +246,8 @@ class Pass:
 
     Args:
         states: the states of the sequences.
-        scratch: receives what the pass stores.
-        before: what earlier passes of the step stored; None in the first pass.
+        scratch: receives the tensors that the pass stores.
+        before: the tensors that earlier passes of the step stored; None in the first pass.
 
     Attributes:
         paths: the tree paths of the pass.
@@ -263,8 +263,9 @@ class Pass:
     def enter(self, key: Key, columns: Tensor) -> Tensor:
         """Store the input [R, C, n] of a layer's convolution, and return it after earlier columns.
 
-        The earlier columns are the last inputs of the committed tokens and those of earlier slots.
-        Until the next layer enters, the recurrent functions read and write the state of this one.
+        The earlier columns are the last inputs of the committed tokens and the inputs of earlier
+        slots. Until the next layer enters, the recurrent functions read and write the state of this
+        one.
         """
         self._key, paths = key, self.paths
         old = None if self._before is None else self._before.columns[key][:, None]

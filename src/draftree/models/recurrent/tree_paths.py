@@ -163,7 +163,11 @@ class Paths:
     def place(self, old: Tensor | None, new: Tensor) -> Tensor:
         """Return values [R, H, M, c] of all slots.
 
-        They consist of values of this pass [R, H, n, c] and those of earlier passes.
+        They combine the values [R, H, n, c] of this pass with the values of earlier passes.
+
+        Args:
+            old: the values of earlier passes; None if there are none.
+            new: [R, H, n, c] the values of this pass.
         """
         if not self.later:
             return new
