@@ -286,7 +286,7 @@ class ParallelDrafter(Trainable[Blocks]):
             return self._along_paths(state, tree, frontier, k, drawing), state
         if self.passes(state, tree, frontier):
             state = replace(state, outputs=self._block(state.cache, tree))
-        shared = not self.by_path and drawing.shaped is None  # nodes of a depth share their list
+        shared = not self.by_path and drawing.shaped is None  # by depth alone
         nodes, which = by_depth(tree, frontier) if shared else (frontier, None)
         outputs = (
             state.outputs
@@ -457,7 +457,7 @@ class ParallelDrafter(Trainable[Blocks]):
         each = torch.eye(anchors.shape[1], dtype=torch.bool, device=device)
         known = (
             at < anchors.repeat_interleave(size, dim=1)[:, :, None]
-        )  # the anchor's own hidden state is not there yet
+        )  # the target has not computed the anchor's hidden state yet
         there = torch.cat((known, torch.kron(each, sorts.sees).expand(rows, -1, -1)), dim=2)
         out = model(tokens, place, torch.cat((at.expand(rows, -1), place), dim=1), there, cache)
         states = out.unflatten(1, (-1, size))[:, :, size - layout.drafts :].flatten(0, 1)

@@ -99,7 +99,7 @@ def factors(rows: Tensor, rank: int) -> tuple[Tensor, Tensor]:
         rank: r, the rank of the approximation.
     """
     file = cache_folder() / "factors" / f"{_digest(rows)}-{rank}.safetensors"
-    with suppress(Exception):  # missing, or broken: computed again
+    with suppress(Exception):  # a missing or broken file is computed again
         kept = load_file(file)
         if kept["down"].shape == (rank, rows.shape[1]) and kept["up"].shape == (
             rows.shape[0],

@@ -80,7 +80,7 @@ class Layout:
 
     def pick(self, out: Tensor) -> Tensor:
         """Select the frontier's part [F, …] of the output [R, n, …] of a padded pass."""
-        if len(out) == 1:  # the frontier follows the pending tokens, in its own order
+        if len(out) == 1:  # frontier nodes follow the pending tokens in order
             return out[0, self.columns[0] : self.columns[-1] + 1]
         return out[to_device(self.rows, out.device), to_device(self.columns, out.device)]
 
@@ -118,14 +118,14 @@ def lay_out(state: Decoding, tree: Tree, frontier: Ints, device: torch.device) -
         before, base = state.fed[r], int(cache.lengths[r])
         pending = (
             state.pending[r] if before.size or nodes.size else NOTHING
-        )  # a row not drafted for takes no slots
-        waiting = 0 if before.size else len(pending)  # the first pass of a step takes them along
+        )  # a sequence without drafts takes no slots
+        waiting = 0 if before.size else len(pending)  # the first pass of a step reads them
         parts.append(laid(pending, before, nodes, base, tree.tokens, tree.depth, tree.parents))
         starts[r] += len(pending) + len(before) if before.size else 0
         columns[owner == r] = waiting + np.arange(len(nodes))
     tokens, positions, visible, scratch = zip(*parts, strict=True)
     feed = ForwardBatch.packed(tokens, positions, starts, visible, scratch, device)
-    feed = feed.widened(cache.ladder.width(feed.width))  # as recorded passes over such trees are
+    feed = feed.widened(cache.ladder.width(feed.width))  # as in captured passes
     fed = tuple(np.concatenate(pair) for pair in zip(state.fed, rows, strict=True))
     return Layout(feed, owner, columns, fed)
 
@@ -142,7 +142,7 @@ def keep_path(state: Decoding, tree: Tree, verdict: Verdict, again: bool = False
         nodes, before = verdict.kept(root), state.fed[row]
         done = (
             NOTHING if again else np.flatnonzero(np.isin(before, tree.number[nodes]))
-        )  # a node is fed after its parent
+        )  # a node is read after its parent
         if before.size:
             waited = len(state.pending[row])
             cache.keep(row, cache.lengths[row] + np.concatenate((np.arange(waited), waited + done)))
@@ -261,7 +261,7 @@ class CachingLayers(Layers):
         given: Given,
         pick: Pick,
     ) -> Nodes:
-        # What a recording reads has to last as long as it, or to be given.
+        # Tensors that a CUDA graph reads must live as long as the graph, or be inputs.
         given = given if self._ids is None else {**given, "ids": self._ids}
         given = given if isinstance(feed, DeviceFeed) else {**nodes.given, **given}
         return self.run(feed, nodes, choose, given, pick)

@@ -260,10 +260,10 @@ class PairReader(Trainable[Pairs]):
         cache, pending = state.decoding.cache, state.decoding.pending
         if len(state.nodes):
             return state
-        known = state.features.lengths - 1  # pairs without the root's
+        known = state.features.lengths - 1  # number of pairs, without the root's
         cache.truncate(
             np.maximum(known - [len(p) for p in pending], 0)
-        )  # the same state may have been caught up before
+        )  # this function may have been called with the same state before
         if max(map(len, pending)) <= FEW:
             return state
         if self.model.levels * self.model.depth == 1:
@@ -287,7 +287,7 @@ class PairReader(Trainable[Pairs]):
         slots = np.arange(begin, begin + len(tokens))
         known = features.layer(0)[0][row, 0, None, begin : begin + len(tokens)]
         ids, positions = (to_device(a, cache.device)[None] for a in (tokens, slots))
-        nothing = known.new_zeros(1, 1, 1, 1)  # hidden, of a mask that nobody comes to read
+        nothing = known.new_zeros(1, 1, 1, 1)  # a mask that is not read
         keys, values = first_stored(
             lambda stored: self.model(ids, known, positions, nothing, stored)
         )
@@ -296,7 +296,7 @@ class PairReader(Trainable[Pairs]):
     @override
     def truncate(self, state: Pairs, lengths: Ints, rows: Ints | None = None) -> Pairs:
         state.features.truncate(lengths)
-        # The pair of the last token kept has a token that may change.
+        # The last pair contains the token after the cut, which may change.
         waiting = rewind(state.decoding, np.maximum(lengths - 1, 0), rows)
         return _bare(waiting, state.features, left(state.unread, lengths))
 
@@ -338,7 +338,7 @@ class PairDrafter(PairReader):
         state = self.caught_up(state)
         new, places = unfed(tree.parents, frontier, state.nodes)
         logits, alike = None, np.array_equal(new, np.sort(frontier))
-        new = frontier if alike else new  # in its order, so that logits are those of the frontier
+        new = frontier if alike else new  # in frontier order, so that logits need no reordering
         while new.size:  # one pass, unless the frontier's paths were not expanded before
             parents = tree.parents[new]
             roots = parents < 0
@@ -422,7 +422,7 @@ class PairDrafter(PairReader):
             )
             index = np.zeros(
                 layout.feed.padded_positions.shape, np.int64
-            )  # padding is paired with anything
+            )  # padding may have any feature
             index[layout.rows, layout.columns] = read
             features = nn.functional.embedding(to_device(index, device), outputs)
             if levels == 1:
@@ -460,7 +460,7 @@ class PairDrafter(PairReader):
             )
             made.append(
                 nn.functional.pad(out, (0, 0, 1, 0)).to(features.dtype)
-            )  # autocast's are narrower than features
+            )  # autocast returns a narrower dtype than that of the features
             fed = made[-1][:, :-1]
         states = made[last]
         owner, depth = (
@@ -477,7 +477,7 @@ class PairDrafter(PairReader):
             owner, depth = torch.cat((owner, mine)), torch.cat((depth, torch.full((len(mine),), d)))
             true = torch.cat(
                 (true, torch.full((len(mine),), count))
-            )  # drafted pairs are nobody's history
+            )  # no pair sees drafted pairs of other blocks
             visible = true[None, :] <= mine[:, None] + last
             visible |= (depth[None, :] > 0) & (owner[None, :] == mine[:, None])
             out = self._train_pass(

@@ -69,7 +69,7 @@ class PairLayers(CachingLayers):
     ) -> None:
         super().__init__(decoding, roots, depth, passes.network.drafted)
         self._passes, self._state_of = passes, state_of
-        self._outputs: Tensor | None = None  # [R, M, D] after the nodes that were fed
+        self._outputs: Tensor | None = None  # [R, M, D] the outputs after the nodes that were read
 
     @override
     def run(
@@ -82,7 +82,7 @@ class PairLayers(CachingLayers):
     ) -> Nodes:
         passes, cache = self._passes, self._decoding.cache
         feed = feed.widened(cache.ladder.width(feed.width))
-        if isinstance(feed, ForwardBatch):  # true pairs, the root's among them
+        if isinstance(feed, ForwardBatch):  # true pairs, including the root's
             given = {**given, "features": known_features(passes.features, feed.padded_positions)}
         else:
             assert self._outputs is not None
@@ -123,6 +123,6 @@ def _of_parents(laid: Given, feed: ForwardBatch | DeviceFeed) -> Tensor:
     read = nodes.lines(nodes.fed[:, -feed.count :], nodes.fed[:, :before])
     parents = (read * torch.arange(before, device=read.device)).amax(
         dim=2
-    )  # the last that was fed of those above it
+    )  # the last ancestor that was read
     found = outputs.gather(1, parents[..., None].expand(-1, -1, outputs.shape[2]))
     return nn.functional.pad(found, (0, 0, 0, feed.width - feed.count))

@@ -206,6 +206,6 @@ class HeadsDrafter(Trainable[State]):
                     (wanted, logits) if drafted is None else drafted.columns(wanted, logits)
                 )
                 total = total + text * cross_entropy(known, columns, reduction="sum")
-            if theirs is not None:  # learnt tokens that have a position so far before them
+            if theirs is not None:  # labels with a position at this distance before them
                 total = total + target * kl(theirs[(places > head)[learnt]], logits)
         return total / batch.count

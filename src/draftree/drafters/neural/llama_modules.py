@@ -50,9 +50,7 @@ def like(config: PreTrainedConfig) -> LlamaConfig:
     """
     values = {k: v for k in SIZES if (v := getattr(config, k, None)) is not None}
     values.setdefault("intermediate_size", 4 * config.hidden_size)
-    if (
-        "num_attention_heads" not in values
-    ):  # a target without attention; what heads it names are of other kinds
+    if "num_attention_heads" not in values:  # a target without attention
         heads = max(config.hidden_size // HEAD, 1)
         values |= {
             "num_attention_heads": heads,
@@ -60,7 +58,7 @@ def like(config: PreTrainedConfig) -> LlamaConfig:
             "head_dim": config.hidden_size // heads,
         }
     rope = dict(getattr(config, "rope_parameters", None) or {})
-    rope.pop("partial_rotary_factor", None)  # a Llama's keys are rotated whole
+    rope.pop("partial_rotary_factor", None)  # Llama rotates all entries of a key
     theta = rope.get("rope_theta", 10000.0)
     plain = {
         "rope_type": "default",
@@ -167,14 +165,14 @@ class Rotary(nn.Module):
             return self._angles(like, positions)
         self._embedding.to(
             like.device
-        )  # else transformers copies the frequencies there in every pass
+        )  # otherwise transformers copies the frequencies in every pass
         if self.fixed:
             cos, sin = self._embedding(like, positions)
             return cos, sin
         rows = []
         for row in positions.split(
             1
-        ):  # frequencies are those of the longest sequence that the module sees, and saw
+        ):  # frequencies depend on the longest sequence that the module has seen
             self._embedding(like, torch.zeros_like(row[:, :1]))
             rows.append(self._embedding(like, row))
         cosines, sines = zip(*rows, strict=True)

@@ -52,7 +52,7 @@ def copied(target: Target) -> PreTrainedModel:
     It is one new layer of the target's architecture between copies of the target's embedding and LM
     head, as in the paper (EDD + PCT, section 3.1). The copies are tied if the target's are.
     """
-    _ = target.decoder.head_weight  # refused where it is quantised
+    _ = target.decoder.head_weight  # raises an error if the head is quantised
     model, whole = one_layer(target.decoder.config), target.decoder.model
     for ours, theirs in (
         (model.get_input_embeddings(), whole.get_input_embeddings()),
@@ -180,7 +180,7 @@ def load_model(
             config = AutoConfig.from_pretrained(folder)
             return stored.loaded().network(lambda: borrowing(config, target, draft_vocab))
     level = logging.get_verbosity()
-    logging.set_verbosity_error()  # what transformers would warn of is checked below, and refused
+    logging.set_verbosity_error()  # the checks below replace the warnings of transformers
     try:
         with understood(f"cannot load drafter '{folder}'"):
             model, info = pretrained(
@@ -214,7 +214,7 @@ def save_model(
         config = json.loads(model.config.to_json_string(use_diff=True)) | {"dtype": "float16"}
         stored.write(folder, config | about, model.state_dict())
         return
-    halves: dict[int, Tensor] = {}  # tied tensors stay one, and are written once
+    halves: dict[int, Tensor] = {}  # tied tensors are converted and written once
     state = model.state_dict()
     for value in state.values():
         halves.setdefault(value.data_ptr(), value.detach().to("cpu", torch.float16))
@@ -346,7 +346,7 @@ class LanguageModelDrafter(CachingDrafter):
         begun = every(rows, len(prompts))
         mine = [prompts[row] for row in begun]
         fit = np.array([len(prompt) < self.decoder.context for prompt in mine])
-        if not fit.all():  # these never get to be drafted for: see `expand`
+        if not fit.all():  # no drafts are made for these sequences, see `expand`
             lengths = state.cache.lengths.tolist()
             rest = tuple(p[n:] for p, n in zip(prompts, lengths, strict=True))
             state = replace(state, pending=put(state.pending, begun[~fit], rest))

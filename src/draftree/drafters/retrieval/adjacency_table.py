@@ -152,7 +152,7 @@ class Adjacency:
         lines = self.lines
         if lines.used != self.size or self.size + len(tokens) > len(
             lines.tokens
-        ):  # another version has gone on, or no room
+        ):  # another version has appended lines, or the storage is full
             mine, (vocab, width) = (
                 self.newest_lines(),
                 (len(lines.newest), lines.successors.shape[1]),

@@ -74,7 +74,7 @@ def suffix_array(tokens: NDArray[np.uint32], vocab: int) -> Array:
         tokens: [T] the tokens, including separators.
         vocab: number of token ids.
     """
-    from pydivsufsort import divsufsort  # only to build, not to search
+    from pydivsufsort import divsufsort  # needed for building only, and not for searching
 
     width = max(1, (int(vocab).bit_length() + 7) // 8)
     places = divsufsort(
@@ -243,7 +243,7 @@ def _grown(rows: Ints, nodes: int) -> tuple[Ints, Floats, Ints, Ints]:
     for depth in range(length):
         runs = _runs(rows, depth, begin, end, layer, size)
         runs = runs[_most_frequent(runs[:, 1] - runs[:, 0], nodes)]
-        # Side by side below each parent, the most frequent first.
+        # Group the nodes by parent, the most frequent first.
         runs = runs[
             np.argsort(runs[:, 2] * (matches + 1) - (runs[:, 1] - runs[:, 0]), kind="mergesort")
         ]

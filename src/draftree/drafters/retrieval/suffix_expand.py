@@ -145,7 +145,7 @@ def descendants(
     count = 0
     total = 0
     widest = 1
-    waiting = np.empty((MAX_NODES + 1, 3), np.int64)  # of a draft: node, number, depth
+    waiting = np.empty((MAX_NODES + 1, 3), np.int64)  # node in the draft, number in the tree, depth
     for below in frontier:
         (nodes, shares), at, depth = reached(
             text, end, drafted, parents, tokens, below, memory, limits

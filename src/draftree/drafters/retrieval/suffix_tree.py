@@ -91,7 +91,7 @@ class Outputs(NamedTuple):
             longest: largest number of tokens of a pattern.
             size: largest number of tokens, including the ends of documents.
         """
-        allowed = max(size // BLOCKS, 3)  # any smaller, and no document would have a continuation
+        allowed = max(size // BLOCKS, 3)  # in a smaller block no token would have a successor
         new = [np.append(d[1 - allowed :], END).astype(np.int32) for d in documents if len(d) > 1]
         if not new:
             return self
@@ -169,7 +169,7 @@ def in_text(text: Shorts, end: int, limits: Limits) -> Occurrences:
         places[found], lengths[found] = place, n
         found += 1
         whole += n == limits.longest
-        if whole == limits.places:  # nothing before can match better
+        if whole == limits.places:  # earlier matches cannot be longer
             break
     return longest_first(places[:found], lengths[:found], limits)
 
@@ -225,7 +225,7 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
     of_length, enough = (
         np.zeros(most + 1, np.int64),
         0,
-    )  # how many were found, and the length of which there are enough
+    )  # number of matches by length; length with enough matches
     for block in range(blocks - 1, -1, -1):
         start = memory.blocks[block]
         first = memory.sorted_blocks[block]
@@ -242,7 +242,7 @@ def in_memory(memory: Outputs, text: Shorts, end: int, limits: Limits) -> Occurr
         below = compare(tokens, start, order[right], text, end, most)[0] if right < last else 0
         while (
             taken < limits.places and max(above, below) > enough
-        ):  # the farther from the place, the shorter the match
+        ):  # matches get shorter with the distance from this position
             of_length[max(above, below)] += 1
             if below >= above:
                 places[found], lengths[found] = order[right], below
