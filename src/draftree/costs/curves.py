@@ -79,7 +79,7 @@ class Costs(Part):
 
     @cached_property
     def ratio(self) -> float:
-        """Return sₐ(1) / sₜ(1), the cost of a draft step relative to a target pass.
+        """Return the seconds of a draft step relative to a target pass, for one token each.
 
         EDD + PCT, section 4.1, gives 1.1 ms / 29.8 ms for a 7B model.
         """
@@ -87,23 +87,23 @@ class Costs(Part):
 
     @cached_property
     def token(self) -> float:
-        """Return sₜ(1), the seconds of plain decoding for one token of each sequence."""
+        """Return the seconds of a plain decoding pass over one token of each sequence."""
         return self.target_seconds(1)
 
     def draft_seconds(self, tokens: float) -> float:
-        """Return sₐ for a number of tokens of each sequence; 0 for no tokens."""
+        """Return the seconds of a draft step over a number of tokens of each sequence; 0 for none."""
         return float(self.drafts(np.array([tokens]))[0])
 
     def target_seconds(self, tokens: float) -> float:
-        """Return sₜ for a number of tokens of each sequence, including the root."""
+        """Return the seconds of a target pass over a number of tokens of each sequence, root included."""
         return float(self.targets(np.array([tokens]))[0])
 
     def drafts(self, tokens: Floats) -> Floats:
-        """Return sₐ for several numbers of tokens."""
+        """Return the seconds of draft steps for several numbers of tokens of each sequence."""
         return np.where(tokens > 0, _between(*self.draft_curve, tokens), 0.0)
 
     def targets(self, tokens: Floats) -> Floats:
-        """Return sₜ for several numbers of tokens."""
+        """Return the seconds of target passes for several numbers of tokens of each sequence."""
         return _between(*self.target_curve, tokens)
 
     def step(self, work: Work) -> float:
@@ -141,17 +141,17 @@ class Costs(Part):
 
     @cached_property
     def draft_curve(self) -> Curve:
-        """Return the points of sₐ; it is linear between them."""
+        """Return the cost curve of draft steps, which is linear between its points."""
         return _sorted(self.draft)
 
     @cached_property
     def target_curve(self) -> Curve:
-        """Return the points of sₜ; it is linear between them."""
+        """Return the cost curve of target passes, which is linear between its points."""
         return _sorted(self.target)
 
 
 class CostSource(Protocol):
-    """Provide the costs of a step, which are fixed, from a table, or learnt from earlier steps."""
+    """Provide the costs of a step: fixed costs, a table, or costs learnt from earlier steps."""
 
     def at(self, context: int, rows: int) -> Costs:
         """Return the costs of a step.
@@ -196,7 +196,10 @@ class CostTable:
 
     @property
     def ratio(self) -> float:
-        """Return sₐ(1) / sₜ(1) for the fewest sequences and the shortest context."""
+        """Return the cost of a draft step relative to a target pass, for one token each.
+
+        It is that of the fewest sequences and the shortest context.
+        """
         return min(self.entries, key=lambda e: (e.rows, e.context)).ratio
 
     def at(self, context: int, rows: int) -> Costs:

@@ -52,11 +52,12 @@ Kind = Literal["dflash", "dspark", "jetspec"]
 
 @dataclass(frozen=True)
 class Sight:
-    """The positions that a layer's slots see.
+    """The positions that the slots of a drafter's layer can attend to.
 
     Attributes:
-        causal: whether a slot sees only the earlier slots of its block, or all of them.
-        window: number of previous positions that it sees; None for all.
+        causal: whether a slot sees only the earlier slots of its block; otherwise it sees all of
+            them.
+        window: number of previous positions that a slot sees; None for all.
     """
 
     causal: bool

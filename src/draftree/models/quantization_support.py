@@ -73,7 +73,7 @@ def packed_weights(network: nn.Module) -> Iterator[Tensor]:
 
 
 def packed_bits(config: PreTrainedConfig) -> int:
-    """Return the number of bits of a weight in such a buffer."""
+    """Return the number of bits of a weight that is packed into an integer buffer."""
     return int(stored_quantization(config).get("bits") or 4)
 
 

@@ -130,13 +130,13 @@ class Distributions:
         return self._logits[node if self._at is None else int(self._at[node])]
 
     def processed(self, node: int) -> Tensor:
-        """Return the logits [V] after a node, after the request's processors."""
+        """Return the logits [V] after a node, changed by the request's processors."""
         return self.scores(node)[1]
 
     def scores(self, node: int) -> tuple[Tensor, Tensor]:
-        """Return the logits [V] that the processors were given, and their result [V].
+        """Return the logits [V] that the processors of a node receive, and the processed logits [V].
 
-        The first include any values that processors wrote into them.
+        Processors may have written into the first.
         """
         if node not in self._scores:
             if not (steps := self._processors(node)):

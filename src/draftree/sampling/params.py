@@ -27,10 +27,10 @@ class Sampling(Choice):
     Attributes:
         temperature: 0 for greedy decoding, else a divisor of the logits.
         top_k: number of the likeliest tokens that are kept; 0 keeps all.
-        top_p: the probability that the kept likeliest tokens have together at least; 1 keeps all.
+        top_p: the least total probability of the likeliest tokens that are kept; 1 keeps all.
         min_p: the least probability of a kept token, relative to that of the likeliest token; 0
             keeps all.
-        typical_p: the probability that the kept most typical tokens have together at least; 1 keeps
+        typical_p: the least total probability of the most typical tokens that are kept; 1 keeps
             all.
         seed: seed of the keyed noise, 0 … 2⁶⁴ − 1.
         warpers: processors that turn logits into p, instead of the options above.

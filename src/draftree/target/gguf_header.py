@@ -25,7 +25,7 @@ FORMS = {
 }
 """The `struct` format of each type of value, by the type's number."""
 TEXT, ARRAY, DIMENSIONS = 8, 9, 4
-"""Numbers of the types text and array.
+"""Type numbers of strings and of arrays.
 
 `DIMENSIONS` is the largest number of a tensor's dimensions.
 """

@@ -42,11 +42,10 @@ class Options(Parameters):
         max_new_tokens: largest number of new tokens.
         temperature: 0 for greedy decoding, otherwise the divisor of the logits.
         top_k: number of likeliest tokens that are kept; 0 keeps all.
-        top_p: probability that the kept likeliest tokens have together at least; 1 keeps all.
+        top_p: least total probability of the likeliest tokens that are kept; 1 keeps all.
         min_p: least probability of a kept token, relative to that of the likeliest token; 0 keeps
             all.
-        typical_p: probability that the kept most typical tokens have together at least; 1 keeps
-            all.
+        typical_p: least total probability of the most typical tokens that are kept; 1 keeps all.
         seed: seed of all random draws.
         repetition_penalty: divisor of positive logits, and factor of negative logits, of tokens
             that occur in prompt or response; 1 leaves them unchanged.

@@ -128,7 +128,10 @@ _MARK = "__draftree__"
 
 @contextmanager
 def answering(functions: Known) -> Iterator[Known]:
-    """Replace transformers' functions by these inside the context, in this thread and task only."""
+    """Call the given functions instead of transformers' inside the context.
+
+    This affects only the current thread and task.
+    """
     token = _ASKED.set(functions)
     try:
         yield functions
