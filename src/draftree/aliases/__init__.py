@@ -102,27 +102,27 @@ IGNORED: Mapping[str, tuple[str, ...]] = {
     FLAG: FLAG_IGNORED,
 }
 SHORT, LONG = 3, 8
-"""Lengths from which a misspelt name may differ by one edit, and by two."""
+"""Least lengths of a name that may differ from a known name by one edit, and by two edits."""
 
 
 @cache
 def plain(name: str) -> str:
-    """Return a name in lower case without separators, as `eagle3` for `EAGLE-3`."""
+    """Return a name in lower case without separators, such as `eagle3` for `EAGLE-3`."""
     return re.sub(r"[-_ .\[\]]", "", name.lower())
 
 
 def accepted(kind: str, got: str, known: Iterable[str]) -> str:
-    """Return draftree's name for a name that another tool uses or that is spelled differently.
+    """Return draftree's name for another tool's name, or for a different spelling.
 
-    A different spelling differs in case and separators alone. Other tools' names are in `SAME`.
+    Spellings may differ in case and separators. Other tools' names are looked up in `SAME`.
 
     Args:
         kind: kind of the name.
-        got: the name.
-        known: draftree's own names.
+        got: the given name.
+        known: draftree's names of this kind.
 
     Returns:
-        draftree's name, or the given name where there is none.
+        draftree's name, or the given name if none corresponds to it.
     """
     known = list(known)
     if got in known:
@@ -135,7 +135,7 @@ def accepted(kind: str, got: str, known: Iterable[str]) -> str:
 
 @cache
 def _same(kind: str) -> dict[str, list[str]]:
-    """Return draftree's names by other tools' names without separators."""
+    """Return draftree's names by other tools' names, which are written without separators."""
     found: dict[str, list[str]] = {}
     for word, ours in SAME.get(kind, {}).items():
         found.setdefault(plain(word), []).append(ours)
@@ -143,24 +143,24 @@ def _same(kind: str) -> dict[str, list[str]]:
 
 
 def suggestion(kind: str, got: str) -> str | None:
-    """Return what to write instead of a name of another tool, None where it is not in the table."""
+    """Return the hint on how to replace another tool's name; None if there is no hint for it."""
     return INSTEAD.get(kind, {}).get(got) or _plain_hints(kind).get(plain(got))
 
 
 def ignored(kind: str, got: str) -> str | None:
-    """Return why another tool's name can be left out without changing the text, or None."""
+    """Return the hint for a name that can be ignored without changing the text; None for others."""
     hint = suggestion(kind, got)
     return hint if hint in IGNORED.get(kind, ()) else None
 
 
 def elsewhere(kind: str, got: str) -> str | None:
-    """Return what to write instead of a name that is in the table of another kind.
+    """Return a hint for a name that belongs to another kind; None if it does not.
 
     For example, an option of a call may be an option of loading.
 
     Args:
         kind: kind under which the name was looked up.
-        got: the name.
+        got: the given name.
     """
     if kind == OPTION:
         ours = _same(LOADING).get(plain(got))
@@ -178,14 +178,17 @@ def elsewhere(kind: str, got: str) -> str | None:
 
 @cache
 def _plain_hints(kind: str) -> dict[str, str]:
-    """Return the hints by names without separators; the first of several that become alike."""
+    """Return the hints by names without separators.
+
+    If several names become equal, the first one's hint is used.
+    """
     return {plain(word): hint for word, hint in reversed([*INSTEAD.get(kind, {}).items()])}
 
 
 def asks_for_nothing(kind: str, name: str, value: Any) -> bool:
-    """Return whether an option of another tool has a value without effect.
+    """Return whether an option of another tool has a value with which it has no effect.
 
-    Such a value is None, or one in `NEUTRAL`.
+    These values are None and those in `NEUTRAL`.
     """
     if value is None:
         return suggestion(kind, name) is not None
@@ -195,14 +198,14 @@ def asks_for_nothing(kind: str, name: str, value: Any) -> bool:
 
 
 def nearest(kind: str, got: str, known: Iterable[str]) -> str | None:
-    """Return draftree's name that another one misspells, by way of other tools' names too.
+    """Return draftree's name for a misspelt name; other tools' names may be misspelt, too.
 
-    Return None where nothing is near.
+    Return None if no name is similar enough.
 
-    The beginning of a name counts if it belongs to only one.
+    The beginning of a name is accepted if only one name has it.
 
-    One letter may be wrong, missing, doubled or swapped with its neighbour; two in names of at
-    least `LONG` letters.
+    Otherwise one letter may be wrong, missing, additional or swapped with its neighbour, and two
+    letters in names of at least `LONG` letters.
     """
     known = sorted(known)
     if (
@@ -220,11 +223,11 @@ def nearest(kind: str, got: str, known: Iterable[str]) -> str | None:
 
 
 def edits(a: str, b: str) -> int:
-    """Return the number of edits that turn one text into another.
+    """Return the least number of edits that turn one text into another.
 
     An edit inserts, deletes or replaces a letter, or swaps two neighbours.
 
-    This is the optimal string alignment distance.
+    This number is called the optimal string alignment distance.
     """
     before: list[int] = []
     last = list(range(len(b) + 1))

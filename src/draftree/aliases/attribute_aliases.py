@@ -9,35 +9,35 @@ from operator import attrgetter
 from typing import Any
 
 Reader = Callable[[Any], Any]
-"""Returns the value of a word, given the object."""
+"""Function that returns the value of an alias, given the object on which it is looked up."""
 REASONS = {"eos": "stop", "stop": "stop", "length": "length", "context": "length", None: None}
-"""OpenAI's reasons for the end of a text, by draftree's."""
+"""OpenAI's names of reasons for the end of a text, by draftree's names."""
 
 
 @dataclass(frozen=True)
 class Usage:
-    """Store the numbers of tokens of a text, as in OpenAI's API."""
+    """Store the numbers of tokens in a prompt and a generated text, as in OpenAI's API."""
 
     prompt_tokens: int
     completion_tokens: int
 
     @property
     def total_tokens(self) -> int:
-        """Return the number of tokens of prompt and text together."""
+        """Return the number of tokens in prompt and generated text together."""
         return self.prompt_tokens + self.completion_tokens
 
     def __getitem__(self, name: str) -> Any:
-        """Return an attribute by its name, as other tools' dictionaries do."""
+        """Return an attribute by its name, because other tools store usage in dictionaries."""
         return getattr(self, name)
 
 
 class Resource:
-    """Provide a method as a resource of OpenAI's client, whose `create` makes the call.
+    """Wrap a method as a resource of OpenAI's client, whose `create` calls the method.
 
-    The `model` argument is ignored, because the model is the engine's.
+    The argument `model` is ignored, because an engine has only one model.
 
     Args:
-        call: the method.
+        call: the method to call.
     """
 
     def __init__(self, call: Callable[..., Any]) -> None:
@@ -45,28 +45,28 @@ class Resource:
         update_wrapper(self, call)
 
     def __call__(self, *given: Any, **options: Any) -> Any:
-        """Call the method itself."""
+        """Call the wrapped method with all arguments."""
         return self._call(*given, **options)
 
     def create(self, **options: Any) -> Any:
-        """Make the call."""
+        """Call the wrapped method without the argument `model`."""
         return self._call(**{name: value for name, value in options.items() if name != "model"})
 
     @property
     def completions(self) -> "Resource":
-        """Return itself, because OpenAI's client has the call of chats here."""
+        """Return the resource itself, because OpenAI's client calls `chat.completions.create`."""
         return self
 
 
 def by_reader(*groups: tuple[str | Reader, str]) -> dict[str, Reader]:
-    """Return the reader of every word.
+    """Return a table of readers by alias.
 
     Args:
-        groups: how the words are read, an attribute's path or a function, and the words, separated
-            by spaces.
+        groups: pairs of a reader and its aliases, which are separated by spaces. The reader is a
+            function or the path of an attribute.
 
     Raises:
-        ValueError: a word has two readers.
+        ValueError: an alias has two readers.
     """
     pairs = [
         (word, attrgetter(how) if isinstance(how, str) else how)
@@ -81,17 +81,18 @@ def by_reader(*groups: tuple[str | Reader, str]) -> dict[str, Reader]:
 
 
 def itself(of: Any) -> Any:
-    """Return the object: other tools have another one in its place."""
+    """Return the object itself, for attributes that other tools put into a nested object."""
     return of
 
 
 def alone(of: Any) -> list[Any]:
-    """Return a list of the object, where other tools list the texts of a prompt."""
+    """Return a list that contains only the object, for attributes with other tools' lists of
+    texts."""
     return [of]
 
 
 def scored(read: Reader) -> Reader:
-    """Return the reader of something in the log-probabilities of each token."""
+    """Return a reader that applies `read` to the log-probabilities of each token."""
 
     def read_all(completion: Any) -> list[Any]:
         if not completion.logprobs:
@@ -104,7 +105,7 @@ def scored(read: Reader) -> Reader:
 
 
 def as_dict(completion: Any) -> dict[str, Any]:
-    """Return a completion's text, tokens, ending and figures by their names."""
+    """Return a completion's prompt, text, tokens, ending and figures as a dictionary."""
     parts = {
         name: getattr(completion, name) for name in ("prompt", "text", "tokens", "ending", "stop")
     }
@@ -112,7 +113,7 @@ def as_dict(completion: Any) -> dict[str, Any]:
 
 
 def moved(engine: Any) -> Callable[..., Any]:
-    """Return the method that moves an engine: to the device where it is."""
+    """Return a method `to` for an engine, which accepts only the device that the engine is on."""
 
     def to(device: Any) -> Any:
         if str(device).partition(":")[0] == engine.device.type:
@@ -125,21 +126,21 @@ def moved(engine: Any) -> Callable[..., Any]:
 
 
 def called(path: str) -> Reader:
-    """Return the reader of a method without arguments that returns an attribute."""
+    """Return a reader whose result is a method that returns the attribute at `path`."""
     return lambda of: lambda: attrgetter(path)(of)
 
 
 def rate(stats: Any) -> float:
-    """Return the share of drafted tokens that was accepted, 0 where none was drafted."""
+    """Return the share of drafted tokens that were accepted; 0 without drafted tokens."""
     drafted = sum(step.nodes for step in stats.steps)
     return sum(step.accepted for step in stats.steps) / drafted if drafted else 0.0
 
 
 def summed(completion: Any) -> float:
-    """Return the sum of the log-probabilities of a text's tokens.
+    """Return the sum of the finite log-probabilities of a completion's tokens.
 
     Raises:
-        AttributeError: they were not asked for.
+        AttributeError: the completion was generated without log-probabilities.
     """
     if not completion.logprobs:
         raise AttributeError(

@@ -17,7 +17,7 @@ _LISTS = (
     "generation_config",  # transformers
     "sampler",  # mlx_lm
 )
-"""Arguments that hold options."""
+"""Arguments of other tools whose value is an object with options."""
 _FORMS = (
     "response_format",
     "format",
@@ -29,14 +29,14 @@ _FORMS = (
     "json_mode",
     "grammar",
 )
-"""Arguments that constrain the form of a text."""
+"""Arguments of other tools that constrain the form of the generated text."""
 _SCHEMAS = ("json_schema", "schema", "guided_json", "response_format", "format")
-"""Arguments that may be a class of pydantic, which stands for its JSON schema."""
+"""Arguments whose value may be a pydantic model class, which is replaced by its JSON schema."""
 _OBJECT = {"type": "object"}
 
 
 CHAIN = "chain:length={}"
-"""The policy that drafts a chain of this many tokens, as other tools do."""
+"""Spec of the policy that drafts a chain of a given number of tokens, as other tools do."""
 _LENGTHS = (
     "num_speculative_tokens",  # vLLM
     "num_assistant_tokens",  # transformers
@@ -50,7 +50,7 @@ _LENGTHS = (
     "gamma",
     "num_steps",
 )
-"""Arguments that say how many tokens are drafted in a row."""
+"""Arguments of other tools that set the number of tokens drafted in a row."""
 _LOOKUPS = (
     "prompt_lookup_num_tokens",
     "prompt_lookup_max",
@@ -65,11 +65,12 @@ _METHODS = {
     "draft_model": None,
     "standalone": None,
 }
-"""Drafters that are named by their method alone; None where the model is a small language model."""
+"""Drafters for vLLM's speculative methods that need no model name. None stands for a method that
+drafts with a small language model."""
 
 
 def held_options(value: Any) -> dict[str, Any] | None:
-    """Return the options in a dict, in `Options`, or in a generation config of transformers.
+    """Return the options in a dictionary, an `Options`, or a generation config of transformers.
 
     Return None for any other object.
     """
@@ -94,16 +95,17 @@ def held_options(value: Any) -> dict[str, Any] | None:
 
 
 _SAMPLED = ("temperature", "top_k", "top_p", "min_p", "typical_p")
-"""Options of a generation config that it uses with `do_sample` alone."""
+"""Options that a generation config uses only if `do_sample` is true."""
 
 
 def rewritten(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return options with those in another tool's form replaced by draftree's equivalents.
+    """Convert options in the forms of other tools into draftree's options.
 
-    Options in an object, as ollama's `options`, stand by themselves; `response_format` and its like
-    become `json_schema` or `regex`; `logprobs=True` asks for each token's own; `top_k=-1` keeps all
-    tokens; `do_sample=True` samples at temperature 1 where none is given, and `do_sample=False` is
-    greedy. Anything else stays as it is.
+    The options in an object, such as ollama's `options`, are moved to the top level.
+    `response_format` and similar options become `json_schema` or `regex`. `logprobs=True` becomes
+    0, for the log-probability of each generated token only. `top_k=-1` becomes 0, for all tokens.
+    `do_sample=True` becomes temperature 1 if none is given, and `do_sample=False` becomes
+    temperature 0. Other options are not changed.
     """
     found: dict[str, Any] = {}
     for name, value in given.items():
@@ -147,9 +149,9 @@ def rewritten(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _sampled(given: dict[str, Any]) -> dict[str, Any]:
-    """Return options with `do_sample` or `greedy` replaced by the temperature that it implies.
+    """Replace `do_sample`, `greedy` and similar options by the temperature that they imply.
 
-    A contradiction to the temperature that is given stays as it is.
+    An option that contradicts the given temperature is not replaced.
     """
     temperature = next(
         (name for name in ("temperature", "temp") if given.get(name) is not None), None
@@ -172,9 +174,9 @@ def _sampled(given: dict[str, Any]) -> dict[str, Any]:
 
 
 def speculation(given: Any) -> dict[str, Any] | None:
-    """Return the drafter and the policy that a speculative config of vLLM stands for.
+    """Convert vLLM's speculative config into options `drafter` and `policy`.
 
-    Return None where it is not understood.
+    Return None if the config cannot be converted.
     """
     if not isinstance(given, Mapping):
         return None
@@ -201,7 +203,7 @@ def speculation(given: Any) -> dict[str, Any] | None:
 
 
 def rewritten_loading(given: Mapping[str, Any]) -> dict[str, Any]:
-    """Return arguments of `load` with those in another tool's form replaced by draftree's."""
+    """Convert arguments of `load` in the forms of other tools into draftree's arguments."""
     found: dict[str, Any] = {}
     for name, value in given.items():
         number = isinstance(value, int) and not isinstance(value, bool)
@@ -234,9 +236,9 @@ def rewritten_loading(given: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _form(name: str, value: Any) -> dict[str, Any] | None:
-    """Return the options that constrain a text as an argument does.
+    """Convert an argument that constrains the generated text into draftree's option.
 
-    Return None where it is not understood.
+    Return None if the argument cannot be converted.
     """
     if (name, value) == ("format", "json") or (name, value) == ("json_mode", True):
         return {"json_schema": _OBJECT}
@@ -269,14 +271,14 @@ def _form(name: str, value: Any) -> dict[str, Any] | None:
 
 
 def _choice(texts: Any) -> dict[str, Any] | None:
-    """Return the expression that allows a choice of texts; None where these are no texts."""
+    """Return an option `regex` that allows only the given texts; None if they are not texts."""
     if isinstance(texts, list | tuple) and texts and all(isinstance(text, str) for text in texts):
         return {"regex": "|".join(map(re.escape, texts))}
     return None
 
 
 def filled(name: str, value: Any) -> str | None:
-    """Return what to write instead of an option, with its value, where the hint can hold it."""
+    """Return the replacement for an option with its value filled in; None if there is none."""
     if name in ("assistant_model", "draft_model") and isinstance(value, str):
         return f"draftree.load(…, drafter='lm:model={value}')"
     if name in _LENGTHS and isinstance(value, int):

@@ -76,10 +76,11 @@ FLAG_WORDS: Mapping[str, str] = by_word(
         "--help": "help_all usage",
     }
 )
-"""Options of other command lines, with the arguments of draftree that they stand for; `{}` is their
-value."""
+"""Arguments of draftree that are equivalent to options of other command lines, with these options
+separated by spaces. `{}` is replaced by the option's value."""
 FILE_WORDS = ("f", "file", "prompt_file", "input_file", "sysf", "system_prompt_file")
-"""Those of them whose value is the name of a file that holds draftree's value."""
+"""Options in `FLAG_WORDS` whose value is the name of a file; the file contains the value for
+draftree."""
 THREAD_WORDS = (
     "threads",
     "threads_batch",
@@ -90,9 +91,9 @@ THREAD_WORDS = (
     "cpu_threads",
     "num_thread",
 )
-"""Options that say how many threads compute."""
+"""Options of other tools that set the number of threads."""
 OVERRIDDEN = ("greedy", "do_sample", "sample", "sampling")
-"""Those of them that give way to the option itself."""
+"""Options in `FLAG_WORDS` that are dropped if the user also gives draftree's own option."""
 WRITING = (
     "run",  # ollama
     "prompt",
@@ -103,7 +104,7 @@ WRITING = (
     "llama_cli",  # llama.cpp
     "mlx_lm_generate",
 )
-"""Commands that answer a prompt, and without one talk."""
+"""Commands of other tools that answer a prompt, or start a conversation if no prompt is given."""
 COMMAND_WORDS: Mapping[str, str] = by_word(
     {
         "generate --raw": "complete completion text_completion",
@@ -121,7 +122,8 @@ COMMAND_WORDS: Mapping[str, str] = by_word(
         "--version": "version",
     }
 )
-"""Commands of other tools, with the arguments of draftree that they stand for."""
+"""Arguments of draftree that are equivalent to commands of other tools, with these commands
+separated by spaces."""
 WITHOUT_VALUE = frozenset(
     (
         "mlock",
@@ -202,7 +204,7 @@ WITHOUT_VALUE = frozenset(
         "print_stats",
     )
 )
-"""Options that are not used, and have no value."""
+"""Options of other tools that draftree ignores and that take no value."""
 
 _ANSWERS_ONCE = "generate answers one prompt and ends"
 _USES_TEMPLATE = "the model's chat template is used"
@@ -229,7 +231,8 @@ FLAG_IGNORED = (
     ),
     *(_TEXTS_SAVED, _WARMS, _METRICS, _ENDS, _TIMES, _LOAD),
 )
-"""Hints of options that are left out with a note: the text is the same without them."""
+"""Hints for options that are ignored with a note, because the generated text is the same without
+them."""
 
 FLAG_HINTS: Mapping[str, str] = by_word(
     {
@@ -383,7 +386,8 @@ FLAG_HINTS: Mapping[str, str] = by_word(
         "--drafter NAME; bench takes several": "drafters methods",
     }
 )
-"""What to write instead of options that are not accepted."""
+"""Hints on how to replace options of other tools that are not accepted, by the name of the
+option."""
 
 _OTHERS = "load the model with transformers and give it to draftree.load; int8 and int4 are draftree's own"
 QUANTIZE_HINTS: Mapping[str, str] = {
@@ -396,4 +400,4 @@ QUANTIZE_HINTS: Mapping[str, str] = {
     "q4_k_m": "give the path of a .gguf file as MODEL, or int4",
     "none": "leave it out",
 }
-"""What to write instead of ways to quantize that are not accepted."""
+"""Hints on how to replace quantisation methods that are not accepted, by the name of the method."""

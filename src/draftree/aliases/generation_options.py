@@ -39,7 +39,8 @@ OPTION_IGNORED = (
     _OWN_CACHE,
     CONTEXT,
 )
-"""Hints of options that are left out with a note: the text is the same without them."""
+"""Hints for options that are ignored with a note, because the generated text is the same without
+them."""
 
 OPTION_HINTS: Mapping[str, str] = by_word(
     {
@@ -243,7 +244,8 @@ OPTION_HINTS: Mapping[str, str] = by_word(
         "an engine has no options of this kind": "extra_args custom_params output_kind tokenization_kwargs prompt_format",
     }
 )
-"""What to write instead of an option that is not accepted."""
+"""Hints on how to replace options of other tools' generation calls that are not accepted, by the
+name of the option."""
 
 OPTION_NEUTRAL: Mapping[str, tuple[Any, ...]] = values_by_word(
     (
@@ -283,4 +285,5 @@ OPTION_NEUTRAL: Mapping[str, tuple[Any, ...]] = values_by_word(
     (("text", {"type": "text"}), "response_format"),
     (("",), "format suffix system_prompt"),
 )
-"""Values of options of other tools that ask for nothing; None is one for all of them."""
+"""Values of other tools' options with which the option has no effect, by the name of the option.
+None is such a value for all options."""

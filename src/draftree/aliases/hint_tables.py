@@ -5,10 +5,10 @@ from typing import Any
 
 
 def by_word(hints: Mapping[str, str]) -> dict[str, str]:
-    """Return the hint of every word.
+    """Return a table of hints by word.
 
     Args:
-        hints: for each hint, the words it answers, separated by spaces.
+        hints: words for which each hint is given, separated by spaces; the hints are the keys.
 
     Raises:
         ValueError: a word has two hints.
@@ -22,9 +22,9 @@ def by_word(hints: Mapping[str, str]) -> dict[str, str]:
 
 
 def values_by_word(*groups: tuple[tuple[Any, ...], str]) -> dict[str, tuple[Any, ...]]:
-    """Return the values of every word.
+    """Return a table of values by word.
 
     Args:
-        groups: values, and the words that have them, separated by spaces.
+        groups: pairs of values and the words that get them, which are separated by spaces.
     """
     return {word: values for values, words in groups for word in words.split()}

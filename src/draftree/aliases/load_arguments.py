@@ -18,7 +18,8 @@ _MEMORY = "memory is taken as it is needed"
 _LIMITS = "a list of prompts is a batch; engine.set_limits(max_sequences=…, max_batch_tokens=…) bounds what runs at a time"
 _REUSE = "a call with the same beginning uses the cache of the last one"
 LOADING_IGNORED = (_NOT_NEEDED, _FIGURES, _MEMORY, _LIMITS, _REUSE, CONTEXT)
-"""Hints of arguments that are left out with a note: the text is the same without them."""
+"""Hints for arguments that are ignored with a note, because the generated text is the same without
+them."""
 LOADING_HINTS: Mapping[str, str] = by_word(
     {
         "quantize='int8'": "int8 use_int8",
@@ -161,7 +162,8 @@ LOADING_NEUTRAL: Mapping[str, tuple[Any, ...]] = values_by_word(
     (("auto", "generate", "text-generation"), "task"),
     (({},), "config model_kwargs"),
 )
-"""Values of arguments of other tools that ask for nothing; None is one for all of them."""
+"""Values of other tools' arguments with which the argument has no effect, by the name of the
+argument. None is such a value for all arguments."""
 
 _DEFAULT_DRAFTER = "leave the drafter out for the default one"
 _NO_DRAFTER = "every engine has a drafter; `draftree generate --baseline`, or engine.plain(requests), decodes without it"

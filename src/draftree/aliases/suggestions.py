@@ -91,4 +91,4 @@ INSTEAD: Mapping[str, Mapping[str, str]] = {
     CONVERSATION: CONVERSATION_HINTS,
     STATS: STATS_HINTS,
 }
-"""What to write instead of names that are not accepted, by kind."""
+"""Hints on how to replace names of other tools that are not accepted, by kind of name."""

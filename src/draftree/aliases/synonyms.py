@@ -347,4 +347,4 @@ SAME: Mapping[str, Mapping[str, str]] = {
         "typical_acceptance": "typical",
     },
 }
-"""Names that are accepted, by kind."""
+"""Names of other tools that are accepted, with draftree's name for each, by kind of name."""

@@ -13,13 +13,13 @@ from draftree.errors import UserError, shown
 from draftree.text.options import Options
 
 TASKS = ("text-generation", "text2text-generation", "conversational")
-"""Tasks of transformers' pipelines that write texts."""
+"""Tasks of transformers' pipelines that generate text."""
 
 
 class _Loader:
-    """Replaces a model class of other tools.
+    """Load an engine under the name of another tool's model class.
 
-    Calling it, or its `from_pretrained`, returns an engine.
+    Calling the object, or its `from_pretrained`, returns an engine.
     """
 
     def __call__(self, *given: Any, **named: Any) -> Engine:
@@ -32,10 +32,10 @@ Loader = _Loader()
 
 
 def pipeline(task: str | None = None, model: Any = None, *more: Any, **named: Any) -> Engine:
-    """Load an engine as a pipeline of transformers.
+    """Load an engine with the arguments of transformers' `pipeline`.
 
     Raises:
-        UserError: the task writes no text, or there is no model.
+        UserError: the task does not generate text, or no model is given.
     """
     if task is not None and task not in TASKS:
         if model is not None:
@@ -51,7 +51,10 @@ def pipeline(task: str | None = None, model: Any = None, *more: Any, **named: An
 
 
 def options(**values: Any) -> Options:
-    """Return options for `engine.complete(prompts, options)`, given under the names of any tool."""
+    """Return generation options from values under the names that any known tool uses.
+
+    They can be passed to `engine.complete(prompts, options)`.
+    """
     return Options.of(None, values)
 
 
@@ -60,7 +63,7 @@ def complete(*given: Any, **named: Any) -> Any:
 
     Examples: `complete(engine, tokenizer, prompt=…)`, `complete(model="demo", prompt=…)`.
 
-    As a `custom_generate` of transformers it is `speculate`.
+    If transformers calls it as `custom_generate`, it acts as `speculate`.
     """
     if "generation_config" in named and len(given) > 1 and isinstance(given[1], torch.Tensor):
         return speculate(*given, **named)
@@ -69,7 +72,7 @@ def complete(*given: Any, **named: Any) -> Any:
 
 
 def stream(*given: Any, **named: Any) -> Iterator[Any]:
-    """Yield the tokens of `complete`."""
+    """Yield the tokens of a continuation as they are generated; see `complete`."""
     engine, prompt = _engine_of(given, named)
     return engine.stream(*prompt, **named)
 
@@ -81,12 +84,12 @@ def chat(*given: Any, **named: Any) -> Any:
 
 
 def _engine_of(given: Sequence[Any], named: dict[str, Any]) -> tuple[Engine, list[Any]]:
-    """Return the engine that is meant, and the other arguments.
+    """Return the engine for the arguments of a call, and the remaining arguments.
 
-    The tokenizer is left out, because the engine has one.
+    A tokenizer among the arguments is dropped, because the engine has one.
 
     Raises:
-        UserError: there is no model, or no prompt.
+        UserError: no model or no prompt is given.
     """
     first: Any
     first, *others = [named.pop("model"), *given] if "model" in named else [*(given or [None])]
@@ -104,8 +107,8 @@ def _engine_of(given: Sequence[Any], named: dict[str, Any]) -> tuple[Engine, lis
 
 @lru_cache(maxsize=1)
 def _kept(model: str | Path) -> Engine:
-    """Return the engine for a model's name.
+    """Load the engine for a model's name.
 
-    The engine of the last call is kept, as ollama keeps its model.
+    The engine of the last name is kept for further calls, as ollama keeps its model.
     """
     return load(model)

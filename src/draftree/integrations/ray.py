@@ -20,23 +20,23 @@ from draftree.utils.validated_dataclass import Part, knob
 
 STICKY = "ray.serve.experimental.consistent_hash_router.ConsistentHashRouter"
 HEADER = "x-session-id"
-"""The header by whose value requests are routed; Ray reads another name from
-RAY_SERVE_SESSION_ID_HEADER_KEY."""
+"""HTTP header by whose value Ray routes requests. The environment variable
+RAY_SERVE_SESSION_ID_HEADER_KEY can name another header."""
 
 
 @dataclass(frozen=True)
 class Replicas(Part):
-    """The replicas of one model.
+    """Describe the replicas of one model.
 
     Attributes:
-        target: the model, as `draftree serve` names it.
-        drafter: a spec; by default the one that `draftree serve` takes.
-        policy: a spec; by default the fastest.
-        count: how many replicas.
-        cpus: processors that Ray reserves for each.
-        gpus: GPUs that Ray reserves for each.
-        loading: options by which the target is loaded.
-        serving: the options of each server; its host and port are Ray's proxy's.
+        target: the model, as for `draftree serve`.
+        drafter: spec of a drafter; by default the drafter that `draftree serve` would use.
+        policy: spec of a policy; by default the policy that `draftree serve` would use.
+        count: number of replicas.
+        cpus: number of CPUs that Ray reserves for each replica.
+        gpus: number of GPUs that Ray reserves for each replica.
+        loading: options for loading the target.
+        serving: options of each server; host and port apply to Ray's proxy.
     """
 
     target: str = "demo"
@@ -50,10 +50,10 @@ class Replicas(Part):
 
 
 def check_installed() -> None:
-    """Refuse to go on without Ray Serve.
+    """Raise an error if Ray Serve is not installed.
 
     Raises:
-        UserError: it is not installed.
+        UserError: Ray Serve is not installed.
     """
     try:
         import ray.serve  # noqa: F401
@@ -64,10 +64,10 @@ def check_installed() -> None:
 
 
 class Replica:
-    """One replica; Ray makes it in a process of its own.
+    """Serve the model as one replica; Ray creates it in a separate process.
 
     Args:
-        replicas: what it serves.
+        replicas: description of the model and its options.
     """
 
     def __init__(self, replicas: Replicas) -> None:
@@ -84,19 +84,19 @@ class Replica:
         self.state = ServerState(engine, drafter, policy, replicas.serving)
 
     def __serve_build_asgi_app__(self) -> Any:
-        """Return the application, once the model is loaded."""
+        """Return the web application of the loaded model; Ray calls this method."""
         from draftree.serving.app import create_app
 
         return create_app(self.state)
 
     def check_health(self) -> None:
-        """Raise where the worker has ended, so that Ray starts another replica."""
+        """Raise an error if the worker thread has ended, so that Ray starts another replica."""
         if not self.state.worker.alive:
             raise RuntimeError("the worker of the server has ended")
 
 
 def application(replicas: Replicas) -> Any:
-    """Return the application to give to `ray.serve.run`.
+    """Return the Ray application for `ray.serve.run`.
 
     Raises:
         UserError: Ray Serve is not installed.
@@ -116,9 +116,9 @@ def application(replicas: Replicas) -> Any:
 
 
 def run(replicas: Replicas) -> None:
-    """Serve until the program is interrupted, at the host and port of the options.
+    """Serve at the host and port of the options until the program is interrupted.
 
-    A Ray cluster that runs on this machine is joined.
+    If a Ray cluster runs on this machine, it is used.
 
     Raises:
         UserError: Ray Serve is not installed.

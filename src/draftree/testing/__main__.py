@@ -19,11 +19,11 @@ from draftree.testing.conformance import SCRIPTED, Suite, batch_cases, cases
 from draftree.testing.fakes import Recorder, tiny_target
 
 OFTEN = 20.0
-"""Seconds between two lines that say how far it is."""
+"""Seconds between two messages about the progress."""
 
 
 def main() -> int:
-    """Run the cases; the exit status is 1 where one fails."""
+    """Run the cases that the command line selects; return 1 if any fails, and 0 otherwise."""
     parser = argparse.ArgumentParser(
         prog="python -m draftree.testing", description=(__doc__ or "").partition("\n")[0]
     )

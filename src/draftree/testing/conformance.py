@@ -48,9 +48,10 @@ from draftree.testing.fakes import Always, Coached, Never, Scripted, Sometimes, 
 from draftree.tree import Candidates, Draw, Ints, Room, Tree, Verdict
 
 NOISE = 1e-6
-"""Numerical noise between forward passes of different widths.
+"""Largest difference that counts as numerical noise between passes over different numbers of
+tokens.
 
-Float64 models still compute norms and softmax in float32.
+It is not smaller because models in float64 still compute norms and softmax in float32.
 """
 SCRIPTED: dict[str, type[Scripted]] = {"always": Always, "never": Never, "sometimes": Sometimes}
 COSTS = Costs({1: 0.1}, {1: 1.0})
@@ -58,13 +59,13 @@ COSTS = Costs({1: 0.1}, {1: 1.0})
 
 @final
 class RandomCosts:
-    """Costs that are other ones at every step: no text may depend on them."""
+    """Return different random costs at every step, because no text may depend on costs."""
 
     def __init__(self, seed: int) -> None:
         self._rng = np.random.default_rng(seed)
 
     def at(self, context: int, rows: int) -> Costs:
-        """Return costs whose curves rise and fall over five orders of magnitude."""
+        """Return random costs whose curves rise and fall over five orders of magnitude."""
         draft, target = (
             dict(zip((1, 4, 16, 64), 10 ** self._rng.uniform(-5, 0, 4), strict=True))
             for _ in range(2)
@@ -73,16 +74,17 @@ class RandomCosts:
         return Costs(draft, target, commit, find=find, catch_up=catch_up)
 
     def observe(self, step: StepTimes) -> None:
-        """Ignore a step's timings."""
+        """Ignore the times of a step."""
 
 
 LONG = 14
-"""Number of tokens that the reference writes after every prompt; requests ask for fewer."""
+"""Number of tokens that the reference generates after every prompt. Requests have smaller
+limits."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One drafter, policy and acceptor under one check, all by name."""
+    """Describe one case: the names of a check, a drafter, a policy and an acceptor."""
 
     check: str
     drafter: str
@@ -90,25 +92,26 @@ class Case:
     acceptor: str
 
     def __str__(self) -> str:
-        """Return the case's name."""
+        """Return the name of the case."""
         return f"{self.check}-{self.drafter}-{self.policy}-{self.acceptor}"
 
 
 @dataclass
 class Coverage:
-    """Counts of the situations that the cases came across.
+    """Count the situations that occurred while the cases ran.
 
     Attributes:
-        cases: passed, by check.
-        parts: the drafters, policies and acceptors that ran.
-        refused: pairings of policy and acceptor that are not exact, and are refused.
-        accepted: steps by how many drafted nodes were accepted.
-        siblings: accepted nodes by their place among their siblings.
-        inside: texts that ended in the middle of an accepted path.
-        preempted: how often a sequence made room for others.
-        shared: requests whose prompt was read in part with an earlier one's.
-        beside: passes over nodes that also read chunks of other sequences' prompts.
-        ties: differences from plain decoding, each at logits closer than the numerical noise.
+        cases: number of passed cases by check.
+        parts: names of the drafters, policies and acceptors that ran.
+        refused: pairings of policy and acceptor that were refused because they are not exact.
+        accepted: number of steps by number of accepted drafted nodes.
+        siblings: number of accepted nodes by their index among their siblings.
+        inside: number of texts that ended in the middle of an accepted path.
+        preempted: number of preemptions of sequences.
+        shared: number of requests that took a part of their prompt from the prefix cache.
+        beside: number of passes over nodes that also read chunks of prompts.
+        ties: names of the cases whose text differs from plain decoding at two logits that are
+            closer than the numerical noise.
     """
 
     cases: Counter[str] = field(default_factory=Counter)
@@ -125,7 +128,7 @@ class Coverage:
     ties: list[str] = field(default_factory=list)
 
     def __str__(self) -> str:
-        """Return the counts in words."""
+        """Return the counts as lines of text."""
 
         def counts(of: Counter[Any]) -> str:
             return ", ".join(f"{k}: {n}" for k, n in sorted(of.items())) or "none"
@@ -148,7 +151,7 @@ class Coverage:
 
 
 class Watched(Acceptor):
-    """Wrap an acceptor: check the tree before it accepts, and count the accepted nodes."""
+    """Wrap an acceptor to check every draft tree, and to count the accepted nodes."""
 
     exact_for: ClassVar[frozenset[Draw]] = frozenset(Draw)
     survives_pruning: ClassVar[bool] = True
@@ -188,10 +191,11 @@ class Watched(Acceptor):
 
 
 class Suite:
-    """Runs cases on one tiny target.
+    """Run cases on one tiny target.
 
     Args:
-        target: float64 by default, so that numerical noise is far below the distance of its logits.
+        target: target to use. By default it has float64 weights, so that numerical noise is far
+            smaller than the differences between its logits.
     """
 
     def __init__(self, target: Target | None = None) -> None:
@@ -201,7 +205,7 @@ class Suite:
         self._examples: dict[str, Drafter[Any]] = {}
 
     def run(self, case: Case) -> None:
-        """Raise AssertionError where the case does not hold."""
+        """Run a case, and raise AssertionError if a check fails."""
         policy: Policy = part("policy", case.policy)()
         acceptor: Acceptor = part("acceptor", case.acceptor)()
         try:
@@ -215,7 +219,7 @@ class Suite:
             ran.add(getattr(case, kind))
 
     def prompt(self, length: int) -> list[int]:
-        """Return a prompt that repeats itself after five tokens, so that retrieval has hits."""
+        """Return a prompt that repeats itself after five tokens, for retrieval drafters."""
         return [(7 + 11 * (i % 5)) % self.target.decoder.vocab for i in range(length)]
 
     def drafter(
@@ -225,9 +229,10 @@ class Suite:
         sampling: Sampling | None = None,
         coach: type[Scripted] = Sometimes,
     ) -> Drafter[Any]:
-        """Return a scripted drafter that knows the plain output of these requests.
+        """Return a drafter that knows plain decoding's texts for the given requests.
 
-        For the name of a method, return its example drafter, coached by such a script.
+        `name` is a key of `SCRIPTED`, or the name of a method. A method's example drafter gets the
+        right tokens from the script `coach`; see `Coached`.
         """
         plans = [[*r.prompt, *self.reference(r, sampling or r.sampling)] for r in requests]
         if name in SCRIPTED:
@@ -242,9 +247,9 @@ class Suite:
         return Coached(self._examples[name], coach(plans, self.target.decoder.vocab))
 
     def reference(self, request: Request, sampling: Sampling) -> list[int]:
-        """Return the plain decoding of a request alone, without EOS and stopping criteria.
+        """Return plain decoding's tokens for a request alone, without end tokens and criteria.
 
-        It goes on to `LONG` tokens or the end of the context.
+        The text has `LONG` tokens, or ends with the target's context.
         """
         key = (tuple(request.prompt), request.number, request.processors, sampling)
         if key not in self._references:
@@ -257,7 +262,7 @@ class Suite:
         return self._references[key]
 
     def baseline(self, acceptor: str) -> None:
-        """Plain decoding of three rows at once is each row's alone, cut where it is asked for."""
+        """Check that plain decoding of three sequences in a batch equals that of each one alone."""
         rule, sampling = part("acceptor", acceptor)(), sampling_for(acceptor)
         requests = [Request(self.prompt(n), m, number=n) for n, m in ((1, 6), (11, 3), (5, 9))]
         requests[2] = replace(
@@ -271,7 +276,7 @@ class Suite:
         self.coverage.cases["plain"] += 1
 
     def wanted(self, request: Request, sampling: Sampling) -> list[int]:
-        """Return the reference, cut at the request's limit, first EOS and stopping criteria."""
+        """Return the reference, cut at the request's limit, end tokens and criteria."""
         tokens = self.reference(request, sampling)[: request.max_new_tokens]
         return tokens[: min(_ends(request, tokens), default=len(tokens)) + 1]
 
@@ -284,15 +289,15 @@ class Suite:
         each_step: Callable[[Rows, Drafter[Any], State], None] | None = None,
         coach: type[Scripted] = Sometimes,
     ) -> None:
-        """Write the requests and compare them with the reference.
+        """Generate the texts of requests with drafts, and compare them with the reference.
 
         Args:
-            case: names the drafter.
-            policy: grows the trees.
-            acceptor: the rule.
-            requests: that are written.
-            each_step: called after the prefill and after every step.
-            coach: of a method's drafter.
+            case: case that names the drafter.
+            policy: policy that grows the trees.
+            acceptor: acceptor to use.
+            requests: requests whose texts are generated.
+            each_step: function that is called after the prefill and after every step.
+            coach: script for a method's example drafter.
         """
         sampling = sampling_for(case.acceptor)
         drafter = self.drafter(case.drafter, requests, sampling, coach)
@@ -323,9 +328,10 @@ class Suite:
     def judge(
         self, acceptor: Acceptor, request: Request, sampling: Sampling, got: list[int], where: str
     ) -> None:
-        """Return the reference where the rule must write it.
+        """Check a text against the guarantee of its acceptor.
 
-        Of one exact in distribution only, a text that ends where it must.
+        If the acceptor guarantees the text, it must equal the reference. Otherwise it must end at
+        the right place, and contain no token that a processor forbids.
         """
         if acceptor.keeps_text:
             return self.same(request, sampling, got, where)
@@ -343,7 +349,8 @@ class Suite:
     def same(self, request: Request, sampling: Sampling, got: list[int], where: str) -> None:
         """Check that the tokens equal the reference, token by token.
 
-        A difference is allowed where the two best tokens are closer than the numerical noise.
+        A difference is allowed if the scores of the two best tokens differ by less than the
+        numerical noise.
         """
         want = self.wanted(request, sampling)
         if got == want:
@@ -359,9 +366,10 @@ class Suite:
         self.coverage.ties.append(where)
 
     def margin(self, request: Request, sampling: Sampling, before: Sequence[int]) -> float:
-        """Return the distance of the two best tokens after a text.
+        """Return the difference between the scores of the two best tokens after a text.
 
-        The distance is one of logits, or of log p plus the request's noise if tokens are drawn.
+        The scores are logits in greedy decoding. If tokens are drawn, they are the logits plus the
+        request's Gumbel noise.
         """
         text = [*request.prompt, *before]
         verified = self.target.prefill(
@@ -384,7 +392,7 @@ class Suite:
 
 
 def _ends(request: Request, response: Sequence[int]) -> list[int]:
-    """Return the positions in a response at which an EOS id or a stopping criterion ends it."""
+    """Return the positions at which an end token or a stopping criterion ends a response."""
     texts = [
         torch.tensor([[*request.before, *request.prompt, *response[: i + 1]]])
         for i in range(len(response))
@@ -397,28 +405,32 @@ def _ends(request: Request, response: Sequence[int]) -> list[int]:
 
 
 def sampling_for(acceptor: str) -> Sampling:
-    """Return sampling settings that leave the target some choice.
+    """Return the sampling settings with which an acceptor is tested.
 
-    The temperature is 0 for an acceptance rule that does not sample.
+    The temperature is 1.5, so that many tokens are possible. It is 0 for an acceptor that does not
+    support sampling.
     """
     rule: type[Acceptor] = part("acceptor", acceptor)
     return Sampling(temperature=1.5, top_p=0.95, seed=11) if rule.sampling else Sampling()
 
 
 def _one(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """One row."""
+    """Check the text of a single sequence."""
     suite.write(case, policy, acceptor, [Request(suite.prompt(7), 9)])
 
 
 def _ragged(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Three rows of different lengths that end at different steps; one prompt is a single token."""
+    """Check three sequences of different lengths that end at different steps.
+
+    One prompt has a single token.
+    """
     asked = ((1, 6), (11, 3), (6, 9))
     requests = [Request(suite.prompt(n), m, number=i) for i, (n, m) in enumerate(asked)]
     suite.write(case, policy, acceptor, requests, coach=Always)
 
 
 def _limit(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Exactly max_new_tokens come."""
+    """Check that each text has exactly `max_new_tokens` tokens."""
     for limits in ((1,), (2, 1, 5)):
         suite.write(
             case, policy, acceptor, [Request(suite.prompt(4 + n), n, number=n) for n in limits]
@@ -426,9 +438,9 @@ def _limit(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
 
 
 def _eos(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Check that the text ends with the first EOS.
+    """Check that each text ends with its first end token.
 
-    It comes at once, after the first step, or in the middle of an accepted path.
+    The end token comes first, after the first step, or in the middle of an accepted path.
     """
     sampling, requests = sampling_for(case.acceptor), []
     for number, at in enumerate((0, 2, 4)):
@@ -441,7 +453,10 @@ def _eos(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
 
 
 def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """With C tokens in the prompt one token comes, with C − 1 two, with C − 4 five."""
+    """Check that texts end with the context.
+
+    For a context of C tokens, prompts of C, C − 1 and C − 4 tokens leave 1, 2 and 5 new tokens.
+    """
     context = suite.target.decoder.context
     for missing in ((0,), (4, 0, 1)):
         requests = [Request(suite.prompt(context - m), 9, number=m) for m in missing]
@@ -453,10 +468,9 @@ def _context(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> No
 
 
 def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Compare the caches with fresh ones after every step.
+    """Compare the target's cache and the drafter's state with fresh ones after every step.
 
-    The target's cache must equal that of a fresh prefill, and the drafter's state that of a fresh
-    start.
+    They must equal the results of a fresh prefill and of a fresh `start` with the same tokens.
     """
     look = partial(_look, suite.target, str(case))
     for coach in (Always, Sometimes):
@@ -471,7 +485,7 @@ def _caches(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> Non
 
 
 def _look(target: Target, where: str, rows: Rows, drafter: Drafter[Any], state: State) -> None:
-    """Cache and state of a batch at work are as if fresh."""
+    """Check that the cache and the state of a running batch are like fresh ones."""
     held = Held(rows.committed, rows.cache, state.drafter)
     _as_if_fresh(target, drafter, held, rows.last, rows.live, where)
 
@@ -479,13 +493,12 @@ def _look(target: Target, where: str, rows: Rows, drafter: Drafter[Any], state: 
 def _as_if_fresh(
     target: Target, drafter: Drafter[Any], held: Held, last: Ints, live: Ints, where: str
 ) -> None:
-    """Check that the target's cache is that of a fresh prefill, and the drafter's state is, too.
+    """Check that the target's cache equals that of a fresh prefill, and the drafter's state too.
 
-    The drafter drafts for live rows as if it had just read them.
-
-    That is, q after root and children is what a drafter says that has read this row alone, and
-    drafted this child alone. Drafters without a whole q are left out: one that retrieves may know
-    more than the text.
+    A drafter's state is checked by its distributions q after the root and after each of its
+    children. They must equal those of a drafter that has just read this sequence alone and drafted
+    this child alone. Drafters without a q over the whole vocabulary are not checked, because
+    retrieval drafters may know more than the text.
     """
     fresh = target.new_cache(len(held.texts), 8)
     target.prefill(fresh, held.texts, Needs())
@@ -516,9 +529,10 @@ def _as_if_fresh(
 def _two_layers(
     drafter: Drafter[Any], state: Any, roots: Tree, token: int | None
 ) -> tuple[Tree, list[Tensor]]:
-    """Return roots with a given child, or with the two that the drafter proposes.
+    """Return the roots with one given child each, or with the two that the drafter proposes.
 
-    Also return q [V] after every node that has it.
+    The second value is the distribution q [V] after every node, or empty for a drafter without it.
+    `token` is the given child; None for proposed ones.
     """
     first, state = drafter.expand(state, roots, np.arange(roots.roots), 2, Drawing())
     children = first if token is None else Candidates(np.array([[token]]), np.zeros((1, 1)))
@@ -532,13 +546,13 @@ def _two_layers(
 
 @final
 class Ruled(LogitsProcessor):
-    """Force the token after one divisible by three; elsewhere make even tokens less likely."""
+    """Force the token after an id divisible by three; elsewhere make even ids less likely."""
 
     def __init__(self, vocab: int) -> None:
         self._vocab = vocab
 
     def forced(self, ids: Sequence[int]) -> int | None:
-        """Return the only token that can come, if there is only one."""
+        """Return the forced token after the given ids; None if no token is forced."""
         return (5 * ids[-1] + 7) % self._vocab if ids[-1] % 3 == 0 else None
 
     @override
@@ -552,10 +566,9 @@ class Ruled(LogitsProcessor):
 
 
 def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Check processors and stopping criteria.
+    """Check requests with logits processors and stopping criteria.
 
-    Processors depend on the path, some guide the drafts, and one forces a token. Criteria end
-    texts.
+    The processors depend on the path, some of them also guide the drafts, and one forces tokens.
     """
     sampling, requests = sampling_for(case.acceptor), []
     for number, length in enumerate((6, 1, 9)):
@@ -583,9 +596,9 @@ def _processed(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> 
 
 
 def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Check that a prompt that continues the last text, or leaves it early, is written afresh.
+    """Check prompts that continue the previous text, or share only its beginning.
 
-    The text is as if nothing had been there before.
+    The new text must be the same as without the previous one.
     """
     sampling = sampling_for(case.acceptor)
     first = Request(suite.prompt(6), 5)
@@ -609,9 +622,9 @@ def _reuse(suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None
 
 
 def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Let requests join and leave at random steps, in any free row, under random costs.
+    """Let up to `count` requests join and leave a batch at random steps, under random costs.
 
-    Check that every text is the one it is alone.
+    Check that every text equals that of the request alone.
     """
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
@@ -670,11 +683,12 @@ def _joining(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acc
 
 
 def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: Acceptor) -> None:
-    """Submit requests that join, leave, are cancelled and preempted at random steps.
+    """Let the scheduler run requests that join, leave, are cancelled and preempted at random.
 
-    Check that every text is the one it is alone.
+    Check that every text equals that of the request alone.
 
-    In two of three cases chunks of prompts are read in the passes of running sequences.
+    At most `count` requests run at the same time. In two of three cases, chunks of prompts are read
+    in the passes of running sequences.
     """
     sampling, rng = sampling_for(case.acceptor), np.random.default_rng(crc32(str(case).encode()))
     mixed = (sampling, Sampling()) if acceptor.greedy and acceptor.sampling else (sampling,)
@@ -735,7 +749,7 @@ def _scheduled(count: int, suite: Suite, case: Case, policy: Policy, acceptor: A
 
 Check = Callable[[Suite, Case, Policy, Acceptor], None]
 EVERYWHERE: dict[str, Check] = {"one": _one, "ragged": _ragged}
-"""Checks that every pairing goes through."""
+"""Checks that are run for every pairing of drafter and policy."""
 PAIRWISE: dict[str, Check] = {
     "limit": _limit,
     "eos": _eos,
@@ -748,20 +762,21 @@ PAIRWISE: dict[str, Check] = {
     "scheduled": partial(_scheduled, 3),
     "scheduled-8": partial(_scheduled, 8),
 }
-"""Checks covered pairwise: every two of check, drafter, policy and acceptor meet in some case."""
+"""Checks that are run for a selection of pairings: any two values of check, drafter, policy and
+acceptor occur together in some case."""
 CHECKS = EVERYWHERE | PAIRWISE
 
 
 def batch_cases(
     sizes: Sequence[int], only: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[Case]:
-    """Return every drafter × policy × acceptor under continuous batching.
+    """Return the cases of every drafter × policy × acceptor under continuous batching.
 
-    Sequences join, leave, are preempted and share prefixes.
+    In these cases, sequences join, leave, are preempted and share prefixes.
 
     Args:
-        sizes: the most sequences that run together, each a batch of its own cases.
-        only: as for `cases`.
+        sizes: largest numbers of sequences in a batch; each number gives its own cases.
+        only: names of the parts to test; see `cases`.
     """
     checks = []
     for size in sizes:
@@ -774,12 +789,12 @@ def batch_cases(
 
 
 def _size_of(check: Check) -> int | None:
-    """Return the number of sequences that a check schedules."""
+    """Return the largest number of sequences in a scheduler check; None for other checks."""
     return int(check.args[0]) if isinstance(check, partial) and check.func is _scheduled else None
 
 
 def _named(only: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return the names of drafters, policies and acceptors: all of a kind, or those in `only`."""
+    """Return the names of drafters, policies and acceptors to test: those in `only`, or all."""
     found = {kind: tuple(parts(kind)) for kind in KINDS}
     found["drafter"] = (*SCRIPTED, *found["drafter"])
     return [tuple(only.get(kind) or found[kind]) for kind in ("drafter", "policy", "acceptor")]
@@ -788,19 +803,19 @@ def _named(only: Mapping[str, Sequence[str]]) -> list[tuple[str, ...]]:
 def cases(
     full: bool = False, only: Mapping[str, Sequence[str]] = MappingProxyType({})
 ) -> list[Case]:
-    """Return the cases of the conformance suite, pairwise by default.
+    """Return the cases of the conformance suite.
 
-    Checks that all pairs go through run for every drafter × policy, with a third of the acceptors
-    in turn. The other checks run pairwise.
+    By default, the checks `EVERYWHERE` run for every drafter × policy, each time with another third
+    of the acceptors. The checks `PAIRWISE` run for a selection of combinations.
 
-    So each acceptor meets each drafter and each policy; all three with one another, and under every
-    check, in full. One row is looked at by itself with the rules for which its text is known
-    beforehand; of all others three rows at a time show as much.
+    So each acceptor is tested with each drafter and with each policy, but only `full` covers all
+    combinations. The check of a single sequence uses only acceptors that guarantee the text. For
+    the others, the check of three sequences is sufficient.
 
     Args:
-        full: every check for every pairing.
-        only: names of a kind (`drafter`, `policy`, `acceptor`) that are tested with all of the
-            others; without any all are.
+        full: whether every check is run for every combination.
+        only: names by kind (`drafter`, `policy`, `acceptor`) of the parts to test with all parts of
+            the other kinds. All parts of a kind without names are tested.
     """
     every = _named(only)
     rest = [tuple(PAIRWISE), *every]
@@ -820,7 +835,7 @@ def cases(
 
 
 def pairwise(factors: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
-    """Return few combinations of values such that any two values of different factors meet."""
+    """Return few combinations in which any two values of different factors occur together."""
     places = [[(i, value) for value in values] for i, values in enumerate(factors)]
     missing = dict.fromkeys(
         frozenset(p) for u, v in itertools.combinations(places, 2) for p in itertools.product(u, v)

@@ -41,15 +41,15 @@ def tiny_target(
 ) -> Target:
     """Return a Llama with random weights, 4 layers and a vocabulary of 61 tokens.
 
-    Its logits are far enough apart that ties do not occur.
+    The differences between its logits are large enough that ties do not occur.
 
     Args:
-        context: positions that it knows.
-        seed: of the weights.
-        capture: how its passes over trees are run.
-        compiled: whether its layers are machine code, and its weights float32; else they are
-            float64.
-        device: where it computes.
+        context: number of positions.
+        seed: seed of the weights.
+        capture: object that runs its passes over trees, such as recording them.
+        compiled: whether the layers run native kernels with float32 weights; otherwise they run
+            torch with float64 weights.
+        device: device of the model.
     """
     width = 32 if compiled else 8
     config = LlamaConfig(
@@ -76,20 +76,21 @@ def tiny_target(
 
 
 class Recorder:
-    """Record passes as CUDA graphs do.
+    """Record passes and repeat them on the CPU, with the restrictions of CUDA graphs.
 
-    Repeating a pass runs what was recorded, without values that the host learnt since.
+    A repeated pass runs the recorded work. Values that the host has computed since then have no
+    effect.
 
     Attributes:
-        recorded: passes recorded.
-        launched: passes repeated.
+        recorded: number of recorded passes.
+        launched: number of repeated passes.
     """
 
     def __init__(self) -> None:
         self.recorded = self.launched = 0
 
     def __call__(self, work: Callable[[], Made]) -> tuple[Callable[[], None], Made]:
-        """Record work, see `Record`."""
+        """Record work; return a function that repeats it, and its results; see `Record`."""
         lying = work()
         self.recorded += 1
 
@@ -103,16 +104,17 @@ class Recorder:
 
 @final
 class TableModel(PreTrainedModel):
-    """p(next | last two tokens) from a table, in the form of a transformers model with a cache.
+    """Give p(next | last two tokens) from a table, as a transformers model with a cache.
 
-    Its one layer stores each token's id and position, and reads through the mask which token stands
-    before. A token that does not see exactly one token at each position up to its own gets NaN for
-    logits, so that a wrong mask, a wrong position or a wrong slot of the cache cannot go unnoticed.
+    Its only layer stores the id and the position of each token, and finds the preceding token
+    through the attention mask. A token gets NaN as logits if it does not see exactly one token at
+    each position up to its own. So a wrong mask, position or cache slot is always noticed.
 
     Args:
-        table: [V + 1, V, V] probability of each token after the last two; row V is for a last token
-            with none before it.
-        context: C, how many positions there are.
+        table: [V + 1, V, V] probability of each token (last axis) after the token before the last
+            (first axis) and the last token (second axis). Row V is for a last token without a token
+            before it.
+        context: number of positions C.
     """
 
     config_class = LlamaConfig
@@ -139,7 +141,7 @@ class TableModel(PreTrainedModel):
         use_cache: bool = True,
         logits_to_keep: int | Tensor = 0,
     ) -> CausalLMOutputWithPast:
-        """Logits [R, n, V], or [R, kept, V]."""
+        """Return the logits [R, n, V], or [R, kept, V] of the tokens in `logits_to_keep`."""
         vocab, context = self.config.vocab_size, self.config.max_position_embeddings
         stored = torch.stack((input_ids, position_ids), dim=-1)[:, None].to(self.dtype)
         keys, _ = past_key_values.update(stored, stored, 0)
@@ -161,18 +163,20 @@ class TableModel(PreTrainedModel):
 
 
 def table_target(table: Tensor, context: int = 16) -> Target:
-    """Return a target whose every distribution is known.
+    """Return a target all of whose distributions are known; see `TableModel`.
 
     Args:
-        table: [V + 1, V, V] probability of each token after the last two; row V is for a last token
-            with none before it.
-        context: how many positions it has.
+        table: [V + 1, V, V] probabilities, see `TableModel`.
+        context: number of positions.
     """
     return Target(Decoder(TableModel(table, context)), "table")
 
 
 def random_table(vocab: int, seed: int) -> Tensor:
-    """[V + 1, V, V] a table of random distributions, one of them with a token that cannot come."""
+    """Return a table [V + 1, V, V] of random distributions.
+
+    One distribution has a token of probability 0.
+    """
     logits = torch.from_numpy(np.random.default_rng(seed).normal(size=(vocab + 1, vocab, vocab)))
     logits[0, 0, -1] = -torch.inf
     return torch.softmax(1.5 * logits, dim=-1)
@@ -180,12 +184,12 @@ def random_table(vocab: int, seed: int) -> Tensor:
 
 @final
 class TableDrafter(Drafter[None]):
-    """Drafts from a table of its own.
+    """Draft from a table of distributions.
 
     Args:
-        q: [V, V] probability of each token after the last.
-        chance: what sampled draws come from, so that a test can branch over them; the request's
-            noise by default.
+        q: [V, V] probability of each token (second axis) after the last token (first axis).
+        chance: source of random draws, so that a test can enumerate all outcomes; by default the
+            request's noise.
     """
 
     def __init__(self, q: Tensor, chance: Chance | None = None) -> None:
@@ -242,13 +246,14 @@ class TableDrafter(Drafter[None]):
 
 
 class Scripted(Drafter[Texts]):
-    """Draft from the known text of the target.
+    """Draft from the text that the target is known to generate.
 
-    A script places the right token among the siblings, or leaves it out.
+    A subclass, called script, determines the index of the right token among the siblings, or leaves
+    it out.
 
     Args:
-        plans: each row's prompt and what plain decoding writes after it.
-        vocab: V.
+        plans: for each sequence, its prompt and the tokens that plain decoding generates after it.
+        vocab: size V of the vocabulary.
     """
 
     def __init__(self, plans: Sequence[Sequence[int]], vocab: int) -> None:
@@ -256,9 +261,9 @@ class Scripted(Drafter[Texts]):
 
     @abstractmethod
     def place(self, row: int, position: int) -> int | None:
-        """Return the place among the siblings of the right token for a position, counted from 0.
+        """Return the index of the right token among the siblings at a position, from 0.
 
-        Return None leaves it out.
+        None leaves the right token out.
         """
 
     @override
@@ -286,9 +291,9 @@ class Scripted(Drafter[Texts]):
         return drawn(logits, k, drawing, tree.row[frontier], tree.depth[frontier]), state
 
     def right(self, row: int, text: Ints) -> int | None:
-        """Return the token that plain decoding writes after a text.
+        """Return the token that plain decoding generates after a text.
 
-        Return None where the text has left the plan or the plan has ended.
+        Return None if the text differs from all plans, or its plan has ended.
         """
         n = len(text)
         plans = (
@@ -301,7 +306,7 @@ class Scripted(Drafter[Texts]):
         )
 
     def _order(self, row: int, text: Ints) -> Ints:
-        """Tokens to propose after a text, the likeliest first."""
+        """Return the tokens to propose after a text, the likeliest first."""
         others: Ints = (text[-1] + 1 + np.arange(self._vocab)) % self._vocab
         right = self.right(row, text)
         if right is None:
@@ -326,7 +331,7 @@ class Scripted(Drafter[Texts]):
 
 @final
 class Always(Scripted):
-    """The right token comes first."""
+    """Place the right token first."""
 
     @override
     def place(self, row: int, position: int) -> int | None:
@@ -335,7 +340,7 @@ class Always(Scripted):
 
 @final
 class Never(Scripted):
-    """The right token is never among the siblings."""
+    """Never propose the right token."""
 
     @override
     def place(self, row: int, position: int) -> int | None:
@@ -354,15 +359,15 @@ class Sometimes(Scripted):
 
 @final
 class Coached(Drafter[tuple[Any, Texts]]):
-    """A drafter among whose candidates a script puts the right token.
+    """Wrap a drafter, and let a script put the right token among its candidates.
 
-    With random weights a drafter is almost never right, and the code that follows an accepted path
-    would hardly run. As in a fusion of drafters, the tree then holds nodes that the drafter did not
-    propose.
+    A drafter with random weights is almost never right, so the code for accepted paths would almost
+    never run. The tree then has nodes that the wrapped drafter did not propose, as in a fusion of
+    drafters.
 
     Args:
-        drafter: whose state is carried through everything that is accepted.
-        script: knows the right token, and its place.
+        drafter: drafter that is wrapped; its state follows all accepted tokens.
+        script: script that knows the right token and its index among the siblings.
     """
 
     remembers = True
@@ -461,12 +466,12 @@ class Coached(Drafter[tuple[Any, Texts]]):
 
 @final
 class CoachedLayers(Layers):
-    """Layers of a drafter among whose candidates a script puts the right token; see `Coached`.
+    """Wrap a drafter's layers, and let a script make the right token likely; see `Coached`.
 
     Args:
-        layers: the drafter's.
-        script: knows the right token, and its place.
-        texts: of the sequences.
+        layers: layers of the drafter.
+        script: script that knows the right token and its index among the siblings.
+        texts: tokens of the sequences so far.
     """
 
     def __init__(self, layers: Layers, script: Scripted, texts: Texts) -> None:
@@ -485,7 +490,10 @@ class CoachedLayers(Layers):
         return self._layers.below(nodes, count, self._coached(choose))
 
     def _coached(self, choose: Choose) -> Choose:
-        """Return a new `Choose` over coached logits, so that passes are recorded again."""
+        """Return a `Choose` that changes the logits before choosing.
+
+        It is a new object at each call, so that passes are recorded again.
+        """
 
         def coached(logits: Tensor, nodes: Nodes, ids: Tensor | None) -> Nodes:
             logits, frontier = logits.clone(), nodes.fed[:, -logits.shape[1] :]

@@ -14,15 +14,17 @@ Outcome = TypeVar("Outcome", bound=Hashable)
 
 @final
 class Branching(Chance):
-    """Takes the branches it is told to, and the first one wherever it is told nothing.
+    """Take prescribed branches at random draws, and the first branch at all further draws.
+
+    A branch is one possible outcome of a draw.
 
     Args:
-        script: which branch to take at each draw.
+        script: number of the branch to take at each draw.
 
     Attributes:
-        taken: the branch taken at each draw so far.
-        widths: how many branches each had.
-        probability: of all of them together.
+        taken: number of the branch that was taken at each draw so far.
+        widths: number of branches at each draw so far.
+        probability: joint probability of all branches that were taken.
     """
 
     def __init__(self, script: tuple[int, ...] = ()) -> None:
@@ -51,9 +53,9 @@ class Branching(Chance):
 
 
 def outcomes(run: Callable[[Branching], Outcome]) -> dict[Outcome, float]:
-    """Return the exact distribution of the results of `run`.
+    """Return the exact distribution of the results of `run`: {result: probability}.
 
-    `run` is called once for every sequence of branches.
+    `run` is called once for every possible sequence of branches.
     """
     found: dict[Outcome, float] = defaultdict(float)
     script: tuple[int, ...] | None = ()
@@ -65,7 +67,7 @@ def outcomes(run: Callable[[Branching], Outcome]) -> dict[Outcome, float]:
 
 
 def _next(chance: Branching) -> tuple[int, ...] | None:
-    """Return the script after the one just played, in depth-first order."""
+    """Return the next script in depth-first order; None after the last one."""
     for at in reversed(range(len(chance.taken))):
         if chance.taken[at] + 1 < chance.widths[at]:
             return (*chance.taken[:at], chance.taken[at] + 1)

@@ -21,14 +21,15 @@ from draftree.utils.progress import PATIENCE, duration
 
 @dataclass(frozen=True)
 class Asked:
-    """A prompt that waits for its text.
+    """Store a prompt that waits for its text.
 
     Attributes:
-        number: the number of the prompt; with the sampling's seed it determines the random numbers.
-        content: a chat to be answered, or text to be continued.
-        ids: the content as token ids.
-        most: the maximum number of tokens of the text.
-        sampling: how tokens are chosen.
+        number: number of the prompt, which with the seed of the sampling determines the random
+            numbers.
+        content: messages of a chat to answer, or text to continue.
+        ids: token ids of the content.
+        most: largest number of tokens in the text.
+        sampling: sampling settings.
         stops: texts and special tokens that end the text, in addition to the target's end tokens;
             they are not part of the text.
     """
@@ -43,7 +44,7 @@ class Asked:
 
 @dataclass(frozen=True)
 class Written:
-    """The text that was written for a prompt, and whether it came to its end."""
+    """Store the text for a prompt; `ended` is false if it was cut at its largest length."""
 
     asked: Asked
     text: str
@@ -51,13 +52,13 @@ class Written:
 
 
 def announce(author: "Author", what: str, texts: int, tokens: int) -> None:
-    """Log how long an author takes for texts, where that is long.
+    """Log an estimate of the time that an author takes for texts, if it is long.
 
     Args:
-        author: writes them.
-        what: they are.
-        texts: how many.
-        tokens: of each, at most.
+        author: author of the texts.
+        what: name of the texts in the message.
+        texts: number of texts.
+        tokens: largest number of tokens in each text.
     """
     seconds = author.seconds(texts, tokens)
     if seconds is not None and seconds >= PATIENCE:
@@ -71,45 +72,44 @@ def announce(author: "Author", what: str, texts: int, tokens: int) -> None:
 
 
 class Author(ABC):
-    """Writes texts for prompts.
+    """Define an author: an object that generates texts for prompts.
 
     Attributes:
-        name: by which texts of one author are told from those of another; the target itself has
-            none.
+        name: name that distinguishes the texts of different authors; empty for the local target.
     """
 
     name: str = ""
 
     @property
     def probes(self) -> int:
-        """Return the number of greedy answers to check before this author is trusted.
+        """Return the number of greedy answers that are checked before this author is trusted.
 
         It is 0 once the author is trusted.
         """
         return 0
 
     def seconds(self, texts: int, tokens: int) -> float | None:
-        """Return the most seconds that texts of these tokens take; None where it is not known."""
+        """Estimate the most seconds for texts of at most `tokens` tokens; None if it is unknown."""
         return None
 
     @abstractmethod
     def write(self, waiting: deque[Asked]) -> Iterator[Written]:
-        """Take prompts from the left of a queue, and give each with its text as soon as that ends.
+        """Take prompts from the left of a queue, and yield each text as soon as it is finished.
 
         Args:
-            waiting: may be added to between two texts.
+            waiting: queue of prompts; the caller may add prompts between two texts.
 
         Raises:
-            UserError: nothing can be written.
+            UserError: texts cannot be generated.
         """
 
 
 class Local(Author):
-    """The local target.
+    """Generate texts with the local target.
 
     Args:
-        target: writes.
-        rows: how many texts at a time.
+        target: target that generates the texts.
+        rows: number of texts that are generated at the same time.
     """
 
     def __init__(self, target: Target, rows: int) -> None:

@@ -11,12 +11,12 @@ from draftree.target.target import Target
 from draftree.utils.progress import Tell, silent
 
 LOG = logging.getLogger("draftree")
-"""The logger of messages about the progress of a job."""
+"""Logger for messages about the progress of a job."""
 
 
 @dataclass(frozen=True)
 class Fitted:
-    """The result of a run: its figures, in words, and as tables: rows by title."""
+    """Store the result of a job: figures by name, lines of text, and tables of rows by title."""
 
     figures: Mapping[str, Any]
     lines: Sequence[str]
@@ -24,13 +24,13 @@ class Fitted:
 
 
 class Job(ABC):
-    """A training or tuning. Implementations are frozen dataclasses.
+    """Define a training or tuning job; implementations are frozen dataclasses.
 
     Attributes:
-        options: the options of `draftree train` that it takes, beside those that say on what:
-            target, data, out.
-        resumes: whether it writes a folder, in which an interrupted run goes on; else a file, whole
-            or not at all.
+        options: names of the options of `draftree train` that the job accepts, in addition to
+            target, data and out.
+        resumes: whether the job writes a folder in which an interrupted run can be resumed.
+            Otherwise it writes a single file when it is complete.
     """
 
     options: ClassVar[frozenset[str]]
@@ -39,12 +39,12 @@ class Job(ABC):
     @classmethod
     @abstractmethod
     def of(cls, spec: str, knobs: Sequence[str], options: Mapping[str, Any]) -> Self:
-        """Return the job that options ask for; what is not among them is as its paper has it.
+        """Return the job for given options; the others have the values of the method's paper.
 
         Args:
-            spec: the spec of what is trained or tuned, with its options.
-            knobs: further ones, as key=value.
-            options: some of `options`, and their values.
+            spec: spec of the drafter or policy to train or tune.
+            knobs: further options of the drafter or policy, as key=value.
+            options: values of some of the options in `options`.
 
         Raises:
             UserError: an option or value is not allowed.
@@ -54,21 +54,21 @@ class Job(ABC):
     def fit(
         self, target: str | Target, data: Sequence[Path], out: Path, tell: Tell = silent, **how: Any
     ) -> Fitted:
-        """Learn from data and write the result.
+        """Train on data, and write the result.
 
         Args:
             target: the frozen model, or its name.
-            data: files, or folders of them.
-            out: the file or folder that is written.
-            tell: receives messages about the progress.
-            how: a target that is named is loaded, the attributes of `Loading`.
+            data: files and folders of training data.
+            out: file or folder to write.
+            tell: called with the progress.
+            how: options for loading a target that is given by name; see `Loading`.
 
         Raises:
-            UserError: a requested input does not exist, does not fit or is too small.
+            UserError: an input does not exist, does not fit or is too small.
             KeyboardInterrupt: the run was interrupted.
         """
 
 
 def items(spec: str, knobs: Sequence[str]) -> list[str]:
-    """Return all options as key=value, those of the spec first."""
+    """Return the options in a spec and the further options as key=value, in this order."""
     return [*filter(None, spec.partition(":")[2].split(",")), *knobs]

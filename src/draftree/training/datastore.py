@@ -24,7 +24,7 @@ MEGA = 1_000_000
 
 
 def kinds() -> dict[str, type[Stored]]:
-    """Return the drafters that search a datastore, by name."""
+    """Return the drafter methods that search a datastore, by name."""
     return {name: method for name, method in parts("drafter").items() if issubclass(method, Stored)}
 
 
@@ -39,23 +39,25 @@ def build(
     overwrite: bool = False,
     skipped: Skipped | None = None,
 ) -> dict[str, Any]:
-    """Build a datastore from a corpus and return its note; `out` appears once it is complete.
+    """Build a datastore from a corpus, and return the facts that are stored with it.
+
+    The folder `out` appears only when it is complete.
 
     Args:
-        kind: the drafter that will search it.
-        target: whose tokenizer it is for.
+        kind: name of the drafter that will search the datastore.
+        target: target whose tokenizer encodes the corpus.
         data: files and folders of the corpus.
         out: the new folder.
-        settings: how it is built, by name.
-        tell: receives the number of megabytes read.
-        source: how the target's tokenizer is found.
-        overwrite: whether the new folder replaces what is in `out`.
-        skipped: counts rows that cannot be read, which are left out; without it the first one is an
-            error.
+        settings: options of the datastore by name.
+        tell: called with the number of megabytes of the corpus that have been read.
+        source: options for loading the target's tokenizer.
+        overwrite: whether the new folder may replace the files in `out`.
+        skipped: counter of unreadable rows, which are left out. If it is None, an unreadable row
+            raises an error.
 
     Raises:
-        UserError: a requested input does not exist or does not fit, `out` has something
-            in it, or another process builds it.
+        UserError: an input does not exist or does not fit, `out` is not empty, or another process
+            is building it.
     """
     known, settings = kinds(), dict(settings or {})
     if kind not in known:

@@ -20,10 +20,10 @@ from draftree.utils.files import inside, locked
 
 
 class Processes:
-    """This process of a run among the others, and what they agree on.
+    """Coordinate the processes of a training run.
 
     Args:
-        state: of accelerate, which every process of the run has joined.
+        state: accelerate's state of the process group.
     """
 
     def __init__(self, state: PartialState) -> None:
@@ -31,10 +31,11 @@ class Processes:
 
     @classmethod
     def on(cls, device: torch.device | str | None) -> Self:
-        """Return the processes of this run, joined at the first call.
+        """Return the processes of this run; the first call joins the process group.
 
         Args:
-            device: what is computed on, by default a GPU where there is one; only its type matters.
+            device: device of the computations, of which only the type matters; by default a GPU if
+                available.
         """
         kind = str(device or ("cuda" if torch.cuda.is_available() else "cpu")).partition(":")[0]
         return cls(PartialState(cpu=_cpu_only() or kind == "cpu"))
@@ -42,10 +43,10 @@ class Processes:
     def device(self, asked: str | None) -> str | None:
         """Return the device of this process.
 
-        It is the one asked for, but each of several processes has a device of its own.
+        For a single process it is `asked`. If there are several processes, each has its own device.
 
         Raises:
-            UserError: a device was requested for several processes.
+            UserError: there are several processes, and `asked` is not the device of this one.
         """
         if self.world == 1:
             return asked or ("cpu" if _cpu_only() else None)
@@ -58,7 +59,7 @@ class Processes:
 
     @property
     def rank(self) -> int:
-        """Return the number of this process."""
+        """Return the number of this process, from 0."""
         return int(self._state.process_index)
 
     @property
@@ -68,15 +69,15 @@ class Processes:
 
     @property
     def main(self) -> bool:
-        """Return True for the process that prints and writes."""
+        """Return whether this is the main process, which prints and writes."""
         return self.rank == 0
 
     def gathered(self, value: Any) -> list[Any]:
-        """Return a value of each process."""
+        """Return the value that each process passes, in the order of the processes."""
         return list(gather_object([value]))
 
     def summed(self, values: Tensor) -> Tensor:
-        """Return the sum of each number over all processes."""
+        """Return the elementwise sum of a tensor over all processes."""
         if self.world == 1:
             return values
         whole = values.to(self._state.device)
@@ -84,15 +85,15 @@ class Processes:
         return whole
 
     def any(self, flag: bool) -> bool:
-        """Return True where the flag is set in any process."""
+        """Return whether the flag is set in any process."""
         return bool(self.summed(torch.tensor(float(flag))))
 
     @contextmanager
     def agreed(self) -> Iterator[None]:
-        """Make an error inside in one process an error in all of them, after it.
+        """Return a context at whose end an error in one process is raised in all processes.
 
         Raises:
-            DraftreeError: this process's own error, or that of the first one that has one.
+            DraftreeError: the error of this process, or that of the first process that has one.
         """
         own: DraftreeError | OSError | None = None
         try:
@@ -108,12 +109,12 @@ class Processes:
 
     @contextmanager
     def alone(self, folder: Path) -> Iterator[None]:
-        """Open a context in which no other run may write into a folder.
+        """Return a context in which no other run can write into a folder.
 
         The main process locks it for all processes of this run.
 
         Raises:
-            UserError: another run does.
+            UserError: another run is writing into the folder.
         """
         with ExitStack() as held:
             with self.agreed():
@@ -122,10 +123,10 @@ class Processes:
             yield
 
     def same(self, value: Any, what: str) -> None:
-        """Refuse to go on if a value differs between the processes.
+        """Raise an error if a value differs between the processes.
 
         Raises:
-            UserError: the value differs; the message names it.
+            UserError: the value differs; the message calls it `what`.
         """
         if len(set(self.gathered(value))) > 1:
             raise UserError(
@@ -134,19 +135,19 @@ class Processes:
 
 
 def _cpu_only() -> bool:
-    """Return True where a launcher was told to use no GPU."""
+    """Return whether accelerate's launcher was told to use no GPU."""
     return os.environ.get("ACCELERATE_USE_CPU", "false").lower() in ("1", "true", "yes")
 
 
 def accelerator_of(device: torch.device, out: Path, track: str) -> Accelerator:
-    """Return an accelerator for models that are on their devices already.
+    """Return accelerate's object for a model that is already on its device.
 
-    Precision and gradient accumulation are draftree's own.
+    Precision and gradient accumulation are handled by draftree itself.
 
     Args:
-        device: of the models.
-        out: the run's folder.
-        track: the name of a tracker that accelerate knows; none where it is empty.
+        device: device of the model.
+        out: folder of the run.
+        track: name of an experiment tracker that accelerate supports; empty for none.
     """
     # A method may leave some weights out of a step (a head it did not draw); where no process uses
     # one, none waits for it.
@@ -163,10 +164,11 @@ def accelerator_of(device: torch.device, out: Path, track: str) -> Accelerator:
 
 
 def check_tracker(name: str) -> None:
-    """Refuse a tracker that is not installed.
+    """Raise an error if an experiment tracker is not installed.
 
     Raises:
-        UserError: it names those that are, and those accelerate knows.
+        UserError: the tracker is not installed. The message lists the installed and the supported
+            ones.
     """
     own = set(LOGGER_TYPE_TO_CLASS) - {
         str(kind) for kind in LoggerType

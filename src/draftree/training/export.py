@@ -45,26 +45,28 @@ from draftree.target.target import Target
 from draftree.utils.files import Entries, understood, whole_folder
 
 Written = tuple[dict[str, Any], dict[str, Tensor]]
-"""Config and tensors."""
+"""Config and tensors of a checkpoint."""
 MAP = "head.d2t"
-"""The draft vocabulary of an `eagle`. Other programs have no such entry: there the head is that of
-the target, with the whole vocabulary."""
+"""Name of the tensor with the draft vocabulary of an `eagle` drafter. Other programs do not know
+this tensor: in their layouts the LM head is the target's, with the whole vocabulary."""
 SOLVED = 1e-6
-"""The maximum relative error of a bias that is stored in the embedding."""
+"""Largest relative error that is allowed when a bias is moved into the embedding; see
+`to_vllm_eagle`."""
 LAYERS = 32
-"""The number of layers of the placeholder target that is used where none is named."""
+"""Number of layers of the placeholder target that a checkpoint is checked against if no target is
+named."""
 
 
 @dataclass(frozen=True)
 class Exported:
-    """The new checkpoint.
+    """Describe a checkpoint that has been exported.
 
     Attributes:
-        drafter: the method.
-        format: of the new folder.
+        drafter: name of the drafter's method.
+        format: name of the new checkpoint's format.
         out: the new folder.
-        tensors: how many.
-        bytes: of all of them.
+        tensors: number of tensors.
+        bytes: bytes of all tensors.
     """
 
     drafter: str
@@ -77,19 +79,20 @@ class Exported:
 def export(
     drafter: str | Path, wanted: str, out: Path, target: str | None = None, overwrite: bool = False
 ) -> Exported:
-    """Write a drafter's checkpoint in another layout.
+    """Write a drafter's checkpoint in another program's format.
 
     Args:
-        drafter: its folder, in any layout that is read, or the name of a shipped one.
-        wanted: the layout, one of `FORMATS`.
+        drafter: folder of the checkpoint, in any layout that draftree reads, or name of a shipped
+            drafter.
+        wanted: name of the format, a key of `FORMATS`.
         out: the new folder; nothing is left there if anything fails.
-        target: the drafter's target, of which the config alone is read; by default the one the
-            checkpoint names, where the layout has a place for it.
-        overwrite: whether the new folder replaces what is in `out`.
+        target: the drafter's target. By default it is the one that the checkpoint names, if the
+            format stores a target. Most formats need only its config; see `FORMATS`.
+        overwrite: whether the new folder may replace the files in `out`.
 
     Raises:
-        UserError: there is no such layout, or not for this drafter; the checkpoint is not what its
-            config says; `out` has something in it, or another process writes it.
+        UserError: the format does not exist or does not support this drafter; the checkpoint does
+            not match its config; or `out` is not empty, or is being written by another process.
         OSError: the disk is full.
     """
     folder = drafter_folder(drafter, target)
@@ -114,27 +117,28 @@ OWN: Mapping[str, dict[str, Any]] = {
     "vdm": {"shared": False, "draft_vocab": 0},
     "glide": {"init": "target", "draft_vocab": 0},
 }
-"""The methods that may have their own embedding and LM head, and the options for that."""
+"""Methods whose drafters may have their own embedding and LM head, each with the options that it
+needs for them."""
 
 
 def formats_of(method: str) -> tuple[str, ...]:
-    """Return the formats of other programs in which a method's drafters can be written."""
+    """Return the names of the formats in which drafters of a method can be exported."""
     kind = part("drafter", method)
     return kind.formats if issubclass(kind, TrainableMethod) else ()
 
 
 def first_format(folder: Path, wanted: str | None = None) -> str:
-    """Return the format in which a drafter is exported.
+    """Return the name of the format in which a drafter is exported.
 
-    It is the one that is wanted, or else the first format that supports the drafter.
+    It is `wanted`, or by default the first format that supports the drafter.
 
     Args:
-        folder: of the drafter's checkpoint.
-        wanted: a format.
+        folder: folder of the drafter's checkpoint.
+        wanted: name of a format; None for the default.
 
     Raises:
-        UserError: there is no such format, or it does not have such a drafter; the message says
-            which drafters can be exported.
+        UserError: the format does not exist or does not support the drafter. The message lists the
+            drafters that can be exported.
     """
     if wanted is not None and wanted not in FORMATS:
         raise UnknownName("format", wanted, FORMATS)
@@ -158,18 +162,20 @@ def standalone(
 ) -> Exported:
     """Write a drafter with its own copies of the target's embedding and head.
 
-    The copy of the head covers the whole vocabulary.
+    The copied head covers the whole vocabulary.
 
-    A `vdm` is then a whole Hugging Face model, which transformers' assisted generation takes.
+    A `vdm` drafter is then a complete Hugging Face model, which transformers can use as assistant
+    model.
 
     Args:
-        drafter: its folder, or the name of a shipped one.
+        drafter: folder of the drafter, or name of a shipped one.
         out: the new folder; nothing is left there if anything fails.
-        target: the drafter's target, by default the one the checkpoint names; it is loaded.
-        overwrite: whether the new folder replaces what is in `out`.
+        target: the drafter's target, which is loaded; by default the one that the checkpoint names.
+        overwrite: whether the new folder may replace the files in `out`.
 
     Raises:
-        UserError: the method has neither, or the checkpoint does not fit the target.
+        UserError: drafters of this method cannot have their own embedding and head, or the
+            checkpoint does not fit the target.
     """
     folder = drafter_folder(drafter, target)
     if (method := method_of(folder)) not in OWN:
@@ -194,14 +200,15 @@ def standalone(
 
 
 def drafter_folder(drafter: str | Path, target: str | None = None) -> Path:
-    """Return the folder of a drafter.
+    """Return the folder of a drafter's checkpoint; one on the hub is downloaded.
 
     Args:
-        drafter: its folder or hub id, or the name of a shipped one: METHOD, or TARGET/METHOD.
-        target: the target of a shipped drafter, by default the demo.
+        drafter: folder or hub id of a drafter, or the name of a shipped one: METHOD or
+            TARGET/METHOD.
+        target: target of a shipped drafter; by default the demo model.
 
     Raises:
-        UserError: there is no such drafter.
+        UserError: no such drafter exists.
     """
     if Path(drafter).is_dir():
         return Path(drafter)
@@ -219,22 +226,22 @@ def drafter_folder(drafter: str | Path, target: str | None = None) -> Path:
 
 
 def _config_of(target: str) -> PreTrainedConfig:
-    """Return a target's config."""
+    """Load the config of a target by its name or folder."""
     with understood(f"cannot read the config of target '{target}', name another with --target"):
         config: PreTrainedConfig = AutoConfig.from_pretrained(location(target))
         return config
 
 
 def _check(method: str, folder: Path, values: Mapping[str, Any], target: str | None) -> Target:
-    """Open a checkpoint for a target without weights.
+    """Open a drafter's checkpoint for a target without weights, and return the target.
 
-    This refuses a checkpoint that is incomplete or has other shapes.
+    An error is raised if tensors are missing or have other shapes.
 
     Args:
-        method: its method.
-        folder: of the checkpoint.
-        values: its config.
-        target: by default any one of the sizes in the config.
+        method: name of the drafter's method.
+        folder: folder of the checkpoint.
+        values: config of the checkpoint.
+        target: name of the target; None for a placeholder with the sizes in the config.
     """
     config, name = (
         _any_target(values, folder) if target is None else _config_of(target),
@@ -252,7 +259,7 @@ def _check(method: str, folder: Path, values: Mapping[str, Any], target: str | N
 
 
 def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
-    """Return the config of a target that a drafter of some sizes fits, where none is named."""
+    """Return the config of a placeholder target that has the sizes in a drafter's config."""
     said = Entries(values, folder / CONFIG)
     vocab, hidden = said.get("vocab_size", int, least=1), said.get("hidden_size", int, least=1)
     hidden = values.get("target_hidden_size") or hidden
@@ -267,9 +274,10 @@ def _any_target(values: Mapping[str, Any], folder: Path) -> PreTrainedConfig:
 
 
 def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Written:
-    """Return config and tensors in the original layout of EAGLE or EAGLE-3.
+    """Return a checkpoint's config and tensors in the original layout of EAGLE or EAGLE-3.
 
-    The checkpoint may have either layout. Its config is written flat, with `values`.
+    The checkpoint may have this layout or that of speculators. `values` are the entries of the new
+    config.
     """
     rename = speculators.original(stored.config)
     tensors = {rename(k): v for k, v in stored.tensors.items() if k != MAP}
@@ -289,9 +297,9 @@ def _original(method: str, stored: Checkpoint, values: dict[str, Any]) -> Writte
 
 
 def _rope(values: dict[str, Any]) -> dict[str, Any]:
-    """Return `rope_theta` and `rope_scaling`, which every version of transformers reads.
+    """Return `rope_theta` and `rope_scaling` for a config, which all versions of transformers read.
 
-    Only version 5 reads `rope_parameters`.
+    `rope_parameters` is read only by version 5.
     """
     said: dict[str, Any] = dict(of_values(deepcopy(values)).rope_parameters or {})
     theta, kind = said.pop("rope_theta"), said.pop("rope_type", "default")
@@ -302,20 +310,24 @@ def _rope(values: dict[str, Any]) -> dict[str, Any]:
 
 
 def to_original(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """Return EAGLE's or EAGLE-3's original layout; it always has the fusing layer's `bias`."""
+    """Return a checkpoint in the original layout of EAGLE or EAGLE-3.
+
+    The fusing layer keeps its `bias`, if it has one.
+    """
     stored, values = speculators.loaded(stored, method)
     _check(method, stored.folder, values, target)
     return _original(method, stored, values)
 
 
 def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """Return the layout of speculators.
+    """Return a checkpoint in the layout of the library speculators.
 
-    Its config names the target, by default the one that the checkpoint names, else the demo's.
+    Its config names the target: `target`, by default the one that the checkpoint names, or else the
+    demo model.
 
     Raises:
-        UserError: no target that fits is named; or the layer has biases for queries, keys and
-            values alone, which speculators' layers cannot have.
+        UserError: the target does not fit; or the drafter's layer has biases only for queries, keys
+            and values, which the layers of speculators cannot have.
     """
     if method in get_args(block_drafters.Kind):
         return _blocks_to_speculators(method, stored, target)
@@ -348,9 +360,10 @@ def to_speculators(method: str, stored: Checkpoint, target: str | None) -> Writt
 
 
 def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """Return DFlash, DSpark or JetSpec in the layout of speculators.
+    """Return a DFlash, DSpark or JetSpec drafter in the layout of speculators.
 
-    It has copies of the target's embedding and of some rows of its head, so the target is loaded.
+    This layout contains copies of the target's embedding and of the rows of its head for the draft
+    vocabulary. So the target is loaded.
     """
     name = target or str(stored.about.get("target", "demo"))
     loaded, kind = Target.load(name), part("drafter", method)
@@ -377,9 +390,10 @@ def _blocks_to_speculators(method: str, stored: Checkpoint, target: str | None) 
 
 
 def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
-    """Return P-EAGLE in the layout of speculators.
+    """Return a P-EAGLE drafter in the layout of speculators.
 
-    That has an embedding, the drafter's own or a copy of the target's, which is then loaded.
+    This layout contains an embedding: the drafter's own, or a copy of the target's. So the target
+    is loaded.
     """
     stored = stored.loaded()
     config, said = stored.config, speculators.verified_by(stored.config)
@@ -406,10 +420,10 @@ def _peagle_to_speculators(stored: Checkpoint, target: str | None) -> Written:
 
 
 def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """Return vLLM's layout of Medusa's heads.
+    """Return the heads of a Medusa drafter in vLLM's layout.
 
     Raises:
-        UserError: the heads have no linear layers of their own.
+        UserError: the heads share the target's output layer instead of having their own.
     """
     stored, folder = medusa.loaded(stored), stored.folder
     if medusa.VLLM in stored.tensors:
@@ -429,13 +443,14 @@ def to_vllm_medusa(method: str, stored: Checkpoint, target: str | None) -> Writt
 
 
 def to_vllm_eagle(method: str, stored: Checkpoint, target: str | None) -> Written:
-    """Return EAGLE's layout for vLLM, whose fusing layer has no bias.
+    """Return an EAGLE drafter for vLLM, in a layout whose fusing layer has no bias.
 
-    The fusing layer computes W e + U h + b of an embedding e and a hidden state h. With W c = b
-    that is W (e + c) + U h. So the drafter gets an embedding of its own, whose rows are e + c.
+    The fusing layer computes W e + U h + b for an embedding e and a hidden state h. For a vector c
+    with W c = b this equals W (e + c) + U h. So the drafter gets its own embedding with the rows e
+    + c.
 
     Raises:
-        UserError: no c has W c = b.
+        UserError: no vector c satisfies W c = b.
     """
     config, tensors = to_original(method, stored, target)
     bias = tensors.pop("fc.bias", None)
@@ -464,5 +479,5 @@ FORMATS: Mapping[str, Callable[[str, Checkpoint, str | None], Written]] = {
     "vllm-eagle": to_vllm_eagle,
     "vllm-medusa": to_vllm_medusa,
 }
-"""The layouts, each with the function that writes it of a method, its checkpoint and the target
-that was named."""
+"""Functions that convert a checkpoint, by the name of the export format. Their arguments are the
+method's name, the checkpoint, and the named target or None."""

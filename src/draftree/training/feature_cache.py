@@ -30,16 +30,17 @@ from draftree.utils.files import existing, understood, whole
 from draftree.utils.progress import Tell, silent
 
 SHARD = 256
-"""Samples in a file."""
+"""Number of samples in a file."""
 TOGETHER = 16
-"""Samples in a pass of the target."""
+"""Number of samples in one pass of the target when files are computed."""
 
 
 @dataclass(frozen=True)
 class Features:
-    """The target's internals for a batch of texts.
+    """Store the target's hidden states, keys and values for a batch of texts.
 
-    These are hidden states [B, T, D] (the last one among them), keys and values.
+    `hidden` has hidden states [B, T, D] by layer, including the last one. `kv` has keys and values
+    [B, H, T, …] by layer.
     """
 
     hidden: dict[int, Tensor]
@@ -48,7 +49,7 @@ class Features:
 
 @torch.no_grad()
 def read(target: Target, ids: Tensor, needs: Needs) -> Features:
-    """Return the internals of a pass over texts [B, T]."""
+    """Run the target over texts [B, T], and return the features that `needs` names."""
     count = int(target.decoder.config.num_hidden_layers)
     layers = tuple(dict.fromkeys((*needs.hidden, LAST)))
     catcher = Catcher({layer % count for layer in needs.kv})
@@ -59,7 +60,7 @@ def read(target: Target, ids: Tensor, needs: Needs) -> Features:
 
 
 def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
-    """Return the arrays padded with zeros at the end, [B, T]."""
+    """Return [B, T] arrays of different lengths, padded with zeros at the end."""
     found: np.ndarray = pad_sequence(
         [torch.from_numpy(row) for row in rows], batch_first=True
     ).numpy()
@@ -68,13 +69,13 @@ def padded(rows: Sequence[np.ndarray]) -> np.ndarray:
 
 @dataclass(frozen=True)
 class Shards:
-    """Features kept on disk.
+    """Manage features that are stored on disk.
 
     Attributes:
-        folder: of these samples and this target.
-        target: whose they are.
-        samples: all of them.
-        needs: what is read.
+        folder: folder for these samples and this target.
+        target: target that computes the features.
+        samples: all samples of the run.
+        needs: layers whose hidden states, keys and values are needed.
     """
 
     folder: Path
@@ -85,7 +86,10 @@ class Shards:
 
     @classmethod
     def at(cls, home: Path, target: Target, samples: Sequence[Sample], needs: Needs) -> "Shards":
-        """Return the shards of some samples below a folder that may hold those of others too."""
+        """Return the features of some samples, in a subfolder of `home`.
+
+        `home` may also contain features of other samples and targets.
+        """
         whose = fingerprint(
             target.decoder.model
         )  # and not its config, which an adapter or a rounding leaves as it is
@@ -93,7 +97,7 @@ class Shards:
 
     @property
     def lacking(self) -> tuple[str, ...]:
-        """Return the series that lack files."""
+        """Return the names of the layers' subfolders in which files are missing."""
         hidden, kv = (
             (self._hidden(layer) for layer in (*self.needs.hidden, LAST)),
             map(self._kv, self.needs.kv),
@@ -105,7 +109,7 @@ class Shards:
 
     @property
     def size(self) -> int:
-        """Return the bytes that the missing files will take."""
+        """Return the size of the missing files in bytes."""
         decoder = self.target.decoder
         width = 0
         for kind, layer in (name.split(".") for name in self.lacking):
@@ -114,11 +118,11 @@ class Shards:
         return width * decoder.dtype.itemsize * sum(len(s.tokens) for s in self.samples)
 
     def _hidden(self, layer: int) -> str:
-        """Return the series of a hidden state."""
+        """Return the name of the subfolder for a hidden state."""
         return f"hidden.{self.target.decoder.hidden_index(layer)}"
 
     def _kv(self, layer: int) -> str:
-        """Return the series of a layer's keys and values."""
+        """Return the name of the subfolder for a layer's keys and values."""
         return f"kv.{layer % int(self.target.decoder.config.num_hidden_layers)}"
 
     @property
@@ -129,13 +133,14 @@ class Shards:
         return self.folder / name / f"{shard:05}.safetensors"
 
     def fill(self, processes: Processes, tell: Tell = silent) -> None:
-        """Compute the missing files; each process computes its share.
+        """Compute and write the missing files; each process handles a part of them.
 
-        An interrupted run goes on with the files that do not exist yet.
+        An interrupted run continues with the files that do not exist yet.
 
         Args:
-            processes: of the run.
-            tell: receives the number of files that this process has written, and of all its files.
+            processes: processes of the run.
+            tell: called with the number of files that this process has written, and the number of
+                all its files.
 
         Raises:
             UserError: the disk is too small, or not all processes see the same folder.
@@ -187,7 +192,7 @@ class Shards:
                 save_file(found[name], partial)
 
     def batch(self, chosen: Sequence[int]) -> Features:
-        """Return the features of some samples, padded at the end."""
+        """Load the features of the given samples, padded at the end."""
 
         def of_layer(layer: int, name: str) -> Tensor:
             shape = self.target.decoder.shapes[layer]
@@ -217,7 +222,11 @@ class Shards:
         return pad_sequence(parts, batch_first=True).to(self.target.decoder.device)
 
     def _get(self, name: str, sample: int, key: str, shape: tuple[int, ...]) -> Tensor:
-        """Return a tensor of a sample; −1 in its shape means the sample's length."""
+        """Load a tensor of one sample, and check its shape and dtype.
+
+        `name` is the subfolder of its layer. In `shape`, −1 stands for the number of the sample's
+        tokens.
+        """
         path = self._file(name, sample // SHARD)
         with understood(
             f"'{path}' does not hold these samples' features (without it they are computed anew)"

@@ -23,26 +23,28 @@ from draftree.training.distributed import Processes
 from draftree.training.teacher import Teacher
 
 DEPTHS = 10
-"""The depth of the simulated chains of held-out text."""
+"""Length in tokens of the chains that are simulated on held-out texts."""
 PHASES = range(0, DEPTHS, 3)
-"""Offsets at which blocks begin; a few of them, so that each depth is met at many tokens."""
+"""Phases of the blocks, see `block_starts`. Several are used so that each depth occurs at many
+tokens."""
 TEXTS, TOKENS = 12, 48
-"""Held-out texts along which trees are grown, and tokens of each at most: trees are many times the
-work of chains."""
+"""Number of held-out texts on which trees are measured, and largest number of tokens of each. They
+are small, because trees take much more time than chains."""
 
 
 @dataclass(frozen=True)
 class Measures:
-    """Held-out figures.
+    """Store figures that were measured on held-out samples.
 
     Attributes:
-        held_out_loss: the training objective, a mean over learnt tokens.
-        overlap: E[Σ min(p, q)] over learnt tokens: how often a draft drawn from q would be accepted
-            at temperature 1.
-        acceptance_length: of simulated greedy chains, tokens a step: 1 + Σ over depths of the
-            product of rates.
-        acceptance_by_depth: how often the draft at a depth is the target's choice, where all before
-            it were.
+        held_out_loss: mean of the training loss over learnt tokens.
+        overlap: mean of Σ min(p, q) over learnt tokens, with the distributions p of the target and
+            q of the drafter: the rate at which drafts drawn from q would be accepted at temperature
+            1.
+        acceptance_length: acceptance length of simulated greedy chains in tokens per step: 1 + Σ_d
+            Π_{j ≤ d} r_j, with the rates r_j of `acceptance_by_depth`.
+        acceptance_by_depth: rate at which the draft at each depth is the target's choice, given
+            that all drafts before it were.
     """
 
     held_out_loss: float
@@ -59,14 +61,16 @@ def evaluate(
     together: int,
     processes: Processes,
 ) -> Measures | None:
-    """Measure some samples, each process its share of them; return None where there are none.
+    """Measure the figures on held-out samples; return None if there are no samples.
+
+    Each process measures a part of the samples.
 
     Args:
-        teacher: holds the samples.
-        drafter: its model is left in evaluation mode.
-        samples: their numbers.
-        together: samples in a forward pass.
-        processes: of the run.
+        teacher: object that provides batches of samples.
+        drafter: drafter to measure; its model stays in evaluation mode.
+        samples: numbers of the held-out samples.
+        together: number of samples in a forward pass.
+        processes: processes of the run.
     """
     if not samples:
         return None
@@ -88,9 +92,10 @@ def evaluate(
 
 
 def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
-    """Return [2 + 2 · depths] figures, summed over a batch.
+    """Return [2 + 2 · DEPTHS] figures, summed over a batch.
 
-    These are loss, overlap, and by depth the matches and how often the depth was reached.
+    They are the loss, the overlap, the matches at each depth, and the number of chains that reached
+    each depth.
     """
     at = before(batch.learn)
     wanted = batch.target(at).float()
@@ -109,20 +114,22 @@ def _sums(drafter: Trainable[Any], batch: Batch) -> np.ndarray:
 def acceptance_by_depth(
     batch: Batch, choice: Tensor, guess: Tensor, phase: int
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Count, by depth, the chains that are still the target's greedy choice.
+    """Count by depth the greedy chains that still match the target's choices.
 
-    A chain is drafted from the first token of each block. The text stands in for the chain's own
-    tokens. So a block is followed while the text, too, is what the target would have chosen. Where
-    it is not, nothing is known of the depths after it.
+    A chain is drafted from the first token of each block, given the text's tokens instead of its
+    own. So it is followed only as long as the text equals the target's choices, because nothing is
+    known after another token.
 
     Args:
-        batch: held-out text.
-        choice: [B, T] the target's likeliest token after each, where the next one is learnt.
-        guess: [B, T] the drafter's.
-        phase: how many tokens the first block lacks.
+        batch: batch of held-out texts.
+        choice: [B, T] the target's likeliest token after each token whose next one is learnt; −1
+            elsewhere.
+        guess: [B, T] the drafter's likeliest token after each token.
+        phase: number of tokens that the first block lacks.
 
     Returns:
-        [depths] blocks whose draft matched at that depth, and [depths] blocks that reached it.
+        [DEPTHS] the number of chains that match at each depth, and [DEPTHS] the number that reached
+            it.
     """
     match = (guess == choice)[:, :-1].cpu().numpy()
     known = (choice[:, :-1] == batch.tokens[:, 1:]).cpu().numpy()
@@ -147,17 +154,17 @@ def tree_length(
     samples: Sequence[int],
     processes: Processes,
 ) -> float | None:
-    """Return the acceptance length of a policy's trees, as `evaluation/tree_acceptance.py` has it.
+    """Measure the acceptance length of a policy's trees; see `evaluation/tree_acceptance.py`.
 
-    Return None if nothing is learnt after a prompt.
+    Return None if no sample has learnt tokens after a prompt.
 
     Args:
-        teacher: holds the samples.
-        drafter: its model is left in evaluation mode.
-        policy: grows the trees.
-        costs: for a policy that reads them.
-        samples: numbers of those that may be measured on.
-        processes: of the run; each goes along its share of the texts.
+        teacher: object that has the samples and the target.
+        drafter: drafter to measure; its model stays in evaluation mode.
+        policy: policy that grows the trees.
+        costs: costs for a policy that reads them.
+        samples: numbers of the held-out samples.
+        processes: processes of the run; each measures a part of the texts.
     """
     drafter.model.eval()
     texts = [
@@ -175,9 +182,9 @@ def tree_length(
 
 
 def _first(sample: Sample) -> Text | None:
-    """Return what is learnt of a sample first, after what comes before it.
+    """Return the first learnt part of a sample with the tokens before it as its prompt.
 
-    Return None of fewer than 2 tokens.
+    Return None if this part has fewer than 2 tokens, or no tokens before it.
     """
     start = int(np.flatnonzero(sample.learn)[0])
     end = start + int(np.argmin(np.append(sample.learn[start : start + TOKENS], False)))

@@ -22,24 +22,26 @@ from draftree.utils.validated_dataclass import check, knob
 from draftree.utils.validated_dataclass import text as is_text
 
 KEY = "DRAFTREE_SERVER_KEY"
-"""The environment variable with the key that a server may ask for."""
+"""Environment variable with the API key for the server."""
 AGAIN = frozenset({408, 425, 429})
-"""Statuses below 500 after which a request is sent again."""
+"""HTTP statuses below 500 after which a request is repeated."""
 
 
 @dataclass(frozen=True)
 class Server:
-    """A server, and the options of requests to it.
+    """Set the address of a server, and the options of requests to it.
 
     Attributes:
-        url: of the API; without a path it is that of vLLM and SGLang, /v1.
-        model: the name that the server gives it.
-        parallel: how many requests are under way at a time.
-        tries: how often a request is sent at most.
-        backoff: seconds before the second time; twice as many before every further one.
-        timeout: seconds that an answer may take.
-        check: how many answers are compared with the target before any is taken.
-        agreement: the share of their tokens that must be the target's own likeliest.
+        url: URL of the API. Without a path, `/v1` is used, as in vLLM and SGLang.
+        model: name of the model on the server.
+        parallel: largest number of simultaneous requests.
+        tries: largest number of attempts for a request.
+        backoff: seconds before the second attempt; the wait doubles before every further attempt.
+        timeout: largest number of seconds that an answer may take.
+        check: number of answers that are compared with the local target before any answer is used;
+            0 for no check.
+        agreement: least share of the tokens of these answers that must be the local target's
+            likeliest ones.
     """
 
     url: str = knob(
@@ -57,24 +59,24 @@ class Server:
     agreement: float = knob(0.9, least=0, most=1)
 
     def __post_init__(self) -> None:
-        """Refuse values that are not allowed."""
+        """Raise an error for a value that is not allowed."""
         check(self, "server ")
 
     @property
     def base(self) -> str:
-        """Return the URL that the paths of the API are appended to."""
+        """Return the URL to which the paths of the API are appended."""
         url = httpx2.URL(self.url)
         return str(url.copy_with(path="/v1") if url.path in ("", "/") else url).rstrip("/") + "/"
 
 
 class Remote(Author):
-    """A model on a server.
+    """Generate texts with a model on a server.
 
-    It is compared with the local target before any of its answers are used.
+    Its answers are compared with the local target before any of them is used.
 
     Args:
-        server: writes.
-        target: the model that it should be.
+        server: address of the server, and options of requests.
+        target: local copy of the model that the server should have.
     """
 
     def __init__(self, server: Server, target: Target) -> None:
@@ -117,10 +119,10 @@ class Remote(Author):
         )
 
     async def _ask(self, client: httpx2.AsyncClient, asked: Asked) -> Written:
-        """Return a prompt's text; the request is repeated until the server answers.
+        """Request the text for a prompt, and return it; after failures the request is repeated.
 
         Raises:
-            UserError: the server refuses the request, or all attempts fail.
+            UserError: the server refuses the request, or all attempts failed.
         """
         path, body = self._request(asked)
         for attempt in count(1):
@@ -145,7 +147,7 @@ class Remote(Author):
         raise AssertionError
 
     def _request(self, asked: Asked) -> tuple[str, dict[str, Any]]:
-        """Return the path and the body of a request."""
+        """Return the path and the body of the HTTP request for a prompt."""
         sampling = asked.sampling
         body: dict[str, Any] = {
             "model": self._server.model,
@@ -166,10 +168,10 @@ class Remote(Author):
         return "chat/completions", body | {"messages": asked.content}
 
     def _compare(self, held: Sequence[Written]) -> None:
-        """Refuse a server whose answers are not the target's.
+        """Raise an error if the server's answers are not those of the target.
 
         Raises:
-            UserError: too few of their tokens are the target's own likeliest.
+            UserError: too few tokens of the answers are the target's likeliest ones.
         """
         share, url = agreement(self._target, held), self._server.url
         told = f"of the tokens of {len(held)} answers {share:.0%} are the likeliest of '{self._target.name}'"
@@ -183,7 +185,7 @@ class Remote(Author):
 
 
 class _Strange(Exception):
-    """A server's answer is none."""
+    """Signal that a server's answer does not have the form of OpenAI's API."""
 
 
 def _read(asked: Asked, answer: httpx2.Response) -> Written:
@@ -201,13 +203,13 @@ def _read(asked: Asked, answer: httpx2.Response) -> Written:
 
 @torch.inference_mode()
 def agreement(target: Target, written: Sequence[Written]) -> float:
-    """Return the share of tokens of greedy answers that are the target's own likeliest ones.
+    """Return the share of tokens in greedy answers that are the target's likeliest ones.
 
-    The share is 0 where there is no token.
+    The share is 0 if there are no tokens.
 
     Args:
-        target: the model they should be of.
-        written: the answers; they are read as the target's tokenizer spells them.
+        target: model that should have generated the answers.
+        written: the answers; their texts are encoded by the target's tokenizer.
     """
     hits = 0
     total = 0

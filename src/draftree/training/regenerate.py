@@ -49,16 +49,17 @@ PARTS = "regenerated.partial"
 
 @dataclass(frozen=True)
 class Regeneration:
-    """The way answers are written.
+    """Set the options for generating answers.
 
     Attributes:
-        tokens: the longest answer.
-        batch: how many are written at a time.
-        max_tokens: what is after so many tokens of a chat is not learnt, and not written; texts
-            are cut into such windows.
-        temperature: at which answers are sampled; 0 for greedy ones.
-        sampled: the share of prompts whose answers are sampled, if the temperature is above 0.
-        seed: prompt number i is among them, and its answer what it is, by this and by i.
+        tokens: largest number of tokens in an answer.
+        batch: number of answers that are generated at the same time.
+        max_tokens: largest number of tokens of a chat for which answers are generated. Plain texts
+            are cut into windows of this length.
+        temperature: temperature of sampled answers; 0 for greedy ones.
+        sampled: share of the prompts whose answers are sampled, if the temperature is above 0.
+        seed: seed that, together with the prompt's number, determines whether an answer is sampled,
+            and its random numbers.
     """
 
     tokens: int = knob(256, least=1)
@@ -69,20 +70,20 @@ class Regeneration:
     seed: int = knob(0, least=0)
 
     def __post_init__(self) -> None:
-        """Refuse values that are not allowed."""
+        """Raise an error for a value that is not allowed."""
         check(self, "regenerate ")
 
     @property
     def said(self) -> dict[str, Any]:
-        """Return the options that answers depend on, for the record.
+        """Return the options on which the answers depend, to store them with the answers.
 
-        Where all answers are greedy, the options of sampling are left out.
+        If all answers are greedy, the options of sampling are left out.
         """
         drawn = () if self.temperature and self.sampled else ("temperature", "sampled", "seed")
         return {name: value for name, value in asdict(self).items() if name not in drawn}
 
     def sampling(self, number: int) -> Sampling:
-        """Return the way in which the answer to a prompt is chosen."""
+        """Return the sampling settings for the answer to the prompt with this number."""
         if (
             not self.temperature
             or np.random.default_rng([self.seed, 5, number]).random() >= self.sampled
@@ -102,28 +103,30 @@ def regenerate(
     excluded: Excluded = Excluded(),
     skipped: Skipped | None = None,
 ) -> Path:
-    """Write data whose answers are the target's; go on where an interrupted run stopped.
+    """Replace the answers in training data by the target's own, and write them to a file.
 
-    Every process of a run calls it, and writes a part. The main process joins the parts. An answer
-    is the one that the target gives to its prompt alone, except for tokens that are almost equally
-    likely. The rounding of logits depends on the other sequences in the batch, and these differ
-    between runs, and after an interruption.
+    An interrupted run is resumed.
+
+    Every process of a run calls this function and generates a part of the answers. The main process
+    joins the parts. An answer equals the one that the target would give outside a batch, except
+    where two tokens are almost equally likely: the rounding of logits depends on the other
+    sequences in the batch, which differ between runs and after an interruption.
 
     Args:
-        target: answers.
-        paths: of the data.
-        out: the folder of the file that is written.
-        how: answers are written.
-        processes: of the run.
-        tell: receives the number of answers that this process has written.
-        author: of the answers; by default the target itself.
-        excluded: prompts that are left out.
-        skipped: counts rows that cannot be read, and leaves them out; without it the first one is
-            an error.
+        target: the target, which generates the answers by default.
+        paths: files of the training data.
+        out: folder in which the file is written.
+        how: options for generating answers.
+        processes: processes of the run.
+        tell: called with the number of prompts that this process has finished.
+        author: object that generates the answers; by default the local target.
+        excluded: prompts to leave out.
+        skipped: counter of unreadable rows, which are left out. If it is None, an unreadable row
+            raises an error.
 
     Returns:
-        The path of the rows, `{"messages"}` and `{"prompt", "completion"}`, in the order of the
-        data.
+        The path of the new file. Its rows are `{"messages"}` and `{"prompt", "completion"}`, in the
+        order of the data.
 
     Raises:
         UserError: the data cannot be read.
@@ -169,21 +172,21 @@ def prompts(
     skipped: Skipped | None = None,
     vocab: int | None = None,
 ) -> Iterator[Content]:
-    """Yield the target's prompts.
+    """Yield the prompts that the target has to answer.
 
-    These are chats up to their last response, and the first quarter of each window of a text.
+    These are chats up to their last response, and the first quarter of each window of a plain text.
 
     Args:
-        paths: of the data.
-        tokenizer: the target's.
-        window: tokens that a text is cut into.
-        excluded: prompts that are left out.
-        skipped: counts rows that cannot be read, and leaves them out; without it the first one is
-            an error.
-        vocab: rows of the target's embedding; all tokens must be below it.
+        paths: files of the training data.
+        tokenizer: tokenizer of the target.
+        window: number of tokens in a window of a plain text.
+        excluded: prompts to leave out.
+        skipped: counter of unreadable rows, which are left out. If it is None, an unreadable row
+            raises an error.
+        vocab: number of rows in the target's embedding; all token ids must be smaller.
 
     Raises:
-        UserError: a row cannot be read, or holds a token beyond the embedding.
+        UserError: a row cannot be read, or contains a token that the embedding does not have.
     """
     for row, where in (each for path in paths for each in rows(path, skipped)):
         asked: list[Content] = []
@@ -217,7 +220,7 @@ def _asked(
 def _check(
     prompt: Content, where: str, tokenizer: PreTrainedTokenizerBase, vocab: int | None
 ) -> None:
-    """Refuse a prompt that the target cannot read, by the file and the line."""
+    """Raise an error, with the file and the line, for a prompt that the target cannot read."""
     with named(where):
         ids = _ids(tokenizer, prompt if isinstance(prompt, str) else prompt[:-1])
     check_tokens(np.array(ids, np.int64), where, tokenizer, vocab)
@@ -256,9 +259,9 @@ def _write(
 
 
 def _responses(prompt: Content) -> int:
-    """Return how many answers are generated for a prompt.
+    """Return the number of answers to generate for a prompt.
 
-    There is one for a text; for a chat it is the number of its responses.
+    It is 1 for a plain text, and the number of responses for a chat.
     """
     return (
         1 if isinstance(prompt, str) else sum(message["role"] == "assistant" for message in prompt)
@@ -268,15 +271,15 @@ def _responses(prompt: Content) -> int:
 def answered(
     target: Target, asked: Mapping[int, Content], how: Regeneration, author: Author
 ) -> Iterator[tuple[int, Row]]:
-    """Yield the rows of numbered prompts, each as soon as it is finished.
+    """Yield (number, row with answers) for numbered prompts, each as soon as it is finished.
 
-    A row is empty where the prompt has no question that can be answered.
+    A row is empty if its prompt has no question that fits the limits.
 
     Args:
-        target: whose tokenizer and context are meant.
-        asked: the prompts.
-        how: answers are written.
-        author: of the answers.
+        target: target whose tokenizer and context length are used.
+        asked: prompts by number.
+        how: options for generating answers.
+        author: object that generates the answers.
     """
     talks = {
         i: _text(prompt) if isinstance(prompt, str) else _chat(prompt)
@@ -285,7 +288,7 @@ def answered(
     longest, waiting = min(how.max_tokens, target.decoder.context), deque[Asked]()
 
     def next_row(number: int, said: Written | None, put: Callable[[Asked], None]) -> Row | None:
-        """Put what comes next of a prompt into the queue; return its row where nothing does."""
+        """Queue the next question of a prompt; if it has none left, return the prompt's row."""
         try:
             content = talks[number].send(said)
             while not 0 < len(ids := _ids(target.tokenizer, content)) < longest:
@@ -311,8 +314,8 @@ def _ids(tokenizer: PreTrainedTokenizerBase, content: Content) -> list[int]:
 
 
 Talk = Generator[Content, Written | None, Row]
-"""A prompt on its way: gives what is to be answered, takes the answer (None where there is none),
-and returns the row."""
+"""Generator for one prompt. It yields the text or chat to answer, receives the answer or None if
+there is no answer, and returns the finished row."""
 
 
 def _text(prompt: str) -> Talk:
@@ -321,9 +324,10 @@ def _text(prompt: str) -> Talk:
 
 
 def _chat(chat: Messages) -> Talk:
-    """Generate every response of a chat anew.
+    """Ask for a new version of every response of a chat, in order.
 
-    The chat ends where it is too long. The returned row records which responses were cut.
+    The chat ends before the first response without an answer. The returned row records which
+    responses reached the length limit.
     """
     said = Messages()
     answered = 0
@@ -341,7 +345,7 @@ def _chat(chat: Messages) -> Talk:
 
 
 def _done(parts: Path) -> dict[int, Row]:
-    """Return the rows written so far by all processes; an incomplete line does not count."""
+    """Return the rows that all processes have written so far, without incomplete lines."""
     found: dict[int, Row] = {}
     for path in sorted(parts.glob("*.jsonl")):
         for line in path.read_text("utf-8", errors="replace").splitlines():
@@ -361,5 +365,5 @@ def _join(out: Path, about: dict[str, Any], done: dict[int, Row], count: int) ->
 
 
 def digest(what: Any) -> str:
-    """Return a short hash of what is JSON."""
+    """Return a short hash of a value that can be written as JSON."""
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:16]

@@ -35,7 +35,7 @@ FREE = frozenset(
         "policy",
     }
 )
-"""Numbers of the plan that may change when a run goes on: they do not change what is learnt."""
+"""Options that may change when a run is resumed, because they do not affect the trained weights."""
 
 
 SINCE: Mapping[str, Any] = {
@@ -46,14 +46,14 @@ SINCE: Mapping[str, Any] = {
     "floor": 0.05,
     "max_seconds": 0.0,
 }
-"""Values of runs that were begun before these were written down."""
+"""Values of options for runs that were started before these options were stored."""
 
 
 def before(out: Path) -> dict[str, Any] | None:
-    """Return the plan of the interrupted run in a folder; None where there is none.
+    """Return the stored options of the interrupted run in a folder; None if it has no such run.
 
     Raises:
-        UserError: that cannot be read.
+        UserError: the options cannot be read.
     """
     if not (out / STATE).is_file():
         return None
@@ -66,10 +66,10 @@ def before(out: Path) -> dict[str, Any] | None:
 
 
 def check(out: Path, said: Mapping[str, Any]) -> bool:
-    """Return True where a folder holds an interrupted run, which must be one of the same plan.
+    """Return whether a folder contains an interrupted run, after checking that it can be resumed.
 
     Raises:
-        UserError: it holds another run, or a finished drafter.
+        UserError: the folder contains a run with other options than `said`, or a finished drafter.
     """
     begun = before(out)
     if begun is None:
@@ -86,9 +86,9 @@ def check(out: Path, said: Mapping[str, Any]) -> bool:
 
 
 def note(out: Path, said: Mapping[str, Any], first: int) -> None:
-    """Write the options of a run, and drop the log after its first step.
+    """Store the options of a run, and remove the entries of the log after step `first`.
 
-    The log keeps the lines up to step `first`.
+    These entries belong to steps that the resumed run repeats.
     """
     write_text(out / PLAN, json.dumps(said, indent=1) + "\n")
     if (out / LOG).is_file():
@@ -97,7 +97,7 @@ def note(out: Path, said: Mapping[str, Any], first: int) -> None:
 
 
 def _logged(line: str, most: int) -> bool:
-    """Return True for a line of the log of a step up to `most`; False for an incomplete line."""
+    """Return whether a line of the log is complete and belongs to a step up to `most`."""
     try:
         return int(json.loads(line)["step"]) <= most
     except (ArithmeticError, ValueError, TypeError, LookupError, RecursionError):
@@ -105,15 +105,17 @@ def _logged(line: str, most: int) -> bool:
 
 
 def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[Any]:
-    """Return a drafter to be trained from another checkpoint's weights on.
+    """Return a drafter for training that starts from the weights of another checkpoint.
 
     Args:
-        method: the options that were set; the others are the checkpoint's.
-        folder: the checkpoint's.
-        target: frozen.
+        method: method with the options that were given; the other options are taken from the
+            checkpoint.
+        folder: folder of the checkpoint.
+        target: the target, which stays frozen.
 
     Raises:
-        UserError: the checkpoint is of another method, or its weights do not fit options or target.
+        UserError: the checkpoint belongs to another method, or its weights do not fit the options
+            or the target.
     """
     opened = replace(method, checkpoint=str(folder)).restored(target)
     opened.model.float()
@@ -132,9 +134,9 @@ def begun(method: TrainableMethod, folder: Path, target: Target) -> Trainable[An
 
 
 def own(model: nn.Module) -> dict[str, Tensor]:
-    """Return the tensors of a model that a run changes.
+    """Return the tensors of a drafter's model that training changes, by name.
 
-    Frozen weights are left out: they come with the target.
+    Frozen weights are left out, because they are loaded with the target.
     """
     frozen = {
         name for name, p in model.named_parameters(remove_duplicate=False) if not p.requires_grad
@@ -149,9 +151,9 @@ def save(
     step: int,
     seconds: float = 0.0,
 ) -> None:
-    """Write the training state after a number of steps.
+    """Save the training state after `step` steps that took `seconds`.
 
-    The earlier state is kept until this one is complete.
+    The previous state is kept until the new one is complete.
     """
     kept = {
         "model": own(drafter.model),
@@ -166,16 +168,16 @@ def save(
 def resume(
     out: Path, drafter: Trainable[Any], optimizer: torch.optim.Optimizer, steps: int
 ) -> tuple[int, float]:
-    """Load the state; return how many steps are done, and how many seconds they took.
+    """Load the training state, and return the number of finished steps and their seconds.
 
     Args:
-        out: the run's folder.
-        drafter: the run's; its weights are replaced.
-        optimizer: of the drafter's weights; its moments are replaced.
-        steps: of the whole run.
+        out: folder of the run.
+        drafter: drafter of the run, whose weights are replaced.
+        optimizer: optimiser of the drafter's weights, whose moments are replaced.
+        steps: number of steps of the whole run.
 
     Raises:
-        UserError: the file is broken, or holds another model's state.
+        UserError: the file is broken, or contains the state of another model.
     """
     path, mine = out / STATE, own(drafter.model)
     device = next(iter(mine.values())).device

@@ -36,26 +36,28 @@ FILE = "questions.jsonl"
 ABOUT = "questions.json"
 PARTS = "questions.partial"
 MARK = "draftree5question"
-"""Stands for a user's message where a template is looked at; no template changes it."""
+"""Placeholder for a user's message when a chat template is examined; templates leave it
+unchanged."""
 FEWEST = 0.05
-"""Below this share of usable questions a target cannot make them up."""
+"""Least share of usable questions; with fewer, the target is considered unable to make up
+questions."""
 ENOUGH = 64
-"""Questions by which that is judged."""
+"""Number of questions after which the share of usable ones is checked."""
 
 
 @dataclass(frozen=True)
 class Synthesis:
-    """The way questions are made up.
+    """Set the options for questions that the target makes up.
 
     Attributes:
-        count: how many are wanted, without those that are dropped.
-        temperature: they are sampled at; 1 in the paper.
-        top_p: mass of the likeliest tokens that they are sampled from.
-        tokens: the longest question; one that has no end by then is dropped.
-        system: a system message before the question, which can name a subject; by default the
-            template's own, if it has one. Answers are written without it.
-        seed: question number i depends on it and on i.
-        rows: how many are written at a time.
+        count: number of questions to collect, not counting dropped ones.
+        temperature: sampling temperature of the questions; 1 in the paper.
+        top_p: probability mass of the likeliest tokens from which is sampled.
+        tokens: largest number of tokens in a question; longer ones are dropped.
+        system: system message before the question, which can name a subject; by default the chat
+            template's own message, if any. Answers are generated without it.
+        seed: seed that, together with a question's number, determines its random numbers.
+        rows: number of questions that are generated at the same time.
     """
 
     count: int = knob(1000, least=1)
@@ -67,15 +69,15 @@ class Synthesis:
     rows: int = knob(32, least=1)
 
     def __post_init__(self) -> None:
-        """Refuse values that are not allowed."""
+        """Raise an error for a value that is not allowed."""
         check(self, "synthesize ")
 
 
 @dataclass(frozen=True)
 class Opening:
-    """The text that a chat template puts before a user's message, and its token ids.
+    """Store the text that a chat template puts before a user's message, and its token ids.
 
-    It also has the text that comes first after the message.
+    `stop` is the text that ends a message: the first text that the template puts after it.
     """
 
     text: str
@@ -84,11 +86,11 @@ class Opening:
 
     @classmethod
     def of(cls, tokenizer: PreTrainedTokenizerBase, system: str | None = None) -> Self:
-        """Find them by rendering a chat with a mark instead of the message.
+        """Find these texts by rendering a chat with a placeholder as the message.
 
         Raises:
-            UserError: there is no chat template, or it puts nothing before a user's message or
-                after it.
+            UserError: the tokenizer has no chat template, or the template puts no text before or
+                after a user's message.
         """
         if not tokenizer.chat_template:
             raise UserError(
@@ -123,29 +125,31 @@ def synthesize(
     excluded: Excluded = Excluded(),
     skipped: Skipped | None = None,
 ) -> Path:
-    """Write questions that the target makes up; go on where an interrupted run stopped.
+    """Let the target make up questions, and write them to a file.
 
-    Every process of a run calls it. Dropped questions are reported in a line, and by reason in
-    `questions.json`.
+    An interrupted run is resumed.
+
+    Every process of a run calls this function. The number of dropped questions is logged, and
+    stored by reason in `questions.json`.
 
     Args:
-        target: makes up the questions.
-        how: the options.
-        out: the folder of the files that are written.
-        processes: of the run.
-        tell: receives the number of questions that this process has written.
-        author: generates the questions; by default the target itself.
-        beside: data whose questions are not wanted again.
+        target: the target, which makes up the questions by default.
+        how: options for the questions.
+        out: folder in which the files are written.
+        processes: processes of the run.
+        tell: called with the number of questions that this process has generated.
+        author: object that generates the questions; by default the local target.
+        beside: files of data whose questions must not be repeated.
         excluded: prompts that must not be among the questions.
-        skipped: counts rows of `beside` that cannot be read, and leaves them out; without it the
-            first one is an error.
+        skipped: counter of unreadable rows in `beside`, which are left out. If it is None, an
+            unreadable row raises an error.
 
     Returns:
-        The path of the rows `{"messages"}`, each a question with an empty response, which
+        The path of the file of rows `{"messages"}`, each a question with an empty response, which
         `regenerate` fills in.
 
     Raises:
-        UserError: the target has no chat template, or hardly any of its questions is usable.
+        UserError: the target has no chat template, or almost none of its questions is usable.
     """
     author = author or Local(target, how.rows)
     with processes.agreed():
@@ -197,9 +201,10 @@ def _filled(
     known: Sequence[str],
     excluded: Excluded,
 ) -> tuple[list[str], dict[str, Any]]:
-    """Sample questions until enough of them are kept.
+    """Sample questions until enough are usable; return them, and a report with counts.
 
-    The result depends on the numbers of the samples alone, not on the order of their generation.
+    The result depends only on the numbers of the samples, not on the order in which they are
+    generated.
     """
     bound, mine = min(how.count, ENOUGH), home / f"{processes.rank}.jsonl"
     home.mkdir(parents=True, exist_ok=True)
@@ -251,7 +256,7 @@ def _filled(
 
 
 def _probe(target: Target, author: Author, texts: Sequence[str]) -> None:
-    """Let an author answer some questions, by which it is judged before it makes up more."""
+    """Let an author answer some questions, so that it is checked before it generates more."""
     chats = [question(text) for text in texts[: author.probes]]
     for _ in author.write(
         deque(Asked(i, chat, encode(target.tokenizer, chat), 64) for i, chat in enumerate(chats))
@@ -266,16 +271,17 @@ def judged(
     known: Sequence[str] = (),
     excluded: Excluded = Excluded(),
 ) -> tuple[list[str], Counter[str]]:
-    """Return the first usable questions, and how many were dropped before the last of them.
+    """Return the first `count` usable questions, and the number of dropped ones by reason.
 
-    The dropped ones are counted by reason.
+    Only questions before the last usable one are counted.
 
     Args:
-        drawn: each with its `text`, and whether it `ended`.
-        count: how many are wanted.
-        tokenizer: the target's; a question holds none of its special tokens.
-        known: normalised questions that are not wanted again.
-        excluded: prompts that must not come.
+        drawn: sampled questions with the entries `text` and `ended`, which is true if the end of
+            the message was generated.
+        count: largest number of questions to return.
+        tokenizer: tokenizer of the target, whose special tokens a question must not contain.
+        known: normalised questions that must not be repeated.
+        excluded: prompts that must not be among the questions.
     """
     kept = list[str]()
     dropped = Counter[str]()
@@ -295,12 +301,13 @@ def judged(
 
 
 RUN, LEAST = 12, 24
-"""Characters in a row that a text seldom repeats, and of the shortest text that is judged by that.
+"""Length in characters of the pieces whose repetition makes a text count as repetitive, and length
+of the shortest text that is checked for it.
 """
 
 
 def flaw(text: str, ended: bool, special: Sequence[str] = ()) -> str:
-    """Return the reason why a text is no question; nothing for one that is."""
+    """Return the reason why a text is not usable as a question; empty for a usable one."""
     if not ended:
         return "without an end"
     if not text:
@@ -323,7 +330,7 @@ def _special(tokenizer: PreTrainedTokenizerBase) -> list[str]:
 
 
 def _done(home: Path) -> dict[int, Mapping[str, Any]]:
-    """Return the questions written so far by all processes; an incomplete line does not count."""
+    """Return the questions that all processes have written so far, without incomplete lines."""
     found: dict[int, Mapping[str, Any]] = {}
     for path in sorted(home.glob("*.jsonl")):
         for line in path.read_text("utf-8", errors="replace").splitlines():

@@ -18,14 +18,14 @@ from draftree.training.feature_cache import Shards, padded, read
 
 @dataclass(frozen=True)
 class Teacher:
-    """Batches of samples with the target's internals and logits.
+    """Provide batches of samples with the target's hidden states, keys, values and logits.
 
     Attributes:
-        target: frozen.
-        needs: what the drafter reads of it.
-        samples: all of them; batches name them by number.
-        seed: of the generators handed to the objective.
-        shards: features kept on disk; without them the target reads every batch anew.
+        target: the frozen target.
+        needs: layers whose hidden states, keys and values the drafter reads.
+        samples: all samples; batches refer to them by number.
+        seed: seed of the random generators that the training loss gets.
+        shards: features on disk; if None, the target computes them for every batch.
     """
 
     target: Target
@@ -35,14 +35,16 @@ class Teacher:
     shards: Shards | None = None
 
     def batch(self, chosen: Sequence[int], step: int, count: float | None = None) -> Batch:
-        """Return the chosen samples, padded at the end.
+        """Return a batch of the chosen samples, padded at the end, with the target's outputs.
 
-        Padding at the end cannot change what the target computes before it.
+        Padding at the end does not change the target's outputs before it.
 
         Args:
-            chosen: [B] sample numbers.
-            step: of the run; with seed and sample number it decides what the objective draws.
-            count: learnt tokens the loss is divided by; those of this batch by default.
+            chosen: [B] numbers of the samples.
+            step: step of the run. With the seed and the number of a sample it determines the random
+                draws of the loss.
+            count: number of learnt tokens by which the loss is divided; by default the number in
+                this batch.
         """
         parts = [self.samples[i] for i in chosen]
         tokens, learn = padded([s.tokens for s in parts]), padded([s.learn for s in parts])

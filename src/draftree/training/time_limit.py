@@ -6,12 +6,12 @@ from draftree.training.distributed import Processes
 
 
 class Clock:
-    """The share of a run's time that is over; the same in all of its processes.
+    """Measure the share of a run's time limit that has passed, equal in all processes.
 
     Args:
-        bound: seconds that the run may take; 0 for any number.
-        spent: those that were taken before it was interrupted.
-        processes: of the run.
+        bound: time limit of the run in seconds; 0 for none.
+        spent: seconds that the run took before it was interrupted.
+        processes: processes of the run.
     """
 
     def __init__(self, bound: float, spent: float, processes: Processes) -> None:
@@ -23,15 +23,15 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Return the seconds that the run has taken."""
+        """Return the seconds that the run has taken, including those before an interruption."""
         return self._spent + time.monotonic() - self._begun
 
     @property
     def over(self) -> bool:
-        """Return True if the time was over at the last look."""
+        """Return whether the time limit had been reached at the last call of `look`."""
         return self.share >= 1
 
     def look(self) -> None:
-        """Check how much of the time is over."""
+        """Update the share of the time limit that has passed."""
         if self._bound:
             self.share = max(self._processes.gathered(self.seconds)) / self._bound

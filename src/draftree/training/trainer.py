@@ -40,32 +40,35 @@ from draftree.utils.signals import Interrupted, postponed
 from draftree.utils.validated_dataclass import knob
 
 TOGETHER, ON_GPU = 4096, 16384
-"""Tokens, padding among them, that a micro-batch holds at most where nobody says in how many parts
-a step is worked on; and on a GPU, which small parts do not fill."""
+"""Largest number of tokens, including padding, in a micro-batch if `accumulate` is not set: on a
+CPU, and on a GPU, which smaller batches would not keep busy."""
 
 
 @dataclass(frozen=True)
 class Plan(Recipe):
-    """The numbers a drafter is trained by, and how the run is kept. The defaults are EDD's (EDD + PCT, section 4.1).
+    """Set the options of a training run; the defaults are those of EDD (EDD + PCT, section 4.1).
 
     Attributes:
-        stage: the name of the method's stage whose numbers were taken where nothing else was asked
-            for.
-        accumulate: parts in which a process works on its share of a step, one after the other, to
-            save memory; as many as keep a part within `TOGETHER` tokens by default.
-        held_out: share of the samples that is measured on instead of learnt, 64 samples at most.
-        evaluate_every: steps between two measurements.
-        save_every: steps between two saves of the state to resume from.
-        keep_every: steps between two checkpoints that are kept beside the last, in `step-N`; 0 for
-            none.
-        policy: a spec; the acceptance of its trees is measured, too.
-        bf16: whether forwards run in bfloat16 autocast.
-        cache_features: whether the target's internals are computed once and kept in `features`.
-        features: the folder of the kept ones; `features` in the checkpoint's folder by default.
-        max_seconds: how long all steps may take; 0 for no bound. The rate falls with that time
-            where it runs out before the steps do, so that a run of few seconds ends as one of all
-            epochs does; what is learnt depends on the machine.
-        seed: of everything that is drawn.
+        stage: name of the method's training stage from which the defaults of the other options
+            come.
+        accumulate: number of micro-batches into which a process divides its share of a step, to
+            save memory. By default it is chosen so that a micro-batch has at most `TOGETHER`
+            tokens, or `ON_GPU` on a GPU.
+        held_out: share of the samples that are used for measurements instead of learning, at most
+            64 samples.
+        evaluate_every: number of steps between two measurements.
+        save_every: number of steps between two saves of the state for resuming.
+        keep_every: number of steps between two additional checkpoints, which are kept in folders
+            `step-N`; 0 for none.
+        policy: spec of a policy; the acceptance length of its trees is measured, too.
+        bf16: whether forward passes run in bfloat16 autocast.
+        cache_features: whether the target's hidden states, keys and values are computed once and
+            stored in `features`.
+        features: folder for these tensors; by default `features` in the run's folder.
+        max_seconds: time limit for all steps; 0 for none. If it is reached before the last step,
+            the learning rate falls with the time instead of the steps, so that it reaches its final
+            value. The trained weights then depend on the speed of the machine.
+        seed: seed of all random numbers.
     """
 
     stage: str = ""
@@ -83,13 +86,13 @@ class Plan(Recipe):
 
     @property
     def parts(self) -> int:
-        """Return the number of parts in which a process works on its share of a step."""
+        """Return the number of micro-batches in a process's share of a step."""
         return self.accumulate or 1
 
     def parted(
         self, samples: Sequence[Sample], world: int, on: torch.device = torch.device("cpu")
     ) -> Self:
-        """Return the same plan with the number of parts set, for `world` processes on a device."""
+        """Return the plan with `accumulate` set, for `world` processes on the device `on`."""
         if self.accumulate is not None:
             return self
         most = ON_GPU if on.type == "cuda" else TOGETHER
@@ -102,10 +105,10 @@ class Plan(Recipe):
         )
 
     def together(self, world: int) -> int:
-        """Sample in a micro-batch of one of `world` processes.
+        """Return the number of samples in a micro-batch of one of `world` processes.
 
         Raises:
-            UserError: a step's samples cannot be dealt out evenly.
+            UserError: the samples of a step cannot be divided evenly.
         """
         parts = world * self.parts
         if self.batch_size % parts:
@@ -118,9 +121,10 @@ class Plan(Recipe):
 
 @dataclass(frozen=True)
 class Progress:
-    """A run's step and loss.
+    """Store the progress of a run: the number of finished steps, and the last loss.
 
-    After a measurement it has the held-out figures of `Measures`, and `tree_length`.
+    After a measurement it also contains the held-out figures of `Measures`, and the acceptance
+    length of the policy's trees.
     """
 
     step: int
@@ -134,14 +138,14 @@ class Progress:
 
 
 class Objective(nn.Module):
-    """A drafter's loss as a module, so that accelerate can wrap its weights."""
+    """Wrap a drafter's loss as a module, so that accelerate can wrap its weights."""
 
     def __init__(self, drafter: Trainable[Any]) -> None:
         super().__init__()
         self.drafter, self.model = drafter, drafter.model
 
     def forward(self, batch: Batch) -> Tensor:
-        """Return the loss of a batch."""
+        """Return the drafter's loss on a batch."""
         return self.drafter.loss(batch)
 
 
@@ -155,26 +159,28 @@ def train(
     about: Mapping[str, Any] = {},
     track: str = "",
 ) -> Progress:
-    """Train into a folder, which is a drafter's checkpoint when the run has ended.
+    """Train a drafter, and write its checkpoint into a folder when the run has ended.
 
-    Every process of a run calls it; the main one writes.
+    Every process of a run calls this function; only the main process writes.
 
     Args:
-        target: frozen.
-        drafter: its weights that require a gradient are updated.
-        samples: all data; the held-out part is taken from it.
-        plan: must be the interrupted run's where `out` holds one.
-        out: also holds the state to resume from until the run has ended.
-        listen: receives the progress after every step.
-        about: what else is written down of the run, and must be the same when it goes on.
-        track: the name of an experiment tracker that accelerate knows; none by default.
+        target: the target, which stays frozen.
+        drafter: drafter whose weights with `requires_grad` are updated.
+        samples: all samples, including those that will be held out.
+        plan: options of the run. If `out` contains an interrupted run, they must be the same.
+        out: folder of the run. Until the end, it contains the state for resuming.
+        listen: called with the progress after every step.
+        about: further facts that are stored with the options and must be the same when the run is
+            resumed.
+        track: name of an experiment tracker that accelerate supports; empty for none.
 
     Raises:
-        UserError: `out` holds another run, another process trains into it, there is too little
-            data, it cannot be dealt out, or training diverged.
-        OSError: the disk is full; the run goes on from the state before.
-        KeyboardInterrupt: by Ctrl-C, SIGTERM or SIGHUP; the state was saved after the step in hand.
-            Where the latter two are not handled, they end the process then.
+        UserError: `out` contains another run or is in use by another process, there are too few
+            samples, they cannot be divided evenly, or training diverged.
+        OSError: the disk is full; the run can be resumed from the last saved state.
+        KeyboardInterrupt: the run was interrupted by Ctrl-C, SIGTERM or SIGHUP. The current step
+            was finished and the state was saved before. If the program does not handle SIGTERM or
+            SIGHUP, the signal then ends the process.
     """
     devices = [target.decoder.device] if target.decoder.device.type == "cuda" else []
     with Processes.on(target.decoder.device).alone(out):
@@ -205,25 +211,25 @@ def train(
 
 @dataclass(frozen=True)
 class Run:
-    """A training run in one process.
+    """Store the parts of a training run in one process.
 
     Attributes:
-        plan: of the run.
-        out: its folder.
-        drafter: what is trained.
-        teacher: gives batches.
-        accelerator: averages gradients over processes.
-        processes: all of them.
-        objective: the loss, wrapped by accelerate.
-        optimizer: of the trained weights.
-        learnt: numbers of the samples that are learnt.
-        held: of those that are measured on.
-        first: how many steps are done.
-        steps: how many there will be.
-        said: the options of the run.
-        policy: whose trees' acceptance is measured.
-        costs: of this pairing, for a policy that reads them.
-        clock: of the run.
+        plan: options of the run.
+        out: folder of the run.
+        drafter: drafter that is trained.
+        teacher: object that provides batches with the target's outputs.
+        accelerator: accelerate's object that averages gradients over processes.
+        processes: all processes of the run.
+        objective: module that computes the loss, wrapped by accelerate.
+        optimizer: optimiser of the trained weights.
+        learnt: numbers of the samples that are used for learning.
+        held: numbers of the held-out samples, which are used for measurements.
+        first: number of steps that were done before this process started.
+        steps: number of steps of the whole run.
+        said: options and facts that are stored with the run.
+        policy: policy for whose trees the acceptance length is measured.
+        costs: costs of target and drafter, for a policy that reads them.
+        clock: clock for the run's time limit.
     """
 
     plan: Plan
@@ -254,7 +260,7 @@ class Run:
         about: Mapping[str, Any],
         track: str,
     ) -> Self:
-        """Return a run in a folder, new or gone on with."""
+        """Start a run in a folder, or resume the interrupted run in it."""
         device = target.decoder.device
         cast(Any, target.decoder.model).requires_grad_(
             False
@@ -316,10 +322,10 @@ class Run:
         )
 
     def learn(self, step: int) -> float:
-        """Run one step of the optimiser; return the loss of all processes' samples.
+        """Run one step of the optimiser, and return the mean loss over all processes.
 
         Raises:
-            UserError: the loss is not a number.
+            UserError: the loss is not finite.
         """
         self.drafter.model.train()
         for group in self.optimizer.param_groups:
@@ -342,10 +348,11 @@ class Run:
         return loss
 
     def _gradients(self, step: int) -> float:
-        """Add up this process's share of a step, micro-batch by micro-batch; return its loss.
+        """Compute the gradients of this process's share of a step, and return its loss.
 
-        Gradients are averaged over processes, so that each one divides by the learnt tokens of the
-        whole step ÷ processes.
+        The share is processed in micro-batches. Gradients are averaged over processes, so each
+        process divides its loss by the number of learnt tokens in the whole step over the number of
+        processes.
         """
         world, rank = self.processes.world, self.processes.rank
         chosen, size = _chosen(self.learnt, self.plan, step), self.plan.together(world)
@@ -374,7 +381,7 @@ class Run:
         )
 
     def measured(self, progress: Progress) -> Progress:
-        """Return the same with held-out figures, at the steps where they are taken."""
+        """Return the progress, with held-out figures if this step ends with a measurement."""
         if progress.step % self.plan.evaluate_every and progress.step < progress.steps:
             return progress
         together = self.plan.together(self.processes.world)
@@ -388,7 +395,7 @@ class Run:
         return replace(progress, **asdict(found), tree_acceptance_length=length)
 
     def log(self, progress: Progress) -> None:
-        """Send every step to the trackers, and every measurement to the log."""
+        """Send the progress to the trackers, and write it to the log if it has measurements."""
         figures = {k: v for k, v in asdict(progress).items() if isinstance(v, float)}
         depths = {
             f"acceptance_at_depth/{i}": rate
@@ -403,7 +410,7 @@ class Run:
 
     @contextmanager
     def tracked(self) -> Iterator[None]:
-        """Open a context in which the trackers listen."""
+        """Return a context in which the experiment trackers are active."""
         self.accelerator.init_trackers(
             "draftree", {k: v for k, v in self.said.items() if isinstance(v, str | int | float)}
         )
@@ -414,19 +421,19 @@ class Run:
                 tracker.finish()
 
     def save(self, step: int) -> None:
-        """Write the state to go on from."""
+        """Save the state from which an interrupted run can be resumed."""
         with self.processes.agreed():
             if self.processes.main:
                 resume.save(self.out, self.drafter, self.optimizer, step, self.clock.seconds)
 
     def keep(self, step: int) -> None:
-        """Write a checkpoint of its own for the weights of this step."""
+        """Write an additional checkpoint with the weights after this step, in `step-N`."""
         with self.processes.agreed():
             if self.processes.main:
                 self.drafter.save(self.out / f"step-{step}")
 
     def finish(self) -> None:
-        """Replace the training state by the checkpoint."""
+        """Write the final checkpoint, and delete the state for resuming."""
         self.drafter.model.eval()
         with self.processes.agreed():
             if self.processes.main:
@@ -436,7 +443,7 @@ class Run:
 
 
 def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
-    """Return the numbers of the samples to learn, and of those held out."""
+    """Return the numbers of the samples for learning, and those of the held-out samples."""
     order = np.random.default_rng([plan.seed, 0]).permutation(len(samples))
     held = min(64, math.ceil(plan.held_out * len(samples))) if plan.held_out else 0
     if len(samples) - held < 1:
@@ -447,7 +454,7 @@ def split(samples: Sequence[Sample], plan: Plan) -> tuple[list[int], list[int]]:
 
 
 def _chosen(samples: Sequence[int], plan: Plan, step: int) -> list[int]:
-    """Return the samples of a step: consecutive ones of an order drawn anew each epoch."""
+    """Return the numbers of the samples of a step; their order is drawn anew for each epoch."""
     at = step * plan.batch_size + np.arange(plan.batch_size)
     return [
         samples[_order(plan.seed, i // len(samples), len(samples))[i % len(samples)]]
@@ -461,7 +468,10 @@ def _order(seed: int, epoch: int, count: int) -> Ints:
 
 
 def scale(plan: Plan, step: int, steps: int, over: float = 0.0) -> float:
-    """Return the factor of the learning rate at a step, where a share of the run's time is over."""
+    """Return the factor of the learning rate at a step.
+
+    `over` is the share of the run's time limit that has passed.
+    """
     warmup = plan.warmup if plan.warmup >= 1 else plan.warmup * steps
     warm = min(1.0, (step + 1) / warmup) if warmup else 1.0
     past = min(max(step / steps, over), 1.0)

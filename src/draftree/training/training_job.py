@@ -35,20 +35,20 @@ from draftree.utils.progress import PATIENCE, Tell, duration, silent
 def planned(
     stages: Sequence[Stage], given: Mapping[str, Any], out: Path, later: bool
 ) -> trainer.Plan:
-    """Return the plan of a run: what was given.
+    """Return the options of a run, with defaults for those that were not given.
 
-    For the rest what the interrupted run in `out` began with, or a stage's numbers.
+    The defaults are the options of the interrupted run in `out`, or those of a training stage.
 
     Args:
-        stages: the method's.
-        given: values of the plan, by their names.
-        out: the folder of the run.
-        later: whether it begins with a checkpoint's weights. Then it is the last stage by default,
-            else the first.
+        stages: training stages of the method.
+        given: given options by name.
+        out: folder of the run.
+        later: whether the run starts from a checkpoint's weights. The default stage is then the
+            last one, otherwise the first.
 
     Raises:
-        UserError: there is no such stage or it goes on from weights that are lacking, or a value is
-            out of range.
+        UserError: the stage does not exist or needs a checkpoint to start from, or a value is out
+            of its range.
     """
     begun, names = resume.before(out), [stage.name for stage in stages]
     if begun is None:
@@ -72,7 +72,7 @@ def planned(
 
 
 def remark(progress: trainer.Progress, measured: trainer.Progress) -> str:
-    """Return a run's loss at a step and its last held-out figures, in a line."""
+    """Return one line with a run's current loss and its last held-out figures."""
     shown = [f"loss {progress.loss:.3f}"]
     if measured.held_out_loss is not None:
         names = {
@@ -98,32 +98,34 @@ WRITING: Mapping[str, Sequence[str]] = {
     "synthesize": ("temperature", "top_p", "tokens", "system"),
     "server": ("model", "parallel", "check", "agreement"),
 }
-"""The options of those who write what is learnt, by what they begin with."""
+"""Options for generating the training texts, by the prefix of their names on the command line."""
 
 
 def summed(spec: str, end: trainer.Progress) -> Fitted:
-    """Return the result of a drafter's run."""
+    """Return the result of a training run of the drafter `spec`."""
     figures = {k: None if v != v else v for k, v in asdict(end).items()}  # no NaN in JSON
     return Fitted({"drafter": spec} | figures, [f"{remark(end, end)} after {end.steps} steps"])
 
 
 @dataclass(frozen=True)
 class Training(Job):
-    """Trains a drafter's weights.
+    """Train the weights of a drafter.
 
     Attributes:
-        method: its knobs.
-        numbers: of the plan, by name; what is lacking is the interrupted run's, or the method's
-            own.
-        init_from: the folder whose weights it begins with.
-        answers: how the target answers prompts.
-        regenerates: whether it answers those of the data first.
-        synthesis: how it makes up questions, which it answers as well; it does not by default.
-        exclude: files of prompts that are not learnt.
-        server: of the same model, which writes in the place of the target at hand.
-        track: the name of a tracker.
-        spec: of the method.
-        skip_bad_rows: whether rows of the data that cannot be read are left out.
+        method: method of the drafter, with its options.
+        numbers: given options of the training by name; for the others see `planned`.
+        init_from: folder of the checkpoint from whose weights training starts; None for fresh
+            weights.
+        answers: options for generating answers to prompts.
+        regenerates: whether the answers in the data are first replaced by the target's.
+        synthesis: options for questions that the target makes up and answers; None for no such
+            questions.
+        exclude: files of prompts that must not be learnt.
+        server: server of the same model that generates texts instead of the local target; None for
+            none.
+        track: name of an experiment tracker; empty for none.
+        spec: spec of the drafter.
+        skip_bad_rows: whether unreadable rows of the data are left out instead of causing an error.
     """
 
     options: ClassVar[frozenset[str]] = frozenset(
@@ -184,7 +186,7 @@ class Training(Job):
 
     @property
     def about(self) -> dict[str, Any]:
-        """Return the part of the run's note that is not its plan."""
+        """Return the facts about the run, besides its options, that are stored with it."""
         return {
             "init_from": None if self.init_from is None else str(self.init_from),
             "regenerated_tokens": self.answers.tokens
@@ -315,9 +317,9 @@ class Training(Job):
 
 
 def within_context(plan: trainer.Plan, out: Path, context: int) -> trainer.Plan:
-    """Return a plan for a target's number of positions, which no sample exceeds.
+    """Return the plan with `max_tokens` limited to the target's context.
 
-    A run begun before keeps its length.
+    An interrupted run in `out` keeps its value.
     """
     begun = resume.before(out) or {}
     return (

@@ -13,11 +13,11 @@ FORMATS = {".html": html.render, ".svg": svg.render}
 
 
 def save_picture(path: Path, steps: Sequence[Step], about: Mapping[str, str]) -> None:
-    """Write the steps' trees in the format of the file's suffix.
+    """Write a picture of all steps, in the format that the suffix of the path names.
 
     Args:
-        path: path with one of the suffixes in `FORMATS`.
-        steps: the steps, the prefill first.
-        about: target, drafter and so on by name, for the head; includes `prompt`.
+        path: path of the file, with one of the suffixes in `FORMATS`.
+        steps: steps of the text, beginning with the prefill.
+        about: texts for the head of the picture by name, such as `prompt`, target and drafter.
     """
     write_text(path, FORMATS[path.suffix.lower()](steps, about))

@@ -16,7 +16,7 @@ HOME = Path(__file__).parent
 
 
 def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
-    """Return the page, as a whole file."""
+    """Return the contents of an HTML file with the text and all steps."""
     parts = {
         "css": file("tree.css") + file("text.css") + file("page.css"),
         "js": file("tree.js") + file("page.js"),
@@ -34,18 +34,18 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
 
 
 def file(name: str) -> str:
-    """Return the text of a file next to this one."""
+    """Return the text of a file in this package's folder."""
     return (HOME / name).read_text(encoding="utf-8")
 
 
 def in_script(found: Any) -> str:
-    """Return JSON that can be embedded in a page: ASCII, and without an end of the script."""
+    """Return a value as JSON for a script in a page, in ASCII and without <, > and &."""
     text = json.dumps(found, allow_nan=False, separators=(",", ":"))
     return "".join(f"\\u{ord(c):04x}" if c in "<>&" else c for c in text)
 
 
 def spans(step: Step) -> str:
-    """Return the text of a step, each token marked by its origin."""
+    """Return the HTML of a step's text, with each token marked by its origin."""
     return "".join(
         f'<span class="{origin}" data-step="{step.number}">{escape(flowing(piece))}</span>'
         for piece, origin in zip(step.pieces, step.origins, strict=True)
@@ -53,7 +53,7 @@ def spans(step: Step) -> str:
 
 
 def drawn(step: Step) -> dict[str, Any]:
-    """Return a step for the page's script: a list for each figure, an entry for each item."""
+    """Return a step for the page's script: a list for each figure, an entry for each node."""
     items, placed = step.items, layout(step)
     return {
         "head": step.head,

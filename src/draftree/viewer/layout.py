@@ -8,16 +8,17 @@ from draftree.viewer.token_text import percent, short
 from draftree.viewer.trace import SIGNS, Node, Step, children
 
 CELL, PAD = 7.2, 8.0
-"""Pixels of a letter in 12 px of a fixed-width font, and left and right of a box's text."""
+"""Width in pixels of a letter in a fixed-width font of 12 px, and padding in pixels on the left and
+right of a box's text."""
 ROW, HEIGHT, GAP = 28.0, 22.0, 26.0
-"""Pixels from line to line, of a box's height, and between two columns."""
+"""Sizes in pixels: distance between two lines, height of a box, and gap between two columns."""
 LONGEST = 18
-"""Cells of a token's text at most; the whole of it is in the tooltip."""
+"""Largest width of a token's text in cells. The tooltip contains the whole text."""
 
 
 @dataclass(frozen=True)
 class Box:
-    """Store an item's place in pixels, its text, and its q in percent."""
+    """Store a node's position and width in pixels, its text, and its q in percent."""
 
     x: float
     y: float
@@ -28,7 +29,7 @@ class Box:
 
 @dataclass(frozen=True)
 class Layout:
-    """Store a tree's boxes in the items' order, and the size of the picture in pixels."""
+    """Store the boxes of a tree in the order of its nodes, and the picture's size in pixels."""
 
     boxes: tuple[Box, ...]
     width: float
@@ -36,7 +37,7 @@ class Layout:
 
 
 def layout(step: Step) -> Layout:
-    """Lay out a step's items so that no two boxes overlap."""
+    """Compute the boxes of a step's nodes so that no two of them overlap."""
     items = step.items
     row = rows(items)
     labels = [SIGNS[i.kind] + short(i.text, LONGEST) for i in items]
@@ -52,7 +53,7 @@ def layout(step: Step) -> Layout:
 
 
 def columns(items: list[Node], widths: list[float]) -> list[float]:
-    """Return the left edge of each depth's boxes."""
+    """Return the left edge in pixels of the boxes at each depth."""
     left = [0.0]
     for depth in range(max(i.depth for i in items)):
         left.append(
@@ -62,9 +63,10 @@ def columns(items: list[Node], widths: list[float]) -> list[float]:
 
 
 def rows(items: list[Node]) -> list[int]:
-    """Return the line of each item.
+    """Return the number of the line on which each node is drawn.
 
-    A first child is on its parent's line. Others take the next free line in depth-first order.
+    A first child is on the line of its parent. Other nodes take the next free line in depth-first
+    order.
     """
     below = children(items)
     row = [0] * len(items)

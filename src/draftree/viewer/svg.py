@@ -11,11 +11,12 @@ from draftree.viewer.token_text import flowing, percent, short
 from draftree.viewer.trace import Node, Step, made_by, totals
 
 STEPS, TALLEST = 24, 6000.0
-"""The most steps that are drawn, and the most pixels of height to which another one is added."""
+"""Largest number of steps that are drawn, and largest height of a picture in pixels."""
 MARGIN, HEAD, CAPTION, BETWEEN = 24.0, 84.0, 24.0, 26.0
-"""Pixels around everything, of the head's lines, of a step's line, and between two steps."""
+"""Sizes in pixels: margin of the picture, height of its head, height of a step's caption, and gap
+between two steps."""
 NARROWEST = 760.0
-"""Pixels, so that the head has room."""
+"""Least width of a picture in pixels, so that the head fits."""
 
 CSS = (Path(__file__).parent / "tree.css").read_text(encoding="utf-8")
 STYLE = """
@@ -26,7 +27,7 @@ STYLE = """
 
 
 def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
-    """Return the picture, as a whole file."""
+    """Return the contents of an SVG file with all steps."""
     verified = [s for s in steps if s.number]
     drawn = fitting(verified)
     tall = [CAPTION + layout(s).height + BETWEEN for s in drawn]
@@ -47,7 +48,7 @@ def render(steps: Sequence[Step], about: Mapping[str, str]) -> str:
 
 
 def fitting(steps: Sequence[Step]) -> list[Step]:
-    """Return the first steps that fit a picture of sensible size; at least one, if there is any."""
+    """Return the first steps that fit into a picture of limited size; at least one, if any."""
     tall = accumulate(CAPTION + layout(s).height + BETWEEN for s in steps)
     return [
         s
@@ -57,7 +58,10 @@ def fitting(steps: Sequence[Step]) -> list[Step]:
 
 
 def head(steps: Sequence[Step], drawn: Sequence[Step], about: Mapping[str, str], cells: int) -> str:
-    """Return the prompt, the target and drafter, the figures, and a legend."""
+    """Return the head of the picture: prompt, target and drafter, figures, and a legend.
+
+    `cells` is the largest number of characters in a line.
+    """
     count = sum(s.number > 0 for s in steps)
     cut = f" · the first {len(drawn)} of {count} steps are drawn" if len(drawn) < count else ""
     lines = [
@@ -76,12 +80,12 @@ def head(steps: Sequence[Step], drawn: Sequence[Step], about: Mapping[str, str],
 
 
 def text_of(text: str) -> str:
-    """Return running text on one line, without what XML forbids."""
+    """Return text on one line, without characters that XML forbids."""
     return " ".join(flowing(text).split())
 
 
 def figure(step: Step, y: float) -> str:
-    """Draw one step: its line and its tree."""
+    """Return the SVG elements of one step, a caption and its tree, at height `y` in pixels."""
     items, boxes = step.items, layout(step).boxes
     edges = [
         edge(i, boxes[i.parent], b) for i, b in zip(items, boxes, strict=True) if i.parent >= 0
@@ -96,9 +100,9 @@ def figure(step: Step, y: float) -> str:
 
 
 def edge(item: Node, parent: Box, box: Box) -> str:
-    """Return the line from a parent's right side to its child's left side.
+    """Return the SVG path from a parent's right side to its child's left side.
 
-    It bends in the gap before the child's column.
+    The line bends in the gap before the child's column.
     """
     start, bend = parent.x + parent.width, box.x - GAP / 2
     up, down = parent.y + HEIGHT / 2, box.y + HEIGHT / 2
@@ -106,7 +110,10 @@ def edge(item: Node, parent: Box, box: Box) -> str:
 
 
 def node(item: Node, box: Box) -> str:
-    """Return a box with its text, its q and a tooltip, filled more for a higher value."""
+    """Return the SVG elements of a node: a box with text, probability q and tooltip.
+
+    The box is more opaque for a node of higher value.
+    """
     opacity = (
         0.5 * math.sqrt(item.value) if item.rank else 0.0
     )  # the root, because most values are small
@@ -121,7 +128,7 @@ def node(item: Node, box: Box) -> str:
 
 
 def tip(n: Node) -> str:
-    """Return the tooltip of a node with all its figures."""
+    """Return the text of a node's tooltip with all its figures."""
     if not n.rank:
         return f"{n.text}: {'chosen by the target' if n.kind == 'bonus' else 'written before'}"
     entropy = "" if n.entropy is None else f", entropy {n.entropy:.2f} nats"

@@ -22,13 +22,13 @@ THROUGH = "│ "
 BELOW = "  "
 
 LONGEST = 24
-"""Cells of a token at most; fewer in a terminal of less than 80 columns."""
+"""Largest width of a token in terminal cells; less in a terminal of fewer than 80 columns."""
 FIGURES = 16
-"""Cells that a sign, figures and an arrow need in addition to a token."""
+"""Width in terminal cells that a sign, figures and an arrow need in addition to a token."""
 
 
 def draw(console: Console, step: Step) -> None:
-    """Print a step's head and its tree within the console's width, and an empty line."""
+    """Print a step's figures and its tree within the console's width, and an empty line."""
     if step.number == 0:
         console.print(Text(LEGEND, style="dim"), soft_wrap=True)
     console.print(Text(step.head, style="bold"), soft_wrap=True)
@@ -38,7 +38,7 @@ def draw(console: Console, step: Step) -> None:
 
 
 def lines(step: Step, width: int) -> Iterator[Text]:
-    """Yield the tree's lines, none wider than `width` (which is taken for 40 where it is less)."""
+    """Yield the lines of a step's tree, at most `width` cells wide, but at least 40."""
     width = max(width, 40)
     items = step.items
     below = children(items)
@@ -61,7 +61,7 @@ def lines(step: Step, width: int) -> Iterator[Text]:
 
 
 def unit(item: Node, longest: int) -> Text:
-    """Return a token with its figures."""
+    """Return a token with its sign and figures; its text is cut to `longest` cells."""
     found = Text(SIGNS[item.kind] + short(item.text, longest), style=STYLES[item.kind])
     if item.rank:
         found.append(f" {percent(item.q)}/{percent(item.value)}", style="not bold")
@@ -69,7 +69,10 @@ def unit(item: Node, longest: int) -> Text:
 
 
 def wrapped(units: Iterable[Text], width: int, first: str, rest: str) -> Iterator[Text]:
-    """Yield a chain on as many lines as it needs, broken between tokens."""
+    """Yield the lines of a chain, broken between tokens.
+
+    `first` and `rest` are the prefixes of the first line and of the others.
+    """
     line, fresh = Text(narrow(first, width)), True
     for found in units:
         if not fresh and line.cell_len + len(ARROW) + found.cell_len > width:
@@ -83,5 +86,5 @@ def wrapped(units: Iterable[Text], width: int, first: str, rest: str) -> Iterato
 
 
 def narrow(prefix: str, width: int) -> str:
-    """Return the prefix, cut at its start where it would take more than half of a line."""
+    """Return a line's prefix, cut at its start if it is wider than half of the line."""
     return prefix if len(prefix) <= width // 2 else "…" + prefix[1 - width // 2 :]

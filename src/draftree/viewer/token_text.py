@@ -10,20 +10,20 @@ from transformers.convert_slow_tokenizer import bytes_to_unicode
 
 SIGNS = {" ": "␣", "\n": "⏎", "\t": "⇥", "\r": "␍"}
 HIDDEN = {"Cc", "Cf", "Cn", "Co", "Cs", "Zl", "Zp", "Zs"}
-"""Unicode categories that a screen does not show, or that move the characters around them."""
+"""Unicode categories of characters that are invisible or move the characters around them."""
 BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
-"""A byte where a tokenizer has no token for a character, as SentencePiece writes it."""
+"""Pattern of a SentencePiece token that stands for a single byte."""
 
 
 LETTERS: dict[str, int] = {letter: byte for byte, letter in bytes_to_unicode().items()}
-"""The bytes that the letters of byte-level tokenizers (GPT-2) represent."""
+"""Byte that each letter in the tokens of a byte-level tokenizer (GPT-2) stands for."""
 
 
 class Spellings:
-    """Return the bytes and the text of each token.
+    """Give the bytes and the readable text of each token id.
 
     Args:
-        tokenizer: the target's.
+        tokenizer: tokenizer of the target.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase) -> None:
@@ -36,13 +36,13 @@ class Spellings:
         return frozenset(self._tokenizer.all_special_ids)
 
     def data(self, token: int) -> bytes:
-        """Return the token's bytes in UTF-8; they need not be whole characters."""
+        """Return the UTF-8 bytes of a token, which need not form whole characters."""
         if token not in self._known:
             self._known[token] = self._data(token)
         return self._known[token]
 
     def text(self, token: int) -> str:
-        """Return the token on one line, without invisible characters."""
+        """Return a token as readable text on one line, without invisible characters."""
         return visible(self.data(token)) or f"#{token}"
 
     def _data(self, token: int) -> bytes:
@@ -65,7 +65,7 @@ class Spellings:
 
 
 def visible(data: bytes) -> str:
-    """Return bytes on one line, with signs for spaces and line ends, ⟨hex⟩ for invalid bytes."""
+    """Return bytes as text on one line, with signs for white space, and ⟨hex⟩ for invalid bytes."""
     halves = data.decode(errors="surrogateescape")
     shown = re.sub(
         "[\udc80-\udcff]+",
@@ -77,22 +77,22 @@ def visible(data: bytes) -> str:
 
 
 def flowing(text: str) -> str:
-    """Return text with line ends marked, and control characters escaped."""
+    """Return a text with marked line ends and escaped control characters."""
     return "".join(
         c if c in " \t" else "⏎\n" if c == "\n" else SIGNS.get(c, escaped(c)) for c in text
     )
 
 
 def escaped(character: str) -> str:
-    """Return the character, or its Python escape if it is invisible."""
+    """Return a character, or its Python escape if it is invisible."""
     return ascii(character)[1:-1] if unicodedata.category(character) in HIDDEN else character
 
 
 def short(text: str, cells: int) -> str:
-    """Return the text cut to a number of terminal cells."""
+    """Return a text, cut to a width of `cells` terminal cells."""
     return text if cell_len(text) <= cells else set_cell_size(text, cells - 1).rstrip() + "…"
 
 
 def percent(share: float) -> str:
-    """Return a probability in whole percent, without the sign."""
+    """Return a probability in whole percent as text, without the percent sign."""
     return "<1" if 0 < share < 0.005 else f"{100 * share:.0f}"

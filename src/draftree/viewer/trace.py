@@ -14,25 +14,27 @@ from draftree.viewer.token_text import Spellings
 
 Kind = Literal["root", "accepted", "rejected", "bonus"]
 SIGNS: dict[Kind, str] = {"root": "", "accepted": "✓ ", "rejected": "", "bonus": "⇒ "}
-"""Signs before a token, so that its kind is visible without colours."""
+"""Signs that are shown before a token, so that its kind is visible without colours."""
 
 
 @dataclass(frozen=True)
 class Node:
-    """Store a token of a drawn tree.
+    """Store one token of a step's draft tree for display.
 
     Attributes:
         token: token id.
-        text: readable text on one line.
+        text: readable text of the token, on one line.
         parent: index of the parent among the step's nodes, −1 for the root.
-        depth: distance from the root.
-        q: the drafter's probability of it after its path, 1 for the root.
-        value: the policy's rank value as a probability; for most, the product of q along the path.
-        entropy: entropy in nats of the distribution it was drawn from; None where the policy did
-            not request it.
-        rank: place among its siblings in draw order, from 1; 0 for the root and the bonus token,
-            which were not drafted.
-        accepted: whether the target accepted it; the root was generated before.
+        depth: distance from the root in tokens.
+        q: probability that the drafter gives to the token after its path; 1 for the root.
+        value: value by which the policy ranks nodes, as a probability; for most policies the
+            product of q along the path.
+        entropy: entropy in nats of the distribution from which the token was drawn; None if the
+            policy did not request it.
+        rank: number among its siblings in the order of drafting, from 1; 0 for the root and the
+            bonus token, which were not drafted.
+        accepted: whether the target accepted the token; false for the root, which was generated
+            before.
     """
 
     token: int
@@ -55,16 +57,16 @@ class Node:
 
 @dataclass(frozen=True)
 class Step:
-    """Store one verification, or the prefill.
+    """Store one verification step, or the prefill, for display.
 
     Attributes:
-        number: 0 for the prefill.
-        tokens: the new tokens, after every cut.
-        origins: origin of each of them.
-        pieces: text that each adds; a token that ends within a character adds nothing until the
-            character is complete.
-        nodes: the verified tree, the root first, parents before children.
-        bonus: id and text of the token that the target chose; None where the text ends before it.
+        number: number of the step; 0 for the prefill.
+        tokens: new tokens of the text, without those cut at its end.
+        origins: origin of each new token.
+        pieces: text that each new token adds. A token that ends within a character adds nothing
+            until the character is complete.
+        nodes: nodes of the verified tree, beginning with the root, with parents before children.
+        bonus: id and text of the token that the target chose; None if the text ends before it.
     """
 
     number: int
@@ -76,7 +78,7 @@ class Step:
 
     @property
     def accepted(self) -> int:
-        """Return the number of accepted draft nodes, before any cut."""
+        """Return the number of accepted draft nodes, including those cut at the end of the text."""
         return sum(n.accepted for n in self.nodes)
 
     @property
@@ -86,7 +88,7 @@ class Step:
 
     @property
     def head(self) -> str:
-        """Return the step's figures in one line."""
+        """Return one line with the step's number, tokens, nodes and depth."""
         if self.number == 0:
             return "the prompt's forward · 1 token"
         cut = (
@@ -115,7 +117,7 @@ class Step:
         ]
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain values by name, for other programs."""
+        """Return the step as a dictionary of plain values, for other programs."""
         bonus = (
             None if self.bonus is None else dict(zip(("token", "text"), self.bonus, strict=True))
         )
@@ -133,11 +135,11 @@ class Watch:
     """Record the steps of a text while it is generated.
 
     Args:
-        tokenizer: the target's.
-        draw: called with each step at once.
+        tokenizer: tokenizer of the target.
+        draw: function that is called with each step as soon as it is recorded.
 
     Attributes:
-        steps: steps of the first sequence so far, the prefill first.
+        steps: recorded steps so far, beginning with the prefill.
     """
 
     def __init__(
@@ -150,12 +152,12 @@ class Watch:
         )  # characters are spread over tokens
 
     def __call__(self, events: list[Emitted]) -> None:
-        """Record a step of the first sequence."""
+        """Record the events of the first sequence of a batch."""
         for event in (e for e in events if e.row == 0):
             self.note(event)
 
     def note(self, event: Emitted) -> Step:
-        """Record a step of the text, whichever sequence it is, and return it."""
+        """Record an event of any sequence, and return it as a step."""
         self.steps.append(self._step(event))
         if self._draw is not None:
             self._draw(self.steps[-1])
@@ -199,7 +201,7 @@ class Watch:
 
 
 def children(items: Sequence[Node]) -> list[list[int]]:
-    """Return the indices of each node's children, in draw order."""
+    """Return the indices of each node's children, in the order of drafting."""
     found: list[list[int]] = [[] for _ in items]
     for i, item in enumerate(items):
         if item.parent >= 0:
@@ -208,7 +210,7 @@ def children(items: Sequence[Node]) -> list[list[int]]:
 
 
 def totals(steps: Sequence[Step]) -> str:
-    """Return τ, nodes and depth per step, and the numbers of steps and tokens."""
+    """Return one line with the acceptance length τ, nodes and depth per step, steps and tokens."""
     verified = [s for s in steps if s.number]
     written = sum(len(s.tokens) for s in steps)
     tokens = f"{written} token{'s' * (written > 1)}"
@@ -222,5 +224,5 @@ def totals(steps: Sequence[Step]) -> str:
 
 
 def made_by(about: Mapping[str, str]) -> str:
-    """Return everything but the prompt in one line."""
+    """Return one line with all entries of `about` except the prompt."""
     return " · ".join(f"{name} {what}" for name, what in about.items() if name != "prompt")

@@ -29,19 +29,20 @@ from draftree.tree import Below, Candidates, Ints, Room, Tree, Verdict
 NONE = np.zeros(0, np.int64)
 NO_CACHE = cast(SlotCache, None)
 NO_TAPS = Taps({}, NONE, NONE, NONE, NO_CACHE)
-"""Drafters that read text alone look at neither."""
+"""Placeholders for the cache and the hidden states, which drafters that read only text do not
+use."""
 SPARE = 4
-"""The slots are cut down where there are more than so many times those in use."""
+"""Largest ratio of all slots to used slots. Above it, the number of slots is reduced."""
 
 
 @dataclass
 class TextSearch(Search):
-    """Asks a drafter that reads text alone, and carries its state through a step.
+    """Give a policy access to a drafter that reads only text, and time its calls.
 
     Attributes:
-        drafter: that is asked.
-        state: its state.
-        steps: the timings of what it was asked.
+        drafter: the drafter.
+        state: state of the drafter, updated by each call.
+        steps: sizes and times of the draft steps.
     """
 
     drafter: Drafter[Any]
@@ -75,15 +76,15 @@ class TextSearch(Search):
 
 @dataclass(frozen=True)
 class Step:
-    """What was drafted in a call, until the next one shows what became of it.
+    """Store the chains of one call until the next call shows which tokens were accepted.
 
     Attributes:
-        tree: with a chain below each root; `row` is a request's slot.
-        costs: that the policy has read.
-        work: what the step asks of the models.
-        drafts: the timings of the drafter.
-        began: when the call began.
-        ended: when it ended.
+        tree: draft tree with a chain after each root; its `row` is the slot of a request.
+        costs: costs that the policy has read.
+        work: numbers of tokens and passes of the step.
+        drafts: sizes and times of the draft steps.
+        began: time at which the call began, by `time.perf_counter`.
+        ended: time at which the call ended.
     """
 
     tree: Tree
@@ -96,18 +97,18 @@ class Step:
 
 @dataclass
 class Figures:
-    """Counts of a proposer's calls.
+    """Count the calls of a proposer and their results.
 
     Attributes:
-        calls: of the proposer.
-        requests: that were begun.
-        resumed: requests that were begun again, because their text was not what had been drafted
-            for.
-        drafted: tokens.
-        accepted: of them.
-        steps: verifications of one request, those without a draft among them.
-        seconds: in the proposer.
-        timed: steps of vLLM that were timed.
+        calls: number of calls.
+        requests: number of times that a request was started, including resumed ones.
+        resumed: number of times that a request was started again, because its text did not continue
+            the one for which was drafted.
+        drafted: number of drafted tokens.
+        accepted: number of accepted drafted tokens.
+        steps: number of verifications, counted for each request, including those without drafts.
+        seconds: seconds spent in the proposer.
+        timed: number of steps of vLLM from whose times costs were learnt.
     """
 
     calls: int = 0
@@ -121,17 +122,17 @@ class Figures:
 
 
 class Chains:
-    """The state of a proposer.
+    """Draft chains for the requests of vLLM, and learn from the accepted tokens.
 
-    It has a slot for each request, what the policy has learnt, and the last step.
+    The object has a slot for each request, the states of drafter and policy, and the last step.
 
     Args:
-        drafter: that reads text alone.
-        policy: chooses the lengths.
-        costs: of a step; told the time between two calls.
-        longest: tokens of a chain at most.
-        context: tokens that a text may have.
-        vocab: the number of token ids.
+        drafter: drafter that reads only text.
+        policy: policy that chooses the lengths of the chains.
+        costs: costs of a step, which are corrected by the time between two calls.
+        longest: largest number of tokens in a chain.
+        context: largest number of tokens in a text.
+        vocab: number of token ids.
     """
 
     def __init__(
@@ -155,12 +156,12 @@ class Chains:
         self._last: Step | None = None
 
     def step(self, rows: Sequence[Row], steady: bool = True) -> list[list[int]]:
-        """Return a chain for each request.
+        """Learn from the last step, and return a chain of token ids for each request.
 
         Args:
-            rows: the requests that got a token in the last step of vLLM.
-            steady: whether no other request took part in that step, so that its time is the cost of
-                verification.
+            rows: requests that got a token in the last step of vLLM.
+            steady: whether no other request took part in this step, so that its time is the cost of
+                the verification.
         """
         began = time.perf_counter()
         slots = self.slots.match(rows)
@@ -177,9 +178,10 @@ class Chains:
     def _learn(
         self, rows: Sequence[Row], slots: list[int | None], began: float, steady: bool
     ) -> list[int | None]:
-        """Update drafter, policy and costs with the accept results of the last chains.
+        """Update drafter, policy and costs with the accept results of the last step's chains.
 
-        Return the slots, None for those whose text has not gone on from its chain.
+        Return the slots, with None for requests whose text does not continue the one for which was
+        drafted.
         """
         last, self._last = self._last, None
         if last is None:
@@ -211,7 +213,7 @@ class Chains:
         return known
 
     def _time(self, last: Step, seconds: float, gained: int) -> None:
-        """Learn from the time of a step of vLLM."""
+        """Learn costs from the time of a step of vLLM that generated `gained` tokens."""
         work, drafting = last.work, last.ended - last.began
         times = StepTimes(
             work.context,
@@ -226,9 +228,9 @@ class Chains:
         self.figures.timed += 1
 
     def _release(self, gone: Sequence[int]) -> None:
-        """Free the slots of requests that have ended or were preempted.
+        """Free the given slots, whose requests have ended or were preempted.
 
-        The drafter remembers their texts.
+        The drafter may remember their texts.
         """
         if not gone:
             return
@@ -240,7 +242,7 @@ class Chains:
         self._state = self.drafter.truncate(self._state, lengths, np.array(gone, np.int64))
 
     def _begin(self, rows: Sequence[Row], slots: Sequence[int | None]) -> list[int]:
-        """Start the requests that are new, and return the slot of each."""
+        """Start new requests in free slots, and return the slot of each request."""
         live = [slot for slot in slots if slot is not None]
         placed = (
             self._resized(slots, len(rows))
@@ -263,7 +265,7 @@ class Chains:
         return bool(rows) and len(self.slots.texts) > SPARE * len(rows)
 
     def _resized(self, slots: Sequence[int | None], wanted: int) -> list[int | None]:
-        """Move the requests that go on into so many slots, or some more."""
+        """Move the continuing requests to at least `wanted` slots, and return their new slots."""
         size = 1 << (wanted - 1).bit_length()
         kept = [slot for slot in slots if slot is not None]
         chosen = np.array(kept + [-1] * (size - len(kept)), np.int64)
@@ -274,7 +276,7 @@ class Chains:
         return [None if slot is None else place[slot] for slot in slots]
 
     def _committed(self, rows: Sequence[Row], slots: Sequence[int]) -> tuple[list[Ints], Ints]:
-        """Return the committed tokens of each slot, none of free ones, and the root [S] of each."""
+        """Return the committed tokens of each slot, empty for free ones, and [S] the roots."""
         committed = [NONE] * len(self.slots.texts)
         roots = np.zeros(len(committed), np.int64)
         for row, slot in zip(rows, slots, strict=True):
@@ -304,9 +306,9 @@ class Chains:
 
 
 def _judged(tree: Tree, slot: int, row: Row) -> tuple[list[int], int] | None:
-    """Return the accepted nodes of a slot's chain by number, and the token after them.
+    """Return the numbers of the accepted nodes in a slot's chain, and the token after them.
 
-    Return None where its text went another way.
+    Return None if the text does not continue with tokens of the chain and one more token.
     """
     nodes = tree.of_row(slot)[1:]
     new = row.text[len(row.text) - row.new :]
@@ -317,9 +319,9 @@ def _judged(tree: Tree, slot: int, row: Row) -> tuple[list[int], int] | None:
 
 
 def _of_rows(tree: Tree, rows: Ints) -> Tree:
-    """Return the chains of some sequences.
+    """Return the part of a tree that belongs to the given slots.
 
-    Nodes keep their numbers, by which drafters and policies identify them.
+    The nodes keep their numbers, by which drafters and policies identify them.
     """
     keep = np.isin(tree.row, rows)
     if keep.all():
@@ -332,9 +334,9 @@ def _of_rows(tree: Tree, rows: Ints) -> Tree:
 
 
 def _chains(tree: Tree, vocab: int) -> tuple[Tree, list[list[int]]]:
-    """Return the tree with the best path below each root alone, and the tokens of these paths.
+    """Reduce a tree to the best path after each root; return it, and the tokens of the paths.
 
-    A path ends before a token that is none of the vocabulary.
+    A path ends before a token that is not in the vocabulary.
     """
     keep, chains = np.zeros(len(tree), np.bool_), list[list[int]]()
     for root in range(tree.roots):

@@ -14,12 +14,15 @@ from draftree.utils.hardware import kept, machine
 
 
 def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineCosts:
-    """Return the costs of steps on this machine; files keep what was learnt for the next start.
+    """Return the costs of steps in vLLM on this machine.
+
+    They are corrected while requests run, and the corrections are stored in files for the next
+    start.
 
     Args:
-        vllm_config: vLLM's configuration.
-        drafter: that proposes.
-        version: of vLLM.
+        vllm_config: configuration object of vLLM.
+        drafter: drafter of the proposer.
+        version: version of vLLM.
     """
     model, parallel = vllm_config.model_config, vllm_config.parallel_config
     device, dtype = torch.device(str(vllm_config.device_config.device)), model.dtype
@@ -43,14 +46,14 @@ def step_costs(vllm_config: Any, drafter: Drafter[Any], version: str) -> OnlineC
 
 
 def target_size(config: Any, width: int, devices: int = 1) -> Size:
-    """Return the size of a pass of a dense decoder, by its config: bytes read and operations.
+    """Estimate the bytes and operations of a dense decoder's pass from its config.
 
-    Timings correct what the config gets wrong.
+    Errors of the estimate are corrected later by measured times.
 
     Args:
-        config: of the text model.
-        width: bytes of a weight.
-        devices: that share a layer.
+        config: config of the text model.
+        width: bytes per weight.
+        devices: number of devices that share a layer.
     """
 
     def number(*names: str, default: int = 1) -> int:

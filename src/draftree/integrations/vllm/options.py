@@ -16,19 +16,21 @@ from draftree.target.target import Needs, Target
 from draftree.utils.validated_dataclass import Part
 
 KEY = "draftree"
-"""The entry of vLLM's additional config."""
+"""Name of the entry with draftree's options in vLLM's additional config."""
 
 
 @dataclass(frozen=True)
 class ProposerOptions(Part):
-    """The options of the proposer.
+    """Set the options of the proposer.
 
     Attributes:
-        drafter: a spec of drafters that read text alone: suffix, pld, rest, aded, or several with
-            `+` between them.
-        policy: a spec of the policy that chooses the lengths. `yield` grows chains here.
-        report: a file for figures, written as JSON about once a second while requests run.
-        any_version: whether versions of vLLM are accepted with which this was not tested.
+        drafter: spec of a drafter that reads only text: suffix, pld, rest, aded, or several joined
+            by `+`.
+        policy: spec of the policy that chooses the lengths of the chains. Here `yield` grows chains
+            instead of trees.
+        report: path of a JSON file for figures, which is written about once a second while requests
+            run; None for no file.
+        any_version: whether versions of vLLM with which the proposer was not tested are accepted.
     """
 
     drafter: str = "suffix"
@@ -38,10 +40,10 @@ class ProposerOptions(Part):
 
     @classmethod
     def of(cls, additional: Any) -> Self:
-        """Return the options in vLLM's additional config.
+        """Read the options from vLLM's additional config.
 
         Raises:
-            UserError: there is no such option, or its value is not allowed.
+            UserError: an option does not exist, or its value is not allowed.
         """
         given = (additional or {}).get(KEY, {}) if isinstance(additional, Mapping | None) else {}
         if not isinstance(given, Mapping):
@@ -56,17 +58,18 @@ class ProposerOptions(Part):
 
 
 def open_drafter(spec: str, vocab: int, tokenizer: Any, name: str) -> Drafter[Any]:
-    """Open a drafter that reads text alone.
+    """Open a drafter that reads only text, without a target.
 
     Args:
-        spec: of the drafter.
-        vocab: the number of token ids that the target has.
-        tokenizer: returns the target's tokenizer; it is called for a datastore alone.
-        name: of the target, for messages.
+        spec: spec of the drafter.
+        vocab: number of token ids of the target.
+        tokenizer: function that returns the target's tokenizer; it is called only for a drafter
+            with a datastore.
+        name: name of the target, for messages.
 
     Raises:
-        UserError: there is no such drafter, or it needs the target's hidden states or a network of
-            its own.
+        UserError: the drafter does not exist, or needs the target's hidden states or its own
+            network.
     """
     method: Method = build("drafter", spec)
     parts = method.parts if isinstance(method, Fused) else (method,)
@@ -89,10 +92,10 @@ def open_drafter(spec: str, vocab: int, tokenizer: Any, name: str) -> Drafter[An
 
 
 def open_policy(spec: str, longest: int) -> Policy:
-    """Open a policy; `yield` grows chains of up to `longest` tokens instead of trees.
+    """Return the policy of a spec; `yield` grows chains of up to `longest` tokens.
 
     Raises:
-        UserError: there is no such policy.
+        UserError: the policy does not exist.
     """
     policy: Policy = build("policy", spec)
     if isinstance(policy, Yield):

@@ -24,24 +24,24 @@ from draftree.integrations.vllm.requests import Row
 from draftree.utils.files import write_text
 
 LOG = logging.getLogger("vllm.draftree")
-"""Below vLLM's own logger, whose handlers show its lines."""
+"""Logger below vLLM's own logger, so that vLLM's handlers print its messages."""
 TESTED = ("0.32.",)
-"""The versions of vLLM that it was tested with."""
+"""Prefixes of the versions of vLLM with which the proposer was tested."""
 PATIENCE = 3
-"""Calls that may fail until nothing is proposed any more."""
+"""Number of failed calls after which nothing more is proposed."""
 EVERY = 1.0
-"""Seconds between two writes of the report."""
+"""Least number of seconds between two writes of the report."""
 
 
 class Proposer:
-    """Proposes chains of any length up to `num_speculative_tokens`, none where none pays.
+    """Propose chains of up to `num_speculative_tokens` tokens to vLLM, or none if none pays off.
 
     Args:
-        vllm_config: vLLM's configuration.
+        vllm_config: configuration object of vLLM.
 
     Raises:
-        UserError: an option names no drafter or policy that can be used. Nothing is raised once the
-            engine runs.
+        UserError: an option names a drafter or policy that cannot be used. No errors are raised
+            after the start of the engine.
     """
 
     def __init__(self, vllm_config: Any) -> None:
@@ -72,7 +72,7 @@ class Proposer:
         LOG.info("draftree proposes by %s with %s", drafter.described, policy)
 
     def load_model(self, *args: Any, **kwargs: Any) -> None:
-        """Load nothing: vLLM's CPU runner asks every proposer to."""
+        """Do nothing; vLLM's CPU runner calls this method of every proposer."""
 
     def propose(
         self,
@@ -81,13 +81,13 @@ class Proposer:
         token_ids_cpu: Any,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Return a chain for each request of vLLM's batch.
+        """Return a chain of token ids for each request of vLLM's batch; an empty one for no draft.
 
         Args:
-            sampled_token_ids: [R] what each row has got in the last step; nothing while its prompt
-                is being read.
-            num_tokens_no_spec: [R] the number of tokens of each request.
-            token_ids_cpu: [R, tokens] these tokens.
+            sampled_token_ids: [R] lists of the tokens that each request got in the last step; empty
+                while its prompt is being read.
+            num_tokens_no_spec: [R] number of tokens of each request.
+            token_ids_cpu: [R, T] token ids of each request, padded to T tokens.
             slot_mappings: not used.
         """
         proposed: list[list[int]] = [[] for _ in sampled_token_ids]
@@ -108,7 +108,7 @@ class Proposer:
         return proposed
 
     def _fail(self, error: Exception) -> None:
-        """Begin anew after a failure; after some of them propose nothing any more."""
+        """Log a failure and start with a new state; after `PATIENCE` failures stop proposing."""
         self._failures += 1
         told = f"{type(error).__name__}: {first_line(error)}"
         LOG.warning(
@@ -122,7 +122,7 @@ class Proposer:
             LOG.warning("draftree proposes nothing any more: it failed %d times", PATIENCE)
 
     def _report(self) -> None:
-        """Write the figures, where a file was named for them."""
+        """Write the figures to the file that the options name, if any."""
         if (
             self.options.report is None
             or self.chains is None
@@ -135,7 +135,7 @@ class Proposer:
 
 
 def vllm_version() -> str:
-    """Return the version of the vLLM that runs; "not loaded" where none does."""
+    """Return the version of the vLLM in this process; "not loaded" if there is none."""
     return str(getattr(sys.modules.get("vllm"), "__version__", "not loaded"))
 
 
@@ -144,7 +144,7 @@ def _row(new: Sequence[int], length: Any, tokens: Any) -> Row:
 
 
 def _tokenizer(model_config: Any) -> Any:
-    """Return the tokenizer of vLLM's model."""
+    """Load the tokenizer of vLLM's model."""
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(

@@ -11,17 +11,18 @@ import numpy as np
 from draftree.tree import Ints
 
 TAIL = 24
-"""Last tokens of a text that it is looked up by, with its length; the whole text is compared then.
+"""Number of last tokens by which, together with the length, a text is looked up. The whole text is
+compared afterwards.
 """
 
 
 @dataclass(frozen=True)
 class Row:
-    """One request of the batch after a step.
+    """Store the tokens of one request after a step of vLLM.
 
     Attributes:
-        text: all its tokens, the last one not yet in the KV cache.
-        new: how many of them the step has added.
+        text: all token ids of the request; the last one is not in the KV cache yet.
+        new: number of tokens that the step has added.
     """
 
     text: Ints
@@ -29,15 +30,15 @@ class Row:
 
     @property
     def before(self) -> Ints:
-        """Return the text as it was before the step."""
+        """Return the token ids before the step."""
         return self.text[: len(self.text) - self.new]
 
 
 class Slots:
-    """The texts of the requests that are known, by slot.
+    """Store the texts of the requests at the last call, by slot.
 
-    A request that was in the batch at the last call has the text that it had then, followed by what
-    is new. Two requests of equal texts cannot be told apart, and need not be.
+    A request is recognised because its text begins with the text that it had at the last call. Two
+    requests with equal texts are interchangeable.
     """
 
     def __init__(self) -> None:
@@ -49,9 +50,9 @@ class Slots:
         return [slot for slot, text in enumerate(self.texts) if text is not None]
 
     def match(self, rows: Sequence[Row]) -> list[int | None]:
-        """Return the slot of each request.
+        """Return the slot of each request; None for a request that is new.
 
-        Return None for one that was not in the batch at the last call.
+        A request is new if it was not in the batch at the last call.
         """
         known: dict[tuple[int, bytes], list[int]] = {}
         for slot in reversed(self.live):
